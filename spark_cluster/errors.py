@@ -1,0 +1,63 @@
+"""Every error a user can meet: what happened, where, what was expected, and what to do.
+
+Each carries the exit status of the command line (0 fine, 1 failed, 2 usage or invalid file,
+3 unreachable, 4 refused by the plan, 5 verification failed).
+"""
+
+from __future__ import annotations
+
+
+class SparkClusterError(Exception):
+    """Base of all errors shown to a user without a traceback.
+
+    Args:
+        message: what happened, in one line that names the thing.
+        where: file and line, node, or resource; empty when the message says it.
+        hint: what to do next; empty when there is nothing to add.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.message}" if self.where else self.message
+        return f"{text}\n  {self.hint}" if self.hint else text
+
+
+class Failed(SparkClusterError):
+    """A node, a resource or a stage of the run failed."""
+
+
+class UsageError(SparkClusterError):
+    """The command line cannot be carried out as given."""
+
+    exit_code = 2
+
+
+class InvalidFile(SparkClusterError):
+    """A file that the user wrote is wrong; `where` is `file:line`."""
+
+    exit_code = 2
+
+
+class Unreachable(SparkClusterError):
+    """A node could not be reached or its connection was lost."""
+
+    exit_code = 3
+
+
+class Refused(SparkClusterError):
+    """The plan says that this cannot work (or is unsafe) on these nodes."""
+
+    exit_code = 4
+
+
+class VerificationFailed(SparkClusterError):
+    """Everything was put in place, but it does not do what it should."""
+
+    exit_code = 5
