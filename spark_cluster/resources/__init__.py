@@ -1,0 +1,39 @@
+"""All resources, by the names that roles and playbooks use."""
+
+from spark_cluster.resources.authorized_key import AuthorizedKey
+from spark_cluster.resources.base import (
+    InvalidResource,
+    Missing,
+    Resource,
+    ResourceError,
+    Secret,
+    Unknown,
+)
+from spark_cluster.resources.command import Command
+from spark_cluster.resources.container import Container
+from spark_cluster.resources.directory import Directory
+from spark_cluster.resources.file import File
+from spark_cluster.resources.image import Image
+from spark_cluster.resources.line import Line
+from spark_cluster.resources.package import Package
+from spark_cluster.resources.service import Service
+from spark_cluster.resources.user import User
+
+__all__ = [
+    "AuthorizedKey",
+    "Command",
+    "Container",
+    "Directory",
+    "File",
+    "Image",
+    "InvalidResource",
+    "Line",
+    "Missing",
+    "Package",
+    "Resource",
+    "ResourceError",
+    "Secret",
+    "Service",
+    "Unknown",
+    "User",
+]

@@ -1,0 +1,226 @@
+"""The one idea: a resource is the desired state of one thing, and can check and change itself.
+
+Resources are declared on the laptop and run on the node, so this module and every module beside
+it import the standard library only (Python >= 3.10).
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from spark_cluster.agent.host import Host
+
+State = dict[str, Any]
+"""Attribute to JSON value: what is true (`observe`) or shall be true (`desired`)."""
+
+REGISTRY: dict[str, type[Resource]] = {}
+
+
+class InvalidResource(ValueError):
+    """A resource was declared with values that can never work; raised on construction."""
+
+
+class ResourceError(Exception):
+    """A resource cannot be observed or changed: what happened, and what to do.
+
+    Args:
+        message: one line that names the thing.
+        hint: what to do next.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class Missing(ResourceError):
+    """Something this resource stands on is not there.
+
+    In check mode, when an earlier resource will make it, the verdict is `unknown (after: ...)`;
+    otherwise it is a failure.
+
+    Args:
+        claim: what is missing, as another resource `provides()` it, e.g. `user:nvidia`.
+    """
+
+    def __init__(self, claim: str, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.claim = claim
+
+
+class Unknown(Exception):
+    """What this resource will do can only be known by doing it (check mode)."""
+
+
+class Secret(str):
+    """Text that never appears in an argument list, a log, a diff or the journal."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+
+@dataclass(frozen=True)
+class Blob:
+    """Content that stays on the laptop until the node says that it lacks it.
+
+    Args:
+        sha256: hex digest.
+        size: bytes.
+    """
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Resource:
+    """Base of all resources: a frozen dataclass whose first field names the thing.
+
+    Args:
+        tags: names for `--tags` and `--skip-tags`; the role's name is always one of them.
+    """
+
+    noun: ClassVar[str] = ""
+    tags: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        REGISTRY[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, list):
+                object.__setattr__(self, item.name, tuple(value))
+        self.validate()
+
+    @property
+    def name(self) -> str:
+        """What this resource is about: its first own field, e.g. a path."""
+        first = next(f for f in dataclasses.fields(self) if f.name != "tags")
+        return str(getattr(self, first.name))
+
+    @property
+    def id(self) -> str:
+        """`File:/etc/hosts`; unique within one document."""
+        return f"{type(self).__name__}:{self.name}"
+
+    def validate(self) -> None:
+        """Raise InvalidResource when the declared values can never work."""
+
+    def provides(self) -> tuple[str, ...]:
+        """What will exist after this resource, for the overlay of check mode."""
+        return ()
+
+    def triggers(self) -> tuple[str, ...]:
+        """Ids of the resources whose change makes this one act again."""
+        return ()
+
+    def desired(self) -> State:
+        """The state to reach; only the attributes that this resource manages."""
+        raise NotImplementedError
+
+    def observe(self, host: Host) -> State:
+        """The state as it is now.
+
+        Raises:
+            Missing: something it stands on is not there.
+            Unknown: it cannot be known without acting.
+            ResourceError: it cannot be found out.
+        """
+        raise NotImplementedError
+
+    def converge(self, host: Host, actual: State) -> None:
+        """Bring `actual` to the desired state.
+
+        Raises:
+            ResourceError: it could not be done.
+        """
+        raise NotImplementedError
+
+    def plan(self, host: Host, actual: State) -> None:
+        """Check mode: leave in `host.overlay` what `converge` will have made."""
+
+    def diff(self, host: Host, actual: State) -> str:
+        """A unified diff of what will change, or nothing."""
+        return ""
+
+    def settled(self, host: Host) -> State:
+        """The state after `converge`; what still differs from `desired` is a failure."""
+        return self.observe(host)
+
+
+def differences(actual: State, desired: State) -> dict[str, tuple[Any, Any]]:
+    """Attribute to (is, shall be) for all that is not as desired."""
+    return {k: (actual.get(k), v) for k, v in desired.items() if actual.get(k) != v}
+
+
+def ids(resources: Iterable[Resource | str]) -> tuple[str, ...]:
+    """Ids of resources given as objects or as ids."""
+    return tuple(r.id if isinstance(r, Resource) else r for r in resources)
+
+
+def absolute(path: str, what: str) -> None:
+    """Raise InvalidResource unless `path` is absolute and has no `..`."""
+    if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
+        raise InvalidResource(f"{what}: {path!r} is not an absolute path without '..'")
+
+
+def to_wire(resource: Resource) -> dict[str, Any]:
+    """A resource as a JSON document."""
+    document: dict[str, Any] = {"type": type(resource).__name__}
+    for item in dataclasses.fields(resource):
+        value = getattr(resource, item.name)
+        if value != item.default or item.default is dataclasses.MISSING:
+            document[item.name] = _encode(value)
+    return document
+
+
+def from_wire(document: Mapping[str, Any]) -> Resource:
+    """The resource that `to_wire` wrote.
+
+    Raises:
+        InvalidResource: the type is not known or the values do not fit it.
+    """
+    kind = REGISTRY.get(str(document.get("type")))
+    if kind is None:
+        raise InvalidResource(f"no resource of type {document.get('type')!r}")
+    return kind(**{k: _decode(v) for k, v in document.items() if k != "type"})
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Resource):
+        return value.id
+    if isinstance(value, Secret):
+        return {"$secret": str(value)}
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, Blob):
+        return {"$blob": value.sha256, "size": value.size}
+    if isinstance(value, (tuple, list)):
+        return [_encode(v) for v in value]
+    if isinstance(value, Mapping):
+        return {"$map": [[str(k), _encode(v)] for k, v in value.items()]}
+    return value
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_decode(v) for v in value)
+    if isinstance(value, dict):
+        if "$secret" in value:
+            return Secret(value["$secret"])
+        if "$bytes" in value:
+            return base64.b64decode(value["$bytes"])
+        if "$blob" in value:
+            return Blob(value["$blob"], value["size"])
+        return {k: _decode(v) for k, v in value["$map"]}
+    return value

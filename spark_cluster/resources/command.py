@@ -1,0 +1,134 @@
+"""A command, for what no other resource can say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.resources.base import (
+    InvalidResource,
+    Resource,
+    ResourceError,
+    Secret,
+    State,
+    Unknown,
+    absolute,
+    ids,
+)
+
+if TYPE_CHECKING:
+    from spark_cluster.agent.host import Host
+
+
+@dataclass(frozen=True)
+class Command(Resource):
+    """A command with a way to know whether it has to run.
+
+    Exactly one of `creates`, `unless`, `reads` and `when_changed` says when; without any it runs
+    on every run, is always reported as a change, and is `unknown` in check mode.
+
+    Args:
+        title: what it does, unique in its document, e.g. `apply netplan`.
+        argv: the command and its arguments; never a shell line.
+        creates: it has been done when this path exists.
+        unless: it has been done when this command ends with status 0.
+        reads: it changes nothing: it runs on every run, in check mode too, and its output is in
+            the result.
+        when_changed: it runs when one of these (resources of the same document) was changed.
+        env: variables beside PATH, LANG and HOME; Secrets go here or into `stdin`.
+        stdin: what it reads.
+        user: run as this user.
+        timeout_s: seconds.
+        must_finish: not ended when the laptop is gone (package managers, firmware).
+        also_ok: exit statuses beside 0 that count as success.
+        makes: what will exist afterwards, for check mode (see `Resource.provides`).
+
+    Example:
+        Command("apply netplan", ("netplan", "apply"), when_changed=(fabric_file,))
+    """
+
+    title: str
+    argv: tuple[str, ...]
+    creates: str | None = field(default=None, kw_only=True)
+    unless: tuple[str, ...] = field(default=(), kw_only=True)
+    reads: bool = field(default=False, kw_only=True)
+    when_changed: tuple[Resource | str, ...] = field(default=(), kw_only=True)
+    env: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    stdin: str | bytes = field(default="", kw_only=True)
+    user: str | None = field(default=None, kw_only=True)
+    timeout_s: float = field(default=300.0, kw_only=True)
+    must_finish: bool = field(default=False, kw_only=True)
+    also_ok: tuple[int, ...] = field(default=(), kw_only=True)
+    makes: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def validate(self) -> None:
+        if not self.argv or not all(isinstance(a, str) for a in self.argv):
+            raise InvalidResource(f"Command {self.title!r}: argv is a list of strings, not a line")
+        if any(isinstance(a, Secret) for a in self.argv):
+            raise InvalidResource(
+                f"Command {self.title!r}: a secret in an argument list is visible to every user "
+                "of the node; give it in env or stdin"
+            )
+        if sum((self.creates is not None, bool(self.unless), self.reads, bool(self.when_changed))) > 1:
+            raise InvalidResource(
+                f"Command {self.title!r}: only one of creates, unless, reads and when_changed"
+            )
+        if self.creates is not None:
+            absolute(self.creates, f"Command {self.title!r}")
+
+    def provides(self) -> tuple[str, ...]:
+        return (*self.makes, *((f"path:{self.creates}",) if self.creates else ()))
+
+    def triggers(self) -> tuple[str, ...]:
+        return ids(self.when_changed)
+
+    def desired(self) -> State:
+        if self.reads:
+            return {"status": "ok"}
+        return {"done": True}
+
+    def observe(self, host: Host) -> State:
+        if self.reads:
+            return self._read(host)
+        if self.creates is not None:
+            return {"done": host.path(self.creates).exists()}
+        if self.unless:
+            return {"done": host.run(self.unless, timeout=self.timeout_s).status == 0}
+        if self.when_changed:
+            return {"done": not host.owed(self.id)}
+        if host.check:
+            raise Unknown("it runs on every run")
+        return {"done": False}
+
+    def converge(self, host: Host, actual: State) -> None:
+        if self.reads:
+            raise ResourceError(actual["status"])
+        self._run(host)
+
+    def settled(self, host: Host) -> State:
+        if self.creates is None and not self.unless:
+            return {"done": True}
+        return self.observe(host)
+
+    def _read(self, host: Host) -> State:
+        done = self._start(host)
+        if done.status in (0, *self.also_ok):
+            return {"status": "ok", "output": done.stdout}
+        said = (done.stderr.strip() or done.stdout.strip() or "(it printed nothing)")[-400:]
+        return {"status": f"{self.argv[0]} ended with status {done.status}: {said}"}
+
+    def _run(self, host: Host) -> None:
+        done = self._start(host)
+        if done.status not in self.also_ok:
+            done.check(self.title)
+
+    def _start(self, host: Host) -> Any:
+        return host.run(
+            self.argv,
+            stdin=host.content(self.stdin),
+            env=self.env,
+            timeout=self.timeout_s,
+            user=self.user,
+            must_finish=self.must_finish,
+        )

@@ -1,0 +1,80 @@
+"""A directory with an owner and a mode."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spark_cluster.resources.base import InvalidResource, Resource, ResourceError, State, absolute
+from spark_cluster.resources.file import observe_path, owner_ids
+
+if TYPE_CHECKING:
+    from spark_cluster.agent.host import Host
+
+
+@dataclass(frozen=True)
+class Directory(Resource):
+    """A directory; missing ones above it are made too (mode 755, the agent's user).
+
+    Args:
+        path: where, absolute.
+        mode: permission bits; None leaves them (a new one gets 755).
+        owner, group: names; None leaves them.
+        state: `present` or `absent` (`absent` removes all that is in it).
+
+    Example:
+        Directory("/srv/models", mode=0o755, owner="nvidia")
+    """
+
+    path: str
+    mode: int | None = field(default=None, kw_only=True)
+    owner: str | None = field(default=None, kw_only=True)
+    group: str | None = field(default=None, kw_only=True)
+    state: str = field(default="present", kw_only=True)
+
+    def validate(self) -> None:
+        absolute(self.path, "Directory")
+        if self.state not in ("present", "absent"):
+            raise InvalidResource(f"Directory {self.path}: state {self.state!r} is unknown")
+        if self.state == "absent" and self.path.count("/") < 2:  # noqa: PLR2004
+            raise InvalidResource(f"Directory {self.path}: a top-level directory is never removed")
+
+    def provides(self) -> tuple[str, ...]:
+        if self.state == "absent":
+            return ()
+        parts = self.path.strip("/").split("/")
+        return tuple("path:/" + "/".join(parts[: i + 1]) for i in range(len(parts)))
+
+    def desired(self) -> State:
+        if self.state == "absent":
+            return {"kind": "absent"}
+        wanted: State = {"kind": "directory"}
+        if self.mode is not None:
+            wanted["mode"] = f"{self.mode:04o}"
+        if self.owner is not None:
+            wanted["owner"] = self.owner
+        if self.group is not None:
+            wanted["group"] = self.group
+        return wanted
+
+    def observe(self, host: Host) -> State:
+        return observe_path(host, self.path, needs_parent=False)
+
+    def converge(self, host: Host, actual: State) -> None:
+        if self.state == "absent":
+            host.remove(self.path)
+            return
+        if actual["kind"] not in ("absent", "directory"):
+            raise ResourceError(
+                f"{self.path} is a {actual['kind']}, not a directory",
+                "move it away first; it is not removed",
+            )
+        uid, gid = owner_ids(self.owner, self.group)
+        host.journal.keep(host.current, host.path(self.path), self.path)
+        target = host.path(self.path)
+        target.mkdir(parents=True, exist_ok=True)
+        if self.mode is not None:
+            target.chmod(self.mode)
+        if (uid, gid) != (-1, -1):
+            os.chown(target, uid, gid)

@@ -1,0 +1,103 @@
+"""One line in a text file that others own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spark_cluster.resources.base import InvalidResource, Missing, Resource, State, absolute
+from spark_cluster.resources.file import unified
+
+if TYPE_CHECKING:
+    from spark_cluster.agent.host import Host
+
+
+@dataclass(frozen=True)
+class Line(Resource):
+    """A line in an existing file: present once at the place of the last match, or absent.
+
+    Args:
+        path: the file, absolute.
+        line: the line, without its end.
+        match: regular expression of lines that this one takes the place of (the last one wins,
+            the others go); without it only an equal line counts.
+        state: `present` or `absent`.
+        create: make the file (mode 644) when it does not exist.
+
+    Example:
+        Line("/etc/hosts", line="192.168.177.11 spark1-fabric", match=r"\\sspark1-fabric$")
+    """
+
+    path: str
+    line: str = field(kw_only=True)
+    match: str | None = field(default=None, kw_only=True)
+    state: str = field(default="present", kw_only=True)
+    create: bool = field(default=False, kw_only=True)
+
+    def validate(self) -> None:
+        absolute(self.path, "Line")
+        if "\n" in self.line:
+            raise InvalidResource(f"Line in {self.path}: {self.line!r} is more than one line")
+        if self.state not in ("present", "absent"):
+            raise InvalidResource(f"Line in {self.path}: state {self.state!r} is unknown")
+        try:
+            re.compile(self.match or "")
+        except re.error as error:
+            raise InvalidResource(f"Line in {self.path}: match {self.match!r}: {error}") from None
+        if self.state == "present" and self.match and not re.search(self.match, self.line):
+            raise InvalidResource(
+                f"Line in {self.path}: {self.line!r} does not match its own {self.match!r}, "
+                "so it would be added again on every run"
+            )
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}#{self.line}"
+
+    def provides(self) -> tuple[str, ...]:
+        return (f"path:{self.path}",) if self.create else ()
+
+    def desired(self) -> State:
+        return {"line": self.line if self.state == "present" else None}
+
+    def observe(self, host: Host) -> State:
+        lines = self._lines(host)
+        found = [text for text in lines if self._matches(text)]
+        if not found:
+            return {"line": None}
+        return {"line": found[0] if len(found) == 1 else found}
+
+    def converge(self, host: Host, actual: State) -> None:
+        host.write(self.path, self._after(host))
+
+    def plan(self, host: Host, actual: State) -> None:
+        host.overlay.files[self.path] = self._after(host)
+
+    def diff(self, host: Host, actual: State) -> str:
+        return unified(self.path, host.read(self.path) or b"", self._after(host))
+
+    def _matches(self, text: str) -> bool:
+        return text == self.line or bool(self.match and re.search(self.match, text))
+
+    def _lines(self, host: Host) -> list[str]:
+        content = host.read(self.path)
+        if content is not None:
+            text = content.decode(errors="surrogateescape")
+            return text.removesuffix("\n").split("\n") if text else []
+        if self.create or self.state == "absent":
+            return []
+        raise Missing(
+            f"path:{self.path}", f"{self.path} does not exist", "declare a File, or create=True"
+        )
+
+    def _after(self, host: Host) -> bytes:
+        lines = self._lines(host)
+        places = [i for i, text in enumerate(lines) if self._matches(text)]
+        if self.state == "present" and places:
+            lines[places[-1]] = self.line
+            places = places[:-1]
+        elif self.state == "present":
+            lines.append(self.line)
+        kept = [text for i, text in enumerate(lines) if i not in places]
+        return "".join(f"{text}\n" for text in kept).encode(errors="surrogateescape")
