@@ -1,0 +1,119 @@
+"""The inventory as the user writes it. `spark_cluster.inventory` is what the program works with."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Interface, IPv4Network
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from spark_cluster.fields import Address, HostName, Jump, Port, Subnet, UserName, Word
+from spark_cluster.schema import Schema
+from spark_cluster.secret import OptionalSecret
+
+NodeRole = Literal["head", "worker"]
+RoleSettings = dict[Word, dict[str, Any]]
+
+
+class SshEntry(Schema):
+    """How nodes are reached. What is not given is taken from the user's ~/.ssh/config."""
+
+    user: UserName | None = Field(default=None, description="user to log in as; sudo makes it root")
+    port: Port | None = Field(default=None, description="port of sshd")
+    identity_file: Path | None = Field(default=None, description="private key on the laptop")
+    known_hosts: Path | None = Field(default=None, description="file with the nodes' host keys")
+    jump: Jump | None = Field(default=None, description="jump host, [user@]host[:port]")
+    connect_timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=600,
+        description="longest wait for a connection, seconds (default 10)",
+    )
+
+
+class FabricInterface(Schema):
+    """One ConnectX-7 network interface (a twin) and its address."""
+
+    name: str = Field(min_length=1, max_length=15, description="interface name such as enp1s0f1np1")
+    address: IPv4Interface = Field(description="address with prefix such as 192.168.177.11/24")
+
+
+class FabricEntry(Schema):
+    """The link of one node, given by hand."""
+
+    interfaces: list[FabricInterface] = Field(
+        min_length=1, max_length=4, description="the twins that carry the link, in order"
+    )
+
+
+def _detect_or_entry(value: Any) -> Any:
+    """`detect` is None inside, so that a typo in the mapping is reported as one."""
+    if value == "detect":
+        return None
+    if isinstance(value, str):
+        raise ValueError(f"found {value!r}, expected 'detect' or {{interfaces: [...]}}")
+    return value
+
+
+class NodeEntry(SshEntry):
+    """One Spark."""
+
+    address: Address = Field(description="management address: an IP address or a host name")
+    roles: list[NodeRole] = Field(
+        default=[], max_length=1, description="[head] or [worker]; worker when not given"
+    )
+    fabric: Annotated[FabricEntry | None, BeforeValidator(_detect_or_entry)] = Field(
+        default=None, description="'detect', or {interfaces: [{name, address}, ...]}"
+    )
+    settings: RoleSettings = Field(default={}, description="settings of roles on this node")
+
+
+class ServeEntry(Schema):
+    """What is served and who can reach it."""
+
+    recipe: str | None = Field(default=None, min_length=1, description="name or path of a recipe")
+    bind: Literal["loopback", "management"] = Field(
+        default="loopback",
+        description="address of the endpoint: the head's loopback or management one",
+    )
+    port: Port = Field(default=8000, description="port of the endpoint on the head")
+    api_key: OptionalSecret = Field(
+        default=None, description="key that requests must carry: {env: NAME}, {file: PATH} or none"
+    )
+
+
+class FabricPoolEntry(Schema):
+    """Addresses of the link between the nodes, for nodes that say `fabric: detect`."""
+
+    pool: list[Subnet] = Field(
+        default=[IPv4Network("192.168.177.0/24"), IPv4Network("192.168.178.0/24")],
+        min_length=1,
+        max_length=4,
+        description="one subnet for each twin",
+    )
+    mtu: int = Field(default=9000, ge=1280, le=9216, description="bytes; the same on all nodes")
+
+
+class BecomeEntry(Schema):
+    """How the log-in user becomes root."""
+
+    method: Literal["sudo"] = Field(default="sudo", description="the program that does it")
+    password: OptionalSecret = Field(
+        default=None, description="sudo password: {env: NAME}, {file: PATH}, prompt or none"
+    )
+
+
+class InventoryFile(Schema):
+    """The whole file."""
+
+    ssh: SshEntry = Field(default=SshEntry(), description="defaults of all nodes")
+    nodes: dict[HostName, NodeEntry] = Field(min_length=1, description="the Sparks, by name")
+    groups: dict[Word, list[str]] = Field(default={}, description="names for several nodes")
+    serve: ServeEntry = Field(default=ServeEntry(), description="what is served")
+    fabric: FabricPoolEntry = Field(default=FabricPoolEntry(), description="the link's addresses")
+    become: BecomeEntry = Field(default=BecomeEntry(), description="how to become root")
+    settings: RoleSettings = Field(default={}, description="settings of roles on all nodes")
+    group_settings: dict[str, RoleSettings] = Field(
+        default={}, description="settings of roles on the nodes of a group"
+    )
