@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_cluster.resources.base import (
     InvalidResource,
     Resource,
-    ResourceError,
     Secret,
     State,
     Unknown,
@@ -18,7 +17,7 @@ from spark_cluster.resources.base import (
 )
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.agent.host import Completed, Host
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,6 @@ class Command(Resource):
         return ids(self.when_changed)
 
     def desired(self) -> State:
-        if self.reads:
-            return {"status": "ok"}
         return {"done": True}
 
     def observe(self, host: Host) -> State:
@@ -102,9 +99,9 @@ class Command(Resource):
         return {"done": False}
 
     def converge(self, host: Host, actual: State) -> None:
-        if self.reads:
-            raise ResourceError(actual["status"])
-        self._run(host)
+        done = self._start(host)
+        if done.status not in self.also_ok:
+            done.check(self.title)
 
     def settled(self, host: Host) -> State:
         if self.creates is None and not self.unless:
@@ -113,17 +110,11 @@ class Command(Resource):
 
     def _read(self, host: Host) -> State:
         done = self._start(host)
-        if done.status in (0, *self.also_ok):
-            return {"status": "ok", "output": done.stdout}
-        said = (done.stderr.strip() or done.stdout.strip() or "(it printed nothing)")[-400:]
-        return {"status": f"{self.argv[0]} ended with status {done.status}: {said}"}
-
-    def _run(self, host: Host) -> None:
-        done = self._start(host)
         if done.status not in self.also_ok:
             done.check(self.title)
+        return {"done": True, "output": done.stdout}
 
-    def _start(self, host: Host) -> Any:
+    def _start(self, host: Host) -> Completed:
         return host.run(
             self.argv,
             stdin=host.content(self.stdin),

@@ -1,0 +1,130 @@
+"""Runs one document of resources on a node and tells what came of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spark_cluster.agent.host import Cancelled, Host, explain
+from spark_cluster.resources.base import (
+    Missing,
+    Resource,
+    ResourceError,
+    State,
+    Unknown,
+    differences,
+)
+
+Emit = Callable[[dict[str, Any]], None]
+
+OK, CHANGE, UNKNOWN, FAILED = "ok", "change", "unknown", "failed"
+
+
+def apply(resources: Sequence[Resource], host: Host, emit: Emit, *, diff: bool = False) -> bool:
+    """Bring every resource to its desired state, in order; stop at the first failure.
+
+    Args:
+        host: the node; with `host.check` nothing is changed.
+        emit: takes one event a resource: id, verdict, changes, seconds, and what else there is.
+        diff: add a unified diff to each change.
+
+    Returns:
+        Whether none failed.
+
+    Raises:
+        Cancelled: the laptop is gone; the resource in hand was finished or left as it was.
+    """
+    touched: set[str] = set()
+    for resource in resources:
+        if host.processes.cancelled.is_set():
+            raise Cancelled
+        host.current = resource.id
+        started = time.monotonic()
+        event = _one(resource, resources, host, touched, diff=diff, emit=emit)
+        if event["verdict"] != OK:
+            touched.add(resource.id)
+        emit({"event": "result", "id": resource.id, "seconds": time.monotonic() - started, **event})
+        if event["verdict"] == FAILED:
+            return False
+    return True
+
+
+def _one(
+    resource: Resource,
+    document: Sequence[Resource],
+    host: Host,
+    touched: set[str],
+    *,
+    diff: bool,
+    emit: Emit,
+) -> dict[str, Any]:
+    try:
+        actual = resource.observe(host)
+        changes = _changes(resource, host, actual, touched)
+        if not changes:
+            return {"verdict": OK, **_output(actual)}
+        text = resource.diff(host, actual) if diff else ""
+        told = {"changes": _told(changes), **({"diff": text} if text else {})}
+        if host.check:
+            resource.plan(host, actual)
+            host.overlay.claim(resource.provides(), resource.id)
+            return {"verdict": CHANGE, **told}
+        emit({"event": "changing", "id": resource.id})
+        _converge(resource, document, host, actual)
+        return {"verdict": CHANGE, **told}
+    except Missing as error:
+        maker = host.pending(error.claim)
+        if maker is not None:
+            host.overlay.claim(resource.provides(), resource.id)
+            return {"verdict": UNKNOWN, "reason": f"after: {maker}"}
+        return _failed(error.message, error.hint)
+    except Unknown as error:
+        host.overlay.claim(resource.provides(), resource.id)
+        return {"verdict": UNKNOWN, "reason": str(error)}
+    except ResourceError as error:
+        return _failed(error.message, error.hint)
+    except OSError as error:
+        return _failed(explain(error, host.root), "")
+
+
+def _changes(
+    resource: Resource, host: Host, actual: State, touched: set[str]
+) -> dict[str, tuple[Any, Any]]:
+    """What differs, a restart that is owed included (it is put into `actual` too)."""
+    changes = differences(actual, resource.desired())
+    owed = bool(resource.triggers()) and (
+        host.owed(resource.id) or (host.check and bool(touched & set(resource.triggers())))
+    )
+    if owed:
+        actual["restart"] = "owed"
+        changes["restart"] = ("owed", "none")
+    return changes
+
+
+def _converge(
+    resource: Resource, document: Sequence[Resource], host: Host, actual: State
+) -> None:
+    for other in document:
+        if resource.id in other.triggers():
+            host.owe(other.id)
+    resource.converge(host, actual)
+    left = differences(resource.settled(host), resource.desired())
+    if left:
+        wanted = ", ".join(f"{k} is {a!r}, not {d!r}" for k, (a, d) in left.items())
+        raise ResourceError(f"it did not converge: {wanted}")
+    if resource.triggers():
+        host.settle(resource.id)
+    host.journal.record(resource.id, "converged")
+
+
+def _told(changes: dict[str, tuple[Any, Any]]) -> dict[str, list[Any]]:
+    return {name: [is_now, then] for name, (is_now, then) in changes.items()}
+
+
+def _output(actual: State) -> dict[str, Any]:
+    return {"output": actual["output"]} if "output" in actual else {}
+
+
+def _failed(message: str, hint: str) -> dict[str, Any]:
+    return {"verdict": FAILED, "error": message, "hint": hint}

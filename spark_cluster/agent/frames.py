@@ -1,0 +1,63 @@
+"""The wire between laptop and agent: length-prefixed frames, JSON or raw bytes.
+
+A frame is four bytes of length (big endian) and that many bytes. No pickle, no line endings:
+what a command prints can never be taken for the protocol.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, Protocol
+
+LIMIT = 256 * 1024 * 1024
+"""Longest frame, bytes: more than any document, less than what would hurt."""
+
+
+class Reader(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+def pack(message: dict[str, Any] | bytes) -> bytes:
+    """One frame."""
+    data = (
+        message
+        if isinstance(message, bytes)
+        else json.dumps(message, separators=(",", ":")).encode()
+    )
+    return struct.pack(">I", len(data)) + data
+
+
+def read_raw(stream: Reader) -> bytes | None:
+    """The next frame's bytes, or None at the end of the stream.
+
+    Raises:
+        ValueError: the stream ends inside a frame, or it is no frame.
+    """
+    head = stream.read(4)
+    if not head:
+        return None
+    if len(head) < 4:
+        raise ValueError("the stream ended inside a frame")
+    (size,) = struct.unpack(">I", head)
+    if size > LIMIT:
+        raise ValueError(f"a frame of {size} bytes: this is not the agent's protocol")
+    data = stream.read(size)
+    if len(data) < size:
+        raise ValueError("the stream ended inside a frame")
+    return data
+
+
+def read(stream: Reader) -> dict[str, Any] | None:
+    """The next JSON frame, or None at the end of the stream.
+
+    Raises:
+        ValueError: as `read_raw`, or it is not a JSON object.
+    """
+    data = read_raw(stream)
+    if data is None:
+        return None
+    message = json.loads(data)
+    if not isinstance(message, dict):
+        raise ValueError("a frame that is not a JSON object")
+    return message

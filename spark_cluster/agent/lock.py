@@ -1,0 +1,55 @@
+"""One run at a time on a node: a lock that names who holds it and goes with its holder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Locked(Exception):
+    """Another run holds the lock; `owner` is what it wrote about itself."""
+
+    def __init__(self, owner: dict[str, Any]) -> None:
+        super().__init__("locked")
+        self.owner = owner
+
+
+class NodeLock:
+    """An advisory lock on a file; released by the kernel when the agent ends, however it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle: int | None = None
+
+    def take(self, owner: dict[str, Any]) -> None:
+        """Take the lock, or raise Locked with what its holder wrote."""
+        if self._handle is not None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = os.read(handle, 65536).decode(errors="replace")
+            os.close(handle)
+            raise Locked(_parse(text)) from None
+        os.ftruncate(handle, 0)
+        os.write(handle, json.dumps({**owner, "pid": os.getpid()}).encode())
+        self._handle = handle
+
+    def release(self) -> None:
+        if self._handle is not None:
+            os.ftruncate(self._handle, 0)
+            os.close(self._handle)
+            self._handle = None
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        owner = json.loads(text)
+    except ValueError:
+        return {}
+    return owner if isinstance(owner, dict) else {}

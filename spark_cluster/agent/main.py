@@ -1,0 +1,154 @@
+"""The agent's loop: requests in, events out, several at once, gone when the laptop is."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import spark_cluster.resources  # noqa: F401  (fills the registry)
+from spark_cluster.agent import frames
+from spark_cluster.agent.masking import mask
+from spark_cluster.agent.operations import Node, carry_out
+from spark_cluster.resources.base import Blob, ResourceError
+
+ALIVE_EVERY = 5.0
+"""Seconds of silence after which the agent says that it lives."""
+
+GONE_AFTER = 30.0
+"""Seconds without a word from the laptop (which answers each sign of life): it is gone."""
+
+BATCH = 0.05
+"""Seconds that small events may wait for company, so that fifty `ok` are one packet."""
+
+
+class Writer:
+    """Frames out, from any thread; small events wait a moment for company."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._lock = threading.Lock()
+        self._waiting: list[bytes] = []
+        self._sent = time.monotonic()
+        self.broken = threading.Event()
+        self.secrets: set[str] = set()
+
+    def send(self, message: dict[str, Any], *, now: bool = True) -> None:
+        """Write a frame; with `now=False` it may wait up to BATCH seconds."""
+        with self._lock:
+            self._waiting.append(frames.pack(mask(message, self.secrets)))
+            if now or time.monotonic() - self._sent > BATCH:
+                self._flush()
+
+    def idle(self) -> float:
+        """Seconds since something was sent."""
+        return time.monotonic() - self._sent
+
+    def _flush(self) -> None:
+        data = memoryview(b"".join(self._waiting))
+        self._waiting.clear()
+        self._sent = time.monotonic()
+        try:
+            while data:
+                data = data[os.write(self._handle, data) :]
+        except OSError:
+            self.broken.set()
+
+
+class Agent:
+    """One agent: a reader (the caller's thread), a thread a request, a sign of life."""
+
+    def __init__(self, stream: frames.Reader, handle: int, root: Path) -> None:
+        self.stream = stream
+        self.writer = Writer(handle)
+        self.node = Node(root)
+        self.heard = time.monotonic()
+        self._workers: list[threading.Thread] = []
+        self._blobs: dict[tuple[int, str], queue.Queue[bytes]] = {}
+
+    def serve(self, first: dict[str, Any] | None) -> None:
+        """Serve until the stream ends; what must finish (apt) is waited for."""
+        threading.Thread(target=self._stay_alive, daemon=True).start()
+        message = first
+        try:
+            while message is not None:
+                self.heard = time.monotonic()
+                self._take(message)
+                message = frames.read(self.stream)
+        except (OSError, ValueError):
+            pass  # a torn stream ends the agent as an ended one does
+        self.node.processes.cancel()
+        for worker in self._workers:
+            worker.join()
+        self.node.lock.release()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        op = message.get("op")
+        if op == "alive":
+            return
+        if op == "blob":
+            data = frames.read_raw(self.stream) or b""
+            self._blobs[(message["req"], message["sha256"])].put(data)
+            return
+        self._workers = [w for w in self._workers if w.is_alive()]
+        worker = threading.Thread(target=self._answer, args=(message,))
+        self._workers.append(worker)
+        worker.start()
+
+    def _answer(self, request: dict[str, Any]) -> None:
+        number = request.get("req", 0)
+        self.writer.secrets.update(_secrets(request))
+
+        def emit(event: dict[str, Any]) -> None:
+            quiet = event.get("event") == "result" and event.get("verdict") == "ok"
+            self.writer.send({"req": number, **event}, now=not quiet)
+
+        def fetch(blob: Blob) -> bytes:
+            waiting = self._blobs.setdefault((number, blob.sha256), queue.Queue())
+            emit({"event": "need", "sha256": blob.sha256})
+            while True:
+                try:
+                    return waiting.get(timeout=1.0)
+                except queue.Empty:
+                    if self.node.processes.cancelled.is_set():
+                        raise ResourceError("the laptop is gone") from None
+
+        reply = carry_out(self.node, request, emit, fetch)
+        emit({"event": "done", **reply})
+
+    def _stay_alive(self) -> None:
+        while True:
+            time.sleep(1.0)
+            if self.writer.idle() >= ALIVE_EVERY:
+                self.writer.send({"event": "alive"})
+            if self.writer.broken.is_set() or time.monotonic() - self.heard > GONE_AFTER:
+                self.node.processes.cancel()
+                for worker in self._workers:
+                    worker.join()
+                os._exit(1)
+
+
+def _secrets(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        own = {value["$secret"]} if isinstance(value.get("$secret"), str) else set()
+        return own.union(*(_secrets(v) for v in value.values()))
+    if isinstance(value, list):
+        return set().union(*(_secrets(v) for v in value))
+    return set()
+
+
+def main(stream: frames.Reader, first: dict[str, Any] | None, root: str = "/") -> None:
+    """Serve on standard input and a private copy of standard output.
+
+    Whatever else in this process writes to standard output goes to standard error, so that it
+    cannot be taken for the protocol.
+    """
+    handle = os.dup(1)
+    os.dup2(2, 1)
+    os.umask(0o022)
+    sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123
+    Agent(stream, handle, Path(root)).serve(first)

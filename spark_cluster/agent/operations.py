@@ -1,0 +1,204 @@
+"""What the laptop can ask of an agent: each operation is one function from request to reply."""
+
+from __future__ import annotations
+
+import http.client
+import selectors
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.agent.apply import apply
+from spark_cluster.agent.host import SEARCH_PATH, Cancelled, Host, Processes, explain
+from spark_cluster.agent.lock import Locked, NodeLock
+from spark_cluster.resources.base import Blob, InvalidResource, ResourceError, from_wire
+
+Request = Mapping[str, Any]
+Reply = dict[str, Any]
+Emit = Callable[[Reply], None]
+Fetch = Callable[[Blob], bytes]
+
+LOCK_FILE = "run/spark-cluster.lock"
+
+
+@dataclass
+class Node:
+    """What the operations of one agent share."""
+
+    root: Path = Path("/")
+    processes: Processes = field(default_factory=Processes)
+    overlays: dict[str, Any] = field(default_factory=dict)
+    lock: NodeLock = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lock = NodeLock(self.root / LOCK_FILE)
+
+    def host(self, request: Request, fetch: Fetch | None = None, emit: Emit | None = None) -> Host:
+        host = Host(
+            root=self.root,
+            run_id=str(request.get("run", "none")),
+            check=bool(request.get("check", False)),
+            processes=self.processes,
+        )
+        if host.check:  # one overlay a run: a later document sees what an earlier one would make
+            host.overlay = self.overlays.setdefault(host.run_id, host.overlay)
+        if fetch is not None:
+            host.fetch = fetch
+        if emit is not None:
+            host.progress = lambda text: emit(
+                {"event": "progress", "id": host.current, "text": text}
+            )
+        return host
+
+
+def do_apply(node: Node, request: Request, emit: Emit, fetch: Fetch) -> Reply:
+    """Run a document of resources; events as they happen, then whether all went well."""
+    try:
+        resources = [from_wire(d) for d in request["resources"]]
+    except (InvalidResource, TypeError) as error:
+        return {"error": f"the document does not fit this agent: {error}"}
+    host = node.host(request, fetch, emit)
+    return {"ok": apply(resources, host, emit, diff=bool(request.get("diff")))}
+
+
+def do_lock(node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply:
+    """Take this node's lock for as long as the agent lives."""
+    try:
+        node.lock.take(dict(request["owner"]))
+    except Locked as locked:
+        return {"locked_by": locked.owner}
+    return {}
+
+
+def do_gather(node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply:
+    """Run reading commands side by side and read files; what is missing is None."""
+    commands: Mapping[str, list[str]] = request.get("commands", {})
+    host = node.host(request)
+
+    def one(argv: list[str]) -> Reply | None:
+        try:
+            done = host.run(argv, timeout=float(request.get("timeout", 20.0)))
+        except (ResourceError, OSError):
+            return None
+        return {"status": done.status, "stdout": done.stdout, "stderr": done.stderr}
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        outputs = dict(zip(commands, pool.map(one, commands.values()), strict=True))
+    files = {name: _text(host, path) for name, path in request.get("files", {}).items()}
+    trees = {name: _tree(host, pattern) for name, pattern in request.get("trees", {}).items()}
+    return {"commands": outputs, "files": files, "trees": trees}
+
+
+def _text(host: Host, path: str) -> str | None:
+    try:
+        return host.path(path).read_text(errors="replace")
+    except OSError:
+        return None
+
+
+def _tree(host: Host, pattern: str) -> dict[str, str]:
+    """Every readable file that matches a glob, path to text (sysfs has one value a file)."""
+    found = {}
+    for path in sorted(host.root.glob(pattern.lstrip("/"))):
+        text = _text(host, str(path.relative_to(host.root)))
+        if text is not None:
+            found["/" + str(path.relative_to(host.root))] = text
+    return found
+
+
+def do_run(node: Node, request: Request, _emit: Emit, fetch: Fetch) -> Reply:
+    """One command: status and outputs."""
+    done = node.host(request, fetch).run(
+        request["argv"],
+        stdin=str(request.get("stdin", "")).encode(),
+        env=request.get("env"),
+        timeout=float(request.get("timeout", 60.0)),
+        user=request.get("user"),
+    )
+    return {"status": done.status, "stdout": done.stdout, "stderr": done.stderr}
+
+
+def do_stream(node: Node, request: Request, emit: Emit, _fetch: Fetch) -> Reply:
+    """One command whose output is sent as it comes, until it ends or the laptop cancels."""
+    process = subprocess.Popen(  # noqa: S603
+        request["argv"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={"PATH": SEARCH_PATH, "LANG": "C.UTF-8", "HOME": "/root"},
+        start_new_session=True,
+    )
+    assert process.stdout is not None  # noqa: S101  (it is a pipe)
+    node.processes.add(process.pid)
+    selector = selectors.DefaultSelector()
+    selector.register(process.stdout, selectors.EVENT_READ)
+    try:
+        while not node.processes.cancelled.is_set():
+            if not selector.select(timeout=0.5):
+                continue
+            data = process.stdout.read1(65536)  # type: ignore[union-attr]
+            if not data:
+                break
+            emit({"event": "output", "text": data.decode(errors="replace")})
+    finally:
+        node.processes.remove(process.pid)
+        if process.poll() is None and node.processes.cancelled.is_set():
+            process.terminate()
+        status = process.wait()
+    return {"status": status}
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_args: Any, **_kwargs: Any) -> None:
+        return None
+
+
+def do_http(_node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply:
+    """One HTTP request from this node, with no proxy and no redirect: status and body, or why not."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+    body = request.get("body")
+    call = urllib.request.Request(  # noqa: S310  (the laptop gives the address)
+        request["url"],
+        data=None if body is None else body.encode(),
+        headers=dict(request.get("headers", {})),
+        method=request.get("method", "GET"),
+    )
+    try:
+        with opener.open(call, timeout=float(request.get("timeout", 10.0))) as answer:
+            return {"status": answer.status, "body": answer.read().decode(errors="replace")}
+    except urllib.error.HTTPError as error:
+        return {"status": error.code, "body": error.read().decode(errors="replace")}
+    except urllib.error.URLError as error:
+        return {"status": 0, "body": "", "reason": str(error.reason)}
+    except (OSError, http.client.HTTPException) as error:
+        return {"status": 0, "body": "", "reason": str(error) or type(error).__name__}
+
+
+OPERATIONS: dict[str, Callable[[Node, Request, Emit, Fetch], Reply]] = {
+    "apply": do_apply,
+    "gather": do_gather,
+    "http": do_http,
+    "lock": do_lock,
+    "run": do_run,
+    "stream": do_stream,
+}
+
+
+def carry_out(node: Node, request: Request, emit: Emit, fetch: Fetch) -> Reply:
+    """The reply to one request; a fault of the node is a reply with `error`, never a traceback."""
+    operation = OPERATIONS.get(str(request.get("op")))
+    if operation is None:
+        return {"error": f"this agent has no operation {request.get('op')!r}"}
+    try:
+        return operation(node, request, emit, fetch)
+    except ResourceError as error:
+        return {"error": error.message, "hint": error.hint}
+    except Cancelled:
+        return {"error": "cancelled"}
+    except OSError as error:
+        return {"error": explain(error, node.root)}

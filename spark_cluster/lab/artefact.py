@@ -1,0 +1,124 @@
+"""Things that are made once and kept: each is named by a hash of its recipe.
+
+A thing is built beside its final place and renamed when whole, so what carries its final name is
+complete, and a changed recipe is another name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_cluster.errors import Failed
+from spark_cluster.lab.machine import Progress
+from spark_cluster.lab.shell import run
+
+KEY_LENGTH = 12
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """One prepared directory.
+
+    Args:
+        name: what it is called in progress lines.
+        recipe: everything its content depends on; other text is another artefact.
+        build: fills the (existing, empty) directory it is given.
+    """
+
+    folder: Path
+    name: str
+    recipe: str
+    build: Callable[[Path], None]
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(self.recipe.encode()).hexdigest()[:KEY_LENGTH]
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"{self.name}-{self.key}"
+
+    @property
+    def ready(self) -> bool:
+        return self.path.is_dir()
+
+    def make(self, progress: Progress) -> None:
+        """Build it unless it is there."""
+        if self.ready:
+            return
+        started = time.monotonic()
+        progress(f"{self.name}: building")
+        beside = self.folder / f".{self.name}-{self.key}.new"
+        clear(beside)
+        beside.mkdir(parents=True)
+        self.build(beside)
+        beside.rename(self.path)
+        progress(f"{self.name}: built in {time.monotonic() - started:.1f} s")
+
+    def drop_others(self) -> None:
+        """Delete what earlier recipes, or interrupted builds, left."""
+        for path in [
+            *self.folder.glob(f"{self.name}-{'?' * KEY_LENGTH}"),
+            *self.folder.glob(f".{self.name}-*.new"),
+        ]:
+            if path != self.path:
+                clear(path)
+
+
+def mounts_below(path: Path) -> list[Path]:
+    """Mount points at and below a path, deepest first."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        point = Path(line.split()[4].replace("\\040", " "))
+        if point == path or path in point.parents:
+            found.append(point)
+    return sorted(found, key=lambda point: len(point.parts), reverse=True)
+
+
+def unmount(path: Path) -> None:
+    """Unmount whatever is mounted at and below a path."""
+    for point in mounts_below(path):
+        if run(["umount", point], check=False).returncode:
+            run(["umount", "--lazy", point], check=False)
+    if left := mounts_below(path):
+        raise Failed(f"cannot unmount {left[0]}", hint="A program of yours may be working in it.")
+
+
+def clear(path: Path) -> None:
+    """Delete a tree, never what is mounted into it."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        unmount(path)
+        shutil.rmtree(path)
+
+
+def enter(
+    tree: Path,
+    argv: Sequence[str],
+    *,
+    log: Path,
+    binds: Mapping[Path, Path] | None = None,
+    read_only: Iterable[Path] = (),
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Run a program inside a tree, with the machine's network and nothing else of it.
+
+    Args:
+        binds: directory of the machine -> place in the tree, writable.
+        read_only: directories of the machine shown at the same place in the tree.
+    """
+    command: list[str] = ["systemd-nspawn", "--quiet", f"--directory={tree}", "--register=no"]
+    command += ["--keep-unit", "--as-pid2", "--resolv-conf=copy-host", "--timezone=off"]
+    command += [f"--bind={source}:{target}" for source, target in (binds or {}).items()]
+    command += [f"--bind-ro={path}" for path in read_only]
+    command += [f"--setenv={name}={value}" for name, value in (environment or {}).items()]
+    # the machine may lack what nspawn's filter wants; a small tmpfs /tmp is too small for pip
+    outer = {**os.environ, "SYSTEMD_SECCOMP": "0", "SYSTEMD_NSPAWN_TMPFS_TMP": "0"}
+    run([*command, *argv], env=outer, log=log)

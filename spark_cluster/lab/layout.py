@@ -1,0 +1,133 @@
+"""Where the lab keeps its things, and what its networks are called: the only place for both."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_STATE = Path("/var/cache/spark-cluster/lab")
+STATE_VARIABLE = "SPARK_CLUSTER_LAB"
+
+BRIDGE = "br-spark"
+SUBNET = "10.89.0.0/24"
+GATEWAY = "10.89.0.1"
+CABLES = "spark-cables"
+"""Network namespace with the far ends of the fabric ports: the cables between the nodes."""
+RULE_COMMENT = "spark-cluster-lab"
+
+MANAGEMENT = "enP7s7"
+FABRIC = ("enp1s0f1np1", "enP2p1s0f1np1")
+"""The twins of the cabled ConnectX-7 port."""
+UNCABLED = ("enp1s0f0np0", "enP2p1s0f0np0")
+
+USER = "nvidia"
+PASSWORD = "spark"  # noqa: S105  a lab node's user, reachable from this machine only
+IMAGE_TAG = "spark-vllm:lab"
+MAX_NODES = 2
+
+
+@dataclass(frozen=True)
+class NodeLayout:
+    """Paths and addresses of one node; `number` counts from 1."""
+
+    state: Path
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"spark{self.number}"
+
+    @property
+    def address(self) -> str:
+        return f"{GATEWAY.rsplit('.', 1)[0]}.{10 + self.number}"
+
+    @property
+    def directory(self) -> Path:
+        return self.state / "nodes" / self.name
+
+    @property
+    def root(self) -> Path:
+        """The node's file system, mounted while the lab is up."""
+        return self.directory / "root"
+
+    @property
+    def upper(self) -> Path:
+        return self.directory / "upper"
+
+    @property
+    def work(self) -> Path:
+        return self.directory / "work"
+
+    @property
+    def docker(self) -> Path:
+        """Bound over /var/lib/docker: overlayfs does not stack on overlayfs."""
+        return self.directory / "docker"
+
+    @property
+    def host_keys(self) -> Path:
+        """Outlives the node's file system, so that known_hosts stays right over a wipe."""
+        return self.directory / "ssh"
+
+    @property
+    def known_hosts(self) -> Path:
+        """The node's present keys; the lab's known_hosts may be behind, on purpose."""
+        return self.directory / "known_hosts"
+
+    @property
+    def console(self) -> Path:
+        return self.directory / "console.log"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the node's supervisor for as long as it lives."""
+        return self.directory / "supervisor.lock"
+
+    @property
+    def lower_record(self) -> Path:
+        """Names the tree that the overlay was made over."""
+        return self.directory / "lower"
+
+    @property
+    def port(self) -> str:
+        """The end of the management cable that is on the bridge."""
+        return f"lan-{self.name}"
+
+    def cable(self, interface: str) -> str:
+        """The far end of a fabric port, in the namespace of the cables."""
+        return f"{self.name}-{(*FABRIC, *UNCABLED).index(interface)}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The lab's state directory."""
+
+    state: Path
+
+    @classmethod
+    def default(cls) -> Layout:
+        return cls(Path(os.environ.get(STATE_VARIABLE) or DEFAULT_STATE))
+
+    @property
+    def prepared(self) -> Path:
+        return self.state / "prepared"
+
+    @property
+    def key(self) -> Path:
+        return self.state / "key"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.state / "known_hosts"
+
+    @property
+    def lock(self) -> Path:
+        return self.state / "lock"
+
+    @property
+    def forwarding(self) -> Path:
+        """What the machine's forwarding settings were before the lab came up."""
+        return self.state / "forwarding.json"
+
+    def nodes(self, count: int = MAX_NODES) -> list[NodeLayout]:
+        return [NodeLayout(self.state, number) for number in range(1, count + 1)]
