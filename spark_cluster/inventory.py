@@ -1,0 +1,224 @@
+"""What there is: the nodes, with everything the inventory says about them resolved and merged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv4Interface, IPv4Network
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from spark_cluster import patterns
+from spark_cluster.errors import InvalidFile
+from spark_cluster.inventory_checks import FIRST_HOST, check
+from spark_cluster.inventory_file import (
+    BecomeEntry,
+    FabricInterface,
+    InventoryFile,
+    NodeEntry,
+    ServeEntry,
+)
+from spark_cluster.schema import validate
+from spark_cluster.secret import Secret
+from spark_cluster.settings import merged
+from spark_cluster.yamlfile import Key, Sourced, load, shown
+
+if TYPE_CHECKING:
+    from spark_cluster.project import Project
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One Spark. What is None is left to the user's ~/.ssh/config.
+
+    Args:
+        name: its name in the inventory.
+        address: management address, an IP address or a host name.
+        index: its place in the inventory, from 0.
+        role: head or worker.
+        groups: the groups it is in, `all` and its role included.
+        identity_file, known_hosts: files on the laptop, absolute.
+        jump: `[user@]host[:port]`.
+        connect_timeout_s: longest wait for a connection, seconds.
+        fabric: its interfaces on the link, or `detect`.
+    """
+
+    name: str
+    address: str
+    index: int
+    role: Literal["head", "worker"]
+    groups: frozenset[str] = frozenset()
+    user: str | None = None
+    port: int | None = None
+    identity_file: Path | None = None
+    known_hosts: Path | None = None
+    jump: str | None = None
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
+    become: BecomeEntry = field(default=BecomeEntry(), repr=False)
+    fabric: tuple[FabricInterface, ...] | Literal["detect"] = "detect"
+    _source: Sourced = field(default=Sourced(Path(), {}), repr=False, compare=False)
+    _layers: tuple[Key, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Its roles in the cluster."""
+        return (self.role,)
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it is the head."""
+        return self.role == "head"
+
+    def settings_for(self, role: str) -> Sourced:
+        """The settings of a role on this node: cluster, then groups, then the node's own.
+
+        `.data` is the merged mapping; `schema.validate(Model, ...)` on the whole reports an error
+        with the line that it comes from.
+        """
+        return merged(self._source, [(*layer, role) for layer in self._layers])
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """All nodes, and what they serve.
+
+    Args:
+        path: the file.
+        nodes: by name, in the order of the file.
+        groups: the members of each group, `all`, `head` and `worker` included.
+        serve: what is served and who can reach it.
+        pool: subnets of the link, one for each twin, for nodes with `fabric: detect`.
+        mtu: of the link, bytes.
+    """
+
+    path: Path
+    nodes: Mapping[str, Node]
+    groups: Mapping[str, frozenset[str]]
+    serve: ServeEntry
+    pool: tuple[IPv4Network, ...]
+    mtu: int
+
+    @property
+    def head(self) -> Node:
+        """The head node."""
+        return next(node for node in self.nodes.values() if node.is_head)
+
+    @property
+    def workers(self) -> list[Node]:
+        """The other nodes, in order."""
+        return [node for node in self.nodes.values() if not node.is_head]
+
+    def select(self, pattern: str = "all") -> list[Node]:
+        """The nodes of a `--limit` pattern, in order; see `patterns.select`.
+
+        Raises:
+            UsageError: the pattern names something unknown, or selects no node.
+        """
+        return [self.nodes[n] for n in patterns.select(pattern, list(self.nodes), self.groups)]
+
+
+def fabric_addresses(inventory: Inventory, node: Node) -> tuple[IPv4Interface, ...]:
+    """The node's addresses on the link, one for each twin.
+
+    Those of the inventory where it gives them; otherwise host 11 + index of each subnet of the
+    pool, so that they are the same in every run and on every laptop.
+    """
+    if node.fabric != "detect":
+        return tuple(interface.address for interface in node.fabric)
+    return tuple(
+        IPv4Interface((net[FIRST_HOST + node.index], net.prefixlen)) for net in inventory.pool
+    )
+
+
+def load_inventory(name: str | Path | None, project: Project) -> Inventory:
+    """Reads and checks an inventory.
+
+    Args:
+        name: a file, the name of one in `inventories/`, or None for the project's own
+            `inventory.yaml`.
+        project: where names are looked up.
+
+    Raises:
+        InvalidFile: it does not exist or is wrong.
+        UsageError: there is no inventory of that name.
+    """
+    if name is not None:
+        return read_inventory(project.resolve("inventories", name))
+    path = project.folder / "inventory.yaml"
+    if not path.exists():
+        raise InvalidFile(
+            "no such inventory",
+            where=shown(path),
+            hint="`spark-cluster init` writes one; or name one with --inventory",
+        )
+    return read_inventory(path)
+
+
+def read_inventory(path: Path) -> Inventory:
+    """Reads and checks an inventory file.
+
+    Raises:
+        InvalidFile: with every problem and its line.
+    """
+    source = load(path, "inventory")
+    entry = validate(InventoryFile, source)
+    problems = check(entry)
+    if problems:
+        raise source.invalid(problems)
+    head = next((n for n, e in entry.nodes.items() if "head" in e.roles), next(iter(entry.nodes)))
+    groups = {
+        "all": frozenset(entry.nodes),
+        "head": frozenset({head}),
+        "worker": frozenset(entry.nodes) - {head},
+        **{name: frozenset(members) for name, members in entry.groups.items()},
+    }
+    nodes = {name: _node(name, entry, groups, source) for name in entry.nodes}
+    folder = path.absolute().parent
+    serve = entry.serve.model_copy(update={"api_key": _secret(entry.serve.api_key, folder)})
+    return Inventory(path, nodes, groups, serve, tuple(entry.fabric.pool), entry.fabric.mtu)
+
+
+def _node(
+    name: str, entry: InventoryFile, groups: Mapping[str, frozenset[str]], source: Sourced
+) -> Node:
+    own, shared = entry.nodes[name], entry.ssh
+    folder = source.path.absolute().parent
+    member_of = [group for group, members in groups.items() if name in members]
+    layers: list[Key] = [("settings",), *(("group_settings", group) for group in member_of)]
+    become = entry.become
+    identity_file = own.identity_file or shared.identity_file
+    known_hosts = own.known_hosts or shared.known_hosts
+    return Node(
+        name=name,
+        address=own.address,
+        index=list(entry.nodes).index(name),
+        role="head" if name in groups["head"] else "worker",
+        groups=frozenset(member_of),
+        user=own.user or shared.user,
+        port=own.port or shared.port,
+        identity_file=_local(identity_file, folder),
+        known_hosts=_local(known_hosts, folder),
+        jump=own.jump or shared.jump,
+        connect_timeout_s=own.connect_timeout_s or shared.connect_timeout_s or CONNECT_TIMEOUT_S,
+        become=become.model_copy(update={"password": _secret(become.password, folder)}),
+        fabric=_fabric(own),
+        _source=source,
+        _layers=(*layers, ("nodes", name, "settings")),
+    )
+
+
+def _fabric(entry: NodeEntry) -> tuple[FabricInterface, ...] | Literal["detect"]:
+    return tuple(entry.fabric.interfaces) if entry.fabric is not None else "detect"
+
+
+def _secret(secret: Secret | None, folder: Path) -> Secret | None:
+    if secret is None or secret.file is None:
+        return secret
+    return secret.model_copy(update={"file": _local(secret.file, folder)})
+
+
+def _local(path: Path | None, folder: Path) -> Path | None:
+    """A path on the laptop: `~` is the user's home, a relative one starts at the file's folder."""
+    return folder / path.expanduser() if path is not None else None
