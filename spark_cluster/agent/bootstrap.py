@@ -1,9 +1,9 @@
-"""The few lines that start an agent on a bare node: they are sent as `python3 -c` text.
+"""The few lines that start an agent on a bare node; the laptop sends their text.
 
-Protocol, all of it in the first flight from the laptop, so that a node that knows the code costs
-no turn: lines up to a marker are dropped (the sudo password may be among them), then a JSON frame
-(`sha256`, `folder`, `root`), then the first request. A node that lacks the code answers `need`
-and gets a zip. The code is kept in a folder that only its user may write, by content hash.
+All of it is in the first flight from the laptop, so that a node that knows the code costs no turn
+(see engine/payload.py): this text, then a JSON frame (`sha256`, `folder`, `root`), then the first
+request. A node that lacks the code answers `need_code` and gets a zip. The code is kept in a
+folder that only its user may write, by content hash. It must run, or say why not, on any Python 3.
 """
 
 import hashlib
@@ -16,9 +16,8 @@ import sys
 import zipfile
 
 
-def boot(marker):  # type: ignore[no-untyped-def]
+def boot(stream):  # type: ignore[no-untyped-def]
     """Read the head, get the code if it is not here, and hand over to the agent."""
-    stream = os.fdopen(0, "rb")
 
     def frame():  # type: ignore[no-untyped-def]
         head = stream.read(4)
@@ -28,9 +27,6 @@ def boot(marker):  # type: ignore[no-untyped-def]
         data = json.dumps(message).encode()
         os.write(1, struct.pack(">I", len(data)) + data)
 
-    line = stream.readline()
-    while line and line.strip() != marker:
-        line = stream.readline()
     if sys.version_info < (3, 10):
         say({"event": "too_old", "python": sys.version.split()[0]})
         return

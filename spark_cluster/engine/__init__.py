@@ -1,0 +1,1 @@
+"""Ships resources to nodes and collects events."""

@@ -1,0 +1,86 @@
+"""A two-way byte stream to an agent: over SSH, or a pipe to a process of this machine."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Channel(Protocol):
+    """What a session needs of a connection."""
+
+    def send(self, data: bytes) -> None:
+        """Send all of it. Raises OSError when the connection is gone."""
+
+    def receive(self, timeout: float) -> bytes:
+        """What has come; empty at the end. Raises TimeoutError after `timeout` seconds."""
+
+    def said(self) -> str:
+        """What has come on standard error so far."""
+
+    def status(self) -> int | None:
+        """Exit status, once it has ended and told one."""
+
+    def close(self) -> None:
+        """End the connection; the agent sees the end of its input."""
+
+
+class PipeChannel:
+    """An agent as a child process of this machine: tests, and what needs no SSH.
+
+    Args:
+        argv: the command; its first word is replaced by this interpreter when it is `python3`.
+    """
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        command = [sys.executable if argv[0] == "python3" else argv[0], *argv[1:]]
+        self._process = subprocess.Popen(  # noqa: S603
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self._said: list[str] = []
+        self._selector = selectors.DefaultSelector()
+        assert self._process.stdout is not None  # noqa: S101  (it is a pipe)
+        self._selector.register(self._process.stdout, selectors.EVENT_READ)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None  # noqa: S101  (it is a pipe)
+        for line in self._process.stderr:
+            self._said.append(line.decode(errors="replace"))
+
+    def send(self, data: bytes) -> None:
+        assert self._process.stdin is not None  # noqa: S101  (it is a pipe)
+        self._process.stdin.write(data)
+        self._process.stdin.flush()
+
+    def receive(self, timeout: float) -> bytes:
+        assert self._process.stdout is not None  # noqa: S101  (it is a pipe)
+        if not self._selector.select(timeout):
+            raise TimeoutError
+        return os.read(self._process.stdout.fileno(), 65536)
+
+    def said(self) -> str:
+        return "".join(self._said)
+
+    def status(self) -> int | None:
+        return self._process.poll()
+
+    def close(self) -> None:
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._listener.join(timeout=1)
+        self._selector.close()
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()

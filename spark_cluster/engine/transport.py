@@ -1,0 +1,377 @@
+"""SSH: the user's ssh_config, keys, agent and jump hosts, strict about host keys, quick on the wire.
+
+fabric makes the connection (it reads ssh_config and chains jump hosts); the agent's channel is
+paramiko's own, because fabric polls and starts threads for each command. Measured traps that this
+module is here for: paramiko never sets TCP_NODELAY (a factor of 4 at 5 ms), fabric accepts any host
+key unless told otherwise, keepalives do not find a dead peer, paramiko prefers slow ciphers.
+"""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.engine import payload
+from spark_cluster.engine.session import Session
+from spark_cluster.errors import Failed, SparkClusterError, Unreachable
+
+if TYPE_CHECKING:
+    import fabric
+    import paramiko
+
+PROMPT = "spark-cluster-sudo:"
+CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
+DEAD_PEER_MS = 15_000
+"""TCP_USER_TIMEOUT, milliseconds: sent data unanswered for so long ends the connection."""
+
+CHANNEL_TRIES = 5
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where and how to reach one node.
+
+    Args:
+        name: as in the inventory; for messages.
+        host: address, name, or alias of the user's ssh_config.
+        user, port: None leaves it to ssh_config (and then the local user, 22).
+        identity_file: a private key to offer first.
+        known_hosts: a file of host keys beside the user's own.
+        jump: `[user@]host[:port]` to go through; None leaves it to ssh_config.
+        connect_timeout_s: seconds for each of TCP, banner and authentication.
+        sudo_password: asked for when it is needed; returns None when there is none.
+    """
+
+    name: str
+    host: str
+    user: str | None = None
+    port: int | None = None
+    identity_file: Path | None = None
+    known_hosts: Path | None = None
+    jump: str | None = None
+    connect_timeout_s: float = 10.0
+    sudo_password: Callable[[], str | None] = field(default=lambda: None)
+
+
+class SshChannel:
+    """An agent's channel; see `spark_cluster.engine.channel.Channel`."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+        self._said = b""
+
+    def send(self, data: bytes) -> None:
+        self._channel.sendall(data)
+
+    def receive(self, timeout: float) -> bytes:
+        self._channel.settimeout(timeout)
+        return bytes(self._channel.recv(65536))
+
+    def said(self) -> str:
+        while self._channel.recv_stderr_ready():
+            self._said += self._channel.recv_stderr(65536)
+        return self._said.decode(errors="replace")
+
+    def status(self) -> int | None:
+        deadline = time.monotonic() + 2
+        while not self._channel.exit_status_ready():
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.01)
+        return int(self._channel.recv_exit_status())
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class SshConnection:
+    """One SSH connection to one node; opened on first use, safe to use from several threads."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._lock = threading.Lock()
+        self._fabric: fabric.Connection | None = None
+
+    def open(self) -> fabric.Connection:
+        """The open connection.
+
+        Raises:
+            Unreachable: with the reason, and what to do about it.
+        """
+        with self._lock:
+            if self._fabric is None:
+                self._fabric = _connect(self.target)
+            return self._fabric
+
+    def channel(self, argv: Sequence[str]) -> SshChannel:
+        """Start a command (an argument list; it is quoted for the remote shell)."""
+        import paramiko
+
+        transport = self.open().transport
+        assert transport is not None  # noqa: S101  (it is open)
+        for attempt in range(CHANNEL_TRIES):
+            try:
+                channel = transport.open_session(timeout=self.target.connect_timeout_s)
+                break
+            except paramiko.ChannelException as error:  # sshd's MaxSessions counts closing ones
+                if attempt == CHANNEL_TRIES - 1:
+                    raise Unreachable(
+                        f"sshd gives no further session ({error})", where=self.target.name
+                    ) from None
+                time.sleep(0.2 * (attempt + 1))
+            except (paramiko.SSHException, OSError) as error:
+                raise _unreachable(self.target, str(error) or "the connection was cut") from None
+        try:
+            channel.exec_command(shlex.join(argv))  # noqa: S601  (quoted)
+        except (paramiko.SSHException, OSError) as error:
+            raise _unreachable(self.target, str(error) or "the connection was cut") from None
+        return SshChannel(channel)
+
+    def session(self, run: str, *, become: bool = True) -> Session:
+        """Start an agent on the node, as root with `become`."""
+        connection = self.open()
+        is_root = connection.user == "root"
+        argv = payload.argv(run)
+        prelude = b""
+        if become and not is_root:
+            password = self.target.sudo_password()
+            if password is None:
+                argv = ["sudo", "-n", "--", *argv]
+            else:
+                argv = ["sudo", "-S", "-p", PROMPT, "--", *argv]
+                prelude = password.encode() + b"\n"
+        return Session(
+            self.target.name,
+            self.channel(argv),
+            as_root=become or is_root,
+            prelude=prelude,
+            explain=_why_no_agent(self.target.name, str(connection.user)),
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            if self._fabric is not None:
+                gateway = self._fabric.gateway
+                self._fabric.close()
+                while gateway and not isinstance(gateway, str):
+                    gateway.close()
+                    gateway = gateway.gateway
+                self._fabric = None
+
+
+def fingerprint(key: paramiko.PKey) -> str:
+    """`SHA256:...` as `ssh-keygen -l` prints it."""
+    return str(key.fingerprint)
+
+
+def _connect(target: Target) -> fabric.Connection:
+    import fabric
+
+    config = fabric.Config()
+    config.load_ssh_config()
+    gateway = _jump(target, config)
+    options: dict[str, Any] = {"config": config}
+    if gateway is not None:
+        options["gateway"] = gateway
+    connection = fabric.Connection(
+        target.host,
+        user=target.user,
+        port=target.port,
+        connect_kwargs=_auth(target),
+        connect_timeout=None,
+        **options,
+    )
+    hops = [connection]
+    while hops[-1].gateway and not isinstance(hops[-1].gateway, str):
+        hops.append(hops[-1].gateway)
+    for hop in hops:
+        _prepare(hop, target)
+    if not hops[-1].gateway:  # the one that opens a real socket
+        hops[-1].connect_kwargs["sock"] = _socket(hops[-1].host, hops[-1].port, target)
+    _open(connection, target)
+    return connection
+
+
+def _jump(target: Target, config: fabric.Config) -> fabric.Connection | None:
+    import fabric
+
+    if target.jump is None:
+        return None
+    gateway = None
+    for hop in target.jump.split(","):
+        gateway = fabric.Connection(
+            hop.strip(), config=config, gateway=gateway, connect_kwargs=_auth(target)
+        )
+    return gateway
+
+
+def _auth(target: Target) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if target.identity_file is not None:
+        options["key_filename"] = [str(target.identity_file)]
+    return options
+
+
+def _prepare(hop: fabric.Connection, target: Target) -> None:
+    """Strict host keys, time-outs and quick ciphers, before anything is opened."""
+    import paramiko
+
+    client = hop.client
+    client.load_system_host_keys()
+    if target.known_hosts is not None and target.known_hosts.exists():
+        client.load_host_keys(str(target.known_hosts))
+    client.set_missing_host_key_policy(_strict())
+
+    def transport(sock: Any, **kwargs: Any) -> paramiko.Transport:
+        made = paramiko.Transport(sock, **kwargs)
+        security = made.get_security_options()
+        quick = [c for c in CIPHERS if c in security.ciphers]
+        security.ciphers = (*quick, *(c for c in security.ciphers if c not in quick))
+        return made
+
+    hop.connect_kwargs.update(
+        banner_timeout=target.connect_timeout_s,
+        auth_timeout=target.connect_timeout_s,
+        channel_timeout=target.connect_timeout_s,
+        transport_factory=transport,
+    )
+
+
+def _strict() -> paramiko.MissingHostKeyPolicy:
+    import paramiko
+
+    class Strict(paramiko.MissingHostKeyPolicy):
+        def missing_host_key(
+            self, _client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
+        ) -> None:
+            raise _UnknownHostKey(hostname, key)
+
+    return Strict()
+
+
+class _UnknownHostKey(Exception):
+    def __init__(self, hostname: str, key: paramiko.PKey) -> None:
+        super().__init__(hostname)
+        self.key = key
+
+
+def _socket(host: str, port: int, target: Target) -> socket.socket:
+    where = f"{host}:{port}"
+    try:
+        sock = socket.create_connection((host, port), timeout=target.connect_timeout_s)
+    except socket.gaierror:
+        raise Unreachable(
+            f"no address is known for {host!r}",
+            where=target.name,
+            hint="check `address` in the inventory, or the host's entry in ~/.ssh/config",
+        ) from None
+    except ConnectionRefusedError:
+        raise Unreachable(
+            f"{where} refused the connection",
+            where=target.name,
+            hint="the machine is up, but no sshd listens there: check the port, and sshd on it",
+        ) from None
+    except TimeoutError:
+        raise Unreachable(
+            f"{where} did not answer within {target.connect_timeout_s:g} s",
+            where=target.name,
+            hint="check that it is on and on this network, and its `address` in the inventory",
+        ) from None
+    except OSError as error:
+        raise Unreachable(
+            f"{where}: {(error.strerror or str(error)).lower()}",
+            where=target.name,
+            hint="check that it is on and on this network, and its `address` in the inventory",
+        ) from None
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PEER_MS)
+    return sock
+
+
+def _open(connection: fabric.Connection, target: Target) -> None:
+    import paramiko
+
+    where = f"{connection.user}@{connection.host}:{connection.port}"
+    try:
+        connection.open()
+    except _UnknownHostKey as error:
+        raise Unreachable(
+            f"the host key of {error} is not known ({error.key.get_name()} {fingerprint(error.key)})",
+            where=target.name,
+            hint="compare it with the node's own, then accept it: "
+            f"spark-cluster trust --limit {target.name}",
+        ) from None
+    except paramiko.BadHostKeyException as error:
+        raise Unreachable(
+            f"THE HOST KEY HAS CHANGED: {fingerprint(error.key)} came, "
+            f"{fingerprint(error.expected_key)} is known",
+            where=target.name,
+            hint="a reinstalled node has a new key; if it was not reinstalled, someone is between. "
+            f"When you know why: spark-cluster trust --replace --limit {target.name}",
+        ) from None
+    except paramiko.PasswordRequiredException:
+        raise Unreachable(
+            "the private key has a passphrase",
+            where=target.name,
+            hint="add it to your agent first: ssh-add " + str(target.identity_file or ""),
+        ) from None
+    except paramiko.AuthenticationException:
+        raise Unreachable(
+            f"{where} accepts none of the offered keys",
+            where=target.name,
+            hint="check `user` and `identity_file` in the inventory; ssh-copy-id installs a key",
+        ) from None
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        raise _unreachable(target, str(error) or "the connection was cut") from None
+
+
+def _unreachable(target: Target, why: str) -> Unreachable:
+    return Unreachable(
+        f"SSH failed: {why}", where=target.name, hint="ssh -v to the node shows more"
+    )
+
+
+def _why_no_agent(node: str, user: str) -> Callable[[str, int | None], SparkClusterError | None]:
+    """What it means that a started agent never spoke, from what was said on standard error."""
+
+    def explain(said: str, status: int | None) -> SparkClusterError | None:
+        low = said.lower()
+        if "try again" in low or said.count(PROMPT) > 1:
+            return Failed(
+                f"sudo does not accept the password of {user}",
+                where=node,
+                hint="check `become.password` in the inventory",
+            )
+        if "a password is required" in low or "a terminal is required" in low:
+            return Failed(
+                f"sudo asks for the password of {user}",
+                where=node,
+                hint="set `become.password` in the inventory (from env, a file or a prompt)",
+            )
+        if "not in the sudoers" in low or "not allowed to" in low:
+            return Failed(
+                f"{user} may not use sudo there",
+                where=node,
+                hint=f"as root on the node: usermod -aG sudo {user}",
+            )
+        if "python3" in low and ("not found" in low or "no such file" in low):
+            return Failed(
+                "there is no Python 3 on the node",
+                where=node,
+                hint="the only thing it needs beside sshd: sudo apt-get install python3",
+            )
+        if "sudo" in low and "not found" in low:
+            return Failed("there is no sudo on the node", where=node, hint="log in as root")
+        if status is not None:
+            tail = said.strip().splitlines()[-1:] or [f"it ended with status {status}"]
+            return Failed(f"the agent did not start: {tail[0]}", where=node)
+        return None
+
+    return explain
