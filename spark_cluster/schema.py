@@ -34,9 +34,18 @@ def validate(model: type[M], source: Sourced) -> M:
         InvalidFile: with every problem found, in file order.
     """
     try:
-        return model.model_validate_json(to_json(source.data), strict=True)
+        return parse(model, source.data)
     except ValidationError as error:
         raise source.invalid(problems_of(model, source.data, error)) from None
+
+
+def parse(model: type[M], data: dict[str, Any]) -> M:
+    """The model made from data, by the strict rules of JSON.
+
+    Raises:
+        pydantic.ValidationError: the data do not fit; `problems_of` puts it into words.
+    """
+    return model.model_validate_json(to_json(data), strict=True)
 
 
 def problems_of(model: type[BaseModel], data: object, error: ValidationError) -> list[Problem]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from spark_cluster.yamlfile import Key, Origin, Sourced
 
 
-def merged(source: Sourced, keys: Iterable[Key]) -> Sourced:
+def merged(source: Sourced, keys: Sequence[Key]) -> Sourced:
     """The mappings at `keys` laid over each other, the last one on top.
 
     Mappings are merged key by key; anything else, lists too, is replaced as a whole. A key that
-    does not exist is skipped.
+    does not exist is skipped. What is missing altogether is reported at the last of the keys.
     """
     merger = _Merger(source)
+    merger.origins.update({(): source.origin(key) for key in keys[-1:]})
     for key in keys:
         layer = _at(source.data, key)
         if isinstance(layer, dict):

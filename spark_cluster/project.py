@@ -1,0 +1,133 @@
+"""Where inventories, playbooks, roles and recipes are found: the user's folder first, then ours.
+
+The search goes name by name, so a project that has one role of its own still uses all the others.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.suggest import did_you_mean
+from spark_cluster.yamlfile import shown
+
+if TYPE_CHECKING:
+    from spark_cluster.playbook import Playbook
+    from spark_cluster.role import Role
+
+Kind = Literal["inventories", "playbooks", "roles", "recipes"]
+
+_SINGULAR = {
+    "inventories": "inventory",
+    "playbooks": "playbook",
+    "roles": "role",
+    "recipes": "recipe",
+}
+_SUFFIXES = {
+    "inventories": (".yaml", ".yml"),
+    "playbooks": (".py",),
+    "roles": ("",),
+    "recipes": (".yaml", ".yml"),
+}
+
+
+def shipped_folder() -> Path:
+    """The folder with what comes with the program: in the wheel, or the checkout's root."""
+    package = Path(__file__).parent
+    packed = package / "_shipped"
+    return packed if packed.is_dir() else package.parent
+
+
+class Project:
+    """The search path.
+
+    Args:
+        folder: the user's project folder; the current one when not given.
+        shipped: what comes with the program; found by itself when not given.
+    """
+
+    def __init__(self, folder: Path | None = None, shipped: Path | None = None) -> None:
+        self.folder = (folder or Path.cwd()).expanduser().absolute()
+        self.shipped = (shipped or shipped_folder()).absolute()
+        self._roles: dict[str, Role] = {}
+        if not self.folder.is_dir():
+            raise UsageError(f"the project folder {shown(self.folder)} does not exist")
+
+    def list(self, kind: Kind) -> dict[str, Path]:
+        """Name and path of everything of a kind, sorted by name; the user's own hide ours."""
+        found: dict[str, Path] = {}
+        for root in (self.shipped, self.folder):
+            folder = root / kind
+            for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+                if _is_one(kind, path):
+                    found[path.stem if path.is_file() else path.name] = path
+        return dict(sorted(found.items()))
+
+    def find(self, kind: Kind, name: str) -> Path:
+        """The file (for a role, the folder) of a name.
+
+        Raises:
+            UsageError: there is none; it names the nearest, or lists what there is.
+        """
+        known = self.list(kind)
+        if name in known:
+            return known[name]
+        what = _SINGULAR[kind]
+        raise UsageError(
+            f"no {what} '{name}' in {shown(self.folder)} or among the shipped ones",
+            hint=did_you_mean(name, known, kind),
+        )
+
+    def resolve(self, kind: Kind, name: str | Path) -> Path:
+        """The path of a name, or of a file that is given as one (with a '/' or a suffix).
+
+        Raises:
+            UsageError: there is no such name.
+            InvalidFile: there is no such file.
+        """
+        path = Path(name).expanduser()
+        has_suffix = kind != "roles" and path.suffix in _SUFFIXES[kind]
+        if isinstance(name, str) and "/" not in name and not has_suffix:
+            return self.find(kind, name)
+        if path.exists():
+            return path
+        if path.parent == Path() and path.stem in self.list(kind):
+            return self.find(kind, path.stem)
+        raise InvalidFile(
+            f"no such {_SINGULAR[kind]}",
+            where=shown(path),
+            hint=did_you_mean(path.stem, self.list(kind), kind),
+        )
+
+    def load_role(self, name: str) -> Role:
+        """A role, loaded once for each project.
+
+        Raises:
+            UsageError: there is no such role.
+            InvalidFile: its code is wrong, with the line.
+        """
+        from spark_cluster.role import load_role
+
+        if name not in self._roles:
+            self._roles[name] = load_role(name, self.find("roles", name))
+        return self._roles[name]
+
+    def load_playbook(self, name: str | Path) -> Playbook:
+        """A playbook, by name or path.
+
+        Raises:
+            UsageError: there is no such playbook.
+            InvalidFile: its code is wrong, with the line.
+        """
+        from spark_cluster.playbook import load_playbook
+
+        return load_playbook(self.resolve("playbooks", name))
+
+
+def _is_one(kind: Kind, path: Path) -> bool:
+    if path.name.startswith((".", "_")):
+        return False
+    if kind == "roles":
+        return path.is_dir()
+    return path.is_file() and path.suffix in _SUFFIXES[kind]
