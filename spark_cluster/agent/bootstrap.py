@@ -15,15 +15,19 @@ import struct
 import sys
 import zipfile
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO, Dict, Optional  # noqa: UP035  (any Python 3)
 
-def boot(stream):  # type: ignore[no-untyped-def]
+
+def boot(stream: "BinaryIO") -> None:
     """Read the head, get the code if it is not here, and hand over to the agent."""
 
-    def frame():  # type: ignore[no-untyped-def]
+    def frame() -> "Optional[bytes]":
         head = stream.read(4)
         return stream.read(struct.unpack(">I", head)[0]) if len(head) == 4 else None
 
-    def say(message):  # type: ignore[no-untyped-def]
+    def say(message: "Dict[str, str]") -> None:
         data = json.dumps(message).encode()
         os.write(1, struct.pack(">I", len(data)) + data)
 
@@ -55,7 +59,6 @@ def boot(stream):  # type: ignore[no-untyped-def]
             say({"event": "no_room", "error": "%s: %s" % (folder, error.strerror)})
             return
     sys.path.insert(0, folder)
-    sys.dont_write_bytecode = False
     from spark_cluster.agent.main import main
 
     main(stream, json.loads(first), head["root"])

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
+from typing import Any
 
 from spark_cluster.agent.journal import Journal
 from spark_cluster.agent.overlay import Overlay
@@ -61,6 +63,9 @@ class Processes:
     def add(self, group: int) -> None:
         with self._lock:
             self._running.add(group)
+            if self.cancelled.is_set():  # it was started while `cancel` ended the others
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGTERM)
 
     def remove(self, group: int) -> None:
         with self._lock:
@@ -93,6 +98,7 @@ class Host:
         check: observe only.
         fetch: brings a Blob's content from the laptop.
         progress: shows one line of what is going on.
+        search_path: where commands are looked for.
     """
 
     root: Path = Path("/")
@@ -103,6 +109,7 @@ class Host:
     processes: Processes = field(default_factory=Processes)
     overlay: Overlay = field(default_factory=Overlay)
     current: str = ""
+    search_path: str = SEARCH_PATH
 
     @property
     def journal(self) -> Journal:
@@ -170,12 +177,12 @@ class Host:
             with os.fdopen(handle, "wb") as out:
                 out.write(data)
                 out.flush()
-                os.fchmod(handle, mode if mode is not None else _mode_of(old))
                 os.fchown(
                     handle,
                     uid if uid != -1 or old is None else old.st_uid,
                     gid if gid != -1 or old is None else old.st_gid,
-                )
+                )  # before the mode: it takes set-user-id bits away
+                os.fchmod(handle, mode if mode is not None else _mode_of(old))
                 os.fsync(handle)
             if validate is not None:
                 validate(Path(beside))
@@ -208,11 +215,13 @@ class Host:
         timeout: float = 60.0,
         must_finish: bool = False,
         user: str | None = None,
+        heard: Callable[[str], None] | None = None,
     ) -> Completed:
         """Run a command and wait.
 
         Args:
             timeout: seconds.
+            heard: is told each line of output as it comes (`stdin` is empty then).
             must_finish: go on to its end even when the laptop is gone (package managers).
             user: run as this user, with their groups.
 
@@ -222,7 +231,7 @@ class Host:
         """
         if self.processes.cancelled.is_set() and not must_finish:
             raise Cancelled
-        environment = {"PATH": SEARCH_PATH, "LANG": "C.UTF-8", "HOME": "/root", **(env or {})}
+        environment = {"PATH": self.search_path, "LANG": "C.UTF-8", "HOME": "/root", **(env or {})}
         try:
             process = subprocess.Popen(  # noqa: S603
                 list(argv),
@@ -232,7 +241,7 @@ class Host:
                 env=environment,
                 cwd=cwd,
                 start_new_session=True,
-                **_as_user(user),  # type: ignore[arg-type]
+                **_as_user(user),
             )
         except FileNotFoundError as error:
             raise ResourceError(f"{error.filename}: no such command or folder") from None
@@ -240,11 +249,12 @@ class Host:
             raise ResourceError(f"{error.filename}: permission denied") from None
         with self._watched(process, must_finish):
             try:
-                out, err = process.communicate(stdin, timeout=timeout)
+                if heard is None:
+                    out, err = process.communicate(stdin, timeout=timeout)
+                else:
+                    out, err = _listen(process, heard, timeout)
             except subprocess.TimeoutExpired:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
+                _kill(process)
                 raise ResourceError(f"{argv[0]}: not done after {timeout:g} s") from None
         if self.processes.cancelled.is_set() and not must_finish:
             raise Cancelled
@@ -265,7 +275,7 @@ class Host:
 
     def which(self, command: str) -> str | None:
         """Path of a command on the node."""
-        return shutil.which(command, path=SEARCH_PATH)
+        return shutil.which(command, path=self.search_path)
 
     # -- restarts that are owed ----------------------------------------------------------------
 
@@ -300,6 +310,44 @@ def explain(error: OSError, root: Path = Path("/")) -> str:
     return f"{name}: {text.lower()}" if name else text
 
 
+def _listen(
+    process: subprocess.Popen[bytes], heard: Callable[[str], None], timeout: float
+) -> tuple[bytes, bytes]:
+    """`communicate()` that tells each line as it comes."""
+    assert process.stdin and process.stdout and process.stderr  # noqa: S101  (all are pipes)
+    process.stdin.close()
+    process.stdin = None
+    said: tuple[list[bytes], list[bytes]] = ([], [])
+
+    def drain(stream: IO[bytes], lines: list[bytes]) -> None:
+        for raw in stream:
+            lines.append(raw)
+            heard(raw.decode(errors="replace").rstrip())
+
+    readers = [
+        threading.Thread(target=drain, args=pair, daemon=True)
+        for pair in zip((process.stdout, process.stderr), said, strict=True)
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        raise
+    finally:
+        for reader in readers:
+            reader.join()
+    return b"".join(said[0]), b"".join(said[1])
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
 def _mode_of(old: os.stat_result | None) -> int:
     return stat.S_IMODE(old.st_mode) if old is not None else 0o644
 
@@ -312,7 +360,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _as_user(user: str | None) -> dict[str, object]:
+def _as_user(user: str | None) -> dict[str, Any]:
     if user is None:
         return {}
     import grp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import selectors
 import subprocess
 import urllib.error
@@ -141,7 +142,7 @@ def do_stream(node: Node, request: Request, emit: Emit, _fetch: Fetch) -> Reply:
         while not node.processes.cancelled.is_set():
             if not selector.select(timeout=0.5):
                 continue
-            data = process.stdout.read1(65536)  # type: ignore[union-attr]
+            data = os.read(process.stdout.fileno(), 65536)
             if not data:
                 break
             emit({"event": "output", "text": data.decode(errors="replace")})

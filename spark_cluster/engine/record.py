@@ -1,0 +1,44 @@
+"""The run record on the laptop: every event of a run as JSON lines, kept beside the last ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from pathlib import Path
+
+from spark_cluster.engine.events import Event
+
+KEPT = 200
+"""Runs whose records are kept."""
+
+
+def state_folder() -> Path:
+    """`$XDG_STATE_HOME/spark-cluster`, by default under ~/.local/state."""
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "spark-cluster"
+
+
+def new_run() -> str:
+    """An id that sorts by time: `20261120-141502-3fa9`."""
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
+
+
+class Record:
+    """Writes `runs/RUN.jsonl`, readable by its user only."""
+
+    def __init__(self, run: str, folder: Path | None = None) -> None:
+        self.folder = (folder or state_folder()) / "runs"
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.path = self.folder / f"{run}.jsonl"
+        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._out = os.fdopen(handle, "w", buffering=1)
+        for old in sorted(self.folder.glob("*.jsonl"))[:-KEPT]:
+            old.unlink(missing_ok=True)
+
+    def take(self, event: Event) -> None:
+        self._out.write(json.dumps(event.document(), default=str) + "\n")
+
+    def close(self) -> None:
+        self._out.close()

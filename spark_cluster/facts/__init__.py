@@ -1,0 +1,1 @@
+"""What is true of a node, and the parsers of what its tools print."""

@@ -1,0 +1,99 @@
+"""One question to a node's agent, and the facts that its answer makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from spark_cluster.facts import parsers
+from spark_cluster.facts.model import Facts, Memory, Process
+
+GPU_QUERY = "name,compute_cap,driver_version,temperature.gpu,power.draw,clocks.sm"
+COMPUTE_APPS = (
+    "nvidia-smi",
+    "--query-compute-apps=pid,process_name,used_gpu_memory",
+    "--format=csv,noheader,nounits",
+)
+"""To be asked on the host: inside a container the list is empty (PID namespace)."""
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "gpu": ("nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader,nounits"),
+    "ip": ("ip", "-j", "addr"),
+    "ibdev2netdev": ("ibdev2netdev",),
+    "rdma": ("rdma", "link"),
+    "docker": ("docker", "version", "--format", "{{.Server.Version}}"),
+    "dpkg": (
+        "dpkg-query",
+        "-W",
+        "-f",
+        "${Package}\t${Version}\t${db:Status-Status}\n",
+        "docker-ce",
+        "docker.io",
+        "nvidia-container-toolkit",
+    ),
+    "df": ("df", "-B1", "--output=size,avail", "/"),
+    "uname": ("uname", "-m"),
+    "nproc": ("nproc",),
+    "python": ("python3", "-V"),
+}
+FILES = {
+    "os": "/etc/os-release",
+    "dgx": "/etc/dgx-release",
+    "meminfo": "/proc/meminfo",
+    "boot_id": "/proc/sys/kernel/random/boot_id",
+    "machine_id": "/etc/machine-id",
+    "kernel": "/proc/sys/kernel/osrelease",
+    "hostname": "/proc/sys/kernel/hostname",
+}
+MEMORY = {"commands": {"apps": COMPUTE_APPS}, "files": {"meminfo": "/proc/meminfo"}}
+"""The question for `vram`: who holds GPU memory, and what the whole node has."""
+
+
+def question() -> dict[str, Any]:
+    """What the agent's `gather` is asked."""
+    return {"commands": COMMANDS, "files": FILES}
+
+
+def facts(answer: Mapping[str, Any]) -> Facts:
+    """The facts in an agent's answer to `question()`."""
+    files = {name: (answer["files"].get(name) or "").strip() for name in FILES}
+    commands = answer["commands"]
+    smi = commands.get("gpu")
+    smi_fails = smi is not None and smi["status"] != 0
+    total, free = parsers.df(_out(commands, "df"))
+    hcas = parsers.ibdev2netdev(_out(commands, "ibdev2netdev")) or parsers.rdma_link(
+        _out(commands, "rdma")
+    )
+    return Facts(
+        hostname=files["hostname"],
+        os=parsers.os_name(files["os"]),
+        kernel=files["kernel"],
+        arch=_out(commands, "uname").strip(),
+        python=_out(commands, "python").removeprefix("Python").strip(),
+        cpus=int(_out(commands, "nproc").strip() or 0),
+        boot_id=files["boot_id"],
+        machine_id=files["machine_id"],
+        memory=parsers.meminfo(files["meminfo"]),
+        disk_total_bytes=total,
+        disk_free_bytes=free,
+        gpu=None if smi_fails else parsers.gpu(_out(commands, "gpu")),
+        nvml_error=(smi["stdout"] + smi["stderr"]).strip() if smi_fails else "",
+        dgx_version=parsers.dgx_version(files["dgx"]),
+        interfaces=parsers.ip_addr(_out(commands, "ip")),
+        hcas=hcas,
+        docker=_out(commands, "docker").strip() or None,
+        packages=parsers.dpkg((commands.get("dpkg") or {"stdout": ""})["stdout"]),
+    )
+
+
+def memory(answer: Mapping[str, Any]) -> tuple[tuple[Process, ...] | None, Memory]:
+    """Processes and memory in an answer to `MEMORY`; None when nvidia-smi does not answer."""
+    apps = answer["commands"]["apps"]
+    known = apps is not None and apps["status"] == 0
+    processes = parsers.compute_apps(apps["stdout"]) if known else None
+    return processes, parsers.meminfo(answer["files"]["meminfo"] or "")
+
+
+def _out(commands: Mapping[str, Any], name: str) -> str:
+    done = commands.get(name)
+    return str(done["stdout"]) if done is not None and done["status"] == 0 else ""

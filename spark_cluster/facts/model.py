@@ -1,0 +1,107 @@
+"""The typed facts of one node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from ipaddress import IPv4Interface
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What nvidia-smi tells of the GPU. Memory is unified, so it has no figure of its own.
+
+    Attributes:
+        temperature_c: degrees Celsius; None when not told.
+        power_w: watts; None when not told.
+        sm_clock_mhz: MHz; None when not told.
+    """
+
+    name: str
+    compute_cap: str
+    driver: str
+    temperature_c: float | None = None
+    power_w: float | None = None
+    sm_clock_mhz: float | None = None
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface.
+
+    Attributes:
+        up: has carrier and is up.
+        mtu: bytes.
+        addresses: IPv4 addresses with their prefix, link-local ones left out.
+    """
+
+    name: str
+    mac: str = ""
+    mtu: int = 1500
+    up: bool = False
+    addresses: tuple[IPv4Interface, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hca:
+    """An RDMA device (one twin of a ConnectX-7 port) and its network interface."""
+
+    name: str
+    interface: str
+    up: bool
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that holds GPU memory, as `nvidia-smi --query-compute-apps` lists it (MiB)."""
+
+    pid: int
+    name: str
+    used_mib: int | None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """From /proc/meminfo, KiB. On a Spark this is the GPU's memory too."""
+
+    total_kib: int = 0
+    available_kib: int = 0
+    swap_total_kib: int = 0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true of a node now.
+
+    Attributes:
+        os: `ID VERSION_ID` of /etc/os-release, e.g. `ubuntu 24.04`.
+        dgx_version: last OTA (or software build) version of DGX OS; None on another system.
+        nvml_error: what nvidia-smi said instead of answering.
+        docker: version of the running daemon; None when there is none (or it may not be asked).
+        packages: Docker packages that are installed, name to version.
+        disk_free_bytes: of the root file system.
+    """
+
+    hostname: str = ""
+    os: str = ""
+    kernel: str = ""
+    arch: str = ""
+    python: str = ""
+    cpus: int = 0
+    boot_id: str = ""
+    machine_id: str = ""
+    memory: Memory = field(default_factory=Memory)
+    disk_total_bytes: int = 0
+    disk_free_bytes: int = 0
+    gpu: Gpu | None = None
+    nvml_error: str = ""
+    dgx_version: str | None = None
+    interfaces: tuple[Interface, ...] = ()
+    hcas: tuple[Hca, ...] = ()
+    docker: str | None = None
+    packages: dict[str, str] = field(default_factory=dict)
+
+    def interface(self, name: str) -> Interface | None:
+        return next((i for i in self.interfaces if i.name == name), None)
+
+    def hca_of(self, interface: str) -> Hca | None:
+        return next((h for h in self.hcas if h.interface == interface), None)

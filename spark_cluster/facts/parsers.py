@@ -1,0 +1,126 @@
+"""Parsers of what a node's tools print; each takes text and is tolerant of what is missing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from ipaddress import IPv4Interface
+
+from spark_cluster.facts.model import Gpu, Hca, Interface, Memory, Process
+
+NOT_TOLD = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "")
+
+
+def key_values(text: str) -> dict[str, str]:
+    """`KEY="value"` lines; of a key that comes twice the last one counts."""
+    found = {}
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        if equals and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key.strip()):
+            found[key.strip()] = value.strip().strip("\"'")
+    return found
+
+
+def os_name(text: str) -> str:
+    """`ubuntu 24.04` of /etc/os-release."""
+    values = key_values(text)
+    return f"{values.get('ID', '')} {values.get('VERSION_ID', '')}".strip()
+
+
+def dgx_version(text: str | None) -> str | None:
+    """The version of /etc/dgx-release: OTA blocks are appended, the last one counts."""
+    values = key_values(text or "")
+    return values.get("DGX_OTA_VERSION") or values.get("DGX_SWBUILD_VERSION")
+
+
+def meminfo(text: str) -> Memory:
+    """/proc/meminfo, KiB."""
+    found = {m[1]: int(m[2]) for m in re.finditer(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+    return Memory(
+        found.get("MemTotal", 0), found.get("MemAvailable", 0), found.get("SwapTotal", 0)
+    )
+
+
+def compute_apps(text: str) -> tuple[Process, ...]:
+    """`nvidia-smi --query-compute-apps=pid,process_name,used_gpu_memory --format=csv[,...]`.
+
+    With or without header and units; idle is an empty text. A memory figure that is not told
+    becomes None.
+    """
+    found = []
+    for row in csv.reader(text.splitlines(), skipinitialspace=True):
+        if len(row) < 3 or not row[0].strip().isdigit():
+            continue
+        used = row[-1].removesuffix("MiB").strip()
+        name = ", ".join(cell.strip() for cell in row[1:-1])  # a process may have commas in it
+        found.append(Process(int(row[0]), name, int(used) if used.isdigit() else None))
+    return tuple(found)
+
+
+def gpu(text: str) -> Gpu | None:
+    """`--query-gpu=name,compute_cap,driver_version,temperature.gpu,power.draw,clocks.sm`, bare."""
+    rows = list(csv.reader(text.splitlines(), skipinitialspace=True))
+    if not rows or len(rows[0]) < 6:
+        return None
+    name, compute_cap, driver, *figures = (cell.strip() for cell in rows[0])
+    temperature, power, clock = (_figure(cell) for cell in figures[:3])
+    return Gpu(name, compute_cap, driver, temperature, power, clock)
+
+
+def _figure(cell: str) -> float | None:
+    found = re.match(r"-?\d+(\.\d+)?", cell)
+    return float(found[0]) if found and cell not in NOT_TOLD else None
+
+
+def ibdev2netdev(text: str) -> tuple[Hca, ...]:
+    """`rocep1s0f1 port 1 ==> enp1s0f1np1 (Up)`; the order of rows varies."""
+    pattern = r"^(\S+) port \d+ ==> (\S+) \((\w+)\)"
+    rows = re.findall(pattern, text, re.MULTILINE)
+    return tuple(sorted((Hca(h, i, s == "Up") for h, i, s in rows), key=lambda x: x.interface))
+
+
+def rdma_link(text: str) -> tuple[Hca, ...]:
+    """`link rocep1s0f1/1 state ACTIVE physical_state LINK_UP netdev enp1s0f1np1`."""
+    pattern = r"^link (\S+)/\d+ state (\w+) .*\bnetdev (\S+)"
+    rows = re.findall(pattern, text, re.MULTILINE)
+    return tuple(sorted((Hca(h, i, s == "ACTIVE") for h, s, i in rows), key=lambda x: x.interface))
+
+
+def ip_addr(text: str) -> tuple[Interface, ...]:
+    """`ip -j addr`."""
+    try:
+        rows = json.loads(text or "[]")
+    except ValueError:
+        return ()
+    return tuple(_interface(row) for row in rows if isinstance(row, dict) and row.get("ifname"))
+
+
+def _interface(row: dict[str, object]) -> Interface:
+    flags = row.get("flags")
+    infos = row.get("addr_info")
+    addresses = []
+    for info in infos if isinstance(infos, list) else []:
+        if info.get("family") == "inet" and "local" in info:
+            address = IPv4Interface(f"{info['local']}/{info.get('prefixlen', 32)}")
+            if not address.ip.is_link_local:
+                addresses.append(address)
+    return Interface(
+        name=str(row["ifname"]),
+        mac=str(row.get("address", "")),
+        mtu=int(str(row.get("mtu", 1500))),
+        up=isinstance(flags, list) and "UP" in flags and "LOWER_UP" in flags,
+        addresses=tuple(addresses),
+    )
+
+
+def dpkg(text: str) -> dict[str, str]:
+    """`dpkg-query -W -f '${Package}\\t${Version}\\t${db:Status-Status}\\n'`, installed ones."""
+    rows = (line.split("\t") for line in text.splitlines())
+    return {row[0]: row[1] for row in rows if len(row) == 3 and row[2] == "installed"}
+
+
+def df(text: str) -> tuple[int, int]:
+    """`df -B1 --output=size,avail /`: total and free bytes."""
+    numbers = re.findall(r"^\s*(\d+)\s+(\d+)\s*$", text, re.MULTILINE)
+    return (int(numbers[-1][0]), int(numbers[-1][1])) if numbers else (0, 0)
