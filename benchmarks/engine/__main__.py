@@ -1,0 +1,135 @@
+"""`python -m benchmarks.engine`: our engine and its peers, the same play, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import tempfile
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.engine import figures
+from benchmarks.engine.link import LinkError, clean_stale
+from benchmarks.engine.nodes import Site, bare, lab
+from benchmarks.engine.peers import ToolError
+from benchmarks.engine.run import TOOLS, Bench, Cost, medians
+
+_DEFAULT_TOOLS = "ours,ansible,pyinfra,floor"
+
+
+def _numbers(_context: click.Context, _option: click.Parameter, value: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in value.split(",") if part]
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of numbers such as 1,2") from None
+    if any(number < 1 for number in numbers):
+        raise click.BadParameter("numbers start at 1")
+    return numbers
+
+
+def _names(_context: click.Context, _option: click.Parameter, value: str) -> list[str]:
+    names = value.split(",")
+    if unknown := [name for name in names if name not in TOOLS]:
+        raise click.BadParameter(f"unknown: {', '.join(unknown)}; there are {', '.join(TOOLS)}")
+    return names
+
+
+@click.command()
+@click.option("--nodes", default="1,2", callback=_numbers, help="Numbers of nodes.")
+@click.option("--runs", default=3, type=click.IntRange(1), help="Runs of each kind.")
+@click.option("--rtt-ms", default=5.0, type=click.FloatRange(0), help="Round-trip time.")
+@click.option("--tools", default=_DEFAULT_TOOLS, callback=_names, help=f"Of {', '.join(TOOLS)}.")
+@click.option("--scale", default="", callback=_numbers, help="Ours alone, on so many bare nodes.")
+@click.option(
+    "--tree",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Run on bare sshd processes over this Linux tree, not on the lab (--scale needs it).",
+)
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all runs here.")
+def main(
+    nodes: list[int],
+    runs: int,
+    rtt_ms: float,
+    tools: list[str],
+    scale: list[int],
+    tree: Path | None,
+    json_file: Path | None,
+) -> None:
+    """Measure wall, CPU, SSH sessions and network turns of a 50-resource play."""
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    if scale and tree is None:
+        raise click.UsageError("--scale needs --tree")
+    clean_stale()
+    where: AbstractContextManager[Site]
+    where = lab(rtt_ms / 1000) if tree is None else bare(tree, max(scale or nodes), rtt_ms / 1000)
+    try:
+        with tempfile.TemporaryDirectory(prefix="scbench-") as folder, where as site:
+            seen = site.link.round_trip(site.nodes[0].address) * 1000
+            console.print(f"round trip {seen:.2f} ms, asked for {rtt_ms:g} ms")
+            bench = Bench(site, Path(folder), lambda cost: console.print(_line(cost), style="dim"))
+            costs = bench.scale(scale, runs) if scale else bench.compare(tools, nodes, runs)
+    except (LinkError, ToolError) as error:
+        console.print(f"[red]error:[/red] {error}", highlight=False)
+        sys.exit(1)
+    middle = medians(costs)
+    console.print(_table(middle))
+    found = figures.scaled(middle) if scale else figures.compared(middle)
+    if found:
+        console.print(_promises(found))
+    if json_file:
+        document = {
+            "rtt_ms": seen,
+            "runs": [dataclasses.asdict(cost) for cost in costs],
+            "figures": [dataclasses.asdict(figure) for figure in found],
+        }
+        json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _line(cost: Cost) -> str:
+    return f"{cost.tool}, {cost.nodes} nodes, {cost.kind}: {cost.wall:.2f} s"
+
+
+def _table(costs: list[Cost]) -> Table:
+    table = Table(title="50 resources; medians; sessions, turns and KiB a node")
+    table.add_column("run")
+    table.add_column("tool")
+    heads = ["wall s", "CPU s", "connections", "sessions", "turns", "KiB up", "KiB down"]
+    for head in [*heads, "wall/ours", "CPU/ours"]:
+        table.add_column(head, justify="right")
+    ratios = figures.ratios(costs)
+    last = ""
+    for cost in sorted(costs, key=lambda cost: (cost.kind, cost.nodes)):
+        run = f"{cost.kind}, {cost.nodes} node{'s' if cost.nodes > 1 else ''}"
+        ratio = ratios.get((cost.tool, cost.nodes, cost.kind))
+        if last and run != last:
+            table.add_section()
+        table.add_row(
+            run if run != last else "",
+            cost.tool,
+            f"{cost.wall:.2f}",
+            f"{cost.cpu:.2f}",
+            f"{cost.connections:g}",
+            f"{cost.sessions:g}",
+            f"{cost.turns:g}",
+            f"{cost.bytes_up / cost.nodes / 1024:.1f}",
+            f"{cost.bytes_down / cost.nodes / 1024:.1f}",
+            *((f"{part:.2f}" for part in ratio) if ratio else ("", "")),
+        )
+        last = run
+    return table
+
+
+def _promises(found: list[figures.Figure]) -> Table:
+    table = Table("figure", "wanted", "seen", "met", title="Figures")
+    for figure in found:
+        table.add_row(figure.what, figure.wanted, figure.seen, "yes" if figure.met else "no")
+    return table
+
+
+if __name__ == "__main__":
+    main()

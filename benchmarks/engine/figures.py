@@ -1,0 +1,73 @@
+"""The figures that the design promises, held against what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from benchmarks.engine.run import CHANGING, UNCHANGED, Cost
+
+_OURS = "ours"
+# (tool, kind) to how many times our wall time it takes at least, on two nodes.
+SLOWER = {
+    ("pyinfra", UNCHANGED): 10.0,
+    ("mitogen", UNCHANGED): 12.0,
+    ("ansible", UNCHANGED): 25.0,
+    ("pyinfra", CHANGING): 10.0,
+}
+ABOVE_FLOOR = 1.4
+TURNS = 10
+GROWTH = 3.0
+_NODES = 2
+_FEW, _MANY = 1, 32
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One promise: what, how much, and what was seen."""
+
+    what: str
+    wanted: str
+    seen: str
+    met: bool
+
+
+def ratios(costs: Iterable[Cost]) -> dict[tuple[str, int, str], tuple[float, float]]:
+    """Wall and CPU time of each other tool, as multiples of ours."""
+    known = {(cost.tool, cost.nodes, cost.kind): cost for cost in costs}
+    found = {}
+    for (tool, nodes, kind), cost in known.items():
+        mine = known.get((_OURS, nodes, kind))
+        if mine is not None and tool != _OURS:
+            found[tool, nodes, kind] = (cost.wall / mine.wall, cost.cpu / mine.cpu)
+    return found
+
+
+def compared(costs: list[Cost]) -> list[Figure]:
+    """The promises about the two-node play, as far as the tools were run."""
+    mine = [c for c in costs if (c.tool, c.nodes, c.kind) == (_OURS, _NODES, UNCHANGED)]
+    found = []
+    for cost in mine:
+        seen = f"{cost.sessions:g} and {cost.turns:g}"
+        fine = cost.sessions <= 1 and cost.turns <= TURNS
+        found.append(Figure("SSH sessions and turns a node", f"1 and {TURNS}", seen, fine))
+    measured = ratios(costs)
+    if floor := measured.get(("floor", _NODES, UNCHANGED)):
+        above = 1 / floor[0]
+        what = "unchanged: ours to a bare agent loop"
+        found.append(Figure(what, f"<= {ABOVE_FLOOR}", f"{above:.2f}", above <= ABOVE_FLOOR))
+    for (tool, kind), least in SLOWER.items():
+        if ratio := measured.get((tool, _NODES, kind)):
+            what = f"{kind}: {tool} to ours"
+            found.append(Figure(what, f">= {least:g}", f"{ratio[0]:.1f}", ratio[0] >= least))
+    return found
+
+
+def scaled(costs: list[Cost]) -> list[Figure]:
+    """The promise about many nodes."""
+    walls = {cost.nodes: cost.wall for cost in costs}
+    if _FEW not in walls or _MANY not in walls:
+        return []
+    growth = walls[_MANY] / walls[_FEW]
+    what = f"unchanged: {_MANY} nodes to {_FEW}"
+    return [Figure(what, f"< {GROWTH:g}", f"{growth:.2f}", growth < GROWTH)]
