@@ -15,8 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
-from typing import Any
+from typing import IO, Any
 
 from spark_cluster.agent.journal import Journal
 from spark_cluster.agent.overlay import Overlay
