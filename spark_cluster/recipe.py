@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from spark_cluster.errors import Refused
 from spark_cluster.fields import NodePath, Port, Word
 from spark_cluster.schema import Schema, validate
-from spark_cluster.yamlfile import described, load
+from spark_cluster.yamlfile import Problem, described, load
 
 if TYPE_CHECKING:
     from spark_cluster.project import Project
@@ -74,6 +74,11 @@ def _variable(text: str) -> str:
     if _SECRET_NAME.search(text):
         raise ValueError("a secret is never written into a recipe; the inventory refers to it")
     return text
+
+
+def _as_text(value: Any) -> Any:
+    """Numbers too: `OMP_NUM_THREADS: 1` can only mean one thing; `true` could mean several."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 class Model(Schema):
@@ -201,9 +206,9 @@ class Recipe(Schema):
         Annotated[str, AfterValidator(_flag)],
         Annotated[EngineValue, BeforeValidator(_engine_value)],
     ] = Field(default={}, description="flags of `vllm serve`, without dashes; true for a bare one")
-    env: dict[Annotated[str, AfterValidator(_variable)], str] = Field(
-        default={}, description="environment of every container"
-    )
+    env: dict[
+        Annotated[str, AfterValidator(_variable)], Annotated[str, BeforeValidator(_as_text)]
+    ] = Field(default={}, description="environment of every container")
     mounts: list[Mount] = Field(default=[], description="folders the containers see")
     ray: Ray = Field(default=Ray(), description="how Ray is started")
     probe: Probe = Field(
@@ -275,6 +280,9 @@ def load_recipe(name: str | Path, project: Project) -> Recipe:
     path = project.resolve("recipes", name)
     source = load(path, "recipe")
     recipe = validate(Recipe, source)
+    if recipe.name != path.stem:
+        message = f"found '{recipe.name}', expected '{path.stem}', as the file is called"
+        raise source.invalid([Problem(("name",), message)])
     if recipe.model.directory is None:
         return recipe
     directory = path.absolute().parent / recipe.model.directory.expanduser()

@@ -15,7 +15,8 @@ def merged(source: Sourced, keys: Sequence[Key]) -> Sourced:
     does not exist is skipped. What is missing altogether is reported at the last of the keys.
     """
     merger = _Merger(source)
-    merger.origins.update({(): source.origin(key) for key in keys[-1:]})
+    if keys:
+        merger.origins[()] = source.origin(keys[-1])
     for key in keys:
         layer = _at(source.data, key)
         if isinstance(layer, dict):

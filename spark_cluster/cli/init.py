@@ -1,0 +1,82 @@
+"""`spark-cluster init`: writes a commented inventory for the user's nodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spark_cluster.errors import UsageError
+
+
+@click.command("init")
+@click.option(
+    "--node",
+    "addresses",
+    metavar="ADDRESS",
+    multiple=True,
+    help="Management address of a Spark, the head first; once for each.",
+)
+@click.option("--user", metavar="NAME", help="User to log in as (default: as ~/.ssh/config says).")
+@click.option("--identity-file", metavar="FILE", help="Private key (default: agent and ~/.ssh).")
+@click.option("--recipe", metavar="NAME", help="What to serve.")
+@click.option("--force", is_flag=True, help="Replace an inventory.yaml that is there.")
+@click.option("--yes", is_flag=True, help="Ask nothing.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    *,
+    addresses: tuple[str, ...],
+    user: str | None,
+    identity_file: str | None,
+    recipe: str | None,
+    force: bool,
+    yes: bool,
+) -> None:
+    """Write a commented inventory.yaml for one or more Sparks into the project folder."""
+    from spark_cluster.new_inventory import DEFAULT_RECIPE, Answers, write
+    from spark_cluster.project import Project
+
+    project = Project(_setting(ctx.obj, "project_folder"))
+    path = project.folder / "inventory.yaml"
+    # Before the questions: nobody likes to answer them for nothing.
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists", hint="edit it, or replace it with --force")
+    if not addresses and yes:
+        raise UsageError("no node given", hint="name each Spark with --node ADDRESS")
+    if not addresses:
+        addresses = _ask_addresses()
+        user = user or click.prompt("User on the Sparks", default="nvidia", err=True)
+    answers = Answers(addresses, user, identity_file, recipe or DEFAULT_RECIPE)
+    inventory = write(path, answers, project)
+    _print(path, list(inventory.nodes), as_json=bool(_setting(ctx.obj, "json")))
+
+
+def _ask_addresses() -> tuple[str, ...]:
+    addresses = [click.prompt("Address of the first Spark (the head)", err=True)]
+    while True:
+        more = click.prompt(
+            "Address of the next Spark (empty: no more)", default="", show_default=False, err=True
+        )
+        if not more:
+            return tuple(addresses)
+        addresses.append(more)
+
+
+def _setting(obj: Any, name: str) -> Any:
+    """A global option, wherever the program keeps it; None when there is no such thing."""
+    return obj.get(name) if isinstance(obj, dict) else getattr(obj, name, None)
+
+
+def _print(path: Path, nodes: list[str], *, as_json: bool) -> None:
+    steps = ["spark-cluster trust", "spark-cluster ping"]
+    steps.append(f"spark-cluster up --tp {min(len(nodes), 2)}")
+    if as_json:
+        click.echo(json.dumps({"ok": True, "file": str(path), "nodes": nodes, "next": steps}))
+        return
+    click.echo(f"Wrote {path} ({', '.join(nodes)}). Next:")
+    meanings = ["accept the nodes' host keys", "see that they answer", "serve"]
+    for step, meaning in zip(steps, meanings, strict=True):
+        click.echo(f"  {step:<24}  {meaning}")
