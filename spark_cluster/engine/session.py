@@ -44,6 +44,44 @@ class Answer:
     reason: str = ""
 
 
+class Pending:
+    """A request on its way."""
+
+    def __init__(self, session: Session, number: int) -> None:
+        self.session = session
+        self.number = number
+        self.mailbox: queue.Queue[dict[str, Any] | SparkClusterError] = queue.Queue()
+
+    def wait(self, on_event: OnEvent | None = None, blobs: Blobs | None = None) -> dict[str, Any]:
+        """The reply.
+
+        Args:
+            on_event: called in this thread with each event before the reply.
+            blobs: contents that the agent may ask for, by SHA-256.
+
+        Raises:
+            Unreachable: the connection is gone, or was lost meanwhile.
+            Failed: the node could not do it.
+        """
+        try:
+            while True:
+                event = self.mailbox.get()
+                if isinstance(event, SparkClusterError):
+                    raise event
+                if event["event"] == "need":
+                    self.session.give(self.number, event["sha256"], (blobs or {})[event["sha256"]])
+                elif event["event"] != "done":
+                    if on_event is not None:
+                        on_event(event)
+                elif "error" in event:
+                    hint = event.get("hint", "")
+                    raise Failed(event["error"], where=self.session.node, hint=hint)
+                else:
+                    return event
+        finally:
+            self.session.forget(self.number)
+
+
 class Session:
     """One agent on one node.
 
@@ -80,37 +118,22 @@ class Session:
         self._spoken = False
         self._closing = False
 
+    def submit(self, op: str, **what: Any) -> Pending:
+        """Send a request without waiting, so that several share one turn of the network."""
+        pending = Pending(self, next(self._numbers))
+        self._queues[pending.number] = pending.mailbox
+        self._send({"op": op, "req": pending.number, **what})
+        return pending
+
     def request(
         self, op: str, on_event: OnEvent | None = None, blobs: Blobs | None = None, **what: Any
     ) -> dict[str, Any]:
-        """Ask the agent and wait for its reply.
+        """Ask the agent and wait for its reply; see `Pending.wait`.
 
         Args:
             op: an operation of agent/operations.py.
-            on_event: called in this thread with each event before the reply.
-            blobs: contents that the agent may ask for, by SHA-256.
-
-        Raises:
-            Unreachable: the connection is gone, or was lost meanwhile.
-            Failed: the node could not do it.
         """
-        number = next(self._numbers)
-        mailbox: queue.Queue[dict[str, Any] | SparkClusterError] = queue.Queue()
-        self._queues[number] = mailbox
-        try:
-            self._send({"op": op, "req": number, **what})
-            while True:
-                event = mailbox.get()
-                if isinstance(event, SparkClusterError):
-                    raise event
-                if event["event"] == "need":
-                    self._send_blob(number, event["sha256"], blobs or {})
-                elif event["event"] == "done":
-                    return self._reply(event)
-                elif on_event is not None:
-                    on_event(event)
-        finally:
-            del self._queues[number]
+        return self.submit(op, **what).wait(on_event, blobs)
 
     def run(
         self,
@@ -151,12 +174,17 @@ class Session:
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join(timeout=5)
 
-    # -- inside ----------------------------------------------------------------------------------
+    def give(self, number: int, sha256: str, data: bytes) -> None:
+        """Send the content that request `number` asked for."""
+        head = frames.pack({"op": "blob", "req": number, "sha256": sha256})
+        with self._lock:
+            self._channel.send(head + frames.pack(data))
 
-    def _reply(self, event: dict[str, Any]) -> dict[str, Any]:
-        if "error" in event:
-            raise Failed(event["error"], where=self.node, hint=event.get("hint", ""))
-        return event
+    def forget(self, number: int) -> None:
+        """Nobody waits for request `number` any more."""
+        self._queues.pop(number, None)
+
+    # -- inside ----------------------------------------------------------------------------------
 
     def _send(self, message: dict[str, Any]) -> None:
         data = frames.pack(message)
@@ -175,12 +203,6 @@ class Session:
                 self._channel.send(data)
             except (OSError, EOFError):
                 pass  # the reader knows why, and tells every mailbox
-
-    def _send_blob(self, number: int, sha256: str, blobs: Blobs) -> None:
-        data = blobs.get(sha256, b"")
-        head = frames.pack({"op": "blob", "req": number, "sha256": sha256})
-        with self._lock:
-            self._channel.send(head + frames.pack(data))
 
     def _read(self) -> None:
         buffer = _Buffer()

@@ -1,0 +1,200 @@
+"""The nodes of a run: connected side by side, locked, asked for their facts."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from spark_cluster.engine.events import Bus, Connected, NodeFailed
+from spark_cluster.engine.session import Session
+from spark_cluster.errors import Failed, SparkClusterError, Unreachable
+from spark_cluster.facts import gather
+from spark_cluster.facts.model import Facts
+
+if TYPE_CHECKING:
+    from spark_cluster.engine.transport import SshConnection, Target
+    from spark_cluster.inventory import Node
+
+T = TypeVar("T")
+
+
+def side_by_side(jobs: dict[str, Callable[[], T]]) -> dict[str, T | SparkClusterError]:
+    """Run one job a node, each in its own thread; a node's error is its result.
+
+    An interrupt (Ctrl-C) comes through at once; so does an error that is nobody's fault but ours.
+    """
+    if len(jobs) == 1:  # no thread needed, and a simpler traceback
+        ((name, job),) = jobs.items()
+        return {name: _outcome(job)}
+    pool = ThreadPoolExecutor(max_workers=max(len(jobs), 1))
+    try:
+        futures: dict[str, Future[T | SparkClusterError]] = {
+            name: pool.submit(_outcome, job) for name, job in jobs.items()
+        }
+        return {name: future.result() for name, future in futures.items()}
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _outcome(job: Callable[[], T]) -> T | SparkClusterError:
+    try:
+        return job()
+    except SparkClusterError as error:
+        return error
+
+
+def target(node: Node) -> Target:
+    """How the transport reaches an inventory's node."""
+    from spark_cluster.engine.transport import Target
+
+    become = node.become
+
+    def password() -> str | None:
+        if become.password is None:
+            return None
+        return become.password.read(f"the sudo password of {node.name}", ask_secret())
+
+    return Target(
+        name=node.name,
+        host=node.address,
+        user=node.user,
+        port=node.port,
+        identity_file=node.identity_file,
+        known_hosts=node.known_hosts,
+        jump=node.jump,
+        connect_timeout_s=node.connect_timeout_s,
+        sudo_password=password,
+    )
+
+
+_asked: dict[str, str] = {}
+_asking = threading.Lock()
+
+
+def ask_secret() -> Callable[[str], str] | None:
+    """Asks on the terminal, once for each thing; None without a terminal."""
+    if not sys.stdin.isatty():
+        return None
+
+    def ask(what: str) -> str:
+        with _asking:
+            if what not in _asked:
+                _asked[what] = getpass.getpass(f"{what}: ")
+            return _asked[what]
+
+    return ask
+
+
+class Connections:
+    """Connections, agents and facts of a run's nodes.
+
+    Args:
+        nodes: of the inventory.
+        bus: gets Connected and NodeFailed.
+        run: id of the run.
+        command: what the user asked for, told to whoever meets this run's lock.
+        change: this run may change the nodes: be root there and hold their locks.
+    """
+
+    def __init__(
+        self, nodes: Iterable[Node], bus: Bus, run: str, *, command: str, change: bool
+    ) -> None:
+        self.nodes = {node.name: node for node in nodes}
+        self.bus = bus
+        self.run = run
+        self.command = command
+        self.change = change
+        self.facts: dict[str, Facts] = {}
+        self.users: dict[str, str] = {}
+        self._connections: dict[str, SshConnection] = {}
+        self._sessions: dict[str, Session] = {}
+
+    def open(self) -> dict[str, SparkClusterError]:
+        """Connect to all, side by side; who failed, and why (the others are usable)."""
+        jobs = {name: self._job(name) for name in self.nodes if name not in self._sessions}
+        outcomes = side_by_side(jobs)
+        failed = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
+        for name, error in failed.items():
+            unreachable = isinstance(error, Unreachable)
+            self.bus.emit(NodeFailed(name, error.message, error.hint, unreachable))
+        return failed
+
+    def session(self, name: str) -> Session:
+        """The agent of a connected node."""
+        return self._sessions[name]
+
+    def connection(self, name: str) -> SshConnection:
+        """The SSH connection of a connected node."""
+        return self._connections[name]
+
+    def refresh(self, names: Iterable[str]) -> None:
+        """Ask again for facts that a change may have made stale."""
+        jobs = {name: self._facts_job(name) for name in names}
+        for name, outcome in side_by_side(jobs).items():
+            if isinstance(outcome, SparkClusterError):
+                raise outcome
+            self.facts[name] = outcome
+
+    def close(self) -> None:
+        """End all agents and connections."""
+        with contextlib.suppress(SparkClusterError):
+            side_by_side({name: s.close for name, s in self._sessions.items()})
+        for connection in self._connections.values():
+            connection.close()
+        self._sessions.clear()
+        self._connections.clear()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _job(self, name: str) -> Callable[[], None]:
+        return lambda: self._open(name)
+
+    def _facts_job(self, name: str) -> Callable[[], Facts]:
+        return lambda: gather.facts(self._sessions[name].request("gather", **gather.question()))
+
+    def _open(self, name: str) -> None:
+        from spark_cluster.engine.transport import SshConnection
+
+        started = time.monotonic()
+        connection = SshConnection(target(self.nodes[name]))
+        self._connections[name] = connection
+        session = connection.session(self.run, become=True)
+        self._sessions[name] = session
+        lock = session.submit("lock", owner=self._owner()) if self.change else None
+        facts = session.submit("gather", **gather.question())
+        if lock is not None:
+            locked_by = lock.wait().get("locked_by")
+            if locked_by is not None:
+                raise _locked(name, locked_by)
+        self.facts[name] = gather.facts(facts.wait())
+        self.users[name] = str(connection.open().user)
+        self.bus.emit(Connected(name, time.monotonic() - started))
+
+    def _owner(self) -> dict[str, object]:
+        return {
+            "run": self.run,
+            "command": self.command,
+            "user": f"{getpass.getuser()}@{platform.node()}",
+            "laptop_pid": os.getpid(),
+            "since": time.time(),
+        }
+
+
+def _locked(name: str, owner: dict[str, object]) -> Failed:
+    if not owner:
+        return Failed("another run is at work there", where=name, hint="wait until it has ended")
+    since = time.strftime("%H:%M:%S", time.localtime(float(str(owner.get("since", 0)))))
+    return Failed(
+        f"another run is at work there: {owner.get('user')} runs "
+        f"`{owner.get('command')}` since {since} (run {owner.get('run')})",
+        where=name,
+        hint="wait until it has ended, or end it there: the lock goes with it",
+    )

@@ -1,0 +1,311 @@
+"""What a playbook is written against: nodes, roles, stages; ordinary Python does the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.cluster import Spark, sparks
+from spark_cluster.engine.connections import Connections, side_by_side
+from spark_cluster.engine.document import Selection, check, document, tagged
+from spark_cluster.engine.events import (
+    Applying,
+    Bus,
+    Changing,
+    NodeFailed,
+    Note,
+    Progress,
+    Result,
+    StageFinished,
+    StageStarted,
+)
+from spark_cluster.engine.session import Session
+from spark_cluster.errors import Failed, SparkClusterError, Unreachable
+from spark_cluster.resources.base import InvalidResource, Resource
+
+if TYPE_CHECKING:
+    from spark_cluster.inventory import Inventory
+    from spark_cluster.project import Project
+    from spark_cluster.role import Role
+
+
+@dataclass(frozen=True)
+class RoleCall:
+    """A role with the settings that the playbook gives it on top of the inventory's."""
+
+    name: str
+    given: dict[str, Any]
+
+
+@dataclass
+class Applied:
+    """What came of one `apply`: node to resource id to result."""
+
+    results: dict[str, dict[str, Result]] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was changed (or, in check mode, would be or may be)."""
+        return any(self.changes(node) for node in self.results)
+
+    def changes(self, node: str) -> list[str]:
+        """Ids of the changed resources of a node."""
+        verdicts = ("change", "unknown")
+        return [i for i, r in self.results.get(node, {}).items() if r.verdict in verdicts]
+
+    def output(self, node: str, title: str) -> str:
+        """What a reading Command printed."""
+        return self.results[node][f"Command:{title}"].output
+
+
+@dataclass
+class Options:
+    """How a run is meant.
+
+    Args:
+        check: change nothing, tell what would be changed.
+        diff: with unified diffs.
+        selection: `--tags`, `--skip-tags`, `--start-at`.
+    """
+
+    check: bool = False
+    diff: bool = False
+    selection: Selection = field(default_factory=Selection)
+
+
+class Play:
+    """One run over some nodes.
+
+    Args:
+        inventory: what there is.
+        project: where roles are looked up.
+        connections: the nodes of this run, open.
+        bus: where the events go.
+        options: how it is meant.
+    """
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        project: Project,
+        connections: Connections,
+        bus: Bus,
+        options: Options | None = None,
+    ) -> None:
+        self.inventory = inventory
+        self.project = project
+        self.connections = connections
+        self.bus = bus
+        self.options = options or Options()
+        self.seconds: dict[str, float] = {}
+        self.out: dict[str, SparkClusterError] = {}
+
+    # -- the nodes -------------------------------------------------------------------------------
+
+    @property
+    def check(self) -> bool:
+        """Whether this run changes nothing."""
+        return self.options.check
+
+    @property
+    def nodes(self) -> list[Spark]:
+        """The nodes that are still in the run, in the inventory's order."""
+        known = sparks(self.inventory, self.connections.facts, self.connections.users)
+        return [s for n, s in known.items() if n in self.connections.nodes and n not in self.out]
+
+    @property
+    def head(self) -> Spark:
+        """The head, when it is in this run."""
+        return next(node for node in self.nodes if node.is_head)
+
+    @property
+    def workers(self) -> list[Spark]:
+        """All but the head."""
+        return [node for node in self.nodes if not node.is_head]
+
+    def session(self, node: Spark) -> Session:
+        """The node's agent, for what is not a resource: `run`, `http`."""
+        return self.connections.session(node.name)
+
+    def refresh(self, nodes: Iterable[Spark]) -> None:
+        """Ask these nodes for their facts again."""
+        self.connections.refresh([node.name for node in nodes])
+
+    # -- doing -----------------------------------------------------------------------------------
+
+    def role(self, name: str, **given: Any) -> RoleCall:
+        """A role with settings of the playbook's, to be given to `apply`."""
+        return RoleCall(name, given)
+
+    def apply(
+        self,
+        nodes: Spark | Sequence[Spark],
+        *what: str | RoleCall | Sequence[Resource],
+        must: bool = True,
+    ) -> Applied:
+        """Apply roles (or resources) to nodes, side by side; returns when all are done.
+
+        All of `what` goes to a node as one document, so that it costs one turn of the network.
+
+        Args:
+            what: role names, `play.role(...)`, or lists of resources.
+            must: a node's failure ends the run, once the others are done; otherwise the node
+                leaves the run and the others go on.
+
+        Raises:
+            SparkClusterError: with `must`, the first node's error.
+        """
+        wanted = [nodes] if isinstance(nodes, Spark) else list(nodes)
+        current = {node.name: node for node in self.nodes}
+        chosen = [current[n.name] for n in wanted if n.name in current]
+        documents = {node.name: self._resources(node, what) for node in chosen}
+        applied = Applied({node.name: {} for node in chosen})
+        jobs = {n.name: self._job(n.name, documents[n.name], applied) for n in chosen}
+        for name, outcome in side_by_side(jobs).items():
+            if isinstance(outcome, SparkClusterError):
+                self._leave(name, outcome)
+        errors = [self.out[node.name] for node in chosen if node.name in self.out]
+        if errors and must:
+            raise errors[0]
+        return applied
+
+    def together(self, *jobs: Callable[[], Any]) -> list[Any]:
+        """Run several calls of this play side by side; the first error is raised at the end."""
+        outcomes = side_by_side({str(i): job for i, job in enumerate(jobs)})
+        for outcome in outcomes.values():
+            if isinstance(outcome, SparkClusterError):
+                raise outcome
+        return list(outcomes.values())
+
+    def on_each(self, nodes: Sequence[Spark], job: Callable[[Spark], Any]) -> dict[str, Any]:
+        """Call `job(node)` for every node side by side; name to what it returned."""
+        outcomes = side_by_side({n.name: (lambda node=n: job(node)) for n in nodes})
+        for outcome in outcomes.values():
+            if isinstance(outcome, SparkClusterError):
+                raise outcome
+        return outcomes
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """A named, timed part of the run, shown as such."""
+        self.bus.emit(StageStarted(name))
+        started = time.monotonic()
+        ok = False
+        try:
+            yield
+            ok = True
+        finally:
+            seconds = time.monotonic() - started
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 3)
+            self.bus.emit(StageFinished(name, seconds, ok))
+
+    def note(self, text: str, *, warning: bool = False, node: Spark | None = None) -> None:
+        """Tell the user something."""
+        level = "warning" if warning else "info"
+        self.bus.emit(Note(text, level, node.name if node else ""))
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _resources(
+        self, node: Spark, what: Sequence[str | RoleCall | Sequence[Resource]]
+    ) -> list[tuple[str, Resource]]:
+        """(role, resource) of all that is asked for, checked as one document."""
+        found: list[tuple[str, Resource]] = []
+        for part in what:
+            if isinstance(part, str):
+                part = RoleCall(part, {})
+            if isinstance(part, RoleCall):
+                role = self.project.load_role(part.name)
+                found += [(part.name, r) for r in self._of_role(role, node, part.given)]
+            else:
+                found += [("playbook", r) for r in tagged(part, "playbook")]
+        check([r for _, r in found], node.name)
+        return found
+
+    def _of_role(self, role: Role, node: Spark, given: dict[str, Any]) -> list[Resource]:
+        settings = role.settings_for(self.inventory.nodes[node.name], **given)
+        try:
+            return tagged(role.function(node, settings), role.name)
+        except SparkClusterError:
+            raise
+        except InvalidResource as error:
+            raise Failed(str(error), where=f"{node.name}: role {role.name}") from error
+        except Exception as error:  # noqa: BLE001  (a role is the user's code: say where it broke)
+            raise _broken_role(role, node, error) from error
+
+    def _job(
+        self, name: str, resources: list[tuple[str, Resource]], applied: Applied
+    ) -> Callable[[], None]:
+        return lambda: self._apply(name, resources, applied)
+
+    def _apply(self, name: str, resources: list[tuple[str, Resource]], applied: Applied) -> None:
+        selection = self.options.selection
+        chosen, roles = [], {}
+        for role, resource in resources:
+            roles[resource.id] = role
+            if selection.wants(name, role, resource):
+                chosen.append(resource)
+            else:
+                self.bus.emit(Result(name, role, resource.id, "skipped"))
+        if not chosen:
+            return
+        label = ", ".join(dict.fromkeys(roles[r.id] for r in chosen))
+        self.bus.emit(Applying(name, label, len(chosen)))
+        packed = document(chosen)
+
+        def take(event: dict[str, Any]) -> None:
+            self._take(name, roles, applied, event)
+
+        reply = self.connections.session(name).submit(
+            "apply",
+            resources=packed.resources,
+            run=self.connections.run,
+            check=self.options.check,
+            diff=self.options.diff,
+        )
+        if not reply.wait(take, packed.blobs)["ok"]:
+            raise _failed(applied, name)
+
+    def _take(
+        self, node: str, roles: dict[str, str], applied: Applied, event: dict[str, Any]
+    ) -> None:
+        kind, resource = event["event"], event.get("id", "")
+        if kind == "changing":
+            self.bus.emit(Changing(node, resource))
+        elif kind == "progress":
+            self.bus.emit(Progress(node, resource, event["text"]))
+        elif kind == "result":
+            names = ("seconds", "changes", "diff", "reason", "error", "hint", "output")
+            known = {k: event[k] for k in names if k in event}
+            result = Result(node, roles[resource], resource, event["verdict"], **known)
+            applied.results[node][resource] = result
+            self.bus.emit(result)
+
+    def _leave(self, name: str, error: SparkClusterError) -> None:
+        self.out[name] = error
+        unreachable = isinstance(error, Unreachable)
+        self.bus.emit(NodeFailed(name, error.message, error.hint, unreachable))
+
+
+def _failed(applied: Applied, node: str) -> Failed:
+    result = next(r for r in applied.results[node].values() if r.verdict == "failed")
+    return Failed(
+        f"{result.resource}: {result.error}", where=f"{node}: role {result.role}", hint=result.hint
+    )
+
+
+def _broken_role(role: Role, node: Spark, error: Exception) -> Failed:
+    line, trace = 0, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(role.path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return Failed(
+        f"the role raised {type(error).__name__}: {error}",
+        where=f"{role.path}:{line}",
+        hint=f"this is a fault of the role {role.name}, met for node {node.name}; "
+        "nothing of it was sent to any node",
+    )
