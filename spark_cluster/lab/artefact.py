@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,19 +105,19 @@ def enter(
     *,
     log: Path,
     binds: Mapping[Path, Path] | None = None,
-    read_only: Iterable[Path] = (),
+    read_only: Mapping[Path, Path] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
     """Run a program inside a tree, with the machine's network and nothing else of it.
 
     Args:
         binds: directory of the machine -> place in the tree, writable.
-        read_only: directories of the machine shown at the same place in the tree.
+        read_only: the same, not writable.
     """
     command: list[str] = ["systemd-nspawn", "--quiet", f"--directory={tree}", "--register=no"]
     command += ["--keep-unit", "--as-pid2", "--resolv-conf=copy-host", "--timezone=off"]
     command += [f"--bind={source}:{target}" for source, target in (binds or {}).items()]
-    command += [f"--bind-ro={path}" for path in read_only]
+    command += [f"--bind-ro={source}:{target}" for source, target in (read_only or {}).items()]
     command += [f"--setenv={name}={value}" for name, value in (environment or {}).items()]
     # the machine may lack what nspawn's filter wants; a small tmpfs /tmp is too small for pip
     outer = {**os.environ, "SYSTEMD_SECCOMP": "0", "SYSTEMD_NSPAWN_TMPFS_TMP": "0"}

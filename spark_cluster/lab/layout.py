@@ -84,6 +84,11 @@ class NodeLayout:
         return self.directory / "supervisor.lock"
 
     @property
+    def powered(self) -> Path:
+        """Exists while the node has power: its end of each cable is alive."""
+        return self.directory / "powered"
+
+    @property
     def lower_record(self) -> Path:
         """Names the tree that the overlay was made over."""
         return self.directory / "lower"
@@ -123,6 +128,11 @@ class Layout:
     @property
     def lock(self) -> Path:
         return self.state / "lock"
+
+    @property
+    def pulled(self) -> Path:
+        """Names the fabric ports whose cable somebody has pulled."""
+        return self.state / "pulled"
 
     @property
     def forwarding(self) -> Path:

@@ -59,7 +59,7 @@ def vllm_environment(layout: Layout, tree: Artefact) -> Artefact:
             ["sh", "-c", SETUP],
             log=log,
             binds={folder: INSIDE, assets: Path("/srv/assets")},
-            read_only=local_directories(settings),
+            read_only={path: path for path in local_directories(settings)},
             environment=settings,
         )
         shutil.rmtree(assets)
@@ -80,9 +80,8 @@ def model(layout: Layout, tree: Artefact, environment: Artefact) -> Artefact:
             [f"{INSIDE}/bin/python", "/srv/train_model.py", f"/srv/{MODEL}"],
             log=log,
             binds={folder: Path("/srv")},
-            read_only=[],
+            read_only={environment.path: INSIDE},
             environment={"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"},
-            mounts={environment.path: INSIDE},
         )
         (folder / "train_model.py").unlink()
 

@@ -1,0 +1,76 @@
+"""One control group a node: the list of everything that runs in it, and the way to end all of it.
+
+Machines have one cgroup tree (version 2) or several (version 1 and hybrid); the node is in a group
+of the same name in each that counts. Without a group of its own, both nodes' systemds would share
+the one that nspawn makes and see each other's processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+TREE = Path("/sys/fs/cgroup")
+HYBRID = ("unified", "systemd", "pids")
+PREFIX = "spark-cluster-lab-"
+
+
+def trees() -> list[Path]:
+    """Where control groups are made on this machine."""
+    if (TREE / "cgroup.procs").exists():
+        return [TREE]
+    return [TREE / name for name in HYBRID if (TREE / name / "cgroup.procs").exists()]
+
+
+def groups(name: str) -> list[Path]:
+    return [tree / f"{PREFIX}{name}" for tree in trees()]
+
+
+def join(name: str) -> None:
+    """Put this process, and so what it starts, into a node's group."""
+    for group in groups(name):
+        group.mkdir(exist_ok=True)
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def leave() -> None:
+    """Put this process back into the machine's own group."""
+    for tree in trees():
+        (tree / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def processes(name: str) -> set[int]:
+    """Every process of a node, by the machine's numbers (its supervisor is one of them)."""
+    found: set[int] = set()
+    for group in groups(name):
+        for path in [group / "cgroup.procs", *group.glob("**/cgroup.procs")]:
+            try:
+                found.update(int(line) for line in path.read_text().split())
+            except OSError:
+                continue  # the group went away, or is threaded
+    return found - {0}
+
+
+def kill(name: str, timeout: float = 10.0) -> None:
+    """End every process of a node by force and wait until they are gone."""
+    deadline = time.monotonic() + timeout
+    while (left := processes(name)) and time.monotonic() < deadline:
+        for pid in left - {os.getpid()}:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.05)
+
+
+def remove(name: str) -> None:
+    """Delete a node's groups; they must be empty."""
+    for group in groups(name):
+        if not group.exists():
+            continue
+        below = [path for path in group.glob("**/") if path != group]
+        for path in sorted(below, key=lambda path: len(path.parts), reverse=True):
+            path.rmdir()
+        group.rmdir()

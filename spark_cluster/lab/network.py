@@ -1,0 +1,199 @@
+"""The lab's networks: a bridge for management, a cable for each fabric port, and nothing else.
+
+Each node has a network namespace. The far end of its management port is on the bridge; the far
+ends of its fabric ports are in a namespace of their own, where a cable is a bridge of two ports.
+So a cable can be pulled out of sight of the nodes, and both ends lose their carrier, as on Sparks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from spark_cluster.lab.layout import (
+    BRIDGE,
+    CABLES,
+    FABRIC,
+    GATEWAY,
+    MANAGEMENT,
+    RULE_COMMENT,
+    SUBNET,
+    UNCABLED,
+    Layout,
+    NodeLayout,
+)
+from spark_cluster.lab.shell import output, run
+
+FABRIC_MTU = 9216
+CONF = Path("/proc/sys/net/ipv4/conf")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def ip(*commands: str, namespace: str = "", check: bool = True) -> None:
+    """Run several `ip` commands in one process; without `check`, all of them whatever happens."""
+    argv = ["ip", *(["-n", namespace] if namespace else []), *([] if check else ["-force"])]
+    run([*argv, "-batch", "-"], stdin="\n".join(commands) + "\n", check=check)
+
+
+def namespaces() -> set[str]:
+    return {line.split()[0] for line in output(["ip", "netns", "list"]).splitlines() if line}
+
+
+def links() -> set[str]:
+    """Names of the machine's own network interfaces."""
+    return {link["ifname"] for link in json.loads(output(["ip", "-json", "link"]) or "[]")}
+
+
+def default_interface() -> str:
+    """Where the machine's own default route leads, or nothing."""
+    routes = json.loads(output(["ip", "-json", "-4", "route", "show", "default"]) or "[]")
+    return str(routes[0]["dev"]) if routes else ""
+
+
+# --- the machine's side ----------------------------------------------------------------------
+
+
+def rules() -> list[tuple[str, str]]:
+    """(table, rule) of what lets nodes reach their package mirror, and only that."""
+    comment = f"-m comment --comment {RULE_COMMENT}"
+    answers = "-m conntrack --ctstate RELATED,ESTABLISHED"
+    return [
+        ("nat", f"POSTROUTING -s {SUBNET} ! -d {SUBNET} {comment} -j MASQUERADE"),
+        ("filter", f"FORWARD -i {BRIDGE} {comment} -j ACCEPT"),
+        ("filter", f"FORWARD -o {BRIDGE} {answers} {comment} -j ACCEPT"),
+    ]
+
+
+def raise_bridge(layout: Layout) -> None:
+    """Make the bridge, let it reach out, and make the place where the cables are."""
+    ip(
+        f"link add {BRIDGE} type bridge forward_delay 0 mcast_snooping 0",
+        f"addr add {GATEWAY}/{SUBNET.split('/')[1]} dev {BRIDGE}",
+        f"link set {BRIDGE} up",
+    )
+    forward(layout, default_interface())
+    for table, rule in rules():
+        run(["iptables", "-w", "-t", table, "-I", *rule.split()])
+    run(["ip", "netns", "add", CABLES])
+    off = "/proc/sys/net/ipv6/conf/default/disable_ipv6"
+    run(["ip", "netns", "exec", CABLES, "sh", "-c", f"[ ! -e {off} ] || echo 1 > {off}"])
+    for interface in FABRIC:
+        ip(
+            f"link add {interface} type bridge forward_delay 0 mcast_snooping 0",
+            f"link set {interface} up",
+            namespace=CABLES,
+        )
+
+
+def forward(layout: Layout, outside: str) -> None:
+    """Let packets pass between the bridge and the outside; what it was is written down first."""
+    (CONF / BRIDGE / "forwarding").write_text("1")
+    if not outside:
+        return
+    setting = CONF / outside / "forwarding"
+    if setting.read_text().strip() == "1":
+        return
+    before = {"boot": BOOT_ID.read_text(), "settings": {outside: setting.read_text().strip()}}
+    layout.forwarding.write_text(json.dumps(before))
+    setting.write_text("1")
+
+
+def lower_bridge(layout: Layout) -> None:
+    """Take away all of the machine's side, however much of it is there."""
+    for table in ("nat", "filter"):
+        for line in output(["iptables-save", "-t", table]).splitlines():
+            if line.startswith("-A") and RULE_COMMENT in line:
+                run(["iptables", "-w", "-t", table, "-D", *shlex.split(line)[1:]], check=False)
+    if layout.forwarding.exists():
+        before = json.loads(layout.forwarding.read_text())
+        if before["boot"] == BOOT_ID.read_text():
+            for interface, value in before["settings"].items():
+                if (CONF / interface).exists():
+                    (CONF / interface / "forwarding").write_text(value)
+        layout.forwarding.unlink()
+    if CABLES in namespaces():
+        run(["ip", "netns", "delete", CABLES])
+    if BRIDGE in links():
+        ip(f"link delete {BRIDGE}")
+
+
+# --- a node's side ---------------------------------------------------------------------------
+
+
+def attach(node: NodeLayout) -> None:
+    """Give a node a new network namespace with all its ports; cables are in, but without carrier.
+
+    Whatever was set by hand in an earlier one (addresses, rules, tc, sysctls) is gone, as after a
+    power cycle.
+    """
+    detach(node)
+    run(["ip", "netns", "add", node.name])
+    mac = f"4e:bb:47:00:{node.number:02x}"
+    commands = [
+        f"link add {node.port} type veth peer name {MANAGEMENT} netns {node.name} address {mac}:00",
+        f"link set {node.port} master {BRIDGE}",
+    ]
+    for index, interface in enumerate((*FABRIC, *UNCABLED), start=1):
+        commands.append(
+            f"link add {node.cable(interface)} mtu {FABRIC_MTU} netns {CABLES} type veth "
+            f"peer name {interface} netns {node.name} address {mac}:{index:02x}"
+        )
+    ip(*commands)
+    ip("link set lo up", namespace=node.name)
+    ip(
+        *(f"link set {node.cable(interface)} master {interface}" for interface in FABRIC),
+        namespace=CABLES,
+    )
+
+
+def detach(node: NodeLayout) -> None:
+    """Take a node's network away. The far ends go by name: a namespace alone goes later."""
+    if node.port in links():
+        ip(f"link delete {node.port}")
+    present = namespaces()
+    if CABLES in present:
+        cables = (*FABRIC, *UNCABLED)
+        ip(*(f"link delete {node.cable(i)}" for i in cables), namespace=CABLES, check=False)
+    if node.name in present:
+        run(["ip", "netns", "delete", node.name])
+
+
+def pulled(layout: Layout) -> set[str]:
+    """Ports whose cable is out: fabric ports by interface, management ports by far end."""
+    return set(layout.pulled.read_text().split()) if layout.pulled.exists() else set()
+
+
+def set_pulled(layout: Layout, ports: Iterable[str], out: bool) -> None:
+    """Pull cables out, or put them back in; `settle` makes it so."""
+    now = pulled(layout) | set(ports) if out else pulled(layout) - set(ports)
+    layout.pulled.write_text(" ".join(sorted(now)))
+
+
+def settle(layout: Layout, nodes: Sequence[NodeLayout]) -> None:
+    """Give each port a carrier if its cable is in and there is power at both ends."""
+    out = pulled(layout)
+    present = links()
+    ports = [node.port for node in nodes if node.port in present]
+    ip(*(f"link set {port} {'down' if port in out else 'up'}" for port in ports), check=False)
+    alive = len(nodes) > 1 and all(node.powered.exists() for node in nodes)
+    ip(
+        *(
+            f"link set {node.cable(port)} {'up' if alive and port not in out else 'down'}"
+            for port in FABRIC
+            for node in nodes
+        ),
+        namespace=CABLES,
+        check=False,
+    )
+
+
+def leftovers(nodes: Iterable[NodeLayout]) -> list[str]:
+    """What of the lab's networks exists on this machine."""
+    found = sorted(namespaces() & {CABLES, *(node.name for node in nodes)})
+    found += sorted(links() & {BRIDGE, *(node.port for node in nodes)})
+    saved = output(["iptables-save"])
+    found += [f"rule {rule}" for rule in re.findall(rf"-A (.*{RULE_COMMENT}.*)", saved)]
+    return found

@@ -1,0 +1,248 @@
+"""One simulated Spark, as tests and the command line handle it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.errors import Failed
+from spark_cluster.lab import cgroup, network, power
+from spark_cluster.lab.layout import FABRIC, USER
+from spark_cluster.lab.seed import make_host_keys
+from spark_cluster.lab.shell import run
+
+if TYPE_CHECKING:
+    from spark_cluster.lab.lab import Lab
+
+STATE_FILE = "var/lib/lab/state.json"
+BOOTED = ("running", "degraded", "maintenance")
+READY_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """A process of a node: its number in the node, its title, its share of memory."""
+
+    pid: int
+    title: str
+    mib: int
+
+
+class LabNode:
+    """A node of the lab. Methods that switch it on return when it answers SSH and has booted."""
+
+    def __init__(self, lab: Lab, number: int) -> None:
+        self.lab = lab
+        self.layout = lab.layout.nodes(number)[-1]
+
+    def __repr__(self) -> str:
+        return f"LabNode({self.name})"
+
+    @property
+    def name(self) -> str:
+        return self.layout.name
+
+    @property
+    def address(self) -> str:
+        """Its management address."""
+        return self.layout.address
+
+    @property
+    def root(self) -> Path:
+        """Its file system as this machine sees it, while the lab is up."""
+        return self.layout.root
+
+    @property
+    def state(self) -> str:
+        """`running`, `off`, or `orphaned`: running with nothing to start it again."""
+        return power.state(self.layout)
+
+    # --- talking to it -----------------------------------------------------------------------
+
+    def ssh_command(self, command: str | Sequence[str] = ()) -> list[str]:
+        """The command line that runs something in the node over SSH."""
+        options = {
+            "UserKnownHostsFile": self.layout.known_hosts,
+            "GlobalKnownHostsFile": "/dev/null",
+            "StrictHostKeyChecking": "yes",
+            "IdentitiesOnly": "yes",
+            "BatchMode": "yes",
+            "ConnectTimeout": 5,
+            "LogLevel": "ERROR",
+        }
+        words = ["ssh", "-F", "none", "-i", str(self.lab.layout.key)]
+        words += [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+        words += [f"{USER}@{self.address}"]
+        if command:
+            words += ["--", command if isinstance(command, str) else shlex.join(command)]
+        return words
+
+    def ssh(
+        self,
+        command: str | Sequence[str],
+        *,
+        check: bool = True,
+        stdin: str | None = None,
+        timeout: float | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as the user `nvidia`, over SSH.
+
+        Raises:
+            Failed: it ended with another status than 0, and `check` is set.
+        """
+        argv = self.ssh_command(command)
+        done = run(argv, check=False, stdin=stdin, timeout=timeout)
+        if check and done.returncode:
+            said = "\n  ".join((done.stderr + done.stdout).strip().splitlines()[-12:])
+            raise Failed(
+                f"{argv[-1]} ended with status {done.returncode}:\n  {said}", where=self.name
+            )
+        return done
+
+    def run(self, argv: Sequence[str], *, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a program as root inside the node without its network, as at its console."""
+        leader = power.leader(self.layout)
+        if not leader:
+            raise Failed("is not running", where=self.name)
+        spaces = ["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"]
+        return run(["nsenter", f"--target={leader}", *spaces, "--", *argv], check=check)
+
+    def wait(self, timeout: float = READY_TIMEOUT) -> None:
+        """Return when the node answers SSH and its systemd has finished booting."""
+        deadline = time.monotonic() + timeout
+        said = "no answer on port 22"
+        while time.monotonic() < deadline:
+            if self.state != "running" and power.leader(self.layout) == 0:
+                time.sleep(0.05)  # its supervisor may be starting
+            elif self._greets():
+                done = self.ssh("systemctl is-system-running", check=False, timeout=30)
+                said = done.stdout.strip() or done.stderr.strip()
+                if said in BOOTED:
+                    return
+            time.sleep(0.05)
+        raise Failed(
+            f"did not come up within {timeout:g} s ({said})",
+            where=self.name,
+            hint=f"Its console: {self.layout.console}",
+        )
+
+    def _greets(self) -> bool:
+        try:
+            with socket.create_connection((self.address, 22), timeout=1) as connection:
+                return connection.recv(4) == b"SSH-"
+        except OSError:
+            return False
+
+    # --- power ------------------------------------------------------------------------------
+
+    def boot(self, *, wait: bool = True) -> None:
+        """Switch it on; nothing happens when it is on."""
+        if self.state == "running":
+            return
+        with self.lab.locked():
+            power.on(self.lab.layout, self.layout, len(self.lab.nodes))
+        if wait:
+            self.wait()
+
+    def reboot(self, *, wait: bool = True) -> None:
+        """An orderly restart, with a new boot and a new network."""
+        before = power.leader(self.layout)
+        self.run(["systemctl", "reboot"])
+        deadline = time.monotonic() + power.ORDERLY + READY_TIMEOUT
+        while power.leader(self.layout) == before:
+            if time.monotonic() > deadline:
+                raise Failed("does not go down to reboot", where=self.name)
+            time.sleep(0.02)
+        if wait:
+            self.wait()
+
+    def poweroff(self, *, orderly: bool = True) -> None:
+        """Switch it off; with `orderly` unset, as by pulling the power plug."""
+        with self.lab.locked():
+            power.off(self.layout, orderly=orderly)
+            network.settle(self.lab.layout, [node.layout for node in self.lab.nodes])
+
+    def reset(self, *, new_host_keys: bool = False, wait: bool = True) -> None:
+        """Make it a fresh Spark: everything in it is thrown away, then it boots.
+
+        Args:
+            new_host_keys: as after a reinstallation. The lab's known_hosts is left as it is, so
+                that whoever reads it meets a changed host key; `Lab.trust()` updates it.
+        """
+        with self.lab.locked():
+            power.off(self.layout, orderly=False)
+            if new_host_keys:
+                make_host_keys(self.layout, new=True)
+            power.insert(self.lab.layout, self.layout, self.lab.prepared(), fresh=True)
+            power.on(self.lab.layout, self.layout, len(self.lab.nodes))
+        if wait:
+            self.wait()
+
+    # --- cables -----------------------------------------------------------------------------
+
+    def unplug(self) -> None:
+        """Pull the management cable."""
+        self._cables([self.layout.port], out=True)
+
+    def plug(self) -> None:
+        """Put the management cable back."""
+        self._cables([self.layout.port], out=False)
+
+    def unplug_fabric(self, *interfaces: str) -> None:
+        """Pull the fabric cable (both twins, or the named interfaces): both ends lose the link."""
+        self._cables(interfaces or FABRIC, out=True)
+
+    def plug_fabric(self, *interfaces: str) -> None:
+        """Put it back."""
+        self._cables(interfaces or FABRIC, out=False)
+
+    def _cables(self, ports: Sequence[str], *, out: bool) -> None:
+        with self.lab.locked():
+            network.set_pulled(self.lab.layout, ports, out)
+            network.settle(self.lab.layout, [node.layout for node in self.lab.nodes])
+
+    # --- the simulated hardware -----------------------------------------------------------------
+
+    def set_state(self, **changes: Any) -> None:
+        """Change what the stand-ins show, at once; `None` puts a value back to its default.
+
+        The names are those of `spark_cluster.lab.standins.state.DEFAULTS`.
+        """
+        from spark_cluster.lab.standins.state import DEFAULTS
+
+        if unknown := sorted(set(changes) - set(DEFAULTS)):
+            raise Failed(f"no such state: {', '.join(unknown)}", hint=f"Known: {sorted(DEFAULTS)}")
+        path = self.root / STATE_FILE
+        state = json.loads(path.read_text()) if path.exists() else {}
+        state |= changes
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(".new")
+        beside.write_text(json.dumps({k: v for k, v in state.items() if v is not None}))
+        beside.rename(path)
+        if self.state == "running":
+            self.run(["/usr/local/sbin/lab-hardware", "refresh"])
+
+    def processes_memory(self) -> list[ProcessMemory]:
+        """Every process of the node with its proportional share of memory, largest first."""
+        found = []
+        for pid in cgroup.processes(self.layout.name):
+            try:
+                status = Path(f"/proc/{pid}/status").read_text()
+                numbers = next(x for x in status.splitlines() if x.startswith("NSpid:")).split()
+                if len(numbers) < 3:
+                    continue  # nspawn and its supervisor
+                title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+                share = next(x for x in rollup.splitlines() if x.startswith("Pss:")).split()[1]
+            except (OSError, StopIteration):
+                continue  # it ended meanwhile
+            text = title.decode(errors="replace").strip()
+            found.append(ProcessMemory(int(numbers[2]), text, int(share) // 1024))
+        return sorted(found, key=lambda process: process.mib, reverse=True)

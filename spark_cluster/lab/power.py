@@ -1,0 +1,148 @@
+"""Switching one node on and off, and what there is of it meanwhile."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from spark_cluster.errors import Failed
+from spark_cluster.lab import cgroup, network
+from spark_cluster.lab.artefact import clear, mounts_below, unmount
+from spark_cluster.lab.layout import Layout, NodeLayout
+from spark_cluster.lab.prepare import Prepared
+from spark_cluster.lab.seed import make_host_keys, seed
+from spark_cluster.lab.shell import run
+from spark_cluster.lab.supervisor import BINDS_FILE
+
+PACKAGE_PARENT = Path(__file__).parents[2]
+ORDERLY = 20.0
+"""Seconds a node gets to power off by itself (Docker gives its containers 10)."""
+
+
+def supervisor(node: NodeLayout) -> int:
+    """The process that keeps the node running, or 0: it holds the node's lock."""
+    try:
+        with node.lock.open("r") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(lock.read() or 0) or -1
+    except FileNotFoundError:
+        pass
+    return 0
+
+
+def state(node: NodeLayout) -> str:
+    """running, off, or orphaned (it runs, but nothing would start it again)."""
+    if supervisor(node):
+        return "running"
+    return "orphaned" if cgroup.processes(node.name) else "off"
+
+
+def insert(layout: Layout, node: NodeLayout, prepared: Prepared, *, fresh: bool = False) -> bool:
+    """Mount the node's file system, and make it first if it is not there; True if it was made."""
+    lower = f"{prepared.standins.path}:{prepared.base.path}"
+    made_over = node.lower_record.read_text() if node.lower_record.exists() else ""
+    new = fresh or made_over != lower
+    if new:
+        wipe(node)
+    for path in (node.upper, node.work, node.root, node.docker):
+        path.mkdir(parents=True, exist_ok=True)
+    if not mounts_below(node.root):
+        options = f"lowerdir={lower},upperdir={node.upper},workdir={node.work}"
+        run(["mount", "-t", "overlay", "spark-cluster-lab", "-o", options, node.root])
+    make_host_keys(node)
+    if new:
+        seed(layout, node)
+        node.lower_record.write_text(lower)
+    binds = {prepared.image.path: "/srv/images", prepared.vllm.path: "/opt/vllm"}
+    text = "".join(f"{source}:{target}\n" for source, target in binds.items())
+    (node.directory / BINDS_FILE).write_text(text)
+    return new
+
+
+def on(layout: Layout, node: NodeLayout, count: int) -> None:
+    """Start the node's supervisor, which boots it."""
+    node.lock.touch()
+    # the supervisor must find this package, installed or not
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE_PARENT), "PYTHONSAFEPATH": "1"}
+    with node.console.open("a") as console:
+        subprocess.Popen(
+            [sys.executable, "-m", "spark_cluster.lab.supervisor"]
+            + [str(layout.state), str(node.number), str(count)],
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+            start_new_session=True,
+            env=environment,
+            cwd="/",
+        )
+
+
+def off(node: NodeLayout, *, orderly: bool = True) -> bool:
+    """Switch a node off; True if it went by itself, False if it had to be forced."""
+    pid = supervisor(node)
+    went = True
+    if pid > 0 and orderly:
+        os.kill(pid, signal.SIGTERM)
+        went = wait_for_end(node, ORDERLY)
+    if supervisor(node) or cgroup.processes(node.name):
+        went = went and not orderly
+        force_off(node)
+    node.powered.unlink(missing_ok=True)
+    cgroup.remove(node.name)
+    return went
+
+
+def force_off(node: NodeLayout) -> None:
+    """Pull the power plug. The supervisor goes first: it must not boot the node again."""
+    pid = supervisor(node)
+    if pid > 0:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    cgroup.kill(node.name)
+    if not wait_for_end(node, 5.0):
+        raise Failed("does not switch off", where=node.name)
+
+
+def wait_for_end(node: NodeLayout, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while supervisor(node) or cgroup.processes(node.name):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def remove(node: NodeLayout) -> None:
+    """Take away a switched-off node's mounts and network."""
+    unmount(node.root)
+    network.detach(node)
+
+
+def wipe(node: NodeLayout) -> None:
+    """Throw a node's file system and its containers away."""
+    unmount(node.root)
+    for path in (node.upper, node.work, node.docker, node.lower_record):
+        clear(path)
+
+
+def leader(node: NodeLayout) -> int:
+    """The node's process 1, by the machine's numbers; 0 when it does not run."""
+    for pid in cgroup.processes(node.name):
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            continue
+        line = next(line for line in status.splitlines() if line.startswith("NSpid:"))
+        numbers = line.split()[1:]
+        if len(numbers) > 1 and numbers[1:] == ["1"]:
+            return pid
+    return 0

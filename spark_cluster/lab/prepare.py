@@ -1,0 +1,86 @@
+"""Everything that two nodes are booted from, made once: base tree, image, vLLM, model."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_cluster.lab import vllm_env
+from spark_cluster.lab.artefact import Artefact
+from spark_cluster.lab.base import base_tree
+from spark_cluster.lab.image import TAR, image, image_tree
+from spark_cluster.lab.layout import Layout
+from spark_cluster.lab.machine import Progress, install_missing_tools, this_distribution
+from spark_cluster.lab.standin_layer import standin_layer
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What there is to boot nodes from, or will be once it has been made."""
+
+    base: Artefact
+    standins: Artefact
+    image_tree: Artefact
+    image: Artefact
+    vllm: Artefact
+    models: Artefact
+
+    @classmethod
+    def of(cls, layout: Layout) -> Prepared:
+        machine = this_distribution()
+        tree = image_tree(layout, machine)
+        environment = vllm_env.vllm_environment(layout, tree)
+        return cls(
+            base=base_tree(layout, machine),
+            standins=standin_layer(layout),
+            image_tree=tree,
+            image=image(layout, tree),
+            vllm=environment,
+            models=vllm_env.model(layout, tree, environment),
+        )
+
+    @property
+    def all(self) -> tuple[Artefact, ...]:
+        return (self.base, self.standins, self.image_tree, self.image, self.vllm, self.models)
+
+    @property
+    def ready(self) -> bool:
+        return all(artefact.ready for artefact in self.all)
+
+    @property
+    def model(self) -> Path:
+        return self.models.path / vllm_env.MODEL
+
+    @property
+    def image_tar(self) -> Path:
+        return self.image.path / TAR
+
+
+def prepare(layout: Layout, progress: Progress) -> Prepared:
+    """Make what is not there yet; two lines of work run side by side."""
+    install_missing_tools(progress)
+    layout.prepared.mkdir(parents=True, exist_ok=True)
+    prepared = Prepared.of(layout)
+    if prepared.ready:
+        return prepared
+    started = time.monotonic()
+
+    def for_nodes() -> None:
+        prepared.standins.make(progress)
+        prepared.base.make(progress)
+
+    def for_serving() -> None:
+        prepared.image_tree.make(progress)
+        prepared.vllm.make(progress)
+
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(for_nodes), pool.submit(for_serving)]
+        for work in both:
+            work.result()
+        both = [pool.submit(thing.make, progress) for thing in (prepared.image, prepared.models)]
+        for work in both:
+            work.result()
+    progress(f"prepared in {time.monotonic() - started:.1f} s")
+    return prepared

@@ -1,0 +1,196 @@
+"""What a Spark's kernel shows and this machine's does not: set up at boot, kept true while it runs.
+
+`serve` does both; `refresh` brings everything up to date at once. All of it lies in /run/lab and is
+bound over the places where programs look, so the machine itself is never touched.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from .processes import SOCKET, as_json, scan
+from .state import HCAS, RUN, load
+from .sysfs import CLASS, SPEED, put, refresh_ports
+
+MEMINFO = RUN / "meminfo"
+REAL_MEMINFO = RUN / "meminfo.real"
+DRIVER = RUN / "driver"
+DEVICES = {"uverbs0": (231, 192), "uverbs1": (231, 193), "umad0": (231, 0), "rdma_cm": (10, 57)}
+CORE = "rmem_max wmem_max rmem_default wmem_default netdev_max_backlog".split()
+RTM_LINK_AND_ADDRESSES = 0x1 | 0x10 | 0x100
+EVERY = 1.5
+VERSION = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  {version}  Release Build  "
+    "(dvs-builder@U22-I3-AF04-07-5)  Wed Jan  7 22:35:57 UTC 2026\n"
+    "GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)"
+)
+
+
+def mounted(path: str) -> bool:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return any(line.split()[4] == path for line in lines)
+
+
+def bind(source: Path, target: str) -> None:
+    """Show a file or directory elsewhere, once."""
+    if not mounted(target):
+        subprocess.run(["mount", "--bind", str(source), target], check=True)
+
+
+# --- once, at boot ---------------------------------------------------------------------------
+
+
+def make_devices() -> None:
+    """Device files of RDMA; nothing can open them, but `docker run --device` finds them."""
+    folder = Path("/dev/infiniband")
+    folder.mkdir(exist_ok=True)
+    for name, (major, minor) in DEVICES.items():
+        if not (folder / name).exists():
+            os.mknod(folder / name, 0o20666, os.makedev(major, minor))
+
+
+def copy_settings(kernel: str, names: list[str]) -> Path:
+    """Copies of a directory of kernel settings, to be written without reaching the kernel."""
+    copy = RUN / "sysctl" / kernel.replace("/", "-")
+    copy.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        put(copy / name, "212992")
+    for setting in Path("/proc/sys", kernel).iterdir():
+        try:
+            value = setting.read_text().strip()
+        except OSError:
+            value = "0"  # not readable; it shall exist
+        put(copy / setting.name, value)
+    return copy
+
+
+def set_up(state: dict[str, Any]) -> None:
+    RUN.mkdir(exist_ok=True)
+    make_devices()
+    for kernel, names in (("vm", []), ("net/core", CORE)):
+        target = f"/proc/sys/{kernel}"
+        if not mounted(target):
+            bind(copy_settings(kernel, names), target)
+    Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 2147483647")
+    if not mounted("/proc/meminfo"):
+        shutil.copyfile("/proc/meminfo", REAL_MEMINFO)
+    put(CLASS / "dmi/id/product_name", state["product"])
+    put(CLASS / "dmi/id/sys_vendor", "NVIDIA")
+    refresh(state)
+    bind(MEMINFO, "/proc/meminfo")
+    bind(DRIVER, "/proc/driver")
+    for interface in HCAS.values():
+        real = f"/sys/devices/virtual/net/{interface}/speed"
+        if Path(real).exists():
+            bind(SPEED / interface, real)
+    if not Path("/sys/class/infiniband").exists():
+        layers = f"ro,lowerdir={CLASS}:/sys/class"
+        overlay = ["mount", "-t", "overlay", "overlay", "-o", layers, "/sys/class"]
+        subprocess.run(overlay, check=True)
+
+
+# --- while it runs ---------------------------------------------------------------------------
+
+
+def meminfo(state: dict[str, Any], real: str, used_mib: int) -> str:
+    """The real table with a Spark's total, and what the compute processes hold taken off."""
+    available = max(0, state["mem_available_kb"] - used_mib * 1024)
+    shown = {
+        "MemTotal": state["mem_total_kb"],
+        "MemFree": available,
+        "MemAvailable": available,
+        "SwapTotal": state["swap_total_kb"],
+        "SwapFree": state["swap_total_kb"],
+    }
+    lines = []
+    for line in real.splitlines():
+        name = line.partition(":")[0]
+        lines.append(f"{name + ':':<15}{shown[name]:>9} kB" if name in shown else line)
+    return "\n".join(lines)
+
+
+def refresh_memory(state: dict[str, Any]) -> None:
+    put(MEMINFO, meminfo(state, REAL_MEMINFO.read_text(), used_mib(state)))
+
+
+def used_mib(state: dict[str, Any]) -> int:
+    if state["compute_apps"] is not None:
+        return sum(process["used_mib"] for process in state["compute_apps"])
+    return sum(process.used_mib for process in scan())
+
+
+def refresh(state: dict[str, Any]) -> None:
+    """Write all that the stand-ins show as files."""
+    refresh_memory(state)
+    refresh_ports(state)
+    version = DRIVER / "nvidia/version"
+    if state["driver_loaded"]:
+        put(version, VERSION.format(version=state["driver_version"]))
+    else:
+        version.unlink(missing_ok=True)
+
+
+def listen() -> tuple[socket.socket, socket.socket]:
+    """What wakes the service: changes of links and addresses, and questions from nvidia-smi."""
+    changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+    changes.bind((0, RTM_LINK_AND_ADDRESSES))
+    SOCKET.unlink(missing_ok=True)
+    questions = socket.socket(socket.AF_UNIX)
+    questions.bind(str(SOCKET))
+    SOCKET.chmod(0o666)
+    questions.listen(8)
+    return changes, questions
+
+
+def answer(questions: socket.socket) -> None:
+    connection, _ = questions.accept()
+    with connection:
+        try:
+            connection.sendall(as_json(scan()))
+        except OSError:
+            return  # whoever asked has gone
+
+
+def notify_ready() -> None:
+    """Tell systemd that the node's hardware is there."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.sendto(b"READY=1", address)
+
+
+def serve() -> None:
+    set_up(load())
+    changes, questions = listen()
+    refresh(load())  # what changed before anybody listened
+    notify_ready()
+    due = time.monotonic() + EVERY
+    while True:
+        wait = max(0.0, due - time.monotonic())
+        ready, _, _ = select.select([changes, questions], [], [], wait)
+        if changes in ready:
+            changes.recv(65536)
+            refresh_ports(load())
+        if questions in ready:
+            answer(questions)
+        if time.monotonic() >= due:
+            refresh_memory(load())
+            due = time.monotonic() + EVERY
+
+
+def main(argv: list[str]) -> int:
+    if argv == ["serve"]:
+        serve()
+    elif argv == ["refresh"]:
+        refresh(load())
+    else:
+        print("usage: lab-hardware serve|refresh")
+        return 2
+    return 0

@@ -1,0 +1,69 @@
+"""What the stand-ins show: defaults, and what a test has set in the node's state file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+STATE_FILE = Path("/var/lib/lab/state.json")
+RUN = Path("/run/lab")
+
+DEFAULTS: dict[str, Any] = {
+    "gpu_present": True,
+    "driver_loaded": True,
+    "nvml_error": "",  # e.g. "Driver/library version mismatch"
+    "driver_version": "580.126.09",
+    "cuda_version": "13.0",
+    "gpu_uuid": "GPU-b0ec33a0-2589-53de-953c-0713d37d0794",
+    "gpu_serial": "[N/A]",
+    "vbios": "9A.0B.19.00.00",
+    "temperature_c": 36,
+    "power_w": 4.12,
+    "utilization": 0,
+    "pstate": "P8",
+    "sm_clock_mhz": 208,
+    "max_sm_clock_mhz": 3003,
+    "locked_clocks": "",  # "min,max", as `nvidia-smi -lgc` takes it
+    "throttle": "Not Active",  # of clocks_event_reasons.sw_power_cap and the thermal ones
+    "compute_apps": None,  # a list of {pid, name, used_mib} instead of the real processes
+    "mem_total_kb": 127601228,
+    "mem_available_kb": 121_000_000,  # before the node's compute processes take theirs
+    "swap_total_kb": 16777212,
+    "firmware": "28.45.4028",
+    "board_id": "NVD0000000087",
+    "hca_states": {},  # hca -> "ACTIVE" or "DOWN", instead of what its interface says
+    "gid_shift": {},  # hca -> how far its GID table has drifted
+    "link_speed": 200000,
+    "product": "NVIDIA_DGX_Spark",
+}
+
+HCAS = {
+    "rocep1s0f0": "enp1s0f0np0",
+    "rocep1s0f1": "enp1s0f1np1",
+    "roceP2p1s0f0": "enP2p1s0f0np0",
+    "roceP2p1s0f1": "enP2p1s0f1np1",
+}
+
+
+def load(path: Path = STATE_FILE) -> dict[str, Any]:
+    """The defaults, with what the state file changes."""
+    try:
+        changes = json.loads(path.read_text())
+    except FileNotFoundError:
+        changes = {}
+    return DEFAULTS | {name: value for name, value in changes.items() if value is not None}
+
+
+def carrier(interface: str) -> bool:
+    """Whether the interface has a link, now."""
+    try:
+        return Path(f"/sys/class/net/{interface}/operstate").read_text().strip() == "up"
+    except OSError:
+        return False
+
+
+def hca_active(hca: str, state: dict[str, Any]) -> bool:
+    """Whether an HCA's port is active: what a test says, else what its interface does."""
+    said = state["hca_states"].get(hca)
+    return carrier(HCAS[hca]) if said is None else said == "ACTIVE"
