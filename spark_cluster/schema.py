@@ -40,12 +40,14 @@ def validate(model: type[M], source: Sourced) -> M:
 
 
 def parse(model: type[M], data: dict[str, Any]) -> M:
-    """The model made from data, by the strict rules of JSON.
+    """The model made from data, by the strict rules of JSON, and without unknown fields.
+
+    The settings of a role are refused a misspelt name too, whatever its author configured.
 
     Raises:
         pydantic.ValidationError: the data do not fit; `problems_of` puts it into words.
     """
-    return model.model_validate_json(to_json(data), strict=True)
+    return model.model_validate_json(to_json(data), strict=True, extra="forbid")
 
 
 def problems_of(model: type[BaseModel], data: object, error: ValidationError) -> list[Problem]:

@@ -296,12 +296,19 @@ class _Builder:
             raise self._error(node, "a key is a list or a mapping; expected text (quote '{{ }}')")
         if node.value == "":
             raise self._error(node, "a key is empty; expected text before the ':'")
-        return str(node.value)
+        return self._text(node)
+
+    def _text(self, node: YamlNode) -> str:
+        """The text, with pairs of surrogates from escapes (\\ud809\\udd44) made one character."""
+        try:
+            return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            raise self._error(node, "half a character: a lone \\u escape of a pair") from None
 
     def _scalar(self, node: YamlNode) -> Any:
         kind = str(node.tag).removeprefix(_TAG)
         if kind in ("str", "timestamp", "value", "merge"):
-            return str(node.value)
+            return self._text(node)
         if kind == "null":
             return None
         if kind == "bool":

@@ -113,18 +113,22 @@ WRONG = [
      "        - {name: e2, address: 192.168.7.2/24}\n",
      "7: nodes.a.fabric.interfaces[1].address: 192.168.7.2/24 is in the subnet of "
      "192.168.7.1/24; the two twins of a port need different subnets"),
-    ("nodes:\n  a:\n    address: x\n    fabric: {interfaces: [{name: e1, address: 192.168.7.0/24}]}\n",
+    ("nodes:\n  a:\n    address: x\n"
+     "    fabric: {interfaces: [{name: e, address: 192.168.7.0/24}]}\n",
      "4: nodes.a.fabric.interfaces[0].address: found 192.168.7.0/24, "
      "which is no host address of a subnet"),
-    ("nodes:\n  a:\n    address: x\n    fabric: {interfaces: [{nme: e1, address: 192.168.7.1/24}]}\n",
+    ("nodes:\n  a:\n    address: x\n"
+     "    fabric: {interfaces: [{nme: e1, address: 192.168.7.1/24}]}\n",
      "4: nodes.a.fabric.interfaces[0].nme: unknown field; did you mean 'name'?"),
     ("nodes:\n"
-     "  a: {address: x, roles: [head], fabric: {interfaces: [{name: e, address: 192.168.7.1/24}]}}\n"
+     "  a: {address: x, roles: [head], fabric: {interfaces: "
+     "[{name: e, address: 192.168.7.1/24}]}}\n"
      "  b: {address: y, fabric: {interfaces: [{name: e, address: 192.168.8.2/24}]}}\n",
      "3: nodes.b.fabric.interfaces[0].address: 192.168.8.2/24 is not in 192.168.7.0/24, "
      "the subnet of node 'a'"),
     ("nodes:\n"
-     "  a: {address: x, roles: [head], fabric: {interfaces: [{name: e, address: 192.168.7.1/24}]}}\n"
+     "  a: {address: x, roles: [head], fabric: {interfaces: "
+     "[{name: e, address: 192.168.7.1/24}]}}\n"
      "  b: {address: y, fabric: {interfaces: [{name: e, address: 192.168.7.1/24}]}}\n",
      "3: nodes.b.fabric.interfaces[0].address: 192.168.7.1 is an address of 'a' already"),
     ("nodes:\n  a: {address: x, roles: [head], fabric: detect}\n"
@@ -259,7 +263,7 @@ def test_load_by_name_path_and_default(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match="did you mean 'two-sparks'"):
         load_inventory("two-spark", project)
-    with pytest.raises(InvalidFile, match="nope.yaml: no such inventory"):
+    with pytest.raises(InvalidFile, match=r"nope\.yaml: no such inventory"):
         load_inventory(tmp_path / "nope.yaml", project)
 
 

@@ -49,6 +49,7 @@ def test_plain_data_and_places(tmp_path: Path) -> None:
         ("'1'", "1"),
         ("12:30:00", "12:30:00"),
         ("é", "é"),
+        ('"\\ud809\\udd44"', "\U00012544"),
     ],
 )
 def test_yaml_1_2_scalars(tmp_path: Path, text: str, value: object) -> None:
@@ -94,6 +95,7 @@ def test_keys_are_text(tmp_path: Path) -> None:
         ("a: !thing 1\n", "x.yaml:1: the tag !thing is not supported; write a plain value"),
         ("a: !!set {b}\n", "x.yaml:1: the tag !!set is not supported; write a plain value"),
         ("a: &a [*a]\n", "x.yaml:1: an alias ('*name') stands inside what it refers to"),
+        ('a: "\\ud800"\n', "x.yaml:1: half a character: a lone \\u escape of a pair"),
         (": 1\n", "x.yaml:1: a key is empty; expected text before the ':'"),
         (
             b"a: 1\n\x7fELF\x00",
