@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -39,7 +38,8 @@ def command(
     from spark_cluster.new_inventory import DEFAULT_RECIPE, Answers, write
     from spark_cluster.project import Project
 
-    project = Project(_setting(ctx.obj, "project_folder"))
+    folder = getattr(ctx.obj, "project_folder", None)
+    project = Project(Path(folder) if folder else None)
     path = project.folder / "inventory.yaml"
     # Before the questions: nobody likes to answer them for nothing.
     if path.exists() and not force:
@@ -51,7 +51,7 @@ def command(
         user = user or click.prompt("User on the Sparks", default="nvidia", err=True)
     answers = Answers(addresses, user, identity_file, recipe or DEFAULT_RECIPE)
     inventory = write(path, answers, project)
-    _print(path, list(inventory.nodes), as_json=bool(_setting(ctx.obj, "json")))
+    _print(path, list(inventory.nodes), as_json=getattr(ctx.obj, "as_json", False))
 
 
 def _ask_addresses() -> tuple[str, ...]:
@@ -63,11 +63,6 @@ def _ask_addresses() -> tuple[str, ...]:
         if not more:
             return tuple(addresses)
         addresses.append(more)
-
-
-def _setting(obj: Any, name: str) -> Any:
-    """A global option, wherever the program keeps it; None when there is no such thing."""
-    return obj.get(name) if isinstance(obj, dict) else getattr(obj, name, None)
 
 
 def _print(path: Path, nodes: list[str], *, as_json: bool) -> None:
