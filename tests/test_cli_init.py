@@ -61,6 +61,13 @@ def test_questions(here: Path) -> None:
     assert inventory.head.user == "nvidia"
 
 
+def test_nobody_to_ask(here: Path) -> None:
+    result = run(text="")
+    assert isinstance(result.exception, UsageError)
+    assert "--node ADDRESS" in str(result.exception)
+    assert list(here.iterdir()) == []
+
+
 def test_never_overwritten_without_force(here: Path) -> None:
     path = here / "inventory.yaml"
     path.write_text("mine")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -45,13 +46,21 @@ def command(
     if path.exists() and not force:
         raise UsageError(f"{path} exists", hint="edit it, or replace it with --force")
     if not addresses and yes:
-        raise UsageError("no node given", hint="name each Spark with --node ADDRESS")
+        raise _no_node()
     if not addresses:
-        addresses = _ask_addresses()
-        user = user or click.prompt("User on the Sparks", default="nvidia", err=True)
+        try:
+            addresses = _ask_addresses()
+            user = user or click.prompt("User on the Sparks", default="nvidia", err=True)
+        except click.Abort:
+            # Ctrl-C at a terminal stays what it is; without one there was nobody to ask.
+            raise (click.Abort if sys.stdin.isatty() else _no_node()) from None
     answers = Answers(addresses, user, identity_file, recipe or DEFAULT_RECIPE)
     inventory = write(path, answers, project)
     _print(path, list(inventory.nodes), as_json=getattr(ctx.obj, "as_json", False))
+
+
+def _no_node() -> UsageError:
+    return UsageError("no node given", hint="name each Spark with --node ADDRESS")
 
 
 def _ask_addresses() -> tuple[str, ...]:
