@@ -13,6 +13,7 @@ from spark_cluster.resources.command import Command
 from spark_cluster.resources.container import Container
 from spark_cluster.resources.directory import Directory
 from spark_cluster.resources.file import File
+from spark_cluster.resources.group import Group
 from spark_cluster.resources.image import Image
 from spark_cluster.resources.line import Line
 from spark_cluster.resources.package import Package
@@ -25,6 +26,7 @@ __all__ = [
     "Container",
     "Directory",
     "File",
+    "Group",
     "Image",
     "InvalidResource",
     "Line",

@@ -169,9 +169,26 @@ def ids(resources: Iterable[Resource | str]) -> tuple[str, ...]:
 
 
 def absolute(path: str, what: str) -> None:
-    """Raise InvalidResource unless `path` is absolute and has no `..`."""
+    """Raise InvalidResource unless `path` is absolute, has no `..` and is written the short way."""
     if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
         raise InvalidResource(f"{what}: {path!r} is not an absolute path without '..'")
+    short = "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
+    if path != short:
+        raise InvalidResource(f"{what}: write {short!r} for {path!r}")
+
+
+_SLIPS = (600, 640, 644, 660, 664, 666, 700, 750, 755, 775, 777, 1777, 2775)
+"""Modes written without `0o`; as bits they make no sense."""
+
+
+def valid_mode(mode: int | None, what: str) -> None:
+    """Raise InvalidResource unless `mode` is permission bits; 644 is taken for the slip it is."""
+    if mode is None:
+        return
+    if isinstance(mode, bool) or not isinstance(mode, int):
+        raise InvalidResource(f"{what}: mode {mode!r} is not a number like 0o644")
+    if mode in _SLIPS or not 0 <= mode <= 0o7777:
+        raise InvalidResource(f"{what}: mode {mode} is decimal; did you mean 0o{mode}?")
 
 
 def to_wire(resource: Resource) -> dict[str, Any]:
@@ -199,16 +216,21 @@ def from_wire(document: Mapping[str, Any]) -> Resource:
 def _encode(value: Any) -> Any:
     if isinstance(value, Resource):
         return value.id
+    if isinstance(value, (tuple, list)):
+        return [_encode(v) for v in value]
+    if isinstance(value, Mapping):
+        return {"$map": [[str(k), _encode(v)] for k, v in value.items()]}
+    return _marked(value)
+
+
+def _marked(value: Any) -> Any:
+    """What JSON has no type for, in an object that names it."""
     if isinstance(value, Secret):
         return {"$secret": str(value)}
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode("ascii")}
     if isinstance(value, Blob):
         return {"$blob": value.sha256, "size": value.size}
-    if isinstance(value, (tuple, list)):
-        return [_encode(v) for v in value]
-    if isinstance(value, Mapping):
-        return {"$map": [[str(k), _encode(v)] for k, v in value.items()]}
     return value
 
 

@@ -69,7 +69,10 @@ class Command(Resource):
                 f"Command {self.title!r}: a secret in an argument list is visible to every user "
                 "of the node; give it in env or stdin"
             )
-        if sum((self.creates is not None, bool(self.unless), self.reads, bool(self.when_changed))) > 1:
+        if (
+            sum((self.creates is not None, bool(self.unless), self.reads, bool(self.when_changed)))
+            > 1
+        ):
             raise InvalidResource(
                 f"Command {self.title!r}: only one of creates, unless, reads and when_changed"
             )

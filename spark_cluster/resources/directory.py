@@ -6,7 +6,14 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import InvalidResource, Resource, ResourceError, State, absolute
+from spark_cluster.resources.base import (
+    InvalidResource,
+    Resource,
+    ResourceError,
+    State,
+    absolute,
+    valid_mode,
+)
 from spark_cluster.resources.file import observe_path, owner_ids
 
 if TYPE_CHECKING:
@@ -35,9 +42,10 @@ class Directory(Resource):
 
     def validate(self) -> None:
         absolute(self.path, "Directory")
+        valid_mode(self.mode, f"Directory {self.path}")
         if self.state not in ("present", "absent"):
             raise InvalidResource(f"Directory {self.path}: state {self.state!r} is unknown")
-        if self.state == "absent" and self.path.count("/") < 2:  # noqa: PLR2004
+        if self.state == "absent" and self.path.count("/") < 2:
             raise InvalidResource(f"Directory {self.path}: a top-level directory is never removed")
 
     def provides(self) -> tuple[str, ...]:
@@ -59,22 +67,32 @@ class Directory(Resource):
         return wanted
 
     def observe(self, host: Host) -> State:
-        return observe_path(host, self.path, needs_parent=False)
+        state = observe_path(host, self.path, needs_parent=False)
+        if state["kind"] not in ("absent", "directory"):
+            raise ResourceError(
+                f"{self.path} is a {state['kind']}, not a directory",
+                "move it away first; it is not removed",
+            )
+        return state
 
     def converge(self, host: Host, actual: State) -> None:
         if self.state == "absent":
             host.remove(self.path)
             return
-        if actual["kind"] not in ("absent", "directory"):
-            raise ResourceError(
-                f"{self.path} is a {actual['kind']}, not a directory",
-                "move it away first; it is not removed",
-            )
         uid, gid = owner_ids(self.owner, self.group)
         host.journal.keep(host.current, host.path(self.path), self.path)
         target = host.path(self.path)
         target.mkdir(parents=True, exist_ok=True)
-        if self.mode is not None:
-            target.chmod(self.mode)
         if (uid, gid) != (-1, -1):
             os.chown(target, uid, gid)
+        if self.mode is not None:
+            target.chmod(self.mode)
+
+    def plan(self, host: Host, actual: State) -> None:
+        """What is removed is absent for later resources, and what was removed is there again."""
+        if self.state == "present":
+            host.overlay.files.pop(self.path, None)
+            return
+        host.overlay.files[self.path] = None
+        for found in host.path(self.path).rglob("*"):
+            host.overlay.files["/" + str(found.relative_to(host.root))] = None

@@ -20,10 +20,14 @@ from spark_cluster.resources.base import (
     Secret,
     State,
     absolute,
+    valid_mode,
 )
 
 if TYPE_CHECKING:
     from spark_cluster.agent.host import Host
+
+
+_SAID = {"directory": "directory", "special": "device, socket or pipe"}
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,15 @@ class File(Resource):
 
     def validate(self) -> None:
         absolute(self.path, "File")
+        valid_mode(self.mode, f"File {self.path}")
         if self.state not in ("present", "absent"):
-            raise InvalidResource(f"File {self.path}: state {self.state!r} is not present or absent")
+            raise InvalidResource(
+                f"File {self.path}: state {self.state!r} is not present or absent"
+            )
         if (self.content is None) == (self.state == "present"):
-            raise InvalidResource(f"File {self.path}: content goes with state present, and only there")
+            raise InvalidResource(
+                f"File {self.path}: content goes with state present, and only there"
+            )
         if self.validate_with and "{}" not in self.validate_with:
             raise InvalidResource(f"File {self.path}: validate_with has no {{}} for the new file")
 
@@ -74,16 +83,18 @@ class File(Resource):
         return wanted
 
     def observe(self, host: Host) -> State:
-        return observe_path(host, self.path, needs_parent=self.state == "present")
+        state = observe_path(host, self.path, needs_parent=self.state == "present")
+        if state["kind"] in ("directory", "special"):
+            raise ResourceError(
+                f"{self.path} is a {_SAID[state['kind']]}, not a file",
+                "move it away first; it is not removed",
+            )
+        return state
 
     def converge(self, host: Host, actual: State) -> None:
         if self.state == "absent":
             host.remove(self.path)
             return
-        if actual["kind"] == "directory":
-            raise ResourceError(
-                f"{self.path} is a directory, not a file", "move it away first; it is not removed"
-            )
         assert self.content is not None  # noqa: S101  (validate says so)
         uid, gid = owner_ids(self.owner, self.group)
         if actual.get("sha256") == self._digest():
@@ -141,9 +152,13 @@ def observe_path(host: Host, path: str, *, needs_parent: bool) -> State:
         status = target.lstat()
     except (FileNotFoundError, NotADirectoryError):
         parent = path.rsplit("/", 1)[0] or "/"
+        if host.path(parent).is_file():
+            raise ResourceError(f"{parent} is a file, so there is no {path} in it") from None
         if needs_parent and not host.path(parent).is_dir() and not host.pending(f"path:{parent}"):
             raise Missing(
-                f"path:{parent}", f"the folder {parent} does not exist", "declare a Directory for it"
+                f"path:{parent}",
+                f"the folder {parent} does not exist",
+                "declare a Directory for it",
             ) from None
         content = host.read(path)
         if content is None:
@@ -184,7 +199,10 @@ def unified(path: str, before: bytes, after: bytes) -> str:
     except UnicodeDecodeError:
         return f"{path}: binary, {len(before)} bytes become {len(after)} bytes\n"
     lines = difflib.unified_diff(
-        old.splitlines(keepends=True), new.splitlines(keepends=True), f"{path} (now)", f"{path} (then)"
+        old.splitlines(keepends=True),
+        new.splitlines(keepends=True),
+        f"{path} (now)",
+        f"{path} (then)",
     )
     return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
 

@@ -6,7 +6,14 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import InvalidResource, Missing, Resource, State, absolute
+from spark_cluster.resources.base import (
+    InvalidResource,
+    Missing,
+    Resource,
+    ResourceError,
+    State,
+    absolute,
+)
 from spark_cluster.resources.file import unified
 
 if TYPE_CHECKING:
@@ -37,6 +44,8 @@ class Line(Resource):
 
     def validate(self) -> None:
         absolute(self.path, "Line")
+        if not self.line:
+            raise InvalidResource(f"Line in {self.path}: the line is empty")
         if "\n" in self.line:
             raise InvalidResource(f"Line in {self.path}: {self.line!r} is more than one line")
         if self.state not in ("present", "absent"):
@@ -62,8 +71,12 @@ class Line(Resource):
         return {"line": self.line if self.state == "present" else None}
 
     def observe(self, host: Host) -> State:
-        lines = self._lines(host)
-        found = [text for text in lines if self._matches(text)]
+        if host.path(self.path).is_symlink():
+            target = host.path(self.path).readlink()
+            raise ResourceError(
+                f"{self.path} is a link to {target}, which would be lost", "name the file itself"
+            )
+        found = [_shown(text) for text in self._lines(host) if self._matches(text)]
         if not found:
             return {"line": None}
         return {"line": found[0] if len(found) == 1 else found}
@@ -85,8 +98,12 @@ class Line(Resource):
         if content is not None:
             text = content.decode(errors="surrogateescape")
             return text.removesuffix("\n").split("\n") if text else []
-        if self.create or self.state == "absent":
+        parent = self.path.rsplit("/", 1)[0] or "/"
+        there = host.path(parent).is_dir() or host.pending(f"path:{parent}")
+        if self.state == "absent" or (self.create and there):
             return []
+        if not there:
+            raise Missing(f"path:{parent}", f"the folder {parent} does not exist")
         raise Missing(
             f"path:{self.path}", f"{self.path} does not exist", "declare a File, or create=True"
         )
@@ -101,3 +118,8 @@ class Line(Resource):
             lines.append(self.line)
         kept = [text for i, text in enumerate(lines) if i not in places]
         return "".join(f"{text}\n" for text in kept).encode(errors="surrogateescape")
+
+
+def _shown(text: str) -> str:
+    """The text with bytes that are not UTF-8 made visible, so that it can be printed."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")

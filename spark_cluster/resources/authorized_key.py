@@ -1,0 +1,295 @@
+"""A public key that may log in as a user."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import hashlib
+import os
+import pwd
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spark_cluster.resources.base import InvalidResource, Missing, Resource, ResourceError, State
+from spark_cluster.resources.file import unified
+from spark_cluster.resources.group import valid_name
+
+if TYPE_CHECKING:
+    from spark_cluster.agent.host import Host
+
+KEY_TYPES = (
+    "ssh-ed25519",
+    "sk-ssh-ed25519@openssh.com",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "sk-ecdsa-sha2-nistp256@openssh.com",
+    "ssh-rsa",
+)
+_OPTIONS = re.compile(r'(?:[^\s"]|"(?:\\"|[^"])*")+[ \t]+')
+_FOLDER, _FILE = ".ssh", "authorized_keys"
+
+
+@dataclass(frozen=True)
+class AuthorizedKey(Resource):
+    """One key in a user's `~/.ssh/authorized_keys` (made, with its folder, for that user only).
+
+    Other lines, their order, options and comments stay byte for byte. A key that is there with
+    another comment or with options counts as present. Links in the home folder are not followed.
+
+    Args:
+        user: who may log in with it.
+        key: one line of a `.pub` file, without options.
+        state: `present` or `absent`.
+
+    Raises:
+        Missing: there is no such user, or no home folder.
+        ResourceError: something else than a folder or file of this user is in the place.
+
+    Example:
+        AuthorizedKey("nvidia", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI... me@laptop")
+    """
+
+    noun = "key"
+
+    user: str
+    key: str
+    state: str = field(default="present", kw_only=True)
+
+    def validate(self) -> None:
+        valid_name("AuthorizedKey: user", self.user)
+        parse_key(self.key)
+        if self.state not in ("present", "absent"):
+            raise InvalidResource(f"AuthorizedKey of {self.user}: state {self.state!r} is unknown")
+
+    @property
+    def name(self) -> str:
+        return f"{self.user} {fingerprint(self.key)}"
+
+    def desired(self) -> State:
+        if self.state == "absent":
+            return {"key": "absent"}
+        return {"key": "present", "folder": f"0700 {self.user}", "file": f"0600 {self.user}"}
+
+    def observe(self, host: Host) -> State:
+        home = self._home(host).pw_dir
+        if not host.path(home).is_dir():
+            if self.state == "absent":
+                return {"key": "absent"}
+            raise Missing(f"path:{home}", f"{home}, the home folder of {self.user}, does not exist")
+        with self._folder(host) as folder:
+            content = self._content(host, folder)
+            return {
+                "key": "present" if any(map(self._is_mine, content.splitlines())) else "absent",
+                "folder": _access(os.fstat(folder)) if folder is not None else "absent",
+                "file": _access(_look(folder)),
+            }
+
+    def converge(self, host: Host, actual: State) -> None:
+        entry = self._home(host)
+        if actual["folder"] == "absent":
+            with _opened(str(host.path(entry.pw_dir))) as home:
+                os.mkdir(_FOLDER, 0o700, dir_fd=home)
+        with self._folder(host) as folder:
+            if folder is None:
+                raise ResourceError(f"{self._shown(host)}: its folder was removed meanwhile")
+            if self.state == "present":
+                os.fchown(folder, entry.pw_uid, entry.pw_gid)
+                os.fchmod(folder, 0o700)
+            after = self._after(self._content(host, folder))
+            path = host.path(self._shown(host))
+            host.journal.keep(host.current, path, self._shown(host))
+            _replace(folder, after, entry.pw_uid, entry.pw_gid)
+
+    def plan(self, host: Host, actual: State) -> None:
+        with self._folder(host) as folder:
+            host.overlay.files[self._shown(host)] = self._after(self._content(host, folder))
+
+    def diff(self, host: Host, actual: State) -> str:
+        with self._folder(host) as folder:
+            before = self._content(host, folder)
+        return unified(self._shown(host), before, self._after(before))
+
+    def _home(self, host: Host) -> pwd.struct_passwd:
+        try:
+            return pwd.getpwnam(self.user)
+        except KeyError:
+            raise Missing(
+                f"user:{self.user}", f"there is no user {self.user!r}", "declare a User before"
+            ) from None
+
+    def _shown(self, host: Host) -> str:
+        return f"{self._home(host).pw_dir.rstrip('/')}/{_FOLDER}/{_FILE}"
+
+    @contextlib.contextmanager
+    def _folder(self, host: Host) -> Iterator[int | None]:
+        """The user's `.ssh`, opened without following a link; None when it is not there."""
+        entry = self._home(host)
+        with _opened(str(host.path(entry.pw_dir))) as home:
+            try:
+                folder = os.open(_FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=home)
+            except FileNotFoundError:
+                yield None
+                return
+            except OSError:
+                raise ResourceError(
+                    f"{entry.pw_dir}/{_FOLDER} is a link or not a folder",
+                    "links are not followed: the user could point one anywhere",
+                ) from None
+            try:
+                yield folder
+            finally:
+                os.close(folder)
+
+    def _content(self, host: Host, folder: int | None) -> bytes:
+        """All of authorized_keys; in check mode with what earlier resources will have put in."""
+        shown = self._shown(host)
+        if host.check and (shown in host.overlay.files or shown in host.overlay.opaque):
+            return host.read(shown) or b""
+        found = _look(folder)
+        if folder is None or found is None:
+            return b""
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            raise ResourceError(
+                f"{shown} is a link or not a regular file",
+                "links are not followed: the user could point one anywhere",
+            )
+        handle = os.open(_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        with os.fdopen(handle, "rb") as file:
+            if os.fstat(handle).st_ino != found.st_ino:
+                raise ResourceError(f"{shown} was exchanged meanwhile; run again")
+            return file.read()
+
+    def _is_mine(self, line: bytes) -> bool:
+        options, kind, blob = split_line(line.decode(errors="replace"))
+        return (kind, blob) == parse_key(self.key) and "cert-authority" not in options
+
+    def _after(self, before: bytes) -> bytes:
+        lines = before.splitlines(keepends=True)
+        if self.state == "absent":
+            return b"".join(line for line in lines if not self._is_mine(line))
+        if any(map(self._is_mine, lines)):
+            return before
+        gap = b"" if not before or before.endswith(b"\n") else b"\n"
+        return before + gap + self.key.strip().encode() + b"\n"
+
+
+def parse_key(line: str) -> tuple[str, str]:
+    """Type and base64 text of a public key line.
+
+    Raises:
+        InvalidResource: it is not one whole public key of a type that sshd takes.
+    """
+    if "PRIVATE KEY" in line:
+        raise InvalidResource("AuthorizedKey: this is a private key; give the .pub file's line")
+    text = line.strip()
+    if "\n" in text or "\r" in text:
+        raise InvalidResource("AuthorizedKey: more than one line; declare one for each key")
+    kind, _, rest = text.partition(" ")
+    blob = rest.split()[0] if rest.split() else ""
+    if kind not in KEY_TYPES:
+        if split_line(text)[1]:
+            raise InvalidResource(f"AuthorizedKey: options before the key ({kind}) are not taken")
+        raise InvalidResource(
+            f"AuthorizedKey: {kind[:40]!r} is not a type of key; known: {', '.join(KEY_TYPES)}"
+        )
+    try:
+        data = base64.b64decode(blob, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidResource(f"AuthorizedKey: the {kind} key is not base64: was it cut?") from None
+    parts = _parts(data)
+    if parts is None or len(parts) < 2:
+        raise InvalidResource(f"AuthorizedKey: the {kind} key is not whole: was it cut?")
+    if parts[0] != kind.encode():
+        inner = parts[0].decode(errors="replace")
+        raise InvalidResource(f"AuthorizedKey: the line says {kind}, the key in it {inner}")
+    return kind, blob
+
+
+def fingerprint(line: str) -> str:
+    """As `ssh-keygen -l` shows it: `SHA256:...`."""
+    digest = hashlib.sha256(base64.b64decode(parse_key(line)[1])).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def split_line(line: str) -> tuple[str, str, str]:
+    """Options, type and base64 text of a line of authorized_keys; all empty when it is no key."""
+    text = line.strip()
+    if not text or text.startswith("#"):
+        return "", "", ""
+    options = ""
+    if text.split()[0] not in KEY_TYPES:
+        found = _OPTIONS.match(text)
+        if not found:
+            return "", "", ""
+        options, text = found[0].strip(), text[found.end() :]
+    words = text.split()
+    if len(words) < 2 or words[0] not in KEY_TYPES:
+        return "", "", ""
+    return options, words[0], words[1]
+
+
+def _parts(data: bytes) -> list[bytes] | None:
+    """The length-prefixed strings that a key is made of, or None when they do not fill it."""
+    parts = []
+    while data:
+        size = int.from_bytes(data[:4], "big")
+        if len(data) < 4 + size:
+            return None
+        parts.append(data[4 : 4 + size])
+        data = data[4 + size :]
+    return parts
+
+
+@contextlib.contextmanager
+def _opened(folder: str) -> Iterator[int]:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _look(folder: int | None) -> os.stat_result | None:
+    """What is at authorized_keys, without following a link."""
+    if folder is None:
+        return None
+    try:
+        return os.stat(_FILE, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _access(found: os.stat_result | None) -> str:
+    if found is None:
+        return "absent"
+    try:
+        owner = pwd.getpwuid(found.st_uid).pw_name
+    except KeyError:
+        owner = str(found.st_uid)
+    return f"{stat.S_IMODE(found.st_mode):04o} {owner}"
+
+
+def _replace(folder: int, data: bytes, uid: int, gid: int) -> None:
+    """Write beside and rename, all inside the opened folder."""
+    beside = f".{_FILE}.{secrets.token_hex(6)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    handle = os.open(beside, flags, 0o600, dir_fd=folder)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fchown(handle, uid, gid)
+            os.fchmod(handle, 0o600)
+            os.fsync(handle)
+        os.rename(beside, _FILE, src_dir_fd=folder, dst_dir_fd=folder)
+        os.fsync(folder)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside, dir_fd=folder)
+        raise

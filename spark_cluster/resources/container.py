@@ -1,0 +1,381 @@
+"""A Docker container that runs exactly as declared, of the image that its reference means now."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.resources.base import (
+    InvalidResource,
+    Missing,
+    Resource,
+    ResourceError,
+    Secret,
+    State,
+    Unknown,
+    absolute,
+    differences,
+    ids,
+)
+from spark_cluster.resources.docker import docker, inspect
+
+if TYPE_CHECKING:
+    from spark_cluster.agent.host import Host
+
+SECRETS = "/var/lib/spark-cluster/secrets"
+SPEC, ARGV = "spark-cluster.spec", "spark-cluster.argv"
+STAYS_S = 2.0
+"""Seconds that a container must run after its start."""
+
+RESTARTS = ("no", "always", "unless-stopped", "on-failure")
+
+
+@dataclass(frozen=True)
+class Container(Resource):
+    """A container, made anew whenever something of it is not as declared.
+
+    It is converged when it runs, was made by the same arguments, and its image is the one that
+    the reference names now. A container that merely stopped is made anew as well, so that a mount
+    or device that changed meanwhile is right again.
+
+    Args:
+        container: its name.
+        image: reference of an image on the node; nothing is pulled here.
+        command: arguments after the image.
+        entrypoint: a program instead of the image's own.
+        env: variables; anyone who may ask Docker reads them, so Secrets are refused.
+        secret_files: path in the container to a Secret; kept on the node in a file that only root
+            reads, and mounted read-only. A program in the container must run as root to read it.
+        mounts: `SOURCE:TARGET` or `SOURCE:TARGET:ro`, absolute; the source must exist.
+        network, ipc, pid: `host`, or another mode that Docker knows; None leaves Docker's own.
+        gpus: `all`, or as `docker run --gpus` takes it.
+        devices: `/dev/x`, or `/dev/x:/dev/y`.
+        cap_add: e.g. `IPC_LOCK`.
+        ulimits: name to `SOFT[:HARD]`, -1 for no limit.
+        shm_size: of /dev/shm, e.g. `16g`; not with ipc="host".
+        user: who the program runs as.
+        workdir: the folder it starts in.
+        init: a small process 1 that reaps.
+        restart: `no`, `always`, `unless-stopped` or `on-failure`.
+        labels: more labels.
+        stop_timeout_s: seconds it has to end before it is killed.
+        restart_when: resources of the same document whose change makes it anew.
+        state: `running` or `absent`.
+
+    Raises:
+        Missing: no image, no mount source, no device, no docker.
+        ResourceError: it did not start, or ended within two seconds (with the end of its log).
+
+    Example:
+        Container("ray-head", "vllm:0.32", ("ray", "start", "--head", "--block"), ipc="host",
+                  mounts=("/srv/models:/models:ro",), gpus="all", restart_when=(env_file,))
+    """
+
+    noun = "container"
+
+    container: str
+    image: str = ""
+    command: tuple[str, ...] = ()
+    entrypoint: str | None = field(default=None, kw_only=True)
+    env: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    secret_files: Mapping[str, Secret] = field(default_factory=dict, kw_only=True)
+    mounts: tuple[str, ...] = field(default=(), kw_only=True)
+    network: str | None = field(default="host", kw_only=True)
+    ipc: str | None = field(default=None, kw_only=True)
+    pid: str | None = field(default=None, kw_only=True)
+    gpus: str | None = field(default=None, kw_only=True)
+    devices: tuple[str, ...] = field(default=(), kw_only=True)
+    cap_add: tuple[str, ...] = field(default=(), kw_only=True)
+    ulimits: Mapping[str, str | int] = field(default_factory=dict, kw_only=True)
+    shm_size: str | None = field(default=None, kw_only=True)
+    user: str | None = field(default=None, kw_only=True)
+    workdir: str | None = field(default=None, kw_only=True)
+    init: bool = field(default=True, kw_only=True)
+    restart: str = field(default="unless-stopped", kw_only=True)
+    labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    stop_timeout_s: int = field(default=10, kw_only=True)
+    restart_when: tuple[Resource | str, ...] = field(default=(), kw_only=True)
+    state: str = field(default="running", kw_only=True)
+
+    def validate(self) -> None:
+        if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+", self.container):
+            raise InvalidResource(f"Container: {self.container!r} is not a name that Docker takes")
+        if self.state not in ("running", "absent"):
+            raise self._invalid(f"state {self.state!r} is not running or absent")
+        if self.state == "running" and not self.image:
+            raise self._invalid("no image is given")
+        if self.restart.partition(":")[0] not in RESTARTS:
+            raise self._invalid(f"restart {self.restart!r} is none of {', '.join(RESTARTS)}")
+        if self.shm_size and self.ipc == "host":
+            raise self._invalid("shm_size has no effect with ipc='host'")
+        self._validate_texts()
+        self._validate_paths()
+
+    def provides(self) -> tuple[str, ...]:
+        return (f"container:{self.container}",) if self.state == "running" else ()
+
+    def triggers(self) -> tuple[str, ...]:
+        return ids(self.restart_when)
+
+    def desired(self) -> State:
+        if self.state == "absent":
+            return {"state": "absent", "secrets": "none"}
+        secrets = "as declared" if self.secret_files else "none"
+        return {"state": "running", "spec": self.spec[:12], "image": "current", "secrets": secrets}
+
+    def observe(self, host: Host) -> State:
+        if self.state == "absent" and host.which("docker") is None:
+            return {"state": "absent", "secrets": self._secrets(host)}
+        found = inspect(host, "container", self.container)
+        state = {**_told(found), "secrets": self._secrets(host)}
+        if self.state == "absent":
+            return state
+        if found is not None:
+            same = found["Image"] == self._image_id(host)
+            state["image"] = "current" if same else "not the one that the reference names now"
+        else:
+            self._image_id(host)
+        maker = host.pending(f"image:{self.image}")
+        if maker is not None:
+            raise Unknown(f"after: {maker}")
+        if differences(state, self.desired()):
+            self._need_sources(host)
+        return state
+
+    def converge(self, host: Host, actual: State) -> None:
+        if self.state == "running":
+            self._need_sources(host)
+        if actual["state"] != "absent":
+            self._remove(host)
+        # Only now, with no container left: otherwise a run that dies in between would leave one
+        # that still reads the old secret while the file has the new one.
+        self._write_secrets(host)
+        if self.state == "running":
+            self._start(host)
+
+    def diff(self, host: Host, actual: State) -> str:
+        before = json.loads(actual.get("argv") or "[]")
+        after = self.argv if self.state == "running" else ()
+        lines = difflib.unified_diff(
+            [f"{word}\n" for word in before],
+            [f"{word}\n" for word in after],
+            f"docker run {self.container} (now)",
+            f"docker run {self.container} (then)",
+        )
+        return "".join(lines)
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """What comes after `docker run -d`, without our labels, always in one order."""
+        words = ["--name", self.container, "--pull", "never", "--restart", self.restart]
+        words += ["--stop-timeout", str(self.stop_timeout_s)]
+        if self.init:
+            words.append("--init")
+        for option in (
+            "network",
+            "ipc",
+            "pid",
+            "gpus",
+            "shm_size",
+            "user",
+            "workdir",
+            "entrypoint",
+        ):
+            value = getattr(self, option)
+            if value is not None:
+                words += [f"--{option.replace('_', '-')}", value]
+        words += [w for d in self.devices for w in ("--device", d)]
+        words += [w for c in self.cap_add for w in ("--cap-add", c)]
+        words += [w for k, v in sorted(self.ulimits.items()) for w in ("--ulimit", f"{k}={v}")]
+        words += [w for m in self.mounts for w in ("--mount", _mount(m))]
+        for path in sorted(self.secret_files):
+            words += ["--mount", _mount(f"{SECRETS}/{self.container}/{_file(path)}:{path}:ro")]
+        words += [w for k, v in sorted(self.labels.items()) for w in ("--label", f"{k}={v}")]
+        words += [w for k, v in sorted(self.env.items()) for w in ("--env", f"{k}={v}")]
+        return (*words, self.image, *self.command)
+
+    @property
+    def spec(self) -> str:
+        """Digest of all that makes this container what it is (secrets are compared on the node)."""
+        return hashlib.sha256(json.dumps(self.argv).encode()).hexdigest()
+
+    # -- declaration ---------------------------------------------------------------------------
+
+    def _invalid(self, text: str) -> InvalidResource:
+        return InvalidResource(f"Container {self.container}: {text}")
+
+    def _validate_texts(self) -> None:
+        for what in ("command", "mounts", "devices", "cap_add"):
+            if isinstance(getattr(self, what), str):
+                raise self._invalid(f"{what} is a list of strings, not one string")
+        texts: dict[str, Any] = {f"command[{i}]": w for i, w in enumerate(self.command)}
+        texts.update({f"env {k}": v for k, v in self.env.items()})
+        texts.update({f"label {k}": v for k, v in self.labels.items()})
+        for where, value in texts.items():
+            if isinstance(value, Secret):
+                raise self._invalid(
+                    f"{where} is a secret, which `docker inspect` would show; give it in "
+                    "secret_files and let the program read that file"
+                )
+            if not isinstance(value, str):
+                raise self._invalid(f"{where} is {value!r}; write it as text: '{value}'")
+        for name in self.env:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
+                raise self._invalid(f"{name!r} is not the name of a variable")
+        for path, value in self.secret_files.items():
+            if not isinstance(value, Secret):
+                raise self._invalid(f"secret_files {path}: wrap the value in Secret(...)")
+
+    def _validate_paths(self) -> None:
+        for mount in self.mounts:
+            source, target, mode = _split(mount)
+            if mode not in ("", "ro", "rw"):
+                raise self._invalid(f"mount {mount!r} is not SOURCE:TARGET or SOURCE:TARGET:ro")
+            absolute(source, f"Container {self.container}: source of mount {mount!r}")
+            absolute(target, f"Container {self.container}: target of mount {mount!r}")
+        for path in (*self.mounts, *self.secret_files):
+            if "," in path or '"' in path:
+                raise self._invalid(f"Docker takes no comma or quote in a mount: {path!r}")
+        for path in self.secret_files:
+            absolute(path, f"Container {self.container}: secret_files")
+        for device in self.devices:
+            absolute(device.partition(":")[0], f"Container {self.container}: device")
+
+    # -- node ----------------------------------------------------------------------------------
+
+    def _image_id(self, host: Host) -> str:
+        done = docker(host, "image", "inspect", "-f", "{{.Id}}", self.image)
+        if done.status != 0 and "no such" in done.stderr.lower():
+            raise Missing(
+                f"image:{self.image}",
+                f"container {self.container}: the image {self.image} is not on this node",
+                "declare an Image before it",
+            )
+        return done.check(f"looking at image {self.image}").stdout.strip()
+
+    def _need_sources(self, host: Host) -> None:
+        """Mount sources and devices are there: Docker itself would only fail later."""
+        sources = [_split(m)[0] for m in self.mounts] + [d.partition(":")[0] for d in self.devices]
+        for source in sources:
+            if not host.path(source).exists() and not host.pending(f"path:{source}"):
+                raise Missing(
+                    f"path:{source}",
+                    f"container {self.container}: {source} does not exist on the node",
+                    "declare a Directory or File for it"
+                    if not source.startswith("/dev/")
+                    else "its driver makes it; see `spark-cluster doctor`",
+                )
+
+    def _remove(self, host: Host) -> None:
+        seconds = str(self.stop_timeout_s)
+        host.progress(f"stopping {self.container}")
+        patience = self.stop_timeout_s + 60.0
+        docker(host, "stop", "-t", seconds, self.container, timeout=patience)
+        done = docker(host, "rm", "-f", self.container, timeout=patience)
+        until = time.monotonic() + patience
+        while inspect(host, "container", self.container) is not None:
+            if time.monotonic() > until or "in progress" not in done.stderr:
+                done.check(f"removing {self.container}")
+                raise ResourceError(f"container {self.container} is still there after its removal")
+            time.sleep(0.5)
+
+    def _start(self, host: Host) -> None:
+        labels = ("--label", f"{SPEC}={self.spec}", "--label", f"{ARGV}={json.dumps(self.argv)}")
+        host.progress(f"starting {self.container}")
+        done = docker(host, "run", "-d", *labels, *self.argv, timeout=120)
+        if done.status != 0:
+            docker(host, "rm", "-f", self.container)
+            done.check(f"starting container {self.container}")
+        until = time.monotonic() + STAYS_S
+        while time.monotonic() < until:
+            time.sleep(0.2)
+            found = _told(inspect(host, "container", self.container))
+            if found["state"] != "running" or found.get("restarts"):
+                raise self._ended(host, found)
+
+    def _ended(self, host: Host, found: State) -> ResourceError:
+        """It ended at once: end its restarts too, and say what it said."""
+        log = docker(host, "logs", "--tail", "20", self.container)
+        docker(host, "stop", "-t", "0", self.container)
+        lines = (log.stdout + log.stderr).strip().splitlines()[-20:]
+        said = "".join(f"\n    {line}" for line in lines) or " (nothing)"
+        status = f" with status {found['exit_code']}" if "exit_code" in found else ""
+        return ResourceError(
+            f"container {self.container} ended right after its start{status}; its log ends:{said}",
+            f"`docker logs {self.container}` on the node has all of it",
+        )
+
+    # -- secrets -------------------------------------------------------------------------------
+
+    def _folder(self, host: Host) -> Path:
+        return host.path(f"{SECRETS}/{self.container}")
+
+    def _secrets(self, host: Host) -> str:
+        """Whether the files on the node are those declared: `as declared`, `others` or `none`."""
+        folder = self._folder(host)
+        if not folder.is_dir():
+            return "none"
+        found = {p.name: p.read_bytes() for p in folder.iterdir()}
+        wanted = {_file(path): value.encode() for path, value in self.secret_files.items()}
+        return "as declared" if found == wanted and wanted else "others"
+
+    def _write_secrets(self, host: Host) -> None:
+        """Not through `host.write`: the journal would keep the old secret."""
+        folder = self._folder(host)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+        if self.state == "absent" or not self.secret_files:
+            return
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.chmod(0o700)
+        folder.mkdir(mode=0o700)
+        for path, value in self.secret_files.items():
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            with os.fdopen(os.open(folder / _file(path), flags, 0o600), "wb") as out:
+                out.write(value.encode())
+                out.flush()
+                os.fsync(out.fileno())
+
+
+def _split(mount: str) -> tuple[str, str, str]:
+    source, _, rest = mount.partition(":")
+    target, _, mode = rest.partition(":")
+    return source, target, mode
+
+
+def _mount(mount: str) -> str:
+    source, target, mode = _split(mount)
+    return f"type=bind,source={source},target={target}" + (",readonly" if mode == "ro" else "")
+
+
+def _file(path: str) -> str:
+    """The name on the node of the file that a container sees as `path`."""
+    return f"{path.rsplit('/', 1)[1]}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+
+
+def _told(found: Mapping[str, Any] | None) -> State:
+    """State, exit status, number of restarts and labels of an inspected container."""
+    if found is None:
+        return {"state": "absent"}
+    labels = found["Config"].get("Labels") or {}
+    told: State = {
+        "state": found["State"]["Status"],
+        "restarts": found.get("RestartCount", 0),
+        "spec": labels.get(SPEC, "")[:12] or "made by someone else",
+        "argv": labels.get(ARGV, ""),
+    }
+    if told["state"] != "running":
+        told["exit_code"] = found["State"].get("ExitCode")
+        if found["State"].get("Error"):
+            told["error"] = found["State"]["Error"]
+    return told

@@ -1,0 +1,87 @@
+"""Asking Docker on a node, for the resources that stand on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.resources.base import Missing, ResourceError
+
+if TYPE_CHECKING:
+    from spark_cluster.agent.host import Completed, Host
+
+RUNNING = "running:docker.service"
+"""What `Service("docker")` provides."""
+
+_NO_DAEMON = ("cannot connect to the docker daemon", "failed to connect to the docker api")
+
+
+def docker(
+    host: Host,
+    *arguments: str,
+    timeout: float = 60.0,
+    heard: Callable[[str], None] | None = None,
+) -> Completed:
+    """Run `docker ...`; its status is for the caller to judge.
+
+    Args:
+        timeout: seconds.
+        heard: is told each line of output as it comes.
+
+    Raises:
+        Missing: there is no docker command, or its daemon does not answer.
+        ResourceError: this user may not use it.
+
+    Example:
+        docker(host, "stop", "-t", "10", "vllm").check("stopping vllm")
+    """
+    if host.which("docker") is None:
+        raise Missing(
+            "command:docker",
+            "there is no docker command on this node",
+            "apply the role containers first, or declare Package('docker.io')",
+        )
+    done = host.run(("docker", *arguments), timeout=timeout, heard=heard)
+    said = done.stderr.lower()
+    if done.status != 0 and any(text in said for text in _NO_DAEMON):
+        raise Missing(RUNNING, *_why_down(host))
+    if done.status != 0 and "permission denied while trying to connect" in said:
+        raise ResourceError(
+            "this user may not talk to the Docker daemon", "let the agent use sudo (become: true)"
+        )
+    return done
+
+
+def inspect(host: Host, kind: str, name: str) -> dict[str, Any] | None:
+    """What `docker KIND inspect NAME` tells, or None when there is no such thing.
+
+    Args:
+        kind: `container` or `image`.
+
+    Raises:
+        Missing, ResourceError: as `docker`.
+    """
+    done = docker(host, kind, "inspect", name)
+    if done.status == 0:
+        found: dict[str, Any] = json.loads(done.stdout)[0]
+        return found
+    if "no such" in done.stderr.lower():
+        return None
+    done.check(f"looking at {kind} {name}")
+    raise AssertionError  # pragma: no cover  (check raises)
+
+
+def _why_down(host: Host) -> tuple[str, str]:
+    """A message that says what systemd knows of the daemon, and advice."""
+    if host.which("systemctl") is None:
+        return "the Docker daemon does not answer", "start it"
+    shown = host.run(("systemctl", "show", "docker.service", "-p", "ActiveState,SubState,Result"))
+    known = dict(line.split("=", 1) for line in shown.stdout.splitlines() if "=" in line)
+    state = f"{known.get('ActiveState', 'unknown')} ({known.get('SubState', '?')})"
+    result = known.get("Result", "success")
+    why = "" if result == "success" else f", result {result}"
+    return (
+        f"the Docker daemon does not answer: docker.service is {state}{why}",
+        "see `journalctl -u docker -n 50` on the node; start it with `systemctl start docker`",
+    )

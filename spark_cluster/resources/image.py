@@ -1,0 +1,216 @@
+"""A container image on the node, pulled or loaded from an archive."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.resources.base import (
+    InvalidResource,
+    Missing,
+    Resource,
+    ResourceError,
+    State,
+    absolute,
+)
+from spark_cluster.resources.docker import docker, inspect
+
+if TYPE_CHECKING:
+    from spark_cluster.agent.host import Completed, Host
+
+PULL_S = 4 * 3600.0
+LOAD_S = 3600.0
+
+_REF = re.compile(
+    r"(?:[A-Za-z0-9.-]+(?::\d+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+_WHY = (
+    (r"no matching manifest", "it is not built for this node's architecture", "choose another tag"),
+    (r"manifest unknown|not found", "the registry has no such tag", "look at the tag again"),
+    (r"toomanyrequests|rate limit", "the registry's rate limit is reached", "log in, or wait"),
+    (
+        r"unauthorized|denied|authentication required",
+        "the registry refuses: it is private, or there is no such repository",
+        "`docker login` on the node, or look at the name again",
+    ),
+    (
+        r"no such host|dial tcp|i/o timeout|unreachable|resolution|handshake timeout|refused",
+        "the registry cannot be reached from this node",
+        "check the node's network and DNS, or load an archive (archive=...)",
+    ),
+    (r"no space left", "the disk of the Docker store is full", "`docker system df` on the node"),
+)
+
+
+@dataclass(frozen=True)
+class Image(Resource):
+    """An image that `docker run` can use, for this node's architecture.
+
+    Args:
+        ref: as in `docker run`; `name:tag`, or `name@sha256:...` to pin it.
+        archive: a file on the node, made by `docker save`, to load instead of pulling.
+        digest: `sha256:...` that it must have: of the registry, or (archives) the image's id.
+        platform: e.g. `linux/arm64`; otherwise that of the node.
+
+    Raises:
+        ResourceError: no network, refused, no such tag, wrong architecture, wrong digest.
+
+    Example:
+        Image("vllm/vllm-openai:v0.12.0", digest="sha256:6f5e...")
+    """
+
+    noun = "image"
+
+    ref: str
+    archive: str | None = field(default=None, kw_only=True)
+    digest: str | None = field(default=None, kw_only=True)
+    platform: str | None = field(default=None, kw_only=True)
+
+    def validate(self) -> None:
+        if not _REF.fullmatch(self.ref):
+            raise InvalidResource(f"Image: {self.ref!r} is not an image reference like name:tag")
+        if self.archive is not None:
+            absolute(self.archive, f"Image {self.ref}: archive")
+        if self.digest is not None and not _DIGEST.fullmatch(self.digest):
+            raise InvalidResource(
+                f"Image {self.ref}: digest {self.digest!r} is not sha256: and 64 hex digits"
+            )
+        if self.platform is not None and not re.fullmatch(r"\w+/\w+(/\w+)?", self.platform):
+            raise InvalidResource(f"Image {self.ref}: platform {self.platform!r} is not os/arch")
+        pinned = self.ref.partition("@")[2]
+        if pinned and self.digest not in (None, pinned):
+            raise InvalidResource(
+                f"Image {self.ref}: digest {self.digest} contradicts the reference"
+            )
+
+    def provides(self) -> tuple[str, ...]:
+        return (f"image:{self.ref}",)
+
+    def desired(self) -> State:
+        wanted: State = {"image": "present", "architecture": "fits"}
+        if self._pin:
+            wanted["digest"] = self._pin
+        return wanted
+
+    def observe(self, host: Host) -> State:
+        found = inspect(host, "image", self.ref)
+        state = {"image": "absent"} if found is None else self._state(found)
+        archive = self.archive
+        if state.items() >= self.desired().items() or archive is None:
+            return state
+        claim = f"path:{archive}"
+        if not host.path(archive).is_file() and not host.pending(claim):
+            raise Missing(claim, f"{archive}, to load {self.ref} from, does not exist")
+        return state
+
+    def converge(self, host: Host, actual: State) -> None:
+        if self.archive is not None:
+            self._load(host, self.archive)
+        else:
+            self._pull(host)
+        found = inspect(host, "image", self.ref)
+        if found is None:
+            raise ResourceError(f"{self.ref} is not there although docker reported no error")
+        self._verify(self._state(found))
+
+    @property
+    def _pin(self) -> str | None:
+        return self.digest or self.ref.partition("@")[2] or None
+
+    def _state(self, found: dict[str, Any]) -> State:
+        digests = [d.partition("@")[2] for d in found.get("RepoDigests") or ()]
+        digests.append(str(found.get("Id")))
+        return {
+            "image": "present",
+            "architecture": self._misfit(found) or "fits",
+            "digest": self._pin if self._pin in digests else digests[0],
+        }
+
+    def _misfit(self, found: dict[str, Any]) -> str:
+        """The image's architecture and the wanted one, when they are not the same."""
+        own = f"{found.get('Os', 'linux')}/{found.get('Architecture', 'unknown')}"
+        machine = os.uname().machine
+        wanted = self.platform or f"linux/{_ARCHITECTURES.get(machine, machine)}"
+        if self.platform and self.platform.count("/") > 1 and found.get("Variant"):
+            own += f"/{found['Variant']}"
+        if own == wanted or (wanted.startswith(f"{own}/") and not found.get("Variant")):
+            return ""
+        return f"{own}, wanted {wanted}" + ("" if self.platform else f" (the node is {machine})")
+
+    def _verify(self, state: State) -> None:
+        if state["architecture"] != "fits":
+            raise ResourceError(
+                f"{self.ref} is for another architecture: {state['architecture']}",
+                "programs in it would end with 'exec format error'; choose a tag built for it",
+            )
+        if self._pin and state["digest"] != self._pin:
+            raise ResourceError(
+                f"{self.ref} is {state['digest']}, not the pinned {self._pin}",
+                "the tag was moved or the archive is another one: check which you want",
+            )
+
+    def _load(self, host: Host, archive: str) -> None:
+        path = host.path(archive)
+        host.progress(f"loading {self.ref} from {archive} ({path.stat().st_size / 1e9:.1f} GB)")
+        done = docker(host, "load", "-i", str(path), timeout=LOAD_S)
+        _explained(done, f"loading {archive}")
+        if inspect(host, "image", self.ref) is None:
+            held = re.findall(r"^Loaded image(?: ID)?: (.+)$", done.stdout, re.MULTILINE)
+            raise ResourceError(
+                f"{archive} does not hold {self.ref}; it holds {', '.join(held) or 'no image'}",
+                "give the reference that it holds, or another archive",
+            )
+
+    def _pull(self, host: Host) -> None:
+        wanted = self.ref
+        if self._pin and "@" not in wanted:
+            wanted = f"{_without_tag(self.ref)}@{self._pin}"
+        options = ("--platform", self.platform) if self.platform else ()
+        host.progress(f"pulling {wanted}")
+        heard = _layers(self.ref, host.progress)
+        done = docker(host, "pull", *options, wanted, timeout=PULL_S, heard=heard)
+        _explained(done, f"pulling {wanted}")
+        if wanted != self.ref:
+            docker(host, "tag", wanted, self.ref).check(f"naming {wanted} {self.ref}")
+
+
+def _without_tag(ref: str) -> str:
+    head, colon, tag = ref.rpartition(":")
+    return head if colon and "/" not in tag else ref
+
+
+def _layers(ref: str, tell: Callable[[str], None]) -> Callable[[str], None]:
+    """A listener to `docker pull` that tells how many layers are there, when that changes."""
+    layers: dict[str, bool] = {}
+
+    def heard(line: str) -> None:
+        said = re.match(r"([0-9a-f]{12}): (.+)", line)
+        if not said:
+            return
+        before = dict(layers)
+        layers[said[1]] = layers.get(said[1], False) or said[2] in (
+            "Pull complete",
+            "Already exists",
+        )
+        if layers != before:
+            tell(f"{ref}: {sum(layers.values())} of {len(layers)} layers")
+
+    return heard
+
+
+def _explained(done: Completed, doing: str) -> None:
+    """Raise ResourceError in plain words when `done` failed."""
+    if done.status == 0:
+        return
+    said = (done.stderr.strip() or done.stdout.strip() or "(docker said nothing)").splitlines()[-1]
+    for pattern, why, hint in _WHY:
+        if re.search(pattern, said, re.IGNORECASE):
+            raise ResourceError(f"{doing}: {why}: {said}", hint)
+    done.check(doing)

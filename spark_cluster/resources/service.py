@@ -1,0 +1,188 @@
+"""A systemd unit: running or not, started at boot or not, restarted when its files change."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spark_cluster.resources.base import (
+    InvalidResource,
+    Missing,
+    Resource,
+    ResourceError,
+    State,
+    ids,
+)
+
+if TYPE_CHECKING:
+    from spark_cluster.agent.host import Host
+
+_UNIT_TYPES = ("service", "socket", "timer", "target", "mount", "path")
+_FOLDERS = ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system")
+_PROPERTIES = "LoadState,ActiveState,SubState,UnitFileState,NeedDaemonReload,Type,LoadError"
+_AT_BOOT = ("enabled", "alias", "generated", "indirect")
+_STAYS_S = 1.0
+"""Seconds that a service which does not itself tell when it is ready must stay up."""
+
+
+@dataclass(frozen=True)
+class Service(Resource):
+    """A systemd unit.
+
+    Args:
+        name: `docker`, or with its kind: `docker.socket`, `fstrim.timer`.
+        running: True, False, or None to leave it; a unit that ends by itself (oneshot without
+            RemainAfterExit) cannot be kept running.
+        enabled: started at boot: True, False, or None to leave it.
+        restart_when: resources (or ids) of the same document whose change restarts it.
+        reload: reload instead of restart, for what can.
+        timeout_s: seconds for a start, stop or restart.
+
+    Raises:
+        Missing: there is no such unit.
+        ResourceError: masked, cannot be enabled, or did not start (with the end of its log).
+
+    Example:
+        Service("docker", enabled=True, restart_when=(daemon_json,))
+    """
+
+    noun = "service"
+
+    unit: str
+    running: bool | None = field(default=True, kw_only=True)
+    enabled: bool | None = field(default=None, kw_only=True)
+    restart_when: tuple[Resource | str, ...] = field(default=(), kw_only=True)
+    reload: bool = field(default=False, kw_only=True)
+    timeout_s: float = field(default=180.0, kw_only=True)
+
+    def validate(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9:_.@\\-]+", self.unit):
+            raise InvalidResource(f"Service: {self.unit!r} is not the name of a unit")
+        if self.running is None and self.enabled is None and not self.restart_when:
+            raise InvalidResource(f"Service {self.unit}: it asks for nothing")
+        if self.running is False and self.restart_when:
+            raise InvalidResource(f"Service {self.unit}: restart_when with running=False")
+
+    def provides(self) -> tuple[str, ...]:
+        return (f"running:{self._full}",) if self.running else ()
+
+    def triggers(self) -> tuple[str, ...]:
+        return ids(self.restart_when)
+
+    def desired(self) -> State:
+        wanted: State = {}
+        if self.running is not None:
+            wanted["running"] = self.running
+        if self.enabled is not None:
+            wanted["enabled"] = self.enabled
+        if self.running or self.enabled:
+            wanted["unit_file"] = "as loaded"
+        return wanted
+
+    def observe(self, host: Host) -> State:
+        known = self._show(host)
+        load, file = known["LoadState"], known["UnitFileState"]
+        if load == "not-found" and (self.running or self.enabled or self.restart_when):
+            raise self._missing(host)
+        if load not in ("loaded", "masked", "not-found"):
+            raise ResourceError(
+                f"the file of {self._full} is not valid: {known.get('LoadError') or load}",
+                f"`systemd-analyze verify {self._full}` on the node",
+            )
+        if load == "masked" and (self.running or self.enabled):
+            raise ResourceError(
+                f"{self._full} is masked: it cannot be started",
+                f"`systemctl unmask {self._full}` on the node, if that was not meant",
+            )
+        if file in ("static", "transient") and self.enabled:
+            raise ResourceError(
+                f"{self._full} cannot be enabled: it has no [Install] section ({file})",
+                "declare it with enabled=None; other units start it",
+            )
+        return {
+            "running": known["ActiveState"] in ("active", "reloading"),
+            "enabled": file in _AT_BOOT,
+            "unit_file": "changed since" if known["NeedDaemonReload"] == "yes" else "as loaded",
+            "state": f"{known['ActiveState']} ({known['SubState']})",
+        }
+
+    def converge(self, host: Host, actual: State) -> None:
+        if actual["unit_file"] != "as loaded":
+            self._systemctl(host, "daemon-reload")
+        if self.enabled is not None and actual["enabled"] != self.enabled:
+            self._systemctl(host, "enable" if self.enabled else "disable", self._full)
+        action = self._action(actual)
+        if action is None:
+            return
+        if actual["state"].startswith("failed"):
+            self._systemctl(host, "reset-failed", self._full)
+        host.progress(f"systemctl {action} {self._full}")
+        done = host.run(("systemctl", action, self._full), timeout=self.timeout_s)
+        if done.status != 0:
+            raise self._did_not(host, action, done.stderr.strip())
+        if action != "stop" and self.running:
+            self._stays(host, action)
+
+    @property
+    def _full(self) -> str:
+        return (
+            self.unit
+            if self.unit.endswith(_UNIT_TYPES) and "." in self.unit
+            else f"{self.unit}.service"
+        )
+
+    def _action(self, actual: State) -> str | None:
+        if actual.get("restart") == "owed":
+            if self.running is None:
+                return "try-reload-or-restart" if self.reload else "try-restart"
+            if actual["running"]:
+                return "reload-or-restart" if self.reload else "restart"
+        if self.running is None or actual["running"] == self.running:
+            return None
+        return "start" if self.running else "stop"
+
+    def _show(self, host: Host) -> dict[str, str]:
+        done = host.run(("systemctl", "show", self._full, "-p", _PROPERTIES))
+        known = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+        if done.status != 0 or "LoadState" not in known:
+            raise ResourceError(
+                f"systemd does not answer for {self._full}: {done.stderr.strip()}",
+                "nodes must have been booted with systemd",
+            )
+        return {"UnitFileState": "", "NeedDaemonReload": "no", "SubState": "", **known}
+
+    def _missing(self, host: Host) -> Missing:
+        """With the claim of its file when that is what an earlier resource will make."""
+        template = re.sub(r"@[^.]*\.", "@.", self._full)
+        files = [f"path:{folder}/{template}" for folder in _FOLDERS]
+        claim = next((f for f in files if host.pending(f)), f"unit:{self._full}")
+        return Missing(
+            claim, f"there is no unit {self._full}", "declare its package or file before it"
+        )
+
+    def _stays(self, host: Host, action: str) -> None:
+        """A simple service is `active` as soon as it was forked: look again a little later."""
+        until = time.monotonic() + _STAYS_S
+        known = self._show(host)
+        while known["ActiveState"] == "active" and known.get("Type") in ("simple", "exec", "idle"):
+            if time.monotonic() > until:
+                return
+            time.sleep(0.2)
+            known = self._show(host)
+        if known["ActiveState"] not in ("active", "reloading"):
+            raise self._did_not(host, action, f"{known['ActiveState']} ({known['SubState']})")
+
+    def _did_not(self, host: Host, action: str, said: str) -> ResourceError:
+        log = host.run(("journalctl", "-u", self._full, "-n", "15", "--no-pager", "-o", "cat"))
+        lines = "".join(f"\n    {line}" for line in log.stdout.strip().splitlines())
+        return ResourceError(
+            f"systemctl {action} {self._full} failed: {said.splitlines()[0] if said else ''}"
+            f"; its log ends:{lines or ' (nothing)'}",
+            f"`systemctl status {self._full}` on the node",
+        )
+
+    @staticmethod
+    def _systemctl(host: Host, *arguments: str) -> None:
+        host.run(("systemctl", *arguments), timeout=120).check("systemctl " + " ".join(arguments))

@@ -1,0 +1,150 @@
+"""A user account (never its password)."""
+
+from __future__ import annotations
+
+import grp
+import pwd
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spark_cluster.resources.base import (
+    InvalidResource,
+    Missing,
+    Resource,
+    ResourceError,
+    State,
+    absolute,
+)
+from spark_cluster.resources.group import valid_name, valid_number
+
+if TYPE_CHECKING:
+    from spark_cluster.agent.host import Host
+
+
+@dataclass(frozen=True)
+class User(Resource):
+    """A user account, made with a locked password.
+
+    Args:
+        user: login name.
+        uid: its number; None takes a free one.
+        groups: supplementary groups that it is in; others stay unless `exact_groups`.
+        exact_groups: it is in `groups` and in no other.
+        shell: login shell, absolute.
+        home: home folder, absolute; when it changes, what is in the old one is moved.
+        system: a number below 1000 and no home folder (only when it is made).
+        state: `present` or `absent` (`absent` leaves the home folder).
+
+    Raises:
+        Missing: there is no such group.
+
+    Example:
+        User("nvidia", groups=("docker",), shell="/bin/bash")
+    """
+
+    noun = "user"
+
+    user: str
+    uid: int | None = field(default=None, kw_only=True)
+    groups: tuple[str, ...] = field(default=(), kw_only=True)
+    exact_groups: bool = field(default=False, kw_only=True)
+    shell: str | None = field(default=None, kw_only=True)
+    home: str | None = field(default=None, kw_only=True)
+    system: bool = field(default=False, kw_only=True)
+    state: str = field(default="present", kw_only=True)
+
+    def validate(self) -> None:
+        valid_name("User", self.user)
+        valid_number("User", self.user, "uid", self.uid)
+        if isinstance(self.groups, str):
+            raise InvalidResource(f"User {self.user}: groups is a list of names")
+        for group in self.groups:
+            valid_name(f"User {self.user}: group", group)
+        for what in ("shell", "home"):
+            if getattr(self, what) is not None:
+                absolute(getattr(self, what), f"User {self.user}: {what}")
+        if self.state not in ("present", "absent"):
+            raise InvalidResource(f"User {self.user}: state {self.state!r} is unknown")
+        if self.state == "absent" and self.user == "root":
+            raise InvalidResource("User root is never removed")
+
+    def provides(self) -> tuple[str, ...]:
+        if self.state == "absent":
+            return ()
+        home = () if self.system else (f"path:{self.home or '/home/' + self.user}",)
+        return (f"user:{self.user}", f"group:{self.user}", *home)
+
+    def desired(self) -> State:
+        if self.state == "absent":
+            return {"exists": False}
+        wanted: State = {"exists": True}
+        for what in ("uid", "shell", "home"):
+            if getattr(self, what) is not None:
+                wanted[what] = getattr(self, what)
+        if self.groups or self.exact_groups:
+            wanted["groups"] = sorted(set(self.groups))
+        return wanted
+
+    def observe(self, host: Host) -> State:
+        if self.state == "present":
+            self._need_groups()
+        try:
+            entry = pwd.getpwnam(self.user)
+        except KeyError:
+            return {"exists": False}
+        members = sorted(g.gr_name for g in grp.getgrall() if self.user in g.gr_mem)
+        return {
+            "exists": True,
+            "uid": entry.pw_uid,
+            "shell": entry.pw_shell,
+            "home": entry.pw_dir,
+            "groups": [g for g in members if self.exact_groups or g in self.groups],
+        }
+
+    def converge(self, host: Host, actual: State) -> None:
+        if self.state == "absent":
+            argv: tuple[str, ...] = ("userdel", self.user)
+        elif actual["exists"]:
+            argv = ("usermod", *self._options(actual), self.user)
+        else:
+            argv = ("useradd", *self._options(actual), *self._new(), self.user)
+        if self.shell and self.shell != actual.get("shell") and not host.path(self.shell).exists():
+            raise ResourceError(
+                f"user {self.user}: the shell {self.shell} does not exist, nobody could log in",
+                "declare its package first",
+            )
+        host.run(argv, must_finish=True).check(f"user {self.user}")
+
+    def _need_groups(self) -> None:
+        for group in self.groups:
+            try:
+                grp.getgrnam(group)
+            except KeyError:
+                raise Missing(
+                    f"group:{group}",
+                    f"user {self.user}: there is no group {group!r}",
+                    "declare a Group, or the package that makes it, before the user",
+                ) from None
+
+    def _options(self, actual: State) -> tuple[str, ...]:
+        """What useradd and usermod share, as far as it differs."""
+        argv: list[str] = []
+        if self.uid is not None and self.uid != actual.get("uid"):
+            argv += ["--uid", str(self.uid)]
+        if self.shell is not None and self.shell != actual.get("shell"):
+            argv += ["--shell", self.shell]
+        if self.home is not None and self.home != actual.get("home"):
+            argv += ["-d", self.home, *(("-m",) if actual["exists"] else ())]
+        wanted = sorted(set(self.groups))
+        if wanted != actual.get("groups", []):
+            append = actual["exists"] and not self.exact_groups
+            argv += [*(("--append",) if append else ()), "--groups", ",".join(wanted)]
+        return tuple(argv)
+
+    def _new(self) -> tuple[str, ...]:
+        argv = ["--system"] if self.system else ["--create-home"]
+        try:
+            grp.getgrnam(self.user)
+        except KeyError:
+            return (*argv, "--user-group")
+        return (*argv, "--gid", self.user)
