@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from spark_cluster.engine.events import Bus, Connected, NodeFailed
@@ -119,7 +120,7 @@ class Connections:
 
     def open(self) -> dict[str, SparkClusterError]:
         """Connect to all, side by side; who failed, and why (the others are usable)."""
-        jobs = {name: self._job(name) for name in self.nodes if name not in self._sessions}
+        jobs = {name: partial(self._open, name) for name in self.nodes if name not in self._sessions}
         outcomes = side_by_side(jobs)
         failed = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
         for name, error in failed.items():
@@ -137,7 +138,7 @@ class Connections:
 
     def refresh(self, names: Iterable[str]) -> None:
         """Ask again for facts that a change may have made stale."""
-        jobs = {name: self._facts_job(name) for name in names}
+        jobs = {name: partial(self._facts, name) for name in names}
         for name, outcome in side_by_side(jobs).items():
             if isinstance(outcome, SparkClusterError):
                 raise outcome
@@ -154,11 +155,8 @@ class Connections:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _job(self, name: str) -> Callable[[], None]:
-        return lambda: self._open(name)
-
-    def _facts_job(self, name: str) -> Callable[[], Facts]:
-        return lambda: gather.facts(self._sessions[name].request("gather", **gather.question()))
+    def _facts(self, name: str) -> Facts:
+        return gather.facts(self._sessions[name].request("gather", **gather.question()))
 
     def _open(self, name: str) -> None:
         from spark_cluster.engine.transport import SshConnection

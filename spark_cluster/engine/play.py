@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.cluster import Spark, sparks
@@ -163,7 +164,9 @@ class Play:
         chosen = [current[n.name] for n in wanted if n.name in current]
         documents = {node.name: self._resources(node, what) for node in chosen}
         applied = Applied({node.name: {} for node in chosen})
-        jobs = {n.name: self._job(n.name, documents[n.name], applied) for n in chosen}
+        jobs = {
+            n.name: partial(self._apply, n.name, documents[n.name], applied) for n in chosen
+        }
         for name, outcome in side_by_side(jobs).items():
             if isinstance(outcome, SparkClusterError):
                 self._leave(name, outcome)
@@ -182,7 +185,7 @@ class Play:
 
     def on_each(self, nodes: Sequence[Spark], job: Callable[[Spark], Any]) -> dict[str, Any]:
         """Call `job(node)` for every node side by side; name to what it returned."""
-        outcomes = side_by_side({n.name: (lambda node=n: job(node)) for n in nodes})
+        outcomes = side_by_side({node.name: partial(job, node) for node in nodes})
         for outcome in outcomes.values():
             if isinstance(outcome, SparkClusterError):
                 raise outcome
@@ -235,11 +238,6 @@ class Play:
             raise Failed(str(error), where=f"{node.name}: role {role.name}") from error
         except Exception as error:  # noqa: BLE001  (a role is the user's code: say where it broke)
             raise _broken_role(role, node, error) from error
-
-    def _job(
-        self, name: str, resources: list[tuple[str, Resource]], applied: Applied
-    ) -> Callable[[], None]:
-        return lambda: self._apply(name, resources, applied)
 
     def _apply(self, name: str, resources: list[tuple[str, Resource]], applied: Applied) -> None:
         selection = self.options.selection

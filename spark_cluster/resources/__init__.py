@@ -16,6 +16,7 @@ from spark_cluster.resources.file import File
 from spark_cluster.resources.group import Group
 from spark_cluster.resources.image import Image
 from spark_cluster.resources.line import Line
+from spark_cluster.resources.netplan import Netplan
 from spark_cluster.resources.package import Package
 from spark_cluster.resources.service import Service
 from spark_cluster.resources.user import User
@@ -31,6 +32,7 @@ __all__ = [
     "InvalidResource",
     "Line",
     "Missing",
+    "Netplan",
     "Package",
     "Resource",
     "ResourceError",

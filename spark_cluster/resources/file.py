@@ -136,7 +136,7 @@ class File(Resource):
         if isinstance(self.content, Blob):
             return self.content.sha256
         data = self.content.encode() if isinstance(self.content, str) else self.content
-        return hashlib.sha256(data or b"").hexdigest()
+        return sha256(data or b"")
 
 
 def observe_path(host: Host, path: str, *, needs_parent: bool) -> State:
@@ -163,7 +163,7 @@ def observe_path(host: Host, path: str, *, needs_parent: bool) -> State:
         content = host.read(path)
         if content is None:
             return {"kind": "absent"}
-        return {"kind": "file", "sha256": hashlib.sha256(content).hexdigest()}
+        return {"kind": "file", "sha256": sha256(content)}
     state: State = {
         "kind": _kind(status.st_mode),
         "mode": f"{stat.S_IMODE(status.st_mode):04o}",
@@ -171,7 +171,7 @@ def observe_path(host: Host, path: str, *, needs_parent: bool) -> State:
         "group": _group_name(status.st_gid),
     }
     if state["kind"] == "file":
-        state["sha256"] = hashlib.sha256(host.read(path) or b"").hexdigest()
+        state["sha256"] = sha256(host.read(path) or b"")
     return state
 
 
@@ -190,6 +190,11 @@ def owner_ids(owner: str | None, group: str | None) -> tuple[int, int]:
     except KeyError:
         raise Missing(f"group:{group}", f"there is no group {group!r}") from None
     return uid, gid
+
+
+def sha256(data: bytes) -> str:
+    """Hex digest."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def unified(path: str, before: bytes, after: bytes) -> str:

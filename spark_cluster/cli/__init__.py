@@ -1,0 +1,130 @@
+"""The command line: one module a command (group), loaded when it is asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from spark_cluster import __version__
+from spark_cluster.cli.app import App
+from spark_cluster.errors import SparkClusterError
+
+COMMANDS = {
+    "init": "Write a commented inventory for your nodes.",
+    "trust": "Look at the nodes' host keys and accept them.",
+    "ping": "Reach every node and time it.",
+    "facts": "Show what is true of the nodes.",
+    "up": "From any state to a verified vLLM endpoint.",
+    "down": "Stop serving, and prove that the memory is back.",
+    "status": "Say what serves, and what is wrong.",
+    "logs": "Show the logs of the serving containers.",
+    "vram": "Show each node's GPU memory by process.",
+    "exec": "Run a command on the nodes.",
+    "playbook": "Run a playbook.",
+    "lab": "Two simulated Sparks on this machine.",
+}
+"""In the order in which a newcomer meets them. The text is here so that --help imports nothing."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"spark_cluster.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            ctx.fail(f"There is no command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option("-i", "--inventory", metavar="FILE", help="Inventory: a file, or a shipped one's name.")
+@click.option("--project", metavar="DIR", help="Project folder; by default the current one.")
+@click.option("-l", "--limit", metavar="PATTERN", default="all", help="Nodes or groups: spark*,!spark2")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show what was fine already.")
+@click.version_option(__version__, prog_name="spark-cluster")
+@click.pass_context
+def cli(
+    ctx: click.Context,
+    inventory: str | None,
+    project: str | None,
+    limit: str,
+    as_json: bool,
+    verbose: bool,
+) -> None:
+    """Takes one or two NVIDIA DGX Sparks from whatever state they are in to a verified vLLM
+    endpoint, over SSH, with nothing installed on them beforehand.
+
+    Exit status: 0 fine, 1 failed, 2 usage or invalid file, 3 unreachable, 4 refused by the plan,
+    5 verification failed.
+    """
+    ctx.obj = App(inventory, project, limit, as_json=as_json, verbose=verbose)
+
+
+def main() -> NoReturn:
+    """The entry point: runs a command, and turns errors into words and an exit status."""
+    as_json = "--json" in sys.argv
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Exit as ended:
+        sys.exit(ended.exit_code)
+    except click.ClickException as error:
+        if as_json:
+            _print_json_error(error.format_message(), "", "")
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        click.echo("aborted", err=True)
+        sys.exit(130)
+    except SparkClusterError as error:
+        _show(error, as_json=as_json)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+    sys.exit(0)
+
+
+def _show(error: SparkClusterError, *, as_json: bool) -> None:
+    if as_json and not getattr(error, "told", False):
+        _print_json_error(error.message, error.where, error.hint)
+    where = f"{error.where}: " if error.where else ""
+    click.echo(click.style("error: ", fg="red", bold=True) + where + error.message, err=True)
+    if error.hint:
+        click.echo(click.style(f"  {error.hint}", fg="cyan"), err=True)
+
+
+def _print_json_error(message: str, where: str, hint: str) -> None:
+    document: dict[str, Any] = {
+        "ok": False,
+        "error": {"message": message, "where": where, "hint": hint},
+    }
+    click.echo(json.dumps(document, indent=2))

@@ -1,0 +1,240 @@
+"""What all commands share: the project, the inventory, a run with its events, output as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from spark_cluster.errors import Failed, SparkClusterError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from spark_cluster.engine.play import Options, Play
+    from spark_cluster.inventory import Inventory, Node
+    from spark_cluster.project import Project
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+WOULD_CHANGE = 10
+"""Exit status of `--check --exit-code` when something would change."""
+
+
+@dataclass
+class App:
+    """The global options, and what they lead to.
+
+    Args:
+        inventory_name: file or name given with --inventory.
+        project_folder: given with --project.
+        limit: pattern given with --limit.
+        as_json: one JSON document on standard output and nothing else there.
+        verbose: also show what was fine already.
+    """
+
+    inventory_name: str | None = None
+    project_folder: str | None = None
+    limit: str = "all"
+    as_json: bool = field(default=False, kw_only=True)
+    verbose: bool = field(default=False, kw_only=True)
+
+    @cached_property
+    def project(self) -> Project:
+        """The user's project folder and what is shipped."""
+        from spark_cluster.project import Project
+
+        return Project(Path(self.project_folder or ".").resolve())
+
+    @cached_property
+    def inventory(self) -> Inventory:
+        """The inventory, read and checked."""
+        from spark_cluster.inventory import load_inventory
+
+        return load_inventory(self.inventory_name, self.project)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes that --limit selects."""
+        return self.inventory.select(self.limit)
+
+    @cached_property
+    def console(self) -> Console:
+        """Where people look: standard output, or standard error when that carries JSON."""
+        from rich.console import Console
+
+        return Console(stderr=self.as_json, highlight=False)
+
+    def print_json(self, document: Any) -> None:
+        """The one JSON document."""
+        click.echo(json.dumps(document, indent=2, default=str))
+
+    @contextlib.contextmanager
+    def play(
+        self, command: str, nodes: list[Node], options: Options, *, change: bool = True
+    ) -> Iterator[Run]:
+        """A run over nodes: connected, shown, recorded, ended in order whatever happens.
+
+        Raises:
+            SparkClusterError: no node could be reached, or what the body raises.
+        """
+        run = Run(self, command, nodes, options, change=change)
+        try:
+            yield run
+            unmatched = options.selection.unmatched() if run.begun else None
+            if unmatched is not None:
+                raise unmatched
+        except KeyboardInterrupt:
+            run.finish(error=run.interrupted())
+            raise Failed(run.interrupted()) from None
+        except SparkClusterError as error:
+            run.finish(error=str(error))
+            raise
+        else:
+            run.finish()
+        finally:
+            run.close()
+
+
+class Run:
+    """One run as the command line sees it: a play, its recap, its end."""
+
+    def __init__(
+        self, app: App, command: str, nodes: list[Node], options: Options, *, change: bool
+    ) -> None:
+        from spark_cluster.cli.display import Display
+        from spark_cluster.engine.connections import Connections
+        from spark_cluster.engine.events import Bus, Recap
+        from spark_cluster.engine.play import Play
+        from spark_cluster.engine.record import Record, new_run
+
+        self.app = app
+        self.command = command
+        self.check = options.check
+        self.begun = False
+        self.recap = Recap()
+        self.started = time.monotonic()
+        self.id = new_run()
+        self.bus = Bus(self.recap, Display(app.console, verbose=app.verbose))
+        if change:
+            self.bus.add(Record(self.id))
+        self.connections = Connections(
+            nodes, self.bus, self.id, command=command, change=change and not options.check
+        )
+        self._play = Play(app.inventory, app.project, self.connections, self.bus, options)
+        self._finished = False
+
+    def open(self, *, must: bool = True) -> Play:
+        """Connect; with `must` every node has to be there.
+
+        Raises:
+            SparkClusterError: the first node's error.
+        """
+        from spark_cluster.engine.events import RunStarted
+
+        names = tuple(self.connections.nodes)
+        signal.signal(signal.SIGTERM, _interrupt)
+        self.bus.emit(RunStarted(self.id, self.command, names, self.check))
+        failed = self.connections.open()
+        self._play.out.update(failed)
+        if failed and (must or len(failed) == len(names)):
+            raise next(iter(failed.values()))
+        self.begun = True
+        return self._play
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began."""
+        return time.monotonic() - self.started
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Seconds of each stage."""
+        return self._play.seconds
+
+    def interrupted(self) -> str:
+        """What state an interrupt leaves things in."""
+        at_work = [f"{node} was at {what}" for node, what in self.recap.last.items()]
+        if not at_work:
+            return "interrupted; no node was being changed. Run the same command again to go on."
+        return (
+            f"interrupted; {', '.join(at_work)}. A package manager finishes, all else was ended; "
+            "no file is half-written. Run the same command again to go on."
+        )
+
+    def finish(self, error: str = "") -> None:
+        """Tell the sinks that it is over."""
+        from spark_cluster.engine.events import RunFinished
+
+        if not self._finished:
+            self._finished = True
+            self.bus.emit(RunFinished(not error, self.seconds, error))
+
+    def show_recap(self) -> None:
+        """The closing table, unless the output is JSON."""
+        from spark_cluster.cli.display import recap
+
+        if not self.app.as_json:
+            recap(self.app.console, self.recap, self.seconds, check=self.check)
+
+    def close(self) -> None:
+        """End the live display first, then the connections."""
+        self.bus.close()
+        self.connections.close()
+
+
+def _interrupt(_signal: int, _frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def changing(function: F) -> F:
+    """The options of every command that can change nodes, given to it as `options`."""
+
+    def collect(ctx: click.Context, **given: Any) -> Any:
+        from spark_cluster.engine.document import Selection
+        from spark_cluster.engine.play import Options
+
+        names = ("check", "diff", "tags", "skip_tags", "start_at")
+        check, diff, tags, skip_tags, start_at = (given.pop(n) for n in names)
+        given.pop("yes")
+        selection = Selection(_names(tags), _names(skip_tags), start_at)
+        options = Options(check=check, diff=diff, selection=selection)
+        return ctx.invoke(function, options=options, **given)
+
+    collect.__name__, collect.__doc__ = function.__name__, function.__doc__
+    collect.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in reversed(_OPTIONS):
+        option(collect)
+    return click.pass_context(collect)  # type: ignore[return-value]
+
+
+_OPTIONS = (
+    click.option("--check", is_flag=True, help="Change nothing; tell what would be changed."),
+    click.option("--diff", is_flag=True, help="Show differences of files; secrets are masked."),
+    click.option("--tags", default="", metavar="NAMES", help="Only these roles or tags."),
+    click.option("--skip-tags", default="", metavar="NAMES", help="Not these roles or tags."),
+    click.option(
+        "--start-at", default="", metavar="NAME", help="Skip what comes before this role or resource."
+    ),
+    click.option("--exit-code", is_flag=True, help="With --check: status 10 if it would change."),
+    click.option("-y", "--yes", is_flag=True, help="Ask nothing."),
+)
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(name.strip() for name in text.split(",") if name.strip())
+
+
+def leave_with(run: Run, *, exit_code: bool) -> None:
+    """Status 10 when the user asked for it and something would change."""
+    if exit_code and run.check and run.recap.changed:
+        sys.exit(WOULD_CHANGE)

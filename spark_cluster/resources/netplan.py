@@ -1,0 +1,139 @@
+"""A netplan file of our own, and the addresses that it gives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.resources.base import InvalidResource, Resource, ResourceError, State, absolute
+from spark_cluster.resources.file import observe_path, sha256, unified
+
+if TYPE_CHECKING:
+    from spark_cluster.agent.host import Host
+
+WAIT_S = 15.0
+"""Seconds that the network manager may take to put addresses on after `netplan apply`."""
+
+
+@dataclass(frozen=True)
+class Netplan(Resource):
+    """A file under /etc/netplan (mode 600), applied, with its addresses really there.
+
+    The file is validated by netplan itself before it takes its place. When the addresses do not
+    come, the old file is put back and applied.
+
+    Args:
+        path: the file, under /etc/netplan.
+        content: YAML, all of it.
+        addresses: interface to the address with prefix that it must have.
+        mtu: bytes that each of these interfaces must have.
+
+    Example:
+        Netplan("/etc/netplan/40-cx7.yaml", content=text, mtu=9000,
+                addresses={"enp1s0f1np1": "192.168.177.11/24"})
+    """
+
+    path: str
+    content: str = field(kw_only=True)
+    addresses: Mapping[str, str] = field(kw_only=True)
+    mtu: int = field(kw_only=True)
+
+    def validate(self) -> None:
+        absolute(self.path, "Netplan")
+        if not self.path.startswith("/etc/netplan/") or not self.path.endswith(".yaml"):
+            raise InvalidResource(f"Netplan {self.path}: not a .yaml file under /etc/netplan")
+
+    def provides(self) -> tuple[str, ...]:
+        return (f"path:{self.path}",)
+
+    def desired(self) -> State:
+        return {
+            "kind": "file",
+            "sha256": sha256(self.content.encode()),
+            "mode": "0600",
+            "addresses": dict(self.addresses),
+            "mtu": {interface: self.mtu for interface in self.addresses},
+        }
+
+    def observe(self, host: Host) -> State:
+        state = observe_path(host, self.path, needs_parent=True)
+        rows = {row.get("ifname"): row for row in self._links(host)}
+        missing = [i for i in self.addresses if i not in rows]
+        if missing:
+            raise ResourceError(
+                f"there is no interface {', '.join(missing)}",
+                f"there are: {', '.join(str(name) for name in rows)}",
+            )
+        state["addresses"] = {
+            interface: self._address(rows[interface], wanted)
+            for interface, wanted in self.addresses.items()
+        }
+        state["mtu"] = {interface: rows[interface].get("mtu") for interface in self.addresses}
+        return state
+
+    def converge(self, host: Host, actual: State) -> None:
+        before = host.read(self.path)
+        if before != self.content.encode() or actual.get("mode") != "0600":
+            data = self.content.encode()
+            host.write(self.path, data, mode=0o600, validate=lambda new: self._check(host, new))
+        try:
+            host.run(("netplan", "apply"), timeout=60).check("netplan apply")
+            self._wait(host)
+        except ResourceError:
+            self._put_back(host, before)
+            raise
+
+    def diff(self, host: Host, actual: State) -> str:
+        return unified(self.path, host.read(self.path) or b"", self.content.encode())
+
+    def _links(self, host: Host) -> list[dict[str, Any]]:
+        done = host.run(("ip", "-j", "addr")).check("ip -j addr")
+        return [row for row in json.loads(done.stdout or "[]") if row]
+
+    def _address(self, row: dict[str, Any], wanted: str) -> str | None:
+        """The wanted address when it is there, else the first IPv4 one."""
+        infos = [i for i in row.get("addr_info", []) if i.get("family") == "inet"]
+        present = [f"{i['local']}/{i['prefixlen']}" for i in infos]
+        return wanted if wanted in present else next(iter(present), None)
+
+    def _check(self, host: Host, new: Path) -> None:
+        scratch = Path(tempfile.mkdtemp(prefix="netplan-"))
+        try:
+            folder = scratch / "etc/netplan"
+            folder.mkdir(parents=True)
+            shutil.copy(new, folder / Path(self.path).name)
+            host.run(("netplan", "generate", "--root-dir", str(scratch))).check(
+                f"netplan does not accept the new {self.path}, the old one stays"
+            )
+        finally:
+            shutil.rmtree(scratch)
+
+    def _wait(self, host: Host) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            state = self.observe(host)
+            if state["addresses"] == dict(self.addresses):
+                return
+            if time.monotonic() > deadline:
+                lacking = [i for i, a in self.addresses.items() if state["addresses"][i] != a]
+                raise ResourceError(
+                    f"no address on {', '.join(lacking)} {WAIT_S:g} s after netplan apply; "
+                    "the old configuration was put back",
+                    "is the cable in? `ip addr` and `journalctl -u systemd-networkd` on the node",
+                )
+            time.sleep(0.1)
+
+    def _put_back(self, host: Host, before: bytes | None) -> None:
+        if before is None:
+            host.remove(self.path)
+        else:
+            host.write(self.path, before, mode=0o600)
+        with contextlib.suppress(ResourceError):
+            host.run(("netplan", "apply"), timeout=60)
