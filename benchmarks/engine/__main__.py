@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import sys
 import tempfile
 from contextlib import AbstractContextManager
@@ -64,6 +65,7 @@ def main(
     console = Console() if sys.stdout.isatty() else Console(width=120)
     if scale and tree is None:
         raise click.UsageError("--scale needs --tree")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all is taken down again
     clean_stale()
     where: AbstractContextManager[Site]
     where = lab(rtt_ms / 1000) if tree is None else bare(tree, max(scale or nodes), rtt_ms / 1000)

@@ -57,7 +57,7 @@ def ensure_user(name, uid, group):
     try:
         return pwd.getpwnam(name).pw_uid != uid
     except KeyError:
-        add = ["useradd", "-M", "-N", "-u", str(uid), "-g", group, "-s", "/bin/sh", name]
+        add = ["useradd", "-m", "-U", "-u", str(uid), "-G", group, "-s", "/bin/sh", name]
         subprocess.run(add, check=True)
         return True
 

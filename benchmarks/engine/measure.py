@@ -22,13 +22,16 @@ _PR_SET_CHILD_SUBREAPER = 36
 def main(result: str, output: str, command: list[str]) -> None:
     """Run the command, its output to a file, and write wall, cpu and status."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    with Path(output).open("wb") as sink:
-        start = time.monotonic()
-        status = subprocess.run(
-            command, stdin=sys.stdin, stdout=sink, stderr=subprocess.STDOUT, check=False
-        ).returncode
-        wall = time.monotonic() - start
-    end_adopted()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
+    try:
+        with Path(output).open("wb") as sink:
+            start = time.monotonic()
+            status = subprocess.run(
+                command, stdin=sys.stdin, stdout=sink, stderr=subprocess.STDOUT, check=False
+            ).returncode
+            wall = time.monotonic() - start
+    finally:
+        end_adopted()
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     cost = {"wall": wall, "cpu": usage.ru_utime + usage.ru_stime, "status": status}
     Path(result).write_text(json.dumps(cost), encoding="utf-8")

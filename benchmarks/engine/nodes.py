@@ -193,7 +193,8 @@ def _bare_node(node: Node, inside: str, tree: Path, keys: Path, logs: Path) -> I
         "ADDRESS": node.address,
     }
     unshare = ["unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child"]
-    command = ["ip", "netns", "exec", inside, *unshare, "sh", "-c", _BARE_NODE]
+    ends_with_us = ["setpriv", "--pdeathsig", "KILL"]
+    command = [*ends_with_us, "ip", "netns", "exec", inside, *unshare, "sh", "-c", _BARE_NODE]
     with (logs / f"{node.name}.log").open("wb") as log:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log

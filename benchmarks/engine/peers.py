@@ -17,7 +17,7 @@ from benchmarks.engine.nodes import CACHE, Site
 _ANSIBLE = "ansible-core==2.21.5" if sys.version_info >= (3, 12) else "ansible-core==2.19.14"
 _MITOGEN = "mitogen==0.3.54"
 _PYINFRA = "pyinfra==3.10.0"
-_REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class ToolError(Exception):
@@ -127,7 +127,7 @@ class Ansible(Tool):
             tasks[-1]["lineinfile"]["mode"] = "0644"
         tasks += [{"group": {"name": name, "gid": gid}} for name, gid in work.GROUPS]
         for name, uid, group in work.USERS:
-            user = {"name": name, "uid": uid, "group": group, "create_home": False}
+            user = {"name": name, "uid": uid, "groups": [group], "append": True}
             tasks.append({"user": user | {"shell": "/bin/sh"}})
         for path in work.CHECKS:
             stat = {"path": path, "get_checksum": False, "get_mime": False}
@@ -195,8 +195,8 @@ class Pyinfra(Tool):
             lines.append(f"files.line(path={path!r}, line={'^' + line + '$'!r})")
         lines += [f"server.group({name!r}, gid={gid})" for name, gid in work.GROUPS]
         for name, uid, group in work.USERS:
-            given = f"{name!r}, uid={uid}, group={group!r}, shell='/bin/sh', create_home=False"
-            lines.append(f"server.user({given}, ensure_home=False)")
+            given = f"{name!r}, uid={uid}, groups=[{group!r}], append=True, shell='/bin/sh'"
+            lines.append(f"server.user({given}, create_home=True)")
         for path in work.CHECKS:
             lines.append(f"assert host.get_fact(Directory, path={path!r}), {path!r}")
         for name in work.SYSCTLS:
@@ -246,7 +246,7 @@ class Floor(Tool):
         return [sys.executable, "-m", "benchmarks.engine.floor", "site.json"]
 
     def variables(self) -> dict[str, str]:
-        return {"PYTHONPATH": str(_REPOSITORY)}
+        return {"PYTHONPATH": str(REPOSITORY)}
 
     def changes(self, output: str) -> dict[str, int]:
         names = {node.address: node.name for node in self.site.nodes}

@@ -143,8 +143,9 @@ class Bench:
     def _run(self, tool: Tool) -> tuple[str, dict[str, float]]:
         result, output = tool.folder / "cost.json", tool.folder / "output.txt"
         measured = [sys.executable, "-I", "-S", str(_MEASURE), str(result), str(output), "--"]
+        ends_with_us = ["setpriv", "--pdeathsig", "TERM"]
         subprocess.run(
-            tool.site.link.command(*measured, *tool.command()),
+            [*ends_with_us, *tool.site.link.command(*measured, *tool.command())],
             cwd=tool.folder,
             env=self._variables() | tool.variables(),
             input=tool.answers.encode(),

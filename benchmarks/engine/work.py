@@ -18,6 +18,7 @@ COPIES = [(f"{ROOT}/d1/copy{n}.txt", f"copy{n}.txt") for n in range(5)]
 TEMPLATES = [(f"{ROOT}/d2/service{n}.conf", f"service{n}.conf.j2") for n in range(5)]
 LINES = [(f"{ROOT}/d3/lines{n // 2}.conf", f"option_{n} = {n * n}") for n in range(10)]
 GROUPS = [("bench-a", 48101), ("bench-b", 48102)]
+# The group is a further one: each user has one of its own first, and a home folder.
 USERS = [("bench-one", 48111, "bench-a"), ("bench-two", 48112, "bench-a")]
 USERS += [("bench-three", 48113, "bench-b")]
 CHECKS = ["/etc", "/usr", "/var", "/home", "/opt", "/srv", "/tmp", "/root", "/run", "/boot"]
@@ -70,12 +71,11 @@ def expected() -> dict[str, Any]:
     for path, line in LINES:
         files[path] = files.get(path, "") + line + "\n"
     files = {path: text.rstrip("\n") for path, text in files.items()}
-    gids = dict(GROUPS)
     return {
         "directories": sorted(DIRECTORIES),
         "files": files,
         "groups": dict(GROUPS),
-        "users": {name: [uid, gids[group]] for name, uid, group in USERS},
+        "users": {name: [uid, [group], True] for name, uid, group in USERS},
     }
 
 
@@ -90,18 +90,19 @@ for folder, _, names in os.walk(root):
             found["files"][file.name] = file.read().rstrip("\\n")
 found["directories"].sort()
 for group in grp.getgrall():
-    if group.gr_name.startswith("bench-"):
+    if group.gr_name in {[name for name, _ in GROUPS]!r}:
         found["groups"][group.gr_name] = group.gr_gid
 for user in pwd.getpwall():
     if user.pw_name.startswith("bench-"):
-        found["users"][user.pw_name] = [user.pw_uid, user.pw_gid]
+        groups = sorted(g.gr_name for g in grp.getgrall() if user.pw_name in g.gr_mem)
+        found["users"][user.pw_name] = [user.pw_uid, groups, os.path.isdir(user.pw_dir)]
 print(json.dumps(found))
 """
 
 RESET_SCRIPT = "; ".join(
     [
         f"rm -rf {ROOT}",
-        *(f"userdel -f {name} 2>/dev/null" for name, _, _ in USERS),
+        *(f"userdel -rf {name} 2>/dev/null" for name, _, _ in USERS),
         *(f"groupdel {name} 2>/dev/null" for name, _ in GROUPS),
         "true",
     ]
