@@ -1,0 +1,80 @@
+"""The model's files, on every node that serves: from the hub, or from a folder of the laptop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from spark_cluster.cluster import Spark
+from spark_cluster.errors import Refused
+from spark_cluster.resources import Command, Directory, File, Resource, Secret
+
+LARGEST_UPLOAD = 512 * 1024 * 1024
+"""Bytes of a laptop's folder that are sent; larger models belong on the hub or on the node."""
+
+DOWNLOAD = 'hf download "$0" --revision "$1" --local-dir "$2" && echo "$0@$1" > "$2/.complete"'
+
+
+class Settings(BaseModel):
+    """Settings of the role `models`; `up` gives the first five from the recipe."""
+
+    name: str = Field(description="repository on the hub")
+    revision: str = Field(default="main", description="branch, tag or commit")
+    source: Literal["hub", "directory"] = Field(default="hub", description="where it comes from")
+    path: str = Field(description="folder on the node")
+    directory: Path | None = Field(default=None, description="folder on the laptop")
+    image: str = Field(default="", description="image whose `hf` command downloads")
+    token_env: str = Field(
+        default="HF_TOKEN", description="variable of the laptop with a hub token, when it is set"
+    )
+    download_timeout_s: float = Field(default=6 * 3600.0, description="seconds")
+
+
+def role(node: Spark, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
+    """The folder with the model in it."""
+    yield Directory(settings.path, mode=0o755)
+    if settings.source == "directory":
+        yield from _upload(settings)
+    else:
+        yield _download(settings)
+
+
+def _upload(settings: Settings) -> Iterator[Resource]:
+    folder = settings.directory
+    if folder is None or not folder.is_dir():
+        raise Refused(
+            f"the model's folder {folder} is not on this machine",
+            hint="`directory` in the recipe; in the lab: spark-cluster lab up makes it",
+        )
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    size = sum(p.stat().st_size for p in files)
+    if not files or size > LARGEST_UPLOAD:
+        raise Refused(
+            f"{folder} holds {len(files)} files with {size // 2**20} MiB; "
+            f"up to {LARGEST_UPLOAD // 2**20} MiB are sent from the laptop",
+            hint="use `source: hub`, or put the folder on the nodes by other means",
+        )
+    for parent in sorted({p.parent for p in files} - {folder}):
+        yield Directory(f"{settings.path}/{parent.relative_to(folder)}", mode=0o755)
+    for path in files:
+        yield File(f"{settings.path}/{path.relative_to(folder)}", content=path.read_bytes())
+
+
+def _download(settings: Settings) -> Resource:
+    """`hf download` in the engine's own image; the token is in no argument list."""
+    token = os.environ.get(settings.token_env, "")
+    run = ("docker", "run", "--rm", "--network", "host", "--entrypoint", "sh")
+    mount = ("--mount", f"type=bind,src={settings.path},dst={settings.path}")
+    keys = ("--env", "HF_TOKEN") if token else ()
+    arguments = (settings.name, settings.revision, settings.path)
+    return Command(
+        f"download {settings.name}",
+        (*run, *mount, *keys, settings.image, "-c", DOWNLOAD, *arguments),
+        unless=("grep", "-qx", f"{settings.name}@{settings.revision}", f"{settings.path}/.complete"),
+        env={"HF_TOKEN": Secret(token)} if token else {},
+        timeout_s=settings.download_timeout_s,
+    )
