@@ -45,7 +45,9 @@ def _names(_context: click.Context, _option: click.Parameter, value: str) -> lis
 @click.option("--runs", default=3, type=click.IntRange(1), help="Runs of each kind.")
 @click.option("--rtt-ms", default=5.0, type=click.FloatRange(0), help="Round-trip time.")
 @click.option("--tools", default=_DEFAULT_TOOLS, callback=_names, help=f"Of {', '.join(TOOLS)}.")
-@click.option("--scale", default="", callback=_numbers, help="Ours alone, on so many bare nodes.")
+@click.option(
+    "--scale", default="", callback=_numbers, help="Ours and the floor, unchanged, on so many."
+)
 @click.option(
     "--tree",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

@@ -84,18 +84,22 @@ class Bench:
                     for run in (self._changing, self._unchanged):
                         costs.append(run(tool))
                         self._report(costs[-1])
-        self._site.reset()
+            site.reset()
         return costs
 
     def scale(self, counts: Iterable[int], runs: int) -> list[Cost]:
-        """Unchanged runs of ours on more and more nodes."""
+        """Unchanged runs on more and more nodes: ours, and the floor to compare with."""
         costs = []
         for count in counts:
-            tool = self._tool(Ours.name, self._site.first(count))
-            self._changing(tool)
+            site = self._site.first(count)
+            tools = [self._tool(name, site) for name in (Ours.name, Floor.name)]
+            self._changing(tools[0])
+            for tool in tools:
+                self._unchanged(tool)  # thrown away
             for _ in range(runs):
-                costs.append(self._unchanged(tool))
-                self._report(costs[-1])
+                for tool in tools:
+                    costs.append(self._unchanged(tool))
+                    self._report(costs[-1])
         return costs
 
     def _tool(self, name: str, site: Site) -> Tool:
