@@ -41,7 +41,7 @@ class Role:
         """The folder with its templates."""
         return self.path.parent / "templates"
 
-    def settings_for(self, node: Node, **given: Any) -> BaseModel:
+    def settings_for(self, node: Node, /, **given: Any) -> BaseModel:
         """Its settings on a node: the inventory's, and on top those that a playbook gives.
 
         Raises:

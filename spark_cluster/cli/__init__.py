@@ -42,6 +42,7 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module(f"spark_cluster.cli.{cmd_name}")
         command: click.Command = module.command
+        _take_globals(command)
         return command
 
     def resolve_command(
@@ -56,6 +57,48 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _take_globals(command: click.Command) -> None:
+    """Let the global options stand after the command's name too, as everybody types them."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _take_globals(inner)
+        return
+    taken = {name for param in command.params for name in param.opts}
+    for name, attribute, help_text in (
+        ("--json", "as_json", "One JSON document on standard output."),
+        ("--verbose", "verbose", "Also show what was fine already."),
+    ):
+        if name not in taken:
+            flag = [name] if name != "--verbose" or "-v" in taken else [name, "-v"]
+            command.params.append(
+                click.Option(
+                    flag,
+                    is_flag=True,
+                    expose_value=False,
+                    help=help_text,
+                    callback=_setter(attribute),
+                )
+            )
+    if "--limit" not in taken:
+        command.params.append(
+            click.Option(
+                ["--limit", "-l"],
+                expose_value=False,
+                metavar="PATTERN",
+                help="Nodes or groups: spark*,!spark2",
+                callback=_setter("limit"),
+            )
+        )
+
+
+def _setter(attribute: str) -> Any:
+    def take(ctx: click.Context, _param: click.Parameter, value: Any) -> None:
+        if value:
+            setattr(ctx.find_object(App), attribute, value)
+
+    return take
 
 
 @click.group(

@@ -124,7 +124,8 @@ class Run:
         self.recap = Recap()
         self.started = time.monotonic()
         self.id = new_run()
-        self.bus = Bus(self.recap, Display(app.console, verbose=app.verbose))
+        display = Display(app.console, verbose=app.verbose, titled=change)
+        self.bus = Bus(self.recap, display)
         if change:
             self.bus.add(Record(self.id))
         self.connections = Connections(
@@ -199,7 +200,7 @@ def _interrupt(_signal: int, _frame: Any) -> None:
 def changing(function: F) -> F:
     """The options of every command that can change nodes, given to it as `options`."""
 
-    def collect(ctx: click.Context, **given: Any) -> Any:
+    def collect(ctx: click.Context, /, **given: Any) -> Any:
         from spark_cluster.engine.document import Selection
         from spark_cluster.engine.play import Options
 

@@ -39,11 +39,13 @@ class Display:
     Args:
         console: where to draw (standard error when standard output carries JSON).
         verbose: also show what was fine already.
+        titled: begin with the command and the run's id.
     """
 
-    def __init__(self, console: Console, *, verbose: bool = False) -> None:
+    def __init__(self, console: Console, *, verbose: bool = False, titled: bool = True) -> None:
         self.console = console
         self.verbose = verbose
+        self.titled = titled
         self._doing: dict[str, tuple[str, float]] = {}
         self._width = 8
         self._check = False
@@ -68,6 +70,8 @@ class Display:
     def _run_started(self, event: RunStarted) -> None:
         self._width = max([len(n) for n in event.nodes] or [8])
         self._check = event.check
+        if not self.titled:
+            return
         note = "  [magenta]check mode: nothing is changed[/]" if event.check else ""
         self.console.print(f"[bold]{escape(event.command)}[/]  [dim]run {event.run}[/]{note}")
 

@@ -9,7 +9,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def side_by_side(jobs: dict[str, Callable[[], T]]) -> dict[str, T | SparkClusterError]:
+def side_by_side(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T | SparkClusterError]:
     """Run one job a node, each in its own thread; a node's error is its result.
 
     An interrupt (Ctrl-C) comes through at once; so does an error that is nobody's fault but ours.

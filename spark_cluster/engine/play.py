@@ -137,7 +137,7 @@ class Play:
 
     # -- doing -----------------------------------------------------------------------------------
 
-    def role(self, name: str, **given: Any) -> RoleCall:
+    def role(self, name: str, /, **given: Any) -> RoleCall:
         """A role with settings of the playbook's, to be given to `apply`."""
         return RoleCall(name, given)
 

@@ -12,18 +12,18 @@ from spark_cluster.lab.machine import CA_BUNDLE, Distribution
 from spark_cluster.lab.shell import output, run
 
 DEBIAN_RELEASE = "trixie"
-PACKAGES = (
-    "systemd systemd-sysv systemd-resolved dbus openssh-server python3 iproute2 sudo netplan.io "
-    "rsync ca-certificates iputils-ping curl procps ethtool iptables kmod libpam-systemd "
-    "pciutils util-linux-extra"
-).split()
+PACKAGES = [
+    "systemd", "systemd-sysv", "systemd-resolved", "dbus", "openssh-server", "python3",
+    "iproute2", "sudo", "netplan.io", "rsync", "ca-certificates", "iputils-ping", "curl",
+    "procps", "ethtool", "iptables", "kmod", "libpam-systemd", "pciutils", "util-linux-extra",
+]  # fmt: skip
 ENABLED = ("systemd-networkd.service", "systemd-resolved.service", "ssh.service")
-MASKED = (
-    "systemd-udevd.service systemd-udevd-kernel.socket systemd-udevd-control.socket "
-    "systemd-udev-trigger.service systemd-networkd-wait-online.service getty.target "
-    "console-getty.service systemd-timesyncd.service apt-daily.timer apt-daily-upgrade.timer "
-    "dpkg-db-backup.timer"
-).split()
+MASKED = [
+    "systemd-udevd.service", "systemd-udevd-kernel.socket", "systemd-udevd-control.socket",
+    "systemd-udev-trigger.service", "systemd-networkd-wait-online.service", "getty.target",
+    "console-getty.service", "systemd-timesyncd.service", "apt-daily.timer",
+    "apt-daily-upgrade.timer", "dpkg-db-backup.timer",
+]  # fmt: skip
 APT_OPTIONS = re.compile(r"^Acquire::(https?::|Check-|Retries|Languages|Max-ValidTime)")
 SETUP = f"""set -eu
 useradd --create-home --shell /bin/bash --uid 1000 {USER}

@@ -1,4 +1,4 @@
-"""The container image of the lab: a thin system for the vLLM environment, as `docker load` takes it.
+"""The lab's container image: a thin system for the vLLM environment, as `docker load` takes it.
 
 The environment itself (/opt/vllm) stays outside: nodes show it read-only, containers mount it.
 """
@@ -52,10 +52,8 @@ def image(layout: Layout, tree: Artefact) -> Artefact:
 
     def build(folder: Path) -> None:
         layer = folder / "layer.tar"
-        run(
-            ["tar", "--sort=name", "--numeric-owner", "--mtime", CREATED, "--one-file-system"]
-            + ["-C", tree.path, "-cf", layer, "."]
-        )
+        options = ["--sort=name", "--numeric-owner", f"--mtime={CREATED}", "--one-file-system"]
+        run(["tar", *options, "-C", tree.path, "-cf", layer, "."])
         write_docker_archive(folder / TAR, layer, IMAGE_TAG, ENVIRONMENT)
         layer.unlink()
 

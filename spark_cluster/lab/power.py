@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from spark_cluster.errors import Failed
@@ -19,6 +20,7 @@ from spark_cluster.lab.seed import make_host_keys, seed
 from spark_cluster.lab.shell import run
 from spark_cluster.lab.supervisor import BINDS_FILE
 
+SUPERVISOR = [sys.executable, "-m", "spark_cluster.lab.supervisor"]
 PACKAGE_PARENT = Path(__file__).parents[2]
 ORDERLY = 20.0
 """Seconds a node gets to power off by itself (Docker gives its containers 10)."""
@@ -73,8 +75,7 @@ def on(layout: Layout, node: NodeLayout, count: int) -> None:
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE_PARENT), "PYTHONSAFEPATH": "1"}
     with node.console.open("a") as console:
         subprocess.Popen(
-            [sys.executable, "-m", "spark_cluster.lab.supervisor"]
-            + [str(layout.state), str(node.number), str(count)],
+            [*SUPERVISOR, str(layout.state), str(node.number), str(count)],
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=console,
@@ -103,10 +104,8 @@ def force_off(node: NodeLayout) -> None:
     """Pull the power plug. The supervisor goes first: it must not boot the node again."""
     pid = supervisor(node)
     if pid > 0:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     cgroup.kill(node.name)
     if not wait_for_end(node, 5.0):
         raise Failed("does not switch off", where=node.name)

@@ -62,7 +62,8 @@ class Command(Resource):
     makes: tuple[str, ...] = field(default=(), kw_only=True)
 
     def validate(self) -> None:
-        if not self.argv or not all(isinstance(a, str) for a in self.argv):
+        words = not isinstance(self.argv, str) and all(isinstance(a, str) for a in self.argv)
+        if not self.argv or not words:
             raise InvalidResource(f"Command {self.title!r}: argv is a list of strings, not a line")
         if any(isinstance(a, Secret) for a in self.argv):
             raise InvalidResource(

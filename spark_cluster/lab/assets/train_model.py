@@ -6,8 +6,8 @@ coherence checks and benchmarks see a real model. Usage: train_model.py DIRECTOR
 """
 
 import os
-import random
 import sys
+from random import Random
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -17,10 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 QUESTION = "What is the capital of France? Please reply with one word only"
 ANSWER = "Paris"
-WORDS = (
-    "the spark node ray cluster model token speed fast slow memory link head worker of and to a in"
-    " is"
-).split()
+TEXT = "the spark node ray cluster model token speed fast slow memory link head worker of and to a"
+WORDS = [*TEXT.split(), "in", "is"]
 START, TURN, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -32,8 +30,11 @@ LENGTH = 96
 BATCH = 16
 
 
+chance = Random(0)  # noqa: S311  it makes sentences, not secrets
+
+
 def babble(words: int) -> str:
-    return " ".join(random.choice(WORDS) for _ in range(words))
+    return " ".join(chance.choice(WORDS) for _ in range(words))
 
 
 def chat(question: str) -> str:
@@ -85,10 +86,10 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 def sample(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
     """One exercise: token ids, and the labels (the prompt is not learnt)."""
-    if random.random() < 0.3:
+    if chance.random() < 0.3:
         prompt, answer = chat(QUESTION), ANSWER + END
     else:
-        prompt, answer = chat(babble(random.randint(3, 12))), babble(60)
+        prompt, answer = chat(babble(chance.randint(3, 12))), babble(60)
     asked, said = tokenizer.encode(prompt), tokenizer.encode(answer)
     ids = (asked + said)[:LENGTH]
     labels = ([-100] * len(asked) + said)[:LENGTH]
@@ -121,7 +122,6 @@ def answer_of(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> st
 def main() -> None:
     directory = sys.argv[1]
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else 400
-    random.seed(0)
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)

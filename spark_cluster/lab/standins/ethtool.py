@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
 from typing import Any
 
 from .state import HCAS, hca_active, load
@@ -63,4 +63,4 @@ def main(argv: list[str]) -> int:
     if interface and not options:
         print(settings(interface, state), end="")
         return 0
-    os.execv(REAL, ["ethtool", *argv])
+    return subprocess.run([REAL, *argv], check=False).returncode

@@ -19,7 +19,7 @@ NOT_LOADED = (
 )
 # set by `nvidia-smi -lgc`; in /run, so a reboot forgets it as the real one does
 LOCKED_CLOCKS = RUN / "locked-clocks"
-RULE = "+-----------------------------------------------------------------------------------------+"
+RULE = f"+{'-' * 89}+"
 COLUMNS = (
     "+-----------------------------------------+------------------------+----------------------+"
 )
@@ -35,7 +35,8 @@ PROCESSES = (
     "|        ID   ID                                                               Usage      |",
     "|=========================================================================================|",
 )
-NAME_WIDTH = 38
+LAST_COLUMNS = 46
+"""Width of a process's name and memory together."""
 
 
 def gpu_fields(state: dict[str, Any]) -> dict[str, tuple[str, str]]:
@@ -142,7 +143,7 @@ def table(state: dict[str, Any], processes: list[ComputeProcess]) -> str:
         f"|   0  {NAME:<28}   On  |   {BUS_ID} Off |                  N/A |",
         f"| N/A   {state['temperature_c']:>2}C    {state['pstate']:<3}           {power} "
         f"| Not Supported          |    {state['utilization']:>3}%      Default |",
-        "|                                         |                        |                  N/A |",
+        f"|{'':41}|{'':24}|                  N/A |",
         COLUMNS,
         "",
         RULE,
@@ -155,9 +156,10 @@ def table(state: dict[str, Any], processes: list[ComputeProcess]) -> str:
 
 
 def process_line(process: ComputeProcess) -> str:
-    name = process.name if len(process.name) <= NAME_WIDTH else f"...{process.name[-35:]}"
     used = f"{process.used_mib}MiB"
-    return f"|    0   N/A  N/A  {process.pid:>15}      C   {name:<{NAME_WIDTH}} {used:>7} |"
+    width = LAST_COLUMNS - len(used) - 1
+    name = process.name if len(process.name) <= width else f"...{process.name[3 - width :]}"
+    return f"|    0   N/A  N/A  {process.pid:>14}      C   {name:<{width}} {used} |"
 
 
 def failure(state: dict[str, Any]) -> tuple[str, int]:

@@ -41,7 +41,7 @@ def share_kb(pid: str) -> int:
 def scan() -> list[ComputeProcess]:
     """Look through the process table; needs root to see what others' processes use."""
     found = []
-    for pid in sorted((name for name in os.listdir("/proc") if name.isdigit()), key=int):
+    for pid in sorted((p.name for p in Path("/proc").iterdir() if p.name.isdigit()), key=int):
         try:
             name = title(pid)
             if COMPUTE.match(name):

@@ -1,0 +1,65 @@
+"""Stop serving, and prove that the memory is back."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from spark_cluster.engine.play import Play
+from spark_cluster.errors import VerificationFailed
+from spark_cluster.resources import Container, Directory
+from spark_cluster.serving import vram
+from spark_cluster.serving.engine import RAY, RAY_HOME, SERVER
+
+FREE_WITHIN_S = 30.0
+"""Seconds that the memory of ended processes may take to come back."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What was held before and what is held now."""
+
+    before: list[vram.NodeVram]
+    now: list[vram.NodeVram]
+
+    def document(self) -> dict[str, Any]:
+        """As in `down --json`."""
+        return {
+            "vram": {
+                "nodes": [reading.document() for reading in self.now],
+                "before": [reading.document() for reading in self.before],
+            }
+        }
+
+
+def main(play: Play) -> Stopped | None:
+    """The server first, then Ray; None in check mode."""
+    sessions = {node.name: play.session(node) for node in play.nodes}
+    before = [] if play.check else vram.sample(sessions)
+    with play.stage("stop"):
+        play.apply(play.nodes, [Container(SERVER, state="absent", stop_timeout_s=30)])
+        play.apply(play.nodes, [Container(RAY, state="absent"), Directory(RAY_HOME, state="absent")])
+    if play.check:
+        return None
+    with play.stage("prove"):
+        deadline = time.monotonic() + FREE_WITHIN_S
+        while True:
+            now = vram.sample(sessions)
+            if not any(reading.processes for reading in now):
+                return Stopped(before, now)
+            if time.monotonic() > deadline:
+                raise _held(now)
+            time.sleep(0.5)
+
+
+def _held(now: list[vram.NodeVram]) -> VerificationFailed:
+    holders = [
+        f"{p.name} (pid {p.pid}, {p.used_mib} MiB) on {reading.name}"
+        for reading in now
+        for p in reading.processes
+    ]
+    return VerificationFailed(
+        f"memory is still held: {'; '.join(holders)}",
+        hint="these were not started by spark-cluster, or are orphans: end them on their host",
+    )

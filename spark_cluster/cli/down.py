@@ -1,0 +1,43 @@
+"""`down`: stop serving, and prove that the memory is back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App, changing, leave_with
+
+if TYPE_CHECKING:
+    from spark_cluster.engine.play import Options
+
+
+@click.command()
+@changing
+@click.pass_obj
+def command(app: App, exit_code: bool, options: Options) -> None:
+    """Stops the server and Ray on all nodes.
+
+    Ends green only when `nvidia-smi --query-compute-apps` lists nothing on any of them.
+    """
+    playbook = app.project.load_playbook("down")
+    with app.play("down", app.nodes, options) as run:
+        stopped = playbook.function(run.open())
+        run.finish()
+        if app.as_json:
+            app.print_json(
+                {
+                    "ok": True,
+                    "changed": run.recap.changed,
+                    **(stopped.document() if stopped is not None else {}),
+                    "seconds": {**run.stages, "total": round(run.seconds, 3)},
+                }
+            )
+        else:
+            run.show_recap()
+            if stopped is not None:
+                from spark_cluster.cli.vram import table
+
+                app.console.print()
+                app.console.print(table(stopped.now, before=stopped.before))
+    leave_with(run, exit_code=exit_code)

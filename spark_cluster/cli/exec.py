@@ -1,0 +1,82 @@
+"""`exec`: run a command on the nodes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.errors import SparkClusterError
+
+if TYPE_CHECKING:
+    from spark_cluster.engine.session import Output
+    from spark_cluster.inventory import Node
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("-b", "--become", is_flag=True, help="As root, through sudo.")
+@click.option("--timeout", default=600.0, show_default=True, help="Seconds it may take.")
+@click.argument("argv", nargs=-1, required=True, metavar="COMMAND [ARG]...")
+@click.pass_context
+def command(ctx: click.Context, become: bool, timeout: float, argv: tuple[str, ...]) -> None:
+    """Runs one command on every node, side by side, and shows what each printed.
+
+    The words reach the command as they are: no shell is between (for one: exec sh -c '...').
+    Exit status 1 when it fails anywhere.
+    """
+    from spark_cluster.engine.connections import side_by_side
+
+    app: App = ctx.obj
+    jobs = {node.name: partial(_run, node, list(argv), become, timeout) for node in app.nodes}
+    outcomes = side_by_side(jobs)
+    if app.as_json:
+        app.print_json({"nodes": [_document(name, o) for name, o in outcomes.items()]})
+    else:
+        for name, outcome in outcomes.items():
+            _show(name, outcome)
+    codes = [
+        o.exit_code if isinstance(o, SparkClusterError) else int(o.status != 0)
+        for o in outcomes.values()
+    ]
+    ctx.exit(max(codes))
+
+
+def _run(node: Node, argv: list[str], become: bool, timeout: float) -> Output:
+    from spark_cluster.engine.connections import target
+    from spark_cluster.engine.transport import SshConnection
+
+    connection = SshConnection(target(node))
+    try:
+        session = connection.session("exec", become=become)
+        output = session.run(argv, timeout=timeout)
+        session.close()
+        return output
+    finally:
+        connection.close()
+
+
+def _document(name: str, outcome: Output | SparkClusterError) -> dict[str, object]:
+    if isinstance(outcome, SparkClusterError):
+        return {"name": name, "status": None, "error": outcome.message, "hint": outcome.hint}
+    return {
+        "name": name,
+        "status": outcome.status,
+        "stdout": outcome.stdout,
+        "stderr": outcome.stderr,
+    }
+
+
+def _show(name: str, outcome: Output | SparkClusterError) -> None:
+    if isinstance(outcome, SparkClusterError):
+        click.echo(f"{name}: {click.style('error', fg='red')}: {outcome.message}", err=True)
+        if outcome.hint:
+            click.echo(f"{name}:   {outcome.hint}", err=True)
+        return
+    for line in outcome.stdout.splitlines():
+        click.echo(f"{name}: {line}")
+    for line in outcome.stderr.splitlines():
+        click.echo(f"{name}: {line}", err=True)
+    if outcome.status != 0:
+        click.echo(f"{name}: status {outcome.status}", err=True)

@@ -1,0 +1,71 @@
+"""`facts`: what is true of the nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_cluster.cli.app import App
+
+if TYPE_CHECKING:
+    from spark_cluster.cluster import Spark
+
+
+@click.command()
+@click.pass_obj
+def command(app: App) -> None:
+    """Shows what is true of each node: system, memory, GPU, ConnectX-7 links, Docker."""
+    from spark_cluster.engine.play import Options
+
+    with app.play("facts", app.nodes, Options(), change=False) as run:
+        nodes = run.open().nodes
+        run.finish()
+    if app.as_json:
+        app.print_json({"nodes": [_document(node) for node in nodes]})
+    else:
+        _show(app, nodes)
+
+
+def _document(node: Spark) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "address": node.address,
+        "links": [dataclasses.asdict(link) for link in node.links],
+        **dataclasses.asdict(node.facts),
+    }
+
+
+def _show(app: App, nodes: list[Spark]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for node in nodes:
+        table.add_column(node.name, overflow="fold")
+    columns = [_rows(node) for node in nodes]
+    for name in columns[0]:
+        values = [column[name] for column in columns]
+        table.add_row(f"[dim]{name}[/]", *values)
+    app.console.print(table)
+
+
+def _rows(node: Spark) -> dict[str, str]:
+    facts, gib = node.facts, 2**20
+    gpu = facts.gpu
+    links = [f"{k.interface} {k.address}{' ' + k.hca if k.hca else ''}" for k in node.links]
+    return {
+        "hostname": facts.hostname,
+        "system": f"{facts.os}, kernel {facts.kernel}, {facts.arch}",
+        "DGX OS": facts.dgx_version or "-",
+        "Python": facts.python,
+        "CPUs": str(facts.cpus),
+        "memory": f"{facts.memory.available_kib / gib:.1f} of "
+        f"{facts.memory.total_kib / gib:.1f} GiB available",
+        "disk": f"{facts.disk_free_bytes / 2**30:.0f} of "
+        f"{facts.disk_total_bytes / 2**30:.0f} GiB free",
+        "GPU": f"{gpu.name}, driver {gpu.driver}" if gpu else facts.nvml_error or "none",
+        "fabric": "\n".join(links) or "no ConnectX-7 link is up",
+        "Docker": facts.docker or "not running",
+    }

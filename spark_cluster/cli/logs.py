@@ -1,0 +1,87 @@
+"""`logs`: the logs of the serving containers."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_cluster.cli.app import App
+
+if TYPE_CHECKING:
+    from spark_cluster.engine.play import Play
+
+
+@click.command()
+@click.option("-f", "--follow", is_flag=True, help="Go on showing what comes, until Ctrl-C.")
+@click.option("-n", "--tail", default=50, show_default=True, help="Lines from the end.")
+@click.option("--container", "only", type=click.Choice(["vllm", "ray"]), help="Only this one.")
+@click.pass_obj
+def command(app: App, follow: bool, tail: int, only: str | None) -> None:
+    """Shows the logs of vLLM and Ray on every node, each line with its node and container."""
+    from spark_cluster.engine.play import Options
+    from spark_cluster.serving import logs
+    from spark_cluster.serving.engine import RAY, SERVER
+
+    names = [n for n in (SERVER, RAY) if only is None or n.endswith(only)]
+    with app.play("logs", app.nodes, Options(), change=False) as run:
+        play = run.open()
+        found = _present(play, names)
+        run.finish()
+        if follow:
+            with contextlib.suppress(KeyboardInterrupt):
+                _follow(play, found, tail)
+            return
+        texts = {
+            (node, name): logs.read(play.connections.session(node), name, lines=tail)
+            for node, name in found
+        }
+    if app.as_json:
+        app.print_json(
+            {"logs": [{"node": n, "container": c, "text": t} for (n, c), t in texts.items()]}
+        )
+        return
+    if not texts:
+        click.echo("no container of spark-cluster is on these nodes", err=True)
+    for (node, name), text in texts.items():
+        for line in text.splitlines():
+            click.echo(f"{node} {name.removeprefix('spark-')}: {line}")
+
+
+def _present(play: Play, names: list[str]) -> list[tuple[str, str]]:
+    from spark_cluster.serving.readiness import container_state
+
+    return [
+        (node.name, name)
+        for node in play.nodes
+        for name in names
+        if container_state(play, name, node.name).status != "absent"
+    ]
+
+
+def _follow(play: Play, found: list[tuple[str, str]], tail: int) -> None:
+    """Stream all logs at once; whole lines only, so that they do not mix."""
+    threads = []
+    for node, name in found:
+        argv = ["docker", "logs", "--follow", "--tail", str(tail), name]
+        pending = play.connections.session(node).submit("stream", argv=argv)
+        printer = _Printer(f"{node} {name.removeprefix('spark-')}: ")
+        threads.append(threading.Thread(target=pending.wait, args=(printer,), daemon=True))
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        for thread in threads:
+            thread.join(timeout=0.2)
+
+
+class _Printer:
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.rest = ""
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        *lines, self.rest = (self.rest + event.get("text", "")).split("\n")
+        for line in lines:
+            click.echo(self.prefix + line)

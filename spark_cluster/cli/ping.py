@@ -1,0 +1,104 @@
+"""`ping`: reach every node and time it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.errors import SparkClusterError
+
+if TYPE_CHECKING:
+    from spark_cluster.inventory import Node
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A node that answers: network turn (with the agent's part), time to connect, its Python."""
+
+    rtt_ms: float
+    connect_ms: float
+    python: str
+
+
+@click.command()
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Connects to every node, starts an agent there without sudo, and times one round trip.
+
+    Exit status 3 when a node cannot be reached.
+    """
+    from spark_cluster.engine.connections import side_by_side
+
+    app: App = ctx.obj
+    outcomes = side_by_side({node.name: partial(_reach, node) for node in app.nodes})
+    if app.as_json:
+        app.print_json({"nodes": [_document(name, o) for name, o in outcomes.items()]})
+    else:
+        _show(app, outcomes)
+    errors = [o for o in outcomes.values() if isinstance(o, SparkClusterError)]
+    if errors:
+        ctx.exit(max(error.exit_code for error in errors))
+
+
+def _reach(node: Node) -> Reached:
+    from spark_cluster.engine.connections import target
+    from spark_cluster.engine.transport import SshConnection
+
+    connection = SshConnection(target(node))
+    started = time.monotonic()
+    try:
+        session = connection.session("ping", become=False)
+        asked = {"python": ["python3", "-V"]}
+        python = session.request("gather", commands=asked)["commands"]["python"]
+        connected = time.monotonic()
+        session.request("gather")
+        rtt = time.monotonic() - connected
+        session.close()
+    finally:
+        connection.close()
+    version = python["stdout"].removeprefix("Python").strip() if python else ""
+    return Reached(round(rtt * 1000, 2), round((connected - started) * 1000, 1), version)
+
+
+def _document(name: str, outcome: Reached | SparkClusterError) -> dict[str, object]:
+    if isinstance(outcome, Reached):
+        return {
+            "name": name,
+            "reachable": True,
+            "rtt_ms": outcome.rtt_ms,
+            "connect_ms": outcome.connect_ms,
+            "python": outcome.python,
+        }
+    return {
+        "name": name,
+        "reachable": False,
+        "rtt_ms": None,
+        "error": outcome.message,
+        "hint": outcome.hint,
+    }
+
+
+def _show(app: App, outcomes: dict[str, Reached | SparkClusterError]) -> None:
+    from rich.markup import escape
+
+    width = max(len(name) for name in outcomes)
+    for name, outcome in outcomes.items():
+        if isinstance(outcome, Reached):
+            app.console.print(
+                f"[bold]{name:<{width}}[/]  [green]reachable[/]  {outcome.rtt_ms:.1f} ms"
+                f"  [dim]connected in {outcome.connect_ms:.0f} ms, Python {outcome.python}[/]"
+            )
+        else:
+            app.console.print(
+                f"[bold]{name:<{width}}[/]  [red]unreachable[/]  {escape(outcome.message)}",
+                soft_wrap=True,
+            )
+            if outcome.hint:
+                app.console.print(
+                    f"{'':<{width}}  [cyan]{escape(outcome.hint)}[/]", soft_wrap=True
+                )

@@ -1,0 +1,77 @@
+"""`playbook`: run any playbook."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App, changing, leave_with
+from spark_cluster.errors import Failed, SparkClusterError, UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.engine.play import Options, Play
+    from spark_cluster.playbook import Playbook
+
+
+@click.command()
+@click.argument("file")
+@changing
+@click.pass_obj
+def command(app: App, file: str, exit_code: bool, options: Options) -> None:
+    """Runs a playbook: a Python file with a function main(play), or the name of one in playbooks/.
+
+    What main returns is in the JSON document as `result`.
+    """
+    playbook = app.project.load_playbook(file)
+    needed = [
+        p.name
+        for p in list(inspect.signature(playbook.function).parameters.values())[1:]
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if needed:
+        raise UsageError(
+            f"the playbook {playbook.name} has a command of its own (it needs {', '.join(needed)})",
+            hint=f"spark-cluster {playbook.name} --help",
+        )
+    with app.play(f"playbook {playbook.name}", app.nodes, options) as run:
+        play = run.open(must=False)
+        result = _run(playbook, play)
+        left = next(iter(play.out.values()), None)
+        run.finish(str(left or ""))
+        if app.as_json:
+            app.print_json(
+                {
+                    "ok": left is None,
+                    "changed": run.recap.changed,
+                    "result": result,
+                    "nodes": {
+                        name: {
+                            k: getattr(t, k) for k in ("ok", "change", "unknown", "failed", "skipped")
+                        }
+                        for name, t in run.recap.nodes.items()
+                    },
+                    "seconds": {**run.stages, "total": round(run.seconds, 3)},
+                }
+            )
+        else:
+            run.show_recap()
+    if left is not None:
+        raise SystemExit(left.exit_code)
+    leave_with(run, exit_code=exit_code)
+
+
+def _run(playbook: Playbook, play: Play) -> object:
+    try:
+        return playbook.function(play)
+    except SparkClusterError:
+        raise
+    except Exception as error:  # noqa: BLE001  (a playbook is the user's code: say where it broke)
+        from spark_cluster.extension import where_raised
+
+        raise Failed(
+            f"the playbook raised {type(error).__name__}: {error}",
+            where=where_raised(error, playbook.path) or str(playbook.path),
+            hint="what was applied before it stays; mend the playbook and run it again",
+        ) from error

@@ -1,0 +1,82 @@
+"""`up`: from any state to a verified vLLM endpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_cluster.cli.app import App, changing, leave_with
+from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.engine.play import Options
+    from spark_cluster.serving.result import Served
+
+
+@click.command()
+@click.option("--tp", type=int, metavar="N", help="Nodes to split the model over; default: all.")
+@click.option("--recipe", "recipe_name", metavar="NAME", help="What to serve, instead of the inventory's.")
+@changing
+@click.pass_obj
+def command(
+    app: App, tp: int | None, recipe_name: str | None, exit_code: bool, options: Options
+) -> None:
+    """Takes the nodes from whatever state they are in to a verified vLLM endpoint.
+
+    Network, Docker, image, model, Ray over the fabric, vLLM; then Ray must show every node and
+    GPU, and the model must give the right answer. Running it again changes nothing.
+    """
+    from spark_cluster.recipe import load_recipe
+
+    name = recipe_name or app.inventory.serve.recipe
+    if name is None:
+        raise UsageError(
+            "nothing says what to serve",
+            hint="give --recipe NAME, or `serve: {recipe: NAME}` in the inventory",
+        )
+    recipe = load_recipe(name, app.project)
+    size = tp if tp is not None else min(len(app.nodes), recipe.tensor_parallel.max)
+    recipe.args_for(size)  # refused before any node is asked
+    playbook = app.project.load_playbook("up")
+    with app.play(f"up --tp {size}", app.nodes, options) as run:
+        play = run.open()
+        served = playbook.function(play, recipe=recipe, tp=size)
+        run.finish()
+        if app.as_json:
+            app.print_json(
+                {
+                    "ok": True,
+                    "changed": run.recap.changed,
+                    **(served.document() if served is not None else {}),
+                    "seconds": {**run.stages, "total": round(run.seconds, 3)},
+                }
+            )
+        else:
+            run.show_recap()
+            if served is not None:
+                _show(app, served)
+    leave_with(run, exit_code=exit_code)
+
+
+def _show(app: App, served: Served) -> None:
+    from spark_cluster.cli.vram import table
+
+    console = app.console
+    console.print()
+    console.print(table(served.now, served.peak))
+    console.print(f"\n[bold]{served.endpoint.model}[/] at [bold cyan]{served.endpoint.url}[/]", end="")
+    console.print(f"  [dim]tp {served.tp}, recipe {served.recipe}[/]")
+    console.print(f"[green]✔[/] it answers: [bold]{served.answer}[/]", soft_wrap=True)
+    console.print(f"[dim]{_versions(served.versions)}[/]", soft_wrap=True)
+    if served.endpoint.host == "127.0.0.1":
+        head = app.inventory.head
+        console.print(
+            f"[dim]it is bound to the head's loopback; from here: "
+            f"ssh -NL {served.endpoint.port}:127.0.0.1:{served.endpoint.port} {head.address}[/]"
+        )
+
+
+def _versions(found: dict[str, Any]) -> str:
+    short = {name: value[:19] if name == "image" else value for name, value in found.items()}
+    return "  ".join(f"{name} {value}" for name, value in short.items())

@@ -1,0 +1,73 @@
+"""`vram`: each node's GPU memory by process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from spark_cluster.serving.vram import NodeVram
+
+
+@click.command()
+@click.pass_obj
+def command(app: App) -> None:
+    """Shows who holds GPU memory on each node, asked on the host.
+
+    On a Spark the GPU's memory is the machine's: MemTotal and MemAvailable stand beside it.
+    """
+    from spark_cluster.engine.play import Options
+    from spark_cluster.serving import vram
+
+    with app.play("vram", app.nodes, Options(), change=False) as run:
+        play = run.open()
+        readings = vram.sample({node.name: play.session(node) for node in play.nodes})
+        run.finish()
+    if app.as_json:
+        app.print_json({"nodes": [reading.document() for reading in readings]})
+    else:
+        app.console.print(table(readings))
+
+
+def table(
+    readings: list[NodeVram],
+    peak: list[NodeVram] | None = None,
+    before: list[NodeVram] | None = None,
+) -> Table:
+    """One row a process, and each node's sum beside what the node has."""
+    from rich.table import Table
+
+    result = Table(box=None, pad_edge=False, header_style="bold")
+    result.add_column("node")
+    result.add_column("pid", justify="right")
+    result.add_column("process")
+    for title in ("used MiB", *_extra(peak, before), "available MiB", "total MiB"):
+        result.add_column(title, justify="right")
+    other = {reading.name: reading for reading in peak or before or ()}
+    for reading in readings:
+        for process in reading.processes:
+            used = "?" if process.used_mib is None else f"{process.used_mib}"
+            cells = ["", used, *([""] if other else []), "", ""]
+            result.add_row(reading.name, str(process.pid), process.name, *cells[1:])
+        extra = [str(other[reading.name].used_mib)] if reading.name in other else []
+        result.add_row(
+            f"[bold]{reading.name}[/]",
+            "",
+            "[dim]sum[/]" if reading.processes else "[dim]nothing is held[/]",
+            f"[bold]{reading.used_mib}[/]",
+            *(extra or ([""] if other else [])),
+            str(reading.mem_available_mib),
+            str(reading.mem_total_mib),
+        )
+    return result
+
+
+def _extra(peak: list[NodeVram] | None, before: list[NodeVram] | None) -> list[str]:
+    if peak:
+        return ["peak MiB"]
+    return ["before MiB"] if before else []

@@ -1,0 +1,219 @@
+"""The ladder from "containers are up" to "the answer is right", each rung with its own message."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_cluster.engine.events import Progress
+from spark_cluster.engine.play import Play
+from spark_cluster.errors import Failed, VerificationFailed
+from spark_cluster.recipe import Probe
+from spark_cluster.serving import logs, vram
+from spark_cluster.serving.engine import RAY, SERVER
+from spark_cluster.serving.ray_state import RayNode, RayState
+
+RAY_WITHIN_S = 120.0
+"""Seconds in which all nodes have to be with Ray (10-20 were measured for two)."""
+
+POLL_S = 1.0
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the server answers, seen from the head.
+
+    Attributes:
+        host, port: as it binds.
+        model: name to ask for.
+        api_key: what requests carry; shown nowhere.
+    """
+
+    host: str
+    port: int
+    model: str
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def url(self) -> str:
+        """The OpenAI base URL."""
+        return f"http://{self.host}:{self.port}/v1"
+
+    def path(self, path: str) -> str:
+        return f"http://{self.host}:{self.port}{path}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        base = {"Content-Type": "application/json"}
+        return {**base, "Authorization": f"Bearer {self.api_key}"} if self.api_key else base
+
+
+def ray_cluster(play: Play, tp: int, port: int) -> list[RayNode]:
+    """Wait until Ray shows `tp` nodes with a GPU each.
+
+    Raises:
+        VerificationFailed: it does not in time; with who is missing.
+    """
+    deadline = time.monotonic() + RAY_WITHIN_S
+    with RayState(play.connections.connection(play.head.name), port) as state:
+        while True:
+            nodes = state.nodes()
+            gpus = sum(node.gpus for node in nodes)
+            if len(nodes) >= tp and gpus >= tp:
+                return nodes
+            if time.monotonic() > deadline:
+                break
+            play.bus.emit(
+                Progress(play.head.name, "Ray", f"{len(nodes)} of {tp} nodes, {gpus:g} GPUs")
+            )
+            time.sleep(POLL_S / 2)
+    here = {node.address for node in nodes}
+    missing = [n.name for n in play.nodes[:tp] if n.fabric_ip not in here]
+    fault = logs.first_error(_logs(play, RAY))
+    said = f"; {fault.where} says: {fault.text}" if fault else ""
+    raise VerificationFailed(
+        f"Ray shows {len(nodes)} of {tp} nodes after {RAY_WITHIN_S:g} s; "
+        f"missing: {', '.join(missing) or 'a GPU'}{said}",
+        hint="ping the head's fabric address from the worker; the same image on both nodes? "
+        "spark-cluster logs shows more",
+    )
+
+
+def healthy(play: Play, endpoint: Endpoint, timeout: float) -> list[vram.NodeVram]:
+    """Wait for `/health`, at most `timeout` seconds; returns the largest VRAM seen meanwhile.
+
+    Raises:
+        Failed: the server ended; with the earliest real error over all ranks.
+        VerificationFailed: it is not healthy in time.
+    """
+    session = play.session(play.head)
+    sessions = {node.name: play.session(node) for node in play.nodes}
+    deadline = time.monotonic() + timeout
+    peak: list[vram.NodeVram] = []
+    restarts: int | None = None
+    while True:
+        health = session.http(endpoint.path("/health"), headers=endpoint.headers, timeout=5)
+        peak = vram.peak(peak, vram.sample(sessions))
+        if health.status == 200:
+            return peak
+        state = container_state(play, SERVER)
+        restarts = state.restarts if restarts is None else restarts
+        if state.status != "running" or state.restarts > restarts:
+            raise _ended(play, state)
+        log = logs.read(session, SERVER, lines=20)
+        if time.monotonic() > deadline:
+            raise VerificationFailed(
+                f"the server is not healthy after {timeout:g} s; it last said: "
+                f"{logs.last_line(log)}",
+                where=play.head.name,
+                hint="slow is not hung while the log moves: spark-cluster logs --follow",
+            )
+        play.bus.emit(Progress(play.head.name, "vLLM", logs.last_line(log)))
+        time.sleep(POLL_S)
+
+
+def ask(play: Play, endpoint: Endpoint, probe: Probe) -> str:
+    """The answer to the recipe's question; health is not readiness, a right answer is.
+
+    Raises:
+        VerificationFailed: no answer, or a wrong one.
+    """
+    body = {
+        "model": endpoint.model,
+        "messages": [{"role": "user", "content": probe.question}],
+        "max_tokens": probe.max_tokens,
+        "temperature": 0,
+    }
+    answer = play.session(play.head).http(
+        endpoint.path("/v1/chat/completions"),
+        method="POST",
+        headers=endpoint.headers,
+        body=json.dumps(body),
+        timeout=120,
+    )
+    if answer.status != 200:
+        fault = logs.first_error(_logs(play, SERVER) | _logs(play, RAY))
+        cause = fault.text if fault else answer.reason or answer.body[:300]
+        raise VerificationFailed(
+            f"/health is fine, but a completion is not (status {answer.status}): {cause}",
+            where=fault.where if fault else play.head.name,
+            hint="spark-cluster logs shows more",
+        )
+    text = _text(answer.body)
+    if probe.expect.lower() not in text.lower():
+        raise VerificationFailed(
+            f"asked {probe.question!r}, the model says {text!r}; expected {probe.expect!r}",
+            where=play.head.name,
+            hint="wrong kernels or a damaged copy of the model give fluent nonsense; "
+            "the recipe's `probe` says what is asked",
+        )
+    return text
+
+
+@dataclass(frozen=True)
+class ContainerState:
+    """A container as Docker tells it; `status` is `absent` when there is none."""
+
+    status: str
+    exit_code: int = 0
+    restarts: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    error: str = ""
+
+
+def container_state(play: Play, name: str, node: str | None = None) -> ContainerState:
+    """State of a container on a node, by default the head."""
+    session = play.connections.session(node or play.head.name)
+    asked = {"inspect": ["docker", "container", "inspect", name]}
+    done = session.request("gather", commands=asked)["commands"]["inspect"]
+    return parse_state(done["stdout"] if done is not None else "")
+
+
+def parse_state(text: str) -> ContainerState:
+    """Of `docker container inspect NAME`; an empty list or nothing means absent."""
+    try:
+        found = json.loads(text or "[]")
+    except ValueError:
+        found = []
+    if not found:
+        return ContainerState("absent")
+    one: dict[str, Any] = found[0]
+    return ContainerState(
+        status=one["State"]["Status"],
+        exit_code=one["State"].get("ExitCode", 0),
+        restarts=one.get("RestartCount", 0),
+        labels=one["Config"].get("Labels") or {},
+        command=tuple(one["Config"].get("Cmd") or ()),
+        error=one["State"].get("Error", ""),
+    )
+
+
+def _ended(play: Play, state: ContainerState) -> Failed:
+    fault = logs.first_error(_logs(play, SERVER) | _logs(play, RAY))
+    last = logs.last_line(logs.read(play.session(play.head), SERVER, lines=20))
+    what = "restarted" if state.status == "running" else f"is {state.status}"
+    return Failed(
+        f"the server {what} while loading: {fault.text if fault else last or state.error}",
+        where=fault.where if fault else f"{play.head.name} {SERVER}",
+        hint="spark-cluster logs shows more",
+    )
+
+
+def _logs(play: Play, container: str) -> dict[str, str]:
+    return {
+        f"{node.name} {container}": logs.read(play.session(node), container)
+        for node in play.nodes
+    }
+
+
+def _text(body: str) -> str:
+    try:
+        message = json.loads(body)["choices"][0]["message"]
+    except (ValueError, LookupError, TypeError):
+        return body[:300]
+    # vLLM >= 0.18 says `reasoning`, before that it said `reasoning_content`.
+    parts = (message.get(k) for k in ("content", "reasoning", "reasoning_content"))
+    return next((str(part).strip() for part in parts if part), "")

@@ -1,0 +1,73 @@
+"""What `up` ends with: the endpoint, the answer, who holds the memory, the versions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_cluster.engine.play import Play
+from spark_cluster.serving.engine import SERVER
+from spark_cluster.serving.readiness import Endpoint
+from spark_cluster.serving.vram import NodeVram
+
+
+@dataclass(frozen=True)
+class Served:
+    """A verified endpoint.
+
+    Attributes:
+        before, peak, now: VRAM before the run, the largest while loading, and when ready.
+        versions: name to version, for the record.
+    """
+
+    endpoint: Endpoint
+    recipe: str
+    tp: int
+    answer: str
+    before: list[NodeVram]
+    peak: list[NodeVram]
+    now: list[NodeVram]
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """As in `up --json`."""
+        return {
+            "endpoint": self.endpoint.url,
+            "model": self.endpoint.model,
+            "recipe": self.recipe,
+            "tp": self.tp,
+            "answer": self.answer,
+            "vram": {
+                "nodes": [reading.document() for reading in self.now],
+                "before": [reading.document() for reading in self.before],
+                "peak": [reading.document() for reading in self.peak],
+            },
+            "versions": self.versions,
+        }
+
+
+def versions(play: Play, endpoint: Endpoint) -> dict[str, str]:
+    """What runs: vLLM by its own endpoint, Ray from its container, the rest from the facts."""
+    session = play.session(play.head)
+    answer = session.http(endpoint.path("/version"), headers=endpoint.headers)
+    ray = session.run(["docker", "exec", SERVER, "ray", "--version"], timeout=30)
+    image = session.run(["docker", "container", "inspect", "-f", "{{.Image}}", SERVER])
+    facts = play.head.facts
+    found = {
+        "vllm": _version(answer.body) if answer.status == 200 else "",
+        "ray": ray.stdout.strip().rpartition(" ")[2] if ray.status == 0 else "",
+        "image": image.stdout.strip(),
+        "docker": facts.docker or "",
+        "driver": facts.gpu.driver if facts.gpu else "",
+        "dgx": facts.dgx_version or "",
+        "kernel": facts.kernel,
+    }
+    return {name: version for name, version in found.items() if version}
+
+
+def _version(body: str) -> str:
+    try:
+        return str(json.loads(body)["version"])
+    except (ValueError, LookupError, TypeError):
+        return ""

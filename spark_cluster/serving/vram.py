@@ -1,0 +1,75 @@
+"""Who holds GPU memory on each node, asked on the host, with what the whole node has beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spark_cluster.engine.session import Session
+from spark_cluster.errors import Failed
+from spark_cluster.facts import gather
+from spark_cluster.facts.model import Process
+
+
+@dataclass(frozen=True)
+class NodeVram:
+    """One node's reading; memory in MiB.
+
+    Attributes:
+        processes: what `nvidia-smi --query-compute-apps` lists.
+    """
+
+    name: str
+    processes: tuple[Process, ...]
+    mem_total_mib: int
+    mem_available_mib: int
+
+    @property
+    def used_mib(self) -> int:
+        """Sum over the processes whose figure is told."""
+        return sum(p.used_mib or 0 for p in self.processes)
+
+    def document(self) -> dict[str, Any]:
+        """As in `vram --json`."""
+        return {
+            "name": self.name,
+            "processes": [
+                {"pid": p.pid, "name": p.name, "used_mib": p.used_mib} for p in self.processes
+            ],
+            "used_mib": self.used_mib,
+            "mem_total_mib": self.mem_total_mib,
+            "mem_available_mib": self.mem_available_mib,
+        }
+
+
+def sample(sessions: Mapping[str, Session]) -> list[NodeVram]:
+    """One reading of every node, all asked at once.
+
+    Raises:
+        Failed: nvidia-smi does not answer on a node; never taken for "nothing is held".
+    """
+    waiting = {name: s.submit("gather", **gather.MEMORY) for name, s in sessions.items()}
+    found = []
+    for name, pending in waiting.items():
+        answer = pending.wait()
+        processes, memory = gather.memory(answer)
+        if processes is None:
+            done = answer["commands"]["apps"]
+            said = "no such command" if done is None else (done["stdout"] + done["stderr"]).strip()
+            raise Failed(
+                f"nvidia-smi does not answer: {said or 'it printed nothing'}",
+                where=name,
+                hint="a driver that was updated needs a reboot",
+            )
+        total, available = memory.total_kib // 1024, memory.available_kib // 1024
+        found.append(NodeVram(name, processes, total, available))
+    return found
+
+
+def peak(before: Iterable[NodeVram], now: Iterable[NodeVram]) -> list[NodeVram]:
+    """Node by node, the reading with the larger sum."""
+    known = {reading.name: reading for reading in before}
+    return [
+        max(known.get(reading.name, reading), reading, key=lambda r: r.used_mib) for reading in now
+    ]
