@@ -1,0 +1,47 @@
+"""The lab for tests that drive it: prepared and up, and afterwards as it was found."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from spark_cluster.lab import Lab, LabNode
+
+WHY_NOT = (
+    "" if sys.platform == "linux" and os.geteuid() == 0 else "the lab needs root on Linux: skipped"
+)
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """Two nodes, up. What a test makes of them stays until another one resets them."""
+    if WHY_NOT:
+        pytest.skip(WHY_NOT)
+    lab = Lab.default()
+    was_down = lab.state() == "down"
+    lab.up(2, progress=lambda text: print(text, file=sys.stderr))
+    yield lab
+    if was_down:
+        lab.down()
+    elif lab.state() != "up":
+        lab.up(2)
+
+
+@pytest.fixture
+def spark1(lab: Lab) -> LabNode:
+    return lab.node("spark1")
+
+
+@pytest.fixture
+def spark2(lab: Lab) -> LabNode:
+    return lab.node("spark2")
+
+
+@pytest.fixture
+def fresh(spark1: LabNode) -> LabNode:
+    """The first node as a fresh Spark."""
+    spark1.reset()
+    return spark1

@@ -1,0 +1,392 @@
+"""The lab itself, driven for real: what its nodes show, what they forget, what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_cluster.errors import Failed
+from spark_cluster.lab import Lab, LabNode, power
+from spark_cluster.lab.layout import BRIDGE, RULE_COMMENT
+
+pytestmark = pytest.mark.lab
+
+TABLE = """\
++-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 580.126.09             Driver Version: 580.126.09     CUDA Version: 13.0     |
++-----------------------------------------+------------------------+----------------------+
+| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |
+| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |
+|                                         |                        |               MIG M. |
+|=========================================+========================+======================|
+|   0  NVIDIA GB10                    On  |   0000000F:01:00.0 Off |                  N/A |
+| N/A   45C    P0             11W /  N/A  | Not Supported          |      0%      Default |
+|                                         |                        |                  N/A |
++-----------------------------------------+------------------------+----------------------+
+"""
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def answer(node: LabNode, command: str) -> str:
+    return node.ssh(command).stdout
+
+
+@pytest.fixture
+def as_new(spark1: LabNode) -> Iterator[LabNode]:
+    """The first node with the stand-ins' defaults, before and after."""
+    (spark1.root / "var/lib/lab/state.json").unlink(missing_ok=True)
+    spark1.set_state()
+    yield spark1
+    (spark1.root / "var/lib/lab/state.json").unlink(missing_ok=True)
+    spark1.set_state()
+
+
+# --- what the stand-ins print ----------------------------------------------------------------
+
+
+def test_nvidia_smi_prints_the_captured_table(as_new: LabNode) -> None:
+    as_new.set_state(temperature_c=45, pstate="P0", power_w=11.17)
+    assert TABLE in answer(as_new, "nvidia-smi")
+    queried = answer(
+        as_new,
+        "nvidia-smi --query-gpu=memory.total,memory.used,memory.free,utilization.gpu,power.draw,"
+        "temperature.gpu --format=csv",
+    )
+    assert queried.splitlines() == [
+        "memory.total [MiB], memory.used [MiB], memory.free [MiB], utilization.gpu [%], "
+        "power.draw [W], temperature.gpu",
+        "[N/A], [N/A], [N/A], 0 %, 11.17 W, 45",
+    ]
+    name = "nvidia-smi --query-gpu=name,compute_cap,driver_version --format=csv,noheader"
+    assert answer(as_new, name) == "NVIDIA GB10, 12.1, 580.126.09\n"
+    listed = "GPU 0: NVIDIA GB10 (UUID: GPU-b0ec33a0-2589-53de-953c-0713d37d0794)\n"
+    assert answer(as_new, "nvidia-smi -L") == listed
+
+
+def test_compute_apps(as_new: LabNode) -> None:
+    query = "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv"
+    idle = as_new.ssh(query)
+    assert (idle.stdout, idle.returncode) == ("", 0)
+    as_new.set_state(
+        compute_apps=[{"pid": 2065247, "name": "VLLM::Worker_TP0", "used_mib": 102843}]
+    )
+    assert answer(as_new, query) == (
+        "pid, process_name, used_gpu_memory [MiB]\n2065247, VLLM::Worker_TP0, 102843 MiB\n"
+    )
+    assert answer(as_new, f"{query},noheader,nounits") == "2065247, VLLM::Worker_TP0, 102843\n"
+    available = int(answer(as_new, "grep MemAvailable /proc/meminfo").split()[1])
+    assert available == 121_000_000 - 102843 * 1024
+
+
+def test_compute_apps_are_the_real_processes(as_new: LabNode) -> None:
+    program = "import time\nheld = b'x' * (64 << 20)\ntime.sleep(60)\n"
+    as_new.ssh("cat > ~/worker.py", stdin=program)
+    start = "exec -a VLLM::Worker_TP0 /usr/bin/python3 /home/nvidia/worker.py"
+    as_new.ssh(
+        ["sudo", "systemd-run", "--quiet", "--unit=worker", "--collect", "--", "bash", "-c", start]
+    )
+    query = "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv,noheader"
+    try:
+        assert eventually(lambda: answer(as_new, query) != "")
+        time.sleep(0.5)
+        pid, name, used = answer(as_new, f"{query},nounits").strip().split(", ")
+        assert (pid, name) == (answer(as_new, "systemctl show -P MainPID worker").strip(), name)
+        assert name == "VLLM::Worker_TP0"
+        assert 64 <= int(used) < 80
+        assert answer(as_new, f"sudo {query}") == f"{pid}, {name}, {used} MiB\n"
+    finally:
+        as_new.ssh("sudo systemctl stop worker")
+    assert answer(as_new, query) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "said"),
+    [
+        (
+            {"nvml_error": "Driver/library version mismatch"},
+            18,
+            "Failed to initialize NVML: Driver/library version mismatch\n"
+            "NVML library version: 580.126\n",
+        ),
+        ({"gpu_present": False}, 6, "No devices were found\n"),
+    ],
+)
+def test_a_gpu_that_fails(
+    as_new: LabNode, changes: dict[str, object], status: int, said: str
+) -> None:
+    as_new.set_state(**changes)
+    done = as_new.ssh("nvidia-smi", check=False)
+    assert (done.returncode, done.stdout) == (status, said)
+
+
+def test_driver_and_releases(as_new: LabNode) -> None:
+    as_new.set_state(driver_version="580.159.03")
+    assert answer(as_new, "cat /proc/driver/nvidia/version").startswith(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.159.03  Release Build"
+    )
+    release = answer(as_new, "cat /etc/dgx-release").splitlines()
+    assert release[0] == 'DGX_NAME="DGX Spark"'
+    assert release[-2:] == [
+        'DGX_OTA_VERSION="7.4.0"',
+        'DGX_OTA_DATE="Tue Feb 17 22:17:46 IST 2026"',
+    ]
+    assert answer(as_new, "cat /etc/fastos-release") == 'NAME="DGX SPARK FASTOS"\n'
+    assert answer(as_new, "cat /sys/class/dmi/id/product_name") == "NVIDIA_DGX_Spark\n"
+
+
+def test_unknown_state_is_refused(as_new: LabNode) -> None:
+    with pytest.raises(Failed, match="no such state: temperature"):
+        as_new.set_state(temperature=3)
+
+
+# --- the fabric ------------------------------------------------------------------------------
+
+ONE_CABLE = """\
+rocep1s0f0 port 1 ==> enp1s0f0np0 (Down)
+rocep1s0f1 port 1 ==> enp1s0f1np1 (Up)
+roceP2p1s0f0 port 1 ==> enP2p1s0f0np0 (Down)
+roceP2p1s0f1 port 1 ==> enP2p1s0f1np1 (Up)
+"""
+PORT_STATE = "cat /sys/class/infiniband/rocep1s0f1/ports/1/state"
+
+
+def test_hcas_follow_the_cable(as_new: LabNode, spark2: LabNode) -> None:
+    assert eventually(lambda: answer(as_new, "ibdev2netdev") == ONE_CABLE)
+    up = "link rocep1s0f1/1 state ACTIVE physical_state LINK_UP netdev enp1s0f1np1"
+    down = "link rocep1s0f0/1 state DOWN physical_state DISABLED netdev enp1s0f0np0"
+    assert answer(as_new, "rdma link").splitlines()[:2] == [down, up]
+    driver = answer(as_new, "ethtool -i enp1s0f1np1").splitlines()
+    assert driver[0] == "driver: mlx5_core"
+    assert driver[2] == "firmware-version: 28.45.4028 (NVD0000000087)"
+    assert "\tSpeed: 200000Mb/s\n" in answer(as_new, "ethtool enp1s0f1np1")
+    assert answer(as_new, "cat /sys/class/net/enp1s0f1np1/speed") == "200000\n"
+    assert "PORT_ACTIVE (4)" in answer(as_new, "ibv_devinfo -d rocep1s0f1")
+    as_new.unplug_fabric()
+    try:
+        for node in (as_new, spark2):  # both ends of the cable
+            assert eventually(lambda node=node: "(Up)" not in answer(node, "ibdev2netdev"))
+            assert eventually(lambda node=node: answer(node, PORT_STATE) == "1: DOWN\n")
+    finally:
+        as_new.plug_fabric()
+    assert eventually(lambda: answer(as_new, "ibdev2netdev") == ONE_CABLE)
+    assert eventually(lambda: answer(as_new, PORT_STATE) == "4: ACTIVE\n")
+
+
+def test_gids_follow_the_addresses(as_new: LabNode) -> None:
+    ports = "/sys/class/infiniband/rocep1s0f1/ports/1"
+    as_new.ssh("sudo ip address flush dev enp1s0f1np1 scope global")
+    as_new.ssh("sudo ip address add 192.168.177.11/24 dev enp1s0f1np1")
+    mapped = "0000:0000:0000:0000:0000:ffff:c0a8:b10b\n"
+    found = f"grep -l {mapped.strip()} {ports}/gids/* | sort | xargs -n1 basename | xargs"
+    assert eventually(lambda: answer(as_new, found) != "\n")
+    for index in answer(as_new, found).split():
+        kind = "RoCE v2" if int(index) % 2 else "IB/RoCE v1"
+        assert answer(as_new, f"cat {ports}/gid_attrs/types/{index}") == f"{kind}\n"
+        assert answer(as_new, f"cat {ports}/gid_attrs/ndevs/{index}") == "enp1s0f1np1\n"
+    before = answer(as_new, found).split()
+    as_new.set_state(gid_shift={"rocep1s0f1": 2})
+    assert [int(index) - 2 for index in answer(as_new, found).split()] == [int(i) for i in before]
+    as_new.ssh("sudo ip address del 192.168.177.11/24 dev enp1s0f1np1")
+    assert eventually(lambda: answer(as_new, found) == "\n")
+
+
+# --- a node is a machine of its own --------------------------------------------------------------
+
+
+def test_a_fresh_node_has_only_what_a_base_system_has(fresh: LabNode) -> None:
+    missing = fresh.ssh("command -v docker dockerd containerd pip", check=False)
+    assert missing.returncode != 0
+    assert missing.stdout == ""
+    assert answer(fresh, "ls /srv/images") == "spark-vllm.tar\n"
+    assert answer(
+        fresh, "test -x /opt/vllm/bin/vllm && touch /opt/vllm/x 2>&1 || echo no"
+    ).endswith("no\n")
+    assert answer(fresh, "id -un; hostname") == "nvidia\nspark1\n"
+    fresh.ssh("echo spark | sudo --stdin --reset-timestamp true")
+
+
+def test_reset_forgets_everything_but_the_host_key(spark1: LabNode) -> None:
+    spark1.ssh("touch ~/kept; sudo touch /etc/kept /var/lib/docker/kept")
+    key = answer(spark1, "cat /etc/ssh/ssh_host_ed25519_key.pub")
+    spark1.reset()
+    gone = spark1.ssh("ls -d ~/kept /etc/kept /var/lib/docker/kept", check=False)
+    assert gone.stdout == ""
+    assert answer(spark1, "cat /etc/ssh/ssh_host_ed25519_key.pub") == key
+
+
+def test_new_host_keys_are_not_trusted_before_somebody_says_so(lab: Lab, spark1: LabNode) -> None:
+    def with_known_hosts_of_the_lab() -> subprocess.CompletedProcess[str]:
+        argv = spark1.ssh_command("true")
+        argv = [
+            word.replace(str(spark1.layout.known_hosts), str(lab.known_hosts_path)) for word in argv
+        ]
+        return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+    assert with_known_hosts_of_the_lab().returncode == 0
+    spark1.reset(new_host_keys=True)
+    refused = with_known_hosts_of_the_lab()
+    assert refused.returncode == 255
+    assert "Host key verification failed" in refused.stderr
+    lab.trust()
+    assert with_known_hosts_of_the_lab().returncode == 0
+
+
+def test_a_reboot_loses_what_was_not_made_to_last(spark1: LabNode, spark2: LabNode) -> None:
+    spark1.ssh("echo lasting > ~/file; sudo ip address add 10.99.0.1/24 dev enp1s0f1np1")
+    spark1.ssh("sudo iptables -A INPUT -s 10.99.0.2 -j ACCEPT; sudo nvidia-smi -lgc 500,1000")
+    spark2.ssh("sudo ip address add 10.99.0.2/24 dev enp1s0f1np1 2>/dev/null || true")
+    boot = answer(spark1, "cat /proc/sys/kernel/random/boot_id")
+    spark1.reboot()
+    assert answer(spark1, "cat ~/file") == "lasting\n"
+    assert answer(spark1, "cat /proc/sys/kernel/random/boot_id") != boot
+    assert "10.99.0.1" not in answer(spark1, "ip address")
+    assert "10.99.0.2" not in answer(spark1, "sudo iptables-save")
+    assert "10.99.0.2" in answer(spark2, "ip address")
+    assert eventually(lambda: answer(spark1, "ibdev2netdev") == ONE_CABLE)
+    spark2.ssh("sudo ip address del 10.99.0.2/24 dev enp1s0f1np1")
+
+
+def test_a_reboot_from_inside(spark1: LabNode) -> None:
+    boot = answer(spark1, "cat /proc/sys/kernel/random/boot_id")
+    spark1.ssh("sudo systemctl reboot", check=False)
+
+    def back() -> bool:
+        done = spark1.ssh("cat /proc/sys/kernel/random/boot_id", check=False)
+        return done.returncode == 0 and done.stdout != boot
+
+    assert eventually(back, 30)
+
+
+def test_power_and_cables(lab: Lab, spark1: LabNode, spark2: LabNode) -> None:
+    spark1.unplug()
+    assert spark1.ssh("true", check=False).returncode == 255
+    assert spark1.run(["cat", "/sys/class/net/enP7s7/operstate"]).stdout.strip() in (
+        "down",
+        "lowerlayerdown",
+    )
+    spark1.plug()
+    spark1.wait()
+    spark1.poweroff()
+    assert (spark1.state, lab.state()) == ("off", "partly up")
+    assert spark1.ssh("true", check=False).returncode == 255
+    assert eventually(lambda: "(Up)" not in answer(spark2, "ibdev2netdev"))
+    spark1.boot()
+    assert (spark1.state, lab.state()) == ("running", "up")
+    assert eventually(lambda: answer(spark2, "ibdev2netdev") == ONE_CABLE)
+
+
+def test_kernel_settings_stay_in_the_node(spark1: LabNode) -> None:
+    setting = Path("/proc/sys/vm/swappiness")
+    before = setting.read_text()
+    spark1.ssh("sudo sysctl -qw vm.swappiness=1 net.core.rmem_max=99999999")
+    assert answer(spark1, "sysctl -n vm.swappiness net.core.rmem_max") == "1\n99999999\n"
+    assert setting.read_text() == before
+
+
+def test_memory_is_a_sparks(as_new: LabNode) -> None:
+    as_new.set_state(mem_available_kb=3_000_000)
+    found = answer(as_new, "grep -E '^Mem(Total|Available)' /proc/meminfo").split()
+    assert (found[1], found[4]) == ("127601228", "3000000")
+
+
+def test_processes_memory_lists_all_of_the_node(spark1: LabNode) -> None:
+    found = {process.title.split()[0]: process for process in spark1.processes_memory()}
+    assert found["/usr/lib/systemd/systemd-journald"].pid > 1
+    assert sum(process.mib for process in found.values()) < 500
+
+
+# --- the lab as a whole -----------------------------------------------------------------------
+
+
+def network_of_the_machine() -> dict[str, str]:
+    """Links, namespaces, rules, mounts, forwarding of this machine, as text to compare."""
+    commands = {
+        "links": "ip -o -br link | awk '{print $1}'",
+        "namespaces": "ip netns list",
+        "rules": "iptables-save | grep -v '^[#:]'",
+        "mounts": "awk '{print $5}' /proc/self/mountinfo | sort",
+        "forwarding": "grep . /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv4/conf/*/forwarding",
+        "groups": "find /sys/fs/cgroup -name 'spark-cluster-lab*'",
+        "processes": "pgrep -f 'systemd-nspaw[n]|lab.superviso[r]'",
+        "leftovers": "ls /run/systemd/nspawn/propagate 2>/dev/null | grep ^spark",
+    }
+    return {
+        name: subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=False).stdout
+        for name, text in commands.items()
+    }
+
+
+def test_up_again_changes_nothing(lab: Lab) -> None:
+    lab.up(2)
+    leaders = [power.leader(node.layout) for node in lab.nodes]
+    started = time.monotonic()
+    assert lab.up(2) is False
+    assert time.monotonic() - started < 1
+    assert [power.leader(node.layout) for node in lab.nodes] == leaders
+
+
+def test_down_leaves_the_machine_as_it_was(lab: Lab) -> None:
+    lab.down()
+    before = network_of_the_machine()
+    assert lab.state() == "down"
+    lab.up(2)
+    during = network_of_the_machine()
+    assert BRIDGE in during["links"]
+    assert RULE_COMMENT in during["rules"]
+    lab.node("spark1").unplug_fabric()
+    assert lab.down() is True
+    assert network_of_the_machine() == before
+    assert lab.down() is False
+    started = time.monotonic()
+    lab.up(2)
+    assert time.monotonic() - started < 10
+    assert eventually(lambda: answer(lab.node("spark1"), "ibdev2netdev") == ONE_CABLE)
+
+
+def test_one_node(lab: Lab) -> None:
+    lab.down()
+    try:
+        lab.up(1)
+        assert [node.name for node in lab.nodes] == ["spark1"]
+        assert "(Up)" not in answer(lab.node("spark1"), "ibdev2netdev")
+    finally:
+        lab.up(2)
+
+
+def test_a_lab_whose_supervisor_was_killed_is_repaired(lab: Lab, spark1: LabNode) -> None:
+    os.kill(power.supervisor(spark1.layout), signal.SIGKILL)
+    assert eventually(lambda: lab.state() == "broken")
+    said: list[str] = []
+    assert lab.up(2, progress=said.append) is True
+    assert any("cleaning up" in line for line in said)
+    assert lab.state() == "up"
+
+
+def test_a_lab_whose_network_is_gone_is_repaired(lab: Lab) -> None:
+    subprocess.run(["ip", "link", "delete", BRIDGE], check=True)
+    assert lab.state() == "broken"
+    assert lab.up(2) is True
+    assert lab.state() == "up"
+    answer(lab.node("spark2"), "true")
+
+
+def test_status_is_plain_data(lab: Lab) -> None:
+    found = json.loads(json.dumps(lab.status()))
+    assert found["state"] == "up"
+    assert [node["address"] for node in found["nodes"]] == ["10.89.0.11", "10.89.0.12"]
+    assert all(found["prepared"].values())

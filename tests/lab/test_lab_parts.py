@@ -1,0 +1,342 @@
+"""The parts of the lab that need no node: layouts, mirrors, archives, what stand-ins compute."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from spark_cluster.cli.lab import command
+from spark_cluster.errors import Failed, UsageError
+from spark_cluster.lab import machine, standin_layer
+from spark_cluster.lab.artefact import Artefact
+from spark_cluster.lab.image import write_docker_archive
+from spark_cluster.lab.layout import FABRIC, UNCABLED, Layout
+from spark_cluster.lab.machine import Distribution, pick_mirrors
+from spark_cluster.lab.standins import ethtool, hardware, ibv_devinfo, nvidia_smi, processes, rdma
+from spark_cluster.lab.standins.processes import ComputeProcess
+from spark_cluster.lab.standins.state import DEFAULTS, load
+from spark_cluster.lab.standins.sysfs import gid_table, put
+from spark_cluster.lab.vllm_env import local_directories, parse_pip_config
+
+# --- where things are ------------------------------------------------------------------------
+
+
+def test_names_fit_into_the_kernels_fifteen_characters(tmp_path: Path) -> None:
+    for node in Layout(tmp_path).nodes():
+        for name in (node.port, *map(node.cable, (*FABRIC, *UNCABLED)), *FABRIC, *UNCABLED):
+            assert len(name) <= 15
+
+
+def test_addresses_of_the_nodes(tmp_path: Path) -> None:
+    first, second = Layout(tmp_path).nodes()
+    assert (first.name, first.address) == ("spark1", "10.89.0.11")
+    assert (second.name, second.address) == ("spark2", "10.89.0.12")
+    assert len({first.cable(i) for i in FABRIC} | {second.cable(i) for i in FABRIC}) == 4
+
+
+def test_state_directory_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_CLUSTER_LAB", str(tmp_path))
+    assert Layout.default().state == tmp_path
+    monkeypatch.setenv("SPARK_CLUSTER_LAB", "")
+    assert Layout.default().state == Path("/var/cache/spark-cluster/lab")
+
+
+# --- the machine's packages ------------------------------------------------------------------
+
+
+def test_mirrors_of_a_release() -> None:
+    targets = "http://m/debian trixie\nhttp://m/debian trixie-updates\nhttp://s/sec trixie-security"
+    assert pick_mirrors(targets, "trixie") == ("http://m/debian", "http://s/sec")
+    assert pick_mirrors(targets, "noble") == ("", "")
+    assert pick_mirrors("", "noble") == ("", "")
+
+
+def test_sources_of_a_node() -> None:
+    debian = Distribution("debian", "bookworm", "http://m/debian", "http://s/sec").at("trixie")
+    assert debian.sources().splitlines() == [
+        "Types: deb",
+        "URIs: http://m/debian",
+        "Suites: trixie trixie-updates",
+        "Components: main",
+        "Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg",
+        "",
+        "Types: deb",
+        "URIs: http://s/sec",
+        "Suites: trixie-security",
+        "Components: main",
+        "Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg",
+    ]
+    assert "security" not in Distribution("ubuntu", "noble", "http://m/ubuntu", "").sources()
+
+
+def test_pip_settings_become_variables() -> None:
+    listed = (
+        ":env:.find-links='/wheels'\n"
+        "global.extra-index-url='file:///a/simple\\nfile:///b/simple'\n"
+        "global.find-links='/other'\n"
+        "install.no-binary='x'\n"
+        "freeze.timeout='10'\n"
+    )
+    assert parse_pip_config(listed) == {
+        "PIP_EXTRA_INDEX_URL": "file:///a/simple file:///b/simple",
+        "PIP_FIND_LINKS": "/wheels",
+        "PIP_NO_BINARY": "x",
+    }
+    assert parse_pip_config("") == {}
+
+
+def test_directories_that_pip_reads(tmp_path: Path) -> None:
+    wheels, index = tmp_path / "wheels", tmp_path / "index"
+    wheels.mkdir()
+    (index / "simple").mkdir(parents=True)
+    settings = {
+        "PIP_FIND_LINKS": f"{wheels} {tmp_path}/missing",
+        "PIP_EXTRA_INDEX_URL": f"file://{index}/simple https://example.invalid/simple",
+    }
+    assert local_directories(settings) == [index, wheels]
+
+
+# --- things that are made once ---------------------------------------------------------------
+
+
+def artefact(folder: Path, recipe: str, build: Any) -> Artefact:
+    return Artefact(folder, "thing", recipe, build)
+
+
+def test_an_artefact_is_made_once(tmp_path: Path) -> None:
+    built: list[Path] = []
+    said: list[str] = []
+
+    def build(folder: Path) -> None:
+        built.append(folder)
+        (folder / "file").write_text("whole")
+
+    thing = artefact(tmp_path, "one", build)
+    assert not thing.ready
+    thing.make(said.append)
+    thing.make(said.append)
+    assert len(built) == 1
+    assert (thing.path / "file").read_text() == "whole"
+    assert [line.split(" in ")[0] for line in said] == ["thing: building", "thing: built"]
+
+
+def test_an_interrupted_build_leaves_nothing_half_done(tmp_path: Path) -> None:
+    def fails(folder: Path) -> None:
+        (folder / "half").touch()
+        raise Failed("no more disk")
+
+    thing = artefact(tmp_path, "one", fails)
+    with pytest.raises(Failed):
+        thing.make(lambda _: None)
+    assert not thing.ready
+
+    again = artefact(tmp_path, "one", lambda folder: (folder / "whole").touch())
+    again.make(lambda _: None)
+    assert [path.name for path in again.path.iterdir()] == ["whole"]
+
+
+def test_another_recipe_is_another_artefact(tmp_path: Path) -> None:
+    old = artefact(tmp_path, "one", lambda _: None)
+    new = artefact(tmp_path, "two", lambda _: None)
+    old.make(lambda _: None)
+    assert not new.ready
+    new.make(lambda _: None)
+    (tmp_path / ".thing-000000000000.new").mkdir()
+    (tmp_path / "thing-log.txt").touch()
+    new.drop_others()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [new.path.name, "thing-log.txt"]
+
+
+def test_docker_archive(tmp_path: Path) -> None:
+    layer = tmp_path / "layer.tar"
+    with tarfile.open(layer, "w") as tar:
+        member = tarfile.TarInfo("etc/hello")
+        member.size = 2
+        tar.addfile(member, io.BytesIO(b"hi"))
+    target = tmp_path / "image.tar"
+    image_id = write_docker_archive(target, layer, "x:y", {"PATH": "/bin"}, "aarch64")
+    with tarfile.open(target) as archive:
+        names = archive.getnames()
+        assert names[0] == "manifest.json"
+
+        def content(name: str) -> bytes:
+            found = archive.extractfile(name)
+            assert found
+            return found.read()
+
+        (manifest,) = json.loads(content("manifest.json"))
+        config = json.loads(content(manifest["Config"]))
+        (layer_name,) = manifest["Layers"]
+        assert content(layer_name) == layer.read_bytes()
+    assert manifest["RepoTags"] == ["x:y"]
+    assert image_id == f"sha256:{manifest['Config'].removesuffix('.json')}"
+    assert config["architecture"] == "arm64"
+    assert config["config"]["Env"] == ["PATH=/bin"]
+    digest = hashlib.sha256(layer.read_bytes()).hexdigest()
+    assert config["rootfs"]["diff_ids"] == [f"sha256:{digest}"]
+
+
+def test_the_layer_of_stand_ins_is_complete(tmp_path: Path) -> None:
+    standin_layer.write_layer(tmp_path)
+    library = tmp_path / standin_layer.LIBRARY / "standins"
+    for name, module in standin_layer.PROGRAMS.items():
+        assert os.access(tmp_path / name, os.X_OK)
+        assert (library / f"{module}.py").exists()
+    unit = tmp_path / "etc/systemd/system/sysinit.target.wants/lab-hardware.service"
+    assert "ExecStart=/usr/local/sbin/lab-hardware serve" in unit.read_text()
+
+
+# --- what the stand-ins say ------------------------------------------------------------------
+
+REAL_MEMINFO = (
+    "MemTotal:       24684096 kB\nMemFree:        1 kB\nMemAvailable:   2 kB\nCached: 3 kB"
+)
+
+
+def test_state_file(tmp_path: Path) -> None:
+    file = tmp_path / "state.json"
+    assert load(file) == DEFAULTS
+    file.write_text('{"temperature_c": 80, "pstate": null}')
+    assert load(file) == DEFAULTS | {"temperature_c": 80}
+
+
+def test_meminfo_takes_off_what_compute_processes_hold() -> None:
+    shown = hardware.meminfo({**DEFAULTS, "mem_available_kb": 10240}, REAL_MEMINFO, used_mib=4)
+    assert shown.splitlines() == [
+        "MemTotal:      127601228 kB",
+        "MemFree:            6144 kB",
+        "MemAvailable:       6144 kB",
+        "Cached: 3 kB",
+    ]
+    empty = hardware.meminfo({**DEFAULTS, "mem_available_kb": 1024}, REAL_MEMINFO, used_mib=4)
+    assert "MemAvailable:          0 kB" in empty
+
+
+def test_files_are_written_in_place(tmp_path: Path) -> None:
+    file = tmp_path / "a/b"
+    put(file, "longer text")
+    node = file.stat().st_ino
+    put(file, "short")
+    assert (file.read_text(), file.stat().st_ino) == ("short\n", node)
+
+
+def test_gid_tables() -> None:
+    none = ("0000:0000:0000:0000:0000:0000:0000:0000", "")
+    table = gid_table("4e:bb:47:00:01:01", ["192.168.177.11"])
+    assert table[:4] == [
+        ("fe80:0000:0000:0000:4cbb:47ff:fe00:0101", "IB/RoCE v1"),
+        ("fe80:0000:0000:0000:4cbb:47ff:fe00:0101", "RoCE v2"),
+        ("0000:0000:0000:0000:0000:ffff:c0a8:b10b", "IB/RoCE v1"),
+        ("0000:0000:0000:0000:0000:ffff:c0a8:b10b", "RoCE v2"),
+    ]
+    assert table[4:] == [none] * 12
+    drifted = gid_table("4e:bb:47:00:01:01", ["192.168.177.11"], shift=1)
+    assert drifted[2] == none
+    assert drifted[4][1] == "RoCE v2"
+
+
+@pytest.mark.parametrize(
+    ("mtu", "said"), [(9000, "4096 (5)"), (1500, "1024 (3)"), (100, "256 (1)")]
+)
+def test_rdma_mtu(mtu: int, said: str) -> None:
+    assert ibv_devinfo.rdma_mtu(mtu) == said
+
+
+def test_an_engine_core_with_workers_holds_no_gpu() -> None:
+    core, worker = ComputeProcess(1, "VLLM::EngineCore", 5), ComputeProcess(2, "VLLM::Worker", 6)
+    assert processes.holding_gpu([core, worker]) == [worker]
+    assert processes.holding_gpu([core]) == [core]
+
+
+@pytest.mark.parametrize(
+    ("title", "counts"),
+    [
+        ("VLLM::EngineCore", True),
+        ("ray::RayWorkerProc.run", True),
+        ("ray::RayWorkerWrapper.__ray_call__", True),
+        ("ray::IDLE", False),
+        ("/opt/vllm/bin/python", False),
+        ("grep VLLM::Worker", False),
+    ],
+)
+def test_which_processes_are_compute_processes(title: str, counts: bool) -> None:
+    assert bool(processes.COMPUTE.match(title)) is counts
+
+
+def nvidia(
+    monkeypatch: pytest.MonkeyPatch, *argv: str, found: list[ComputeProcess] | None = None
+) -> int:
+    monkeypatch.setattr(nvidia_smi, "load", lambda: dict(DEFAULTS))
+    monkeypatch.setattr(nvidia_smi, "compute_processes", lambda _state: found or [])
+    return nvidia_smi.main(list(argv))
+
+
+def test_nvidia_smi_refuses_unknown_fields(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert nvidia(monkeypatch, "--query-gpu=name,memory", "--format=csv") == 2
+    assert capsys.readouterr().out == 'Field "memory" is not a valid field to query.\n\n'
+
+
+def test_nvidia_smi_lists_processes_in_its_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = "ray::RayWorkerWrapper.with_a_very_long_name_indeed"
+    held = [ComputeProcess(7, long, 3), ComputeProcess(2065247, "VLLM::Worker_TP0", 102843)]
+    assert nvidia(monkeypatch, found=held) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {len(line) for line in lines[1:] if line} == {91}
+    assert lines[-2].split() == ["|", "0", "N/A", "N/A", "2065247", "C", "VLLM::Worker_TP0",
+                                 "102843MiB", "|"]  # fmt: skip
+
+
+def test_rdma_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(rdma, "hca_active", lambda hca, _state: hca == "rocep1s0f1")
+    assert rdma.main(["-j", "link"]) == 0
+    states = {link["netdev"]: link["state"] for link in json.loads(capsys.readouterr().out)}
+    assert states == dict.fromkeys((*FABRIC, *UNCABLED), "DOWN") | {"enp1s0f1np1": "ACTIVE"}
+
+
+def test_ethtool_of_a_port_without_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ethtool, "hca_active", lambda _hca, _state: False)
+    text = ethtool.settings("enp1s0f0np0", dict(DEFAULTS))
+    assert "\tSpeed: Unknown!\n" in text
+    assert "\tLink detected: no\n" in text
+
+
+# --- where it cannot work --------------------------------------------------------------------
+
+
+def test_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(sys, "platform", "linux")
+    with pytest.raises(UsageError, match="needs root"):
+        machine.require_root_on_linux()
+    done = CliRunner().invoke(command, ["status"])
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.exit_code == 2
+
+
+def test_on_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UsageError, match="needs Linux"):
+        machine.require_root_on_linux()
+
+
+def test_on_another_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        machine.platform, "freedesktop_os_release", lambda: {"ID": "fedora", "PRETTY_NAME": "F 43"}
+    )
+    with pytest.raises(UsageError, match="this is F 43"):
+        machine.this_distribution()
