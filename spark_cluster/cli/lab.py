@@ -6,10 +6,13 @@ import json
 import subprocess
 import sys
 import time
+from typing import Any
 
 import click
 
+from spark_cluster.cli.app import App
 from spark_cluster.lab import Lab
+from spark_cluster.lab.layout import MAX_NODES
 
 
 class Clock:
@@ -22,32 +25,44 @@ class Clock:
         click.echo(f"[{time.monotonic() - self.started:6.1f} s] {text}", err=True)
 
 
+def wants_json(here: bool = False) -> bool:
+    """Whether --json was given, to the command or to the program."""
+    app = click.get_current_context().find_object(App)
+    return here or (app is not None and app.as_json)
+
+
+def say(document: dict[str, Any], text: str, *, as_json: bool = False) -> None:
+    """Print one result, for people or as a JSON document."""
+    click.echo(json.dumps(document, indent=2) if wants_json(as_json) else text)
+
+
 @click.group()
 def command() -> None:
     """Two simulated Sparks on this machine (Linux, root)."""
 
 
 @command.command()
-@click.option("--nodes", type=click.IntRange(1, 2), default=2, show_default=True)
+@click.option("--nodes", type=click.IntRange(1, MAX_NODES), default=MAX_NODES, show_default=True)
 @click.option("--fresh", is_flag=True, help="Boot them as fresh Sparks: forget what they became.")
 def up(nodes: int, fresh: bool) -> None:
     """Boot the nodes; builds what they need the first time."""
     lab, clock = Lab.default(), Clock()
-    if not lab.up(nodes, fresh=fresh, progress=clock):
-        click.echo(f"the lab is up already: {', '.join(node.name for node in lab.nodes)}")
-        return
-    for node in lab.nodes:
-        click.echo(f"{node.name}  {node.address}  answers ssh")
-    clock("the lab is up")
+    changed = lab.up(nodes, fresh=fresh, progress=clock)
+    text = "\n".join(f"{node.name}  {node.address}  answers ssh" for node in lab.nodes)
+    if changed:
+        clock("the lab is up")
+    else:
+        text = f"the lab is up already: {', '.join(node.name for node in lab.nodes)}"
+    say({**lab.status(), "changed": changed}, text)
 
 
 @command.command()
 @click.option("--wipe", is_flag=True, help="Throw the nodes' disks away too.")
 def down(wipe: bool) -> None:
     """Switch the nodes off and take the lab's networks away."""
-    clock = Clock()
-    there = Lab.default().down(wipe=wipe, progress=clock)
-    click.echo("the lab is down" if there else "the lab was down already")
+    changed = Lab.default().down(wipe=wipe, progress=Clock())
+    text = "the lab is down" if changed else "the lab was down already"
+    say({"state": "down", "changed": changed}, text)
 
 
 @command.command()
@@ -55,22 +70,21 @@ def down(wipe: bool) -> None:
 def status(as_json: bool) -> None:
     """Say what is up."""
     found = Lab.default().status()
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-        return
-    click.echo(f"lab: {found['state']}  ({found['directory']})")
-    for node in found["nodes"]:
-        click.echo(f"  {node['name']}  {node['address']}  {node['state']}")
+    lines = [f"lab: {found['state']}  ({found['directory']})"]
+    lines += [f"  {node['name']}  {node['address']}  {node['state']}" for node in found["nodes"]]
     missing = [name for name, ready in found["prepared"].items() if not ready]
     if missing:
-        click.echo(f"  not prepared yet: {', '.join(missing)}")
+        lines.append(f"  not prepared yet: {', '.join(missing)}")
+    say(found, "\n".join(lines), as_json=as_json)
 
 
 @command.command()
 def prepare() -> None:
     """Build the base system, the image, vLLM and the model; `up` does it by itself."""
-    made = Lab.default().prepare(Clock())
-    click.echo(f"image {made.image_tar}\nmodel {made.model}")
+    lab = Lab.default()
+    made = lab.prepare(Clock())
+    found = {"image": str(made.image_tar), "model": str(lab.model_path)}
+    say(found, "\n".join(f"{name}  {path}" for name, path in found.items()))
 
 
 @command.command()
@@ -78,9 +92,9 @@ def prepare() -> None:
 @click.option("--new-host-keys", is_flag=True, help="As after a reinstallation.")
 def reset(node: str, new_host_keys: bool) -> None:
     """Make NODE a fresh Spark again."""
-    lab, clock = Lab.default(), Clock()
+    lab = Lab.default()
     lab.node(node).reset(new_host_keys=new_host_keys)
-    clock(f"{node} is fresh")
+    say({"node": node, "changed": True}, f"{node} is fresh")
 
 
 @command.command(context_settings={"ignore_unknown_options": True})

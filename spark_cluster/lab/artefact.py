@@ -1,7 +1,7 @@
 """Things that are made once and kept: each is named by a hash of its recipe.
 
 A thing is built beside its final place and renamed when whole, so what carries its final name is
-complete, and a changed recipe is another name.
+complete, and a changed recipe is another name. The plain name is a link to the newest.
 """
 
 from __future__ import annotations
@@ -60,6 +60,15 @@ class Artefact:
         self.build(beside)
         beside.rename(self.path)
         progress(f"{self.name}: built in {time.monotonic() - started:.1f} s")
+
+    def link(self) -> None:
+        """Give it its plain name too, for those who read it from outside the lab."""
+        link = self.folder / self.name
+        if not link.is_symlink() or link.readlink() != Path(self.path.name):
+            beside = self.folder / f".{self.name}.link"
+            beside.unlink(missing_ok=True)
+            beside.symlink_to(self.path.name)
+            beside.rename(link)
 
     def drop_others(self) -> None:
         """Delete what earlier recipes, or interrupted builds, left."""

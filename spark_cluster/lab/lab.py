@@ -20,6 +20,7 @@ from spark_cluster.lab.machine import Progress, install_missing_tools, require_r
 from spark_cluster.lab.node import LabNode
 from spark_cluster.lab.prepare import Prepared, prepare
 from spark_cluster.lab.seed import make_keys, write_known_hosts
+from spark_cluster.lab.vllm_env import MODEL
 
 NSPAWN_LEFTOVERS = Path("/run/systemd/nspawn/propagate")
 
@@ -82,7 +83,7 @@ class Lab:
     @property
     def model_path(self) -> Path:
         """The tiny trained model, as files on the laptop."""
-        return self.prepared().model
+        return self.layout.prepared / "models" / MODEL
 
     def prepared(self) -> Prepared:
         return Prepared.of(self.layout)

@@ -68,7 +68,8 @@ def rules() -> list[tuple[str, str]]:
 
 
 def raise_bridge(layout: Layout) -> None:
-    """Make the bridge, let it reach out, and make the place where the cables are."""
+    """Make the bridge, let it reach out, and make the place where the cables are, all plugged."""
+    layout.pulled.unlink(missing_ok=True)
     ip(
         f"link add {BRIDGE} type bridge forward_delay 0 mcast_snooping 0",
         f"addr add {GATEWAY}/{SUBNET.split('/')[1]} dev {BRIDGE}",

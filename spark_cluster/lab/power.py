@@ -71,6 +71,7 @@ def insert(layout: Layout, node: NodeLayout, prepared: Prepared, *, fresh: bool 
 def on(layout: Layout, node: NodeLayout, count: int) -> None:
     """Start the node's supervisor, which boots it."""
     node.lock.touch()
+    node.powered.unlink(missing_ok=True)  # left there if this machine was switched off meanwhile
     # the supervisor must find this package, installed or not
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE_PARENT), "PYTHONSAFEPATH": "1"}
     with node.console.open("a") as console:

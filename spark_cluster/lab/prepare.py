@@ -59,12 +59,19 @@ class Prepared:
 
 
 def prepare(layout: Layout, progress: Progress) -> Prepared:
-    """Make what is not there yet; two lines of work run side by side."""
+    """Make what is not there yet; what is newest gets its plain name."""
     install_missing_tools(progress)
     layout.prepared.mkdir(parents=True, exist_ok=True)
     prepared = Prepared.of(layout)
-    if prepared.ready:
-        return prepared
+    if not prepared.ready:
+        make_missing(prepared, progress)
+    for artefact in prepared.all:
+        artefact.link()
+    return prepared
+
+
+def make_missing(prepared: Prepared, progress: Progress) -> None:
+    """Build side by side what does not depend on each other."""
     started = time.monotonic()
 
     def for_nodes() -> None:
@@ -83,4 +90,3 @@ def prepare(layout: Layout, progress: Progress) -> Prepared:
         for work in both:
             work.result()
     progress(f"prepared in {time.monotonic() - started:.1f} s")
-    return prepared

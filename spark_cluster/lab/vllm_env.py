@@ -11,6 +11,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+from spark_cluster.errors import Failed
 from spark_cluster.lab.artefact import Artefact, enter
 from spark_cluster.lab.layout import Layout
 from spark_cluster.lab.machine import CA_BUNDLE
@@ -38,6 +39,9 @@ bin/python -m compileall -q -j 2 "$packages" || true
 bin/vllm --version
 bin/ray --version
 """
+NEEDS_TORCH = (
+    "vLLM for CPUs wants the CPU build of torch: pip must know where that is (PIP_FIND_LINKS)"
+)
 NEVER_PASSED_ON = {"PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_CONFIG_FILE", "PIP_LOG"}
 
 
@@ -54,15 +58,19 @@ def vllm_environment(layout: Layout, tree: Artefact) -> Artefact:
         with resources.as_file(plugin) as source:
             shutil.rmtree(assets, ignore_errors=True)
             shutil.copytree(source, assets / "platform_plugin")
-        enter(
-            tree.path,
-            ["sh", "-c", SETUP],
-            log=log,
-            binds={folder: INSIDE, assets: Path("/srv/assets")},
-            read_only={path: path for path in local_directories(settings)},
-            environment=settings,
-        )
-        shutil.rmtree(assets)
+        try:
+            enter(
+                tree.path,
+                ["sh", "-c", SETUP],
+                log=log,
+                binds={folder: INSIDE, assets: Path("/srv/assets")},
+                read_only={path: path for path in local_directories(settings)},
+                environment=settings,
+            )
+        except Failed as error:
+            raise Failed(error.message, hint=f"{NEEDS_TORCH}; all of its output: {log}") from error
+        finally:
+            shutil.rmtree(assets)
 
     return Artefact(layout.prepared, "vllm", recipe, build)
 
@@ -84,6 +92,8 @@ def model(layout: Layout, tree: Artefact, environment: Artefact) -> Artefact:
             environment={"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"},
         )
         (folder / "train_model.py").unlink()
+        for path in (folder / MODEL).iterdir():
+            path.chmod(0o644)
 
     return Artefact(layout.prepared, "models", script, build)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .processes import SOCKET, as_json, scan
-from .state import HCAS, RUN, load
+from .state import HCAS, RUN, STATE_FILE, load
 from .sysfs import CLASS, SPEED, put, refresh_ports
 
 MEMINFO = RUN / "meminfo"
@@ -73,6 +73,7 @@ def copy_settings(kernel: str, names: list[str]) -> Path:
 
 def set_up(state: dict[str, Any]) -> None:
     RUN.mkdir(exist_ok=True)
+    STATE_FILE.parent.mkdir(parents=True, exist_ok=True)
     make_devices()
     for kernel, names in (("vm", []), ("net/core", CORE)):
         target = f"/proc/sys/{kernel}"
