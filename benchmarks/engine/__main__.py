@@ -102,7 +102,7 @@ def _table(costs: list[Cost]) -> Table:
     table = Table(title="50 resources; medians; sessions, turns and KiB a node")
     table.add_column("run")
     table.add_column("tool")
-    heads = ["wall s", "CPU s", "connections", "sessions", "turns", "KiB up", "KiB down"]
+    heads = ["wall s", "CPU s", "TCP", "sessions", "turns", "KiB up", "KiB down"]
     for head in [*heads, "wall/ours", "CPU/ours"]:
         table.add_column(head, justify="right")
     ratios = figures.ratios(costs)

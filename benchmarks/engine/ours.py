@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.peers import REPOSITORY, Tool
+from benchmarks.engine import work
+from benchmarks.engine.peers import REPOSITORY, Tool, ToolError
 from benchmarks.engine.playbook_ours import SOURCES
 
 PLAYBOOK = Path(__file__).with_name("playbook_ours.py")
@@ -40,7 +40,9 @@ class Ours(Tool):
         return {"PYTHONPATH": str(REPOSITORY), SOURCES: str(self.sources)}
 
     def changes(self, output: str) -> dict[str, int]:
-        lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-        results = [line for line in lines if line.get("event") == "Result"]
-        changed = Counter(line["node"] for line in results if line["verdict"] == "change")
-        return {line["node"]: changed[line["node"]] for line in results}
+        # The display goes to standard error, which is in the output too; the document comes last.
+        document = json.loads(output[("\n" + output).rindex("\n{\n") :])
+        tallies: dict[str, dict[str, int]] = document["nodes"]
+        if any(tally["ok"] + tally["change"] != work.RESOURCES for tally in tallies.values()):
+            raise ToolError(f"ours did not do all resources:\n{output[-2000:]}")
+        return {name: tally["change"] for name, tally in tallies.items()}

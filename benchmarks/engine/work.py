@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = "/srv/engine-benchmark"
+RESOURCES = 50
 CHANGES = 35
 
 DIRECTORIES = [ROOT, *(f"{ROOT}/d{n}" for n in range(1, 10))]
