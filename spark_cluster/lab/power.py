@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -69,21 +68,13 @@ def insert(layout: Layout, node: NodeLayout, prepared: Prepared, *, fresh: bool 
 
 
 def on(layout: Layout, node: NodeLayout, count: int) -> None:
-    """Start the node's supervisor, which boots it."""
+    """Start the node's supervisor, which boots it and outlives this process."""
     node.lock.touch()
     node.powered.unlink(missing_ok=True)  # left there if this machine was switched off meanwhile
     # the supervisor must find this package, installed or not
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE_PARENT), "PYTHONSAFEPATH": "1"}
-    with node.console.open("a") as console:
-        subprocess.Popen(
-            [*SUPERVISOR, str(layout.state), str(node.number), str(count)],
-            stdin=subprocess.DEVNULL,
-            stdout=console,
-            stderr=console,
-            start_new_session=True,
-            env=environment,
-            cwd="/",
-        )
+    arguments = [str(layout.state), str(node.number), str(count)]
+    run(["setsid", "--fork", *SUPERVISOR, *arguments], env=environment, log=node.console)
 
 
 def off(node: NodeLayout, *, orderly: bool = True) -> bool:
@@ -130,7 +121,7 @@ def remove(node: NodeLayout) -> None:
 def wipe(node: NodeLayout) -> None:
     """Throw a node's file system and its containers away."""
     unmount(node.root)
-    for path in (node.upper, node.work, node.docker, node.lower_record):
+    for path in (node.upper, node.work, node.docker, node.lower_record, node.console):
         clear(path)
 
 

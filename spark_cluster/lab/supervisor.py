@@ -92,6 +92,7 @@ class Supervisor:
 
 def main() -> None:
     """Entry point: the state directory, the node's number, how many nodes there are."""
+    os.chdir("/")
     state, number, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     layout = Layout(state)
     nodes = layout.nodes(count)

@@ -301,6 +301,19 @@ def test_nvidia_smi_lists_processes_in_its_table(
                                  "102843MiB", "|"]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("argv", "options", "seconds"),
+    [
+        (["-i", "0", "-L"], {"L": ""}, 0),
+        (["--id=0", "--query-gpu=name", "--format=csv"], {"query-gpu": "name", "format": "csv"}, 0),
+        (["--query-gpu=name", "-lms", "250"], {"query-gpu": "name"}, 0.25),
+        (["--query-gpu=name", "--loop=2"], {"query-gpu": "name"}, 2),
+    ],
+)
+def test_nvidia_smi_options(argv: list[str], options: dict[str, str], seconds: float) -> None:
+    assert nvidia_smi.parse(argv) == (options, seconds)
+
+
 def test_rdma_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(rdma, "hca_active", lambda hca, _state: hca == "rocep1s0f1")
     assert rdma.main(["-j", "link"]) == 0

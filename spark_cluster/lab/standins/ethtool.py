@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     interface = next((word for word in argv if word in HCA_OF), "")
     options = [word for word in argv if word != interface]
     state = load()
-    if interface and options == ["-i"]:
+    if interface and options in (["-i"], ["--driver"]):
         print(
             DRIVER.format(firmware=state["firmware"], board=state["board_id"], bus=bus(interface)),
             end="",

@@ -94,6 +94,7 @@ def app_fields(process: ComputeProcess, state: dict[str, Any]) -> dict[str, tupl
     }
 
 
+TAKES_VALUE = ("i", "id", "l", "loop", "lms", "loop-ms")
 SPELT = {"used_memory": "used_gpu_memory", "name": "process_name"}
 """What the header of --query-compute-apps says, whatever was asked for."""
 
@@ -217,7 +218,29 @@ def main(argv: list[str]) -> int:
     done = set_clocks(argv)
     if done is not None:
         return done
-    options = dict(word.lstrip("-").partition("=")[::2] for word in argv)
+    options, seconds = parse(argv)
+    while seconds:  # until somebody ends it
+        ask(options, load_with_clocks())
+        sys.stdout.flush()
+        options["format"] = options.get("format", "csv") + ",noheader"
+        time.sleep(seconds)
+    return ask(options, state)
+
+
+def parse(argv: list[str]) -> tuple[dict[str, str], float]:
+    """Options by name, and the seconds between two answers (0: answer once)."""
+    words = iter(argv)
+    options: dict[str, str] = {}
+    for word in words:
+        name, has_value, value = word.lstrip("-").partition("=")
+        options[name] = value if has_value or name not in TAKES_VALUE else next(words, "")
+    options.pop("i", options.pop("id", ""))
+    every = float(options.pop("l", options.pop("loop", "0")) or 0)
+    return options, every or float(options.pop("lms", options.pop("loop-ms", "0")) or 0) / 1000
+
+
+def ask(options: dict[str, str], state: dict[str, Any]) -> int:
+    """Answer once."""
     formats = options.get("format", "csv").split(",")
     for what in ("gpu", "compute-apps"):
         if f"query-{what}" in options:
@@ -226,8 +249,8 @@ def main(argv: list[str]) -> int:
     if "L" in options or "list-gpus" in options:
         print(f"GPU 0: {NAME} (UUID: {state['gpu_uuid']})")
         return 0
-    if argv:
-        print(f"Invalid combination of input arguments: {' '.join(argv)}", file=sys.stderr)
+    if options:
+        print(f"Invalid combination of input arguments: {' '.join(options)}", file=sys.stderr)
         return 1
     print(table(state, compute_processes(state)))
     return 0
