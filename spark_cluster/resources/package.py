@@ -28,17 +28,23 @@ _STATES = {"i": "present", "U": "unpacked", "F": "half-configured", "H": "half-i
 _LOCKED = re.compile(
     r"Could not get lock (\S+?)\.?(?: It is held by process (\d+) \(([^)]*)\))?$", re.M
 )
+_OFFLINE = "check the node's network, DNS and proxy (`apt-get update` on the node tells more)"
 _WHY = (
+    (
+        r"enough free space|No space left",
+        "the disk is full",
+        "`df -h` on the node; `apt-get clean` frees downloaded packages",
+    ),
+    (
+        r"404 +Not Found",
+        "the mirror no longer has it",
+        "the mirror is being updated: wait some minutes and run again",
+    ),
     (
         r"Temporary failure resolving|Could not resolve|Could not connect|Unable to connect"
         r"|connection timed out|Failed to fetch",
         "the package mirror cannot be reached from this node",
-        "check the node's network, DNS and proxy (`apt-get update` on the node tells more)",
-    ),
-    (
-        r"not have enough free space|No space left",
-        "the disk is full",
-        "`df -h` on the node; `apt-get clean` frees downloaded packages",
+        _OFFLINE,
     ),
     (
         r"Unmet dependencies|--fix-broken",
@@ -180,7 +186,7 @@ class Package(Resource):
             raise ResourceError(
                 f"apt does not know {', '.join(unknown)}, and its lists could not be refreshed: "
                 f"{failed[0][3:]}",
-                _WHY[0][2],
+                _OFFLINE,
             )
         raise ResourceError(f"apt knows no package {', '.join(unknown)}", self._near(host, unknown))
 

@@ -1,0 +1,133 @@
+"""apt-get, apt-cache, dpkg and dpkg-query over a mirror that is given as data.
+
+`mirror` is what update would find, `lists` what apt knows, `installed` name to status and version.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from common import Refuse, options
+
+LOCK = (
+    "E: Could not get lock {}. It is held by process 812 (unattended-upgr)\n"
+    "E: Unable to acquire the dpkg frontend lock (/var/lib/dpkg/lock-frontend), is another process"
+    " using it?"
+)
+
+
+def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> None:
+    for key in ("mirror", "lists", "installed"):
+        state.setdefault(key, {})
+    {"apt-get": apt_get, "apt-cache": apt_cache, "dpkg": dpkg, "dpkg-query": query}[command](
+        state, root, argv
+    )
+
+
+def query(state: dict[str, Any], _root: Path, argv: list[str]) -> None:
+    assert argv[:2] == ["-W", "-f"], argv
+    missing = []
+    for name in argv[3:]:
+        found = state["installed"].get(name)
+        if found is None:
+            missing.append(name)
+            continue
+        print(f"{name}\tamd64\t{found['status']} \t{found['version']}")
+    if missing:
+        raise Refuse(1, "\n".join(f"dpkg-query: no packages found matching {m}" for m in missing))
+
+
+def dpkg(state: dict[str, Any], _root: Path, argv: list[str]) -> None:
+    assert argv == ["--force-confdef", "--force-confold", "--configure", "-a"], argv
+    if state.get("broken_for_good"):
+        raise Refuse(1, "dpkg: error processing package nvidia-dkms (--configure)")
+    state["interrupted"] = False
+
+
+def apt_cache(state: dict[str, Any], _root: Path, argv: list[str]) -> None:
+    if argv[0] == "pkgnames":
+        print("\n".join(n for n in state["lists"] if n.startswith(argv[1])))
+        return
+    assert argv[0] == "policy", argv
+    for name in argv[1:]:
+        if name not in state["lists"]:
+            continue
+        versions = state["lists"][name]
+        has = state["installed"].get(name, {}).get("version")
+        print(
+            f"{name}:\n  Installed: {has or '(none)'}\n  Candidate: {(versions or ['(none)'])[0]}"
+        )
+        print("  Version table:")
+        for version in versions:
+            print(f" {'***' if version == has else '   '} {version} 500")
+            print("        500 http://mirror/debian trixie/main amd64 Packages")
+
+
+def apt_get(state: dict[str, Any], root: Path, argv: list[str]) -> None:
+    flags = ("-y", "--no-install-recommends", "--no-remove", "--allow-downgrades", "--simulate")
+    found, rest = options(argv, flags, ("-o",))
+    assert found["-o"] == [
+        "DPkg::Lock::Timeout=120",
+        "Dpkg::Options::=--force-confdef",
+        "Dpkg::Options::=--force-confold",
+    ]
+    action = rest[0]
+    more, names = options(rest[1:], flags, ())
+    if state.get("interrupted") and action != "update":
+        raise Refuse(
+            100,
+            "E: dpkg was interrupted, you must manually run 'dpkg --configure -a' to correct the "
+            "problem. ",
+        )
+    if state.get("locked", 0) > 0:
+        state["locked"] -= 1
+        file = "/var/lib/apt/lists/lock" if action == "update" else "/var/lib/dpkg/lock-frontend"
+        raise Refuse(100, LOCK.format(file))
+    {"update": update, "install": install, "remove": remove}[action](state, root, more, names)
+
+
+def update(state: dict[str, Any], root: Path, _more: Any, _names: Any) -> None:
+    if state.get("offline"):
+        sys.stderr.write(
+            "W: Failed to fetch http://mirror/debian/dists/trixie/InRelease  Temporary failure "
+            "resolving 'mirror'\nW: Some index files failed to download. They have been ignored, or"
+            " old ones used instead.\n"
+        )
+        return
+    state["lists"] = dict(state["mirror"])
+    partial = root / "var/lib/apt/lists/partial"
+    partial.mkdir(parents=True, exist_ok=True)
+    state["updated"] = time.time()
+
+
+def install(state: dict[str, Any], _root: Path, more: dict[str, Any], names: list[str]) -> None:
+    assert "--no-install-recommends" in more, more
+    taken = [r for n in names for r in state.get("conflicts", {}).get(n, [])]
+    if taken and "--no-remove" in more:
+        print("The following packages will be REMOVED:\n  " + " ".join(taken) + "\nAfter this")
+        raise Refuse(100, "E: Packages need to be removed but remove is disabled.")
+    for word in names:
+        name, _, version = word.partition("=")
+        versions = state["lists"].get(name)
+        if not versions or (version and version not in versions):
+            raise Refuse(100, f"E: Unable to locate package {name}")
+        wanted = version or versions[0]
+        if state.get("offline") or wanted not in state["mirror"].get(name, []):
+            said = (
+                "Temporary failure resolving 'mirror'" if state.get("offline") else "404  Not Found"
+            )
+            raise Refuse(100, f"E: Failed to fetch http://mirror/pool/{name}.deb  {said}")
+        if state.get("full"):
+            raise Refuse(100, "E: You don't have enough free space in /var/cache/apt/archives/.")
+        status = "iU" if name in state.get("unconfigurable", []) else "ii"
+        state["installed"][name] = {"status": status, "version": wanted}
+
+
+def remove(state: dict[str, Any], _root: Path, more: dict[str, Any], names: list[str]) -> None:
+    gone = [n for n in names if n in state["installed"]]
+    gone += [d for n in names for d in state.get("needed_by", {}).get(n, [])]
+    for name in gone:
+        print(f"Remv {name} [1.0]")
+        if "--simulate" not in more:
+            state["installed"][name]["status"] = "rc"

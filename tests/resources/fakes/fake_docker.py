@@ -1,0 +1,136 @@
+"""docker over images, a registry and containers that are given as data.
+
+`images` ref to what inspect tells; `registry` ref to image or to the text of a failure; `archives`
+name of a file to {ref: image}; `behaviour` container to {dies: status, log, refuses: text}.
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from common import Refuse, options
+
+RUN_FLAGS = ("-d", "--init")
+RUN_VALUED = (
+    *("--name", "--pull", "--restart", "--stop-timeout", "--network", "--ipc", "--pid", "--gpus"),
+    *("--shm-size", "--user", "--workdir", "--entrypoint", "--device", "--cap-add", "--ulimit"),
+    *("--mount", "--label", "--env"),
+)
+
+
+def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> None:
+    for key in ("images", "registry", "archives", "containers", "behaviour"):
+        state.setdefault(key, {})
+    if state.get("down"):
+        raise Refuse(
+            1,
+            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker "
+            "daemon running?",
+        )
+    if state.get("forbidden"):
+        raise Refuse(
+            1,
+            "permission denied while trying to connect to the docker API at "
+            "unix:///var/run/docker.sock",
+        )
+    action, *rest = argv
+    if action in ("image", "container"):
+        assert rest[0] == "inspect"
+        inspect(state, action, rest[1:])
+        return
+    {"pull": pull, "load": load, "tag": tag, "run": run, "stop": stop, "rm": rm, "logs": logs}[
+        action
+    ](state, root, rest)
+
+
+def inspect(state: dict[str, Any], kind: str, rest: list[str]) -> None:
+    found, (name,) = options(rest, (), ("-f",))
+    things = state["images" if kind == "image" else "containers"]
+    if name not in things:
+        sys.stdout.write("" if found else "[]\n")
+        raise Refuse(1, f"Error response from daemon: No such {kind}: {name}")
+    if found:
+        assert found["-f"] == ["{{.Id}}"]
+        print(things[name]["Id"])
+        return
+    thing = things[name]
+    if kind == "container" and thing.get("left") is not None:
+        if thing["left"] == 0:
+            restarts = thing["restart"] != "no"
+            thing["State"] = {"Status": "restarting" if restarts else "exited", "ExitCode": 3}
+        thing["left"] -= 1
+    print(json.dumps([thing]))
+
+
+def pull(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
+    _, (ref,) = options(rest, (), ("--platform",))
+    found = state["registry"].get(ref)
+    if found is None:
+        raise Refuse(
+            1, f"Error response from daemon: manifest for {ref} not found: manifest unknown"
+        )
+    if isinstance(found, str):
+        raise Refuse(1, found)
+    for layer in ("0123456789ab", "ba9876543210"):
+        print(f"{layer}: Pulling fs layer\n{layer}: Download complete\n{layer}: Pull complete")
+    state["images"][ref] = found
+
+
+def load(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
+    found, _ = options(rest, (), ("-i",))
+    held = state["archives"].get(Path(found["-i"][0]).name)
+    if held is None:
+        raise Refuse(1, "open /x: unrecognized image format")
+    for ref, image in held.items():
+        print(f"Loaded image: {ref}")
+        state["images"][ref] = image
+
+
+def tag(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
+    state["images"][rest[1]] = state["images"][rest[0]]
+
+
+def run(state: dict[str, Any], root: Path, rest: list[str]) -> None:
+    found, (ref, *command) = options(rest, RUN_FLAGS, RUN_VALUED)
+    name = found["--name"][0]
+    if name in state["containers"]:
+        raise Refuse(125, f'docker: Conflict. The container name "/{name}" is already in use')
+    behaviour = state["behaviour"].get(name, {})
+    mounts = [dict(p.partition("=")[::2] for p in m.split(",")) for m in found.get("--mount", [])]
+    for mount in mounts:
+        if not (root / mount["source"].lstrip("/")).exists():
+            raise Refuse(125, f"docker: bind source path does not exist: {mount['source']}")
+    labels = dict(item.split("=", 1) for item in found.get("--label", []))
+    state["made"] = state.get("made", 0) + 1
+    state["containers"][name] = {
+        "Id": hashlib.sha256(str(state["made"]).encode()).hexdigest(),
+        "Image": state["images"][ref]["Id"],
+        "RestartCount": 0,
+        "State": {"Status": "running", "ExitCode": 0},
+        "Config": {"Labels": labels, "Env": found.get("--env", []), "Cmd": command},
+        "Mounts": mounts,
+        "restart": found["--restart"][0],
+        "left": 1 if "dies" in behaviour else None,
+    }
+    if "refuses" in behaviour:
+        state["containers"][name]["State"] = {"Status": "created", "ExitCode": 127}
+        raise Refuse(127, f"docker: Error response from daemon: {behaviour['refuses']}")
+    print(state["containers"][name]["Id"])
+
+
+def stop(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
+    _, (name,) = options(rest, (), ("-t",))
+    state["containers"][name]["State"] = {"Status": "exited", "ExitCode": 143}
+    state["containers"][name]["left"] = None
+
+
+def rm(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
+    _, (name,) = options(rest, ("-f",), ())
+    del state["containers"][name]
+
+
+def logs(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
+    _, (name,) = options(rest, (), ("--tail",))
+    sys.stderr.write(state["behaviour"].get(name, {}).get("log", ""))

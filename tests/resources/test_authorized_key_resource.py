@@ -1,0 +1,190 @@
+"""AuthorizedKey: what a user's file becomes, and what a user cannot make root do."""
+
+import os
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from resource_samples import public_key
+
+from spark_cluster.resources import AuthorizedKey, File, InvalidResource, User
+from spark_cluster.resources.authorized_key import KEY_TYPES, fingerprint, parse_key, split_line
+
+ONE, TWO = public_key(fill=b"a"), public_key(fill=b"b")
+KEY = AuthorizedKey("me", f"{ONE} me@laptop")
+FILE = "/home/me/.ssh/authorized_keys"
+
+
+def test_absent_is_made_and_then_left(accounts):
+    assert accounts.check(KEY).verdict == "change"
+    assert accounts.apply(KEY).verdict == "change"
+    assert accounts.path(FILE).read_text() == f"{ONE} me@laptop\n"
+    assert accounts.path(FILE).stat().st_mode & 0o7777 == 0o600
+    assert accounts.path("/home/me/.ssh").stat().st_mode & 0o7777 == 0o700
+    inode = accounts.path(FILE).stat().st_ino
+    assert accounts.apply(KEY).verdict == "ok"
+    assert accounts.check(KEY).verdict == "ok"
+    assert accounts.path(FILE).stat().st_ino == inode
+
+
+OTHERS = f'# team\n\nno-pty,command="echo \\"ssh-rsa x\\"" {TWO} other\r\nrubbish \xff'.encode(
+    "latin1"
+)
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_other_lines_stay_byte_for_byte(accounts, end):
+    accounts.put(FILE, OTHERS + end, mode=0o600)
+    accounts.apply(KEY)
+    assert accounts.path(FILE).read_bytes() == OTHERS + b"\n" + f"{ONE} me@laptop\n".encode()
+    gone = AuthorizedKey("me", ONE, state="absent")
+    assert accounts.check(gone).verdict == "change"
+    assert accounts.apply(gone).verdict == "change"
+    assert accounts.path(FILE).read_bytes() == OTHERS + b"\n"
+    assert accounts.apply(gone).verdict == "ok"
+
+
+@pytest.mark.parametrize("line", [f"{ONE} old comment", f'from="10.0.0.0/8" {ONE}', f"  {ONE}  x"])
+def test_comment_and_options_do_not_matter(accounts, line):
+    accounts.put(FILE, f"{line}\n", mode=0o600)
+    accounts.path("/home/me/.ssh").chmod(0o700)
+    assert accounts.apply(KEY).verdict == "ok"
+
+
+def test_a_certificate_authority_is_not_the_key(accounts):
+    accounts.put(FILE, f"cert-authority {ONE}\n", mode=0o600)
+    assert accounts.apply(KEY).verdict == "change"
+    assert len(accounts.path(FILE).read_text().splitlines()) == 2
+
+
+def test_modes_that_sshd_refuses_are_repaired(accounts):
+    accounts.put(FILE, f"{ONE}\n", mode=0o666)
+    accounts.path("/home/me/.ssh").chmod(0o777)
+    assert accounts.check(KEY).verdict == "change"
+    assert accounts.apply(KEY).verdict == "change"
+    assert accounts.apply(KEY).verdict == "ok"
+    assert accounts.path(FILE).read_text() == f"{ONE}\n"
+
+
+def test_two_keys_of_one_user(accounts):
+    two = AuthorizedKey("me", TWO)
+    assert KEY.id != two.id
+    assert [r.verdict for r in accounts.results(KEY, two, check=True)] == ["change", "change"]
+    assert [r.verdict for r in accounts.results(KEY, two)] == ["change", "change"]
+    assert [r.verdict for r in accounts.results(KEY, two)] == ["ok", "ok"]
+
+
+def test_check_mode_sees_an_earlier_file(accounts):
+    accounts.path("/home/me/.ssh").mkdir(mode=0o700)
+    accounts.put(FILE, f"{ONE}\n", mode=0o600)
+    emptied = File(FILE, content="", mode=0o600)
+    assert accounts.check(emptied, KEY).verdict == "change"
+
+
+def test_missing_user_and_home(accounts):
+    key = AuthorizedKey("nvidia", ONE)
+    assert "there is no user 'nvidia'" in accounts.apply(key).error
+    result = accounts.check(User("nvidia"), key)
+    assert (result.verdict, result.reason) == ("unknown", "after: User:nvidia")
+    assert [r.verdict for r in accounts.results(User("nvidia"), key)] == ["change", "change"]
+    accounts.path("/home/me").rmdir()
+    assert "/home/me, the home folder of me, does not exist" in accounts.apply(KEY).error
+    assert accounts.apply(AuthorizedKey("me", ONE, state="absent")).verdict == "ok"
+
+
+@pytest.mark.parametrize("state", ["present", "absent"])
+def test_links_are_not_followed(accounts, state):
+    key = AuthorizedKey("me", ONE, state=state)
+    secret = accounts.put("/etc/shadow", f"{ONE}\n", mode=0o640)
+    accounts.path("/home/me/.ssh").symlink_to(accounts.path("/etc"))
+    assert "/home/me/.ssh is a link" in accounts.apply(key).error
+    accounts.path("/home/me/.ssh").unlink()
+    accounts.path("/home/me/.ssh").mkdir()
+    for make_link in (os.symlink, os.link):
+        make_link(secret, accounts.path(FILE))
+        assert "is a link or not a regular file" in accounts.apply(key).error
+        accounts.path(FILE).unlink()
+    assert secret.read_text() == f"{ONE}\n"
+    assert secret.stat().st_mode & 0o7777 == 0o640
+
+
+def test_a_pipe_does_not_hang(accounts):
+    accounts.path("/home/me/.ssh").mkdir()
+    os.mkfifo(accounts.path(FILE))
+    assert "not a regular file" in accounts.apply(KEY).error
+
+
+def test_diff_shows_the_line(accounts):
+    assert f"+{ONE} me@laptop" in accounts.check(KEY).diff
+
+
+@pytest.mark.parametrize("kind", KEY_TYPES)
+def test_known_types(kind):
+    assert parse_key(public_key(kind) + " c")[0] == kind
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("-----BEGIN OPENSSH PRIVATE KEY-----\nabc", "this is a private key"),
+        (f"{ONE}\n{TWO}", "more than one line"),
+        ("ssh-ed25519", "not base64|not whole"),
+        ("ssh-ed25519 AAAA*", "not base64"),
+        (ONE[:-8], "was it cut"),
+        ("ssh-dss AAAA", "not a type of key"),
+        (public_key(inner="ssh-rsa"), "the line says ssh-ed25519, the key in it ssh-rsa"),
+        (f"no-pty {ONE}", "options before the key"),
+        ("", "not a type of key"),
+    ],
+)
+def test_bad_keys(key, text):
+    with pytest.raises(InvalidResource, match=text):
+        AuthorizedKey("me", key)
+
+
+def test_a_private_key_is_not_repeated():
+    with pytest.raises(InvalidResource) as caught:
+        AuthorizedKey("me", "-----BEGIN OPENSSH PRIVATE KEY-----\nc2VjcmV0")
+    assert "c2VjcmV0" not in str(caught.value)
+
+
+def test_fingerprint_is_that_of_ssh_keygen(tmp_path):
+    target = tmp_path / "id"
+    made = subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", target], check=False
+    )
+    if made.returncode:
+        pytest.skip("no ssh-keygen here")
+    public = target.with_suffix(".pub")
+    shown = subprocess.run(
+        ["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True
+    )
+    assert fingerprint(public.read_text()) in shown.stdout
+
+
+@given(st.text())
+def test_any_text_is_a_key_or_a_clear_refusal(text):
+    try:
+        kind, _blob = parse_key(text)
+    except InvalidResource:
+        return
+    assert kind in KEY_TYPES
+
+
+quoted = st.text(st.characters(codec="ascii", exclude_categories=["C"], exclude_characters='"\\'))
+options = st.lists(
+    st.one_of(
+        st.sampled_from(["no-pty", "restrict", 'environment="A=\\"b c\\""']),
+        quoted.map(lambda t: f'command="{t}"'),
+    ),
+    max_size=3,
+).map(",".join)
+comments = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), max_size=20)
+
+
+@given(options, st.sampled_from(KEY_TYPES), comments)
+def test_lines_are_taken_apart(before, kind, comment):
+    key = public_key(kind)
+    line = " ".join(filter(None, (before, key, comment)))
+    assert split_line(line) == (before.strip(), *key.split(" "))

@@ -1,0 +1,244 @@
+"""Container, against a docker that keeps real state in a file."""
+
+import dataclasses
+
+import pytest
+from resource_samples import image
+
+from spark_cluster.resources import Container, Directory, File, Image, InvalidResource, Secret
+from spark_cluster.resources import container as module
+
+KEYS = "/var/lib/spark-cluster/secrets/ray"
+RAY = Container(
+    "ray",
+    "vllm:1",
+    ("ray", "start", "--block"),
+    env={"B": "2", "A": "1"},
+    mounts=("/srv/models:/models:ro",),
+    ipc="host",
+    ulimits={"memlock": -1},
+)
+SECRET = dataclasses.replace(RAY, secret_files={"/run/keys/api": Secret("hunter2")})
+
+
+@pytest.fixture
+def docker(node, monkeypatch):
+    node.install("docker", "systemd")
+    monkeypatch.setattr(module, "STAYS_S", 0.5)
+    node.path("/srv/models").mkdir(parents=True)
+    with node.state("docker") as state:
+        state["images"] = {"vllm:1": image()}
+        state["registry"] = {"vllm:1": image(number="2")}
+    return node
+
+
+def made(node):
+    with node.state("docker") as state:
+        return state.get("made", 0)
+
+
+def running(node, name="ray"):
+    with node.state("docker") as state:
+        return state["containers"][name]
+
+
+def test_absent_is_started_and_then_left(docker):
+    assert docker.check(RAY).verdict == "change"
+    assert docker.apply(RAY).verdict == "change"
+    assert running(docker)["Config"]["Labels"]["spark-cluster.spec"] == RAY.spec
+    assert running(docker)["Config"]["Cmd"] == ["ray", "start", "--block"]
+    before = len(docker.calls("docker"))
+    assert docker.apply(RAY).verdict == "ok"
+    assert len(docker.calls("docker")) == before + 2
+    assert docker.check(RAY).verdict == "ok"
+    assert made(docker) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"env": {"A": "2"}},
+        {"command": ("sleep", "9")},
+        {"mounts": ()},
+        {"network": "bridge"},
+        {"restart": "always"},
+        {"stop_timeout_s": 30},
+        {"labels": {"a": "b"}},
+    ],
+)
+def test_other_arguments_make_it_anew(docker, change):
+    docker.apply(RAY)
+    other = dataclasses.replace(RAY, **change)
+    assert docker.check(other).verdict == "change"
+    assert docker.apply(other).verdict == "change"
+    assert docker.apply(other).verdict == "ok"
+    assert made(docker) == 2
+
+
+def test_order_of_variables_does_not_matter(docker):
+    docker.apply(RAY)
+    assert docker.apply(dataclasses.replace(RAY, env={"A": "1", "B": "2"})).verdict == "ok"
+
+
+@pytest.mark.parametrize("status", ["exited", "created", "restarting", "paused", "dead"])
+def test_not_running_is_made_anew(docker, status):
+    docker.apply(RAY)
+    with docker.state("docker") as state:
+        state["containers"]["ray"]["State"] = {"Status": status, "ExitCode": 137}
+    assert docker.check(RAY).verdict == "change"
+    assert docker.apply(RAY).verdict == "change"
+    assert made(docker) == 2
+
+
+def test_new_image_under_the_same_name_makes_it_anew(docker):
+    docker.apply(RAY)
+    with docker.state("docker") as state:
+        state["images"]["vllm:1"] = image(number="3")
+    assert docker.apply(RAY).verdict == "change"
+    assert docker.apply(RAY).verdict == "ok"
+
+
+def test_check_mode_does_not_guess_when_the_image_will_change(docker):
+    docker.apply(RAY)
+    pinned = Image("vllm:1", digest="sha256:" + "2" * 64)
+    result = docker.check(pinned, RAY)
+    assert (result.verdict, result.reason) == ("unknown", "after: Image:vllm:1")
+
+
+def test_missing_image(docker):
+    other = dataclasses.replace(RAY, image="vllm:2")
+    for result in (docker.check(other), docker.apply(other)):
+        assert "the image vllm:2 is not on this node" in result.error
+    result = docker.check(Image("vllm:2"), other)
+    assert (result.verdict, result.reason) == ("unknown", "after: Image:vllm:2")
+
+
+def test_missing_mount_source_is_not_made_and_nothing_is_stopped(docker):
+    docker.apply(RAY)
+    other = dataclasses.replace(RAY, mounts=("/srv/none:/x",))
+    for result in (docker.check(other), docker.apply(other)):
+        assert "/srv/none does not exist on the node" in result.error
+    assert not docker.path("/srv/none").exists()
+    assert running(docker)["State"]["Status"] == "running"
+    assert docker.check(Directory("/srv/none"), other).verdict == "change"
+    device = dataclasses.replace(RAY, devices=("/dev/infiniband",))
+    assert "/dev/infiniband does not exist" in docker.apply(device).error
+
+
+def test_trigger_makes_it_anew_once(docker):
+    docker.path("/etc").mkdir()
+    docker.apply(RAY)
+    file = File("/etc/env", content="1")
+    ray = dataclasses.replace(RAY, restart_when=(file,))
+    assert [r.verdict for r in docker.results(file, ray, check=True)] == ["change", "change"]
+    assert [r.verdict for r in docker.results(file, ray)] == ["change", "change"]
+    assert [r.verdict for r in docker.results(file, ray)] == ["ok", "ok"]
+    assert made(docker) == 2
+
+
+@pytest.mark.parametrize("restart", ["unless-stopped", "no"])
+def test_end_right_after_the_start_is_a_failure_with_its_log(docker, restart):
+    with docker.state("docker") as state:
+        state["behaviour"] = {"ray": {"dies": 3, "log": "ValueError: no such model\n"}}
+    result = docker.apply(dataclasses.replace(RAY, restart=restart))
+    assert "container ray ended right after its start with status 3" in result.error
+    assert "ValueError: no such model" in result.error
+    assert running(docker)["State"]["Status"] == "exited"
+    with docker.state("docker") as state:
+        state["behaviour"] = {}
+    assert docker.apply(RAY).verdict == "change"
+
+
+def test_refusal_to_start_leaves_nothing(docker):
+    with docker.state("docker") as state:
+        state["behaviour"] = {"ray": {"refuses": "could not select device driver with [[gpu]]"}}
+    result = docker.apply(RAY)
+    assert "could not select device driver" in result.error
+    with docker.state("docker") as state:
+        assert state["containers"] == {}
+
+
+def test_absent_state(docker, node):
+    docker.apply(SECRET)
+    gone = Container("ray", state="absent")
+    assert docker.check(gone).verdict == "change"
+    assert docker.apply(gone).verdict == "change"
+    assert not docker.path(KEYS).exists()
+    assert docker.apply(gone).verdict == "ok"
+
+
+def test_absent_without_docker(node):
+    assert node.apply(Container("ray", state="absent")).verdict == "ok"
+
+
+def test_diff_shows_the_arguments(docker):
+    docker.apply(RAY)
+    diff = docker.check(dataclasses.replace(RAY, env={"A": "7", "B": "2"})).diff
+    assert "-A=1\n+A=7\n" in diff
+
+
+class TestSecrets:
+    def test_they_are_in_a_private_file_and_nowhere_else(self, docker):
+        result = docker.apply(SECRET)
+        assert result.verdict == "change"
+        (file,) = docker.path(KEYS).iterdir()
+        assert file.read_text() == "hunter2"
+        assert file.stat().st_mode & 0o777 == 0o600
+        for folder in (docker.path(KEYS), docker.path(KEYS).parent):
+            assert folder.stat().st_mode & 0o777 == 0o700
+        mount = running(docker)["Mounts"][-1]
+        assert (mount["target"], mount["readonly"]) == ("/run/keys/api", "")
+        assert docker.path(mount["source"]) == file
+        for place in (result.event, docker.calls("docker"), running(docker), SECRET.argv):
+            assert "hunter2" not in str(place)
+        journal = docker.path("/var/lib/spark-cluster/journal")
+        assert not [f for f in journal.rglob("*") if f.is_file() and b"hunter2" in f.read_bytes()]
+        assert docker.apply(SECRET).verdict == "ok"
+
+    def test_changed_secret_makes_it_anew(self, docker):
+        docker.apply(SECRET)
+        other = dataclasses.replace(RAY, secret_files={"/run/keys/api": Secret("hunter3")})
+        assert docker.check(other).verdict == "change"
+        assert docker.apply(other).verdict == "change"
+        assert docker.apply(other).verdict == "ok"
+        assert made(docker) == 2
+        assert docker.apply(RAY).verdict == "change"
+        assert not docker.path(KEYS).exists()
+
+    def test_a_run_that_died_before_the_start_is_repaired(self, docker):
+        docker.apply(SECRET)
+        with docker.state("docker") as state:
+            state["containers"] = {}
+        assert docker.apply(SECRET).verdict == "change"
+
+    def test_other_modes_and_files_are_repaired(self, docker):
+        docker.apply(SECRET)
+        docker.put(f"{KEYS}/old", "x")
+        assert docker.apply(SECRET).verdict == "change"
+        assert len(list(docker.path(KEYS).iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"container": "a b"}, "not a name"),
+        ({"image": ""}, "no image"),
+        ({"command": "ray start"}, "list of strings"),
+        ({"env": {"KEY": Secret("x")}}, "secret_files"),
+        ({"command": ("--api-key", Secret("x"))}, "secret_files"),
+        ({"env": {"N": 1}}, "write it as text: '1'"),
+        ({"env": {"A B": "1"}}, "not the name of a variable"),
+        ({"secret_files": {"/k": "plain"}}, "wrap the value in Secret"),
+        ({"mounts": ("models:/models",)}, "not an absolute path"),
+        ({"mounts": ("/a:/b:rx",)}, "SOURCE:TARGET"),
+        ({"mounts": ("/a,b:/c",)}, "comma"),
+        ({"mounts": ("/a",)}, "target"),
+        ({"devices": ("infiniband",)}, "absolute"),
+        ({"restart": "sometimes"}, "none of no, always"),
+        ({"state": "stopped"}, "not running or absent"),
+        ({"ipc": "host", "shm_size": "16g"}, "no effect"),
+    ],
+)
+def test_bad_declarations(arguments, text):
+    with pytest.raises(InvalidResource, match=text):
+        Container(**{"container": "ray", "image": "vllm:1", **arguments})

@@ -1,0 +1,298 @@
+"""File, Directory and Line: absent, drifted, converged, check mode, what can go wrong."""
+
+import errno
+import os
+
+import pytest
+
+from spark_cluster.resources import Directory, File, InvalidResource, Line, Secret
+from spark_cluster.resources.base import Blob
+
+
+class TestFile:
+    motd = File("/etc/motd", content="Welcome\n", mode=0o640)
+
+    def test_absent_is_made_and_then_left(self, node):
+        node.path("/etc").mkdir()
+        assert node.check(self.motd).verdict == "change"
+        assert node.apply(self.motd).verdict == "change"
+        assert node.path("/etc/motd").read_text() == "Welcome\n"
+        assert node.path("/etc/motd").stat().st_mode & 0o7777 == 0o640
+        inode = node.path("/etc/motd").stat().st_ino
+        assert node.apply(self.motd).verdict == "ok"
+        assert node.check(self.motd).verdict == "ok"
+        assert node.path("/etc/motd").stat().st_ino == inode
+
+    @pytest.mark.parametrize(("content", "mode"), [("Other\n", 0o640), ("Welcome\n", 0o600)])
+    def test_drift_is_repaired(self, node, content, mode):
+        node.put("/etc/motd", content, mode=mode)
+        assert node.apply(self.motd).verdict == "change"
+        assert node.apply(self.motd).verdict == "ok"
+
+    def test_old_content_is_in_the_journal(self, node):
+        node.put("/etc/motd", "Other\n")
+        node.apply(self.motd)
+        kept = list(node.path("/var/lib/spark-cluster/journal").glob("*/before/*"))
+        assert [k.read_text() for k in kept] == ["Other\n"]
+        assert kept[0].stat().st_mode & 0o077 == 0
+
+    def test_diff_shows_text_and_hides_secrets(self, node):
+        node.put("/etc/motd", "Other\n")
+        assert "-Other\n+Welcome\n" in node.check(self.motd).diff
+        secret = node.check(File("/etc/key", content=Secret("hunter2")))
+        assert "hunter2" not in str(secret.event)
+
+    def test_absent_state(self, node):
+        node.put("/etc/motd", "Other\n")
+        gone = File("/etc/motd", state="absent")
+        assert node.check(gone).verdict == "change"
+        assert node.apply(gone).verdict == "change"
+        assert not node.path("/etc/motd").exists()
+        assert node.apply(gone).verdict == "ok"
+
+    @pytest.mark.parametrize("resource", [motd, File("/etc/motd", state="absent")])
+    def test_directory_in_its_place_is_never_removed(self, node, resource):
+        node.put("/etc/motd/precious", "data")
+        for result in (node.check(resource), node.apply(resource)):
+            assert result.verdict == "failed"
+            assert "/etc/motd is a directory, not a file" in result.error
+        assert node.path("/etc/motd/precious").read_text() == "data"
+
+    def test_a_link_is_replaced_and_its_target_left(self, node):
+        target = node.put("/etc/real", "mine\n")
+        node.path("/etc/motd").symlink_to("real")
+        assert node.apply(self.motd).verdict == "change"
+        assert not node.path("/etc/motd").is_symlink()
+        assert target.read_text() == "mine\n"
+
+    def test_a_pipe_is_refused(self, node):
+        node.path("/etc").mkdir()
+        os.mkfifo(node.path("/etc/motd"))
+        assert "device, socket or pipe" in node.apply(self.motd).error
+
+    def test_missing_parent(self, node):
+        for result in (node.check(self.motd), node.apply(self.motd)):
+            assert result.verdict == "failed"
+            assert "the folder /etc does not exist" in result.error
+            assert "declare a Directory" in result.error
+
+    def test_parent_that_is_a_file(self, node):
+        node.put("/etc", "")
+        assert "/etc is a file" in node.apply(self.motd).error
+
+    def test_check_mode_knows_the_folder_that_will_be_made(self, node):
+        assert node.check(Directory("/etc"), self.motd).verdict == "change"
+
+    def test_full_disk_leaves_the_old_file_and_no_scraps(self, node, monkeypatch):
+        node.put("/etc/motd", "Other\n")
+
+        def full(_handle):
+            raise OSError(errno.ENOSPC, "No space left on device", str(node.path("/etc/motd")))
+
+        monkeypatch.setattr(os, "fsync", full)
+        result = node.apply(self.motd)
+        assert result.verdict == "failed"
+        assert "no space left" in result.error
+        assert node.path("/etc/motd").read_text() == "Other\n"
+        assert [p.name for p in node.path("/etc").iterdir()] == ["motd"]
+
+    def test_validation_comes_before_the_change(self, node):
+        node.put("/etc/motd", "Other\n")
+        bad = File("/etc/motd", content="Bad\n", validate_with=("grep", "-q", "Good", "{}"))
+        result = node.apply(bad)
+        assert "the new /etc/motd is not valid, the old one stays" in result.error
+        assert [p.name for p in node.path("/etc").iterdir()] == ["motd"]
+        good = File("/etc/motd", content="Good\n", validate_with=("grep", "-q", "Good", "{}"))
+        assert node.apply(good).verdict == "change"
+
+    def test_unknown_owner(self, node):
+        node.path("/etc").mkdir()
+        result = node.apply(File("/etc/x", content="", owner="nobody-here"))
+        assert "there is no user 'nobody-here'" in result.error
+        assert not node.path("/etc/x").exists()
+
+    def test_set_id_bits_survive_an_owner(self, accounts):
+        accounts.path("/etc").mkdir(exist_ok=True)
+        tool = File("/etc/tool", content="x", mode=0o2755, owner="me", group="me")
+        assert accounts.apply(tool).verdict == "change"
+        assert accounts.apply(tool).verdict == "ok"
+
+    def test_blob_is_fetched_only_when_it_is_needed(self, node):
+        import hashlib
+
+        node.path("/etc").mkdir()
+        fetched = []
+
+        def fetch(blob):
+            fetched.append(blob)
+            return b"big"
+
+        big = File("/etc/big", content=Blob(hashlib.sha256(b"big").hexdigest(), 3))
+        assert node.apply(big, host=node.host(fetch=fetch)).verdict == "change"
+        assert node.apply(big, host=node.host(fetch=fetch)).verdict == "ok"
+        assert len(fetched) == 1
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            ({"path": "etc/motd", "content": ""}, "not an absolute path"),
+            ({"path": "/etc/../motd", "content": ""}, "without '..'"),
+            ({"path": "/etc//motd", "content": ""}, "write '/etc/motd'"),
+            ({"path": "/etc/motd"}, "content goes with state present"),
+            ({"path": "/a/b", "content": "", "state": "absent"}, "content goes with"),
+            ({"path": "/a/b", "content": "", "state": "gone"}, "'gone'"),
+            ({"path": "/a/b", "content": "", "mode": 644}, "did you mean 0o644"),
+            ({"path": "/a/b", "content": "", "mode": "0644"}, "not a number like 0o644"),
+            ({"path": "/a/b", "content": "", "validate_with": ("true",)}, "no {}"),
+        ],
+    )
+    def test_bad_declarations(self, arguments, text):
+        with pytest.raises(InvalidResource, match=text.replace("{", r"\{")):
+            File(**arguments)
+
+
+class TestDirectory:
+    models = Directory("/srv/models", mode=0o750)
+
+    def test_absent_is_made_with_its_parents_and_then_left(self, node):
+        assert node.check(self.models).verdict == "change"
+        assert node.apply(self.models).verdict == "change"
+        assert node.path("/srv/models").stat().st_mode & 0o7777 == 0o750
+        assert node.apply(self.models).verdict == "ok"
+
+    def test_drift_is_repaired_and_content_kept(self, node):
+        node.put("/srv/models/a", "x")
+        node.path("/srv/models").chmod(0o700)
+        assert node.check(self.models).verdict == "change"
+        assert node.apply(self.models).verdict == "change"
+        assert node.apply(self.models).verdict == "ok"
+        assert node.path("/srv/models/a").read_text() == "x"
+
+    def test_mode_and_owner_none_are_left(self, node):
+        node.path("/srv/models").mkdir(parents=True, mode=0o700)
+        assert node.apply(Directory("/srv/models")).verdict == "ok"
+
+    @pytest.mark.parametrize("resource", [models, Directory("/srv/models", state="absent")])
+    def test_file_in_its_place(self, node, resource):
+        node.put("/srv/models", "x")
+        for result in (node.check(resource), node.apply(resource)):
+            assert "/srv/models is a file, not a directory" in result.error
+        assert node.path("/srv/models").read_text() == "x"
+
+    def test_parent_that_is_a_file(self, node):
+        node.put("/srv", "x")
+        assert node.apply(self.models).verdict == "failed"
+
+    def test_absent_removes_and_check_mode_sees_it_gone(self, node):
+        node.put("/srv/models/a", "x")
+        gone = Directory("/srv/models", state="absent")
+        again = (Directory("/srv/models/b"), File("/srv/models/a", content="x"))
+        verdicts = [r.verdict for r in node.results(gone, *again, check=True)]
+        assert verdicts == ["change", "change", "change"]
+        assert [r.verdict for r in node.results(gone, *again)] == verdicts
+        assert node.apply(gone).verdict == "change"
+        assert node.apply(gone).verdict == "ok"
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            ({"path": "/etc", "state": "absent"}, "never removed"),
+            ({"path": "/etc/", "state": "absent"}, "write '/etc'"),
+            ({"path": "/srv/x", "state": "here"}, "'here'"),
+            ({"path": "/srv/x", "mode": 755}, "0o755"),
+            ({"path": "srv"}, "absolute"),
+        ],
+    )
+    def test_bad_declarations(self, arguments, text):
+        with pytest.raises(InvalidResource, match=text):
+            Directory(**arguments)
+
+
+class TestLine:
+    hosts = Line("/etc/hosts", line="10.0.0.1 spark1", match=r"\sspark1$")
+
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [
+            ("", "10.0.0.1 spark1\n"),
+            ("127.0.0.1 localhost\n", "127.0.0.1 localhost\n10.0.0.1 spark1\n"),
+            ("127.0.0.1 localhost", "127.0.0.1 localhost\n10.0.0.1 spark1\n"),
+            ("9.9.9.9 spark1\nx\n8.8.8.8 spark1\ny\n", "x\n10.0.0.1 spark1\ny\n"),
+        ],
+    )
+    def test_drift_is_repaired_and_then_left(self, node, before, after):
+        node.put("/etc/hosts", before, mode=0o640)
+        assert node.check(self.hosts).verdict == "change"
+        assert node.apply(self.hosts).verdict == "change"
+        assert node.path("/etc/hosts").read_text() == after
+        assert node.path("/etc/hosts").stat().st_mode & 0o7777 == 0o640
+        assert node.apply(self.hosts).verdict == "ok"
+        assert node.check(self.hosts).verdict == "ok"
+
+    def test_absent_state(self, node):
+        node.put("/etc/hosts", "10.0.0.1 spark1\nx\n7.7.7.7 spark1\n")
+        gone = Line("/etc/hosts", line="10.0.0.1 spark1", match=r"\sspark1$", state="absent")
+        assert node.apply(gone).verdict == "change"
+        assert node.path("/etc/hosts").read_text() == "x\n"
+        assert node.apply(gone).verdict == "ok"
+        assert node.apply(Line("/etc/nothing", line="x", state="absent")).verdict == "ok"
+
+    def test_bytes_that_are_not_text_stay_and_can_be_shown(self, node):
+        node.put("/etc/hosts", b"caf\xe9\n\xff spark1\n")
+        result = node.apply(self.hosts)
+        assert node.path("/etc/hosts").read_bytes() == b"caf\xe9\n10.0.0.1 spark1\n"
+        str(result.event).encode()
+
+    def test_missing_file(self, node):
+        node.path("/etc").mkdir()
+        assert "declare a File, or create=True" in node.apply(self.hosts).error
+        made = Line("/etc/hosts", line="x", create=True)
+        assert node.check(made).verdict == "change"
+        assert node.apply(made).verdict == "change"
+        assert node.path("/etc/hosts").read_text() == "x\n"
+
+    def test_missing_folder(self, node):
+        made = Line("/etc/hosts", line="x", create=True)
+        for result in (node.check(made), node.apply(made)):
+            assert "the folder /etc does not exist" in result.error
+        assert node.check(Directory("/etc"), made).verdict == "change"
+
+    def test_a_link_is_not_lost(self, node):
+        node.put("/etc/real", "a\n")
+        node.path("/etc/hosts").symlink_to("real")
+        assert "is a link to real" in node.apply(self.hosts).error
+        assert node.path("/etc/hosts").is_symlink()
+
+    def test_directory_in_its_place(self, node):
+        node.path("/etc/hosts").mkdir(parents=True)
+        assert "/etc/hosts is not a regular file" in node.apply(self.hosts).error
+
+    def test_check_mode_sees_what_earlier_lines_and_files_leave(self, node):
+        node.path("/etc").mkdir()
+        file = File("/etc/hosts", content="10.0.0.1 spark1\n")
+        second = Line("/etc/hosts", line="10.0.0.2 spark2")
+        verdicts = [r.verdict for r in node.results(file, self.hosts, second, check=True)]
+        assert verdicts == ["change", "ok", "change"]
+        assert [r.verdict for r in node.results(file, self.hosts, second)] == verdicts
+        diff = node.check(file, self.hosts, Line("/etc/hosts", line="new")).diff
+        assert "+new" in diff
+
+    def test_unknown_after_a_content_that_stays_on_the_laptop(self, node):
+        node.path("/etc").mkdir()
+        file = File("/etc/hosts", content=Blob("0" * 64, 3))
+        result = node.check(file, self.hosts)
+        assert (result.verdict, result.reason) == ("unknown", "after: File:/etc/hosts")
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            ({"line": "a\nb"}, "more than one line"),
+            ({"line": ""}, "empty"),
+            ({"line": "a", "match": "("}, "match"),
+            ({"line": "a", "match": "^b"}, "does not match its own"),
+            ({"line": "a", "state": "maybe"}, "'maybe'"),
+        ],
+    )
+    def test_bad_declarations(self, arguments, text):
+        with pytest.raises(InvalidResource, match=text):
+            Line("/etc/hosts", **arguments)

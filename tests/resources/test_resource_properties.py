@@ -1,0 +1,165 @@
+"""What holds for any value: the way over the wire, and Line."""
+
+import dataclasses
+import json
+import string
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from resource_samples import public_key
+
+from spark_cluster import resources
+from spark_cluster.agent.host import Host
+from spark_cluster.resources import (
+    AuthorizedKey,
+    Command,
+    Container,
+    Directory,
+    File,
+    Group,
+    Image,
+    InvalidResource,
+    Line,
+    Netplan,
+    Package,
+    Resource,
+    Secret,
+    Service,
+    User,
+)
+from spark_cluster.resources.base import REGISTRY, Blob, differences, from_wire, ids, to_wire
+
+names = st.text(string.ascii_lowercase, min_size=2, max_size=8)
+paths = st.lists(names, min_size=2, max_size=4).map(lambda parts: "/" + "/".join(parts))
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+words = st.lists(text, max_size=4).map(tuple)
+maybe = st.booleans()
+mappings = st.dictionaries(names, text, max_size=3)
+contents = st.one_of(text, text.map(Secret), st.binary(max_size=40), st.just(Blob("a" * 64, 7)))
+
+ANY = {
+    "File": st.builds(
+        File, path=paths, content=contents, mode=st.sampled_from([0o600, 0o4755]), tags=words
+    ),
+    "Directory": st.builds(Directory, path=paths, mode=st.sampled_from([None, 0, 0o755])),
+    "Line": st.builds(Line, path=paths, line=names, create=maybe),
+    "Command": st.builds(
+        Command,
+        title=text,
+        argv=st.lists(text, min_size=1).map(tuple),
+        env=st.dictionaries(names, st.one_of(text, text.map(Secret))),
+        stdin=st.one_of(text, st.text("abc", min_size=1).map(Secret), st.binary()),
+        also_ok=st.lists(st.integers(0, 255)).map(tuple),
+        when_changed=st.lists(st.one_of(paths, paths.map(Directory))).map(tuple),
+    ),
+    "Package": st.builds(Package, package=names, also=st.lists(names).map(tuple), makes=words),
+    "Service": st.builds(
+        Service, unit=names, enabled=st.sampled_from([None, True, False]), reload=maybe
+    ),
+    "Group": st.builds(Group, group=names, gid=st.none() | st.integers(0, 60000), system=maybe),
+    "User": st.builds(User, user=names, groups=st.lists(names).map(tuple), exact_groups=maybe),
+    "Netplan": st.builds(
+        Netplan,
+        path=names.map(lambda n: f"/etc/netplan/{n}.yaml"),
+        content=text,
+        addresses=mappings,
+        mtu=st.sampled_from([1500, 9000]),
+    ),
+    "AuthorizedKey": st.builds(AuthorizedKey, user=names, key=st.just(public_key())),
+    "Image": st.builds(Image, ref=names, archive=st.none() | paths),
+    "Container": st.builds(
+        Container,
+        container=names,
+        image=names,
+        command=words,
+        env=mappings,
+        secret_files=st.dictionaries(paths, text.map(Secret), max_size=2),
+        ulimits=st.dictionaries(names, st.one_of(st.integers(-1, 99), names)),
+        init=maybe,
+    ),
+}
+
+
+def by_id(resource: Resource) -> Resource:
+    """With other resources named by their ids, as they are after the wire."""
+    return dataclasses.replace(
+        resource,
+        **{
+            f.name: ids(getattr(resource, f.name))
+            for f in dataclasses.fields(resource)
+            if f.name in ("when_changed", "restart_when")
+        },
+    )
+
+
+def test_every_resource_is_tested_here():
+    public = {n for n in resources.__all__ if n in REGISTRY}
+    assert set(ANY) == public
+
+
+@pytest.mark.parametrize("kind", sorted(ANY))
+def test_wire_round_trip(kind):
+    @given(ANY[kind])
+    @settings(max_examples=60)
+    def check(resource):
+        back = from_wire(json.loads(json.dumps(to_wire(resource))))
+        assert back == by_id(resource)
+        assert back.id == resource.id
+        assert back.triggers() == resource.triggers()
+        assert back.provides() == resource.provides()
+        assert back.desired() == resource.desired()
+        assert differences(resource.desired(), back.desired()) == {}
+        json.dumps(resource.desired())
+        for item in dataclasses.fields(resource):
+            assert type(getattr(back, item.name)) is type(getattr(by_id(resource), item.name))
+
+    check()
+
+
+@given(st.text(min_size=1, max_size=20).map(Secret))
+def test_secrets_stay_secrets(secret):
+    file = from_wire(to_wire(File("/a/b", content=secret)))
+    assert isinstance(file.content, Secret)
+    assert repr(file) == repr(File("/a/b", content=Secret("other")))
+    container = Container("ab", "cd", secret_files={"/k": secret})
+    assert isinstance(from_wire(to_wire(container)).secret_files["/k"], Secret)
+
+
+@pytest.mark.parametrize("document", [{}, {"type": "Nothing"}, {"type": None}])
+def test_unknown_types_are_refused(document):
+    with pytest.raises(InvalidResource, match="no resource of type"):
+        from_wire(document)
+
+
+raw = st.binary(max_size=60).map(lambda b: b.replace(b"\0", b"\n"))
+wanted = st.text("ab= ", min_size=1, max_size=6)
+
+
+@given(raw, wanted, st.sampled_from([None, "^a", "b"]), st.sampled_from(["present", "absent"]))
+@settings(max_examples=200, deadline=None)
+def test_line_is_idempotent_and_keeps_the_others(before, line, match, state):
+    try:
+        resource = Line("/f", line=line, match=match, state=state)
+    except InvalidResource:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        host = Host(root=Path(folder))
+        file = host.path("/f")
+        file.write_bytes(before)
+        if not differences(resource.observe(host), resource.desired()):
+            return
+        resource.converge(host, resource.observe(host))
+        after = file.read_bytes()
+        assert not differences(resource.observe(host), resource.desired())
+        resource.converge(host, resource.observe(host))
+        assert file.read_bytes() == after
+
+    def others(data):
+        content = data.decode(errors="surrogateescape")
+        lines = content.removesuffix("\n").split("\n") if content else []
+        return [text for text in lines if not resource._matches(text)]
+
+    assert others(after) == others(before)
