@@ -156,7 +156,8 @@ def start(
         ray_port=recipe.ray.port,
         api_key=endpoint.api_key,
     )
-    if ray(play, nodes, play.role("ray", **common, **recipe.ray.model_dump())):
+    anew = ray(play, nodes, play.role("ray", **common, **recipe.ray.model_dump()))
+    if anew and not play.check:
         # A server that was started with another Ray cluster never finds this one.
         play.apply(nodes[0], [Container(SERVER, state="absent")])
     if tp > 1 and not play.check:
@@ -167,11 +168,12 @@ def start(
 def ray(play: Play, nodes: list[Spark], role: RoleCall) -> bool:
     """The head before the workers; whether anything was changed."""
     head = play.apply(nodes[0], role)
-    if head.changed and not play.check and nodes[1:]:
+    anew = f"Container:{RAY}" in head.changes(nodes[0].name)
+    if anew and not play.check and nodes[1:]:
         # Workers of an earlier head do not follow to a new one.
-        play.apply(nodes[1:], [Container(RAY, state="absent")])
+        play.apply(nodes[1:], [Container(RAY, state="absent", stop_timeout_s=2)])
     workers = play.apply(nodes[1:], role)
-    return head.changed or workers.changed
+    return anew or workers.changed
 
 
 def engine_settings(recipe: Recipe, tp: int, endpoint: Endpoint) -> dict[str, Any]:

@@ -41,8 +41,9 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
     if node.is_head:
         start += ["--head", f"--port={settings.port}", "--dashboard-host=127.0.0.1"]
         start += [f"--dashboard-port={settings.dashboard_port}"]
-        yield Directory(RAY_HOME, mode=0o755)
+        yield Directory(RAY_HOME)  # Ray sets the mode itself
     else:
         start.append(f"--address={head}:{settings.port}")
     mounts = (f"{RAY_HOME}:/tmp/ray",) if node.is_head else ()  # noqa: S108  (in the container)
-    yield container(node, RAY, tuple(start), settings, mounts=mounts)
+    # `ray start --block` does not end on SIGTERM, and nothing of it is worth waiting for.
+    yield container(node, RAY, tuple(start), settings, mounts=mounts, stop_timeout_s=2)

@@ -38,11 +38,15 @@ def boot(stream: "BinaryIO") -> None:
     if head is None or first is None:
         return
     head = json.loads(head)
+    held = [first]
     folder = os.path.join(os.path.expanduser(head["folder"]), head["sha256"])
     if not os.path.isdir(folder):
         say({"event": "need_code"})
         code = frame()
-        if code is None or hashlib.sha256(code).hexdigest() != head["sha256"]:
+        while code is not None and hashlib.sha256(code).hexdigest() != head["sha256"]:
+            held.append(code)  # requests that were sent together with the first
+            code = frame()
+        if code is None:
             return
         beside = "%s.%d" % (folder, os.getpid())
         try:
@@ -61,4 +65,4 @@ def boot(stream: "BinaryIO") -> None:
     sys.path.insert(0, folder)
     from spark_cluster.agent.main import main
 
-    main(stream, json.loads(first), head["root"])
+    main(stream, [json.loads(request) for request in held], head["root"])

@@ -70,15 +70,15 @@ class Agent:
         self._workers: list[threading.Thread] = []
         self._blobs: dict[tuple[int, str], queue.Queue[bytes]] = {}
 
-    def serve(self, first: dict[str, Any] | None) -> None:
+    def serve(self, first: list[dict[str, Any]]) -> None:
         """Serve until the stream ends; what must finish (apt) is waited for."""
         threading.Thread(target=self._stay_alive, daemon=True).start()
-        message = first
         try:
-            while message is not None:
-                self.heard = time.monotonic()
+            for message in first:
                 self._take(message)
-                message = frames.read(self.stream)
+            while (request := frames.read(self.stream)) is not None:
+                self.heard = time.monotonic()
+                self._take(request)
         except (OSError, ValueError):
             pass  # a torn stream ends the agent as an ended one does
         self.node.processes.cancel()
@@ -141,7 +141,7 @@ def _secrets(value: Any) -> set[str]:
     return set()
 
 
-def main(stream: frames.Reader, first: dict[str, Any] | None, root: str = "/") -> None:
+def main(stream: frames.Reader, first: list[dict[str, Any]], root: str = "/") -> None:
     """Serve on standard input and a private copy of standard output.
 
     Whatever else in this process writes to standard output goes to standard error, so that it
