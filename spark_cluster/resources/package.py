@@ -6,7 +6,6 @@ import difflib
 import re
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.resources.base import InvalidResource, Resource, ResourceError, State
@@ -25,9 +24,8 @@ _OPTIONS = (
 _SHOW = "${Package}\\t${Architecture}\\t${db:Status-Abbrev}\\t${Version}\\n"
 _STATES = {"i": "present", "U": "unpacked", "F": "half-configured", "H": "half-installed"}
 
-_LOCKED = re.compile(
-    r"Could not get lock (\S+?)\.?(?: It is held by process (\d+) \(([^)]*)\))?$", re.M
-)
+_LOCKED = re.compile(r"^E: (?:Could not get lock|Unable to acquire|Unable to lock) .*$", re.M)
+_HOLDER = re.compile(r"Could not get lock (\S+?)\. It is held by process (\d+) \(([^)]*)\)")
 _OFFLINE = "check the node's network, DNS and proxy (`apt-get update` on the node tells more)"
 _WHY = (
     (
@@ -243,17 +241,23 @@ def _apt(host: Host, *arguments: str) -> Completed:
 
     apt itself waits for dpkg's lock, but not for that of its lists: that is waited for here.
     """
+    told: set[str] = set()
+
+    def heard(line: str) -> None:
+        holder = _holder(line)
+        if holder and holder not in told:
+            told.add(holder)
+            host.progress(f"waiting for {holder}")
 
     def run() -> Completed:
         argv = ("apt-get", *_OPTIONS, *arguments)
-        return host.run(argv, env=_ENV, timeout=APT_S, must_finish=True)
+        return host.run(argv, env=_ENV, timeout=APT_S, must_finish=True, heard=heard)
 
     until = time.monotonic() + LOCK_WAIT_S
     done = run()
-    while (lock := _LOCKED.search(done.stderr)) and time.monotonic() < until:
+    while _LOCKED.search(done.stderr) and time.monotonic() < until:
         if host.processes.cancelled.is_set():
             break
-        host.progress(f"waiting for {_holder(lock)}")
         time.sleep(2)
         done = run()
     if "dpkg --configure -a" in done.stderr:
@@ -266,11 +270,10 @@ def _apt(host: Host, *arguments: str) -> Completed:
     return done
 
 
-def _holder(lock: re.Match[str]) -> str:
-    name = Path(lock[1]).name
-    return (
-        f"{lock[3]} (process {lock[2]}), which holds {name}" if lock[2] else f"the lock {lock[1]}"
-    )
+def _holder(text: str) -> str:
+    """Who holds a lock, as apt says it; empty when it does not."""
+    found = _HOLDER.search(text)
+    return f"{found[3]} (process {found[2]}), which holds {found[1]}" if found else ""
 
 
 def _explained(done: Completed, doing: str) -> None:
@@ -279,8 +282,9 @@ def _explained(done: Completed, doing: str) -> None:
         return
     lock = _LOCKED.search(done.stderr)
     if lock:
+        holder = _holder(done.stdout + done.stderr) or f"a lock: {lock[0][3:]}"
         raise ResourceError(
-            f"{doing}: waited {LOCK_WAIT_S:.0f} s in vain for {_holder(lock)}",
+            f"{doing}: waited {LOCK_WAIT_S:.0f} s in vain for {holder}",
             "let it finish (a fresh machine updates itself for some minutes), then run again",
         )
     for pattern, why, hint in _WHY:
