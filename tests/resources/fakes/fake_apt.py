@@ -10,11 +10,9 @@ from typing import Any
 
 from common import Refuse, options
 
-LOCK = (
-    "E: Could not get lock {}. It is held by process 812 (unattended-upgr)\n"
-    "E: Unable to acquire the dpkg frontend lock (/var/lib/dpkg/lock-frontend), is another process"
-    " using it?"
-)
+GET = "Could not get lock {}. It is held by process 812 (unattended-upgr)"
+FRONTEND = "/var/lib/dpkg/lock-frontend"
+LISTS = "/var/lib/apt/lists/lock"
 
 
 def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> None:
@@ -82,8 +80,12 @@ def apt_get(state: dict[str, Any], root: Path, argv: list[str]) -> None:
         )
     if state.get("locked", 0) > 0:
         state["locked"] -= 1
-        file = "/var/lib/apt/lists/lock" if action == "update" else "/var/lib/dpkg/lock-frontend"
-        raise Refuse(100, LOCK.format(file))
+        if action == "update":
+            said = f"E: {GET.format(LISTS)}\nE: Unable to lock directory /var/lib/apt/lists/"
+        else:
+            print(f"Waiting for cache lock: {GET.format(FRONTEND)}...\n" * 2)
+            said = f"E: Unable to acquire the dpkg frontend lock ({FRONTEND}), is another process"
+        raise Refuse(100, said)
     {"update": update, "install": install, "remove": remove}[action](state, root, more, names)
 
 
