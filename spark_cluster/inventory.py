@@ -8,20 +8,20 @@ from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from spark_cluster import patterns
 from spark_cluster.errors import InvalidFile
-from spark_cluster.inventory_checks import FIRST_HOST, check
-from spark_cluster.inventory_file import (
+from spark_cluster.settings import merged
+from spark_cluster.userfiles import patterns
+from spark_cluster.userfiles.inventory_checks import FIRST_HOST, check
+from spark_cluster.userfiles.inventory_file import (
     BecomeEntry,
     FabricInterface,
     InventoryFile,
     NodeEntry,
     ServeEntry,
 )
-from spark_cluster.schema import validate
-from spark_cluster.secret import Secret
-from spark_cluster.settings import merged
-from spark_cluster.yamlfile import Key, Sourced, load, shown
+from spark_cluster.userfiles.schema import validate
+from spark_cluster.userfiles.secret import Secret
+from spark_cluster.userfiles.yamlfile import Key, Sourced, load, shown
 
 if TYPE_CHECKING:
     from spark_cluster.project import Project

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from spark_cluster.errors import Refused
-from spark_cluster.fields import NodePath, Port, Word
-from spark_cluster.schema import Schema, validate
-from spark_cluster.yamlfile import Problem, described, load
+from spark_cluster.userfiles.fields import NodePath, Port, Word
+from spark_cluster.userfiles.schema import Schema, validate
+from spark_cluster.userfiles.yamlfile import Problem, described, load
 
 if TYPE_CHECKING:
     from spark_cluster.project import Project

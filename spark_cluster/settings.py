@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spark_cluster.yamlfile import Key, Origin, Sourced
+from spark_cluster.userfiles.yamlfile import Key, Origin, Sourced
 
 
 def merged(source: Sourced, keys: Sequence[Key]) -> Sourced:

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from spark_cluster import patterns
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.inventory import fabric_addresses, load_inventory, read_inventory
 from spark_cluster.project import Project
-from spark_cluster.schema import validate
+from spark_cluster.userfiles import patterns
+from spark_cluster.userfiles.schema import validate
 
 TWO = """\
 ssh: {user: nvidia, identity_file: keys/id, known_hosts: ~/kh}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spark_cluster.errors import InvalidFile, Refused
 from spark_cluster.project import Project
 from spark_cluster.recipe import Recipe, load_recipe
-from spark_cluster.schema import parse
+from spark_cluster.userfiles.schema import parse
 
 BASE = """\
 name: r

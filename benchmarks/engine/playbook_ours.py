@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.engine import work
 from spark_cluster.engine.play import Play
+from spark_cluster.project.template import render
 from spark_cluster.resources.base import Resource
 from spark_cluster.resources.command import Command
 from spark_cluster.resources.directory import Directory
@@ -15,7 +16,6 @@ from spark_cluster.resources.file import File
 from spark_cluster.resources.group import Group
 from spark_cluster.resources.line import Line
 from spark_cluster.resources.user import User
-from spark_cluster.template import render
 
 SOURCES = "ENGINE_BENCHMARK_SOURCES"
 """The environment variable that says where the files to copy and render are."""

@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field
 
 from spark_cluster.cluster import Spark
 from spark_cluster.errors import Failed
+from spark_cluster.project.template import render
 from spark_cluster.resources import Netplan
-from spark_cluster.template import render
 
 TEMPLATES = Path(__file__).parent / "templates"
 

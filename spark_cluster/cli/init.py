@@ -36,8 +36,8 @@ def command(
     yes: bool,
 ) -> None:
     """Write a commented inventory.yaml for one or more Sparks into the project folder."""
-    from spark_cluster.new_inventory import DEFAULT_RECIPE, Answers, write
     from spark_cluster.project import Project
+    from spark_cluster.userfiles.new_inventory import DEFAULT_RECIPE, Answers, write
 
     folder = getattr(ctx.obj, "project_folder", None)
     project = Project(Path(folder) if folder else None)

@@ -12,7 +12,7 @@ from spark_cluster.errors import Failed, SparkClusterError, UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.engine.play import Options, Play
-    from spark_cluster.playbook import Playbook
+    from spark_cluster.project.playbook import Playbook
 
 
 @click.command()
@@ -68,7 +68,7 @@ def _run(playbook: Playbook, play: Play) -> object:
     except SparkClusterError:
         raise
     except Exception as error:  # noqa: BLE001  (a playbook is the user's code: say where it broke)
-        from spark_cluster.extension import where_raised
+        from spark_cluster.project.extension import where_raised
 
         raise Failed(
             f"the playbook raised {type(error).__name__}: {error}",

@@ -30,7 +30,7 @@ from spark_cluster.resources.base import InvalidResource, Resource
 if TYPE_CHECKING:
     from spark_cluster.inventory import Inventory
     from spark_cluster.project import Project
-    from spark_cluster.role import Role
+    from spark_cluster.project.role import Role
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.suggest import did_you_mean
-from spark_cluster.yamlfile import shown
+from spark_cluster.userfiles.suggest import did_you_mean
+from spark_cluster.userfiles.yamlfile import shown
 
 if TYPE_CHECKING:
-    from spark_cluster.playbook import Playbook
-    from spark_cluster.role import Role
+    from spark_cluster.project.playbook import Playbook
+    from spark_cluster.project.role import Role
 
 Kind = Literal["inventories", "playbooks", "roles", "recipes"]
 
@@ -34,7 +34,7 @@ _SUFFIXES = {
 
 def shipped_folder() -> Path:
     """The folder with what comes with the program: in the wheel, or the checkout's root."""
-    package = Path(__file__).parent
+    package = Path(__file__).parent.parent
     packed = package / "_shipped"
     return packed if packed.is_dir() else package.parent
 
@@ -107,7 +107,7 @@ class Project:
             UsageError: there is no such role.
             InvalidFile: its code is wrong, with the line.
         """
-        from spark_cluster.role import load_role
+        from spark_cluster.project.role import load_role
 
         if name not in self._roles:
             self._roles[name] = load_role(name, self.find("roles", name))
@@ -120,7 +120,7 @@ class Project:
             UsageError: there is no such playbook.
             InvalidFile: its code is wrong, with the line.
         """
-        from spark_cluster.playbook import load_playbook
+        from spark_cluster.project.playbook import load_playbook
 
         return load_playbook(self.resolve("playbooks", name))
 

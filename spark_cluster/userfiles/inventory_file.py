@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from spark_cluster.fields import Address, HostName, Jump, Port, Subnet, UserName, Word
-from spark_cluster.schema import Schema
-from spark_cluster.secret import OptionalSecret
+from spark_cluster.userfiles.fields import Address, HostName, Jump, Port, Subnet, UserName, Word
+from spark_cluster.userfiles.schema import Schema
+from spark_cluster.userfiles.secret import OptionalSecret
 
 NodeRole = Literal["head", "worker"]
 RoleSettings = dict[Word, dict[str, Any]]

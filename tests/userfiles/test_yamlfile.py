@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_cluster.errors import InvalidFile
-from spark_cluster.yamlfile import Sourced, dotted, load, shown
+from spark_cluster.userfiles.yamlfile import Sourced, dotted, load, shown
 
 
 def write(folder: Path, text: str | bytes) -> Path:
@@ -130,7 +130,7 @@ def test_a_line_that_may_hold_a_secret_is_not_shown(tmp_path: Path) -> None:
 
 def test_problems_in_file_order_with_the_nearest_place(tmp_path: Path) -> None:
     source = load(write(tmp_path, "b: 1\na:\n  c: 2\n"))
-    from spark_cluster.yamlfile import Problem
+    from spark_cluster.userfiles.yamlfile import Problem
 
     text = str(source.invalid([Problem(("a", "c", "d"), "bad"), Problem(("b",), "worse")]))
     name = shown(source.path)

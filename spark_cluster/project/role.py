@@ -12,10 +12,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.extension import load_module
 from spark_cluster.inventory import Node
-from spark_cluster.schema import parse, problems_of
-from spark_cluster.yamlfile import dotted, shown
+from spark_cluster.project.extension import load_module
+from spark_cluster.userfiles.schema import parse, problems_of
+from spark_cluster.userfiles.yamlfile import dotted, shown
 
 RoleFunction = Callable[..., Iterator[Any]]
 

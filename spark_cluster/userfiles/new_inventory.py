@@ -10,10 +10,10 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.fields import is_ip
 from spark_cluster.inventory import Inventory, read_inventory
 from spark_cluster.project import Project
-from spark_cluster.template import render
+from spark_cluster.project.template import render
+from spark_cluster.userfiles.fields import is_ip
 
 DEFAULT_RECIPE = "gemma4-31b-nvfp4"
 

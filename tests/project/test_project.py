@@ -10,7 +10,7 @@ import pytest
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.inventory import read_inventory
 from spark_cluster.project import Project, shipped_folder
-from spark_cluster.template import render
+from spark_cluster.project.template import render
 
 GOOD_ROLE = """\
 from __future__ import annotations

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.errors import InvalidFile
-from spark_cluster.extension import load_module
-from spark_cluster.yamlfile import shown
+from spark_cluster.project.extension import load_module
+from spark_cluster.userfiles.yamlfile import shown
 
 
 @dataclass(frozen=True, slots=True)

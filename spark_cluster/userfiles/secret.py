@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from spark_cluster.errors import UsageError
-from spark_cluster.fields import EnvName
-from spark_cluster.schema import Schema
+from spark_cluster.userfiles.fields import EnvName
+from spark_cluster.userfiles.schema import Schema
 
 _ADVICE = "expected {env: NAME} or {file: PATH}"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from spark_cluster.errors import UsageError
-from spark_cluster.suggest import did_you_mean
+from spark_cluster.userfiles.suggest import did_you_mean
 
 GRAMMAR = "NAME, GROUP or GLOB, joined by ',' or ':'; !X leaves X out, &X keeps only what is in X"
 

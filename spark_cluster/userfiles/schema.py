@@ -13,8 +13,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, to_json
 
-from spark_cluster.suggest import did_you_mean, nearest
-from spark_cluster.yamlfile import Key, Problem, Sourced, described
+from spark_cluster.userfiles.suggest import did_you_mean, nearest
+from spark_cluster.userfiles.yamlfile import Key, Problem, Sourced, described
 
 M = TypeVar("M", bound=BaseModel)
 

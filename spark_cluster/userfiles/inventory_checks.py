@@ -6,10 +6,10 @@ import ipaddress
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
-from spark_cluster.fields import is_ip
-from spark_cluster.inventory_file import InventoryFile
-from spark_cluster.suggest import did_you_mean
-from spark_cluster.yamlfile import Key, Problem
+from spark_cluster.userfiles.fields import is_ip
+from spark_cluster.userfiles.inventory_file import InventoryFile
+from spark_cluster.userfiles.suggest import did_you_mean
+from spark_cluster.userfiles.yamlfile import Key, Problem
 
 FIRST_HOST = 11
 """Host part of the first node's link address, where `fabric: detect` chooses it."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.errors import InvalidFile
-from spark_cluster.extension import where_raised
-from spark_cluster.suggest import did_you_mean
-from spark_cluster.yamlfile import shown
+from spark_cluster.project.extension import where_raised
+from spark_cluster.userfiles.suggest import did_you_mean
+from spark_cluster.userfiles.yamlfile import shown
 
 if TYPE_CHECKING:
     from jinja2 import Environment

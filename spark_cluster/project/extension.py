@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from spark_cluster.errors import InvalidFile, SparkClusterError
-from spark_cluster.yamlfile import shown
+from spark_cluster.userfiles.yamlfile import shown
 
 
 def load_module(path: Path, name: str, what: str) -> ModuleType:
