@@ -42,7 +42,8 @@ def main(play: Play, *, recipe: Recipe, tp: int) -> Served | None:
     with play.stage("verify"):
         answer = readiness.ask(play, endpoint, recipe.probe)
         now = vram.sample({n.name: play.session(n) for n in play.nodes})
-    return Served(endpoint, recipe.name, tp, answer, before, peak, now, versions(play, endpoint))
+        found = versions(play, endpoint, recipe.ray.dashboard_port if tp > 1 else None)
+    return Served(endpoint, recipe.name, tp, answer, before, peak, now, found)
 
 
 def plan_nodes(play: Play, recipe: Recipe, tp: int) -> tuple[list[Spark], list[Spark]]:

@@ -157,7 +157,7 @@ def main() -> NoReturn:
 
 
 def _show(error: SparkClusterError, *, as_json: bool) -> None:
-    if as_json and not getattr(error, "told", False):
+    if as_json:
         _print_json_error(error.message, error.where, error.hint)
     where = f"{error.where}: " if error.where else ""
     click.echo(click.style("error: ", fg="red", bold=True) + where + error.message, err=True)

@@ -171,6 +171,27 @@ def fingerprint(key: paramiko.PKey) -> str:
 
 
 def _connect(target: Target) -> fabric.Connection:
+    connection = hops_to(target)[0]
+    dial(connection, target)
+    return connection
+
+
+def dial(connection: fabric.Connection, target: Target) -> None:
+    """Open a connection of `hops_to`, and those that it goes through.
+
+    Raises:
+        Unreachable: with the reason, and what to do about it.
+    """
+    last = connection
+    while last.gateway and not isinstance(last.gateway, str):
+        last = last.gateway
+    if not last.gateway:  # the one that opens a real socket
+        last.connect_kwargs["sock"] = tcp(last.host, last.port, target)
+    _open(connection, target)
+
+
+def hops_to(target: Target) -> list[fabric.Connection]:
+    """The connection to a node, not opened, and after it the jump hosts that it goes through."""
     import fabric
 
     config = fabric.Config()
@@ -192,10 +213,7 @@ def _connect(target: Target) -> fabric.Connection:
         hops.append(hops[-1].gateway)
     for hop in hops:
         _prepare(hop, target)
-    if not hops[-1].gateway:  # the one that opens a real socket
-        hops[-1].connect_kwargs["sock"] = _socket(hops[-1].host, hops[-1].port, target)
-    _open(connection, target)
-    return connection
+    return hops
 
 
 def _jump(target: Target, config: fabric.Config) -> fabric.Connection | None:
@@ -261,7 +279,12 @@ class _UnknownHostKey(Exception):
         self.key = key
 
 
-def _socket(host: str, port: int, target: Target) -> socket.socket:
+def tcp(host: str, port: int, target: Target) -> socket.socket:
+    """A TCP connection that does not wait to send, and notices a dead peer.
+
+    Raises:
+        Unreachable: no such name, refused, no answer.
+    """
     where = f"{host}:{port}"
     try:
         sock = socket.create_connection((host, port), timeout=target.connect_timeout_s)

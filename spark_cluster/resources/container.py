@@ -307,6 +307,8 @@ class Container(Resource):
         """It ended at once: end its restarts too, and say what it said."""
         log = docker(host, "logs", "--tail", "20", self.container)
         docker(host, "stop", "-t", "0", self.container)
+        if found["state"] == "running":  # again: how it ended is known only now
+            found = _told(inspect(host, "container", self.container))
         lines = (log.stdout + log.stderr).strip().splitlines()[-20:]
         said = "".join(f"\n    {line}" for line in lines) or " (nothing)"
         status = f" with status {found['exit_code']}" if "exit_code" in found else ""

@@ -122,6 +122,8 @@ class Service(Resource):
         done = host.run(("systemctl", action, self._full), timeout=self.timeout_s)
         if done.status != 0:
             raise self._did_not(host, action, done.stderr.strip())
+        for line in done.stderr.splitlines():  # e.g. that its socket will start it again
+            host.progress(line)
         if action != "stop" and self.running:
             self._stays(host, action)
 

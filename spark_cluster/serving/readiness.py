@@ -9,6 +9,7 @@ from typing import Any
 
 from spark_cluster.engine.events import Progress
 from spark_cluster.engine.play import Play
+from spark_cluster.engine.session import Session
 from spark_cluster.errors import Failed, VerificationFailed
 from spark_cluster.recipe import Probe
 from spark_cluster.serving import logs, vram
@@ -120,28 +121,16 @@ def ask(play: Play, endpoint: Endpoint, probe: Probe) -> str:
     Raises:
         VerificationFailed: no answer, or a wrong one.
     """
-    body = {
-        "model": endpoint.model,
-        "messages": [{"role": "user", "content": probe.question}],
-        "max_tokens": probe.max_tokens,
-        "temperature": 0,
-    }
-    answer = play.session(play.head).http(
-        endpoint.path("/v1/chat/completions"),
-        method="POST",
-        headers=endpoint.headers,
-        body=json.dumps(body),
-        timeout=120,
-    )
-    if answer.status != 200:
+    said = ask_once(play.session(play.head), endpoint, probe, timeout=120)
+    if said.status != 200:
         fault = logs.first_error(_logs(play, SERVER) | _logs(play, RAY))
-        cause = fault.text if fault else answer.reason or answer.body[:300]
+        cause = fault.text if fault else said.why
         raise VerificationFailed(
-            f"/health is fine, but a completion is not (status {answer.status}): {cause}",
+            f"/health is fine, but a completion is not (status {said.status}): {cause}",
             where=fault.where if fault else play.head.name,
             hint="spark-cluster logs shows more",
         )
-    text = _text(answer.body)
+    text = said.text
     if probe.expect.lower() not in text.lower():
         raise VerificationFailed(
             f"asked {probe.question!r}, the model says {text!r}; expected {probe.expect!r}",
@@ -150,6 +139,35 @@ def ask(play: Play, endpoint: Endpoint, probe: Probe) -> str:
             "the recipe's `probe` says what is asked",
         )
     return text
+
+
+@dataclass(frozen=True)
+class Said:
+    """A completion: HTTP status (0 without an answer), its text, or why there is none."""
+
+    status: int
+    text: str = ""
+    why: str = ""
+
+
+def ask_once(session: Session, endpoint: Endpoint, probe: Probe, *, timeout: float) -> Said:
+    """The probe's question to the endpoint, from the node of `session`, within `timeout` seconds."""
+    body = {
+        "model": endpoint.model,
+        "messages": [{"role": "user", "content": probe.question}],
+        "max_tokens": probe.max_tokens,
+        "temperature": 0,
+    }
+    answer = session.http(
+        endpoint.path("/v1/chat/completions"),
+        method="POST",
+        headers=endpoint.headers,
+        body=json.dumps(body),
+        timeout=timeout,
+    )
+    if answer.status != 200:
+        return Said(answer.status, why=answer.reason or answer.body[:300])
+    return Said(200, _text(answer.body))
 
 
 @dataclass(frozen=True)

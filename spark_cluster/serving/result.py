@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_cluster.engine.play import Play
+from spark_cluster.engine.session import Answer
 from spark_cluster.serving.engine import SERVER
 from spark_cluster.serving.readiness import Endpoint
 from spark_cluster.serving.vram import NodeVram
@@ -47,16 +48,20 @@ class Served:
         }
 
 
-def versions(play: Play, endpoint: Endpoint) -> dict[str, str]:
-    """What runs: vLLM by its own endpoint, Ray from its container, the rest from the facts."""
+def versions(play: Play, endpoint: Endpoint, dashboard: int | None) -> dict[str, str]:
+    """What runs: vLLM and Ray as they say themselves, the rest from the facts.
+
+    Args:
+        dashboard: port of Ray's dashboard on the head's loopback; None without Ray.
+    """
     session = play.session(play.head)
     answer = session.http(endpoint.path("/version"), headers=endpoint.headers)
-    ray = session.run(["docker", "exec", SERVER, "ray", "--version"], timeout=30)
+    ray = session.http(f"http://127.0.0.1:{dashboard}/api/version") if dashboard else None
     image = session.run(["docker", "container", "inspect", "-f", "{{.Image}}", SERVER])
     facts = play.head.facts
     found = {
-        "vllm": _version(answer.body) if answer.status == 200 else "",
-        "ray": ray.stdout.strip().rpartition(" ")[2] if ray.status == 0 else "",
+        "vllm": _field(answer, "version"),
+        "ray": _field(ray, "ray_version"),
         "image": image.stdout.strip(),
         "docker": facts.docker or "",
         "driver": facts.gpu.driver if facts.gpu else "",
@@ -66,8 +71,10 @@ def versions(play: Play, endpoint: Endpoint) -> dict[str, str]:
     return {name: version for name, version in found.items() if version}
 
 
-def _version(body: str) -> str:
+def _field(answer: Answer | None, name: str) -> str:
+    if answer is None or answer.status != 200:
+        return ""
     try:
-        return str(json.loads(body)["version"])
+        return str(json.loads(answer.body)[name])
     except (ValueError, LookupError, TypeError):
         return ""

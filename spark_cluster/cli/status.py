@@ -1,0 +1,85 @@
+"""`status`: what serves, and what is wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App
+
+if TYPE_CHECKING:
+    from spark_cluster.recipe import Probe
+    from spark_cluster.serving.state import Status
+
+STYLES = {
+    "serving": "green",
+    "starting": "yellow",
+    "degraded": "yellow",
+    "failed": "red",
+    "stopped": "dim",
+}
+
+
+@click.command()
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Says what serves and what is wrong: containers, Ray, health, and a real completion.
+
+    Exit status 5 when the state is failed or degraded, 3 when no node can be reached.
+    """
+    from spark_cluster.engine.connections import ask_secret
+    from spark_cluster.engine.play import Options
+    from spark_cluster.serving import state
+
+    app: App = ctx.obj
+    serve = app.inventory.serve
+    key = serve.api_key.read("the API key", ask_secret()) if serve.api_key else None
+    with app.play("status", app.nodes, Options(), change=False) as run:
+        found = state.status(run.open(must=False), key, _probe(app))
+        run.finish()
+    if app.as_json:
+        app.print_json(found.document())
+    else:
+        _show(app, found)
+    if found.state in ("failed", "degraded"):
+        ctx.exit(5)
+
+
+def _probe(app: App) -> Probe:
+    from spark_cluster.recipe import Recipe, load_recipe
+
+    name = app.inventory.serve.recipe
+    if name is None:
+        usual: Probe = Recipe.model_fields["probe"].default
+        return usual
+    return load_recipe(name, app.project).probe
+
+
+def _show(app: App, found: Status) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = app.console
+    console.print(f"[bold {STYLES[found.state]}]{found.state}[/]", end="")
+    if found.model:
+        console.print(f"  {found.model} at {found.endpoint}  [dim]tp {found.tp}[/]", end="")
+    console.print()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("node", "container", "state", "restarts"):
+        table.add_column(title)
+    for node in found.nodes:
+        if not node.reachable:
+            table.add_row(node.name, "", "[red]unreachable[/]", "")
+        for name, container in node.containers.items():
+            if container.status != "absent":
+                table.add_row(node.name, name, container.status, str(container.restarts))
+    if table.row_count:
+        console.print(table)
+    if found.ray:
+        gpus = sum(node.gpus for node in found.ray)
+        console.print(f"[dim]Ray: {len(found.ray)} nodes, {gpus:g} GPUs[/]")
+    for problem in found.problems:
+        console.print(f"[red]✘[/] {escape(problem)}", soft_wrap=True)
+    if found.problems:
+        console.print("[cyan]spark-cluster up repairs it; spark-cluster logs shows more[/]")

@@ -1,0 +1,155 @@
+"""Host keys: what a node shows, what is known of it, and writing down what the user accepts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spark_cluster.engine.transport import Target, dial, fingerprint, hops_to, tcp
+from spark_cluster.errors import Failed, Unreachable
+
+if TYPE_CHECKING:
+    import paramiko
+
+USER_FILE = Path("~/.ssh/known_hosts")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The key that a node shows.
+
+    Attributes:
+        node: its name in the inventory.
+        host: as known_hosts names it: `host`, or `[host]:port` beside port 22.
+        kind: e.g. `ssh-ed25519`.
+        fingerprint: as `ssh-keygen -l` prints it.
+        line: for known_hosts.
+        known: the fingerprint that is known instead; the same when it is trusted already; None
+            when the host is new.
+    """
+
+    node: str
+    host: str
+    kind: str
+    fingerprint: str
+    line: str
+    known: str | None
+
+    @property
+    def verdict(self) -> str:
+        """`new`, `trusted` or `changed`."""
+        if self.known is None:
+            return "new"
+        return "trusted" if self.known == self.fingerprint else "changed"
+
+
+def show(target: Target) -> Shown:
+    """Ask a node for its host key; nothing is sent to it that it could misuse.
+
+    Raises:
+        Unreachable: it does not answer, or speaks no SSH.
+    """
+    import paramiko
+
+    with contextlib.ExitStack() as stack:
+        host, port, sock = _reach(target, stack)
+        transport = paramiko.Transport(sock)
+        stack.callback(transport.close)
+        transport.banner_timeout = target.connect_timeout_s
+        known = _known(target, _name(host, port))
+        if known:  # what is known of a host decides which of its keys is asked for
+            security = transport.get_security_options()
+            kinds = [k for k in security.key_types if k in known]
+            security.key_types = (*kinds, *(k for k in security.key_types if k not in kinds))
+        try:
+            transport.start_client(timeout=target.connect_timeout_s)
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise Unreachable(f"SSH failed: {error or 'cut'}", where=target.name) from None
+        key = transport.get_remote_server_key()
+    name = _name(host, port)
+    old = known.get(key.get_name())
+    return Shown(
+        target.name,
+        name,
+        key.get_name(),
+        fingerprint(key),
+        f"{name} {key.get_name()} {key.get_base64()}",
+        fingerprint(old) if old is not None else None,
+    )
+
+
+def file_of(target: Target) -> Path:
+    """The known_hosts file that is written for a node: the inventory's, or the user's own."""
+    return target.known_hosts or USER_FILE.expanduser()
+
+
+def write(path: Path, accepted: Iterable[Shown]) -> None:
+    """Add accepted keys; older plain lines of the same host and kind go. Written beside, renamed.
+
+    Raises:
+        Failed: the file cannot be written.
+    """
+    keys = list(accepted)
+    replaced = {(key.host, key.kind) for key in keys}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        old = path.read_text().splitlines() if path.exists() else []
+        kept = [line for line in old if not _is_of(line, replaced)]
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as out:
+            out.write("".join(f"{line}\n" for line in [*kept, *(key.line for key in keys)]))
+        beside.replace(path)
+    except OSError as error:
+        raise Failed(f"cannot be written: {error.strerror}", where=str(path)) from None
+
+
+def _is_of(line: str, keys: set[tuple[str, str]]) -> bool:
+    import paramiko
+
+    words = line.split()
+    if len(words) < 3 or words[0].startswith("@"):
+        return False
+    hosts = words[0].split(",")
+    for host, kind in keys:
+        if kind != words[1]:
+            continue
+        if host in hosts:
+            return True
+        hashed = words[0].startswith("|1|")
+        if hashed and paramiko.HostKeys.hash_host(host, words[0]) == words[0]:
+            return True
+    return False
+
+
+def _reach(target: Target, stack: contextlib.ExitStack) -> tuple[str, int, socket.socket]:
+    """Host, port and a connection, through the jump hosts (whose keys must be known already)."""
+    connection = hops_to(target)[0]
+    host, port = str(connection.host), int(connection.port)
+    if connection.gateway:
+        if not isinstance(connection.gateway, str):
+            dial(connection.gateway, target)
+            stack.callback(connection.gateway.close)
+        return host, port, connection.open_gateway()
+    sock = tcp(host, port, target)
+    stack.callback(sock.close)
+    return host, port, sock
+
+
+def _known(target: Target, name: str) -> dict[str, paramiko.PKey]:
+    import paramiko
+
+    found: dict[str, paramiko.PKey] = {}
+    for path in (USER_FILE.expanduser(), target.known_hosts):
+        if path is not None and path.exists():
+            found.update(paramiko.HostKeys(str(path)).lookup(name) or {})
+    return found
+
+
+def _name(host: str, port: int) -> str:
+    return host if port == 22 else f"[{host}]:{port}"
