@@ -36,7 +36,7 @@ def command(ctx: click.Context, replace: bool, yes: bool) -> None:
     outcomes = side_by_side({name: partial(show, t) for name, t in targets.items()})
     accepted: dict[Path, list[Shown]] = {}
     errors: list[SparkClusterError] = []
-    rows = []
+    rows: list[dict[str, object]] = []
     for name, outcome in outcomes.items():
         if isinstance(outcome, SparkClusterError):
             errors.append(outcome)

@@ -322,7 +322,7 @@ def network_of_the_machine() -> dict[str, str]:
         "mounts": "awk '{print $5}' /proc/self/mountinfo | sort",
         "forwarding": "grep . /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv4/conf/*/forwarding",
         "groups": "find /sys/fs/cgroup -name 'spark-cluster-lab*'",
-        "processes": "pgrep -f 'systemd-nspaw[n]|lab.superviso[r]'",
+        "processes": "pgrep -f 'machine=spar[k]|lab.superviso[r]'",
         "leftovers": "ls /run/systemd/nspawn/propagate 2>/dev/null | grep ^spark",
     }
     return {
