@@ -1,0 +1,273 @@
+"""Resources on a real node: real apt, systemd, accounts, Docker, disks that are full."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from spark_cluster.engine.session import Session
+from spark_cluster.engine.transport import SshConnection, Target
+from spark_cluster.lab import LabNode
+from spark_cluster.lab.layout import USER
+from spark_cluster.resources import (
+    AuthorizedKey,
+    Command,
+    Container,
+    File,
+    Group,
+    Image,
+    Package,
+    Resource,
+    Secret,
+    Service,
+    User,
+)
+from spark_cluster.resources.base import to_wire
+
+pytestmark = pytest.mark.lab
+
+Events = list[dict[str, Any]]
+IMAGE = Image("spark-vllm:lab", archive="/srv/images/spark-vllm.tar")
+LOOP = ("-c", "trap 'exit 0' TERM; while :; do sleep 0.1; done")
+
+
+@pytest.fixture(scope="module")
+def agent(lab) -> Iterator[Session]:
+    node: LabNode = lab.node("spark1")
+    target = Target(
+        name=node.name,
+        host=node.address,
+        user=USER,
+        identity_file=lab.layout.key,
+        known_hosts=node.layout.known_hosts,
+    )
+    connection = SshConnection(target)
+    connection.open()
+    session = connection.session("resources-test")
+    yield session
+    session.close()
+    connection.close()
+
+
+def events(agent: Session, *resources: Resource, check: bool = False) -> Events:
+    told: Events = []
+    agent.request(
+        "apply",
+        on_event=told.append,
+        resources=[to_wire(r) for r in resources],
+        check=check,
+        diff=True,
+        run="resources-test" + ("-check" if check else ""),
+    )
+    return [e for e in told if e["event"] == "result"]
+
+
+def verdicts(agent: Session, *resources: Resource, check: bool = False) -> list[str]:
+    return [e["verdict"] for e in events(agent, *resources, check=check)]
+
+
+def error(agent: Session, *resources: Resource) -> str:
+    last = events(agent, *resources)[-1]
+    assert last["verdict"] == "failed", last
+    return f"{last['error']} | {last['hint']}"
+
+
+def comes_and_stays(agent: Session, *resources: Resource) -> None:
+    """The last one is to be changed, is changed, and then is right."""
+    assert verdicts(agent, *resources, check=True)[-1] == "change"
+    assert verdicts(agent, *resources)[-1] == "change"
+    assert set(verdicts(agent, *resources)) == {"ok"}
+    assert set(verdicts(agent, *resources, check=True)) == {"ok"}
+
+
+def output(agent: Session, *argv: str) -> str:
+    return agent.run(list(argv)).stdout.strip()
+
+
+# --- apt --------------------------------------------------------------------------------------
+
+
+def test_package(agent):
+    verdicts(agent, Package("tree", state="absent"))
+    comes_and_stays(agent, Package("tree"))
+    comes_and_stays(agent, Package("tree", state="absent"))
+
+
+def test_package_that_does_not_exist(agent):
+    said = error(agent, Package("treee"))
+    assert "apt knows no package treee" in said
+    assert "did you mean tree" in said
+
+
+def test_package_that_others_need(agent):
+    assert "would remove" in error(agent, Package("python3-minimal", state="absent"))
+
+
+def test_interrupted_dpkg(agent):
+    verdicts(agent, Package("tree", state="absent"))
+    output(agent, "touch", "/var/lib/dpkg/updates/0001")
+    assert verdicts(agent, Package("tree")) == ["change"]
+
+
+# --- accounts ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_alice(agent: Session) -> Iterator[None]:
+    gone = (User("alice", state="absent"), Group("crew", state="absent"))
+    verdicts(agent, *gone)
+    output(agent, "rm", "-rf", "/home/alice")
+    yield
+    verdicts(agent, *gone)
+    output(agent, "rm", "-rf", "/home/alice")
+
+
+def test_group_user_and_key(agent, no_alice):
+    blob = b"\0\0\0\x0bssh-ed25519\0\0\0\x20" + b"k" * 32
+    key = AuthorizedKey("alice", f"ssh-ed25519 {base64.b64encode(blob).decode()} me@laptop")
+    crew, alice = Group("crew"), User("alice", groups=("crew",), shell="/bin/bash")
+    checked = events(agent, crew, alice, key, check=True)
+    assert [e["verdict"] for e in checked] == ["change", "unknown", "unknown"]
+    assert checked[2]["reason"] == "after: User:alice"
+    assert verdicts(agent, crew, alice, key) == ["change"] * 3
+    assert verdicts(agent, crew, alice, key) == ["ok"] * 3
+    assert "crew" in output(agent, "id", "-nG", "alice")
+    shown = output(agent, "stat", "-c", "%a %U", "/home/alice/.ssh/authorized_keys")
+    assert shown == "600 alice"
+    output(agent, "rm", "-r", "/home/alice/.ssh")
+    output(agent, "ln", "-s", "/etc", "/home/alice/.ssh")
+    assert "is a link" in error(agent, key)
+    assert output(agent, "ls", "/etc/authorized_keys") == ""
+
+
+# --- systemd ----------------------------------------------------------------------------------
+
+
+def unit(command: str) -> File:
+    text = f"[Service]\nExecStart={command}\n[Install]\nWantedBy=multi-user.target\n"
+    return File("/etc/systemd/system/tick.service", content=text)
+
+
+@pytest.fixture
+def no_tick(agent: Session) -> Iterator[None]:
+    yield
+    gone = File("/etc/systemd/system/tick.service", state="absent")
+    verdicts(agent, Service("tick", running=False, enabled=False), gone)
+
+
+def test_service(agent, no_tick):
+    first, second = unit("/bin/sleep 991"), unit("/bin/sleep 992")
+    tick = Service("tick", enabled=True, restart_when=(first,))
+    assert verdicts(agent, first, tick, check=True) == ["change", "unknown"]
+    assert verdicts(agent, first, tick) == ["change", "change"]
+    assert verdicts(agent, first, tick) == ["ok", "ok"]
+    assert verdicts(agent, second, tick, check=True) == ["change", "change"]
+    assert verdicts(agent, second, tick) == ["change", "change"]
+    assert verdicts(agent, second, tick) == ["ok", "ok"]
+    assert "992" in output(agent, "systemctl", "show", "tick", "-p", "ExecStart")
+    comes_and_stays(agent, Service("tick", running=False, enabled=False))
+
+
+def test_service_that_dies_at_once(agent, no_tick):
+    said = error(agent, unit("/bin/sh -c 'echo oh dear; exit 3'"), Service("tick"))
+    assert "oh dear" in said
+
+
+# --- Docker -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def docker(agent: Session) -> Iterator[Session]:
+    """Docker and an image, however far the node has come."""
+    package = Package("docker.io", also=("docker-cli",), makes=("command:docker",))
+    assert "failed" not in verdicts(agent, package, Service("docker", enabled=True), IMAGE)
+    yield agent
+    verdicts(agent, Container("restest", state="absent"))
+
+
+def test_image(docker):
+    assert verdicts(docker, IMAGE) == ["ok"]
+    output(docker, "docker", "tag", IMAGE.ref, "restest:1")
+    output(docker, "docker", "rmi", "restest:1")
+    assert "does not hold restest:1" in error(docker, Image("restest:1", archive=IMAGE.archive))
+    wrong = dataclasses.replace(IMAGE, digest="sha256:" + "0" * 64)
+    assert "not the pinned" in error(docker, wrong)
+
+
+def test_container(docker):
+    output(docker, "mkdir", "-p", "/srv/models")
+    first = Container(
+        "restest",
+        IMAGE.ref,
+        LOOP,
+        entrypoint="/bin/sh",
+        env={"A": "1"},
+        ipc="host",
+        gpus="all",
+        cap_add=("IPC_LOCK",),
+        ulimits={"memlock": -1},
+        devices=("/dev/null",),
+        mounts=("/srv/models:/models:ro",),
+        secret_files={"/run/keys/api": Secret("hunter2-of-the-lab")},
+        stop_timeout_s=3,
+    )
+    verdicts(docker, Container("restest", state="absent"))
+    comes_and_stays(docker, first)
+    seen = output(docker, "docker", "exec", "restest", "cat", "/run/keys/api")
+    assert seen == "hunter2-of-the-lab"
+    assert "hunter2" not in output(docker, "docker", "inspect", "restest")
+    assert output(docker, "grep", "-rl", "hunter2-of", "/var/lib/spark-cluster/journal") == ""
+    comes_and_stays(docker, dataclasses.replace(first, env={"A": "2"}))
+    comes_and_stays(docker, dataclasses.replace(first, secret_files={"/k": Secret("other")}))
+    output(docker, "docker", "kill", "restest")
+    comes_and_stays(docker, first)
+    comes_and_stays(docker, Container("restest", state="absent"))
+
+
+def test_container_that_ends_at_once_or_cannot_start(docker):
+    base = Container("restest", IMAGE.ref, ("-c", "echo oh dear; exit 7"), entrypoint="/bin/sh")
+    said = error(docker, base)
+    assert "ended right after its start" in said
+    assert "oh dear" in said
+    assert output(docker, "docker", "inspect", "-f", "{{.State.Status}}", "restest") == "exited"
+    assert "/srv/none does not exist" in error(
+        docker, dataclasses.replace(base, mounts=("/srv/none:/x",))
+    )
+    assert output(docker, "ls", "-d", "/srv/none") == ""
+
+
+def test_daemon_that_is_down(docker):
+    output(docker, "systemctl", "stop", "docker.socket", "docker.service")
+    try:
+        assert "docker.service is inactive" in error(docker, IMAGE)
+        checked = events(docker, Service("docker"), IMAGE, check=True)
+        assert [e["verdict"] for e in checked] == ["change", "unknown"]
+    finally:
+        output(docker, "systemctl", "start", "docker.socket", "docker.service")
+
+
+# --- a full disk ------------------------------------------------------------------------------
+
+
+def test_full_disk_leaves_the_old_file(agent):
+    output(agent, "mkdir", "-p", "/mnt/tiny")
+    mounted = agent.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/mnt/tiny"])
+    assert mounted.status == 0
+    try:
+        assert verdicts(agent, File("/mnt/tiny/f", content="old\n")) == ["change"]
+        said = error(agent, File("/mnt/tiny/f", content="x" * 200_000))
+        assert "no space left on the disk of" in said
+        assert output(agent, "ls", "-A", "/mnt/tiny") == "f"
+        assert output(agent, "cat", "/mnt/tiny/f") == "old"
+    finally:
+        output(agent, "umount", "/mnt/tiny")
+        output(agent, "rmdir", "/mnt/tiny")
+
+
+def test_command_as_another_user(agent):
+    told = events(agent, Command("who", ("id", "-un"), reads=True, user=USER))
+    assert told[0]["output"].strip() == USER
