@@ -7,13 +7,10 @@ folder that only its user may write, by content hash. It must run, or say why no
 """
 
 import hashlib
-import io
 import json
 import os
-import shutil
 import struct
 import sys
-import zipfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +38,10 @@ def boot(stream: "BinaryIO") -> None:
     held = [first]
     folder = os.path.join(os.path.expanduser(head["folder"]), head["sha256"])
     if not os.path.isdir(folder):
+        import io
+        import shutil
+        import zipfile
+
         say({"event": "need_code"})
         code = frame()
         while code is not None and hashlib.sha256(code).hexdigest() != head["sha256"]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import selectors
 import subprocess
-import urllib.error
-import urllib.request
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,8 +85,15 @@ def do_gather(node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply
             return None
         return {"status": done.status, "stdout": done.stdout, "stderr": done.stderr}
 
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        outputs = dict(zip(commands, pool.map(one, commands.values()), strict=True))
+    outputs: Reply = dict.fromkeys(commands)
+    workers = [
+        threading.Thread(target=lambda n=name, a=argv: outputs.update({n: one(a)}))
+        for name, argv in commands.items()
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
     files = {name: _text(host, path) for name, path in request.get("files", {}).items()}
     trees = {name: _tree(host, pattern) for name, pattern in request.get("trees", {}).items()}
     return {"commands": outputs, "files": files, "trees": trees}
@@ -154,30 +158,11 @@ def do_stream(node: Node, request: Request, emit: Emit, _fetch: Fetch) -> Reply:
     return {"status": status}
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_args: Any, **_kwargs: Any) -> None:
-        return None
-
-
 def do_http(_node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply:
-    """One HTTP request from this node, with no proxy and no redirect: status and body, or why not."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
-    body = request.get("body")
-    call = urllib.request.Request(  # noqa: S310  (the laptop gives the address)
-        request["url"],
-        data=None if body is None else body.encode(),
-        headers=dict(request.get("headers", {})),
-        method=request.get("method", "GET"),
-    )
-    try:
-        with opener.open(call, timeout=float(request.get("timeout", 10.0))) as answer:
-            return {"status": answer.status, "body": answer.read().decode(errors="replace")}
-    except urllib.error.HTTPError as error:
-        return {"status": error.code, "body": error.read().decode(errors="replace")}
-    except urllib.error.URLError as error:
-        return {"status": 0, "body": "", "reason": str(error.reason)}
-    except (OSError, http.client.HTTPException) as error:
-        return {"status": 0, "body": "", "reason": str(error) or type(error).__name__}
+    """One HTTP request from this node: status and body, or why there is no answer."""
+    from spark_cluster.agent.http import ask  # late: ssl and email are a third of all imports
+
+    return ask(request)
 
 
 OPERATIONS: dict[str, Callable[[Node, Request, Emit, Fetch], Reply]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -131,6 +132,7 @@ def cli(
 
 def main() -> NoReturn:
     """The entry point: runs a command, and turns errors into words and an exit status."""
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for them takes 10 ms
     as_json = "--json" in sys.argv
     try:
         cli.main(standalone_mode=False)

@@ -111,10 +111,8 @@ class Run:
     def __init__(
         self, app: App, command: str, nodes: list[Node], options: Options, *, change: bool
     ) -> None:
-        from spark_cluster.cli.display import Display
         from spark_cluster.engine.connections import Connections
         from spark_cluster.engine.events import Bus, Recap
-        from spark_cluster.engine.play import Play
         from spark_cluster.engine.record import Record, new_run
 
         self.app = app
@@ -124,13 +122,17 @@ class Run:
         self.recap = Recap()
         self.started = time.monotonic()
         self.id = new_run()
-        display = Display(app.console, verbose=app.verbose, titled=change)
-        self.bus = Bus(self.recap, display)
-        if change:
-            self.bus.add(Record(self.id))
+        self.bus = Bus(self.recap)
         self.connections = Connections(
             nodes, self.bus, self.id, command=command, change=change and not options.check
         )
+        self.connections.begin()  # what follows is imported while the network is waited for
+        from spark_cluster.cli.display import Display
+        from spark_cluster.engine.play import Play
+
+        self.bus.add(Display(app.console, verbose=app.verbose, titled=change))
+        if change:
+            self.bus.add(Record(self.id))
         self._play = Play(app.inventory, app.project, self.connections, self.bus, options)
         self._finished = False
 

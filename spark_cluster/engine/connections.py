@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -35,14 +35,22 @@ def side_by_side(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T | SparkClus
     if len(jobs) == 1:  # no thread needed, and a simpler traceback
         ((name, job),) = jobs.items()
         return {name: _outcome(job)}
-    pool = ThreadPoolExecutor(max_workers=max(len(jobs), 1))
-    try:
-        futures: dict[str, Future[T | SparkClusterError]] = {
-            name: pool.submit(_outcome, job) for name, job in jobs.items()
-        }
-        return {name: future.result() for name, future in futures.items()}
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    futures = {name: _start(job) for name, job in jobs.items()}
+    return {name: future.result() for name, future in futures.items()}
+
+
+def _start(job: Callable[[], T]) -> Future[T | SparkClusterError]:
+    """Run a job in a thread that an interrupted program does not wait for."""
+    future: Future[T | SparkClusterError] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(_outcome(job))
+        except BaseException as error:  # noqa: BLE001  (handed to who waits)
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
 
 
 def _outcome(job: Callable[[], T]) -> T | SparkClusterError:
@@ -117,11 +125,20 @@ class Connections:
         self.users: dict[str, str] = {}
         self._connections: dict[str, SshConnection] = {}
         self._sessions: dict[str, Session] = {}
+        self._opening: dict[str, Future[None | SparkClusterError]] = {}
+        self._seconds: dict[str, float] = {}
+
+    def begin(self) -> None:
+        """Start to connect to all, side by side, while the caller does something else."""
+        self._opening = {name: _start(partial(self._open, name)) for name in self.nodes}
 
     def open(self) -> dict[str, SparkClusterError]:
-        """Connect to all, side by side; who failed, and why (the others are usable)."""
-        jobs = {name: partial(self._open, name) for name in self.nodes if name not in self._sessions}
-        outcomes = side_by_side(jobs)
+        """Wait until all are connected; who failed, and why (the others are usable)."""
+        if not self._opening:
+            self.begin()
+        outcomes = {name: future.result() for name, future in self._opening.items()}
+        for name, seconds in self._seconds.items():
+            self.bus.emit(Connected(name, seconds))
         failed = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
         for name, error in failed.items():
             unreachable = isinstance(error, Unreachable)
@@ -147,8 +164,8 @@ class Connections:
     def close(self) -> None:
         """End all agents and connections."""
         with contextlib.suppress(SparkClusterError):
-            side_by_side({name: s.close for name, s in self._sessions.items()})
-        for connection in self._connections.values():
+            side_by_side({name: s.close for name, s in list(self._sessions.items())})
+        for connection in list(self._connections.values()):
             connection.close()
         self._sessions.clear()
         self._connections.clear()
@@ -174,7 +191,7 @@ class Connections:
                 raise _locked(name, locked_by)
         self.facts[name] = gather.facts(facts.wait())
         self.users[name] = str(connection.open().user)
-        self.bus.emit(Connected(name, time.monotonic() - started))
+        self._seconds[name] = time.monotonic() - started
 
     def _owner(self) -> dict[str, object]:
         return {
