@@ -155,9 +155,15 @@ def unit(command: str) -> File:
 
 @pytest.fixture
 def no_tick(agent: Session) -> Iterator[None]:
+    def remove() -> None:
+        gone = File("/etc/systemd/system/tick.service", state="absent")
+        verdicts(agent, Service("tick", running=False, enabled=False), gone)
+        output(agent, "systemctl", "daemon-reload")
+        output(agent, "systemctl", "reset-failed", "tick")
+
+    remove()
     yield
-    gone = File("/etc/systemd/system/tick.service", state="absent")
-    verdicts(agent, Service("tick", running=False, enabled=False), gone)
+    remove()
 
 
 def test_service(agent, no_tick):
