@@ -39,7 +39,10 @@ def main(play: Play) -> Stopped | None:
     before = [] if play.check else vram.sample(sessions)
     with play.stage("stop"):
         play.apply(play.nodes, [Container(SERVER, state="absent", stop_timeout_s=30)])
-        play.apply(play.nodes, [Container(RAY, state="absent", stop_timeout_s=2), Directory(RAY_HOME, state="absent")])
+        play.apply(
+            play.nodes,
+            [Container(RAY, state="absent", stop_timeout_s=2), Directory(RAY_HOME, state="absent")],
+        )
     if play.check:
         return None
     with play.stage("prove"):

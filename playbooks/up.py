@@ -33,7 +33,7 @@ def main(play: Play, *, recipe: Recipe, tp: int) -> Served | None:
         fetch(play, serving, recipe)
     share = memory_share(play, recipe, serving)
     with play.stage("start"):
-        start(play, serving, recipe, tp, endpoint, share)
+        start(play, serving, recipe, endpoint, share)
     if play.check:
         play.note("check mode: nothing was started, so nothing was verified")
         return None
@@ -56,8 +56,7 @@ def plan_nodes(play: Play, recipe: Recipe, tp: int) -> tuple[list[Spark], list[S
         raise Refused(
             f"--tp {tp} needs {tp} nodes; there {'is' if len(nodes) == 1 else 'are'} {len(nodes)} "
             f"({', '.join(n.name for n in nodes)})",
-            hint="add the other Spark to the inventory, widen --limit, or use --tp "
-            f"{len(nodes)}",
+            hint=f"add the other Spark to the inventory, widen --limit, or use --tp {len(nodes)}",
         )
     return nodes[:tp], nodes[tp:]
 
@@ -144,9 +143,10 @@ def drop_caches(play: Play, node: Spark) -> None:
 
 
 def start(
-    play: Play, nodes: list[Spark], recipe: Recipe, tp: int, endpoint: Endpoint, share: float | None
+    play: Play, nodes: list[Spark], recipe: Recipe, endpoint: Endpoint, share: float | None
 ) -> None:
     """Ray on all nodes, head first; then the server."""
+    tp = len(nodes)
     common = engine_settings(recipe, tp, endpoint)
     server = play.role(
         "vllm",

@@ -99,8 +99,7 @@ def links(inventory: Inventory, node: Node, facts: Facts) -> tuple[Link, ...]:
         names = [interface.name for interface in node.fabric]
         hcas = {h.interface: h.name for h in facts.hcas}
         return tuple(
-            Link(name, address, hcas.get(name))
-            for name, address in zip(names, wanted, strict=True)
+            Link(name, address, hcas.get(name)) for name, address in zip(names, wanted, strict=True)
         )
     found = []
     for hca, address in zip(cabled_port(facts), wanted, strict=False):

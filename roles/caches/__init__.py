@@ -1,4 +1,4 @@
-"""Folders on the node for what compilers and the hub keep, so that a restart is not a cold start."""
+"""Folders on the node for what compilers and the hub keep: a restart is then no cold start."""
 
 from __future__ import annotations
 

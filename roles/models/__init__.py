@@ -74,7 +74,12 @@ def _download(settings: Settings) -> Resource:
     return Command(
         f"download {settings.name}",
         (*run, *mount, *keys, settings.image, "-c", DOWNLOAD, *arguments),
-        unless=("grep", "-qx", f"{settings.name}@{settings.revision}", f"{settings.path}/.complete"),
+        unless=(
+            "grep",
+            "-qx",
+            f"{settings.name}@{settings.revision}",
+            f"{settings.path}/.complete",
+        ),
         env={"HF_TOKEN": Secret(token)} if token else {},
         timeout_s=settings.download_timeout_s,
     )

@@ -44,6 +44,6 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
         yield Directory(RAY_HOME)  # Ray sets the mode itself
     else:
         start.append(f"--address={head}:{settings.port}")
-    mounts = (f"{RAY_HOME}:/tmp/ray",) if node.is_head else ()  # noqa: S108  (in the container)
+    mounts = (f"{RAY_HOME}:/tmp/ray",) if node.is_head else ()
     # `ray start --block` does not end on SIGTERM, and nothing of it is worth waiting for.
     yield container(node, RAY, tuple(start), settings, mounts=mounts, stop_timeout_s=2)

@@ -60,25 +60,13 @@ def _one(
     emit: Emit,
 ) -> dict[str, Any]:
     try:
-        actual = resource.observe(host)
-        changes = _changes(resource, host, actual, touched)
-        if not changes:
-            return {"verdict": OK, **_output(actual)}
-        text = resource.diff(host, actual) if diff else ""
-        told = {"changes": _told(changes), **({"diff": text} if text else {})}
-        if host.check:
-            resource.plan(host, actual)
-            host.overlay.claim(resource.provides(), resource.id)
-            return {"verdict": CHANGE, **told}
-        emit({"event": "changing", "id": resource.id})
-        _converge(resource, document, host, actual)
-        return {"verdict": CHANGE, **told}
+        return _act(resource, document, host, touched, diff=diff, emit=emit)
     except Missing as error:
         maker = host.pending(error.claim)
-        if maker is not None:
-            host.overlay.claim(resource.provides(), resource.id)
-            return {"verdict": UNKNOWN, "reason": f"after: {maker}"}
-        return _failed(error.message, error.hint)
+        if maker is None:
+            return _failed(error.message, error.hint)
+        host.overlay.claim(resource.provides(), resource.id)
+        return {"verdict": UNKNOWN, "reason": f"after: {maker}"}
     except Unknown as error:
         host.overlay.claim(resource.provides(), resource.id)
         return {"verdict": UNKNOWN, "reason": str(error)}
@@ -86,6 +74,29 @@ def _one(
         return _failed(error.message, error.hint)
     except OSError as error:
         return _failed(explain(error, host.root), "")
+
+
+def _act(
+    resource: Resource,
+    document: Sequence[Resource],
+    host: Host,
+    touched: set[str],
+    *,
+    diff: bool,
+    emit: Emit,
+) -> dict[str, Any]:
+    actual = resource.observe(host)
+    changes = _changes(resource, host, actual, touched)
+    if not changes:
+        return {"verdict": OK, **_output(actual)}
+    text = resource.diff(host, actual) if diff else ""
+    if host.check:
+        resource.plan(host, actual)
+        host.overlay.claim(resource.provides(), resource.id)
+    else:
+        emit({"event": "changing", "id": resource.id})
+        _converge(resource, document, host, actual)
+    return {"verdict": CHANGE, "changes": _told(changes), **({"diff": text} if text else {})}
 
 
 def _changes(
@@ -102,9 +113,7 @@ def _changes(
     return changes
 
 
-def _converge(
-    resource: Resource, document: Sequence[Resource], host: Host, actual: State
-) -> None:
+def _converge(resource: Resource, document: Sequence[Resource], host: Host, actual: State) -> None:
     for other in document:
         if resource.id in other.triggers():
             host.owe(other.id)

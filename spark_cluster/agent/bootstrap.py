@@ -14,17 +14,17 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import BinaryIO, Dict, Optional  # noqa: UP035  (any Python 3)
+    from typing import BinaryIO
 
 
 def boot(stream: "BinaryIO") -> None:
     """Read the head, get the code if it is not here, and hand over to the agent."""
 
-    def frame() -> "Optional[bytes]":
+    def frame() -> "bytes | None":
         head = stream.read(4)
         return stream.read(struct.unpack(">I", head)[0]) if len(head) == 4 else None
 
-    def say(message: "Dict[str, str]") -> None:
+    def say(message: "dict[str, str]") -> None:
         data = json.dumps(message).encode()
         os.write(1, struct.pack(">I", len(data)) + data)
 

@@ -48,7 +48,9 @@ class Completed:
             return self
         said = (self.stderr.strip() or self.stdout.strip()).splitlines()[-6:]
         tail = "\n    ".join(said) or "(it printed nothing)"
-        raise ResourceError(f"{doing}: {self.argv[0]} ended with status {self.status}: {tail}", hint)
+        raise ResourceError(
+            f"{doing}: {self.argv[0]} ended with status {self.status}: {tail}", hint
+        )
 
 
 @dataclass
@@ -232,7 +234,7 @@ class Host:
             raise Cancelled
         environment = {"PATH": self.search_path, "LANG": "C.UTF-8", "HOME": "/root", **(env or {})}
         try:
-            process = subprocess.Popen(  # noqa: S603
+            process = subprocess.Popen(
                 list(argv),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -258,7 +260,10 @@ class Host:
         if self.processes.cancelled.is_set() and not must_finish:
             raise Cancelled
         return Completed(
-            tuple(argv), process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+            tuple(argv),
+            process.returncode,
+            out.decode(errors="replace"),
+            err.decode(errors="replace"),
         )
 
     @contextlib.contextmanager

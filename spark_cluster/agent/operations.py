@@ -130,7 +130,7 @@ def do_run(node: Node, request: Request, _emit: Emit, fetch: Fetch) -> Reply:
 
 def do_stream(node: Node, request: Request, emit: Emit, _fetch: Fetch) -> Reply:
     """One command whose output is sent as it comes, until it ends or the laptop cancels."""
-    process = subprocess.Popen(  # noqa: S603
+    process = subprocess.Popen(
         request["argv"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -106,9 +106,13 @@ def _setter(attribute: str) -> Any:
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option("-i", "--inventory", metavar="FILE", help="Inventory: a file, or a shipped one's name.")
+@click.option(
+    "-i", "--inventory", metavar="FILE", help="Inventory: a file, or a shipped one's name."
+)
 @click.option("--project", metavar="DIR", help="Project folder; by default the current one.")
-@click.option("-l", "--limit", metavar="PATTERN", default="all", help="Nodes or groups: spark*,!spark2")
+@click.option(
+    "-l", "--limit", metavar="PATTERN", default="all", help="Nodes or groups: spark*,!spark2"
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 @click.option("-v", "--verbose", is_flag=True, help="Also show what was fine already.")
 @click.version_option(__version__, prog_name="spark-cluster")

@@ -226,7 +226,10 @@ _OPTIONS = (
     click.option("--tags", default="", metavar="NAMES", help="Only these roles or tags."),
     click.option("--skip-tags", default="", metavar="NAMES", help="Not these roles or tags."),
     click.option(
-        "--start-at", default="", metavar="NAME", help="Skip what comes before this role or resource."
+        "--start-at",
+        default="",
+        metavar="NAME",
+        help="Skip what comes before this role or resource.",
     ),
     click.option("--exit-code", is_flag=True, help="With --check: status 10 if it would change."),
     click.option("-y", "--yes", is_flag=True, help="Ask nothing."),

@@ -29,8 +29,20 @@ from spark_cluster.engine.events import (
     Tally,
 )
 
-STYLES = {"ok": "green", "change": "yellow", "unknown": "magenta", "failed": "red", "skipped": "dim"}
-WORDS = {"change": "changed", "unknown": "unknown", "failed": "FAILED", "ok": "ok", "skipped": "skip"}
+STYLES = {
+    "ok": "green",
+    "change": "yellow",
+    "unknown": "magenta",
+    "failed": "red",
+    "skipped": "dim",
+}
+WORDS = {
+    "change": "changed",
+    "unknown": "unknown",
+    "failed": "FAILED",
+    "ok": "ok",
+    "skipped": "skip",
+}
 
 
 class Display:
@@ -52,7 +64,9 @@ class Display:
         self._stages = 0
         self._live: Live | None = None
         if console.is_terminal:
-            self._live = Live(console=console, transient=True, refresh_per_second=8, get_renderable=self._draw)
+            self._live = Live(
+                console=console, transient=True, refresh_per_second=8, get_renderable=self._draw
+            )
             self._live.start()
 
     def take(self, event: Event) -> None:
@@ -107,9 +121,7 @@ class Display:
         why = escape(event.reason or summary(event.changes))
         took = f"  [dim]{event.seconds:.1f} s[/]" if event.seconds >= 1 else ""
         style = STYLES[event.verdict]
-        self._line(
-            event.node, f"[{style}]{word}[/] {escape(event.resource)}  [dim]{why}[/]{took}"
-        )
+        self._line(event.node, f"[{style}]{word}[/] {escape(event.resource)}  [dim]{why}[/]{took}")
         if event.diff:
             self._diff(event.diff)
 

@@ -99,6 +99,4 @@ def _show(app: App, outcomes: dict[str, Reached | SparkClusterError]) -> None:
                 soft_wrap=True,
             )
             if outcome.hint:
-                app.console.print(
-                    f"{'':<{width}}  [cyan]{escape(outcome.hint)}[/]", soft_wrap=True
-                )
+                app.console.print(f"{'':<{width}}  [cyan]{escape(outcome.hint)}[/]", soft_wrap=True)

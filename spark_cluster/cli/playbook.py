@@ -48,7 +48,8 @@ def command(app: App, file: str, exit_code: bool, options: Options) -> None:
                     "result": result,
                     "nodes": {
                         name: {
-                            k: getattr(t, k) for k in ("ok", "change", "unknown", "failed", "skipped")
+                            k: getattr(t, k)
+                            for k in ("ok", "change", "unknown", "failed", "skipped")
                         }
                         for name, t in run.recap.nodes.items()
                     },
@@ -67,7 +68,7 @@ def _run(playbook: Playbook, play: Play) -> object:
         return playbook.function(play)
     except SparkClusterError:
         raise
-    except Exception as error:  # noqa: BLE001  (a playbook is the user's code: say where it broke)
+    except Exception as error:
         from spark_cluster.project.extension import where_raised
 
         raise Failed(

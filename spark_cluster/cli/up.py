@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--tp", type=int, metavar="N", help="Nodes to split the model over; default: all.")
-@click.option("--recipe", "recipe_name", metavar="NAME", help="What to serve, instead of the inventory's.")
+@click.option(
+    "--recipe", "recipe_name", metavar="NAME", help="What to serve, instead of the inventory's."
+)
 @changing
 @click.pass_obj
 def command(
@@ -65,7 +67,9 @@ def _show(app: App, served: Served) -> None:
     console = app.console
     console.print()
     console.print(table(served.now, served.peak))
-    console.print(f"\n[bold]{served.endpoint.model}[/] at [bold cyan]{served.endpoint.url}[/]", end="")
+    console.print(
+        f"\n[bold]{served.endpoint.model}[/] at [bold cyan]{served.endpoint.url}[/]", end=""
+    )
     console.print(f"  [dim]tp {served.tp}, recipe {served.recipe}[/]")
     console.print(f"[green]✔[/] it answers: [bold]{served.answer}[/]", soft_wrap=True)
     console.print(f"[dim]{_versions(served.versions)}[/]", soft_wrap=True)

@@ -39,7 +39,7 @@ class PipeChannel:
 
     def __init__(self, argv: Sequence[str]) -> None:
         command = [sys.executable if argv[0] == "python3" else argv[0], *argv[1:]]
-        self._process = subprocess.Popen(  # noqa: S603
+        self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         self._said: list[str] = []

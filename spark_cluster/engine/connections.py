@@ -125,7 +125,7 @@ class Connections:
         self.users: dict[str, str] = {}
         self._connections: dict[str, SshConnection] = {}
         self._sessions: dict[str, Session] = {}
-        self._opening: dict[str, Future[None | SparkClusterError]] = {}
+        self._opening: dict[str, Future[SparkClusterError | None]] = {}
         self._seconds: dict[str, float] = {}
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Events: the one way out of a run. The display, the recap, `--json` and the run record feed on them."""
+"""Events: the one way out of a run, for the display, the recap, `--json` and the run record."""
 
 from __future__ import annotations
 

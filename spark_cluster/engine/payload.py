@@ -1,4 +1,4 @@
-"""What is sent to start an agent: a tiny command line, the bootstrap, the code when it is lacking."""
+"""What is sent to start an agent: a tiny command line, the bootstrap, the code where it lacks."""
 
 from __future__ import annotations
 

@@ -164,9 +164,7 @@ class Play:
         chosen = [current[n.name] for n in wanted if n.name in current]
         documents = {node.name: self._resources(node, what) for node in chosen}
         applied = Applied({node.name: {} for node in chosen})
-        jobs = {
-            n.name: partial(self._apply, n.name, documents[n.name], applied) for n in chosen
-        }
+        jobs = {n.name: partial(self._apply, n.name, documents[n.name], applied) for n in chosen}
         for name, outcome in side_by_side(jobs).items():
             if isinstance(outcome, SparkClusterError):
                 self._leave(name, outcome)
@@ -218,11 +216,10 @@ class Play:
         """(role, resource) of all that is asked for, checked as one document."""
         found: list[tuple[str, Resource]] = []
         for part in what:
-            if isinstance(part, str):
-                part = RoleCall(part, {})
-            if isinstance(part, RoleCall):
-                role = self.project.load_role(part.name)
-                found += [(part.name, r) for r in self._of_role(role, node, part.given)]
+            if isinstance(part, (str, RoleCall)):
+                call = RoleCall(part, {}) if isinstance(part, str) else part
+                role = self.project.load_role(call.name)
+                found += [(call.name, r) for r in self._of_role(role, node, call.given)]
             else:
                 found += [("playbook", r) for r in tagged(part, "playbook")]
         check([r for _, r in found], node.name)
@@ -236,7 +233,7 @@ class Play:
             raise
         except InvalidResource as error:
             raise Failed(str(error), where=f"{node.name}: role {role.name}") from error
-        except Exception as error:  # noqa: BLE001  (a role is the user's code: say where it broke)
+        except Exception as error:
             raise _broken_role(role, node, error) from error
 
     def _apply(self, name: str, resources: list[tuple[str, Resource]], applied: Applied) -> None:

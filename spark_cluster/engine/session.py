@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import queue
@@ -102,7 +103,9 @@ class Session:
         as_root: bool = True,
         root: str = "/",
         prelude: bytes = b"",
-        explain: Callable[[str, int | None], SparkClusterError | None] = lambda _said, _status: None,
+        explain: Callable[[str, int | None], SparkClusterError | None] = lambda _said, _status: (
+            None
+        ),
     ) -> None:
         self.node = node
         self._channel = channel
@@ -199,10 +202,8 @@ class Session:
                     target=self._read, name=f"session {self.node}", daemon=True
                 )
                 self._reader.start()
-            try:
+            with contextlib.suppress(OSError, EOFError):  # the reader knows why, and tells all
                 self._channel.send(data)
-            except (OSError, EOFError):
-                pass  # the reader knows why, and tells every mailbox
 
     def _read(self) -> None:
         buffer = _Buffer()

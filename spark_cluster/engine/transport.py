@@ -1,4 +1,4 @@
-"""SSH: the user's ssh_config, keys, agent and jump hosts, strict about host keys, quick on the wire.
+"""SSH: the user's ssh_config, keys, agent and jump hosts; strict host keys; quick on the wire.
 
 fabric makes the connection (it reads ssh_config and chains jump hosts); the agent's channel is
 paramiko's own, because fabric polls and starts threads for each command. Measured traps that this
@@ -14,18 +14,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.engine import payload
+from spark_cluster.engine.refusal import PROMPT, why_no_agent
 from spark_cluster.engine.session import Session
-from spark_cluster.errors import Failed, SparkClusterError, Unreachable
+from spark_cluster.errors import Unreachable
 
 if TYPE_CHECKING:
     import fabric
     import paramiko
 
-PROMPT = "spark-cluster-sudo:"
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
 DEAD_PEER_MS = 15_000
 """TCP_USER_TIMEOUT, milliseconds: sent data unanswered for so long ends the connection."""
@@ -128,7 +129,7 @@ class SshConnection:
             except (paramiko.SSHException, OSError) as error:
                 raise _unreachable(self.target, str(error) or "the connection was cut") from None
         try:
-            channel.exec_command(shlex.join(argv))  # noqa: S601  (quoted)
+            channel.exec_command(shlex.join(argv))
         except (paramiko.SSHException, OSError) as error:
             raise _unreachable(self.target, str(error) or "the connection was cut") from None
         return SshChannel(channel)
@@ -151,7 +152,7 @@ class SshConnection:
             self.channel(argv),
             as_root=become or is_root,
             prelude=prelude,
-            explain=_why_no_agent(self.target.name, str(connection.user)),
+            explain=partial(why_no_agent, self.target.name, str(connection.user)),
         )
 
     def close(self) -> None:
@@ -326,7 +327,8 @@ def _open(connection: fabric.Connection, target: Target) -> None:
         connection.open()
     except _UnknownHostKey as error:
         raise Unreachable(
-            f"the host key of {error} is not known ({error.key.get_name()} {fingerprint(error.key)})",
+            f"the host key of {error} is not known: {error.key.get_name()} "
+            f"{fingerprint(error.key)}",
             where=target.name,
             hint="compare it with the node's own, then accept it: "
             f"spark-cluster trust --limit {target.name}",
@@ -359,42 +361,3 @@ def _unreachable(target: Target, why: str) -> Unreachable:
     return Unreachable(
         f"SSH failed: {why}", where=target.name, hint="ssh -v to the node shows more"
     )
-
-
-def _why_no_agent(node: str, user: str) -> Callable[[str, int | None], SparkClusterError | None]:
-    """What it means that a started agent never spoke, from what was said on standard error."""
-
-    def explain(said: str, status: int | None) -> SparkClusterError | None:
-        low = said.lower()
-        if "try again" in low or said.count(PROMPT) > 1:
-            return Failed(
-                f"sudo does not accept the password of {user}",
-                where=node,
-                hint="check `become.password` in the inventory",
-            )
-        if "a password is required" in low or "a terminal is required" in low:
-            return Failed(
-                f"sudo asks for the password of {user}",
-                where=node,
-                hint="set `become.password` in the inventory (from env, a file or a prompt)",
-            )
-        if "not in the sudoers" in low or "not allowed to" in low:
-            return Failed(
-                f"{user} may not use sudo there",
-                where=node,
-                hint=f"as root on the node: usermod -aG sudo {user}",
-            )
-        if "python3" in low and ("not found" in low or "no such file" in low):
-            return Failed(
-                "there is no Python 3 on the node",
-                where=node,
-                hint="the only thing it needs beside sshd: sudo apt-get install python3",
-            )
-        if "sudo" in low and "not found" in low:
-            return Failed("there is no sudo on the node", where=node, hint="log in as root")
-        if status is not None:
-            tail = said.strip().splitlines()[-1:] or [f"it ended with status {status}"]
-            return Failed(f"the agent did not start: {tail[0]}", where=node)
-        return None
-
-    return explain

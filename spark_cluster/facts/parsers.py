@@ -37,9 +37,7 @@ def dgx_version(text: str | None) -> str | None:
 def meminfo(text: str) -> Memory:
     """/proc/meminfo, KiB."""
     found = {m[1]: int(m[2]) for m in re.finditer(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
-    return Memory(
-        found.get("MemTotal", 0), found.get("MemAvailable", 0), found.get("SwapTotal", 0)
-    )
+    return Memory(found.get("MemTotal", 0), found.get("MemAvailable", 0), found.get("SwapTotal", 0))
 
 
 def compute_apps(text: str) -> tuple[Process, ...]:
@@ -77,14 +75,18 @@ def ibdev2netdev(text: str) -> tuple[Hca, ...]:
     """`rocep1s0f1 port 1 ==> enp1s0f1np1 (Up)`; the order of rows varies."""
     pattern = r"^(\S+) port \d+ ==> (\S+) \((\w+)\)"
     rows = re.findall(pattern, text, re.MULTILINE)
-    return tuple(sorted((Hca(h, i, s == "Up") for h, i, s in rows), key=lambda x: x.interface.lower()))
+    return tuple(
+        sorted((Hca(h, i, s == "Up") for h, i, s in rows), key=lambda x: x.interface.lower())
+    )
 
 
 def rdma_link(text: str) -> tuple[Hca, ...]:
     """`link rocep1s0f1/1 state ACTIVE physical_state LINK_UP netdev enp1s0f1np1`."""
     pattern = r"^link (\S+)/\d+ state (\w+) .*\bnetdev (\S+)"
     rows = re.findall(pattern, text, re.MULTILINE)
-    return tuple(sorted((Hca(h, i, s == "ACTIVE") for h, s, i in rows), key=lambda x: x.interface.lower()))
+    return tuple(
+        sorted((Hca(h, i, s == "ACTIVE") for h, s, i in rows), key=lambda x: x.interface.lower())
+    )
 
 
 def ip_addr(text: str) -> tuple[Interface, ...]:

@@ -1,4 +1,4 @@
-"""The right --gpu-memory-utilization for a node whose GPU shares its memory with everything else."""
+"""The right --gpu-memory-utilization where the GPU shares its memory with everything else."""
 
 from __future__ import annotations
 

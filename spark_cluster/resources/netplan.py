@@ -59,7 +59,7 @@ class Netplan(Resource):
             "sha256": sha256(self.content.encode()),
             "mode": "0600",
             "addresses": dict(self.addresses),
-            "mtu": {interface: self.mtu for interface in self.addresses},
+            "mtu": dict.fromkeys(self.addresses, self.mtu),
         }
 
     def observe(self, host: Host) -> State:

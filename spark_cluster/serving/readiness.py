@@ -151,7 +151,7 @@ class Said:
 
 
 def ask_once(session: Session, endpoint: Endpoint, probe: Probe, *, timeout: float) -> Said:
-    """The probe's question to the endpoint, from the node of `session`, within `timeout` seconds."""
+    """The probe's question to the endpoint, asked by a node, within `timeout` seconds."""
     body = {
         "model": endpoint.model,
         "messages": [{"role": "user", "content": probe.question}],
@@ -222,8 +222,7 @@ def _ended(play: Play, state: ContainerState) -> Failed:
 
 def _logs(play: Play, container: str) -> dict[str, str]:
     return {
-        f"{node.name} {container}": logs.read(play.session(node), container)
-        for node in play.nodes
+        f"{node.name} {container}": logs.read(play.session(node), container) for node in play.nodes
     }
 
 
