@@ -11,6 +11,7 @@ from spark_cluster.engine.connections import ask_secret
 from spark_cluster.engine.play import Play, RoleCall
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.planning.memory import LOWEST, utilization
+from spark_cluster.planning.nodes import serving
 from spark_cluster.recipe import Recipe
 from spark_cluster.resources import Container
 from spark_cluster.serving import readiness, vram
@@ -21,19 +22,19 @@ from spark_cluster.serving.result import Served, versions
 
 def main(play: Play, *, recipe: Recipe, tp: int) -> Served | None:
     """Serve `recipe` over `tp` nodes; None in check mode, where nothing can be verified."""
-    serving, idle = plan_nodes(play, recipe, tp)
+    servers, idle = plan_nodes(play, recipe, tp)
     endpoint = endpoint_of(play, recipe)
     before = [] if play.check else vram.sample({n.name: play.session(n) for n in play.nodes})
     with play.stage("prepare"):
         link = ("network",) if tp > 1 else ()
-        play.apply(serving, *link, "containers", "caches")
+        play.apply(servers, *link, "containers", "caches")
         if idle:
             play.apply(idle, [Container(SERVER, state="absent"), Container(RAY, state="absent")])
     with play.stage("fetch"):
-        fetch(play, serving, recipe)
-    share = memory_share(play, recipe, serving)
+        fetch(play, servers, recipe)
+    share = memory_share(play, recipe, servers)
     with play.stage("start"):
-        start(play, serving, recipe, endpoint, share)
+        start(play, servers, recipe, endpoint, share)
     if play.check:
         play.note("check mode: nothing was started, so nothing was verified")
         return None
@@ -49,16 +50,7 @@ def main(play: Play, *, recipe: Recipe, tp: int) -> Served | None:
 def plan_nodes(play: Play, recipe: Recipe, tp: int) -> tuple[list[Spark], list[Spark]]:
     """Who serves and who does not."""
     recipe.args_for(tp)  # refuses a size that the recipe does not do
-    nodes = sorted(play.nodes, key=lambda node: not node.is_head)
-    if not nodes or not nodes[0].is_head:
-        raise Refused("the head is not among the chosen nodes", hint="widen --limit")
-    if len(nodes) < tp:
-        raise Refused(
-            f"--tp {tp} needs {tp} nodes; there {'is' if len(nodes) == 1 else 'are'} {len(nodes)} "
-            f"({', '.join(n.name for n in nodes)})",
-            hint=f"add the other Spark to the inventory, widen --limit, or use --tp {len(nodes)}",
-        )
-    return nodes[:tp], nodes[tp:]
+    return serving(play.nodes, tp)
 
 
 def endpoint_of(play: Play, recipe: Recipe) -> Endpoint:

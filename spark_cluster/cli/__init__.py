@@ -137,9 +137,11 @@ def cli(
 def main() -> NoReturn:
     """The entry point: runs a command, and turns errors into words and an exit status."""
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for them takes 10 ms
-    as_json = "--json" in sys.argv
+    as_json = _wants_json(sys.argv[1:])
+    status = 0
     try:
-        cli.main(standalone_mode=False)
+        # What a command gives to `ctx.exit` comes back as the result.
+        status = cli.main(standalone_mode=False) or 0
     except click.exceptions.Exit as ended:
         sys.exit(ended.exit_code)
     except click.ClickException as error:
@@ -159,7 +161,18 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
-    sys.exit(0)
+    sys.exit(status)
+
+
+def _wants_json(words: list[str]) -> bool:
+    """Whether --json is meant for us: the words of the command that `exec` runs are not."""
+    ours: list[str] = []
+    for word in words:
+        after_option = bool(ours) and ours[-1] in ("--timeout", "--limit", "-l")
+        if word == "--" or ("exec" in ours and not word.startswith("-") and not after_option):
+            break
+        ours.append(word)
+    return "--json" in ours
 
 
 def _show(error: SparkClusterError, *, as_json: bool) -> None:

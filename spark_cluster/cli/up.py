@@ -29,6 +29,7 @@ def command(
     Network, Docker, image, model, Ray over the fabric, vLLM; then Ray must show every node and
     GPU, and the model must give the right answer. Running it again changes nothing.
     """
+    from spark_cluster.planning.nodes import serving
     from spark_cluster.recipe import load_recipe
 
     name = recipe_name or app.inventory.serve.recipe
@@ -39,7 +40,8 @@ def command(
         )
     recipe = load_recipe(name, app.project)
     size = tp if tp is not None else min(len(app.nodes), recipe.tensor_parallel.max)
-    recipe.args_for(size)  # refused before any node is asked
+    recipe.args_for(size)  # what cannot be is refused before any node is asked
+    serving(app.nodes, size)
     playbook = app.project.load_playbook("up")
     with app.play(f"up --tp {size}", app.nodes, options) as run:
         play = run.open()

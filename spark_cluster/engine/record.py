@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from spark_cluster.engine.events import Event
+from spark_cluster.errors import Failed
 
 KEPT = 200
 """Runs whose records are kept."""
@@ -26,13 +27,24 @@ def new_run() -> str:
 
 
 class Record:
-    """Writes `runs/RUN.jsonl`, readable by its user only."""
+    """Writes `runs/RUN.jsonl`, readable by its user only.
+
+    Raises:
+        Failed: the file cannot be made.
+    """
 
     def __init__(self, run: str, folder: Path | None = None) -> None:
         self.folder = (folder or state_folder()) / "runs"
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path = self.folder / f"{run}.jsonl"
-        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise Failed(
+                f"the run record cannot be written: {error.strerror}",
+                where=str(self.path),
+                hint="XDG_STATE_HOME names another folder for it",
+            ) from None
         self._out = os.fdopen(handle, "w", buffering=1)
         for old in sorted(self.folder.glob("*.jsonl"))[:-KEPT]:
             old.unlink(missing_ok=True)

@@ -1,0 +1,56 @@
+"""What several folders of tests share: a limit on time, real agents on scratch roots."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_cluster.engine import payload
+from spark_cluster.engine.channel import PipeChannel
+from spark_cluster.engine.session import Session
+
+LIMIT_S = 10
+
+
+@pytest.fixture
+def time_limit() -> Iterator[None]:
+    """Fails a test that hangs, instead of the whole suite."""
+
+    def too_long(_signal: int, _frame: object) -> None:
+        raise TimeoutError(f"the test took more than {LIMIT_S} s")
+
+    old = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(LIMIT_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, old)
+
+
+@pytest.fixture(scope="session")
+def agents_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where agents keep their code, one for all tests, so that it is sent and compiled once."""
+    return tmp_path_factory.mktemp("agents")
+
+
+@pytest.fixture
+def agent(
+    tmp_path: Path, agents_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Session]]:
+    """`agent("spark1")`: a session with a real agent whose root is the folder of that name."""
+    monkeypatch.setenv("HOME", str(agents_home))
+    started: list[Session] = []
+
+    def start(name: str = "spark1", **options: Any) -> Session:
+        root = tmp_path / name
+        root.mkdir(exist_ok=True)
+        channel = PipeChannel(payload.argv("test"))
+        started.append(Session(name, channel, as_root=False, root=str(root), **options))
+        return started[-1]
+
+    yield start
+    for session in started:
+        session.close()
