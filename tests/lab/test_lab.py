@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -338,6 +339,17 @@ def test_up_again_changes_nothing(lab: Lab) -> None:
     assert lab.up(2) is False
     assert time.monotonic() - started < 1
     assert [power.leader(node.layout) for node in lab.nodes] == leaders
+
+
+def test_two_at_once_do_not_race(lab: Lab) -> None:
+    lab.down()
+    said: list[str] = []
+    with ThreadPoolExecutor(2) as pool:
+        ups = [pool.submit(Lab(lab.layout).up, 2, progress=said.append) for _ in range(2)]
+        changed = [up.result() for up in ups]
+    assert sorted(changed) == [False, True]
+    assert any("is changing the lab" in line for line in said)
+    assert lab.state() == "up"
 
 
 def test_down_leaves_the_machine_as_it_was(lab: Lab) -> None:
