@@ -43,6 +43,7 @@ def main(play: Play, *, recipe: Recipe, tp: int) -> Served | None:
     with play.stage("verify"):
         answer = readiness.ask(play, endpoint, recipe.probe)
         now = vram.sample({n.name: play.session(n) for n in play.nodes})
+        peak = vram.peak(peak, now)
         found = versions(play, endpoint, recipe.ray.dashboard_port if tp > 1 else None)
     return Served(endpoint, recipe.name, tp, answer, before, peak, now, found)
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
+
+PATIENCE = 1.0
+"""Seconds to wait for a lock before its holder is named."""
 
 
 class Locked(Exception):
@@ -30,12 +34,10 @@ class NodeLock:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _flock(handle):
             text = os.read(handle, 65536).decode(errors="replace")
             os.close(handle)
-            raise Locked(_parse(text)) from None
+            raise Locked(_parse(text))
         os.ftruncate(handle, 0)
         os.write(handle, json.dumps({**owner, "pid": os.getpid()}).encode())
         self._handle = handle
@@ -45,6 +47,20 @@ class NodeLock:
             os.ftruncate(self._handle, 0)
             os.close(self._handle)
             self._handle = None
+
+
+def _flock(handle: int) -> bool:
+    """Whether it was free, or became free in a moment: a run that has just ended may still be
+    on its way out when the next one comes."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
 
 
 def _parse(text: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -74,16 +75,23 @@ def do_lock(node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply:
 
 
 def do_gather(node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply:
-    """Run reading commands side by side and read files; what is missing is None."""
-    commands: Mapping[str, list[str]] = request.get("commands", {})
+    """Run reading commands side by side and read files; what is missing is None.
+
+    A command is an argument list, or several lists of which the first one counts that is there.
+    What this process knows of its machine by itself comes along as `machine`.
+    """
+    commands: Mapping[str, list[Any]] = request.get("commands", {})
     host = node.host(request)
 
-    def one(argv: list[str]) -> Reply | None:
-        try:
-            done = host.run(argv, timeout=float(request.get("timeout", 20.0)))
-        except (ResourceError, OSError):
-            return None
-        return {"status": done.status, "stdout": done.stdout, "stderr": done.stderr}
+    def one(argv: list[Any]) -> Reply | None:
+        choices = argv if argv and isinstance(argv[0], list) else [argv]
+        for choice in choices:
+            try:
+                done = host.run(choice, timeout=float(request.get("timeout", 20.0)))
+            except (ResourceError, OSError):
+                continue
+            return {"status": done.status, "stdout": done.stdout, "stderr": done.stderr}
+        return None
 
     outputs: Reply = dict.fromkeys(commands)
     workers = [
@@ -96,7 +104,20 @@ def do_gather(node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply
         worker.join()
     files = {name: _text(host, path) for name, path in request.get("files", {}).items()}
     trees = {name: _tree(host, pattern) for name, pattern in request.get("trees", {}).items()}
-    return {"commands": outputs, "files": files, "trees": trees}
+    return {"commands": outputs, "files": files, "trees": trees, "machine": _machine(node.root)}
+
+
+def _machine(root: Path) -> Reply:
+    disk, system = os.statvfs(root), os.uname()
+    return {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "cpus": os.cpu_count() or 0,
+        "arch": system.machine,
+        "kernel": system.release,
+        "hostname": system.nodename,
+        "disk_total": disk.f_blocks * disk.f_frsize,
+        "disk_free": disk.f_bavail * disk.f_frsize,
+    }
 
 
 def _text(host: Host, path: str) -> str | None:

@@ -173,18 +173,28 @@ class Display:
 
 
 def summary(changes: Mapping[str, Any]) -> str:
-    """`kind absent → file, mode 0600 → 0644`; digests are not worth reading."""
+    """`mode 0600 → 0644, mtu enp1s0f1np1 1500 → 9000`; digests are not worth reading."""
+    if changes.get("kind", [None])[0] == "absent":
+        return "new"
     parts = []
     for name, (was, then) in changes.items():
         if name in ("sha256", "spec"):
             parts.append("content" if name == "sha256" else "specification")
+        elif isinstance(was, Mapping) and isinstance(then, Mapping):
+            parts += [
+                f"{name} {key} {_short(was.get(key))} → {_short(value)}"
+                for key, value in then.items()
+                if was.get(key) != value
+            ]
         else:
             parts.append(f"{name} {_short(was)} → {_short(then)}")
     return ", ".join(parts)
 
 
 def _short(value: Any) -> str:
-    text = "none" if value is None else str(value)
+    if isinstance(value, (list, tuple)):
+        value = " ".join(map(str, value))
+    text = "none" if value in (None, "") else str(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
 

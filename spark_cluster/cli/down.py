@@ -20,8 +20,8 @@ def command(app: App, exit_code: bool, options: Options) -> None:
 
     Ends green only when `nvidia-smi --query-compute-apps` lists nothing on any of them.
     """
-    playbook = app.project.load_playbook("down")
     with app.play("down", app.nodes, options) as run:
+        playbook = app.project.load_playbook("down")
         stopped = playbook.function(run.open())
         run.finish()
         if app.as_json:

@@ -53,16 +53,14 @@ def _reach(node: Node) -> Reached:
     started = time.monotonic()
     try:
         session = connection.session("ping", become=False)
-        asked = {"python": ["python3", "-V"]}
-        python = session.request("gather", commands=asked)["commands"]["python"]
+        python = session.request("gather")["machine"]["python"]
         connected = time.monotonic()
         session.request("gather")
         rtt = time.monotonic() - connected
         session.close()
     finally:
         connection.close()
-    version = python["stdout"].removeprefix("Python").strip() if python else ""
-    return Reached(round(rtt * 1000, 2), round((connected - started) * 1000, 1), version)
+    return Reached(round(rtt * 1000, 2), round((connected - started) * 1000, 1), python)
 
 
 def _document(name: str, outcome: Reached | SparkClusterError) -> dict[str, object]:

@@ -24,18 +24,9 @@ def command(app: App, file: str, exit_code: bool, options: Options) -> None:
 
     What main returns is in the JSON document as `result`.
     """
-    playbook = app.project.load_playbook(file)
-    needed = [
-        p.name
-        for p in list(inspect.signature(playbook.function).parameters.values())[1:]
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    if needed:
-        raise UsageError(
-            f"the playbook {playbook.name} has a command of its own (it needs {', '.join(needed)})",
-            hint=f"spark-cluster {playbook.name} --help",
-        )
-    with app.play(f"playbook {playbook.name}", app.nodes, options) as run:
+    name = app.project.resolve("playbooks", file).stem
+    with app.play(f"playbook {name}", app.nodes, options) as run:
+        playbook = _load(app, file)  # while the connections are being made
         play = run.open(must=False)
         result = _run(playbook, play)
         left = next(iter(play.out.values()), None)
@@ -61,6 +52,21 @@ def command(app: App, file: str, exit_code: bool, options: Options) -> None:
     if left is not None:
         raise SystemExit(left.exit_code)
     leave_with(run, exit_code=exit_code)
+
+
+def _load(app: App, file: str) -> Playbook:
+    playbook = app.project.load_playbook(file)
+    needed = [
+        p.name
+        for p in list(inspect.signature(playbook.function).parameters.values())[1:]
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if needed:
+        raise UsageError(
+            f"the playbook {playbook.name} has a command of its own (it needs {', '.join(needed)})",
+            hint=f"spark-cluster {playbook.name} --help",
+        )
+    return playbook
 
 
 def _run(playbook: Playbook, play: Play) -> object:

@@ -42,8 +42,8 @@ def command(
     size = tp if tp is not None else min(len(app.nodes), recipe.tensor_parallel.max)
     recipe.args_for(size)  # what cannot be is refused before any node is asked
     serving(app.nodes, size)
-    playbook = app.project.load_playbook("up")
     with app.play(f"up --tp {size}", app.nodes, options) as run:
+        playbook = app.project.load_playbook("up")
         play = run.open()
         served = playbook.function(play, recipe=recipe, tp=size)
         run.finish()

@@ -45,8 +45,8 @@ def table(
     result = Table(box=None, pad_edge=False, header_style="bold")
     result.add_column("node")
     result.add_column("pid", justify="right")
-    result.add_column("process")
-    for title in ("used MiB", *_extra(peak, before), "available MiB", "total MiB"):
+    result.add_column("process", no_wrap=True)
+    for title in ("used", *_extra(peak, before), "available", "total MiB"):
         result.add_column(title, justify="right")
     other = {reading.name: reading for reading in peak or before or ()}
     for reading in readings:
@@ -69,5 +69,5 @@ def table(
 
 def _extra(peak: list[NodeVram] | None, before: list[NodeVram] | None) -> list[str]:
     if peak:
-        return ["peak MiB"]
-    return ["before MiB"] if before else []
+        return ["peak"]
+    return ["before"] if before else []

@@ -16,11 +16,10 @@ COMPUTE_APPS = (
 )
 """To be asked on the host: inside a container the list is empty (PID namespace)."""
 
-COMMANDS: dict[str, tuple[str, ...]] = {
+COMMANDS: dict[str, tuple[str, ...] | tuple[tuple[str, ...], ...]] = {
     "gpu": ("nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader,nounits"),
     "ip": ("ip", "-j", "addr"),
-    "ibdev2netdev": ("ibdev2netdev",),
-    "rdma": ("rdma", "link"),
+    "hcas": (("ibdev2netdev",), ("rdma", "link")),  # the first that is there
     "docker": ("docker", "version", "--format", "{{.Server.Version}}"),
     "dpkg": (
         "dpkg-query",
@@ -31,10 +30,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "docker.io",
         "nvidia-container-toolkit",
     ),
-    "df": ("df", "-B1", "--output=size,avail", "/"),
-    "uname": ("uname", "-m"),
-    "nproc": ("nproc",),
-    "python": ("python3", "-V"),
 }
 FILES = {
     "os": "/etc/os-release",
@@ -42,8 +37,6 @@ FILES = {
     "meminfo": "/proc/meminfo",
     "boot_id": "/proc/sys/kernel/random/boot_id",
     "machine_id": "/etc/machine-id",
-    "kernel": "/proc/sys/kernel/osrelease",
-    "hostname": "/proc/sys/kernel/hostname",
 }
 MEMORY = {"commands": {"apps": COMPUTE_APPS}, "files": {"meminfo": "/proc/meminfo"}}
 """The question for `vram`: who holds GPU memory, and what the whole node has."""
@@ -60,27 +53,25 @@ def facts(answer: Mapping[str, Any]) -> Facts:
     commands = answer["commands"]
     smi = commands.get("gpu")
     smi_fails = smi is not None and smi["status"] != 0
-    total, free = parsers.df(_out(commands, "df"))
-    hcas = parsers.ibdev2netdev(_out(commands, "ibdev2netdev")) or parsers.rdma_link(
-        _out(commands, "rdma")
-    )
+    hcas = _out(commands, "hcas")
+    machine = answer["machine"]
     return Facts(
-        hostname=files["hostname"],
+        hostname=machine["hostname"],
         os=parsers.os_name(files["os"]),
-        kernel=files["kernel"],
-        arch=_out(commands, "uname").strip(),
-        python=_out(commands, "python").removeprefix("Python").strip(),
-        cpus=int(_out(commands, "nproc").strip() or 0),
+        kernel=machine["kernel"],
+        arch=machine["arch"],
+        python=machine["python"],
+        cpus=machine["cpus"],
         boot_id=files["boot_id"],
         machine_id=files["machine_id"],
         memory=parsers.meminfo(files["meminfo"]),
-        disk_total_bytes=total,
-        disk_free_bytes=free,
+        disk_total_bytes=machine["disk_total"],
+        disk_free_bytes=machine["disk_free"],
         gpu=None if smi_fails else parsers.gpu(_out(commands, "gpu")),
         nvml_error=(smi["stdout"] + smi["stderr"]).strip() if smi_fails else "",
         dgx_version=parsers.dgx_version(files["dgx"]),
         interfaces=parsers.ip_addr(_out(commands, "ip")),
-        hcas=hcas,
+        hcas=parsers.ibdev2netdev(hcas) or parsers.rdma_link(hcas),
         docker=_out(commands, "docker").strip() or None,
         packages=parsers.dpkg((commands.get("dpkg") or {"stdout": ""})["stdout"]),
     )

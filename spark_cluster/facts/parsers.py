@@ -120,9 +120,3 @@ def dpkg(text: str) -> dict[str, str]:
     """`dpkg-query -W -f '${Package}\\t${Version}\\t${db:Status-Status}\\n'`, installed ones."""
     rows = (line.split("\t") for line in text.splitlines())
     return {row[0]: row[1] for row in rows if len(row) == 3 and row[2] == "installed"}
-
-
-def df(text: str) -> tuple[int, int]:
-    """`df -B1 --output=size,avail /`: total and free bytes."""
-    numbers = re.findall(r"^\s*(\d+)\s+(\d+)\s*$", text, re.MULTILINE)
-    return (int(numbers[-1][0]), int(numbers[-1][1])) if numbers else (0, 0)

@@ -12,6 +12,8 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from .sysfs import CLASS, SPEED, put, refresh_ports
 
 MEMINFO = RUN / "meminfo"
 REAL_MEMINFO = RUN / "meminfo.real"
+REFRESH = RUN / "refresh.socket"
 DRIVER = RUN / "driver"
 DEVICES = {"uverbs0": (231, 192), "uverbs1": (231, 193), "umad0": (231, 0), "rdma_cm": (10, 57)}
 CORE = ["rmem_max", "wmem_max", "rmem_default", "wmem_default", "netdev_max_backlog"]
@@ -138,25 +141,42 @@ def refresh(state: dict[str, Any]) -> None:
         version.unlink(missing_ok=True)
 
 
-def listen() -> tuple[socket.socket, socket.socket]:
-    """What wakes the service: changes of links and addresses, and questions from nvidia-smi."""
+def listen_for_changes() -> socket.socket:
+    """The kernel's messages about links and addresses."""
     changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
     changes.bind((0, RTM_LINK_AND_ADDRESSES))
-    SOCKET.unlink(missing_ok=True)
-    questions = socket.socket(socket.AF_UNIX)
-    questions.bind(str(SOCKET))
-    SOCKET.chmod(0o666)
-    questions.listen(8)
-    return changes, questions
+    return changes
 
 
-def answer(questions: socket.socket) -> None:
-    connection, _ = questions.accept()
-    with connection:
+def listen_at(path: Path, mode: int) -> socket.socket:
+    path.unlink(missing_ok=True)
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    path.chmod(mode)
+    server.listen(8)
+    return server
+
+
+def answer(server: socket.socket, make: Callable[[], bytes]) -> None:
+    """Answer whoever has connected."""
+    connection, _ = server.accept()
+    with connection, suppress(OSError):  # it may have gone
+        connection.sendall(make())
+
+
+def refreshed() -> bytes:
+    refresh(load())
+    return b"done"
+
+
+def ask_for_refresh() -> None:
+    """Have the service write everything anew: two writers would overwrite each other's values."""
+    with socket.socket(socket.AF_UNIX) as connection:
         try:
-            connection.sendall(as_json(scan()))
+            connection.connect(str(REFRESH))
         except OSError:
-            return  # whoever asked has gone
+            return  # it does not run: it will begin with what is then true
+        connection.recv(16)
 
 
 def notify_ready() -> None:
@@ -169,18 +189,21 @@ def notify_ready() -> None:
 
 def serve() -> None:
     set_up(load())
-    changes, questions = listen()
+    changes, questions = listen_for_changes(), listen_at(SOCKET, 0o666)
+    requests = listen_at(REFRESH, 0o600)
     refresh(load())  # what changed before anybody listened
     notify_ready()
     due = time.monotonic() + EVERY
     while True:
         wait = max(0.0, due - time.monotonic())
-        ready, _, _ = select.select([changes, questions], [], [], wait)
+        ready, _, _ = select.select([changes, questions, requests], [], [], wait)
         if changes in ready:
             changes.recv(65536)
             refresh_ports(load())
         if questions in ready:
-            answer(questions)
+            answer(questions, lambda: as_json(scan()))
+        if requests in ready:
+            answer(requests, refreshed)
         if time.monotonic() >= due:
             refresh_memory(load())
             due = time.monotonic() + EVERY
@@ -190,7 +213,7 @@ def main(argv: list[str]) -> int:
     if argv == ["serve"]:
         serve()
     elif argv == ["refresh"]:
-        refresh(load())
+        ask_for_refresh()
     else:
         print("usage: lab-hardware serve|refresh")
         return 2
