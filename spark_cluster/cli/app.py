@@ -20,7 +20,8 @@ from spark_cluster.errors import Failed, SparkClusterError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from spark_cluster.engine.play import Options, Play
+    from spark_cluster.engine.options import Options
+    from spark_cluster.engine.play import Play
     from spark_cluster.inventory import Inventory, Node
     from spark_cluster.project import Project
 
@@ -203,8 +204,7 @@ def changing(function: F) -> F:
     """The options of every command that can change nodes, given to it as `options`."""
 
     def collect(ctx: click.Context, /, **given: Any) -> Any:
-        from spark_cluster.engine.document import Selection
-        from spark_cluster.engine.play import Options
+        from spark_cluster.engine.options import Options, Selection
 
         names = ("check", "diff", "tags", "skip_tags", "start_at")
         check, diff, tags, skip_tags, start_at = (given.pop(n) for n in names)

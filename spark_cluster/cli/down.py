@@ -9,7 +9,7 @@ import click
 from spark_cluster.cli.app import App, changing, leave_with
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.play import Options
+    from spark_cluster.engine.options import Options
 
 
 @click.command()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(app: App) -> None:
     """Shows what is true of each node: system, memory, GPU, ConnectX-7 links, Docker."""
-    from spark_cluster.engine.play import Options
+    from spark_cluster.engine.options import Options
 
     with app.play("facts", app.nodes, Options(), change=False) as run:
         nodes = run.open().nodes

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(app: App, follow: bool, tail: int, only: str | None) -> None:
     """Shows the logs of vLLM and Ray on every node, each line with its node and container."""
-    from spark_cluster.engine.play import Options
+    from spark_cluster.engine.options import Options
     from spark_cluster.serving import logs
     from spark_cluster.serving.engine import RAY, SERVER
 

@@ -11,7 +11,8 @@ from spark_cluster.cli.app import App, changing, leave_with
 from spark_cluster.errors import Failed, SparkClusterError, UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.play import Options, Play
+    from spark_cluster.engine.options import Options
+    from spark_cluster.engine.play import Play
     from spark_cluster.project.playbook import Playbook
 
 

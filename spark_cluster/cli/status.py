@@ -29,7 +29,7 @@ def command(ctx: click.Context) -> None:
     Exit status 5 when the state is failed or degraded, 3 when no node can be reached.
     """
     from spark_cluster.engine.connections import ask_secret
-    from spark_cluster.engine.play import Options
+    from spark_cluster.engine.options import Options
     from spark_cluster.serving import state
 
     app: App = ctx.obj

@@ -10,7 +10,7 @@ from spark_cluster.cli.app import App, changing, leave_with
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.play import Options
+    from spark_cluster.engine.options import Options
     from spark_cluster.serving.result import Served
 
 

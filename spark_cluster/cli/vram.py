@@ -21,7 +21,7 @@ def command(app: App) -> None:
 
     On a Spark the GPU's memory is the machine's: MemTotal and MemAvailable stand beside it.
     """
-    from spark_cluster.engine.play import Options
+    from spark_cluster.engine.options import Options
     from spark_cluster.serving import vram
 
     with app.play("vram", app.nodes, Options(), change=False) as run:

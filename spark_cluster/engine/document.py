@@ -3,62 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import fnmatch
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from spark_cluster.errors import Failed, UsageError
+from spark_cluster.errors import Failed
 from spark_cluster.resources.base import Blob, Resource, Secret, to_wire
 from spark_cluster.resources.file import File
 
 INLINE = 8 * 1024
 """Bytes up to which a file's content travels with its document; more only when it is lacking."""
-
-
-@dataclass
-class Selection:
-    """Which resources of a run are meant: `--tags`, `--skip-tags`, `--start-at`.
-
-    Args:
-        tags: only resources that have one of these.
-        skip_tags: not the ones that have one of these.
-        start_at: a role's name, or a resource's id (`File:/etc/hosts`, globs allowed); what comes
-            before the first match is skipped, on each node.
-    """
-
-    tags: frozenset[str] = frozenset()
-    skip_tags: frozenset[str] = frozenset()
-    start_at: str = ""
-    _begun: set[str] = field(default_factory=set)
-    _seen: set[str] = field(default_factory=set)
-
-    def wants(self, node: str, role: str, resource: Resource) -> bool:
-        self._seen.update((role, resource.id, *resource.tags))
-        if self.start_at and node not in self._begun:
-            if not any(fnmatch.fnmatchcase(name, self.start_at) for name in (role, resource.id)):
-                return False
-            self._begun.add(node)
-        names = {role, *resource.tags}
-        return (not self.tags or bool(names & self.tags)) and not names & self.skip_tags
-
-    def unmatched(self) -> UsageError | None:
-        """An error when a name that was asked for was never met in the whole run."""
-        if self.start_at and not self._begun:
-            return self._unknown("--start-at", self.start_at)
-        for option, names in (("--tags", self.tags), ("--skip-tags", self.skip_tags)):
-            for name in names - self._seen:
-                return self._unknown(option, name)
-        return None
-
-    def _unknown(self, option: str, name: str) -> UsageError:
-        close = difflib.get_close_matches(name, self._seen, n=3)
-        return UsageError(
-            f"{option} {name}: nothing in this run has that name",
-            hint=f"did you mean {' or '.join(close)}?" if close else "",
-        )
 
 
 @dataclass(frozen=True)

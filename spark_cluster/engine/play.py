@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.cluster import Spark, sparks
 from spark_cluster.engine.connections import Connections, side_by_side
-from spark_cluster.engine.document import Selection, check, document, tagged
+from spark_cluster.engine.document import check, document, tagged
 from spark_cluster.engine.events import (
     Applying,
     Bus,
@@ -23,6 +23,7 @@ from spark_cluster.engine.events import (
     StageFinished,
     StageStarted,
 )
+from spark_cluster.engine.options import Options
 from spark_cluster.engine.session import Session
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.resources.base import InvalidResource, Resource
@@ -60,21 +61,6 @@ class Applied:
     def output(self, node: str, title: str) -> str:
         """What a reading Command printed."""
         return self.results[node][f"Command:{title}"].output
-
-
-@dataclass
-class Options:
-    """How a run is meant.
-
-    Args:
-        check: change nothing, tell what would be changed.
-        diff: with unified diffs.
-        selection: `--tags`, `--skip-tags`, `--start-at`.
-    """
-
-    check: bool = False
-    diff: bool = False
-    selection: Selection = field(default_factory=Selection)
 
 
 class Play:
