@@ -27,7 +27,9 @@ def main(play: Play, *, recipe: Recipe, tp: int) -> Served | None:
     before = [] if play.check else vram.sample({n.name: play.session(n) for n in play.nodes})
     with play.stage("prepare"):
         link = ("network",) if tp > 1 else ()
-        play.apply(servers, *link, "containers", "caches")
+        made = play.apply(servers, *link, "containers", "caches")
+        if made.changed and not play.check:
+            play.refresh(servers)  # Docker's version, the fabric's addresses
         if idle:
             play.apply(idle, [Container(SERVER, state="absent"), Container(RAY, state="absent")])
     with play.stage("fetch"):
