@@ -65,12 +65,17 @@ def kill(name: str, timeout: float = 10.0) -> None:
         time.sleep(0.05)
 
 
-def remove(name: str) -> None:
-    """Delete a node's groups; they must be empty."""
+def remove(name: str, timeout: float = 5.0) -> None:
+    """Delete a node's groups; the kernel may take a moment to see that they are empty."""
+    deadline = time.monotonic() + timeout
     for group in groups(name):
-        if not group.exists():
-            continue
-        below = [path for path in group.glob("**/") if path != group]
-        for path in sorted(below, key=lambda path: len(path.parts), reverse=True):
-            path.rmdir()
-        group.rmdir()
+        while group.exists():
+            try:
+                for path in sorted(group.glob("**/"), reverse=True):  # a group's own groups first
+                    path.rmdir()
+            except FileNotFoundError:
+                continue  # its supervisor is doing the same
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
