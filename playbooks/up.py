@@ -152,12 +152,13 @@ def start(
         ray_port=recipe.ray.port,
         api_key=endpoint.api_key,
     )
-    anew = ray(play, nodes, play.role("ray", **common, **recipe.ray.model_dump()))
+    options = recipe.ray.model_dump(exclude={"join_timeout_s"})
+    anew = ray(play, nodes, play.role("ray", **common, **options))
     if anew and not play.check:
         # A server that was started with another Ray cluster never finds this one.
         play.apply(nodes[0], [Container(SERVER, state="absent")])
     if tp > 1 and not play.check:
-        readiness.ray_cluster(play, tp, recipe.ray.dashboard_port)
+        readiness.ray_cluster(play, tp, recipe.ray.dashboard_port, recipe.ray.join_timeout_s)
     play.apply(nodes, server)
 
 
