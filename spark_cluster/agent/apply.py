@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spark_cluster.agent.host import Cancelled, Host, explain
+from spark_cluster.agent.host import OUR_FAULT, Cancelled, Host, explain, our_fault
 from spark_cluster.resources.base import (
     Missing,
     Resource,
@@ -65,15 +65,19 @@ def _one(
         maker = host.pending(error.claim)
         if maker is None:
             return _failed(error.message, error.hint)
-        host.overlay.claim(resource.provides(), resource.id)
-        return {"verdict": UNKNOWN, "reason": f"after: {maker}"}
+        reason = f"after: {maker}"
     except Unknown as error:
-        host.overlay.claim(resource.provides(), resource.id)
-        return {"verdict": UNKNOWN, "reason": str(error)}
+        reason = str(error)
     except ResourceError as error:
         return _failed(error.message, error.hint)
     except OSError as error:
         return _failed(explain(error, host.root), "")
+    except Cancelled:
+        raise
+    except Exception as error:  # noqa: BLE001  (say which resource it was)
+        return _failed(our_fault(error), OUR_FAULT)
+    host.overlay.claim(resource.provides(), resource.id)
+    return {"verdict": UNKNOWN, "reason": reason}
 
 
 def _act(

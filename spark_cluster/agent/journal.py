@@ -63,10 +63,12 @@ class Journal:
         before = self.folder / "before"
         before.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not (before / digest).exists():
-            target = os.open(before / f".{digest}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            # Two documents at once may replace the same content.
+            beside = before / f".{digest}.{threading.get_ident()}"
+            target = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(target, "wb") as out:
                 out.write(content)
                 out.flush()
                 os.fsync(target)
-            (before / f".{digest}").rename(before / digest)
+            beside.rename(before / digest)
         self.record(resource, "file", path=shown, before={"sha256": digest, **meta})

@@ -12,7 +12,7 @@ from typing import Any
 
 import spark_cluster.resources  # noqa: F401  (fills the registry)
 from spark_cluster.agent import frames
-from spark_cluster.agent.masking import mask
+from spark_cluster.agent.masking import mask, secrets_in
 from spark_cluster.agent.operations import Node, carry_out
 from spark_cluster.resources.base import Blob, ResourceError
 
@@ -92,7 +92,9 @@ class Agent:
             return
         if op == "blob":
             data = frames.read_raw(self.stream) or b""
-            self._blobs[(message["req"], message["sha256"])].put(data)
+            waiting = self._blobs.get((message.get("req", 0), message.get("sha256", "")))
+            if waiting is not None:
+                waiting.put(data)
             return
         self._workers = [w for w in self._workers if w.is_alive()]
         worker = threading.Thread(target=self._answer, args=(message,))
@@ -101,7 +103,7 @@ class Agent:
 
     def _answer(self, request: dict[str, Any]) -> None:
         number = request.get("req", 0)
-        self.writer.secrets.update(_secrets(request))
+        self.writer.secrets.update(secrets_in(request))
 
         def emit(event: dict[str, Any]) -> None:
             quiet = event.get("event") == "result" and event.get("verdict") == "ok"
@@ -130,15 +132,6 @@ class Agent:
                 for worker in self._workers:
                     worker.join()
                 os._exit(1)
-
-
-def _secrets(value: Any) -> set[str]:
-    if isinstance(value, dict):
-        own = {value["$secret"]} if isinstance(value.get("$secret"), str) else set()
-        return own.union(*(_secrets(v) for v in value.values()))
-    if isinstance(value, list):
-        return set().union(*(_secrets(v) for v in value))
-    return set()
 
 
 def main(stream: frames.Reader, first: list[dict[str, Any]], root: str = "/") -> None:

@@ -6,16 +6,27 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 MASK = "***"
-_FIXED = ("event", "verdict", "req", "op")
+_FIXED = ("event", "verdict", "req", "op", "id", "sha256")
 
 
 def mask(value: Any, secrets: Iterable[str]) -> Any:
     """A copy of a JSON value in which each secret is replaced, wherever a text holds it.
 
-    Protocol words (`event`, `verdict`) stay, so that a short secret cannot break a message.
+    Protocol words (`event`, `verdict`) and names (`id`) stay, so that a short secret cannot break
+    a message; the laptop masks names when it shows them.
     """
     found = sorted({s for s in secrets if s}, key=len, reverse=True)
     return _mask(value, found) if found else value
+
+
+def secrets_in(value: Any) -> set[str]:
+    """The secrets of a request, as resources travel."""
+    if isinstance(value, dict):
+        own = {value["$secret"]} if isinstance(value.get("$secret"), str) else set()
+        return own.union(*(secrets_in(v) for v in value.values()))
+    if isinstance(value, list):
+        return set().union(*(secrets_in(v) for v in value))
+    return set()
 
 
 def _mask(value: Any, secrets: list[str]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import selectors
 import subprocess
@@ -13,9 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent.apply import apply
-from spark_cluster.agent.host import SEARCH_PATH, Cancelled, Host, Processes, explain
+from spark_cluster.agent.host import (
+    OUR_FAULT,
+    SEARCH_PATH,
+    Cancelled,
+    Host,
+    Processes,
+    explain,
+    our_fault,
+)
 from spark_cluster.agent.lock import Locked, NodeLock
-from spark_cluster.resources.base import Blob, InvalidResource, ResourceError, from_wire
+from spark_cluster.resources.base import Blob, ResourceError, from_wire
 
 Request = Mapping[str, Any]
 Reply = dict[str, Any]
@@ -58,8 +67,8 @@ class Node:
 def do_apply(node: Node, request: Request, emit: Emit, fetch: Fetch) -> Reply:
     """Run a document of resources; events as they happen, then whether all went well."""
     try:
-        resources = [from_wire(d) for d in request["resources"]]
-    except (InvalidResource, TypeError) as error:
+        resources = [from_wire(dict(d)) for d in request["resources"]]
+    except (LookupError, TypeError, ValueError) as error:
         return {"error": f"the document does not fit this agent: {error}"}
     host = node.host(request, fetch, emit)
     return {"ok": apply(resources, host, emit, diff=bool(request.get("diff")))}
@@ -90,6 +99,8 @@ def do_gather(node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply
                 done = host.run(choice, timeout=float(request.get("timeout", 20.0)))
             except (ResourceError, OSError):
                 continue
+            except Cancelled:
+                return None
             return {"status": done.status, "stdout": done.stdout, "stderr": done.stderr}
         return None
 
@@ -161,6 +172,7 @@ def do_stream(node: Node, request: Request, emit: Emit, _fetch: Fetch) -> Reply:
     )
     assert process.stdout is not None  # noqa: S101  (it is a pipe)
     node.processes.add(process.pid)
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     selector = selectors.DefaultSelector()
     selector.register(process.stdout, selectors.EVENT_READ)
     try:
@@ -170,7 +182,7 @@ def do_stream(node: Node, request: Request, emit: Emit, _fetch: Fetch) -> Reply:
             data = os.read(process.stdout.fileno(), 65536)
             if not data:
                 break
-            emit({"event": "output", "text": data.decode(errors="replace")})
+            emit({"event": "output", "text": decoder.decode(data)})
     finally:
         node.processes.remove(process.pid)
         if process.poll() is None and node.processes.cancelled.is_set():
@@ -209,3 +221,5 @@ def carry_out(node: Node, request: Request, emit: Emit, fetch: Fetch) -> Reply:
         return {"error": "cancelled"}
     except OSError as error:
         return {"error": explain(error, node.root)}
+    except Exception as error:  # noqa: BLE001  (without a reply the laptop would wait for ever)
+        return {"error": our_fault(error), "hint": OUR_FAULT}

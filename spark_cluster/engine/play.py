@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.agent.masking import mask, secrets_in
 from spark_cluster.cluster import Spark, sparks
 from spark_cluster.engine.connections import Connections, side_by_side
 from spark_cluster.engine.document import check, document, tagged
@@ -89,6 +90,7 @@ class Play:
         self.options = options or Options()
         self.seconds: dict[str, float] = {}
         self.out: dict[str, SparkClusterError] = {}
+        self._secrets: set[str] = set()
 
     # -- the nodes -------------------------------------------------------------------------------
 
@@ -230,12 +232,13 @@ class Play:
             if selection.wants(name, role, resource):
                 chosen.append(resource)
             else:
-                self.bus.emit(Result(name, role, resource.id, "skipped"))
+                self.bus.emit(Result(name, role, self._shown(resource.id), "skipped"))
         if not chosen:
             return
         label = ", ".join(dict.fromkeys(roles[r.id] for r in chosen))
         self.bus.emit(Applying(name, label, len(chosen)))
         packed = document(chosen)
+        self._secrets |= secrets_in(packed.resources)
 
         def take(event: dict[str, Any]) -> None:
             self._take(name, roles, applied, event)
@@ -254,16 +257,21 @@ class Play:
         self, node: str, roles: dict[str, str], applied: Applied, event: dict[str, Any]
     ) -> None:
         kind, resource = event["event"], event.get("id", "")
+        shown = self._shown(resource)
         if kind == "changing":
-            self.bus.emit(Changing(node, resource))
+            self.bus.emit(Changing(node, shown))
         elif kind == "progress":
-            self.bus.emit(Progress(node, resource, event["text"]))
+            self.bus.emit(Progress(node, shown, event["text"]))
         elif kind == "result":
             names = ("seconds", "changes", "diff", "reason", "error", "hint", "output")
             known = {k: event[k] for k in names if k in event}
-            result = Result(node, roles[resource], resource, event["verdict"], **known)
+            result = Result(node, roles[resource], shown, event["verdict"], **known)
             applied.results[node][resource] = result
             self.bus.emit(result)
+
+    def _shown(self, resource: str) -> str:
+        """The id of a resource for people: a secret that a role put into it is masked."""
+        return str(mask(resource, self._secrets))
 
     def _leave(self, name: str, error: SparkClusterError) -> None:
         self.out[name] = error

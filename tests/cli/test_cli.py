@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).parents[2]
-ONE = "nodes:\n  spark1:\n    address: {address}\n    port: {port}\n    roles: [head]\nserve:\n  recipe: lab-paris\n"
+ONE = """\
+nodes:
+  spark1:
+    address: {address}
+    port: {port}
+    roles: [head]
+serve:
+  recipe: lab-paris
+"""
 TWO = ONE.replace("serve", "  spark2:\n    address: not-{address}\n    port: {port}\nserve")
 
 pytestmark = pytest.mark.usefixtures("time_limit")
