@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from spark_cluster.agent.journal import Journal
+from spark_cluster.agent.journal import Journal, naming
 from spark_cluster.agent.overlay import Overlay
 from spark_cluster.resources.base import Blob, ResourceError, Unknown
 
@@ -176,7 +176,7 @@ class Host:
         old = target.lstat() if target.exists() and not target.is_symlink() else None
         handle, beside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
-            with os.fdopen(handle, "wb") as out:
+            with naming(target), os.fdopen(handle, "wb") as out:
                 out.write(data)
                 out.flush()
                 os.fchown(

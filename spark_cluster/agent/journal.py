@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
 import stat
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +37,7 @@ class Journal:
         line = json.dumps({**entry, **details}, sort_keys=True) + "\n"
         with self._lock:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            target = os.open(
-                self.folder / "changes.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
-            )
-            try:
-                os.write(target, line.encode())
-                os.fsync(target)
-            finally:
-                os.close(target)
+            _append(self.folder / "changes.jsonl", line.encode())
 
     def keep(self, resource: str, path: Path, shown: str) -> None:
         """Record that `path` (known to users as `shown`) is about to be replaced or removed."""
@@ -66,9 +62,40 @@ class Journal:
             # Two documents at once may replace the same content.
             beside = before / f".{digest}.{threading.get_ident()}"
             target = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(target, "wb") as out:
-                out.write(content)
-                out.flush()
-                os.fsync(target)
-            beside.rename(before / digest)
+            try:
+                with naming(beside), os.fdopen(target, "wb") as out:
+                    out.write(content)
+                    out.flush()
+                    os.fsync(target)
+                beside.rename(before / digest)
+            except OSError:
+                beside.unlink(missing_ok=True)
+                raise
         self.record(resource, "file", path=shown, before={"sha256": digest, **meta})
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an error of reading or writing the file's name: a write to a full disk has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Add a line, all of it or nothing."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    size = os.fstat(handle).st_size
+    try:
+        with naming(path):
+            if os.write(handle, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(handle)
+    except OSError:
+        os.ftruncate(handle, size)
+        raise
+    finally:
+        os.close(handle)

@@ -129,7 +129,7 @@ def cli(
     endpoint, over SSH, with nothing installed on them beforehand.
 
     Exit status: 0 fine, 1 failed, 2 usage or invalid file, 3 unreachable, 4 refused by the plan,
-    5 verification failed.
+    5 verification failed, 130 interrupted.
     """
     ctx.obj = App(inventory, project, limit, as_json=as_json, verbose=verbose)
 

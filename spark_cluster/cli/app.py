@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from spark_cluster.errors import Failed, SparkClusterError
+from spark_cluster.errors import Interrupted, SparkClusterError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,8 +95,9 @@ class App:
             if unmatched is not None:
                 raise unmatched
         except KeyboardInterrupt:
-            run.finish(error=run.interrupted())
-            raise Failed(run.interrupted()) from None
+            interrupted = run.interrupted()
+            run.finish(error=str(interrupted))
+            raise interrupted from None
         except SparkClusterError as error:
             run.finish(error=str(error))
             raise
@@ -128,6 +129,8 @@ class Run:
             nodes, self.bus, self.id, command=command, change=change and not options.check
         )
         self.connections.begin()  # what follows is imported while the network is waited for
+        import jinja2  # noqa: F401  (roles with templates want it next)
+
         from spark_cluster.cli.display import Display
         from spark_cluster.engine.play import Play
 
@@ -165,14 +168,17 @@ class Run:
         """Seconds of each stage."""
         return self._play.seconds
 
-    def interrupted(self) -> str:
+    def interrupted(self) -> Interrupted:
         """What state an interrupt leaves things in."""
         at_work = [f"{node} was at {what}" for node, what in self.recap.last.items()]
         if not at_work:
-            return "interrupted; no node was being changed. Run the same command again to go on."
-        return (
-            f"interrupted; {', '.join(at_work)}. A package manager finishes, all else was ended; "
-            "no file is half-written. Run the same command again to go on."
+            return Interrupted(
+                "interrupted; no node was being changed", hint="run the same command again to go on"
+            )
+        return Interrupted(
+            f"interrupted; {', '.join(at_work)}",
+            hint="a package manager finishes, all else was ended; no file is half-written. "
+            "Run the same command again to go on",
         )
 
     def finish(self, error: str = "") -> None:

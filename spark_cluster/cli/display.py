@@ -115,6 +115,8 @@ class Display:
 
     def _result(self, event: Result) -> None:
         self._doing.pop(event.node, None)
+        if event.verdict == "failed":  # its node fails with it, and says why
+            return
         if event.verdict in ("ok", "skipped") and not self.verbose:
             return
         word = "would change" if self._check and event.verdict == "change" else WORDS[event.verdict]

@@ -130,6 +130,11 @@ class Connections:
 
     def begin(self) -> None:
         """Start to connect to all, side by side, while the caller does something else."""
+        # Not in the threads: they would share the interpreter with what the caller imports
+        # meanwhile, and the first packet would leave later.
+        import fabric  # noqa: F401
+
+        sys.setswitchinterval(0.0005)  # an import may keep a handshake waiting only so long, s
         self._opening = {name: _start(partial(self._open, name)) for name in self.nodes}
 
     def open(self) -> dict[str, SparkClusterError]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.engine import payload
+from spark_cluster.engine.known_hosts import USER_FILE, host_name, known
 from spark_cluster.engine.refusal import PROMPT, why_no_agent
 from spark_cluster.engine.session import Session
 from spark_cluster.errors import Unreachable
@@ -68,7 +69,12 @@ class SshChannel:
         self._said = b""
 
     def send(self, data: bytes) -> None:
-        self._channel.sendall(data)
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[self._channel.send(rest) :]
+            except TimeoutError:  # that of `receive`; a full window may need longer
+                continue
 
     def receive(self, timeout: float) -> bytes:
         self._channel.settimeout(timeout)
@@ -242,9 +248,9 @@ def _prepare(hop: fabric.Connection, target: Target) -> None:
     import paramiko
 
     client = hop.client
-    client.load_system_host_keys()
-    if target.known_hosts is not None and target.known_hosts.exists():
-        client.load_host_keys(str(target.known_hosts))
+    name = host_name(hop.host, hop.port)
+    for kind, key in known(name, (USER_FILE.expanduser(), target.known_hosts)).items():
+        client.get_host_keys().add(name, kind, key)
     client.set_missing_host_key_policy(_strict())
 
     def transport(sock: Any, **kwargs: Any) -> paramiko.Transport:
