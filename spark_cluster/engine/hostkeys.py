@@ -69,9 +69,9 @@ def show(target: Target) -> Shown:
             security.key_types = (*kinds, *(k for k in security.key_types if k not in kinds))
         try:
             transport.start_client(timeout=target.connect_timeout_s)
+            key = transport.get_remote_server_key()  # raises when nothing came in time
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise Unreachable(f"SSH failed: {error or 'cut'}", where=target.name) from None
-        key = transport.get_remote_server_key()
     # Known by a key of another kind is known, too: this one is not to be taken for a new host's.
     old = known.get(key.get_name()) or next(iter(known.values()), None)
     return Shown(

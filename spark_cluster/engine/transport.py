@@ -33,6 +33,8 @@ DEAD_PEER_MS = 15_000
 """TCP_USER_TIMEOUT, milliseconds: sent data unanswered for so long ends the connection."""
 
 CHANNEL_TRIES = 5
+SLICE = 64 * 1024
+"""Bytes given to paramiko at once; it copies what is left after each packet."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class SshChannel:
         rest = memoryview(data)
         while rest:
             try:
-                rest = rest[self._channel.send(rest) :]
+                rest = rest[self._channel.send(bytes(rest[:SLICE])) :]
             except TimeoutError:  # that of `receive`; a full window may need longer
                 continue
 
