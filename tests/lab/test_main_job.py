@@ -1,4 +1,4 @@
-"""The main job on two fresh nodes, in order: from nothing to a right answer, broken, mended, ended."""
+"""The main job on fresh nodes, in order: from nothing to a right answer, broken, mended, ended."""
 
 from __future__ import annotations
 
