@@ -65,7 +65,7 @@ def show(target: Target) -> Shown:
         known = known_hosts.known(name, (USER_FILE.expanduser(), target.known_hosts))
         if known:  # what is known of a host decides which of its keys is asked for
             security = transport.get_security_options()
-            kinds = [k for k in security.key_types if k in known]
+            kinds = [k for k in security.key_types if _kind_of_key(k) in known]
             security.key_types = (*kinds, *(k for k in security.key_types if k not in kinds))
         try:
             transport.start_client(timeout=target.connect_timeout_s)
@@ -82,6 +82,11 @@ def show(target: Target) -> Shown:
         f"{name} {key.get_name()} {key.get_base64()}",
         fingerprint(old) if old is not None else None,
     )
+
+
+def _kind_of_key(algorithm: str) -> str:
+    """An RSA key has one name in known_hosts and others, after the hash, on the wire."""
+    return "ssh-rsa" if algorithm.startswith("rsa-sha2-") else algorithm
 
 
 def file_of(target: Target) -> Path:

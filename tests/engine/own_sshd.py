@@ -31,9 +31,9 @@ NO_PENALTIES = "PerSourcePenalties no\n"
 """Since 9.8 sshd drops the connections of who failed before; older ones do not know the word."""
 
 
-def keygen(path: Path, passphrase: str = "") -> Path:
+def keygen(path: Path, passphrase: str = "", kind: str = "ed25519") -> Path:
     subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(path)],
+        ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", "test", "-f", str(path)],
         check=True,
         stdin=subprocess.DEVNULL,
     )
@@ -76,6 +76,8 @@ def start_sshd(folder: Path, *, key: Path | None = None, more: str = NO_PENALTIE
     public = (key or folder / "key").with_suffix(".pub")
     shutil.copy(public, folder / "authorized_keys")
     port = free_port()
+    if (folder / "host_rsa").exists():
+        more += f"HostKey {folder}/host_rsa\n"
     (folder / "config").write_text(CONFIG.format(port=port, folder=folder) + more)
     command = [str(SSHD), "-D", "-e", "-f", str(folder / "config")]
     if os.geteuid() == 0:  # root's sshd wants a folder in /run: in a /run of its own
@@ -96,5 +98,5 @@ def start_sshd(folder: Path, *, key: Path | None = None, more: str = NO_PENALTIE
     process.wait()
     said = (folder / "log").read_text().strip()
     if more and "Bad configuration option" in said:
-        return start_sshd(folder, key=key, more="")
+        return start_sshd(folder, key=key, more="")  # an older one
     pytest.skip(f"sshd does not start here: {said[-200:]}")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from own_sshd import free_port, keygen
+from own_sshd import free_port, keygen, start_sshd
 
 from spark_cluster.engine import hostkeys, payload
 from spark_cluster.engine.session import Session
@@ -185,15 +185,9 @@ def test_a_changed_host_key(ssh, sshd, second_sshd, trusted):
     assert "trust --replace --limit spark1" in error.hint
 
 
-def test_another_kind_of_key_is_known(ssh, sshd, trusted):
+def test_another_kind_of_key_is_known(ssh, sshd, trusted, tmp_path):
     """Known by its RSA key alone: what comes now was never seen, and is not accepted."""
-    folder = sshd.folder
-    if not (folder / "rsa").exists():
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "rsa", "-b", "2048", "-N", "", "-f", str(folder / "rsa")],
-            check=True,
-        )
-    kind, blob, _ = (folder / "rsa.pub").read_text().split()
+    kind, blob, _ = keygen(tmp_path / "rsa", kind="rsa").with_suffix(".pub").read_text().split()
     trusted.write_text(f"[127.0.0.1]:{sshd.port} {kind} {blob}\n")
     connection = ssh()
     assert "HOST KEY HAS CHANGED" in refusal(connection).message
@@ -201,6 +195,21 @@ def test_another_kind_of_key_is_known(ssh, sshd, trusted):
     assert shown.verdict == "changed"
     hostkeys.write(trusted, [shown])
     assert run(connection, "echo", "x") == "x\n"
+
+
+def test_a_known_rsa_key_of_a_host_that_has_others_too(ssh, sshd, trusted, tmp_path):
+    folder = tmp_path / "sshd"
+    folder.mkdir()
+    kind, blob, _ = keygen(folder / "host_rsa", kind="rsa").with_suffix(".pub").read_text().split()
+    server = start_sshd(folder, key=sshd.key)
+    try:
+        trusted.write_text(f"[127.0.0.1]:{server.port} {kind} {blob}\n")
+        connection = ssh(port=server.port)
+        assert hostkeys.show(connection.target).verdict == "trusted"
+        assert run(connection, "echo", "x") == "x\n"
+        connection.close()
+    finally:
+        server.stop()
 
 
 def test_a_known_hosts_with_lines_that_paramiko_does_not_read(ssh, sshd, trusted):
