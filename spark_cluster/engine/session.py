@@ -198,10 +198,11 @@ class Session:
                 opening = payload.opening(data, root=self._root, as_root=self._as_root)
                 data = self._prelude + opening
                 self._prelude = b""
-                self._reader = threading.Thread(
+                reader = threading.Thread(
                     target=self._read, name=f"session {self.node}", daemon=True
                 )
-                self._reader.start()
+                reader.start()
+                self._reader = reader  # started: `close` may come from another thread
             with contextlib.suppress(OSError, EOFError):  # the reader knows why, and tells all
                 self._channel.send(data)
 
