@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spark_cluster.agent.host import OUR_FAULT, Cancelled, Host, explain, our_fault
@@ -17,17 +17,27 @@ from spark_cluster.resources.base import (
 )
 
 Emit = Callable[[dict[str, Any]], None]
+Waiting = Mapping[str, Sequence[str]]
 
 OK, CHANGE, UNKNOWN, FAILED = "ok", "change", "unknown", "failed"
 
 
-def apply(resources: Sequence[Resource], host: Host, emit: Emit, *, diff: bool = False) -> bool:
+def apply(
+    resources: Sequence[Resource],
+    host: Host,
+    emit: Emit,
+    *,
+    diff: bool = False,
+    left_out: Waiting | None = None,
+) -> bool:
     """Bring every resource to its desired state, in order; stop at the first failure.
 
     Args:
         host: the node; with `host.check` nothing is changed.
         emit: takes one event a resource: id, verdict, changes, seconds, and what else there is.
         diff: add a unified diff to each change.
+        left_out: resources that this run leaves out, id to those whose change makes them act: what
+            they would have done now they owe to a later run.
 
     Returns:
         Whether none failed.
@@ -36,12 +46,13 @@ def apply(resources: Sequence[Resource], host: Host, emit: Emit, *, diff: bool =
         Cancelled: the laptop is gone; the resource in hand was finished or left as it was.
     """
     touched: set[str] = set()
+    waiting = {r.id: r.triggers() for r in resources} | dict(left_out or {})
     for resource in resources:
         if host.processes.cancelled.is_set():
             raise Cancelled
         host.current = resource.id
         started = time.monotonic()
-        event = _one(resource, resources, host, touched, diff=diff, emit=emit)
+        event = _one(resource, waiting, host, touched, diff=diff, emit=emit)
         if event["verdict"] != OK:
             touched.add(resource.id)
         emit({"event": "result", "id": resource.id, "seconds": time.monotonic() - started, **event})
@@ -52,7 +63,7 @@ def apply(resources: Sequence[Resource], host: Host, emit: Emit, *, diff: bool =
 
 def _one(
     resource: Resource,
-    document: Sequence[Resource],
+    waiting: Waiting,
     host: Host,
     touched: set[str],
     *,
@@ -60,7 +71,7 @@ def _one(
     emit: Emit,
 ) -> dict[str, Any]:
     try:
-        return _act(resource, document, host, touched, diff=diff, emit=emit)
+        return _act(resource, waiting, host, touched, diff=diff, emit=emit)
     except Missing as error:
         maker = host.pending(error.claim)
         if maker is None:
@@ -82,7 +93,7 @@ def _one(
 
 def _act(
     resource: Resource,
-    document: Sequence[Resource],
+    waiting: Waiting,
     host: Host,
     touched: set[str],
     *,
@@ -99,7 +110,7 @@ def _act(
         host.overlay.claim(resource.provides(), resource.id)
     else:
         emit({"event": "changing", "id": resource.id})
-        _converge(resource, document, host, actual)
+        _converge(resource, waiting, host, actual)
     return {"verdict": CHANGE, "changes": _told(changes), **({"diff": text} if text else {})}
 
 
@@ -117,10 +128,10 @@ def _changes(
     return changes
 
 
-def _converge(resource: Resource, document: Sequence[Resource], host: Host, actual: State) -> None:
-    for other in document:
-        if resource.id in other.triggers():
-            host.owe(other.id)
+def _converge(resource: Resource, waiting: Waiting, host: Host, actual: State) -> None:
+    for other, triggers in waiting.items():
+        if resource.id in triggers:
+            host.owe(other)
     resource.converge(host, actual)
     left = differences(resource.settled(host), resource.desired())
     if left:

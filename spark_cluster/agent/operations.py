@@ -71,7 +71,8 @@ def do_apply(node: Node, request: Request, emit: Emit, fetch: Fetch) -> Reply:
     except (LookupError, TypeError, ValueError) as error:
         return {"error": f"the document does not fit this agent: {error}"}
     host = node.host(request, fetch, emit)
-    return {"ok": apply(resources, host, emit, diff=bool(request.get("diff")))}
+    diff, left_out = bool(request.get("diff")), request.get("left_out")
+    return {"ok": apply(resources, host, emit, diff=diff, left_out=left_out)}
 
 
 def do_lock(node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply:

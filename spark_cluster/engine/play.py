@@ -219,19 +219,18 @@ class Play:
             return tagged(role.function(node, settings), role.name)
         except SparkClusterError:
             raise
-        except InvalidResource as error:
-            raise Failed(str(error), where=f"{node.name}: role {role.name}") from error
         except Exception as error:
             raise _broken_role(role, node, error) from error
 
     def _apply(self, name: str, resources: list[tuple[str, Resource]], applied: Applied) -> None:
         selection = self.options.selection
-        chosen, roles = [], {}
+        chosen, roles, left_out = [], {}, {}
         for role, resource in resources:
             roles[resource.id] = role
             if selection.wants(name, role, resource):
                 chosen.append(resource)
             else:
+                left_out[resource.id] = resource.triggers()
                 self.bus.emit(Result(name, role, self._shown(resource.id), "skipped"))
         if not chosen:
             return
@@ -249,6 +248,7 @@ class Play:
             run=self.connections.run,
             check=self.options.check,
             diff=self.options.diff,
+            left_out={i: triggers for i, triggers in left_out.items() if triggers},
         )
         if not reply.wait(take, packed.blobs)["ok"]:
             raise _failed(applied, name)
@@ -292,8 +292,9 @@ def _broken_role(role: Role, node: Spark, error: Exception) -> Failed:
         if trace.tb_frame.f_code.co_filename == str(role.path):
             line = trace.tb_lineno
         trace = trace.tb_next
+    said = "" if isinstance(error, InvalidResource) else f"the role raised {type(error).__name__}: "
     return Failed(
-        f"the role raised {type(error).__name__}: {error}",
+        f"{said}{error}",
         where=f"{role.path}:{line}",
         hint=f"this is a fault of the role {role.name}, met for node {node.name}; "
         "nothing of it was sent to any node",
