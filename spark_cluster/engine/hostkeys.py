@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.engine import known_hosts
 from spark_cluster.engine.known_hosts import USER_FILE, host_name
-from spark_cluster.engine.transport import Target, dial, fingerprint, hops_to, tcp
+from spark_cluster.engine.transport import Target, dial, fingerprint, hang_up, hops_to, tcp
 from spark_cluster.errors import Failed, Unreachable
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _reach(target: Target, stack: contextlib.ExitStack) -> tuple[str, int, socke
     if connection.gateway:
         if not isinstance(connection.gateway, str):
             dial(connection.gateway, target)
-            stack.callback(connection.gateway.close)
+            stack.callback(hang_up, connection.gateway)
         return host, port, connection.open_gateway()
     sock = tcp(host, port, target)
     stack.callback(sock.close)

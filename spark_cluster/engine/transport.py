@@ -166,11 +166,7 @@ class SshConnection:
     def close(self) -> None:
         with self._lock:
             if self._fabric is not None:
-                gateway = self._fabric.gateway
-                self._fabric.close()
-                while gateway and not isinstance(gateway, str):
-                    gateway.close()
-                    gateway = gateway.gateway
+                hang_up(self._fabric)
                 self._fabric = None
 
 
@@ -196,7 +192,19 @@ def dial(connection: fabric.Connection, target: Target) -> None:
         last = last.gateway
     if not last.gateway:  # the one that opens a real socket
         last.connect_kwargs["sock"] = tcp(last.host, last.port, target)
-    _open(connection, target)
+    try:
+        _open(connection, target)
+    except BaseException:  # half-open ones count for sshd's MaxStartups
+        hang_up(connection)
+        raise
+
+
+def hang_up(connection: fabric.Connection) -> None:
+    """Close a connection, open or half-open, and those that it goes through."""
+    hop = connection
+    while hop and not isinstance(hop, str):
+        hop.client.close()
+        hop = hop.gateway
 
 
 def hops_to(target: Target) -> list[fabric.Connection]:

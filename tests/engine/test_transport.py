@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import paramiko
 import pytest
 from own_sshd import free_port, keygen, start_sshd
 
@@ -37,8 +38,11 @@ def run(connection, *argv):
 
 
 def refusal(connection):
+    before = set(threading.enumerate())
     with pytest.raises(Unreachable) as caught:
         connection.open()
+    for left in set(threading.enumerate()) - before:
+        assert not isinstance(left, paramiko.Transport) or left.join(1) or not left.is_alive()
     assert caught.value.where == "spark1"
     assert caught.value.exit_code == 3
     return caught.value
