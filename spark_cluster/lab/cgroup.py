@@ -45,9 +45,9 @@ def processes(name: str) -> set[int]:
     """Every process of a node, by the machine's numbers (its supervisor is one of them)."""
     found: set[int] = set()
     for group in groups(name):
-        for path in [group / "cgroup.procs", *group.glob("**/cgroup.procs")]:
+        for folder, _, _ in os.walk(group):  # a glob would stumble over groups that go away
             try:
-                found.update(int(line) for line in path.read_text().split())
+                found.update(int(pid) for pid in Path(folder, "cgroup.procs").read_text().split())
             except OSError:
                 continue  # the group went away, or is threaded
     return found - {0}
