@@ -9,10 +9,17 @@ from dataclasses import dataclass
 from spark_cluster.engine.session import Session
 
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\S+Z) ?(.*)$")
-_ERROR = re.compile(r"(?<![\w./])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?:\(.*\)|: .+))")
+_ERROR = re.compile(
+    r"(?<![\w./])(?<!raise )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?:\(.*\)|: .+))"
+    r"|(\w+ rank=\[\d+\] died unexpectedly)"
+)
+_HARMLESS = re.compile(r"^\W*(?:\([^)]*\) *)*(?:INFO|DEBUG|WARNING)\b")
+"""A line of vLLM below the level of an error, which may quote one."""
+
 _ECHO = re.compile(
     r"Engine core initialization failed|root cause above|EngineDead|EngineCore encountered|"
-    r"died unexpectedly|RayTaskError|ActorDiedError|Failed core proc|CancelledError"
+    r"died unexpectedly|RayTaskError|ActorDiedError|Failed core proc|CancelledError|"
+    r"Executor failed|Worker failed with error"
 )
 """What follows from an earlier error in another process, and is never its cause."""
 
@@ -58,9 +65,9 @@ def _faults(where: str, log: str) -> list[Fault]:
     faults = []
     for line in log.splitlines():
         at, text = _plain(line)
-        match = _ERROR.search(text)
+        match = None if _HARMLESS.match(text) else _ERROR.search(text)
         if match:
-            faults.append(Fault(where, match[1], at))
+            faults.append(Fault(where, match[1] or match[2], at))
     return faults
 
 
