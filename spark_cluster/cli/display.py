@@ -132,7 +132,8 @@ class Display:
         word = "UNREACHABLE" if event.unreachable else "FAILED"
         self._line(event.node, f"[bold red]{word}[/] {escape(event.error)}")
         if event.hint:
-            self.console.print(Text(" " * (self._width + 4) + event.hint, style="cyan"))
+            hint = Text(" " * (self._width + 4) + event.hint, style="cyan")
+            self.console.print(hint, soft_wrap=True)
 
     def _note(self, event: Note) -> None:
         style = "yellow" if event.level == "warning" else "default"

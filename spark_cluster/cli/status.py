@@ -82,4 +82,14 @@ def _show(app: App, found: Status) -> None:
     for problem in found.problems:
         console.print(f"[red]✘[/] {escape(problem)}", soft_wrap=True)
     if found.problems:
-        console.print("[cyan]spark-cluster up repairs it; spark-cluster logs shows more[/]")
+        console.print(f"[cyan]{_advice(found)}[/]")
+
+
+def _advice(found: Status) -> str:
+    if found.state == "starting":
+        return (
+            "it is loading: spark-cluster up waits for it, spark-cluster logs shows how far it is"
+        )
+    if not all(node.reachable for node in found.nodes):
+        return "first let every node be reached: spark-cluster ping says more"
+    return "spark-cluster up repairs it; spark-cluster logs shows more"

@@ -8,6 +8,7 @@ key unless told otherwise, keepalives do not find a dead peer, paramiko prefers 
 
 from __future__ import annotations
 
+import logging
 import shlex
 import socket
 import threading
@@ -33,6 +34,10 @@ DEAD_PEER_MS = 15_000
 """TCP_USER_TIMEOUT, milliseconds: sent data unanswered for so long ends the connection."""
 
 CHANNEL_TRIES = 5
+
+# Otherwise Python prints paramiko's own words for what is an error of ours, or none (a port that
+# does not listen yet).
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 SLICE = 64 * 1024
 """Bytes given to paramiko at once; it copies what is left after each packet."""
 

@@ -160,6 +160,10 @@ def _problems(
         if node.name in wanted and state is not None and state.status != "running":
             what = "gone" if state.status == "absent" else state.status
             problems.append(f"Ray's container on {node.name} is {what}")
+    for spark in play.nodes:
+        hcas = spark.facts.hcas
+        if spark.name in wanted and hcas and not any(hca.up for hca in hcas):
+            problems.append(f"no ConnectX-7 interface of {spark.name} is up: is the cable in?")
     if len(ray) < tp:
         problems.append(f"Ray shows {len(ray)} of {tp} nodes")
     elif sum(node.gpus for node in ray) < tp:

@@ -90,6 +90,13 @@ def runs(node: LabNode, pattern: str) -> bool:
     return node.run(["pgrep", "-f", pattern], check=False).returncode == 0
 
 
+def asked(user: CommandLine) -> dict[str, Any]:
+    """What `status` says, whatever it is."""
+    out, _ = user.start("status", "--json").process.communicate(timeout=90)
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
 def one(document: dict[str, Any], **changes: Any) -> None:
     """Keep the first node of an inventory, with its ssh settings changed."""
     document["nodes"] = {"spark1": document["nodes"]["spark1"] | {"roles": ["head"], **changes}}
@@ -585,8 +592,24 @@ def test_worker_that_cannot_reach_the_head(user, spark1, spark2):
     assert "Paris" in user.json("up", "--tp", "2")["answer"]
 
 
+def test_fabric_cable_pulled_while_serving(user, spark2):
+    """/health goes on saying 200: status looks further. Put back, it goes on as if nothing was."""
+    spark2.unplug_fabric()
+    try:
+        said = user("status", status=5).out
+        assert "a completion does not come" in said
+        assert "no ConnectX-7 interface of spark2 is up: is the cable in?" in said
+    finally:
+        spark2.plug_fabric()
+
+    def serving() -> bool:
+        return asked(user)["state"] == "serving"
+
+    until(serving, 60, "it serves again", every=1)
+
+
 def test_both_nodes_rebooted_while_serving(user, spark1, spark2):
-    """Stands on the one before: two nodes that serve."""
+    """Stands on those before: two nodes that serve."""
     assert user.json("status")["state"] == "serving"
     for node in (spark1, spark2):
         node.reboot(wait=False)
@@ -595,9 +618,7 @@ def test_both_nodes_rebooted_while_serving(user, spark1, spark2):
         node.wait()
 
     def serving() -> bool:
-        asked = user.start("status", "--json").process
-        out, _ = asked.communicate(timeout=60)
-        return asked.returncode == 0 and json.loads(out)["state"] == "serving"
+        return asked(user)["state"] == "serving"
 
     until(serving, 90 - (time.monotonic() - since), "it serves again by itself", every=1)
     document = user.json("up", "--tp", "2")

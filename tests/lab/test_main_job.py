@@ -120,8 +120,11 @@ def test_exit_code_of_check_mode(user):
 
 
 def test_from_fresh_nodes_to_the_right_answer(user, story):
-    document = user.json("up", "--tp", "2")
+    ran = user("up", "--tp", "2", "--json")
+    document = ran.document
     did, would = user.verdicts(), story.would
+    for line in ran.err.splitlines():
+        assert line.startswith(("up --tp 2", "▸ ", "✔ ", "  spark1 ", "  spark2 ")), line
     assert document["ok"] is True
     assert document["changed"] == len(did["change"])
     assert document["endpoint"] == f"{URL}/v1"
