@@ -91,9 +91,6 @@ class App:
         run = Run(self, command, nodes, options, change=change)
         try:
             yield run
-            unmatched = options.selection.unmatched() if run.begun else None
-            if unmatched is not None:
-                raise unmatched
         except KeyboardInterrupt:
             interrupted = run.interrupted()
             run.finish(error=str(interrupted))
@@ -120,6 +117,7 @@ class Run:
         self.app = app
         self.command = command
         self.check = options.check
+        self._selection = options.selection
         self.begun = False
         self.recap = Recap()
         self.started = time.monotonic()
@@ -182,12 +180,21 @@ class Run:
         )
 
     def finish(self, error: str = "") -> None:
-        """Tell the sinks that it is over."""
+        """Tell the sinks that it is over.
+
+        Raises:
+            UsageError: all went well, but a name of --tags, --skip-tags or --start-at was never met.
+        """
         from spark_cluster.engine.events import RunFinished
 
-        if not self._finished:
-            self._finished = True
-            self.bus.emit(RunFinished(not error, self.seconds, error))
+        if self._finished:
+            return
+        self._finished = True
+        unmatched = self._selection.unmatched() if self.begun and not error else None
+        error = str(unmatched or error)
+        self.bus.emit(RunFinished(not error, self.seconds, error))
+        if unmatched is not None:  # before a command prints that all is well
+            raise unmatched
 
     def show_recap(self) -> None:
         """The closing table, unless the output is JSON."""

@@ -9,12 +9,11 @@ from textwrap import dedent
 
 import pytest
 
-from spark_cluster.engine.connections import Connections, side_by_side
+from spark_cluster.engine.connections import side_by_side
 from spark_cluster.engine.events import Applying, Bus, NodeFailed, Recap, Result
 from spark_cluster.engine.options import Options, Selection
 from spark_cluster.engine.play import Play
 from spark_cluster.errors import Failed, InvalidFile, Unreachable, UsageError
-from spark_cluster.facts.model import Facts
 from spark_cluster.inventory import read_inventory
 from spark_cluster.project import Project
 from spark_cluster.resources import Command, Directory, File, Line, Secret
@@ -40,17 +39,6 @@ def role(node, settings):
 """
 
 
-class Pipes(Connections):
-    """Connections whose nodes are folders."""
-
-    agent = None
-
-    def _open(self, name):
-        self._sessions[name] = self.agent(name)
-        self.facts[name] = Facts(hostname=name)
-        self.users[name] = "nvidia"
-
-
 class Events(list):
     def take(self, event):
         self.append(event)
@@ -63,7 +51,7 @@ class Events(list):
 
 
 @pytest.fixture
-def make(tmp_path, agent):
+def make(tmp_path, pipes):
     """`make(options) -> play` in a project with the role `greet`; `play.events`, `play.recap`."""
     put(tmp_path / "inventory.yaml", INVENTORY)
     put(tmp_path / "roles/greet/__init__.py", GREET)
@@ -74,8 +62,7 @@ def make(tmp_path, agent):
         recap, events = Recap(), Events()
         bus = Bus(recap, events)
         nodes = inventory.select(limit)
-        connections = Pipes(nodes, bus, "run1", command="test", change=True)
-        connections.agent = agent
+        connections = pipes(nodes, bus, "run1", command="test", change=True)
         made = Play(inventory, project, connections, bus, Options(**options))
         made.out.update(connections.open())
         made.events, made.recap = events, recap
