@@ -183,7 +183,7 @@ class Run:
         """Tell the sinks that it is over.
 
         Raises:
-            UsageError: all went well, but a name of --tags, --skip-tags or --start-at was never met.
+            UsageError: all went well, but a name of --tags or --start-at was never met.
         """
         from spark_cluster.engine.events import RunFinished
 
