@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from spark_cluster.engine.session import Session
 
@@ -22,6 +23,12 @@ _ECHO = re.compile(
     r"Executor failed|Worker failed with error"
 )
 """What follows from an earlier error in another process, and is never its cause."""
+
+_COUNTED = re.compile(r"validation errors? for \w+$")
+"""pydantic says in the next line what is wrong."""
+
+_PREFIX = re.compile(r"^(?:\([^)]*\) *)+")
+"""`(APIServer pid=1) `: which process of vLLM speaks."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -63,11 +70,14 @@ def first_error(logs: Mapping[str, str]) -> Fault | None:
 
 def _faults(where: str, log: str) -> list[Fault]:
     faults = []
-    for line in log.splitlines():
-        at, text = _plain(line)
+    lines = [_plain(line) for line in log.splitlines()]
+    for (at, text), (_, following) in pairwise([*lines, ("", "")]):
         match = None if _HARMLESS.match(text) else _ERROR.search(text)
         if match:
-            faults.append(Fault(where, match[1] or match[2], at))
+            said = match[1] or match[2]
+            if _COUNTED.search(said):
+                said += ": " + _PREFIX.sub("", following).partition(" [type=")[0].strip()
+            faults.append(Fault(where, said, at))
     return faults
 
 

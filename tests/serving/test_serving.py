@@ -10,7 +10,7 @@ import pytest
 
 from spark_cluster.engine.session import Answer, Output
 from spark_cluster.errors import Failed, Unreachable, VerificationFailed
-from spark_cluster.facts.model import Process
+from spark_cluster.facts.model import Facts, Hca, Process
 from spark_cluster.recipe import Probe
 from spark_cluster.serving import logs, readiness, state, vram
 from spark_cluster.serving.engine import RAY, SERVER
@@ -77,6 +77,11 @@ def test_the_earliest_of_all_ranks():
         ("INFO 11-20 14:12:18 [a.py:1] handled OSError: it is fine", None),
         ("  File /opt/a/b/SomeError.py, line 3", None),
         ("no errors", None),
+        (
+            "2026-11-20T14:12:19Z (APIServer pid=1) a.ValidationError: 1 validation error for M\n"
+            "2026-11-20T14:12:19Z (APIServer pid=1)   Value error, too long (9) [type=value_error]",
+            "a.ValidationError: 1 validation error for M: Value error, too long (9)",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_an_error(line, text):
@@ -137,6 +142,10 @@ class FakeSession:
         }
         return SimpleNamespace(wait=lambda: {"commands": found})
 
+    def run(self, argv):
+        assert argv[:2] == ["docker", "logs"]
+        return SimpleNamespace(status=0, stdout="vllm: error: no such flag\n", stderr="")
+
     def http(self, url, **_options):
         if url.endswith("/health"):
             return Answer(self.health, "", "" if self.health else "refused")
@@ -145,8 +154,11 @@ class FakeSession:
         return Answer(200, json.dumps({"choices": [{"message": {"content": self.answer}}]}))
 
 
-def play_of(lost=(), head="spark1", **sessions):
-    nodes = [SimpleNamespace(name=n, is_head=n == head) for n in sessions if n not in lost]
+def play_of(lost=(), head="spark1", cable=True, **sessions):
+    facts = Facts(hcas=(Hca("rocep1s0f1", "enp1s0f1np1", cable),))
+    nodes = [
+        SimpleNamespace(name=n, is_head=n == head, facts=facts) for n in sessions if n not in lost
+    ]
     return SimpleNamespace(
         nodes=nodes,
         out={name: Unreachable("no answer", where=name) for name in lost},
@@ -219,6 +231,12 @@ def test_serving_alone(status):
     ("play", "ray", "state_", "problem"),
     [
         (play_of(spark1=serving(health=0), spark2=WORKER), TWO, "starting", "/health"),
+        (play_of(spark1=serving(health=0, restarts=1), spark2=WORKER), TWO, "starting",
+         "the server has been restarted 1 times"),
+        (play_of(spark1=serving(health=0, restarts=3), spark2=WORKER), TWO, "failed",
+         "the server has been restarted 3 times"),
+        (play_of(cable=False, spark1=serving(answer=""), spark2=WORKER), [], "failed",
+         "no ConnectX-7 interface of spark2 is up: is the cable in?"),
         (play_of(spark1=serving(health=503), spark2=WORKER), TWO, "failed", "200 (503)"),
         (play_of(spark1=serving(answer=""), spark2=WORKER), TWO, "failed", "a completion does not"),
         (play_of(spark1=serving(server="exited", health=0, exit_code=1), spark2=WORKER), TWO,
