@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from spark_cluster.engine.session import Session
+from spark_cluster.errors import Failed
 
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\S+Z) ?(.*)$")
 _ERROR = re.compile(
@@ -44,7 +45,10 @@ class Fault:
 
 def read(session: Session, container: str, *, lines: int = 400) -> str:
     """The end of a container's log with Docker's time stamps; empty when there is none."""
-    done = session.run(["docker", "logs", "--timestamps", "--tail", str(lines), container])
+    try:
+        done = session.run(["docker", "logs", "--timestamps", "--tail", str(lines), container])
+    except Failed:  # an idle node need not even have Docker
+        return ""
     return done.stdout + done.stderr if done.status == 0 else ""
 
 

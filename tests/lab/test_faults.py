@@ -322,6 +322,7 @@ def main(play):
         assert not runs(spark2, "^sleep 991")
     finally:
         spark2.plug()
+    spark2.wait()
     document = user.json("playbook", user.playbook(MARK))
     assert document["changed"] == 2
 
@@ -555,6 +556,29 @@ def test_resource_that_can_never_work(user):
 # --- the link and the power, while serving -----------------------------------------------------
 
 
+def own_recipe(user: CommandLine, old: str, new: str) -> None:
+    """A recipe of the user's own, which comes before the shipped one of the same name."""
+    shipped = CHECKOUT / "recipes" / "lab-paris.yaml"
+    (user.home / "recipes").mkdir()
+    (user.home / "recipes" / shipped.name).write_text(shipped.read_text().replace(old, new))
+
+
+def test_server_that_cannot_start(user):
+    own_recipe(user, "  enforce-eager: true\n", "  enforce-eager: true\n  no-such-flag: 1\n")
+    refused_with(
+        user,
+        1,
+        "the server restarted while loading: vllm: error: unrecognized arguments: --no-such-flag 1",
+        "spark-cluster logs",
+        words=("up", "--tp", "1"),
+    )
+    told = asked(user)
+    assert told["state"] in ("starting", "failed")
+    assert any("the server has been restarted" in p for p in told["problems"])
+    user("down")
+    assert asked(user)["state"] == "stopped"
+
+
 def test_fabric_cable_that_is_out(user, spark1, spark2):
     spark2.unplug_fabric()
     try:
@@ -573,10 +597,7 @@ def test_fabric_cable_that_is_out(user, spark1, spark2):
 
 def test_worker_that_cannot_reach_the_head(user, spark1, spark2):
     """Then what `up` is for: mend the link, run it again."""
-    recipe = CHECKOUT / "recipes" / "lab-paris.yaml"
-    text = recipe.read_text().replace("ray:\n", "ray:\n  join_timeout_s: 15\n")
-    (user.home / "recipes").mkdir()
-    (user.home / "recipes" / recipe.name).write_text(text)
+    own_recipe(user, "ray:\n", "ray:\n  join_timeout_s: 15\n")
     link = 'def main(play):\n    play.apply(play.nodes, "network")\n'
     user("playbook", user.playbook(link))  # which would take the next line's route away
     spark2.run(["ip", "route", "add", "blackhole", "192.168.177.11/32"])

@@ -97,6 +97,14 @@ def test_last_line():
     assert logs.last_line("") == ""
 
 
+def test_a_node_without_docker_has_no_log():
+    class Bare:
+        def run(self, _argv):
+            raise Failed("docker: no such command or folder")
+
+    assert logs.read(Bare(), SERVER) == ""
+
+
 # -- containers --------------------------------------------------------------------------------
 
 
