@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import sys
@@ -10,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import spark_cluster.resources  # noqa: F401  (fills the registry)
 from spark_cluster.agent import frames
 from spark_cluster.agent.masking import mask, secrets_in
 from spark_cluster.agent.operations import Node, carry_out
@@ -140,6 +140,8 @@ def main(stream: frames.Reader, first: list[dict[str, Any]], root: str = "/") ->
     Whatever else in this process writes to standard output goes to standard error, so that it
     cannot be taken for the protocol.
     """
+    gc.freeze()  # what is imported by now stays
+    gc.enable()
     handle = os.dup(1)
     os.dup2(2, 1)
     os.umask(0o022)

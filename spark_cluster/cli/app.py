@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import signal
 import sys
@@ -146,6 +147,8 @@ class Run:
         """
         from spark_cluster.engine.events import RunStarted
 
+        gc.freeze()
+        gc.enable()
         names = tuple(self.connections.nodes)
         signal.signal(signal.SIGTERM, _interrupt)
         self.bus.emit(RunStarted(self.id, self.command, names, self.check))
