@@ -129,19 +129,24 @@ def test_events_come_while_things_happen_and_in_order(make):
     assert [e.at for e in play.events] == sorted(e.at for e in play.events)
 
 
-def test_apply_is_a_barrier(make, tmp_path):
-    """The quick node waits for the slow one: what comes next sees the work of both."""
+def meeting(folder: Path, me: str, other: str) -> Command:
+    """Ends well only when the other node is at work at the same time."""
+    wait = f"for i in $(seq 100); do [ -e {folder}/{other} ] && exit 0; sleep 0.05; done; exit 1"
+    return Command("meet", ("sh", "-c", f"touch {folder}/{me}; {wait}"))
+
+
+def test_nodes_work_side_by_side_and_apply_waits_for_both(make, tmp_path):
     play = make()
-    slow = Command("slow", ("sh", "-c", f"sleep 0.4; touch {tmp_path}/slow"))
-    work = {"spark1": [slow], "spark2": [Command("quick", ("touch", f"{tmp_path}/quick"))]}
-    started = time.monotonic()
+    pairs = {"spark1": "spark2", "spark2": "spark1"}
     play.together(
-        *(lambda n=node: play.apply(n, work[n.name]) for node in play.nodes),
+        *(lambda n=n: play.apply(n, [meeting(tmp_path, n.name, pairs[n.name])]) for n in play.nodes)
     )
+    slow = Command("slow", ("sh", "-c", f"sleep 0.4; touch {tmp_path}/slow"))
+    quick = Command("quick", ("touch", f"{tmp_path}/quick"))
+    for_node = {"spark1": slow, "spark2": quick}
+    play.on_each(play.nodes, lambda node: play.apply(node, [for_node[node.name]]))
     assert (tmp_path / "slow").exists()
     assert (tmp_path / "quick").exists()
-    play.apply(play.nodes, [Command("both", ("sleep", "0.4"))])
-    assert time.monotonic() - started < 0.4 * 3, "they did not run side by side"
 
 
 def test_what_a_reading_command_printed(make):
