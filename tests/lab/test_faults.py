@@ -568,7 +568,8 @@ def test_server_that_cannot_start(user):
     refused_with(
         user,
         1,
-        "the server restarted while loading: vllm: error: unrecognized arguments: --no-such-flag 1",
+        "while loading: vllm: error: unrecognized arguments: --no-such-flag 1",
+        "spark1 spark-vllm",
         "spark-cluster logs",
         words=("up", "--tp", "1"),
     )
