@@ -21,7 +21,7 @@ from spark_cluster.serving.result import Served, versions
 
 
 def main(play: Play, *, recipe: Recipe, tp: int) -> Served | None:
-    """Serve `recipe` over `tp` nodes; None in check mode, where nothing can be verified."""
+    """Serve `recipe` over `tp` nodes; None where nothing can be verified (check mode, --tags)."""
     servers, idle = plan_nodes(play, recipe, tp)
     endpoint = endpoint_of(play, recipe)
     before = [] if play.check else vram.sample({n.name: play.session(n) for n in play.nodes})
@@ -39,6 +39,10 @@ def main(play: Play, *, recipe: Recipe, tp: int) -> Served | None:
         start(play, servers, recipe, endpoint, share)
     if play.check:
         play.note("check mode: nothing was started, so nothing was verified")
+        return None
+    left_out = play.options.selection.partial
+    if left_out and readiness.container_state(play, SERVER).status == "absent":
+        play.note("the server was left out, so nothing was verified")
         return None
     with play.stage("load"):
         peak = readiness.healthy(play, endpoint, recipe.ready_timeout_s)

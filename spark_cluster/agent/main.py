@@ -37,10 +37,10 @@ class Writer:
         self.broken = threading.Event()
         self.secrets: set[str] = set()
 
-    def send(self, message: dict[str, Any], *, now: bool = True) -> None:
+    def send(self, message: dict[str, Any], *, now: bool = True, masked: bool = True) -> None:
         """Write a frame; with `now=False` it may wait up to BATCH seconds."""
         with self._lock:
-            self._waiting.append(frames.pack(mask(message, self.secrets)))
+            self._waiting.append(frames.pack(mask(message, self.secrets) if masked else message))
             if now or time.monotonic() - self._sent > BATCH:
                 self._flush()
 
@@ -119,8 +119,11 @@ class Agent:
                     if self.node.processes.cancelled.is_set():
                         raise ResourceError("the laptop is gone") from None
 
-        reply = carry_out(self.node, request, emit, fetch)
-        emit({"event": "done", **reply})
+        reply = {"req": number, "event": "done", **carry_out(self.node, request, emit, fetch)}
+        # Facts and answers are for the program, not for show: masked, a short secret would damage
+        # them.
+        shown = request.get("op") not in ("gather", "http") or "error" in reply
+        self.writer.send(reply, masked=shown)
 
     def _stay_alive(self) -> None:
         while True:

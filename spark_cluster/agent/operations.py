@@ -87,7 +87,8 @@ def do_lock(node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply:
 def do_gather(node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply:
     """Run reading commands side by side and read files; what is missing is None.
 
-    A command is an argument list, or several lists of which the first one counts that is there.
+    A command is an argument list, or several lists of which the first one counts that has an
+    answer.
     What this process knows of its machine by itself comes along as `machine`.
     """
     commands: Mapping[str, list[Any]] = request.get("commands", {})
@@ -95,6 +96,7 @@ def do_gather(node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply
 
     def one(argv: list[Any]) -> Reply | None:
         choices = argv if argv and isinstance(argv[0], list) else [argv]
+        last = None
         for choice in choices:
             try:
                 done = host.run(choice, timeout=float(request.get("timeout", 20.0)))
@@ -102,8 +104,10 @@ def do_gather(node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply
                 continue
             except Cancelled:
                 return None
-            return {"status": done.status, "stdout": done.stdout, "stderr": done.stderr}
-        return None
+            last = {"status": done.status, "stdout": done.stdout, "stderr": done.stderr}
+            if done.status == 0 and done.stdout:
+                return last
+        return last
 
     outputs: Reply = dict.fromkeys(commands)
     workers = [

@@ -124,6 +124,8 @@ class Run:
         self.started = time.monotonic()
         self.id = new_run()
         self.bus = Bus(self.recap)
+        if change:
+            self.bus.add(Record(self.id))
         self.connections = Connections(
             nodes, self.bus, self.id, command=command, change=change and not options.check
         )
@@ -134,8 +136,6 @@ class Run:
         from spark_cluster.engine.play import Play
 
         self.bus.add(Display(app.console, verbose=app.verbose, titled=change))
-        if change:
-            self.bus.add(Record(self.id))
         self._play = Play(app.inventory, app.project, self.connections, self.bus, options)
         self._finished = False
 

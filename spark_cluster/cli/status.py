@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.recipe import Probe
@@ -35,6 +36,11 @@ def command(ctx: click.Context) -> None:
     app: App = ctx.obj
     serve = app.inventory.serve
     key = serve.api_key.read("the API key", ask_secret()) if serve.api_key else None
+    if not any(node.is_head for node in app.nodes):
+        raise UsageError(
+            f"--limit {app.limit} leaves out the head, which serves",
+            hint=f"the head is {app.inventory.head.name}; spark-cluster ping reaches single nodes",
+        )
     with app.play("status", app.nodes, Options(), change=False) as run:
         found = state.status(run.open(must=False), key, _probe(app))
         run.finish()

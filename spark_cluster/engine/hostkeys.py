@@ -101,6 +101,7 @@ def write(path: Path, accepted: Iterable[Shown]) -> None:
         Failed: the file cannot be written.
     """
     keys = list(accepted)
+    path = path.resolve()  # a link stays one
     replaced = {(key.host, key.kind) for key in keys}
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

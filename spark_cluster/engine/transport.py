@@ -380,5 +380,8 @@ def _open(connection: fabric.Connection, target: Target) -> None:
 
 def _unreachable(target: Target, why: str) -> Unreachable:
     return Unreachable(
-        f"SSH failed: {why}", where=target.name, hint="ssh -v to the node shows more"
+        f"SSH failed: {why}",
+        where=target.name,
+        hint="ssh -v to the node shows more; after several failures sshd itself refuses an "
+        "address for some minutes",
     )
