@@ -177,7 +177,7 @@ class Display:
 
 def summary(changes: Mapping[str, Any]) -> str:
     """`mode 0600 → 0644, mtu enp1s0f1np1 1500 → 9000`; digests are not worth reading."""
-    if changes.get("kind", [None])[0] == "absent":
+    if any(changes.get(name, [None])[0] == "absent" for name in ("kind", "state", "image")):
         return "new"
     parts = []
     for name, (was, then) in changes.items():

@@ -68,7 +68,8 @@ def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]
             )
             time.sleep(POLL_S / 2)
     here = {node.address for node in nodes}
-    missing = [n.name for n in play.nodes[:tp] if n.fabric_ip not in here]
+    wanted = sorted(play.nodes, key=lambda node: not node.is_head)[:tp]
+    missing = [n.name for n in wanted if n.fabric_ip not in here]
     fault = logs.first_error(_logs(play, RAY))
     said = f"; {fault.where} says: {fault.text}" if fault else ""
     raise VerificationFailed(
@@ -210,10 +211,12 @@ def _ended(play: Play, state: ContainerState) -> Failed:
     fault = logs.first_error(_logs(play, SERVER) | _logs(play, RAY))
     last = logs.last_line(logs.read(play.session(play.head), SERVER, lines=20))
     what = "restarted" if state.status == "running" else f"is {state.status}"
+    # Docker would start it again and again; what it said stays to be read.
+    play.session(play.head).run(["docker", "stop", "-t", "5", SERVER])
     return Failed(
         f"the server {what} while loading: {fault.text if fault else last or state.error}",
         where=fault.where if fault else f"{play.head.name} {SERVER}",
-        hint="spark-cluster logs shows more",
+        hint="the server was stopped, its log stays: spark-cluster logs shows more",
     )
 
 
