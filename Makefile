@@ -51,7 +51,7 @@ $(VENV)/ready: pyproject.toml
 	  { echo "python3-venv is missing: installing it"; apt-get update -qq && apt-get install -y -qq python3-venv; }
 	@echo "making the environment in $(VENV)"
 	@rm -rf $(VENV) && mkdir -p $(CACHE) && $(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(VENV)/bin/pip install -qq --disable-pip-version-check -e '.[dev]'
 	@ln -sfn $(VENV) .venv
 	@touch $@
 
