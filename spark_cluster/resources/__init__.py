@@ -14,11 +14,16 @@ from spark_cluster.resources.container import Container
 from spark_cluster.resources.directory import Directory
 from spark_cluster.resources.file import File
 from spark_cluster.resources.group import Group
+from spark_cluster.resources.hosts_entry import HostsEntry
+from spark_cluster.resources.identity import HostKeys, MachineId
 from spark_cluster.resources.image import Image
+from spark_cluster.resources.json_keys import JsonKeys
 from spark_cluster.resources.line import Line
 from spark_cluster.resources.netplan import Netplan
 from spark_cluster.resources.package import Package
 from spark_cluster.resources.service import Service
+from spark_cluster.resources.ssh_key import SshKey
+from spark_cluster.resources.swap import Swap
 from spark_cluster.resources.user import User
 
 __all__ = [
@@ -28,9 +33,13 @@ __all__ = [
     "Directory",
     "File",
     "Group",
+    "HostKeys",
+    "HostsEntry",
     "Image",
     "InvalidResource",
+    "JsonKeys",
     "Line",
+    "MachineId",
     "Missing",
     "Netplan",
     "Package",
@@ -38,6 +47,8 @@ __all__ = [
     "ResourceError",
     "Secret",
     "Service",
+    "SshKey",
+    "Swap",
     "Unknown",
     "User",
 ]
