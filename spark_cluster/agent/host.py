@@ -12,6 +12,7 @@ import stat
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from spark_cluster.agent.overlay import Overlay
 from spark_cluster.resources.base import Blob, ResourceError, Unknown
 
 STATE = "/var/lib/spark-cluster"
+RUN = "/run/spark-cluster"
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -99,6 +101,7 @@ class Host:
         check: observe only.
         fetch: brings a Blob's content from the laptop.
         progress: shows one line of what is going on.
+        ask_for_proof: asks the laptop to leave a file (its path) over a new connection.
         search_path: where commands are looked for.
     """
 
@@ -107,6 +110,7 @@ class Host:
     check: bool = False
     fetch: Callable[[Blob], bytes] = _no_blob
     progress: Callable[[str], None] = _silent
+    ask_for_proof: Callable[[str], None] = _silent
     processes: Processes = field(default_factory=Processes)
     overlay: Overlay = field(default_factory=Overlay)
     current: str = ""
@@ -280,6 +284,29 @@ class Host:
     def which(self, command: str) -> str | None:
         """Path of a command on the node."""
         return shutil.which(command, path=self.search_path)
+
+    # -- the laptop ----------------------------------------------------------------------------
+
+    def reached_anew(self, within_s: float) -> bool:
+        """Whether the laptop gets a new connection to this node within so many seconds.
+
+        The connection that is there proves little: it may live on where no new one is let in.
+
+        Raises:
+            Cancelled: the laptop is gone.
+        """
+        folder = self.path(RUN)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        proof = f"{RUN}/proof-{os.urandom(12).hex()}"
+        self.ask_for_proof(proof)
+        deadline = time.monotonic() + within_s
+        while not self.path(proof).exists():
+            if self.processes.cancelled.wait(0.05):
+                raise Cancelled
+            if time.monotonic() > deadline:
+                return False
+        self.path(proof).unlink()
+        return True
 
     # -- restarts that are owed ----------------------------------------------------------------
 

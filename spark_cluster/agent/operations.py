@@ -52,6 +52,7 @@ class Node:
             host.progress = lambda text: emit(
                 {"event": "progress", "id": host.current, "text": text}
             )
+            host.ask_for_proof = lambda path: emit({"event": "prove", "path": path})
         return host
 
 

@@ -153,6 +153,24 @@ class Connections:
         """The SSH connection of a connected node."""
         return self._connections[name]
 
+    def prove(self, name: str, path: str) -> None:
+        """Leave a file on a node over a new connection, as a proof that it still lets one in.
+
+        It goes on in the background; that it did not work is for the node to say.
+        """
+        from spark_cluster.engine.transport import SshConnection
+
+        def leave() -> None:
+            connection = SshConnection(target(self.nodes[name]))
+            try:
+                session = connection.session(self.run)
+                session.run(["touch", path])
+                session.close()
+            finally:
+                connection.close()
+
+        _start(leave)
+
     def refresh(self, names: Iterable[str]) -> None:
         """Ask again for facts that a change may have made stale."""
         jobs = {name: partial(self._facts, name) for name in names}

@@ -256,6 +256,8 @@ class Play:
         kind, resource = event["event"], event.get("id", "")
         if kind == "changing":
             self.bus.emit(Changing(node, resource))
+        elif kind == "prove":
+            self.connections.prove(node, event["path"])
         elif kind == "progress":
             self.bus.emit(Progress(node, resource, event["text"]))
         elif kind == "result":

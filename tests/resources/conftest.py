@@ -26,6 +26,7 @@ COMMANDS = {
     "systemd": ("systemctl", "journalctl"),
     "accounts": ("useradd", "usermod", "userdel", "groupadd", "groupmod", "groupdel"),
     "docker": ("docker",),
+    "network": ("netplan", "ip", "systemd-run", "systemctl"),
 }
 
 
