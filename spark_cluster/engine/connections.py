@@ -66,9 +66,14 @@ def target(node: Node) -> Target:
 
     become = node.become
 
+    def login_password() -> str | None:
+        if node.login_password is None:
+            return None
+        return node.login_password.read(f"the login password of {node.name}", ask_secret())
+
     def password() -> str | None:
         if become.password is None:
-            return None
+            return login_password()  # a fresh node's user has one for both
         return become.password.read(f"the sudo password of {node.name}", ask_secret())
 
     return Target(
@@ -81,6 +86,7 @@ def target(node: Node) -> Target:
         jump=node.jump,
         connect_timeout_s=node.connect_timeout_s,
         sudo_password=password,
+        login_password=login_password,
     )
 
 

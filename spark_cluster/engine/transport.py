@@ -47,6 +47,8 @@ class Target:
         jump: `[user@]host[:port]` to go through; None leaves it to ssh_config.
         connect_timeout_s: seconds for each of TCP, banner and authentication.
         sudo_password: asked for when it is needed; returns None when there is none.
+        login_password: asked for when the node takes no key, for a first contact; it goes to this
+            node only, never to a jump host. Returns None when there is none.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Target:
     jump: str | None = None
     connect_timeout_s: float = 10.0
     sudo_password: Callable[[], str | None] = field(default=lambda: None)
+    login_password: Callable[[], str | None] = field(default=lambda: None)
 
 
 class SshChannel:
@@ -171,9 +174,21 @@ def fingerprint(key: paramiko.PKey) -> str:
     return str(key.fingerprint)
 
 
+class KeysRefused(Unreachable):
+    """The node was reached, but takes none of the keys; a password may do."""
+
+
 def _connect(target: Target) -> fabric.Connection:
     connection = hops_to(target)[0]
-    dial(connection, target)
+    try:
+        dial(connection, target)
+    except KeysRefused:
+        password = target.login_password()
+        if password is None:
+            raise
+        connection.close()
+        connection = hops_to(target, password)[0]
+        dial(connection, target)
     return connection
 
 
@@ -191,8 +206,11 @@ def dial(connection: fabric.Connection, target: Target) -> None:
     _open(connection, target)
 
 
-def hops_to(target: Target) -> list[fabric.Connection]:
-    """The connection to a node, not opened, and after it the jump hosts that it goes through."""
+def hops_to(target: Target, password: str | None = None) -> list[fabric.Connection]:
+    """The connection to a node, not opened, and after it the jump hosts that it goes through.
+
+    With a password the node itself is offered that and no key: sshd counts refused keys.
+    """
     import fabric
 
     config = fabric.Config()
@@ -205,7 +223,7 @@ def hops_to(target: Target) -> list[fabric.Connection]:
         target.host,
         user=target.user,
         port=target.port,
-        connect_kwargs=_auth(target),
+        connect_kwargs=_auth(target) if password is None else _with_password(password),
         connect_timeout=None,
         **options,
     )
@@ -235,6 +253,10 @@ def _auth(target: Target) -> dict[str, Any]:
     if target.identity_file is not None:
         options["key_filename"] = [str(target.identity_file)]
     return options
+
+
+def _with_password(password: str) -> dict[str, Any]:
+    return {"password": password, "allow_agent": False, "look_for_keys": False}
 
 
 def _prepare(hop: fabric.Connection, target: Target) -> None:
@@ -342,16 +364,23 @@ def _open(connection: fabric.Connection, target: Target) -> None:
             f"When you know why: spark-cluster trust --replace --limit {target.name}",
         ) from None
     except paramiko.PasswordRequiredException:
-        raise Unreachable(
+        raise KeysRefused(
             "the private key has a passphrase",
             where=target.name,
             hint="add it to your agent first: ssh-add " + str(target.identity_file or ""),
         ) from None
     except paramiko.AuthenticationException:
-        raise Unreachable(
+        if "password" in connection.connect_kwargs:
+            raise Unreachable(
+                f"{where} does not accept the password",
+                where=target.name,
+                hint="check `user` in the inventory, and that sshd there lets passwords in",
+            ) from None
+        raise KeysRefused(
             f"{where} accepts none of the offered keys",
             where=target.name,
-            hint="check `user` and `identity_file` in the inventory; ssh-copy-id installs a key",
+            hint="check `user` and `identity_file` in the inventory; for a first contact, "
+            "`spark-cluster provision --ask-password` logs in with a password and installs the key",
         ) from None
     except (paramiko.SSHException, OSError, EOFError) as error:
         raise _unreachable(target, str(error) or "the connection was cut") from None
