@@ -379,8 +379,8 @@ def _open(connection: fabric.Connection, target: Target) -> None:
         raise KeysRefused(
             f"{where} accepts none of the offered keys",
             where=target.name,
-            hint="check `user` and `identity_file` in the inventory; for a first contact, "
-            "`spark-cluster provision --ask-password` logs in with a password and installs the key",
+            hint="check `user` and `identity_file` in the inventory; ssh-copy-id installs a key, "
+            "and so does `spark-cluster provision --ask-password`",
         ) from None
     except (paramiko.SSHException, OSError, EOFError) as error:
         raise _unreachable(target, str(error) or "the connection was cut") from None
