@@ -21,6 +21,8 @@ from spark_cluster.facts import gather
 from spark_cluster.facts.model import Facts
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from spark_cluster.engine.transport import SshConnection, Target
     from spark_cluster.inventory import Node
 
@@ -159,6 +161,23 @@ class Connections:
         """The SSH connection of a connected node."""
         return self._connections[name]
 
+    def learn(self, name: str) -> tuple[Path, list[str]]:
+        """Write a connected node's host keys, as its facts have them, into known_hosts.
+
+        They came over a connection whose host key was verified, so nobody can be between.
+
+        Returns:
+            The file, and the keys' fingerprints.
+        """
+        from spark_cluster.engine import hostkeys
+
+        reached = self._connections[name].open()
+        keys = self.facts[name].host_keys
+        shown = hostkeys.told(name, str(reached.host), int(reached.port), keys)
+        path = hostkeys.file_of(target(self.nodes[name]))
+        hostkeys.write(path, shown)
+        return path, [f"{key.kind} {key.fingerprint}" for key in shown]
+
     def prove(self, name: str, path: str) -> None:
         """Leave a file on a node over a new connection, as a proof that it still lets one in.
 
@@ -177,13 +196,16 @@ class Connections:
 
         _start(leave)
 
-    def refresh(self, names: Iterable[str]) -> None:
-        """Ask again for facts that a change may have made stale."""
+    def refresh(self, names: Iterable[str]) -> dict[str, SparkClusterError]:
+        """Ask again for facts that a change may have made stale; who did not answer, and why."""
         jobs = {name: partial(self._facts, name) for name in names}
-        for name, outcome in side_by_side(jobs).items():
+        failed: dict[str, SparkClusterError] = {}
+        for name, outcome in (side_by_side(jobs) if jobs else {}).items():
             if isinstance(outcome, SparkClusterError):
-                raise outcome
-            self.facts[name] = outcome
+                failed[name] = outcome
+            else:
+                self.facts[name] = outcome
+        return failed
 
     def close(self) -> None:
         """End all agents and connections."""

@@ -25,7 +25,7 @@ from spark_cluster.engine.events import (
 )
 from spark_cluster.engine.options import Options
 from spark_cluster.engine.session import Session
-from spark_cluster.errors import Failed, SparkClusterError, Unreachable
+from spark_cluster.errors import Failed, Refused, SparkClusterError, Unreachable
 from spark_cluster.resources.base import InvalidResource, Resource
 
 if TYPE_CHECKING:
@@ -117,9 +117,12 @@ class Play:
         """The node's agent, for what is not a resource: `run`, `http`."""
         return self.connections.session(node.name)
 
-    def refresh(self, nodes: Iterable[Spark]) -> None:
-        """Ask these nodes for their facts again."""
-        self.connections.refresh([node.name for node in nodes])
+    def refresh(self, nodes: Iterable[Spark], *, must: bool = True) -> None:
+        """Ask these nodes for their facts again; with `must` unset, who does not answer leaves."""
+        for name, error in self.connections.refresh([node.name for node in nodes]).items():
+            self._leave(name, error)
+            if must:
+                raise error
 
     # -- doing -----------------------------------------------------------------------------------
 
@@ -148,9 +151,9 @@ class Play:
         wanted = [nodes] if isinstance(nodes, Spark) else list(nodes)
         current = {node.name: node for node in self.nodes}
         chosen = [current[n.name] for n in wanted if n.name in current]
-        documents = {node.name: self._resources(node, what) for node in chosen}
+        documents = self._documents(chosen, what, must=must)
         applied = Applied({node.name: {} for node in chosen})
-        jobs = {n.name: partial(self._apply, n.name, documents[n.name], applied) for n in chosen}
+        jobs = {n: partial(self._apply, n, found, applied) for n, found in documents.items()}
         for name, outcome in side_by_side(jobs).items():
             if isinstance(outcome, SparkClusterError):
                 self._leave(name, outcome)
@@ -195,6 +198,24 @@ class Play:
         self.bus.emit(Note(text, level, node.name if node else ""))
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _documents(
+        self,
+        nodes: Sequence[Spark],
+        what: Sequence[str | RoleCall | Sequence[Resource]],
+        *,
+        must: bool,
+    ) -> dict[str, list[tuple[str, Resource]]]:
+        """Each node's resources; without `must`, a node that a role refuses leaves the run."""
+        documents = {}
+        for node in nodes:
+            try:
+                documents[node.name] = self._resources(node, what)
+            except (Failed, Refused) as error:
+                if must:
+                    raise
+                self._leave(node.name, error)
+        return documents
 
     def _resources(
         self, node: Spark, what: Sequence[str | RoleCall | Sequence[Resource]]
