@@ -8,13 +8,15 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import spark_cluster.resources  # noqa: F401  (fills the registry)
 from spark_cluster.agent import frames
-from spark_cluster.agent.masking import mask
-from spark_cluster.agent.operations import Node, carry_out
+from spark_cluster.agent.masking import mask, secrets_of
+from spark_cluster.agent.operations import Laptop, Node, carry_out
 from spark_cluster.resources.base import Blob, ResourceError
+
+T = TypeVar("T")
 
 ALIVE_EVERY = 5.0
 """Seconds of silence after which the agent says that it lives."""
@@ -69,6 +71,7 @@ class Agent:
         self.heard = time.monotonic()
         self._workers: list[threading.Thread] = []
         self._blobs: dict[tuple[int, str], queue.Queue[bytes]] = {}
+        self._answers: dict[int, queue.Queue[str]] = {}
 
     def serve(self, first: list[dict[str, Any]]) -> None:
         """Serve until the stream ends; what must finish (apt) is waited for."""
@@ -94,6 +97,9 @@ class Agent:
             data = frames.read_raw(self.stream) or b""
             self._blobs[(message["req"], message["sha256"])].put(data)
             return
+        if op == "answer":
+            self._answers[message["req"]].put(str(message["answer"]))
+            return
         self._workers = [w for w in self._workers if w.is_alive()]
         worker = threading.Thread(target=self._answer, args=(message,))
         self._workers.append(worker)
@@ -101,7 +107,7 @@ class Agent:
 
     def _answer(self, request: dict[str, Any]) -> None:
         number = request.get("req", 0)
-        self.writer.secrets.update(_secrets(request))
+        self.writer.secrets.update(secrets_of(request))
 
         def emit(event: dict[str, Any]) -> None:
             quiet = event.get("event") == "result" and event.get("verdict") == "ok"
@@ -110,15 +116,24 @@ class Agent:
         def fetch(blob: Blob) -> bytes:
             waiting = self._blobs.setdefault((number, blob.sha256), queue.Queue())
             emit({"event": "need", "sha256": blob.sha256})
-            while True:
-                try:
-                    return waiting.get(timeout=1.0)
-                except queue.Empty:
-                    if self.node.processes.cancelled.is_set():
-                        raise ResourceError("the laptop is gone") from None
+            return self._wait(waiting)
 
-        reply = carry_out(self.node, request, emit, fetch)
+        def ask(question: dict[str, Any]) -> str:
+            waiting = self._answers.setdefault(number, queue.Queue())
+            emit({"event": "ask", **question})
+            return self._wait(waiting)
+
+        reply = carry_out(self.node, request, Laptop(emit, fetch, ask))
         emit({"event": "done", **reply})
+
+    def _wait(self, waiting: queue.Queue[T]) -> T:
+        """What the laptop sends."""
+        while True:
+            try:
+                return waiting.get(timeout=1.0)
+            except queue.Empty:
+                if self.node.processes.cancelled.is_set():
+                    raise ResourceError("the laptop is gone") from None
 
     def _stay_alive(self) -> None:
         while True:
@@ -130,15 +145,6 @@ class Agent:
                 for worker in self._workers:
                     worker.join()
                 os._exit(1)
-
-
-def _secrets(value: Any) -> set[str]:
-    if isinstance(value, dict):
-        own = {value["$secret"]} if isinstance(value.get("$secret"), str) else set()
-        return own.union(*(_secrets(v) for v in value.values()))
-    if isinstance(value, list):
-        return set().union(*(_secrets(v) for v in value))
-    return set()
 
 
 def main(stream: frames.Reader, first: list[dict[str, Any]], root: str = "/") -> None:

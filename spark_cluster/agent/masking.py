@@ -28,3 +28,13 @@ def _mask(value: Any, secrets: list[str]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_mask(v, secrets) for v in value]
     return value
+
+
+def secrets_of(value: Any) -> set[str]:
+    """All values that a JSON document marks as secret."""
+    if isinstance(value, Mapping):
+        own = {value["$secret"]} if isinstance(value.get("$secret"), str) else set()
+        return own.union(*(secrets_of(v) for v in value.values()))
+    if isinstance(value, list):
+        return set().union(*(secrets_of(v) for v in value))
+    return set()

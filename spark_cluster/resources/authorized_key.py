@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from spark_cluster.resources.base import InvalidResource, Missing, Resource, ResourceError, State
-from spark_cluster.resources.file import unified
+from spark_cluster.resources.file import sha256, unified
 from spark_cluster.resources.group import valid_name
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class AuthorizedKey(Resource):
     """
 
     noun = "key"
+    reverts = ""
 
     user: str
     key: str
@@ -92,6 +93,8 @@ class AuthorizedKey(Resource):
 
     def converge(self, host: Host, actual: State) -> None:
         entry = self._home(host)
+        owned = {"uid": entry.pw_uid, "gid": entry.pw_gid}
+        self._keep(host, actual, owned)
         if actual["folder"] == "absent":
             with _opened(str(host.path(entry.pw_dir))) as home:
                 os.mkdir(_FOLDER, 0o700, dir_fd=home)
@@ -101,10 +104,11 @@ class AuthorizedKey(Resource):
             if self.state == "present":
                 os.fchown(folder, entry.pw_uid, entry.pw_gid)
                 os.fchmod(folder, 0o700)
-            after = self._after(self._content(host, folder))
-            path = host.path(self._shown(host))
-            host.journal.keep(host.current, path, self._shown(host))
-            _replace(folder, after, entry.pw_uid, entry.pw_gid)
+            data = self._after(self._content(host, folder))
+            shown = self._shown(host)
+            after = {"kind": "file", "mode": 0o600, "sha256": sha256(data), **owned}
+            host.journal.keep(host.current, host.path(shown), shown, after)
+            _replace(folder, data, entry.pw_uid, entry.pw_gid)
 
     def plan(self, host: Host, actual: State) -> None:
         with self._folder(host) as folder:
@@ -114,6 +118,15 @@ class AuthorizedKey(Resource):
         with self._folder(host) as folder:
             before = self._content(host, folder)
         return unified(self._shown(host), before, self._after(before))
+
+    def _keep(self, host: Host, actual: State, owned: dict[str, int]) -> None:
+        """Have the folder in the journal when it will be made, or given another mode or owner."""
+        shown = self._shown(host).rsplit("/", 1)[0]
+        if actual["folder"] == "absent":
+            host.journal.keep(host.current, host.path(shown), shown, {"kind": "directory"})
+        elif self.state == "present" and actual["folder"] != self.desired().get("folder"):
+            after = {"kind": "directory", "mode": 0o700, **owned}
+            host.journal.keep(host.current, host.path(shown), shown, after)
 
     def _home(self, host: Host) -> pwd.struct_passwd:
         try:

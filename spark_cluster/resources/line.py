@@ -36,6 +36,8 @@ class Line(Resource):
         Line("/etc/hosts", line="192.168.177.11 spark1-fabric", match=r"\\sspark1-fabric$")
     """
 
+    reverts = ""
+
     path: str
     line: str = field(kw_only=True)
     match: str | None = field(default=None, kw_only=True)

@@ -50,6 +50,8 @@ class Netplan(Resource):
                 addresses={"enp1s0f1np1": "192.168.177.11/24"})
     """
 
+    reverts = "the old addresses come with `netplan apply`, or at the next boot"
+
     path: str
     content: str = field(kw_only=True)
     addresses: Mapping[str, str] = field(kw_only=True)
