@@ -77,7 +77,7 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
         yield Directory("/etc/docker")
         settled = (JsonKeys(DAEMON, keys=keys),)
         yield from settled
-    if settings.cdi and TOOLKIT in node.facts.packages:
+    if settings.cdi and TOOLKIT in node.facts.packages and node.facts.gpu is not None:
         yield _specification()
     yield Service("docker", running=True, enabled=True, restart_when=settled)
     if settings.users and node.user != "root":

@@ -8,6 +8,7 @@ key unless told otherwise, keepalives do not find a dead peer, paramiko prefers 
 
 from __future__ import annotations
 
+import re
 import shlex
 import socket
 import threading
@@ -344,7 +345,6 @@ def tcp(host: str, port: int, target: Target) -> socket.socket:
 def _open(connection: fabric.Connection, target: Target) -> None:
     import paramiko
 
-    where = f"{connection.user}@{connection.host}:{connection.port}"
     try:
         connection.open()
     except _UnknownHostKey as error:
@@ -370,20 +370,28 @@ def _open(connection: fabric.Connection, target: Target) -> None:
             hint="add it to your agent first: ssh-add " + str(target.identity_file or ""),
         ) from None
     except paramiko.AuthenticationException:
-        if "password" in connection.connect_kwargs:
-            raise Unreachable(
-                f"{where} does not accept the password",
-                where=target.name,
-                hint="check `user` in the inventory, and that sshd there lets passwords in",
-            ) from None
-        raise KeysRefused(
-            f"{where} accepts none of the offered keys",
-            where=target.name,
-            hint="check `user` and `identity_file` in the inventory; ssh-copy-id installs a key, "
-            "and so does `spark-cluster provision --ask-password`",
-        ) from None
+        raise _refused(connection, target) from None
     except (paramiko.SSHException, OSError, EOFError) as error:
+        # Of a refused key in the old PEM form paramiko keeps only that it tried other forms last.
+        if re.fullmatch(r"encountered \w+ key, expected \w+ key", str(error)):
+            raise _refused(connection, target) from None
         raise _unreachable(target, str(error) or "the connection was cut") from None
+
+
+def _refused(connection: fabric.Connection, target: Target) -> Unreachable:
+    where = f"{connection.user}@{connection.host}:{connection.port}"
+    if "password" in connection.connect_kwargs:
+        return Unreachable(
+            f"{where} does not accept the password",
+            where=target.name,
+            hint="check `user` in the inventory, and that sshd there lets passwords in",
+        )
+    return KeysRefused(
+        f"{where} accepts none of the offered keys",
+        where=target.name,
+        hint="check `user` and `identity_file` in the inventory; ssh-copy-id installs a key, "
+        "and so does `spark-cluster provision --ask-password`",
+    )
 
 
 def _unreachable(target: Target, why: str) -> Unreachable:
