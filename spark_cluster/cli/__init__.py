@@ -20,6 +20,7 @@ COMMANDS = {
     "trust": "Look at the nodes' host keys and accept them.",
     "ping": "Reach every node and time it.",
     "facts": "Show what is true of the nodes.",
+    "doctor": "Say what is wrong with the nodes, why, and what to do.",
     "provision": "Make fresh or drifted Sparks ready to serve.",
     "up": "From any state to a verified vLLM endpoint.",
     "down": "Stop serving, and prove that the memory is back.",
