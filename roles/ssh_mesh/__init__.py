@@ -62,7 +62,7 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
         if settings.plain_names and member.name != node.name:
             yield HostsEntry(member.name, address=member.fabric_ip, any_address=True)
     for peer in peers:
-        yield AuthorizedKey(node.user, f"{peer.facts.mesh_key} {_comment(peer)}")
+        yield AuthorizedKey(node.user, f"{peer.facts.mesh_key} {_comment(peer)}", sole=True)
     yield File(KNOWN_HOSTS, content=render(TEMPLATES, "known_hosts.j2", peers=peers))
     yield File(
         CLIENT,

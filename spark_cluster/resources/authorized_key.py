@@ -46,6 +46,7 @@ class AuthorizedKey(Resource):
         user: who may log in with it.
         key: one line of a `.pub` file, without options.
         state: `present` or `absent`.
+        sole: other keys with the same comment go: they are of a machine that was wiped since.
 
     Raises:
         Missing: there is no such user, or no home folder.
@@ -61,12 +62,17 @@ class AuthorizedKey(Resource):
     user: str
     key: str
     state: str = field(default="present", kw_only=True)
+    sole: bool = field(default=False, kw_only=True)
 
     def validate(self) -> None:
         valid_name("AuthorizedKey: user", self.user)
         parse_key(self.key)
         if self.state not in ("present", "absent"):
             raise InvalidResource(f"AuthorizedKey of {self.user}: state {self.state!r} is unknown")
+        if self.sole and (self.state == "absent" or not _comment(self.key)):
+            raise InvalidResource(
+                f"AuthorizedKey of {self.user}: sole goes with state present and a comment"
+            )
 
     @property
     def name(self) -> str:
@@ -75,7 +81,8 @@ class AuthorizedKey(Resource):
     def desired(self) -> State:
         if self.state == "absent":
             return {"key": "absent"}
-        return {"key": "present", "folder": f"0700 {self.user}", "file": f"0600 {self.user}"}
+        wanted = {"key": "present", "folder": f"0700 {self.user}", "file": f"0600 {self.user}"}
+        return {**wanted, "former": 0} if self.sole else wanted
 
     def observe(self, host: Host) -> State:
         home = self._home(host).pw_dir
@@ -87,6 +94,7 @@ class AuthorizedKey(Resource):
             content = self._content(host, folder)
             return {
                 "key": "present" if any(map(self._is_mine, content.splitlines())) else "absent",
+                "former": sum(map(self._is_former, content.splitlines())),
                 "folder": _access(os.fstat(folder)) if folder is not None else "absent",
                 "file": _access(_look(folder)),
             }
@@ -182,8 +190,15 @@ class AuthorizedKey(Resource):
         options, kind, blob = split_line(line.decode(errors="replace"))
         return (kind, blob) == parse_key(self.key) and "cert-authority" not in options
 
+    def _is_former(self, line: bytes) -> bool:
+        """With `sole`: another key with the same comment."""
+        text = line.decode(errors="replace")
+        same = self.sole and _comment(text) == _comment(self.key)
+        return same and bool(split_line(text)[1]) and not self._is_mine(line)
+
     def _after(self, before: bytes) -> bytes:
-        lines = before.splitlines(keepends=True)
+        lines = [x for x in before.splitlines(keepends=True) if not self._is_former(x)]
+        before = b"".join(lines)
         if self.state == "absent":
             return b"".join(line for line in lines if not self._is_mine(line))
         if any(map(self._is_mine, lines)):
@@ -245,6 +260,12 @@ def split_line(line: str) -> tuple[str, str, str]:
     if len(words) < 2 or words[0] not in KEY_TYPES:
         return "", "", ""
     return options, words[0], words[1]
+
+
+def _comment(line: str) -> str:
+    """What stands after the key."""
+    blob = split_line(line)[2]
+    return line.partition(blob)[2].strip() if blob else ""
 
 
 def _parts(data: bytes) -> list[bytes] | None:

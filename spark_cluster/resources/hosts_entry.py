@@ -29,6 +29,8 @@ class HostsEntry(Resource):
         HostsEntry("spark2-fabric", address="192.168.177.12")
     """
 
+    reverts = ""
+
     host: str
     address: str = field(kw_only=True)
     any_address: bool = field(default=False, kw_only=True)

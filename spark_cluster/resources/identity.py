@@ -35,6 +35,7 @@ class MachineId(Resource):
     """
 
     noun = "machine id"
+    reverts = "the machine id of now is used until the next boot"
 
     taken: tuple[str, ...] = field(default=(), kw_only=True)
 
@@ -81,6 +82,8 @@ class HostKeys(Resource):
     """
 
     noun = "host keys"
+    reverts = "sshd shows the keys of now until it is reloaded; then accept the old ones with "
+    reverts += "`spark-cluster trust --replace`"
 
     taken: tuple[str, ...] = field(default=(), kw_only=True)
 

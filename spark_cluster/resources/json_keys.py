@@ -37,6 +37,8 @@ class JsonKeys(Resource):
         JsonKeys("/etc/docker/daemon.json", keys={"log-opts": {"max-size": "50m"}})
     """
 
+    reverts = ""
+
     path: str
     keys: Mapping[str, Any] = field(kw_only=True)
 

@@ -38,6 +38,7 @@ class SshKey(Resource):
     """
 
     noun = "key"
+    reverts = ""
 
     path: str
     owner: str = field(kw_only=True)

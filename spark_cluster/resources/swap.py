@@ -34,6 +34,7 @@ class Swap(Resource):
     """
 
     noun = "swap"
+    reverts = "swap stays off until the next boot, or `swapon -a`"
 
     state: str = field(default="off", kw_only=True)
 

@@ -24,6 +24,7 @@ def test_two_nodes(role):
     assert one(resources, "HostsEntry", "spark2-fabric").address == "192.168.177.12"
     key = one(resources, "AuthorizedKey")
     assert key.key == f"{a_spark(1).facts.mesh_key} spark-cluster-mesh-spark2"
+    assert key.sole, "the key of a node that was wiped goes"
     known = one(resources, "File", "/etc/ssh/spark-cluster-known-hosts").content
     assert known.splitlines()[2:] == ["spark-cluster-spark2 ssh-ed25519 HOST2"]
     assert one(resources, "File", "/etc/ssh/ssh_config.d").content.split("\n\n")[1] == (
