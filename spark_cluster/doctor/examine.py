@@ -146,7 +146,8 @@ def judge(
     ]
     together = "+".join(seen.node for seen in nodes)
     if len(nodes) > 1:
-        found += [check.finding(nodes, together) for check in registry.PAIR]
+        named = [seen.named() for seen in nodes]
+        found += [check.finding(named, together) for check in registry.PAIR]
     if probed is not None:
         found += [check.finding(probed, together) for check in registry.PROBES]
     return select(found, wanted)

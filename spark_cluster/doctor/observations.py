@@ -55,6 +55,7 @@ class Observations:
     mtu: int = 9000
     pins: Pins | None = field(default=None, repr=False)
     _sources: Mapping[str, Source] = field(default_factory=lambda: sources(Context()), repr=False)
+    _prefix: str = ""
 
     # -- the answer ------------------------------------------------------------------------------
 
@@ -66,7 +67,7 @@ class Observations:
         """
         done = self.answer["commands"].get(name)
         if done is None:
-            raise NotSeen(self._why_not(name))
+            raise NotSeen(self._prefix + self._why_not(name))
         return Ran(done["status"], done["stdout"], done.get("stderr", ""))
 
     def output(self, name: str) -> str:
@@ -78,7 +79,8 @@ class Observations:
         done = self.ran(name)
         if done.status != 0:
             said = done.said[-200:] or "it printed nothing"
-            raise NotSeen(f"{self._sources[name].label}: status {done.status}: {said}")
+            label = self._prefix + self._sources[name].label
+            raise NotSeen(f"{label}: status {done.status}: {said}")
         return done.stdout
 
     def text(self, name: str) -> str:
@@ -89,7 +91,7 @@ class Observations:
         """
         found = self.answer["files"].get(name)
         if found is None:
-            raise NotSeen(f"{self._sources[name].label}: not there")
+            raise NotSeen(f"{self._prefix}{self._sources[name].label}: not there")
         return str(found)
 
     def there(self, name: str) -> bool:
@@ -107,6 +109,10 @@ class Observations:
         if source.tool:
             return f"{source.label}: no answer within {TIMEOUT_S:g} s"
         return f"{source.label}: there is no such command, or it did not answer"
+
+    def named(self) -> Observations:
+        """The same, for checks of several nodes: what is not seen says on which."""
+        return replace(self, _prefix=f"{self.node}: ")
 
     # -- read on demand --------------------------------------------------------------------------
 
