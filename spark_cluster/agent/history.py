@@ -84,9 +84,8 @@ class History:
         by = {run["reverts"]: run["run"] for run in reversed(runs) if run["reverts"]}
         return {"runs": [{**run, "reverted_by": by.get(run["run"])} for run in runs]}
 
-    def document(self, name: str) -> dict[str, Any]:
+    def document(self, run: str) -> dict[str, Any]:
         """One run with its changes, in order."""
-        run = self.find(name)
         return {**self.about(run), "entries": [_shown(e) for e in self.entries(run)]}
 
     def changed_later(self, path: str, run: str) -> dict[str, Any] | None:

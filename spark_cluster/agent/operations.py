@@ -223,15 +223,25 @@ def do_history(node: Node, request: Request, _laptop: Laptop) -> Reply:
     from spark_cluster.agent.history import History  # late: few runs want it
 
     history = History(node.root)
-    return history.document(str(request["of"])) if "of" in request else history.overview()
+    if request.get("of") is None:
+        return history.overview()
+    try:
+        return history.document(history.find(str(request["of"])))
+    except ResourceError as error:
+        return {"missing": error.message, "hint": error.hint}
 
 
 def do_revert(node: Node, request: Request, laptop: Laptop) -> Reply:
     """Put back what a run changed; events as in `apply`."""
+    from spark_cluster.agent.history import History
     from spark_cluster.agent.revert import revert
 
+    try:
+        run = History(node.root).find(str(request["of"]))
+    except ResourceError as error:
+        return {"missing": error.message, "hint": error.hint}
     host = node.host(request, laptop)
-    return revert(host, str(request["of"]), laptop.emit, diff=bool(request.get("diff")))
+    return revert(host, run, laptop.emit, diff=bool(request.get("diff")))
 
 
 def do_http(_node: Node, request: Request, _laptop: Laptop) -> Reply:

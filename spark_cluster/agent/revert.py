@@ -50,21 +50,20 @@ class Plan:
     left: list[tuple[str, str]] = field(default_factory=list)
 
 
-def revert(host: Host, of: str, emit: Emit, *, diff: bool = False) -> dict[str, Any]:
+def revert(host: Host, run: str, emit: Emit, *, diff: bool = False) -> dict[str, Any]:
     """Take back a run on this node.
 
     Args:
-        of: id of the run, or the beginning of it.
+        run: its id.
         emit: takes one event a path, as for a resource.
 
     Returns:
-        `ok`, the run's full id as `of`, and as `left` what stays as the run left it.
+        `ok`, the run's id as `of`, and as `left` what stays as the run left it.
 
     Raises:
-        ResourceError: there is no such run here, or something cannot be written.
+        ResourceError: something cannot be written; all is as it was before.
     """
     history = History(host.root)
-    run = history.find(of)
     planner = _Planner(host, history, run)
     plan = planner.plan()
     reply = {"of": run, "left": [{"what": what, "why": why} for what, why in plan.left]}

@@ -29,6 +29,8 @@ COMMANDS = {
     "vram": "Show each node's GPU memory by process.",
     "exec": "Run a command on the nodes.",
     "playbook": "Run a playbook.",
+    "history": "Show what runs changed on the nodes.",
+    "revert": "Put back what a run changed.",
     "lab": "Two simulated Sparks on this machine.",
 }
 """In the order in which a newcomer meets them. The text is here so that --help imports nothing."""

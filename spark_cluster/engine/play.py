@@ -5,24 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.cluster import Spark, sparks
 from spark_cluster.engine.connections import Connections, side_by_side
-from spark_cluster.engine.document import check, document, tagged
-from spark_cluster.engine.events import (
-    Applying,
-    Bus,
-    Changing,
-    NodeFailed,
-    Note,
-    Progress,
-    Result,
-    StageFinished,
-    StageStarted,
-)
+from spark_cluster.engine.delivery import Applied, Delivery
+from spark_cluster.engine.document import check, tagged
+from spark_cluster.engine.events import Bus, NodeFailed, Note, StageFinished, StageStarted
 from spark_cluster.engine.options import Options
 from spark_cluster.engine.session import Session
 from spark_cluster.errors import Failed, Refused, SparkClusterError, Unreachable
@@ -33,6 +24,8 @@ if TYPE_CHECKING:
     from spark_cluster.project import Project
     from spark_cluster.project.role import Role
 
+__all__ = ["Applied", "Play", "RoleCall"]
+
 
 @dataclass(frozen=True)
 class RoleCall:
@@ -40,27 +33,6 @@ class RoleCall:
 
     name: str
     given: dict[str, Any]
-
-
-@dataclass
-class Applied:
-    """What came of one `apply`: node to resource id to result."""
-
-    results: dict[str, dict[str, Result]] = field(default_factory=dict)
-
-    @property
-    def changed(self) -> bool:
-        """Whether anything was changed (or, in check mode, would be or may be)."""
-        return any(self.changes(node) for node in self.results)
-
-    def changes(self, node: str) -> list[str]:
-        """Ids of the changed resources of a node."""
-        verdicts = ("change", "unknown")
-        return [i for i, r in self.results.get(node, {}).items() if r.verdict in verdicts]
-
-    def output(self, node: str, title: str) -> str:
-        """What a reading Command printed."""
-        return self.results[node][f"Command:{title}"].output
 
 
 class Play:
@@ -244,61 +216,13 @@ class Play:
             raise _broken_role(role, node, error) from error
 
     def _apply(self, name: str, resources: list[tuple[str, Resource]], applied: Applied) -> None:
-        selection = self.options.selection
-        chosen, roles = [], {}
-        for role, resource in resources:
-            roles[resource.id] = role
-            if selection.wants(name, role, resource):
-                chosen.append(resource)
-            else:
-                self.bus.emit(Result(name, role, resource.id, "skipped"))
-        if not chosen:
-            return
-        label = ", ".join(dict.fromkeys(roles[r.id] for r in chosen))
-        self.bus.emit(Applying(name, label, len(chosen)))
-        packed = document(chosen)
-
-        def take(event: dict[str, Any]) -> None:
-            self._take(name, roles, applied, event)
-
-        reply = self.connections.session(name).submit(
-            "apply",
-            resources=packed.resources,
-            run=self.connections.run,
-            check=self.options.check,
-            diff=self.options.diff,
-        )
-        if not reply.wait(take, packed.blobs)["ok"]:
-            raise _failed(applied, name)
-
-    def _take(
-        self, node: str, roles: dict[str, str], applied: Applied, event: dict[str, Any]
-    ) -> None:
-        kind, resource = event["event"], event.get("id", "")
-        if kind == "changing":
-            self.bus.emit(Changing(node, resource))
-        elif kind == "prove":
-            self.connections.prove(node, event["path"])
-        elif kind == "progress":
-            self.bus.emit(Progress(node, resource, event["text"]))
-        elif kind == "result":
-            names = ("seconds", "changes", "diff", "reason", "error", "hint", "output")
-            known = {k: event[k] for k in names if k in event}
-            result = Result(node, roles[resource], resource, event["verdict"], **known)
-            applied.results[node][resource] = result
-            self.bus.emit(result)
+        delivery = Delivery(self.connections, self.bus, self.options, name, applied)
+        delivery.deliver(resources)
 
     def _leave(self, name: str, error: SparkClusterError) -> None:
         self.out[name] = error
         unreachable = isinstance(error, Unreachable)
         self.bus.emit(NodeFailed(name, error.message, error.hint, unreachable))
-
-
-def _failed(applied: Applied, node: str) -> Failed:
-    result = next(r for r in applied.results[node].values() if r.verdict == "failed")
-    return Failed(
-        f"{result.resource}: {result.error}", where=f"{node}: role {result.role}", hint=result.hint
-    )
 
 
 def _broken_role(role: Role, node: Spark, error: Exception) -> Failed:
