@@ -74,7 +74,7 @@ class History:
             "user": told.get("user"),
             "command": told.get("command"),
             "changes": sum(e["action"] == "converged" for e in entries),
-            "files": len({e["path"] for e in entries if e["action"] == "file"}),
+            "paths": len({e["path"] for e in entries if e["action"] == "file"}),
             "reverts": next((e["of"] for e in entries if e["action"] == "reverted"), None),
         }
 

@@ -177,7 +177,8 @@ class _Planner:
 
     def _holds_more(self, folder: str) -> bool:
         """Whether something will be in a folder that the steps do not take away."""
-        names = {f"{folder}/{p.name}" for p in self.host.path(folder).iterdir()}
+        there = self.host.path(folder)
+        names = {f"{folder}/{p.name}" for p in (there.iterdir() if there.is_dir() else ())}
         names |= {p for p in self._will_be if p.rsplit("/", 1)[0] == folder}
         return any(self.will_be(name) is not None for name in names)
 

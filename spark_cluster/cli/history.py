@@ -72,9 +72,9 @@ def runs(answers: Answers) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, answer in answers.items():
         for run in answer["runs"]:
-            about = {k: v for k, v in run.items() if k not in ("changes", "files")}
+            about = {k: v for k, v in run.items() if k not in ("changes", "paths")}
             known = found.setdefault(run["run"], {**about, "nodes": {}})
-            known["nodes"][name] = {"changes": run["changes"], "files": run["files"]}
+            known["nodes"][name] = {"changes": run["changes"], "paths": run["paths"]}
             known["reverted_by"] = known["reverted_by"] or run["reverted_by"]
     return [found[run] for run in sorted(found, reverse=True)]
 
