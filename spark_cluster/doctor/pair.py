@@ -304,13 +304,12 @@ def _shown(arguments: Mapping[str, str], flag: str) -> str:
 
 
 def _versions(seen: Observations) -> dict[str, str]:
-    """Firmware version of each device that has one."""
-    devices = fwupd_devices(seen.ran("devices"))
-    return {
-        str(device["Name"]): str(device["Version"])
-        for device in devices
-        if device.get("Name") and device.get("Version")
-    }
+    """Firmware version of each device that has one; of several with one name all versions."""
+    found: dict[str, list[str]] = {}
+    for device in fwupd_devices(seen.ran("devices")):
+        if device.get("Name") and device.get("Version"):
+            found.setdefault(str(device["Name"]), []).append(str(device["Version"]))
+    return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
 
 
 def _host_keys(seen: Observations) -> dict[str, str]:
