@@ -65,7 +65,9 @@ def main(
         if _shares_host_keys(play.nodes) and not play.check:
             _own_host_keys(play, roles[0], done)
         applied = play.apply(play.nodes, *roles, must=False)
-        _read(applied, done)
+        _read(applied, done, changed=not play.check)
+        if play.check:
+            _foretell(play)
         if applied.changed and not play.check:
             play.refresh(play.nodes, must=False)
             # Some of it was decided by facts that are others now: a key that has just been made,
@@ -115,14 +117,24 @@ def _own_host_keys(play: Play, bootstrap: RoleCall, done: Provisioned) -> None:
         )
 
 
+def _foretell(play: Play) -> None:
+    """Say what check mode cannot know: it hangs on keys that are not made yet."""
+    lacking = [node.name for node in play.nodes if not node.facts.mesh_key]
+    if lacking and len(play.inventory.nodes) > 1:
+        play.note(
+            f"{', '.join(lacking)} will get a key for SSH between the nodes; with it follow the "
+            "nodes' names in /etc/hosts, authorized_keys, known hosts and ssh_config on each"
+        )
+
+
 # -- firmware --------------------------------------------------------------------------------------
 
 
-def _read(applied: Applied, done: Provisioned) -> None:
+def _read(applied: Applied, done: Provisioned, *, changed: bool) -> None:
     """Notes on what was changed, and the firmware's versions."""
     for node, results in applied.results.items():
-        changed = applied.changes(node)
-        said = [text for start, text in LATER.items() if any(i.startswith(start) for i in changed)]
+        ids = applied.changes(node) if changed else []
+        said = [text for start, text in LATER.items() if any(i.startswith(start) for i in ids)]
         if said:
             done.notes.setdefault(node, []).extend(said)
         result = results.get("Command:firmware state")

@@ -52,8 +52,7 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
     yield Directory(folder, mode=0o700, owner=node.user)
     yield SshKey(MESH_KEY, owner=node.user, comment=_comment(node))
     members = complete(node, settings)
-    peers = [member for member in members if member.name != node.name]
-    if not peers:
+    if len(members) < 2:
         return
     for member in members:
         if member.fabric_ip is None:
@@ -61,15 +60,16 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
         yield HostsEntry(member.name + settings.suffix, address=member.fabric_ip)
         if settings.plain_names and member.name != node.name:
             yield HostsEntry(member.name, address=member.fabric_ip, any_address=True)
-    for peer in peers:
-        yield AuthorizedKey(node.user, f"{peer.facts.mesh_key} {_comment(peer)}", sole=True)
-    yield File(KNOWN_HOSTS, content=render(TEMPLATES, "known_hosts.j2", peers=peers))
+    # The node itself too: launchers like mpirun log in to every host of their list.
+    for member in members:
+        yield AuthorizedKey(node.user, f"{member.facts.mesh_key} {_comment(member)}", sole=True)
+    yield File(KNOWN_HOSTS, content=render(TEMPLATES, "known_hosts.j2", members=members))
     yield File(
         CLIENT,
         content=render(
             TEMPLATES,
             "ssh_config.j2",
-            peers=peers,
+            members=members,
             suffix=settings.suffix,
             key=MESH_KEY,
             known_hosts=KNOWN_HOSTS,

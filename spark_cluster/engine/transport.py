@@ -8,6 +8,7 @@ key unless told otherwise, keepalives do not find a dead peer, paramiko prefers 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import socket
@@ -180,16 +181,17 @@ class KeysRefused(Unreachable):
 
 
 def _connect(target: Target) -> fabric.Connection:
-    connection = hops_to(target)[0]
-    try:
-        dial(connection, target)
-    except KeysRefused:
-        password = target.login_password()
-        if password is None:
-            raise
-        connection.close()
-        connection = hops_to(target, password)[0]
-        dial(connection, target)
+    password = target.login_password()
+    if password is not None and target.identity_file is None:
+        # All keys of the agent and of ~/.ssh could be more than sshd lets one connection try.
+        with contextlib.suppress(KeysRefused):
+            return _dialled(target, None)
+    return _dialled(target, password)
+
+
+def _dialled(target: Target, password: str | None) -> fabric.Connection:
+    connection = hops_to(target, password)[0]
+    dial(connection, target)
     return connection
 
 
@@ -210,7 +212,7 @@ def dial(connection: fabric.Connection, target: Target) -> None:
 def hops_to(target: Target, password: str | None = None) -> list[fabric.Connection]:
     """The connection to a node, not opened, and after it the jump hosts that it goes through.
 
-    With a password the node itself is offered that and no key: sshd counts refused keys.
+    With a password the node itself is offered that, after the key that the inventory names.
     """
     import fabric
 
@@ -224,7 +226,7 @@ def hops_to(target: Target, password: str | None = None) -> list[fabric.Connecti
         target.host,
         user=target.user,
         port=target.port,
-        connect_kwargs=_auth(target) if password is None else _with_password(password),
+        connect_kwargs={**_auth(target), **_with(password)},
         connect_timeout=None,
         **options,
     )
@@ -256,7 +258,9 @@ def _auth(target: Target) -> dict[str, Any]:
     return options
 
 
-def _with_password(password: str) -> dict[str, Any]:
+def _with(password: str | None) -> dict[str, Any]:
+    if password is None:
+        return {}
     return {"password": password, "allow_agent": False, "look_for_keys": False}
 
 
@@ -375,6 +379,13 @@ def _open(connection: fabric.Connection, target: Target) -> None:
         # Of a refused key in the old PEM form paramiko keeps only that it tried other forms last.
         if re.fullmatch(r"encountered \w+ key, expected \w+ key", str(error)):
             raise _refused(connection, target) from None
+        if "protocol banner" in str(error):
+            raise Unreachable(
+                "sshd hangs up before it says a word",
+                where=target.name,
+                hint="it may shut this address out after refused logins (PerSourcePenalties), or "
+                "have too many connections: wait a minute and run again",
+            ) from None
         raise _unreachable(target, str(error) or "the connection was cut") from None
 
 

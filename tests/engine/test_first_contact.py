@@ -95,6 +95,17 @@ def test_the_password_is_for_when_no_key_is_accepted(server, wanted):
     connection.close()
 
 
+def test_without_a_named_key_the_usual_ones_come_first(server, wanted, tmp_path):
+    (tmp_path / ".ssh").mkdir()
+    wanted.identity_file.rename(tmp_path / ".ssh/id_rsa")
+    usual = replace(wanted, identity_file=None, login_password=lambda: PASSWORD)
+    connection = SshConnection(usual)
+    assert connection.open().is_connected
+    assert server.keys > 0
+    assert server.passwords == [PASSWORD]
+    connection.close()
+
+
 def test_a_wrong_password(server, wanted):
     with pytest.raises(Unreachable, match="does not accept the password") as caught:
         SshConnection(replace(wanted, login_password=lambda: "no")).open()

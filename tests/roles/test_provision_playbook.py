@@ -131,7 +131,10 @@ def test_after_a_change_facts_are_asked_for_again_and_all_is_applied_again(play)
 def test_check_mode_only_looks(play):
     run = play(check=True, changes=[{"spark1": ["Netplan:/etc/x"]}])
     PLAYBOOK.function(run, firmware=True, bandwidth=True)
-    assert (len(run.applied), run.refreshed, run.ran) == (1, 0, [])
+    assert (len(run.applied), run.refreshed, run.ran, run.notes) == (1, 0, [], [])
+    new = play(*together(a_spark(), a_spark(1, mesh_key="")), check=True)
+    PLAYBOOK.function(new)
+    assert "spark2 will get a key" in new.notes[0][1]
 
 
 def test_options_reach_their_roles(play):
