@@ -135,10 +135,15 @@ class Agent:
                 if self.node.processes.cancelled.is_set():
                     raise ResourceError("the laptop is gone") from None
 
+    def asks_for_life(self) -> bool:
+        """Whether a sign of life is due, or has to be asked for: who only listens to a stream of
+        events, without a pause of seconds in it, says nothing by himself."""
+        return max(self.writer.idle(), time.monotonic() - self.heard) >= ALIVE_EVERY
+
     def _stay_alive(self) -> None:
         while True:
             time.sleep(1.0)
-            if self.writer.idle() >= ALIVE_EVERY:
+            if self.asks_for_life():
                 self.writer.send({"event": "alive"})
             if self.writer.broken.is_set() or time.monotonic() - self.heard > GONE_AFTER:
                 self.node.processes.cancel()

@@ -266,9 +266,9 @@ def test_shared_host_keys(provisioned, first, second):
         name = f"/etc/ssh/ssh_host_ed25519_key{suffix}"
         (second.root / name.lstrip("/")).write_bytes((first.root / name.lstrip("/")).read_bytes())
     root(second, "systemctl reload ssh")
-    old = provisioned.known_hosts.read_text()
     shared = root(first, "cat /etc/ssh/ssh_host_ed25519_key.pub").split()[1]
-    provisioned.known_hosts.write_text(f"{old}{second.address} ssh-ed25519 {shared}\n")
+    addresses = (first.address, second.address)
+    provisioned.known_hosts.write_text("".join(f"{a} ssh-ed25519 {shared}\n" for a in addresses))
     document = provisioned.provision()
     assert "new SSH host keys" in " ".join(document["nodes"][second.name]["notes"])
     assert provisioned.provision()["changed"] == 0, "over a connection with the new key"
