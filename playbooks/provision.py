@@ -60,10 +60,14 @@ def main(
         laptop_keys: node to the public key that shall log in from now on.
     """
     done = Provisioned()
-    roles = _roles(play, allow_reboot=allow_reboot, laptop_keys=dict(laptop_keys or {}))
+    bootstrap = play.role(
+        "bootstrap", **({"laptop_keys": dict(laptop_keys)} if laptop_keys else {})
+    )
+    drivers = play.role("drivers", **({"allow_reboot": True} if allow_reboot else {}))
+    roles = [bootstrap, drivers, *_link(play), "memory", "power", "containers", "caches"]
     with play.stage("apply"):
         if _shares_host_keys(play.nodes) and not play.check:
-            _own_host_keys(play, roles[0], done)
+            _own_host_keys(play, bootstrap, done)
         applied = play.apply(play.nodes, *roles, must=False)
         _read(applied, done, changed=not play.check)
         if play.check:
@@ -72,7 +76,8 @@ def main(
             play.refresh(play.nodes, must=False)
             # Some of it was decided by facts that are others now: a key that has just been made,
             # a package that is there now, a driver that answers again.
-            play.apply(play.nodes, *roles, must=False)
+            again = [role for role in roles if role is not drivers]  # it would ask to reboot twice
+            play.apply(play.nodes, *again, must=False)
             play.refresh(play.nodes, must=False)
     if firmware and not play.check:
         with play.stage("firmware"):
@@ -84,14 +89,10 @@ def main(
     return done
 
 
-def _roles(play: Play, *, allow_reboot: bool, laptop_keys: dict[str, str]) -> list[Any]:
-    """All roles, so that they go to a node as one document; the link only between several nodes."""
+def _link(play: Play) -> list[str | RoleCall]:
+    """The roles of what is between nodes; none when there is one only."""
     names = tuple(play.inventory.nodes)
-    given = {"laptop_keys": laptop_keys} if laptop_keys else {}
-    reboot = {"allow_reboot": True} if allow_reboot else {}
-    link: list[Any] = ["network", play.role("ssh_mesh", peers=names)] if len(names) > 1 else []
-    first = [play.role("bootstrap", **given), play.role("drivers", **reboot)]
-    return [*first, *link, "memory", "power", "containers", "caches"]
+    return ["network", play.role("ssh_mesh", peers=names)] if len(names) > 1 else []
 
 
 # -- host keys -------------------------------------------------------------------------------------
