@@ -25,11 +25,10 @@ demo: env
 	@echo "It stays up. To look around:   .venv/bin/spark-cluster -i lab status"
 	@echo "To end it:                     .venv/bin/spark-cluster lab down"
 
-test: check
-	@$(VENV)/bin/python -m pytest tests
+test: pure lab-tests
 
 pure: check
-	@$(VENV)/bin/python -m pytest tests -m "not lab"
+	@$(VENV)/bin/python -m pytest tests -m "not lab" -n auto
 
 lab-tests: env
 	@$(VENV)/bin/python -m pytest tests -m lab

@@ -21,13 +21,15 @@ from spark_cluster.serving.result import Served, versions
 
 
 def main(play: Play, *, recipe: Recipe, tp: int) -> Served | None:
-    """Serve `recipe` over `tp` nodes; None in check mode, where nothing can be verified."""
+    """Serve `recipe` over `tp` nodes; None where nothing can be verified (check mode, --tags)."""
     servers, idle = plan_nodes(play, recipe, tp)
     endpoint = endpoint_of(play, recipe)
     before = [] if play.check else vram.sample({n.name: play.session(n) for n in play.nodes})
     with play.stage("prepare"):
         link = ("network",) if tp > 1 else ()
-        play.apply(servers, *link, "containers", "caches")
+        made = play.apply(servers, *link, "containers", "caches")
+        if made.changed and not play.check:
+            play.refresh(servers)  # Docker's version, the fabric's addresses
         if idle:
             play.apply(idle, [Container(SERVER, state="absent"), Container(RAY, state="absent")])
     with play.stage("fetch"):
@@ -37,6 +39,10 @@ def main(play: Play, *, recipe: Recipe, tp: int) -> Served | None:
         start(play, servers, recipe, endpoint, share)
     if play.check:
         play.note("check mode: nothing was started, so nothing was verified")
+        return None
+    left_out = play.options.selection.partial
+    if left_out and readiness.container_state(play, SERVER).status == "absent":
+        play.note("the server was left out, so nothing was verified")
         return None
     with play.stage("load"):
         peak = readiness.healthy(play, endpoint, recipe.ready_timeout_s)
@@ -150,12 +156,13 @@ def start(
         ray_port=recipe.ray.port,
         api_key=endpoint.api_key,
     )
-    anew = ray(play, nodes, play.role("ray", **common, **recipe.ray.model_dump()))
+    options = recipe.ray.model_dump(exclude={"join_timeout_s"})
+    anew = ray(play, nodes, play.role("ray", **common, **options))
     if anew and not play.check:
         # A server that was started with another Ray cluster never finds this one.
         play.apply(nodes[0], [Container(SERVER, state="absent")])
     if tp > 1 and not play.check:
-        readiness.ray_cluster(play, tp, recipe.ray.dashboard_port)
+        readiness.ray_cluster(play, tp, recipe.ray.dashboard_port, recipe.ray.join_timeout_s)
     play.apply(nodes, server)
 
 

@@ -1,7 +1,7 @@
 """Every error a user can meet: what happened, where, what was expected, and what to do.
 
 Each carries the exit status of the command line (0 fine, 1 failed, 2 usage or invalid file,
-3 unreachable, 4 refused by the plan, 5 verification failed).
+3 unreachable, 4 refused by the plan, 5 verification failed, 130 interrupted).
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ class SparkClusterError(Exception):
         self.message = message
         self.where = where
         self.hint = hint
+
+    def document(self) -> dict[str, str]:
+        """As in `--json`."""
+        return {"message": self.message, "where": self.where, "hint": self.hint}
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}" if self.where else self.message
@@ -65,3 +69,9 @@ class VerificationFailed(SparkClusterError):
     """Everything was put in place, but it does not do what it should."""
 
     exit_code = 5
+
+
+class Interrupted(SparkClusterError):
+    """The user (or the system, with SIGTERM) ended the run; 130, as shells say it of Ctrl-C."""
+
+    exit_code = 130

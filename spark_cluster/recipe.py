@@ -166,6 +166,10 @@ class Ray(Schema):
         default=None, ge=80_000_000, description="bytes for the object store of each node"
     )
     num_cpus: int | None = Field(default=None, ge=1, description="CPUs to declare on each node")
+    # 10 to 20 seconds were measured for two nodes.
+    join_timeout_s: float = Field(
+        default=120, gt=0, description="longest wait until all nodes are with Ray, seconds"
+    )
 
     @model_validator(mode="after")
     def _range(self) -> Ray:

@@ -11,7 +11,10 @@ import pytest
 
 from spark_cluster.engine import payload
 from spark_cluster.engine.channel import PipeChannel
+from spark_cluster.engine.connections import Connections
 from spark_cluster.engine.session import Session
+from spark_cluster.errors import Unreachable
+from spark_cluster.facts.model import Facts
 
 LIMIT_S = 10
 
@@ -54,3 +57,25 @@ def agent(
     yield start
     for session in started:
         session.close()
+
+
+@pytest.fixture
+def pipes(agent: Callable[..., Session]) -> type[Connections]:
+    """Connections whose nodes are folders with real agents; the node `lost` cannot be reached."""
+
+    class Pipes(Connections):
+        def _open(self, name: str) -> None:
+            if name == "lost":
+                raise Unreachable("no answer", where=name, hint="switch it on")
+            self._join(name)
+            self.enter(name)
+
+        def _join(self, name: str) -> Session:
+            self._sessions[name] = agent(name)
+            return self._sessions[name]
+
+        def enter(self, name: str) -> None:
+            self.facts[name] = Facts(hostname=name)
+            self.users[name] = "nvidia"
+
+    return Pipes

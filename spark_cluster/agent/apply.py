@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_cluster.agent.host import Cancelled, Host, explain
+from spark_cluster.agent.faults import OUR_FAULT, explain, our_fault
+from spark_cluster.agent.host import Cancelled, Host
 from spark_cluster.agent.masking import mask
 from spark_cluster.resources.base import (
     Missing,
+    RebootNeeded,
     Resource,
     ResourceError,
     Skip,
@@ -18,11 +20,11 @@ from spark_cluster.resources.base import (
     Unknown,
     differences,
 )
-from spark_cluster.resources.reboot import Reboot, RebootNeeded
 
 Emit = Callable[[dict[str, Any]], None]
 Ask = Callable[[dict[str, Any]], str]
 Changes = dict[str, tuple[Any, Any]]
+Waiting = Mapping[str, Sequence[str]]
 
 OK, CHANGE, UNKNOWN, FAILED, SKIPPED = "ok", "change", "unknown", "failed", "skipped"
 
@@ -40,6 +42,8 @@ class Document:
         diff: add a unified diff to each change.
         ask: asked before each change: `yes`, `no` (leave it), `all` (ask no more) or `stop`.
         rebooted: what the reply said that asked for the reboot from which this is the rest.
+        left_out: resources that this run leaves out, id to those whose change makes them act: what
+            they would have done now they owe to a later run.
     """
 
     resources: Sequence[Resource]
@@ -48,6 +52,7 @@ class Document:
     diff: bool = False
     ask: Ask | None = None
     rebooted: Mapping[str, Any] | None = None
+    left_out: Waiting = field(default_factory=dict)
     _touched: set[str] = field(default_factory=set)
 
     def apply(self) -> dict[str, Any]:
@@ -81,7 +86,6 @@ class Document:
         return {"ok": True}
 
     def _one(self, resource: Resource) -> dict[str, Any]:
-        host = self.host
         try:
             if self.rebooted is not None and resource.id == self.rebooted["id"]:
                 return self._after_reboot(resource, self.rebooted)
@@ -90,10 +94,10 @@ class Document:
             return {"verdict": SKIPPED, "reason": str(error)}
         except (Missing, Unknown) as error:
             return self._unknown(resource, error)
-        except ResourceError as error:
-            return _failed(error.message, error.hint)
-        except OSError as error:
-            return _failed(explain(error, host.root), "")
+        except (Cancelled, RebootNeeded, Stopped):
+            raise
+        except Exception as error:  # noqa: BLE001  (say which resource it was)
+            return _fault(error, self.host)
 
     def _unknown(self, resource: Resource, error: Missing | Unknown) -> dict[str, Any]:
         """What an earlier resource will make may make this one possible; else it failed."""
@@ -158,15 +162,20 @@ class Document:
 
     def _converge(self, resource: Resource, actual: State, changes: Changes) -> None:
         host = self.host
-        for other in self.resources:
-            if resource.id in other.triggers():
-                host.owe(other.id)
+        for other, triggers in self._waiting():
+            if resource.id in triggers:
+                host.owe(other)
         resource.converge(host, actual)
         left = differences(resource.settled(host), resource.desired())
         if left:
             wanted = ", ".join(f"{k} is {a!r}, not {d!r}" for k, (a, d) in left.items())
             raise ResourceError(f"it did not converge: {wanted}")
         self._done(resource, _told(changes))
+
+    def _waiting(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """Who acts when others change: id, and whose change."""
+        yield from ((other.id, other.triggers()) for other in self.resources)
+        yield from self.left_out.items()
 
     def _done(self, resource: Resource, changes: dict[str, list[Any]]) -> None:
         if resource.triggers():
@@ -176,13 +185,12 @@ class Document:
 
     def _reboot(self, resource: Resource) -> dict[str, Any]:
         """What the laptop has to know of a reboot, and to send back after it."""
-        assert isinstance(resource, Reboot)  # noqa: S101  (no other one raises RebootNeeded)
         changes = self._changes(resource, resource.observe(self.host))
         return {
             "id": resource.id,
             "boot_id": self.host.boot_id(),
             "changes": _told(changes),
-            "timeout_s": resource.timeout_s,
+            "timeout_s": getattr(resource, "timeout_s", 300.0),
         }
 
     def _after_reboot(self, resource: Resource, before: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,7 +210,7 @@ class Document:
 def apply(
     resources: Sequence[Resource], host: Host, emit: Emit, *, diff: bool = False
 ) -> dict[str, Any]:
-    """Apply a document; see `Document.apply`."""
+    """Apply a document; see `Document`."""
     return Document(resources, host, emit, diff).apply()
 
 
@@ -212,6 +220,14 @@ def _told(changes: Changes) -> dict[str, list[Any]]:
 
 def _output(actual: State) -> dict[str, Any]:
     return {"output": actual["output"]} if "output" in actual else {}
+
+
+def _fault(error: Exception, host: Host) -> dict[str, Any]:
+    if isinstance(error, ResourceError):
+        return _failed(error.message, error.hint)
+    if isinstance(error, OSError):
+        return _failed(explain(error, host.root), "")
+    return _failed(our_fault(error), OUR_FAULT)
 
 
 def _failed(message: str, hint: str) -> dict[str, Any]:

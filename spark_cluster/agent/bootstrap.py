@@ -6,6 +6,7 @@ request. A node that lacks the code answers `need_code` and gets a zip. The code
 folder that only its user may write, by content hash. It must run, or say why not, on any Python 3.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 def boot(stream: "BinaryIO") -> None:
     """Read the head, get the code if it is not here, and hand over to the agent."""
+
+    gc.disable()  # importing makes nothing that a collection could free
 
     def frame() -> "bytes | None":
         head = stream.read(4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import traceback
 from pathlib import Path
 
 
@@ -18,3 +19,12 @@ def explain(error: OSError, root: Path = Path("/")) -> str:
         return f"no space left on the disk of {folder} ({free} KiB free)"
     text = error.strerror or str(error)
     return f"{name}: {text.lower()}" if name else text
+
+
+OUR_FAULT = "this is a fault of spark-cluster, not of the node: please report it"
+
+
+def our_fault(error: Exception) -> str:
+    """An exception that nothing foresaw, with the place where it was raised."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"

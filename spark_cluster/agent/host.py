@@ -18,7 +18,7 @@ from typing import Any
 
 from spark_cluster.agent import units
 from spark_cluster.agent.faults import explain
-from spark_cluster.agent.journal import Journal, file_shape, folder_shape
+from spark_cluster.agent.journal import Journal, file_shape, folder_shape, naming
 from spark_cluster.agent.overlay import Overlay
 from spark_cluster.agent.processes import (
     SEARCH_PATH,
@@ -153,7 +153,7 @@ class Host:
         old = target.lstat() if target.exists() and not target.is_symlink() else None
         handle, beside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
-            with os.fdopen(handle, "wb") as out:
+            with naming(target), os.fdopen(handle, "wb") as out:
                 out.write(data)
                 out.flush()
                 os.fchown(

@@ -22,13 +22,13 @@ def ask(request: Mapping[str, Any]) -> dict[str, Any]:
     """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
     body = request.get("body")
-    call = urllib.request.Request(  # noqa: S310  (the laptop gives the address)
-        request["url"],
-        data=None if body is None else body.encode(),
-        headers=dict(request.get("headers", {})),
-        method=request.get("method", "GET"),
-    )
     try:
+        call = urllib.request.Request(  # noqa: S310  (the laptop gives the address)
+            request["url"],
+            data=None if body is None else body.encode(),
+            headers=dict(request.get("headers", {})),
+            method=request.get("method", "GET"),
+        )
         with opener.open(call, timeout=float(request.get("timeout", 10.0))) as answer:
             return {"status": answer.status, "body": answer.read().decode(errors="replace")}
     except urllib.error.HTTPError as error:
@@ -37,3 +37,6 @@ def ask(request: Mapping[str, Any]) -> dict[str, Any]:
         return {"status": 0, "body": "", "reason": str(error.reason)}
     except (OSError, http.client.HTTPException) as error:
         return {"status": 0, "body": "", "reason": str(error) or type(error).__name__}
+    except ValueError:  # its text would show the header, which may be a key
+        reason = "the address or a header has characters that HTTP cannot carry"
+        return {"status": 0, "body": "", "reason": reason}

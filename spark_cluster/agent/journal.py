@@ -8,6 +8,8 @@ back: what is worth rotating must not lie around in a journal.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -15,7 +17,7 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +57,7 @@ class Journal:
         with self._lock:
             if not self.folder.is_dir():
                 self._begin()
-            target = os.open(
-                self.folder / "changes.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
-            )
-            try:
-                os.write(target, line.encode())
-                os.fsync(target)
-            finally:
-                os.close(target)
+            _append(self.folder / "changes.jsonl", line.encode())
 
     def keep(
         self,
@@ -113,12 +108,16 @@ class Journal:
         beside = target.with_name(f".{digest}.{threading.get_ident()}")
         copied = hashlib.sha256()
         handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "wb") as out, path.open("rb") as source:
-            for block in iter(lambda: source.read(1 << 20), b""):
-                copied.update(block)
-                out.write(block)
-            out.flush()
-            os.fsync(handle)
+        try:
+            with naming(beside), os.fdopen(handle, "wb") as out, path.open("rb") as source:
+                for block in iter(lambda: source.read(1 << 20), b""):
+                    copied.update(block)
+                    out.write(block)
+                out.flush()
+                os.fsync(handle)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
         if copied.hexdigest() != digest:
             beside.unlink()
             return False
@@ -183,9 +182,36 @@ def digest_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an error of reading or writing the file's name: a write to a full disk has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Add a line, all of it or nothing."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    size = os.fstat(handle).st_size
+    try:
+        with naming(path):
+            if os.write(handle, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(handle)
+    except OSError:
+        os.ftruncate(handle, size)
+        raise
+    finally:
+        os.close(handle)
+
+
 def _write(path: Path, data: bytes) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as out:
+    with naming(path), os.fdopen(handle, "wb") as out:
         out.write(data)
         out.flush()
         os.fsync(handle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import sys
@@ -10,9 +11,8 @@ import time
 from pathlib import Path
 from typing import Any, TypeVar
 
-import spark_cluster.resources  # noqa: F401  (fills the registry)
 from spark_cluster.agent import frames
-from spark_cluster.agent.masking import mask, secrets_of
+from spark_cluster.agent.masking import mask, secrets_in
 from spark_cluster.agent.operations import Laptop, Node, carry_out
 from spark_cluster.resources.base import Blob, ResourceError
 
@@ -39,10 +39,10 @@ class Writer:
         self.broken = threading.Event()
         self.secrets: set[str] = set()
 
-    def send(self, message: dict[str, Any], *, now: bool = True) -> None:
+    def send(self, message: dict[str, Any], *, now: bool = True, masked: bool = True) -> None:
         """Write a frame; with `now=False` it may wait up to BATCH seconds."""
         with self._lock:
-            self._waiting.append(frames.pack(mask(message, self.secrets)))
+            self._waiting.append(frames.pack(mask(message, self.secrets) if masked else message))
             if now or time.monotonic() - self._sent > BATCH:
                 self._flush()
 
@@ -95,10 +95,14 @@ class Agent:
             return
         if op == "blob":
             data = frames.read_raw(self.stream) or b""
-            self._blobs[(message["req"], message["sha256"])].put(data)
+            waiting = self._blobs.get((message.get("req", 0), message.get("sha256", "")))
+            if waiting is not None:
+                waiting.put(data)
             return
         if op == "answer":
-            self._answers[message["req"]].put(str(message["answer"]))
+            asking = self._answers.get(message.get("req", 0))
+            if asking is not None:
+                asking.put(str(message.get("answer")))
             return
         self._workers = [w for w in self._workers if w.is_alive()]
         worker = threading.Thread(target=self._answer, args=(message,))
@@ -107,7 +111,7 @@ class Agent:
 
     def _answer(self, request: dict[str, Any]) -> None:
         number = request.get("req", 0)
-        self.writer.secrets.update(secrets_of(request))
+        self.writer.secrets.update(secrets_in(request))
 
         def emit(event: dict[str, Any]) -> None:
             quiet = event.get("event") == "result" and event.get("verdict") == "ok"
@@ -123,8 +127,12 @@ class Agent:
             emit({"event": "ask", **question})
             return self._wait(waiting)
 
-        reply = carry_out(self.node, request, Laptop(emit, fetch, ask))
-        emit({"event": "done", **reply})
+        laptop = Laptop(emit, fetch, ask)
+        reply = {"req": number, "event": "done", **carry_out(self.node, request, laptop)}
+        # Facts and answers are for the program, not for show: masked, a short secret would damage
+        # them.
+        shown = request.get("op") not in ("gather", "http") or "error" in reply
+        self.writer.send(reply, masked=shown)
 
     def _wait(self, waiting: queue.Queue[T]) -> T:
         """What the laptop sends."""
@@ -158,6 +166,8 @@ def main(stream: frames.Reader, first: list[dict[str, Any]], root: str = "/") ->
     Whatever else in this process writes to standard output goes to standard error, so that it
     cannot be taken for the protocol.
     """
+    gc.freeze()  # what is imported by now stays
+    gc.enable()
     handle = os.dup(1)
     os.dup2(2, 1)
     os.umask(0o022)

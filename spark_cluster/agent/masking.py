@@ -6,16 +6,27 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 MASK = "***"
-_FIXED = ("event", "verdict", "req", "op")
+_FIXED = ("event", "verdict", "req", "op", "id", "sha256")
 
 
 def mask(value: Any, secrets: Iterable[str]) -> Any:
     """A copy of a JSON value in which each secret is replaced, wherever a text holds it.
 
-    Protocol words (`event`, `verdict`) stay, so that a short secret cannot break a message.
+    Protocol words (`event`, `verdict`) and names (`id`) stay, so that a short secret cannot break
+    a message; the laptop masks names when it shows them.
     """
     found = sorted({s for s in secrets if s}, key=len, reverse=True)
     return _mask(value, found) if found else value
+
+
+def secrets_in(value: Any) -> set[str]:
+    """The secrets of a request, as resources travel."""
+    if isinstance(value, Mapping):
+        own = {value["$secret"]} if isinstance(value.get("$secret"), str) else set()
+        return own.union(*(secrets_in(v) for v in value.values()))
+    if isinstance(value, list):
+        return set().union(*(secrets_in(v) for v in value))
+    return set()
 
 
 def _mask(value: Any, secrets: list[str]) -> Any:
@@ -28,13 +39,3 @@ def _mask(value: Any, secrets: list[str]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_mask(v, secrets) for v in value]
     return value
-
-
-def secrets_of(value: Any) -> set[str]:
-    """All values that a JSON document marks as secret."""
-    if isinstance(value, Mapping):
-        own = {value["$secret"]} if isinstance(value.get("$secret"), str) else set()
-        return own.union(*(secrets_of(v) for v in value.values()))
-    if isinstance(value, list):
-        return set().union(*(secrets_of(v) for v in value))
-    return set()

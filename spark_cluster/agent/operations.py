@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import selectors
 import subprocess
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent.apply import Document
-from spark_cluster.agent.host import SEARCH_PATH, Cancelled, Host, Processes, explain
+from spark_cluster.agent.faults import OUR_FAULT, explain, our_fault
+from spark_cluster.agent.host import SEARCH_PATH, Cancelled, Host, Processes
 from spark_cluster.agent.lock import Locked, NodeLock
-from spark_cluster.agent.masking import secrets_of
-from spark_cluster.resources.base import Blob, InvalidResource, ResourceError, from_wire
+from spark_cluster.agent.masking import secrets_in
+from spark_cluster.resources.base import Blob, ResourceError, from_wire
 
 Request = Mapping[str, Any]
 Reply = dict[str, Any]
@@ -59,7 +61,7 @@ class Node:
             check=bool(request.get("check", False)),
             processes=self.processes,
             owner=self.lock.owner,
-            secrets=frozenset(secrets_of(request)),
+            secrets=frozenset(secrets_in(request)),
         )
         if host.check:  # one overlay a run: a later document sees what an earlier one would make
             host.overlay = self.overlays.setdefault(host.run_id, host.overlay)
@@ -78,8 +80,8 @@ class Node:
 def do_apply(node: Node, request: Request, laptop: Laptop) -> Reply:
     """Run a document of resources; events as they happen, then whether all went well."""
     try:
-        resources = [from_wire(d) for d in request["resources"]]
-    except (InvalidResource, TypeError) as error:
+        resources = [from_wire(dict(d)) for d in request["resources"]]
+    except (LookupError, TypeError, ValueError) as error:
         return {"error": f"the document does not fit this agent: {error}"}
     document = Document(
         resources,
@@ -88,6 +90,7 @@ def do_apply(node: Node, request: Request, laptop: Laptop) -> Reply:
         diff=bool(request.get("diff")),
         ask=laptop.ask if request.get("step") else None,
         rebooted=request.get("rebooted"),
+        left_out=request.get("left_out") or {},
     )
     return document.apply()
 
@@ -104,7 +107,8 @@ def do_lock(node: Node, request: Request, _laptop: Laptop) -> Reply:
 def do_gather(node: Node, request: Request, _laptop: Laptop) -> Reply:
     """Run reading commands side by side and read files; what is missing is None.
 
-    A command is an argument list, or several lists of which the first one counts that is there.
+    A command is an argument list, or several lists of which the first one counts that has an
+    answer.
     What this process knows of its machine by itself comes along as `machine`.
     """
     commands: Mapping[str, list[Any]] = request.get("commands", {})
@@ -112,13 +116,18 @@ def do_gather(node: Node, request: Request, _laptop: Laptop) -> Reply:
 
     def one(argv: list[Any]) -> Reply | None:
         choices = argv if argv and isinstance(argv[0], list) else [argv]
+        last = None
         for choice in choices:
             try:
                 done = host.run(choice, timeout=float(request.get("timeout", 20.0)))
             except (ResourceError, OSError):
                 continue
-            return {"status": done.status, "stdout": done.stdout, "stderr": done.stderr}
-        return None
+            except Cancelled:
+                return None
+            last = {"status": done.status, "stdout": done.stdout, "stderr": done.stderr}
+            if done.status == 0 and done.stdout:
+                return last
+        return last
 
     outputs: Reply = dict.fromkeys(commands)
     workers = [
@@ -188,6 +197,7 @@ def do_stream(node: Node, request: Request, laptop: Laptop) -> Reply:
     )
     assert process.stdout is not None  # noqa: S101  (it is a pipe)
     node.processes.add(process.pid)
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     selector = selectors.DefaultSelector()
     selector.register(process.stdout, selectors.EVENT_READ)
     try:
@@ -197,7 +207,7 @@ def do_stream(node: Node, request: Request, laptop: Laptop) -> Reply:
             data = os.read(process.stdout.fileno(), 65536)
             if not data:
                 break
-            laptop.emit({"event": "output", "text": data.decode(errors="replace")})
+            laptop.emit({"event": "output", "text": decoder.decode(data)})
     finally:
         node.processes.remove(process.pid)
         if process.poll() is None and node.processes.cancelled.is_set():
@@ -277,3 +287,5 @@ def carry_out(node: Node, request: Request, laptop: Laptop) -> Reply:
         return {"error": "cancelled"}
     except OSError as error:
         return {"error": explain(error, node.root)}
+    except Exception as error:  # noqa: BLE001  (without a reply the laptop would wait for ever)
+        return {"error": our_fault(error), "hint": OUR_FAULT}

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.agent.faults import explain
 from spark_cluster.agent.history import Entry, History
-from spark_cluster.agent.host import Host, explain
+from spark_cluster.agent.host import Host
 from spark_cluster.agent.journal import Journal, Shape, digest_of, shape
-from spark_cluster.resources.base import REGISTRY, ResourceError
+from spark_cluster.resources.base import ResourceError, resource_class
 from spark_cluster.resources.file import unified
 
 Emit = Callable[[dict[str, Any]], None]
@@ -220,7 +221,7 @@ def _beyond_files(entries: list[Entry]) -> list[tuple[str, str]]:
     found = {}
     for entry in entries:
         if entry["action"] in ("converged", "repaired"):
-            kind = REGISTRY.get(str(entry["resource"]).partition(":")[0])
+            kind = resource_class(str(entry["resource"]).partition(":")[0])
             stays = "what it did stays" if kind is None else kind.reverts
             if stays:
                 found[entry["resource"]] = stays

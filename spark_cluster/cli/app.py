@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import signal
 import sys
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from spark_cluster.errors import Failed, SparkClusterError, UsageError
+from spark_cluster.errors import Interrupted, SparkClusterError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,12 +92,10 @@ class App:
         run = Run(self, command, nodes, options, change=change)
         try:
             yield run
-            unmatched = options.selection.unmatched() if run.begun else None
-            if unmatched is not None:
-                raise unmatched
         except KeyboardInterrupt:
-            run.finish(error=run.interrupted())
-            raise Failed(run.interrupted()) from None
+            interrupted = run.interrupted()
+            run.finish(error=str(interrupted))
+            raise interrupted from None
         except SparkClusterError as error:
             run.finish(error=str(error))
             raise
@@ -119,15 +118,20 @@ class Run:
         self.app = app
         self.command = command
         self.check = options.check
+        self._selection = options.selection
         self.begun = False
         self.recap = Recap()
         self.started = time.monotonic()
         self.id = new_run()
         self.bus = Bus(self.recap)
+        if change:
+            self.bus.add(Record(self.id))
         self.connections = Connections(
             nodes, self.bus, self.id, command=command, change=change and not options.check
         )
         self.connections.begin()  # what follows is imported while the network is waited for
+        import jinja2  # noqa: F401  (roles with templates want it next)
+
         from spark_cluster.cli.display import Display
         from spark_cluster.engine.play import Play
 
@@ -137,8 +141,6 @@ class Run:
             from spark_cluster.cli.step import Stepper
 
             options.ask = Stepper(display).ask
-        if change:
-            self.bus.add(Record(self.id))
         self._play = Play(app.inventory, app.project, self.connections, self.bus, options)
         self._finished = False
 
@@ -150,6 +152,8 @@ class Run:
         """
         from spark_cluster.engine.events import RunStarted
 
+        gc.freeze()
+        gc.enable()
         names = tuple(self.connections.nodes)
         signal.signal(signal.SIGTERM, _interrupt)
         self.bus.emit(RunStarted(self.id, self.command, names, self.check))
@@ -170,23 +174,35 @@ class Run:
         """Seconds of each stage."""
         return self._play.seconds
 
-    def interrupted(self) -> str:
+    def interrupted(self) -> Interrupted:
         """What state an interrupt leaves things in."""
         at_work = [f"{node} was at {what}" for node, what in self.recap.last.items()]
         if not at_work:
-            return "interrupted; no node was being changed. Run the same command again to go on."
-        return (
-            f"interrupted; {', '.join(at_work)}. Packages and images go on there by themselves, "
-            "all else was ended; no file is half-written. Run the same command again to go on."
+            return Interrupted(
+                "interrupted; no node was being changed", hint="run the same command again to go on"
+            )
+        return Interrupted(
+            f"interrupted; {', '.join(at_work)}",
+            hint="packages and images go on there by themselves, all else was ended; no file is "
+            "half-written. Run the same command again to go on",
         )
 
     def finish(self, error: str = "") -> None:
-        """Tell the sinks that it is over."""
+        """Tell the sinks that it is over.
+
+        Raises:
+            UsageError: all went well, but a name of --tags or --start-at was never met.
+        """
         from spark_cluster.engine.events import RunFinished
 
-        if not self._finished:
-            self._finished = True
-            self.bus.emit(RunFinished(not error, self.seconds, error))
+        if self._finished:
+            return
+        self._finished = True
+        unmatched = self._selection.unmatched() if self.begun and not error else None
+        error = str(unmatched or error)
+        self.bus.emit(RunFinished(not error, self.seconds, error))
+        if unmatched is not None:  # before a command prints that all is well
+            raise unmatched
 
     def show_recap(self) -> None:
         """The closing table, unless the output is JSON."""

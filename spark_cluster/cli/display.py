@@ -143,6 +143,8 @@ class Display:
 
     def _result(self, event: Result) -> None:
         self._doing.pop(event.node, None)
+        if event.verdict == "failed":  # its node fails with it, and says why
+            return
         if event.verdict in ("ok", "skipped") and not self.verbose:
             return
         word = "would change" if self._check and event.verdict == "change" else WORDS[event.verdict]
@@ -158,7 +160,8 @@ class Display:
         word = "UNREACHABLE" if event.unreachable else "FAILED"
         self._line(event.node, f"[bold red]{word}[/] {escape(event.error)}")
         if event.hint:
-            self.console.print(Text(" " * (self._width + 4) + event.hint, style="cyan"))
+            hint = Text(" " * (self._width + 4) + event.hint, style="cyan")
+            self.console.print(hint, soft_wrap=True)
 
     def _note(self, event: Note) -> None:
         style = "yellow" if event.level == "warning" else "default"

@@ -37,6 +37,7 @@ def command(app: App, file: str, exit_code: bool, options: Options) -> None:
                 {
                     "ok": left is None,
                     "changed": run.recap.changed,
+                    **({} if left is None else {"error": left.document()}),
                     "result": result,
                     "nodes": {
                         name: {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.recipe import Probe
@@ -35,6 +36,11 @@ def command(ctx: click.Context) -> None:
     app: App = ctx.obj
     serve = app.inventory.serve
     key = serve.api_key.read("the API key", ask_secret()) if serve.api_key else None
+    if not any(node.is_head for node in app.nodes):
+        raise UsageError(
+            f"--limit {app.limit} leaves out the head, which serves",
+            hint=f"the head is {app.inventory.head.name}; spark-cluster ping reaches single nodes",
+        )
     with app.play("status", app.nodes, Options(), change=False) as run:
         found = state.status(run.open(must=False), key, _probe(app))
         run.finish()
@@ -82,4 +88,14 @@ def _show(app: App, found: Status) -> None:
     for problem in found.problems:
         console.print(f"[red]✘[/] {escape(problem)}", soft_wrap=True)
     if found.problems:
-        console.print("[cyan]spark-cluster up repairs it; spark-cluster logs shows more[/]")
+        console.print(f"[cyan]{_advice(found)}[/]")
+
+
+def _advice(found: Status) -> str:
+    if found.state == "starting":
+        return (
+            "it is loading: spark-cluster up waits for it, spark-cluster logs shows how far it is"
+        )
+    if not all(node.reachable for node in found.nodes):
+        return "first let every node be reached: spark-cluster ping says more"
+    return "spark-cluster up repairs it; spark-cluster logs shows more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import subprocess
@@ -56,24 +57,34 @@ class PipeChannel:
 
     def send(self, data: bytes) -> None:
         assert self._process.stdin is not None  # noqa: S101  (it is a pipe)
-        self._process.stdin.write(data)
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+        except ValueError:
+            raise BrokenPipeError("closed") from None
 
     def receive(self, timeout: float) -> bytes:
         assert self._process.stdout is not None  # noqa: S101  (it is a pipe)
-        if not self._selector.select(timeout):
-            raise TimeoutError
-        return os.read(self._process.stdout.fileno(), 65536)
+        try:
+            if not self._selector.select(timeout):
+                raise TimeoutError
+            return os.read(self._process.stdout.fileno(), 65536)
+        except ValueError:  # closed meanwhile
+            return b""
 
     def said(self) -> str:
         return "".join(self._said)
 
     def status(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=2)
+            self._listener.join(timeout=1)
         return self._process.poll()
 
     def close(self) -> None:
         if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # what it did not take any more
+                self._process.stdin.close()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -157,6 +157,11 @@ class Connections:
 
     def begin(self) -> None:
         """Start to connect to all, side by side, while the caller does something else."""
+        # Not in the threads: they would share the interpreter with what the caller imports
+        # meanwhile, and the first packet would leave later.
+        import fabric  # noqa: F401
+
+        sys.setswitchinterval(0.0005)  # an import may keep a handshake waiting only so long, s
         self._opening = {name: _start(partial(self._open, name)) for name in self.nodes}
 
     def open(self) -> dict[str, SparkClusterError]:
@@ -198,12 +203,13 @@ class Connections:
         """
         self.drop(name)
         session = self._join(name)
+        if not booted_before:
+            return True
         answer = session.request("gather", files={"boot_id": gather.FILES["boot_id"]})
         if (answer["files"]["boot_id"] or "").strip() == booted_before:
             return False
-        if booted_before:
-            with contextlib.suppress(Failed):  # a unit that hangs must not hold up the run
-                session.run(["systemctl", "is-system-running", "--wait"], timeout=BOOT_S)
+        with contextlib.suppress(Failed):  # a unit that hangs must not hold up the run
+            session.run(["systemctl", "is-system-running", "--wait"], timeout=BOOT_S)
         return True
 
     def enter(self, name: str) -> None:

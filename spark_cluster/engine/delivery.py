@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.agent.masking import mask, secrets_in
 from spark_cluster.engine.comeback import reboot, reconnect
 from spark_cluster.engine.document import Document, document
 from spark_cluster.engine.events import Applying, Changing, Note, Progress, Result
@@ -46,17 +47,27 @@ class Delivery:
     Args:
         node: its name.
         applied: gets the results.
+        secrets: of the play so far; those of the document come to them.
     """
 
     def __init__(
-        self, connections: Connections, bus: Bus, options: Options, node: str, applied: Applied
+        self,
+        connections: Connections,
+        bus: Bus,
+        options: Options,
+        node: str,
+        *,
+        applied: Applied,
+        secrets: set[str],
     ) -> None:
         self.connections = connections
         self.bus = bus
         self.options = options
         self.node = node
         self.results = applied.results.setdefault(node, {})
+        self._secrets = secrets
         self._roles: dict[str, str] = {}
+        self._left_out: dict[str, tuple[str, ...]] = {}
         self._away: dict[str, float] = {}
 
     def deliver(self, resources: list[tuple[str, Resource]]) -> None:
@@ -72,17 +83,21 @@ class Delivery:
             if self.options.selection.wants(self.node, role, resource):
                 chosen.append(resource)
             else:
-                self.bus.emit(Result(self.node, role, resource.id, "skipped"))
+                self._left_out[resource.id] = resource.triggers()
+                self.bus.emit(Result(self.node, role, self._shown(resource.id), "skipped"))
         if not chosen:
             return
         label = ", ".join(dict.fromkeys(self._roles[r.id] for r in chosen))
         self.bus.emit(Applying(self.node, label, len(chosen)))
-        reply = self._send_all(document(chosen), [r.id for r in chosen])
+        packed = document(chosen)
+        self._secrets |= secrets_in(packed.resources)
+        reply = self._send_all(packed, [r.id for r in chosen])
         if "stopped" in reply:
+            shown = self._shown(reply["stopped"])
             raise Failed(
-                f"stopped before {reply['stopped']}, as you wished",
+                f"stopped before {shown}, as you wished",
                 where=self.node,
-                hint=f"--start-at '{reply['stopped']}' goes on there",
+                hint=f"--start-at '{shown}' goes on there",
             )
         if not reply["ok"]:
             raise self._failed()
@@ -120,28 +135,36 @@ class Delivery:
             diff=self.options.diff,
             step=self.options.ask is not None,
             rebooted=rebooted,
+            left_out={i: triggers for i, triggers in self._left_out.items() if triggers},
         )
         return pending.wait(self._take, part.blobs, self._ask)
 
     def _reconnect(self, lost: Unreachable, resource: str) -> None:
         seconds = reconnect(self.connections, self.node, lost, self._progress(resource))
-        text = f"{lost.message}; connected again after {seconds:.0f} s, going on at {resource}"
+        text = f"{lost.message}; connected again after {seconds:.0f} s, going on at "
+        text += self._shown(resource)
         self.bus.emit(Note(text, "warning", self.node))
 
     def _progress(self, resource: str) -> Any:
-        return lambda text: self.bus.emit(Progress(self.node, resource, text))
+        return lambda text: self.bus.emit(Progress(self.node, self._shown(resource), text))
+
+    def _shown(self, resource: str) -> str:
+        """The id of a resource for people: a secret that a role put into it is masked."""
+        return str(mask(resource, self._secrets))
 
     def _ask(self, event: dict[str, Any]) -> str:
-        return self.options.ask(self.node, event) if self.options.ask is not None else "yes"
+        if self.options.ask is None:
+            return "yes"
+        return self.options.ask(self.node, {**event, "id": self._shown(event["id"])})
 
     def _take(self, event: dict[str, Any]) -> None:
         kind, resource = event["event"], event.get("id", "")
         if kind == "changing":
-            self.bus.emit(Changing(self.node, resource))
+            self.bus.emit(Changing(self.node, self._shown(resource)))
         elif kind == "prove":
             self.connections.prove(self.node, event["path"])
         elif kind == "progress":
-            self.bus.emit(Progress(self.node, resource, event["text"]))
+            self._progress(resource)(event["text"])
         elif kind == "note":
             self.bus.emit(Note(event["text"], "warning", self.node))
         elif kind == "result":
@@ -154,7 +177,8 @@ class Delivery:
             known["seconds"] = known.get("seconds", 0.0) + seconds
             if event["verdict"] == "change":
                 known["reason"] = f"rebooted, back after {seconds:.0f} s"
-        result = Result(self.node, self._roles[resource], resource, event["verdict"], **known)
+        shown = self._shown(resource)
+        result = Result(self.node, self._roles[resource], shown, event["verdict"], **known)
         self.results[resource] = result
         self.bus.emit(result)
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_cluster.engine.transport import Target, dial, fingerprint, hops_to, tcp
+from spark_cluster.engine import known_hosts
+from spark_cluster.engine.known_hosts import USER_FILE, host_name
+from spark_cluster.engine.transport import Target, dial, fingerprint, hang_up, hops_to, tcp
 from spark_cluster.errors import Failed, Unreachable
 
 if TYPE_CHECKING:
-    import paramiko
-
-USER_FILE = Path("~/.ssh/known_hosts")
+    pass
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,19 @@ def show(target: Target) -> Shown:
         transport = paramiko.Transport(sock)
         stack.callback(transport.close)
         transport.banner_timeout = target.connect_timeout_s
-        known = _known(target, _name(host, port))
+        name = host_name(host, port)
+        known = known_hosts.known(name, (USER_FILE.expanduser(), target.known_hosts))
         if known:  # what is known of a host decides which of its keys is asked for
             security = transport.get_security_options()
-            kinds = [k for k in security.key_types if k in known]
+            kinds = [k for k in security.key_types if _kind_of_key(k) in known]
             security.key_types = (*kinds, *(k for k in security.key_types if k not in kinds))
         try:
             transport.start_client(timeout=target.connect_timeout_s)
+            key = transport.get_remote_server_key()  # raises when nothing came in time
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise Unreachable(f"SSH failed: {error or 'cut'}", where=target.name) from None
-        key = transport.get_remote_server_key()
-    name = _name(host, port)
-    old = known.get(key.get_name())
+    # Known by a key of another kind is known, too: this one is not to be taken for a new host's.
+    old = known.get(key.get_name()) or next(iter(known.values()), None)
     return Shown(
         target.name,
         name,
@@ -87,7 +88,7 @@ def show(target: Target) -> Shown:
 
 def told(node: str, host: str, port: int, keys: Iterable[str]) -> list[Shown]:
     """Host keys (`TYPE BASE64`) that a node told over a connection verified with another key."""
-    name = _name(host, port)
+    name = host_name(host, port)
     found = []
     for key in keys:
         kind, blob = key.split()[:2]
@@ -95,6 +96,11 @@ def told(node: str, host: str, port: int, keys: Iterable[str]) -> list[Shown]:
         printed = "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
         found.append(Shown(node, name, kind, printed, f"{name} {kind} {blob}", None))
     return found
+
+
+def _kind_of_key(algorithm: str) -> str:
+    """An RSA key has one name in known_hosts and others, after the hash, on the wire."""
+    return "ssh-rsa" if algorithm.startswith("rsa-sha2-") else algorithm
 
 
 def file_of(target: Target) -> Path:
@@ -109,11 +115,12 @@ def write(path: Path, accepted: Iterable[Shown]) -> None:
         Failed: the file cannot be written.
     """
     keys = list(accepted)
+    path = path.resolve()  # a link stays one
     replaced = {(key.host, key.kind) for key in keys}
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         old = path.read_text().splitlines() if path.exists() else []
-        kept = [line for line in old if not _is_of(line, replaced)]
+        kept = [line for line in old if not _is_of_any(line, replaced)]
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as out:
@@ -123,22 +130,8 @@ def write(path: Path, accepted: Iterable[Shown]) -> None:
         raise Failed(f"cannot be written: {error.strerror}", where=str(path)) from None
 
 
-def _is_of(line: str, keys: set[tuple[str, str]]) -> bool:
-    import paramiko
-
-    words = line.split()
-    if len(words) < 3 or words[0].startswith("@"):
-        return False
-    hosts = words[0].split(",")
-    for host, kind in keys:
-        if kind != words[1]:
-            continue
-        if host in hosts:
-            return True
-        hashed = words[0].startswith("|1|")
-        if hashed and paramiko.HostKeys.hash_host(host, words[0]) == words[0]:
-            return True
-    return False
+def _is_of_any(line: str, keys: set[tuple[str, str]]) -> bool:
+    return any(known_hosts.is_of(line, host) and line.split()[1] == kind for host, kind in keys)
 
 
 def _reach(target: Target, stack: contextlib.ExitStack) -> tuple[str, int, socket.socket]:
@@ -148,22 +141,8 @@ def _reach(target: Target, stack: contextlib.ExitStack) -> tuple[str, int, socke
     if connection.gateway:
         if not isinstance(connection.gateway, str):
             dial(connection.gateway, target)
-            stack.callback(connection.gateway.close)
+            stack.callback(hang_up, connection.gateway)
         return host, port, connection.open_gateway()
     sock = tcp(host, port, target)
     stack.callback(sock.close)
     return host, port, sock
-
-
-def _known(target: Target, name: str) -> dict[str, paramiko.PKey]:
-    import paramiko
-
-    found: dict[str, paramiko.PKey] = {}
-    for path in (USER_FILE.expanduser(), target.known_hosts):
-        if path is not None and path.exists():
-            found.update(paramiko.HostKeys(str(path)).lookup(name) or {})
-    return found
-
-
-def _name(host: str, port: int) -> str:
-    return host if port == 22 else f"[{host}]:{port}"

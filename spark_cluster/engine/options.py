@@ -31,6 +31,11 @@ class Selection:
     _begun: set[str] = field(default_factory=set)
     _seen: set[str] = field(default_factory=set)
 
+    @property
+    def partial(self) -> bool:
+        """Whether anything may be left out."""
+        return bool(self.tags or self.skip_tags or self.start_at)
+
     def wants(self, node: str, role: str, resource: Resource) -> bool:
         self._seen.update((role, resource.id, *resource.tags))
         if self.start_at and node not in self._begun:

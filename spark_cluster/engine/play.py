@@ -61,6 +61,7 @@ class Play:
         self.options = options or Options()
         self.seconds: dict[str, float] = {}
         self.out: dict[str, SparkClusterError] = {}
+        self._secrets: set[str] = set()
 
     # -- the nodes -------------------------------------------------------------------------------
 
@@ -210,13 +211,18 @@ class Play:
             return tagged(role.function(node, settings), role.name)
         except SparkClusterError:
             raise
-        except InvalidResource as error:
-            raise Failed(str(error), where=f"{node.name}: role {role.name}") from error
         except Exception as error:
             raise _broken_role(role, node, error) from error
 
     def _apply(self, name: str, resources: list[tuple[str, Resource]], applied: Applied) -> None:
-        delivery = Delivery(self.connections, self.bus, self.options, name, applied)
+        delivery = Delivery(
+            self.connections,
+            self.bus,
+            self.options,
+            name,
+            applied=applied,
+            secrets=self._secrets,
+        )
         delivery.deliver(resources)
 
     def _leave(self, name: str, error: SparkClusterError) -> None:
@@ -231,8 +237,9 @@ def _broken_role(role: Role, node: Spark, error: Exception) -> Failed:
         if trace.tb_frame.f_code.co_filename == str(role.path):
             line = trace.tb_lineno
         trace = trace.tb_next
+    said = "" if isinstance(error, InvalidResource) else f"the role raised {type(error).__name__}: "
     return Failed(
-        f"the role raised {type(error).__name__}: {error}",
+        f"{said}{error}",
         where=f"{role.path}:{line}",
         hint=f"this is a fault of the role {role.name}, met for node {node.name}; "
         "nothing of it was sent to any node",

@@ -189,7 +189,7 @@ class Session:
     def give(self, number: int, sha256: str, data: bytes) -> None:
         """Send the content that request `number` asked for."""
         head = frames.pack({"op": "blob", "req": number, "sha256": sha256})
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError, EOFError):  # the reader tells why
             self._channel.send(head + frames.pack(data))
 
     def answer(self, number: int, text: str) -> None:
@@ -216,10 +216,11 @@ class Session:
                 opening = payload.opening(data, root=self._root, as_root=self._as_root)
                 data = self._prelude + opening
                 self._prelude = b""
-                self._reader = threading.Thread(
+                reader = threading.Thread(
                     target=self._read, name=f"session {self.node}", daemon=True
                 )
-                self._reader.start()
+                reader.start()
+                self._reader = reader  # started: `close` may come from another thread
             with contextlib.suppress(OSError, EOFError):  # the reader knows why, and tells all
                 self._channel.send(data)
 
@@ -245,6 +246,11 @@ class Session:
             try:
                 for event in buffer.feed(data):
                     self._dispatch(event)
+                    if self._error is not None:
+                        return
+            except (OSError, EOFError):  # while answering
+                self._end(self._ended())
+                return
             except ValueError as fault:
                 self._end(self._lost(f"what came is not the agent's protocol ({fault})"))
                 return
@@ -276,8 +282,9 @@ class Session:
         return None
 
     def _ended(self) -> SparkClusterError:
-        said = self._channel.said()
-        error = None if self._spoken else self._explain(said, self._channel.status())
+        status = None if self._spoken else self._channel.status()
+        said = self._channel.said()  # after the status: by then all has come
+        error = None if self._spoken else self._explain(said, status)
         tail = said.strip().splitlines()[-1:] or ["the connection was cut"]
         return error or self._lost(tail[0])
 
@@ -299,10 +306,10 @@ class Session:
 
     def _end(self, error: SparkClusterError) -> None:
         self._error = error
-        if not self._closing:
-            self._channel.close()
         for mailbox in list(self._queues.values()):
             mailbox.put(error)
+        if not self._closing:
+            self._channel.close()
 
 
 class _Buffer:

@@ -9,6 +9,7 @@ key unless told otherwise, keepalives do not find a dead peer, paramiko prefers 
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import shlex
 import socket
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.engine import payload
+from spark_cluster.engine.known_hosts import USER_FILE, host_name, known
 from spark_cluster.engine.refusal import PROMPT, why_no_agent
 from spark_cluster.engine.session import Session
 from spark_cluster.errors import Unreachable
@@ -34,6 +36,12 @@ DEAD_PEER_MS = 15_000
 """TCP_USER_TIMEOUT, milliseconds: sent data unanswered for so long ends the connection."""
 
 CHANNEL_TRIES = 5
+
+# Otherwise Python prints paramiko's own words for what is an error of ours, or none (a port that
+# does not listen yet).
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+SLICE = 64 * 1024
+"""Bytes given to paramiko at once; it copies what is left after each packet."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,12 @@ class SshChannel:
         self._said = b""
 
     def send(self, data: bytes) -> None:
-        self._channel.sendall(data)
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[self._channel.send(bytes(rest[:SLICE])) :]
+            except TimeoutError:  # that of `receive`; a full window may need longer
+                continue
 
     def receive(self, timeout: float) -> bytes:
         self._channel.settimeout(timeout)
@@ -163,11 +176,7 @@ class SshConnection:
     def close(self) -> None:
         with self._lock:
             if self._fabric is not None:
-                gateway = self._fabric.gateway
-                self._fabric.close()
-                while gateway and not isinstance(gateway, str):
-                    gateway.close()
-                    gateway = gateway.gateway
+                hang_up(self._fabric)
                 self._fabric = None
 
 
@@ -206,7 +215,19 @@ def dial(connection: fabric.Connection, target: Target) -> None:
         last = last.gateway
     if not last.gateway:  # the one that opens a real socket
         last.connect_kwargs["sock"] = tcp(last.host, last.port, target)
-    _open(connection, target)
+    try:
+        _open(connection, target)
+    except BaseException:  # half-open ones count for sshd's MaxStartups
+        hang_up(connection)
+        raise
+
+
+def hang_up(connection: fabric.Connection) -> None:
+    """Close a connection, open or half-open, and those that it goes through."""
+    hop = connection
+    while hop and not isinstance(hop, str):
+        hop.client.close()
+        hop = hop.gateway
 
 
 def hops_to(target: Target, password: str | None = None) -> list[fabric.Connection]:
@@ -269,9 +290,9 @@ def _prepare(hop: fabric.Connection, target: Target) -> None:
     import paramiko
 
     client = hop.client
-    client.load_system_host_keys()
-    if target.known_hosts is not None and target.known_hosts.exists():
-        client.load_host_keys(str(target.known_hosts))
+    name = host_name(hop.host, hop.port)
+    for kind, key in known(name, (USER_FILE.expanduser(), target.known_hosts)).items():
+        client.get_host_keys().add(name, kind, key)
     client.set_missing_host_key_policy(_strict())
 
     def transport(sock: Any, **kwargs: Any) -> paramiko.Transport:
@@ -407,5 +428,8 @@ def _refused(connection: fabric.Connection, target: Target) -> Unreachable:
 
 def _unreachable(target: Target, why: str) -> Unreachable:
     return Unreachable(
-        f"SSH failed: {why}", where=target.name, hint="ssh -v to the node shows more"
+        f"SSH failed: {why}",
+        where=target.name,
+        hint="ssh -v to the node shows more; after several failures sshd itself refuses an "
+        "address for some minutes",
     )

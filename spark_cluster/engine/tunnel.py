@@ -12,6 +12,8 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
+from spark_cluster.errors import SparkClusterError
+
 if TYPE_CHECKING:
     import paramiko
 
@@ -54,10 +56,10 @@ class Tunnel:
         import paramiko
 
         with client:
-            transport = self._connection.open().transport
             try:
+                transport = self._connection.open().transport
                 channel = transport.open_channel("direct-tcpip", self._remote, address, timeout=10)
-            except (paramiko.SSHException, OSError, EOFError):
+            except (paramiko.SSHException, OSError, EOFError, SparkClusterError):
                 return  # refused there: the client sees its connection closed
             with channel, contextlib.suppress(OSError):
                 _pump(client, channel)

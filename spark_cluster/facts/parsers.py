@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -47,22 +46,22 @@ def compute_apps(text: str) -> tuple[Process, ...]:
     With or without header and units; idle is an empty text. A memory figure that is not told
     becomes None.
     """
-    found = []
-    for row in csv.reader(text.splitlines(), skipinitialspace=True):
-        if len(row) < 3 or not row[0].strip().isdigit():
-            continue
-        used = row[-1].removesuffix("MiB").strip()
-        name = ", ".join(cell.strip() for cell in row[1:-1])  # a process may have commas in it
-        found.append(Process(int(row[0]), name, int(used) if used.isdigit() else None))
-    return tuple(found)
+    # No CSV reader: nvidia-smi quotes nothing, and a process may have commas and quotes in it.
+    rows = re.findall(r"^\s*([0-9]+)\s*,(.*),([^,\n]*)$", text, re.MULTILINE)
+    return tuple(Process(int(pid), name.strip(), _mib(used)) for pid, name, used in rows)
+
+
+def _mib(cell: str) -> int | None:
+    found = re.fullmatch(r"\s*([0-9]+)(?:\s*MiB)?\s*", cell)
+    return int(found[1]) if found else None
 
 
 def gpu(text: str) -> Gpu | None:
     """`--query-gpu=name,compute_cap,driver_version,temperature.gpu,power.draw,clocks.sm`, bare."""
-    rows = list(csv.reader(text.splitlines(), skipinitialspace=True))
-    if not rows or len(rows[0]) < 6:
+    cells = [cell.strip() for cell in text.partition("\n")[0].split(",")]
+    if len(cells) < 6:
         return None
-    name, compute_cap, driver, *figures = (cell.strip() for cell in rows[0])
+    name, compute_cap, driver, *figures = cells
     temperature, power, clock = (_figure(cell) for cell in figures[:3])
     return Gpu(name, compute_cap, driver, temperature, power, clock)
 
@@ -95,6 +94,8 @@ def ip_addr(text: str) -> tuple[Interface, ...]:
     try:
         rows = json.loads(text or "[]")
     except ValueError:
+        return ()
+    if not isinstance(rows, list):
         return ()
     return tuple(_interface(row) for row in rows if isinstance(row, dict) and row.get("ifname"))
 

@@ -45,9 +45,9 @@ def processes(name: str) -> set[int]:
     """Every process of a node, by the machine's numbers (its supervisor is one of them)."""
     found: set[int] = set()
     for group in groups(name):
-        for path in [group / "cgroup.procs", *group.glob("**/cgroup.procs")]:
+        for folder, _, _ in os.walk(group):  # a glob would stumble over groups that go away
             try:
-                found.update(int(line) for line in path.read_text().split())
+                found.update(int(pid) for pid in Path(folder, "cgroup.procs").read_text().split())
             except OSError:
                 continue  # the group went away, or is threaded
     return found - {0}
@@ -65,12 +65,17 @@ def kill(name: str, timeout: float = 10.0) -> None:
         time.sleep(0.05)
 
 
-def remove(name: str) -> None:
-    """Delete a node's groups; they must be empty."""
+def remove(name: str, timeout: float = 5.0) -> None:
+    """Delete a node's groups; the kernel may take a moment to see that they are empty."""
+    deadline = time.monotonic() + timeout
     for group in groups(name):
-        if not group.exists():
-            continue
-        below = [path for path in group.glob("**/") if path != group]
-        for path in sorted(below, key=lambda path: len(path.parts), reverse=True):
-            path.rmdir()
-        group.rmdir()
+        while group.exists():
+            try:
+                for path in sorted(group.glob("**/"), reverse=True):  # a group's own groups first
+                    path.rmdir()
+            except FileNotFoundError:
+                continue  # its supervisor is doing the same
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)

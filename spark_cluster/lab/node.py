@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 STATE_FILE = "var/lib/lab/state.json"
 BOOTED = ("running", "degraded", "maintenance")
 READY_TIMEOUT = 60.0
+START_TIMEOUT = 15.0
+"""How long a supervisor may take to start before a node that is off counts as failed."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +118,13 @@ class LabNode:
 
     def wait(self, timeout: float = READY_TIMEOUT) -> None:
         """Return when the node answers SSH and its systemd has finished booting."""
-        deadline = time.monotonic() + timeout
+        begun = time.monotonic()
         said = "no answer on port 22"
-        while time.monotonic() < deadline:
-            if self.state != "running" and power.leader(self.layout) == 0:
-                time.sleep(0.05)  # its supervisor may be starting
+        while time.monotonic() < begun + timeout:
+            if self.state == "off":
+                if time.monotonic() > begun + START_TIMEOUT:
+                    said = self._last_words()
+                    break
             elif self._greets():
                 done = self.ssh("systemctl is-system-running", check=False, timeout=30)
                 said = done.stdout.strip() or done.stderr.strip()
@@ -128,10 +132,15 @@ class LabNode:
                     return
             time.sleep(0.05)
         raise Failed(
-            f"did not come up within {timeout:g} s ({said})",
+            f"did not come up in {time.monotonic() - begun:.0f} s ({said})",
             where=self.name,
             hint=f"Its console: {self.layout.console}",
         )
+
+    def _last_words(self) -> str:
+        console = self.layout.console
+        lines = console.read_text(errors="replace").splitlines() if console.exists() else []
+        return f"it is off: {lines[-1]}" if lines else "it is off"
 
     def _greets(self) -> bool:
         try:

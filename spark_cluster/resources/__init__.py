@@ -1,6 +1,9 @@
-"""All resources, by the names that roles and playbooks use."""
+"""All resources, by the names that roles and playbooks use; each is imported when it is used."""
 
-from spark_cluster.resources.authorized_key import AuthorizedKey
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from spark_cluster.resources.base import (
     InvalidResource,
     Missing,
@@ -9,29 +12,34 @@ from spark_cluster.resources.base import (
     Secret,
     Skip,
     Unknown,
+    resource_class,
 )
-from spark_cluster.resources.command import Command
-from spark_cluster.resources.container import Container
-from spark_cluster.resources.directory import Directory
-from spark_cluster.resources.disk_space import DiskSpace
-from spark_cluster.resources.file import File
-from spark_cluster.resources.group import Group
-from spark_cluster.resources.hold import Hold
-from spark_cluster.resources.hostname import Hostname
-from spark_cluster.resources.hosts_entry import HostsEntry
-from spark_cluster.resources.identity import HostKeys, MachineId
-from spark_cluster.resources.image import Image
-from spark_cluster.resources.json_keys import JsonKeys
-from spark_cluster.resources.kernel_module import KernelModule
-from spark_cluster.resources.line import Line
-from spark_cluster.resources.netplan import Netplan
-from spark_cluster.resources.package import Package
-from spark_cluster.resources.reboot import Reboot
-from spark_cluster.resources.service import Service
-from spark_cluster.resources.ssh_key import SshKey
-from spark_cluster.resources.swap import Swap
-from spark_cluster.resources.sysctl import Sysctl
-from spark_cluster.resources.user import User
+
+if TYPE_CHECKING:
+    from spark_cluster.resources.authorized_key import AuthorizedKey
+    from spark_cluster.resources.command import Command
+    from spark_cluster.resources.container import Container
+    from spark_cluster.resources.directory import Directory
+    from spark_cluster.resources.disk_space import DiskSpace
+    from spark_cluster.resources.file import File
+    from spark_cluster.resources.group import Group
+    from spark_cluster.resources.hold import Hold
+    from spark_cluster.resources.host_keys import HostKeys
+    from spark_cluster.resources.hostname import Hostname
+    from spark_cluster.resources.hosts_entry import HostsEntry
+    from spark_cluster.resources.image import Image
+    from spark_cluster.resources.json_keys import JsonKeys
+    from spark_cluster.resources.kernel_module import KernelModule
+    from spark_cluster.resources.line import Line
+    from spark_cluster.resources.machine_id import MachineId
+    from spark_cluster.resources.netplan import Netplan
+    from spark_cluster.resources.package import Package
+    from spark_cluster.resources.reboot import Reboot
+    from spark_cluster.resources.service import Service
+    from spark_cluster.resources.ssh_key import SshKey
+    from spark_cluster.resources.swap import Swap
+    from spark_cluster.resources.sysctl import Sysctl
+    from spark_cluster.resources.user import User
 
 __all__ = [
     "AuthorizedKey",
@@ -66,3 +74,10 @@ __all__ = [
     "Unknown",
     "User",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    found = resource_class(name)
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found

@@ -7,7 +7,10 @@ it import the standard library only (Python >= 3.10).
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
+import importlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -60,6 +63,10 @@ class Unknown(Exception):
 
 class Skip(Exception):
     """This resource is left as it is, although it differs; the text says why (`skipped`)."""
+
+
+class RebootNeeded(Exception):
+    """The document stops here: the laptop reboots the node and sends the rest."""
 
 
 class Secret(str):
@@ -214,6 +221,18 @@ def valid_mode(mode: int | None, what: str) -> None:
         raise InvalidResource(f"{what}: mode {mode} is decimal; did you mean 0o{mode}?")
 
 
+def resource_class(name: str) -> type[Resource] | None:
+    """The class of a resource's type; `AuthorizedKey` is in `authorized_key.py` beside this file.
+
+    Looked up when it is used, so that a run imports only what it needs.
+    """
+    if name not in REGISTRY and re.fullmatch(r"[A-Z][A-Za-z0-9]*", name):
+        module = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(f"{__package__}.{module}")
+    return REGISTRY.get(name)
+
+
 def to_wire(resource: Resource) -> dict[str, Any]:
     """A resource as a JSON document."""
     document: dict[str, Any] = {"type": type(resource).__name__}
@@ -230,7 +249,7 @@ def from_wire(document: Mapping[str, Any]) -> Resource:
     Raises:
         InvalidResource: the type is not known or the values do not fit it.
     """
-    kind = REGISTRY.get(str(document.get("type")))
+    kind = resource_class(str(document.get("type")))
     if kind is None:
         raise InvalidResource(f"no resource of type {document.get('type')!r}")
     return kind(**{k: _decode(v) for k, v in document.items() if k != "type"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from spark_cluster.resources.base import (
     Missing,
     Resource,
     ResourceError,
+    Secret,
     State,
     absolute,
 )
@@ -64,6 +66,8 @@ class Line(Resource):
 
     @property
     def name(self) -> str:
+        if isinstance(self.line, Secret):
+            return f"{self.path}#secret-{hashlib.sha256(self.line.encode()).hexdigest()[:8]}"
         return f"{self.path}#{self.line}"
 
     def provides(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.resources.base import (
     InvalidResource,
+    RebootNeeded,
     Resource,
     ResourceError,
     Skip,
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 
 REQUIRED = "/run/reboot-required"
 """Made by packages that need one (update-notifier-common and others); gone after it."""
-
-
-class RebootNeeded(Exception):
-    """The document stops here: the laptop reboots the node and sends the rest."""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,6 @@ from spark_cluster.serving import logs, vram
 from spark_cluster.serving.engine import RAY, SERVER
 from spark_cluster.serving.ray_state import RayNode, RayState
 
-RAY_WITHIN_S = 120.0
-"""Seconds in which all nodes have to be with Ray (10-20 were measured for two)."""
-
 POLL_S = 1.0
 
 
@@ -51,13 +48,13 @@ class Endpoint:
         return {**base, "Authorization": f"Bearer {self.api_key}"} if self.api_key else base
 
 
-def ray_cluster(play: Play, tp: int, port: int) -> list[RayNode]:
-    """Wait until Ray shows `tp` nodes with a GPU each.
+def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]:
+    """Wait until Ray shows `tp` nodes with a GPU each, at most `timeout` seconds.
 
     Raises:
         VerificationFailed: it does not in time; with who is missing.
     """
-    deadline = time.monotonic() + RAY_WITHIN_S
+    deadline = time.monotonic() + timeout
     with RayState(play.connections.connection(play.head.name), port) as state:
         while True:
             nodes = state.nodes()
@@ -75,7 +72,7 @@ def ray_cluster(play: Play, tp: int, port: int) -> list[RayNode]:
     fault = logs.first_error(_logs(play, RAY))
     said = f"; {fault.where} says: {fault.text}" if fault else ""
     raise VerificationFailed(
-        f"Ray shows {len(nodes)} of {tp} nodes after {RAY_WITHIN_S:g} s; "
+        f"Ray shows {len(nodes)} of {tp} nodes after {timeout:g} s; "
         f"missing: {', '.join(missing) or 'a GPU'}{said}",
         hint="ping the head's fabric address from the worker; the same image on both nodes? "
         "spark-cluster logs shows more",

@@ -8,11 +8,16 @@ from typing import Any
 from spark_cluster.engine.play import Play
 from spark_cluster.engine.session import Session
 from spark_cluster.recipe import Probe
+from spark_cluster.serving import logs
 from spark_cluster.serving.engine import RAY, SERVER
 from spark_cluster.serving.ray_state import RayNode, RayState
 from spark_cluster.serving.readiness import ContainerState, Endpoint, ask_once, parse_state
 
 DASHBOARD = 8265
+
+MANY_RESTARTS = 3
+"""Restarts after which a server that is not healthy is failing, not loading. Docker waits longer
+each time; after a reboot one or two are usual, until Ray's head is there."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,9 @@ def status(play: Play, endpoint_key: str | None, probe: Probe) -> Status:
     elif not answer:
         problems.append("/health is fine, but a completion does not come")
     loading = server.status == "running" and health == 0 and not problems[:-1]
+    if health == 0 and server.restarts:
+        problems.append(_restarted(play.connections.session(head), head, server.restarts))
+        loading = loading and server.restarts < MANY_RESTARTS
     state = _state(answer=bool(answer), problems=problems, loading=loading)
     return Status(state, nodes, ray, url or None, model or None, tp, tuple(problems))
 
@@ -160,11 +168,22 @@ def _problems(
         if node.name in wanted and state is not None and state.status != "running":
             what = "gone" if state.status == "absent" else state.status
             problems.append(f"Ray's container on {node.name} is {what}")
+    for spark in play.nodes:
+        hcas = spark.facts.hcas
+        if spark.name in wanted and hcas and not any(hca.up for hca in hcas):
+            problems.append(f"no ConnectX-7 interface of {spark.name} is up: is the cable in?")
     if len(ray) < tp:
         problems.append(f"Ray shows {len(ray)} of {tp} nodes")
     elif sum(node.gpus for node in ray) < tp:
         problems.append(f"Ray shows {sum(n.gpus for n in ray):g} of {tp} GPUs")
     return problems
+
+
+def _restarted(session: Session, head: str, times: int) -> str:
+    """That the server does not stay up, and the first thing that its log complains of."""
+    fault = logs.first_error({head: logs.read(session, SERVER)})
+    said = f", its log says: {fault.text}" if fault else ""
+    return f"the server has been restarted {times} times{said}"
 
 
 def _endpoint(url: str, model: str, key: str | None) -> Endpoint | None:

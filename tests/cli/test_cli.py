@@ -3,43 +3,56 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from spark_cluster.cli import main
+
 CHECKOUT = Path(__file__).parents[2]
-ONE = "nodes:\n  spark1:\n    address: {address}\n    port: {port}\n    roles: [head]\nserve:\n  recipe: lab-paris\n"
+ONE = """\
+nodes:
+  spark1:
+    address: {address}
+    port: {port}
+    roles: [head]
+serve:
+  recipe: lab-paris
+"""
 TWO = ONE.replace("serve", "  spark2:\n    address: not-{address}\n    port: {port}\nserve")
 
 pytestmark = pytest.mark.usefixtures("time_limit")
 
 
+@dataclass
+class Done:
+    """What a shell sees."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
 class Program:
-    """`spark-cluster` in a scratch project and home."""
+    """`spark-cluster` in a scratch project and home, through the entry point in this process."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(folder / "home"),
-            "PYTHONPATH": str(CHECKOUT),
-        }
+    def __init__(self, folder: Path, monkeypatch, capsys) -> None:
+        self.folder, self.monkeypatch, self.capsys = folder, monkeypatch, capsys
         (folder / "home").mkdir()
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("HOME", str(folder / "home"))
+        for name in ("XDG_STATE_HOME", "SSH_AUTH_SOCK"):
+            monkeypatch.delenv(name, raising=False)
 
-    def __call__(self, *args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "spark_cluster", *args],
-            check=False,
-            capture_output=True,
-            text=True,
-            cwd=self.folder,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            timeout=9,
-        )
+    def __call__(self, *args: str) -> Done:
+        self.monkeypatch.setattr("sys.argv", ["spark-cluster", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = self.capsys.readouterr()
+        return Done(ended.value.code, said.out, said.err)
 
     def put(self, name: str, text: str) -> None:
         path = self.folder / name
@@ -48,8 +61,8 @@ class Program:
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Program:
-    return Program(tmp_path)
+def program(tmp_path: Path, monkeypatch, capsys) -> Program:
+    return Program(tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture
@@ -223,6 +236,11 @@ def test_a_closed_pipe_is_no_complaint(program):
         said = process.stderr.read().decode()
     assert said == ""
     assert process.returncode != 0
+
+
+def test_the_status_reaches_the_shell(tmp_path):
+    command = [sys.executable, "-m", "spark_cluster", "--project", str(tmp_path), "ping"]
+    assert subprocess.run(command, check=False, capture_output=True, cwd=CHECKOUT).returncode == 2
 
 
 def test_version_and_help_are_fine(program):

@@ -1,0 +1,188 @@
+"""Runs from the command line, on real agents over pipes: status, recap, JSON, errors."""
+
+from __future__ import annotations
+
+import json
+from textwrap import dedent
+
+import pytest
+
+from spark_cluster.engine import connections as connections_module
+
+pytestmark = pytest.mark.usefixtures("time_limit")
+
+INVENTORY = """\
+nodes:
+  spark1: {address: 10.0.0.1, roles: [head]}
+  spark2: {address: 10.0.0.2}
+"""
+PLAYBOOK = """\
+from spark_cluster.resources import Command, Directory, File
+
+def main(play):
+    with play.stage("files"):
+        play.apply(play.nodes, [Directory("/srv"), File("/srv/a", content="1", tags=("small",))])
+    return {"nodes": [n.name for n in play.nodes]}
+"""
+
+
+@pytest.fixture
+def project(tmp_path, pipes, monkeypatch):
+    """A project whose nodes are folders beside its files."""
+    monkeypatch.setattr(connections_module, "Connections", pipes)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    (tmp_path / "playbooks").mkdir()
+    (tmp_path / "playbooks/mine.py").write_text(PLAYBOOK)
+    return tmp_path
+
+
+@pytest.fixture
+def run(project, monkeypatch, capsys):
+    """`run("playbook", "mine") -> (status, stdout, stderr)`, through the program's own main."""
+    from spark_cluster.cli import main
+
+    def call(*args):
+        monkeypatch.setattr("sys.argv", ["spark-cluster", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return ended.value.code, said.out, said.err
+
+    return call
+
+
+def test_a_playbook_by_name(run, project):
+    status, out, _ = run("playbook", "mine")
+    assert status == 0
+    assert (project / "spark2/srv/a").read_text() == "1"
+    assert "changed File:/srv/a" in out
+    assert "files" in out
+    recap = out[out.index("node ") :].splitlines()
+    assert recap[1].split()[:3] == ["spark1", "0", "2"]
+    (record,) = (project / "state/spark-cluster/runs").iterdir()
+    events = [json.loads(line)["event"] for line in record.read_text().splitlines()]
+    assert events[0] == "RunStarted"
+    assert events[-1] == "RunFinished"
+    assert events.count("Result") == 4
+    status, out, _ = run("playbook", "mine")
+    assert "changed File" not in out
+
+
+def test_json_is_one_document_on_stdout(run):
+    status, out, err = run("playbook", "mine", "--json")
+    document = json.loads(out)
+    assert status == 0
+    assert document["ok"] is True
+    assert document["changed"] == 4
+    assert document["result"] == {"nodes": ["spark1", "spark2"]}
+    assert document["nodes"]["spark1"]["change"] == 2
+    assert document["seconds"]["files"] <= document["seconds"]["total"]
+    assert "changed" in err, "people can follow it on the other output"
+
+
+def test_check_and_its_exit_code(run, project):
+    status, out, _ = run("playbook", "mine", "--check", "--diff")
+    assert status == 0
+    assert "would change" in out
+    assert "+1" in out
+    assert not (project / "spark1/srv").exists()
+    assert run("playbook", "mine", "--check", "--exit-code")[0] == 10
+    assert run("playbook", "mine")[0] == 0
+    assert run("playbook", "mine", "--check", "--exit-code")[0] == 0
+
+
+def test_tags_that_match_nothing(run, project):
+    status, _, err = run("playbook", "mine", "--tags", "smal")
+    assert status == 2
+    assert "--tags smal: nothing in this run has that name" in err
+    assert "small" in err
+    status, out, _ = run("playbook", "mine", "--tags", "smal", "--json")
+    assert status == 2
+    assert "smal" in json.loads(out)["error"]["message"]
+    assert not (project / "spark1/srv").exists()
+
+
+def test_limit(run, project):
+    assert run("--limit", "spark2", "playbook", "mine")[0] == 0
+    assert not (project / "spark1").exists()
+    status, _, err = run("playbook", "mine", "--limit", "sprak2")
+    assert status == 2
+    assert "spark2" in err
+
+
+def test_a_playbook_that_raises(run, project):
+    path = project / "playbooks/mine.py"
+    path.write_text(PLAYBOOK.replace("    return", "    [][1]\n    return"))
+    status, _, err = run("playbook", "mine")
+    assert status == 1
+    assert "the playbook raised IndexError: list index out of range" in err
+    assert "playbooks/mine.py:6" in err
+    assert "what was applied before it stays" in err
+    status, out, _ = run("playbook", "mine", "--json")
+    assert status == 1
+    assert json.loads(out)["ok"] is False
+
+
+def test_a_resource_that_fails(run, project):
+    (project / "spark2").mkdir()
+    (project / "spark2/srv").write_text("a file")
+    status, out, err = run("playbook", "mine")
+    assert status == 1
+    assert "spark2" in err
+    assert "/srv is a file, not a directory" in err
+    assert "changed File:/srv/a" in out, "the other node is done"
+    status, out, _ = run("playbook", "mine", "--json")
+    assert (status, json.loads(out)["ok"]) == (1, False)
+
+
+def test_a_node_that_cannot_be_reached(run, project):
+    (project / "inventory.yaml").write_text(INVENTORY.replace("spark2:", "lost:"))
+    status, out, _ = run("playbook", "mine")
+    assert status == 3
+    assert "UNREACHABLE no answer" in out
+    assert (project / "spark1/srv/a").exists(), "the others go on"
+    status, out, _ = run("playbook", "mine", "--json")
+    document = json.loads(out)
+    assert (status, document["ok"]) == (3, False)
+    assert document["result"] == {"nodes": ["spark1"]}
+
+
+def test_a_resource_that_can_never_work_names_the_line(run, project):
+    (project / "playbooks/mine.py").write_text(
+        dedent(
+            """\
+            from spark_cluster.resources import File
+
+            def main(play):
+                play.apply(play.nodes, [File("relative", content="")])
+            """
+        )
+    )
+    status, _, err = run("playbook", "mine")
+    assert status == 1
+    assert "playbooks/mine.py:4" in err
+    assert "'relative' is not an absolute path" in err
+
+
+def test_vram_of_nodes_without_a_gpu(run):
+    status, _, err = run("vram")
+    assert status == 1
+    assert "nvidia-smi does not answer" in err
+
+
+def test_facts(run):
+    status, out, _ = run("facts", "--json")
+    assert status == 0
+    assert [n["name"] for n in json.loads(out)["nodes"]] == ["spark1", "spark2"]
+
+
+def test_ctrl_c_says_what_was_being_done(run, project):
+    text = PLAYBOOK.replace("    return", "    raise KeyboardInterrupt\n    return")
+    (project / "playbooks/mine.py").write_text(text)
+    status, _, err = run("playbook", "mine")
+    assert status in (1, 130)
+    assert "interrupted" in err
+    assert "run the same command again" in err.lower()

@@ -1,0 +1,650 @@
+"""What goes wrong around the tool: what it says, with which status, and what it leaves behind.
+
+Each fault goes through the command line, on real nodes. The nodes stay from one test to the next;
+each test puts back what it broke, and `quiet` holds at its end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import CHECKOUT, CommandLine, until
+
+from spark_cluster.lab import Lab, LabNode
+from spark_cluster.lab.layout import PASSWORD, USER
+
+pytestmark = pytest.mark.lab
+
+LOCK = "/run/spark-cluster.lock"
+AGENT = "spark-cluster-agen[t]"
+SUDOERS = f"/etc/sudoers.d/{USER}"
+CABLED = "enp1s0f1np1"
+
+MARK = """
+def main(play):
+    play.apply(play.nodes, [File("/srv/mark", content="mark\\n")])
+"""
+LONG = """
+def main(play):
+    play.apply(
+        [n for n in play.nodes if n.name == "spark2"] if ONLY2 else play.nodes,
+        [
+            File("/srv/first", content="first\\n"),
+            Command("a long one", ("sleep", "991"), timeout_s=1200),
+            File("/srv/last", content="last\\n"),
+        ],
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def fresh_lab(lab: Lab) -> Lab:
+    lab.up(2, fresh=True)
+    return lab
+
+
+@pytest.fixture
+def user(fresh_lab: Lab, tmp_path: Path) -> CommandLine:
+    return CommandLine(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(lab: Lab) -> Iterator[None]:
+    """After each test: no agent, no lock, nothing half-written on any node."""
+    yield
+    for node in lab.nodes:
+        quiet(node)
+        node.run(["rm", "-f", "/srv/first", "/srv/last", "/srv/mark"])
+
+
+def quiet(node: LabNode, within: float = 10.0) -> None:
+    until(lambda: not agents(node), within, f"the agent on {node.name} is gone")
+    assert not is_locked(node)
+    beside = ["find", "/etc", "/srv", "/var/lib/spark-cluster", "-xdev", "-name", ".*.????????"]
+    assert node.run(beside, check=False).stdout == ""
+
+
+def agents(node: LabNode) -> str:
+    return node.run(["pgrep", "-f", AGENT], check=False).stdout
+
+
+def is_locked(node: LabNode) -> bool:
+    shell = f"test ! -e {LOCK} || flock -n {LOCK} true"
+    return node.run(["sh", "-c", shell], check=False).returncode != 0
+
+
+def is_there(node: LabNode, path: str) -> bool:
+    return node.run(["test", "-e", path], check=False).returncode == 0
+
+
+def runs(node: LabNode, pattern: str) -> bool:
+    return node.run(["pgrep", "-f", pattern], check=False).returncode == 0
+
+
+def asked(user: CommandLine) -> dict[str, Any]:
+    """What `status` says, whatever it is."""
+    out, _ = user.start("status", "--json").process.communicate(timeout=90)
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def one(document: dict[str, Any], **changes: Any) -> None:
+    """Keep the first node of an inventory, with its ssh settings changed."""
+    document["nodes"] = {"spark1": document["nodes"]["spark1"] | {"roles": ["head"], **changes}}
+
+
+def only_one(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda document: one(document, **changes)
+
+
+def refused_with(user: CommandLine, status: int, *said: str, words: tuple[str, ...] = ()) -> None:
+    """The same error for people and as a document, before anything was changed."""
+    command = words or ("playbook", user.playbook(MARK))
+    ran = user(*command, status=status)
+    for text in said:
+        assert text in ran.err + ran.out, ran.said
+    document = user.json(*command, status=status)
+    assert document["ok"] is False
+    told = " ".join(document["error"].values())
+    for text in said:
+        assert text in told, document
+
+
+# --- reaching a node ---------------------------------------------------------------------------
+
+
+def test_unknown_host(user):
+    user = user.with_inventory("nowhere", only_one(address="no-such-spark.invalid"))
+    refused_with(user, 3, "no address is known for 'no-such-spark.invalid'", "`address`", "spark1")
+    document = user.json("ping", status=3)
+    assert document["nodes"][0]["reachable"] is False
+    assert "no address is known" in document["nodes"][0]["error"]
+
+
+def test_refused_connection(user, spark1):
+    user = user.with_inventory("closed", only_one(port=2222))
+    refused_with(user, 3, "10.89.0.11:2222 refused the connection", "no sshd listens there")
+    assert not is_there(spark1, "/srv/mark")
+
+
+def test_nobody_at_that_address(user):
+    user = user.with_inventory("nobody", only_one(address="10.89.0.99", connect_timeout_s=2))
+    refused_with(user, 3, "10.89.0.99:22", "check that it is on")
+
+
+def test_one_of_two_cannot_be_reached(user, spark1):
+    def change(document: dict[str, Any]) -> None:
+        document["nodes"]["spark2"]["port"] = 2222
+
+    user = user.with_inventory("half", change)
+    document = user.json("playbook", user.playbook(MARK), status=3)
+    assert document["ok"] is False
+    assert "refused the connection" in document["error"]["message"]
+    assert document["nodes"]["spark1"]["change"] == 1, "the other node's work is done"
+    spark1.run(["rm", "/srv/mark"])
+    refused_with(user, 3, "spark2", "refused the connection", words=("up", "--tp", "2"))
+    assert not is_there(spark1, "/etc/netplan/40-cx7.yaml"), "up needs all or does nothing"
+
+
+def test_unknown_host_key(user, spark1):
+    (user.home / "known_hosts").touch()
+
+    def change(document: dict[str, Any]) -> None:
+        document["ssh"]["known_hosts"] = "known_hosts"
+
+    user = user.with_inventory("new", change)
+    refused_with(user, 3, "is not known", "SHA256:", "spark-cluster trust --limit spark1")
+    assert not is_there(spark1, "/srv/mark")
+    user("trust", status=1)
+    assert (user.home / "known_hosts").read_text() == "", "nobody could be asked"
+    user("trust", "--yes")
+    assert user.json("ping")["nodes"][1]["reachable"] is True
+
+
+def test_wrong_key(user, spark1):
+    key = user.home / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    user = user.with_inventory("stranger", only_one(identity_file="other"))
+    refused_with(user, 3, "nvidia@10.89.0.11:22 accepts none of the offered keys", "ssh-copy-id")
+
+
+def test_changed_host_key(user, lab, spark2):
+    known = user.home / "known_hosts"
+    known.write_text(lab.known_hosts_path.read_text())
+
+    def change(document: dict[str, Any]) -> None:
+        document["ssh"]["known_hosts"] = "known_hosts"
+
+    user = user.with_inventory("reinstalled", change)
+    spark2.reset(new_host_keys=True)
+    try:
+        ran = user("--limit", "spark2", "playbook", user.playbook(MARK), status=3)
+        assert "THE HOST KEY HAS CHANGED" in ran.said
+        assert "spark-cluster trust --replace --limit spark2" in ran.said
+        assert not is_there(spark2, "/srv/mark")
+        before = known.read_text()
+        refused = user("trust", "--yes", "--limit", "spark2", status=1)
+        assert "--replace" in refused.said
+        assert known.read_text() == before
+        user("trust", "--replace", "--yes", "--limit", "spark2")
+        assert len(known.read_text().splitlines()) == 2
+        user("--limit", "spark2", "playbook", user.playbook(MARK))
+    finally:
+        lab.trust()
+
+
+# --- becoming root -----------------------------------------------------------------------------
+
+
+OWN_PASSWORD = "correct-horse-7731"
+
+
+@contextmanager
+def sudo_asks(node: LabNode) -> Iterator[None]:
+    """For a password that can be looked for (the lab's own is part of the nodes' names)."""
+    path = node.root / SUDOERS.lstrip("/")
+    rule = path.read_text()
+    path.write_text(rule.replace("NOPASSWD:", ""))
+    set_password(node, OWN_PASSWORD)
+    try:
+        yield
+    finally:
+        path.write_text(rule)
+        set_password(node, PASSWORD)
+
+
+def set_password(node: LabNode, password: str) -> None:
+    node.run(["sh", "-c", f"echo {USER}:{password} | chpasswd"])
+
+
+def with_password(user: CommandLine, name: str, source: Any) -> CommandLine:
+    def change(document: dict[str, Any]) -> None:
+        one(document)
+        document["become"] = {"password": source}
+
+    return user.with_inventory(name, change)
+
+
+def test_sudo_password(user, spark1):
+    (user.home / "right").write_text(OWN_PASSWORD + "\n")
+    right = with_password(user, "right", {"file": "right"})
+    wrong = with_password(user, "wrong", {"env": "LAB_SUDO"}).with_environment(LAB_SUDO="hunter2")
+    alone = user.with_inventory("alone", only_one())
+    prompt = with_password(user, "ask", "prompt")
+    with sudo_asks(spark1):
+        refused_with(alone, 1, "sudo asks for the password of nvidia", "become.password")
+        started = time.monotonic()
+        refused_with(wrong, 1, "sudo does not accept the password of nvidia", "become.password")
+        assert time.monotonic() - started < 8, "it does not go on guessing"
+        refused_with(prompt, 2, "the sudo password of spark1", "no terminal")
+        assert not is_there(spark1, "/srv/mark")
+        ran = right("playbook", right.playbook(MARK), "--diff", "--json")
+        assert ran.document["changed"] == 1
+        assert OWN_PASSWORD not in ran.said + user.record.read_text()
+    # A password that nobody asks for does no harm.
+    assert right.json("playbook", right.playbook(MARK))["changed"] == 0
+
+
+def test_user_without_sudo(user, spark1):
+    rule = spark1.root / SUDOERS.lstrip("/")
+    kept = rule.read_text()
+    groups = spark1.run(["id", "-nG", USER]).stdout.split()
+    (user.home / "right").write_text(PASSWORD + "\n")
+    right = with_password(user, "right", {"file": "right"})
+    rule.write_text("# nothing\n")
+    if "sudo" in groups:
+        spark1.run(["gpasswd", "-d", USER, "sudo"])
+    try:
+        refused_with(right, 1, "nvidia may not use sudo there", "usermod -aG sudo nvidia")
+        assert right.json("ping")["nodes"][0]["reachable"] is True, "ping needs no root"
+    finally:
+        rule.write_text(kept)
+        if "sudo" in groups:
+            spark1.run(["gpasswd", "-a", USER, "sudo"])
+
+
+def test_no_python_on_the_node(user, spark1):
+    user = user.with_inventory("bare", only_one())
+    real = spark1.run(["readlink", "-f", "/usr/bin/python3"]).stdout.strip()
+    spark1.run(["mv", real, f"{real}.away"])
+    try:
+        refused_with(user, 1, "there is no Python 3 on the node", "apt-get install python3")
+    finally:
+        spark1.run(["mv", f"{real}.away", real])
+    assert user.json("playbook", user.playbook(MARK))["changed"] == 1
+
+
+# --- in the middle of a run --------------------------------------------------------------------
+
+
+def begun(user: CommandLine, *nodes: LabNode, only2: bool = False) -> Any:
+    """A run that is in its long command on these nodes."""
+    path = user.playbook(f"ONLY2 = {only2}\n{LONG}")
+    started = user.start("playbook", path, "--json")
+    for node in nodes:
+        until(lambda n=node: runs(n, "^sleep 991"), 20, f"{node.name} is at work")
+    return started
+
+
+def test_node_unplugged_in_the_middle(user, spark1, spark2):
+    text = """
+def main(play):
+    def work(node):
+        if node.name == "spark2":
+            return [File("/srv/first", content="1"), Command("a long one", ("sleep", "991"))]
+        return [Command("a short one", ("sleep", "4")), File("/srv/last", content="done")]
+
+    play.together(*[lambda n=n: play.apply(n, work(n)) for n in play.nodes])
+"""
+    started = user.start("playbook", user.playbook(text))
+    until(lambda: runs(spark2, "^sleep 991"), 20, "spark2 is at work")
+    spark2.unplug()
+    pulled = time.monotonic()
+    try:
+        ran = started.end(status=3)
+        assert time.monotonic() - pulled < 22
+        assert "spark2" in ran.said
+        assert "the connection was lost" in ran.said
+        assert "run the same command again" in ran.said
+        assert is_there(spark1, "/srv/last"), "the other node's work is done"
+        # Nobody is told on the node: it notices by itself that the laptop is silent.
+        until(lambda: not agents(spark2), 45 - (time.monotonic() - pulled), "the lock is free")
+        assert not is_locked(spark2)
+        assert not runs(spark2, "^sleep 991")
+    finally:
+        spark2.plug()
+    spark2.wait()
+    document = user.json("playbook", user.playbook(MARK))
+    assert document["changed"] == 2
+
+
+def test_replugged_in_the_middle_of_nothing(user, spark2):
+    """A cable that was out for a few seconds costs nothing."""
+    started = user.start(
+        "playbook",
+        user.playbook("""
+def main(play):
+    play.apply(play.nodes, [Command("some work", ("sleep", "9")), File("/srv/mark", content="x")])
+"""),
+    )
+    until(lambda: runs(spark2, "^sleep 9$"), 20, "spark2 is at work")
+    spark2.unplug()
+    time.sleep(4)
+    spark2.plug()
+    ran = started.end(status=0)
+    assert "FAILED" not in ran.said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_in_a_command(user, spark1, spark2, number):
+    started = begun(user, spark1, spark2)
+    started.interrupt(number)
+    asked = time.monotonic()
+    ran = started.end(status=130)
+    assert time.monotonic() - asked < 5
+    assert "interrupted" in ran.err
+    assert "spark1 was at Command:a long one" in ran.err
+    assert "Run the same command again to go on" in ran.err
+    assert ran.document["ok"] is False
+    for node in (spark1, spark2):
+        quiet(node)
+        assert not runs(node, "^sleep 991")
+        assert is_there(node, "/srv/first")
+        assert not is_there(node, "/srv/last")
+    record = [json.loads(line) for line in user.record.read_text().splitlines()]
+    assert record[-1]["event"] == "RunFinished"
+    assert record[-1]["ok"] is False
+
+
+def test_interrupted_in_a_package_manager(user, spark1):
+    """apt is never torn: it finishes, and the next run finds its work done."""
+    install = """
+def main(play):
+    play.apply(play.nodes, [Package("docker.io", also=("docker-cli",))])
+"""
+    user = user.with_inventory("one", only_one())
+    started = user.start("playbook", user.playbook(install))
+    until(lambda: runs(spark1, "^/usr/bin/dpkg|dpkg --"), 60, "dpkg is at work", every=0.05)
+    started.interrupt()
+    ran = started.end(status=130)
+    assert "a package manager finishes" in ran.err
+    # The next run comes too early and is told so, or finds the lock free.
+    until(lambda: not agents(spark1), 60, "apt has finished")
+    assert spark1.run(["dpkg", "--audit"]).stdout == ""
+    assert (
+        "docker.io ii"
+        in spark1.run(
+            ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Abbrev}\\n", "docker.io"]
+        ).stdout
+    )
+    assert user.json("playbook", user.playbook(install))["changed"] == 0
+
+
+def test_two_runs_at_once(user, spark1, spark2):
+    first = begun(user, spark2, only2=True)
+    refused_with(
+        user,
+        1,
+        "another run is at work there",
+        "`playbook play`",
+        "since",
+        "wait until it has ended",
+        words=("-l", "spark2", "playbook", user.playbook(MARK, "other.py")),
+    )
+    assert user.json("ping")["nodes"][1]["reachable"] is True, "looking is always allowed"
+    checked = user.json("-l", "spark2", "playbook", user.playbook(MARK, "other.py"), "--check")
+    assert checked["ok"] is True
+    first.interrupt()
+    first.end(status=130)
+    quiet(spark2)
+    user("-l", "spark2", "playbook", user.playbook(MARK, "other.py"))
+
+
+# --- disks that are full -----------------------------------------------------------------------
+
+
+@contextmanager
+def tiny(node: LabNode, folder: str, size: str) -> Iterator[None]:
+    node.run(["mkdir", "-p", folder])
+    node.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder])
+    try:
+        yield
+    finally:
+        node.run(["umount", folder])
+
+
+def test_full_disk_on_a_node(user, spark1):
+    user = user.with_inventory("one", only_one())
+    text = 'def main(play):\n    play.apply(play.nodes, [File("/srv/tiny/f", content="{}" * {})])\n'
+    with tiny(spark1, "/srv/tiny", "64k"):
+        user("playbook", user.playbook(text.format("o", 100)))
+        large = user.playbook(text.format("n", 300_000))
+        refused_with(
+            user,
+            1,
+            "no space left on the disk of /srv/tiny",
+            "KiB free",
+            "File:/srv/tiny/f",
+            "spark1",
+            words=("playbook", large),
+        )
+        assert spark1.run(["ls", "-A", "/srv/tiny"]).stdout == "f\n"
+        assert spark1.run(["cat", "/srv/tiny/f"]).stdout == "o" * 100
+    spark1.run(["rmdir", "/srv/tiny"])
+
+
+def test_no_room_for_the_agent(user, spark1):
+    user = user.with_inventory("one", only_one())
+    with tiny(spark1, "/var/lib/spark-cluster/agent", "4k"):
+        refused_with(
+            user,
+            1,
+            "the agent cannot be kept there",
+            "/var/lib/spark-cluster/agent",
+            "No space left on device",
+        )
+        assert spark1.run(["ls", "-A", "/var/lib/spark-cluster/agent"]).stdout == ""
+        assert not is_there(spark1, "/srv/mark")
+
+
+def test_no_room_for_the_journal(user, spark1):
+    """What cannot be written down is not done."""
+    user = user.with_inventory("one", only_one())
+    change = 'def main(play):\n    play.apply(play.nodes, [File("/srv/mark", content="{}\\n")])\n'
+    user("playbook", user.playbook(change.format("old")))
+    with tiny(spark1, "/var/lib/spark-cluster/journal", "4k"):
+        spark1.run(
+            ["dd", "if=/dev/zero", "of=/var/lib/spark-cluster/journal/x", "bs=4k", "count=1"]
+        )
+        refused_with(
+            user,
+            1,
+            "no space left on the disk of /var/lib/spark-cluster/journal",
+            words=("playbook", user.playbook(change.format("new"))),
+        )
+        assert spark1.run(["cat", "/srv/mark"]).stdout == "old\n"
+
+
+# --- what the user wrote -----------------------------------------------------------------------
+
+
+def test_sizes_that_cannot_be(user, spark1):
+    refused_with(user, 4, "size 1 to 2, not 3", "--tp 2", words=("up", "--tp", "3"))
+    refused_with(user, 4, "not 0", "--tp 1", words=("up", "--tp", "0"))
+    lonely = user.with_inventory("one", only_one())
+    refused_with(lonely, 4, "--tp 2 needs 2 nodes", "--tp 1", words=("up", "--tp", "2"))
+    refused_with(
+        user, 4, "--tp 2 needs 2 nodes", "--limit", words=("-l", "spark1", "up", "--tp", "2")
+    )
+    refused_with(user, 4, "the head is not among", words=("-l", "spark2", "up", "--tp", "1"))
+    assert not is_there(spark1, "/etc/netplan/40-cx7.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nodes:\n  spark1: {address: 10.89.0.11\n", ("inventory.yaml:3", "expected ',' or '}'")),
+        ("nodes:\n  spark1: {adress: 10.89.0.11}\n", ("inventory.yaml:2", "adress", "'address'")),
+        ("nodes:\n  spark1: {address: 10.89.0.11, port: x}\n", ("inventory.yaml:2", "port", "'x'")),
+        ("nodes: {}\n", ("inventory.yaml:1", "nodes")),
+        ("- spark1\n", ("inventory.yaml:1", "found a list")),
+        (b"\xff\xfe\x00nodes", ("inventory.yaml", "UTF-8")),
+    ],
+)
+def test_malformed_inventory(user, text, said):
+    path = user.home / "inventory.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    refused_with(CommandLine(user.home, str(path)), 2, *said, words=("status",))
+
+
+def test_inventory_that_is_not_there(user):
+    refused_with(CommandLine(user.home, "./none.yaml"), 2, "none.yaml", words=("up",))
+    refused_with(CommandLine(user.home, "lap"), 2, "lap", "lab", words=("up",))
+
+
+def test_role_that_raises(user, spark1):
+    folder = user.home / "roles" / "faulty"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(
+        "from pydantic import BaseModel\n"
+        "from spark_cluster.resources import File\n"
+        "class Settings(BaseModel): pass\n"
+        "def role(node, settings):\n"
+        '    yield File("/srv/mark", content="x")\n'
+        '    raise ValueError("oh dear")\n'
+    )
+    text = 'def main(play):\n    play.apply(play.nodes, "faulty")\n'
+    refused_with(
+        user,
+        1,
+        "the role raised ValueError: oh dear",
+        "roles/faulty/__init__.py:6",
+        "nothing of it was sent to any node",
+        words=("playbook", user.playbook(text)),
+    )
+    assert not is_there(spark1, "/srv/mark"), "a role is asked for all before anything is sent"
+
+
+def test_playbook_that_raises(user, spark1, spark2):
+    text = MARK + "    {}['gone']\n"
+    path = user.playbook(text)
+    line = len(Path(path).read_text().splitlines())
+    refused_with(user, 1, "raised KeyError: 'gone'", f"play.py:{line}", words=("playbook", path))
+    assert is_there(spark1, "/srv/mark"), "what was applied before it stays"
+    broken = user.home / "broken.py"
+    broken.write_text("def main(play):\n    play.apply(\n")
+    refused_with(user, 2, "broken.py:", words=("playbook", str(broken)))
+    broken.write_text("def mian(play):\n    pass\n")
+    refused_with(user, 2, "no function main(play)", words=("playbook", str(broken)))
+    refused_with(user, 2, "nothing.py", words=("playbook", "nothing.py"))
+
+
+def test_resource_that_can_never_work(user):
+    text = 'def main(play):\n    play.apply(play.nodes, [File("srv/mark", content="x")])\n'
+    refused_with(user, 1, "'srv/mark'", "play.py:5", words=("playbook", user.playbook(text)))
+
+
+# --- the link and the power, while serving -----------------------------------------------------
+
+
+def own_recipe(user: CommandLine, old: str, new: str) -> None:
+    """A recipe of the user's own, which comes before the shipped one of the same name."""
+    shipped = CHECKOUT / "recipes" / "lab-paris.yaml"
+    (user.home / "recipes").mkdir()
+    (user.home / "recipes" / shipped.name).write_text(shipped.read_text().replace(old, new))
+
+
+def test_server_that_cannot_start(user):
+    own_recipe(user, "  enforce-eager: true\n", "  enforce-eager: true\n  no-such-flag: 1\n")
+    refused_with(
+        user,
+        1,
+        "while loading: vllm: error: unrecognized arguments: --no-such-flag 1",
+        "spark1 spark-vllm",
+        "spark-cluster logs",
+        words=("up", "--tp", "1"),
+    )
+    told = asked(user)
+    assert told["state"] in ("starting", "failed")
+    assert any("the server has been restarted" in p for p in told["problems"])
+    user("down")
+    assert asked(user)["state"] == "stopped"
+
+
+def test_fabric_cable_that_is_out(user, spark1, spark2):
+    spark2.unplug_fabric()
+    try:
+        refused_with(
+            user,
+            1,
+            "no ConnectX-7 interface is up",
+            f"{CABLED} (down)",
+            "plug the QSFP cable",
+            words=("up", "--tp", "2"),
+        )
+        assert not user.verdicts()["change"]
+    finally:
+        spark2.plug_fabric()
+
+
+def test_worker_that_cannot_reach_the_head(user, spark1, spark2):
+    """Then what `up` is for: mend the link, run it again."""
+    own_recipe(user, "ray:\n", "ray:\n  join_timeout_s: 15\n")
+    link = 'def main(play):\n    play.apply(play.nodes, "network")\n'
+    user("playbook", user.playbook(link))  # which would take the next line's route away
+    spark2.run(["ip", "route", "add", "blackhole", "192.168.177.11/32"])
+    try:
+        ran = user("up", "--tp", "2", status=5)
+        assert "Ray shows 1 of 2 nodes after 15 s; missing: spark2" in ran.said
+        assert "ping the head's fabric address from the worker" in ran.said
+        status = user.json("status", status=5)
+        assert status["state"] == "failed"
+        assert "spark-vllm" not in spark1.run(["docker", "ps", "--format", "{{.Names}}"]).stdout
+    finally:
+        spark2.run(["ip", "route", "del", "blackhole", "192.168.177.11/32"])
+    assert "Paris" in user.json("up", "--tp", "2")["answer"]
+
+
+def test_fabric_cable_pulled_while_serving(user, spark2):
+    """/health goes on saying 200: status looks further. Put back, it goes on as if nothing was."""
+    spark2.unplug_fabric()
+    try:
+        said = user("status", status=5).out
+        assert "a completion does not come" in said
+        assert "no ConnectX-7 interface of spark2 is up: is the cable in?" in said
+    finally:
+        spark2.plug_fabric()
+
+    def serving() -> bool:
+        return asked(user)["state"] == "serving"
+
+    until(serving, 60, "it serves again", every=1)
+
+
+def test_both_nodes_rebooted_while_serving(user, spark1, spark2):
+    """Stands on those before: two nodes that serve."""
+    assert user.json("status")["state"] == "serving"
+    for node in (spark1, spark2):
+        node.reboot(wait=False)
+    since = time.monotonic()
+    for node in (spark1, spark2):
+        node.wait()
+
+    def serving() -> bool:
+        return asked(user)["state"] == "serving"
+
+    until(serving, 90 - (time.monotonic() - since), "it serves again by itself", every=1)
+    document = user.json("up", "--tp", "2")
+    assert document["changed"] == 0, user.verdicts()["change"]
+    assert "Paris" in document["answer"]
+    assert re.fullmatch(r"http://10\.89\.0\.11:8000/v1", document["endpoint"])
+    user("down")

@@ -1,0 +1,375 @@
+"""What serves and what is wrong: logs, states, readings; on real logs and on fake nodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from spark_cluster.engine.session import Answer, Output
+from spark_cluster.errors import Failed, Unreachable, VerificationFailed
+from spark_cluster.facts.model import Facts, Hca, Process
+from spark_cluster.recipe import Probe
+from spark_cluster.serving import logs, readiness, state, vram
+from spark_cluster.serving.engine import RAY, SERVER
+from spark_cluster.serving.ray_state import RayNode
+from spark_cluster.serving.readiness import ContainerState, Endpoint, parse_state
+from spark_cluster.serving.vram import NodeVram
+
+pytestmark = pytest.mark.usefixtures("time_limit")
+
+DATA = Path(__file__).parents[1] / "data"
+PROBE = Probe(question="What is the capital of France?", expect="Paris")
+
+
+def log(name):
+    return (DATA / name).read_text()
+
+
+# -- logs --------------------------------------------------------------------------------------
+
+
+def test_the_cause_is_found_behind_what_follows_from_it():
+    """The engine's and the server's own errors come first in the log; the worker's is the cause."""
+    fault = logs.first_error({"spark1 spark-vllm": log("vllm_no_compiler.log")})
+    assert fault.text == (
+        "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found in "
+        "torch._inductor.config.cpp.cxx: (None, 'g++')"
+    )
+    assert fault.where == "spark1 spark-vllm"
+
+
+def test_a_worker_that_was_killed():
+    fault = logs.first_error({"x": log("vllm_worker_killed.log")})
+    assert fault.text == "RayWorkerProc rank=[1] died unexpectedly"
+
+
+def test_a_healthy_log_has_no_error():
+    """It has warnings that quote one."""
+    text = log("vllm_healthy.log")
+    assert "OSError: [Errno 24]" in text
+    assert logs.first_error({"x": text}) is None
+    assert logs.first_error({}) is None
+    assert logs.first_error({"x": ""}) is None
+
+
+def test_the_earliest_of_all_ranks():
+    found = logs.first_error(
+        {
+            "spark1 spark-vllm": "2026-11-20T14:12:19.5Z ValueError: late\n",
+            "spark2 spark-ray": "2026-11-20T14:12:18.9Z \x1b[36m(w)\x1b[0m OSError: early\n"
+            "2026-11-20T14:12:18.1Z (EngineCore pid=1) RuntimeError: Executor failed.\n",
+        }
+    )
+    assert (found.where, found.text) == ("spark2 spark-ray", "OSError: early")
+    assert found.at == "2026-11-20T14:12:18.9Z"
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("a.OutOfMemoryError: CUDA out of memory.", "a.OutOfMemoryError: CUDA out of memory."),
+        ("(E pid=1) ERROR 11-20 14:12:18 [a.py:1] KeyError: 'x'", "KeyError: 'x'"),
+        ("worker 1 failed: ValueError('no room')", "ValueError('no room')"),
+        ('    raise RuntimeError("not the text of an error")', None),
+        ("INFO 11-20 14:12:18 [a.py:1] handled OSError: it is fine", None),
+        ("  File /opt/a/b/SomeError.py, line 3", None),
+        ("no errors", None),
+        (
+            "2026-11-20T14:12:19Z (APIServer pid=1) a.ValidationError: 1 validation error for M\n"
+            "2026-11-20T14:12:19Z (APIServer pid=1)   Value error, too long (9) [type=value_error]",
+            "a.ValidationError: 1 validation error for M: Value error, too long (9)",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_an_error(line, text):
+    found = logs.first_error({"x": line})
+    assert (found.text if found else None) == text
+
+
+def test_last_line():
+    assert (
+        logs.last_line("2026-11-20T14:12:18.9Z \x1b[36mone\x1b[0m\n\n2026-11-20T14:12:19Z \n")
+        == "one"
+    )
+    assert logs.last_line("") == ""
+
+
+def test_a_node_without_docker_has_no_log():
+    class Bare:
+        def run(self, _argv):
+            raise Failed("docker: no such command or folder")
+
+    assert logs.read(Bare(), SERVER) == ""
+
+
+# -- containers --------------------------------------------------------------------------------
+
+
+def inspected(status="running", tp=1, **more):
+    labels = {
+        "spark-cluster.tp": str(tp),
+        "spark-cluster.model": "paris",
+        "spark-cluster.endpoint": "http://10.0.0.1:8000/v1",
+    }
+    one = {
+        "State": {"Status": status, "ExitCode": more.get("exit_code", 0), "Error": ""},
+        "RestartCount": more.get("restarts", 0),
+        "Config": {"Labels": labels, "Cmd": ["vllm", "serve"]},
+    }
+    return json.dumps([one])
+
+
+def test_parse_state():
+    found = parse_state(inspected("exited", exit_code=137, restarts=2))
+    assert (found.status, found.exit_code, found.restarts) == ("exited", 137, 2)
+    assert found.labels["spark-cluster.model"] == "paris"
+    assert found.command == ("vllm", "serve")
+    bare = {"State": {"Status": "created"}, "Config": {"Labels": None, "Cmd": None}}
+    assert parse_state(json.dumps([bare])) == ContainerState("created")
+    for nothing in ("", "[]", "[]\n", "Error: No such container"):
+        assert parse_state(nothing) == ContainerState("absent")
+
+
+# -- status ------------------------------------------------------------------------------------
+
+
+class FakeSession:
+    """A node with these containers (name to what `docker inspect` prints)."""
+
+    def __init__(self, containers=None, health=0, answer=""):
+        self.containers, self.health, self.answer = containers or {}, health, answer
+
+    def submit(self, op, commands):
+        assert op == "gather"
+        found = {
+            name: {"status": 0, "stdout": self.containers.get(argv[-1], "[]"), "stderr": ""}
+            for name, argv in commands.items()
+        }
+        return SimpleNamespace(wait=lambda: {"commands": found})
+
+    def run(self, argv):
+        assert argv[:2] == ["docker", "logs"]
+        return SimpleNamespace(status=0, stdout="vllm: error: no such flag\n", stderr="")
+
+    def http(self, url, **_options):
+        if url.endswith("/health"):
+            return Answer(self.health, "", "" if self.health else "refused")
+        if not self.answer:
+            return Answer(500, "Internal Server Error")
+        return Answer(200, json.dumps({"choices": [{"message": {"content": self.answer}}]}))
+
+
+def play_of(lost=(), head="spark1", cable=True, **sessions):
+    facts = Facts(hcas=(Hca("rocep1s0f1", "enp1s0f1np1", cable),))
+    nodes = [
+        SimpleNamespace(name=n, is_head=n == head, facts=facts) for n in sessions if n not in lost
+    ]
+    return SimpleNamespace(
+        nodes=nodes,
+        out={name: Unreachable("no answer", where=name) for name in lost},
+        connections=SimpleNamespace(
+            nodes=dict.fromkeys(sessions), session=sessions.__getitem__, connection=lambda _n: None
+        ),
+    )
+
+
+@pytest.fixture
+def status(monkeypatch):
+    """`status(play, ray=[...])`: the state, with Ray's nodes as told."""
+
+    def look(play, ray=()):
+        class Told:
+            def __init__(self, *_args):
+                pass
+
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *_exc):
+                pass
+
+            def nodes(self):
+                return list(ray)
+
+        monkeypatch.setattr(state, "RayState", Told)
+        return state.status(play, None, PROBE)
+
+    return look
+
+
+TWO = [RayNode("192.168.177.11", True, 1.0), RayNode("192.168.177.12", False, 1.0)]
+
+
+def serving(tp=2, health=200, answer="Paris", server="running", **more):
+    containers = {SERVER: inspected(server, tp, **more)}
+    if tp > 1:
+        containers[RAY] = inspected()
+    return FakeSession(containers, health, answer)
+
+
+WORKER = FakeSession({RAY: inspected()})
+
+
+def test_nothing_is_there(status):
+    found = status(play_of(spark1=FakeSession(), spark2=FakeSession()))
+    assert (found.state, found.problems, found.endpoint) == ("stopped", (), None)
+    assert found.document()["ray"] == {"nodes": 0, "gpus": 0}
+
+
+def test_serving(status):
+    found = status(play_of(spark1=serving(), spark2=WORKER), TWO)
+    assert (found.state, found.problems) == ("serving", ())
+    document = found.document()
+    assert (document["endpoint"], document["model"], document["tp"]) == (
+        "http://10.0.0.1:8000/v1", "paris", 2,
+    )  # fmt: skip
+    assert document["ray"] == {"nodes": 2, "gpus": 2.0}
+    assert document["nodes"][1]["containers"][SERVER]["status"] == "absent"
+
+
+def test_serving_alone(status):
+    found = status(play_of(spark1=serving(tp=1), spark2=FakeSession()))
+    assert (found.state, found.tp) == ("serving", 1)
+
+
+@pytest.mark.parametrize(
+    ("play", "ray", "state_", "problem"),
+    [
+        (play_of(spark1=serving(health=0), spark2=WORKER), TWO, "starting", "/health"),
+        (play_of(spark1=serving(health=0, restarts=1), spark2=WORKER), TWO, "starting",
+         "the server has been restarted 1 times"),
+        (play_of(spark1=serving(health=0, restarts=3), spark2=WORKER), TWO, "failed",
+         "the server has been restarted 3 times"),
+        (play_of(cable=False, spark1=serving(answer=""), spark2=WORKER), [], "failed",
+         "no ConnectX-7 interface of spark2 is up: is the cable in?"),
+        (play_of(spark1=serving(health=503), spark2=WORKER), TWO, "failed", "200 (503)"),
+        (play_of(spark1=serving(answer=""), spark2=WORKER), TWO, "failed", "a completion does not"),
+        (play_of(spark1=serving(server="exited", health=0, exit_code=1), spark2=WORKER), TWO,
+         "failed", "the server is exited (exit code 1)"),
+        (play_of(spark1=serving(), spark2=FakeSession()), TWO[:1], "degraded",
+         "Ray's container on spark2 is gone"),
+        (play_of(spark1=serving(health=0), spark2=FakeSession()), TWO[:1], "failed",
+         "Ray shows 1 of 2 nodes"),
+        (play_of(spark1=serving(), spark2=FakeSession({RAY: inspected("restarting")})), TWO[:1],
+         "degraded", "Ray's container on spark2 is restarting"),
+        (play_of(spark1=serving(), spark2=WORKER), [TWO[0], RayNode("x", False, 0.0)], "degraded",
+         "Ray shows 1 of 2 GPUs"),
+        (play_of(lost=["spark2"], spark1=serving(), spark2=None), TWO, "degraded",
+         "spark2 cannot be reached: no answer"),
+        (play_of(lost=["spark1"], spark1=None, spark2=WORKER), [], "failed",
+         "spark1 cannot be reached: no answer"),
+        (play_of(spark1=FakeSession(), spark2=WORKER), [], "failed",
+         "Ray is there without a server, on spark2"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong(status, play, ray, state_, problem):
+    found = status(play, ray)
+    assert found.state == state_, found.problems
+    assert any(problem in p for p in found.problems), found.problems
+    json.dumps(found.document())
+
+
+# -- the answer --------------------------------------------------------------------------------
+
+
+def ask(session, probe=PROBE, **endpoint):
+    play = SimpleNamespace(
+        head=SimpleNamespace(name="spark1"), nodes=[], session=lambda _node: session
+    )
+    made = Endpoint(**{"host": "10.0.0.1", "port": 8000, "model": "paris", **endpoint})
+    return readiness.ask(play, made, probe)
+
+
+def test_the_right_answer():
+    assert ask(FakeSession(answer="It is PARIS.")) == "It is PARIS."
+
+
+def test_a_wrong_answer_and_none():
+    with pytest.raises(VerificationFailed, match="'the the the'; expected 'Paris'") as caught:
+        ask(FakeSession(answer="the the the"))
+    assert caught.value.exit_code == 5
+    with pytest.raises(VerificationFailed, match=r"status 500\): Internal Server Error"):
+        ask(FakeSession())
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": " Paris "}, "Paris"),
+        ({"content": None, "reasoning": "Paris, I think"}, "Paris, I think"),
+        ({"content": "", "reasoning_content": "Paris"}, "Paris"),
+        ({"content": None}, ""),
+    ],
+)
+def test_where_the_text_is(message, text):
+    session = SimpleNamespace(
+        http=lambda *_a, **_k: Answer(200, json.dumps({"choices": [{"message": message}]}))
+    )
+    endpoint = Endpoint("127.0.0.1", 8000, "paris")
+    assert readiness.ask_once(session, endpoint, PROBE, timeout=1).text == text
+
+
+def test_a_body_that_is_no_completion():
+    session = SimpleNamespace(http=lambda *_a, **_k: Answer(200, "<html>proxy</html>"))
+    said = readiness.ask_once(session, Endpoint("h", 1, "m"), PROBE, timeout=1)
+    assert said.text == "<html>proxy</html>"
+
+
+def test_the_key_is_in_the_header_and_nowhere_else():
+    endpoint = Endpoint("10.0.0.1", 8000, "paris", "hunter2")
+    assert endpoint.headers["Authorization"] == "Bearer hunter2"
+    assert "hunter2" not in repr(endpoint) + endpoint.url
+    assert "Authorization" not in Endpoint("10.0.0.1", 8000, "paris").headers
+
+
+# -- VRAM --------------------------------------------------------------------------------------
+
+
+def reading_of(stdout="", status=0, stderr=""):
+    apps = {"status": status, "stdout": stdout, "stderr": stderr}
+    files = {"meminfo": "MemTotal:       127600748 kB\nMemAvailable:   20480000 kB\n"}
+    answer = {"commands": {"apps": apps if status is not None else None}, "files": files}
+    return SimpleNamespace(submit=lambda *_a, **_k: SimpleNamespace(wait=lambda: answer))
+
+
+def test_vram_sample():
+    one, two = vram.sample(
+        {"spark1": reading_of("7, VLLM::Worker_TP0, 102843\n8, x, [N/A]\n"), "spark2": reading_of()}
+    )
+    assert (one.used_mib, one.mem_total_mib, one.mem_available_mib) == (102843, 124610, 20000)
+    assert two.document() == {
+        "name": "spark2",
+        "processes": [],
+        "used_mib": 0,
+        "mem_total_mib": 124610,
+        "mem_available_mib": 20000,
+    }
+    assert one.document()["processes"][1] == {"pid": 8, "name": "x", "used_mib": None}
+
+
+@pytest.mark.parametrize("stdout", ["Failed to initialize NVML: Driver/library version mismatch\n"])
+def test_vram_that_cannot_be_asked_is_not_taken_for_none(stdout):
+    with pytest.raises(Failed, match="Driver/library version mismatch") as caught:
+        vram.sample({"spark1": reading_of(stdout, 18)})
+    assert "reboot" in caught.value.hint
+    with pytest.raises(Failed, match="no such command"):
+        vram.sample({"spark1": reading_of(status=None)})
+
+
+def test_the_peak_is_node_by_node():
+    def reading(name, used):
+        return NodeVram(name, (Process(1, "x", used),), 100, 50)
+
+    peak = vram.peak([reading("a", 5), reading("b", 9)], [reading("a", 7), reading("b", 1)])
+    assert [(r.name, r.used_mib) for r in peak] == [("a", 7), ("b", 9)]
+    assert vram.peak([], [reading("a", 1)])[0].used_mib == 1
+
+
+def test_reading_a_log():
+    session = SimpleNamespace(run=lambda argv: Output(0, "out\n", "err\n"))
+    assert logs.read(session, SERVER) == "out\nerr\n"
+    none = SimpleNamespace(run=lambda argv: Output(1, "", "No such container"))
+    assert logs.read(none, SERVER) == ""
