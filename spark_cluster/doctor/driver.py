@@ -25,7 +25,7 @@ LOW_W = 30
 ORDERLY_END = re.compile(
     r"Journal stopped|Reached target .*(Power-?Off|Reboot|Shutdown|Halt)", re.I
 )
-NO_EARLIER_BOOT = re.compile(r"no persistent journal|not available|No such boot", re.I)
+NO_EARLIER_BOOT = re.compile(r"no persistent journal|not available|No .*boot", re.I)
 FAILED_STATE = 3
 """Of fwupd's UpdateState (0 unknown, 1 pending, 2 success, 3 failed, 4 needs reboot)."""
 

@@ -132,8 +132,11 @@ def pcie_width(seen: Observations) -> Verdict:
 )
 def twin_address(seen: Observations) -> Verdict:
     bare = [i.name for i in seen.twin_interfaces if not i.addresses]
+    if len(bare) > 1:
+        cause = "the link is not configured yet, so nothing can be served over it"
+        return fail(f"{' and '.join(bare)} have no IPv4 address", cause=cause)
     if bare:
-        return fail(f"{' and '.join(bare)} {'have' if len(bare) > 1 else 'has'} no IPv4 address")
+        return fail(f"{bare[0]} has no IPv4 address")
     return ok(_addresses(seen.twin_interfaces) or "no function is up")
 
 

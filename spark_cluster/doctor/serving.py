@@ -35,7 +35,7 @@ STARTED = "Application startup complete"
 )
 def docker(seen: Observations) -> Verdict:
     if not seen.has("docker"):
-        return warn("Docker is not installed")
+        return warn("Docker is not installed", cause="a fresh node: nothing can serve there yet")
     done = seen.ran("docker")
     if done.status != 0:
         return fail(done.said[-200:], cause="its service does not run, or does not answer")

@@ -231,6 +231,18 @@ def test_a_fresh_healthy_pair_without_an_engine_gives_no_alarm() -> None:
     assert {f.id: f.found for f in examine.judge(nodes) if f.status != "ok"} == {}
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "No journal boot entry found for the specified boot (-1).",
+        "Data from the specified boot (-1) is not available: No such boot ID in journal",
+        "Specifying boot ID or boot offset has no effect, no persistent journal was found.",
+    ],
+)
+def test_no_earlier_boot_is_no_trouble(said: str) -> None:
+    assert found("driver.power-off", previous=("", 1, said)).status == "ok"
+
+
 def test_one_spark_alone_needs_no_link() -> None:
     alone = {"linked": False}
     bare = {"hcas": ALL_DOWN, "containers": "[]", "logs": "", "apps": "", "holders": ""}
