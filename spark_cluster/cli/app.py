@@ -183,8 +183,8 @@ class Run:
             )
         return Interrupted(
             f"interrupted; {', '.join(at_work)}",
-            hint="packages and images go on there by themselves, all else was ended; no file is "
-            "half-written. Run the same command again to go on",
+            hint="a package manager or an image pull finishes there by itself, all else was ended; "
+            "no file is half-written. Run the same command again to go on",
         )
 
     def finish(self, error: str = "") -> None:

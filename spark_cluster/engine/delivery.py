@@ -140,9 +140,9 @@ class Delivery:
         return pending.wait(self._take, part.blobs, self._ask)
 
     def _reconnect(self, lost: Unreachable, resource: str) -> None:
+        self.bus.emit(Note(f"{lost.message}; connecting again", "warning", self.node))
         seconds = reconnect(self.connections, self.node, lost, self._progress(resource))
-        text = f"{lost.message}; connected again after {seconds:.0f} s, going on at "
-        text += self._shown(resource)
+        text = f"connected again after {seconds:.0f} s, going on at {self._shown(resource)}"
         self.bus.emit(Note(text, "warning", self.node))
 
     def _progress(self, resource: str) -> Any:

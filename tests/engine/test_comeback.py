@@ -136,9 +136,10 @@ def test_a_lost_connection_is_made_again_and_the_document_gone_on_with(start, no
     assert events.verdicts("spark1") == results
     assert list(applied.results["spark1"]) == list(results)
     assert len([e for e in events.of("Result") if e.resource == BEFORE.id]) == 1
-    (note,) = events.of("Note")
-    assert "the connection was lost" in note.text
-    assert f"going on at {die.id}" in note.text
+    lost, back = events.of("Note")
+    assert "the connection was lost" in lost.text
+    assert back.text.startswith("connected again after ")
+    assert back.text.endswith(f"going on at {die.id}")
 
 
 def test_what_is_lost_twice_at_the_same_place_is_lost(start, nodes):
