@@ -20,8 +20,14 @@ from spark_cluster.resources.rollback import Rollback
 if TYPE_CHECKING:
     from spark_cluster.agent.host import Host
 
+FOLDERS = ("lib/netplan", "run/netplan", "etc/netplan")
+
 WAIT_S = 15.0
 """Seconds that the network manager may take to put addresses on after `netplan apply`."""
+
+SETTLE_S = 1.0
+"""Seconds until the laptop is asked for a new connection: `netplan apply` only asks networkd, which
+may take down what it takes down a little later."""
 
 SLACK_S = 10.0
 """Seconds on top of all waiting, after which a node that is cut off puts the old file back."""
@@ -95,6 +101,8 @@ class Netplan(Resource):
 
     def converge(self, host: Host, actual: State) -> None:
         rollback, pending = self._rollback(host), actual["rollback"] == "pending"
+        if rollback.refused:
+            raise self._unreached()
         if pending:
             host.progress(f"an earlier change of {self.path} was not confirmed")
         rollback.arm(WAIT_S + self.confirm_within_s + SLACK_S)
@@ -108,12 +116,21 @@ class Netplan(Resource):
             self._apply(host)
         except ResourceError:
             self._put_back(host, rollback.before())
+            rollback.refuse()
             rollback.disarm()
             raise
         rollback.disarm()
 
     def diff(self, host: Host, actual: State) -> str:
         return unified(self.path, host.read(self.path) or b"", self.content.encode())
+
+    def _unreached(self) -> ResourceError:
+        return ResourceError(
+            f"with the new {self.path} this node could not be reached any more "
+            f"({self.confirm_within_s:g} s were waited for a new connection); the old "
+            "configuration was put back",
+            "does it touch the interface by which the node is reached? `ip addr` there",
+        )
 
     def _rollback(self, host: Host) -> Rollback:
         return Rollback(host, self.path, ("netplan", "apply"))
@@ -127,12 +144,9 @@ class Netplan(Resource):
     def _apply(self, host: Host) -> None:
         host.run(("netplan", "apply"), timeout=60).check("netplan apply")
         self._wait(host)
+        host.processes.cancelled.wait(SETTLE_S)
         if self.confirm_within_s and not host.reached_anew(self.confirm_within_s):
-            raise ResourceError(
-                f"with the new {self.path} no new connection came from the laptop within "
-                f"{self.confirm_within_s:g} s; the old configuration was put back",
-                "does it touch the interface by which the node is reached? `ip addr` there",
-            )
+            raise self._unreached()
 
     def _links(self, host: Host) -> list[dict[str, Any]]:
         done = host.run(("ip", "-j", "addr")).check("ip -j addr")
@@ -145,11 +159,14 @@ class Netplan(Resource):
         return wanted if wanted in present else next(iter(present), None)
 
     def _check(self, host: Host, new: Path) -> None:
+        """Ask netplan itself, with all files that the new one will be read together with."""
         scratch = Path(tempfile.mkdtemp(prefix="netplan-"))
         try:
-            folder = scratch / "etc/netplan"
-            folder.mkdir(parents=True)
-            shutil.copy(new, folder / Path(self.path).name)
+            for folder in FOLDERS:
+                (scratch / folder).mkdir(parents=True)
+                for other in host.path(folder).glob("*.yaml"):
+                    shutil.copy(other, scratch / folder / other.name)
+            shutil.copy(new, scratch / self.path.lstrip("/"))
             host.run(("netplan", "generate", "--root-dir", str(scratch))).check(
                 f"netplan does not accept the new {self.path}, the old one stays"
             )

@@ -26,6 +26,7 @@ else
     rm -f {path}
 fi
 rm -rf {folder}
+echo {run} > {refused}
 exec {then}
 """
 
@@ -55,6 +56,18 @@ class Rollback:
         """A change is there that nobody has confirmed."""
         return self.folder.is_dir()
 
+    @property
+    def refused(self) -> bool:
+        """This very run has made the change already, and it had to be put back."""
+        mark = self._refused
+        return mark.exists() and mark.read_text().strip() == self.host.run_id
+
+    def refuse(self) -> None:
+        """Note that the change had to be put back: a run that was cut off by it goes on here, and
+        must not make it again."""
+        self._refused.parent.mkdir(parents=True, exist_ok=True)
+        self._refused.write_text(self.host.run_id + "\n")
+
     def before(self) -> bytes | None:
         """What was there before the first unconfirmed change."""
         kept = self.folder / "before"
@@ -77,6 +90,8 @@ class Rollback:
             "before": self.folder / "before",
             "beside": beside_target,
             "folder": self.folder,
+            "refused": self._refused,
+            "run": self.host.run_id,
         }
         quoted = {name: shlex.quote(str(value)) for name, value in names.items()}
         script.write_text(_SCRIPT.format(**quoted, then=shlex.join(self.then)))
@@ -93,6 +108,10 @@ class Rollback:
         """It stays as it is now."""
         self._stop()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def _refused(self) -> Path:
+        return self.folder.with_name(f"{self._label}.refused")
 
     @property
     def _label(self) -> str:

@@ -19,6 +19,7 @@ WANTED = Netplan(PATH, content=CONTENT, addresses=TWINS, mtu=9000, confirm_withi
 def network(node, monkeypatch):
     node.install("network")
     monkeypatch.setattr(module, "WAIT_S", 0.3)
+    monkeypatch.setattr(module, "SETTLE_S", 0.0)
     node.path("/etc/netplan").mkdir(parents=True)
     node.put("/etc/netplan/10-management.yaml", "# enP7s7 10.0.0.5/24 1500\n", mode=0o600)
     with node.state("network") as state:
@@ -114,7 +115,7 @@ def test_the_old_file_comes_back(network, before, why):
     said = {
         "mute": "enP2p1s0f1np1 has None",
         "refuses": "networkd",
-        "unreached": "no new connection",
+        "unreached": "could not be reached",
     }
     assert said[why] in result.error
     path = network.path(PATH)
@@ -140,7 +141,8 @@ def test_a_node_that_is_cut_off_puts_it_back_by_itself(network, before):
     path = network.path(PATH)
     assert (path.read_text() if path.exists() else None) == before
     assert links(network)["enp1s0f1np1"] == ((["10.9.9.9/24"], 1500) if before else ([], 1500))
-    assert list(network.path("/run/spark-cluster/rollback").iterdir()) == []
+    (left,) = network.path("/run/spark-cluster/rollback").iterdir()
+    assert left.read_text().strip() == host.run_id
 
 
 def test_a_change_that_nobody_confirmed_is_not_taken_for_done(network):
@@ -156,6 +158,28 @@ def test_a_change_that_nobody_confirmed_is_not_taken_for_done(network):
     assert apply(network).verdict == "change"
     assert as_wanted(network)
     assert timers(network) == {}
+
+
+def test_it_is_validated_together_with_the_files_that_are_there(network):
+    network.put("/run/netplan/90-theirs.yaml", "BROKEN")
+    result = apply(network)
+    assert result.verdict == "failed"
+    assert "90-theirs.yaml" in result.error
+    assert not network.path(PATH).exists()
+
+
+def test_the_run_that_was_cut_off_goes_on_and_does_not_do_it_again(network):
+    """Once the old file is back the laptop is connected again, and sends the same document."""
+    network.put(PATH, OLD, mode=0o600)
+    host = network.host()
+    assert network.apply(WANTED, host=host).verdict == "failed"
+    before = verbs(network)
+    again = reached(network)
+    again.run_id = host.run_id
+    result = network.apply(WANTED, host=again)
+    assert "could not be reached any more" in result.error
+    assert verbs(network) == before
+    assert apply(network).verdict == "change", "another run may try"
 
 
 def test_no_such_interface(network):
