@@ -119,6 +119,15 @@ def test_nothing_to_change_is_one_document_and_one_turn_of_pings(play):
     assert run.applied[0][3].given == {"peers": ("spark1", "spark2")}
 
 
+def test_one_node_has_no_link(tmp_path):
+    path = tmp_path / "one.yaml"
+    path.write_text("nodes: {spark1: {address: 10.89.0.11}}\n")
+    run = Play(together(a_spark()), read_inventory(path))
+    PLAYBOOK.function(run)
+    assert names(run.applied[0]) == [n for n in EVERYTHING if n not in ("network", "ssh_mesh")]
+    assert run.ran == []
+
+
 def test_after_a_change_facts_are_asked_for_again_and_all_is_applied_again(play):
     run = play(changes=[{"spark2": ["SshKey:/etc/x", "User:nvidia", "MachineId:/etc/machine-id"]}])
     done = PLAYBOOK.function(run)
