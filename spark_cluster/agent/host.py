@@ -146,7 +146,8 @@ class Host:
         Args:
             mode: permission bits; None keeps those of the old file, 0o644 for a new one.
             uid, gid: owner; -1 keeps the old file's, the agent's own for a new one.
-            secret: what the old file holds is not kept either.
+            secret: what the old file holds is not kept. So it is when the new one holds a text
+                that this request declares as a Secret.
             validate: looks at the new file before it takes the old one's place, and raises.
         """
         target = self.path(name)
@@ -167,6 +168,7 @@ class Host:
                 after = file_shape(os.fstat(handle), digest)
             if validate is not None:
                 validate(Path(beside))
+            secret = secret or any(len(s) >= 8 and s.encode() in data for s in self.secrets)
             self.journal.keep(self.current, target, name, after, secret=secret)
             Path(beside).replace(target)
             _sync_folder(target.parent)

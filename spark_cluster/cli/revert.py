@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @click.option("--check", is_flag=True, help="Change nothing; tell what would be put back.")
 @click.option("--diff", is_flag=True, help="Show differences of files; secrets are not shown.")
 @click.option("--exit-code", is_flag=True, help="With --check: status 10 if it would change.")
+@click.option("-y", "--yes", is_flag=True, expose_value=False, help="Ask nothing.")
 @click.pass_obj
 def command(app: App, run_id: str, check: bool, diff: bool, exit_code: bool) -> None:
     """Puts files and folders back as they were before RUN, byte for byte, with mode and owner.

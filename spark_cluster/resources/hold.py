@@ -28,6 +28,7 @@ class Hold(Resource):
     """
 
     noun = "hold"
+    reverts = "what is held stays held"
 
     package: str
     also: tuple[str, ...] = field(default=(), kw_only=True)

@@ -192,6 +192,20 @@ def test_a_secret_is_not_kept_and_not_shown(node):
     assert not node.path("/token").exists()
 
 
+def test_a_file_that_gets_a_secret_by_the_way_is_treated_as_one(node):
+    node.put("/config", "key = hunter2-of-old\n")
+    node.put("/env", "KEY=hunter2-of-old\n")
+    host = node.host("r1")
+    host.secrets = frozenset({"hunter2-of-now", "x"})
+    config = File("/config", content="key = hunter2-of-now\n")
+    line = Line("/env", line=Secret("KEY=hunter2-of-now"), match="^KEY=")
+    apply([config, line, File("/x", content="x")], host, lambda _: None)
+    journal = node.path("/var/lib/spark-cluster/journal")
+    assert not any(b"hunter2" in p.read_bytes() for p in journal.rglob("*") if p.is_file())
+    left = {item["what"] for item in node.revert("r1")[0]["left"]}
+    assert left == {"/config", "/env"}
+
+
 def test_secrets_are_masked_in_what_the_journal_says_of_changes(node):
     host = node.host("r1")
     host.secrets = frozenset({"hunter2"})
