@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.engine import known_hosts
+from spark_cluster.engine.dialling import Target, dial, fingerprint, hang_up, hops_to, tcp
 from spark_cluster.engine.known_hosts import USER_FILE, host_name
-from spark_cluster.engine.transport import Target, dial, fingerprint, hang_up, hops_to, tcp
 from spark_cluster.errors import Failed, Unreachable
 
 if TYPE_CHECKING:
