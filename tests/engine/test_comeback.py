@@ -204,3 +204,13 @@ def test_step_all_and_stop(start, nodes):
         play.apply(play.nodes, [BEFORE, AFTER, File("/last", content="3")])
     assert caught.value.hint == f"--start-at '{AFTER.id}' goes on there"
     assert events.verdicts("spark2") == {BEFORE.id: "change"}
+
+
+def test_an_agent_of_this_run_that_has_not_noticed_its_end(start):
+    play, _ = start("spark1")
+    old = play.connections._sessions.pop("spark1")
+    assert play.connections.rejoin("spark1")
+    with pytest.raises(Unreachable, match="the agent of before is still there"):
+        play.connections.enter("spark1")
+    old.close()
+    play.connections.enter("spark1")
