@@ -178,40 +178,47 @@ def test_the_clock_cap_is_there_after_a_reboot(provisioned, first):
 # --- drift ------------------------------------------------------------------------------------
 
 DRIFT = {
-    "content": "echo junk >> /etc/default/earlyoom",
-    "mode": f"chmod 600 {HELPER}",
-    "gone": "rm /etc/ssh/ssh_config.d/40-spark-cluster.conf",
-    "owner": f"chown {USER} /var/cache/spark-cluster/engine/vllm",
-    "stopped": "systemctl stop earlyoom",
-    "disabled": "systemctl disable --quiet docker",
-    "unit": f"systemctl disable --quiet --now {CAP}",
-    "package": "apt-get -y -q remove earlyoom",
-    "setting": "sysctl -q -w vm.swappiness=60",
-    "mtu": f"ip link set {FABRIC[0]} mtu 1500",
-    "address": f"ip addr flush dev {FABRIC[1]}",
-    "netplan": f"rm {OURS} && netplan apply",
-    "json": 'echo \'{"log-driver": "local", "debug": false}\' > /etc/docker/daemon.json',
-    "hosts": "sed -i /fabric/d /etc/hosts",
-    "group": f"gpasswd -d {USER} docker",
-    "key": "rm /etc/spark-cluster/mesh/id_ed25519",
-    "public key": "rm /etc/spark-cluster/mesh/id_ed25519.pub",
-    "authorized key": f"sed -i /mesh/d /home/{USER}/.ssh/authorized_keys",
-    "known hosts": "echo x > /etc/ssh/spark-cluster-known-hosts",
-    "sudoers": "echo 'nvidia ALL=(ALL) ALL' > /etc/sudoers.d/91-spark-cluster-drop-caches",
-    "machine id": "",
+    "files": (
+        "echo junk >> /etc/default/earlyoom",
+        f"chmod 600 {HELPER}",
+        "rm /etc/ssh/ssh_config.d/40-spark-cluster.conf",
+        f"chown {USER} /var/cache/spark-cluster/engine/vllm",
+        "echo x > /etc/ssh/spark-cluster-known-hosts",
+        f"echo '{USER} ALL=(ALL) ALL' > /etc/sudoers.d/91-spark-cluster-drop-caches",
+        "sed -i /fabric/d /etc/hosts",
+        'echo \'{"log-driver": "local", "debug": false}\' > /etc/docker/daemon.json',
+    ),
+    "services": (
+        "systemctl stop earlyoom",
+        "systemctl disable --quiet docker",
+        f"systemctl disable --quiet --now {CAP}",
+        "sysctl -q -w vm.swappiness=60",
+    ),
+    "packages": ("apt-get -y -q remove earlyoom",),
+    "addresses": (f"ip link set {FABRIC[0]} mtu 1500; ip addr flush dev {FABRIC[1]}",),
+    "netplan": (f"rm {OURS} && netplan apply",),
+    "accounts": (
+        f"gpasswd -d {USER} docker",
+        f"sed -i /mesh/d /home/{USER}/.ssh/authorized_keys",
+    ),
+    "public key": ("rm /etc/spark-cluster/mesh/id_ed25519.pub",),
+    "key": ("rm /etc/spark-cluster/mesh/id_ed25519",),
+    "machine id": ("cp /root/others-machine-id /etc/machine-id",),
 }
 
 
 @pytest.mark.parametrize("kind", DRIFT)
 def test_drift_is_repaired(provisioned, first, second, kind):
-    shell = DRIFT[kind] or f"echo {root(first, 'cat /etc/machine-id')} > /etc/machine-id"
-    root(second, f"{{ {shell}; }} > /dev/null 2>&1")
+    machine_id = (first.root / "etc/machine-id").read_text()
+    (second.root / "root/others-machine-id").write_text(machine_id)
+    for shell in DRIFT[kind]:
+        root(second, f"{{ {shell}; }} > /dev/null 2>&1")
     foreseen = provisioned.provision("--check")
-    assert foreseen["changed"] > 0
-    assert foreseen["nodes"][first.name]["change"] == 0 or kind in ("key", "public key")
-    assert provisioned.changed() > 0
+    assert foreseen["changed"] >= len(DRIFT[kind])
+    assert foreseen["nodes"][first.name]["change"] == 0
+    assert provisioned.changed() >= len(DRIFT[kind])
     assert as_user(first, "ssh", "-o", "BatchMode=yes", second.name, "hostname") == second.name
-    if kind == "json":
+    if kind == "files":
         assert json.loads(root(second, "cat /etc/docker/daemon.json"))["debug"] is False
 
 
