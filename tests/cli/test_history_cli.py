@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from types import SimpleNamespace
 
@@ -128,3 +129,19 @@ def test_a_node_that_is_away(run, changed, away):
     assert document["errors"]["spark2"]["message"] == "no answer"
     assert document["runs"][0]["nodes"].keys() == {"spark1"}
     assert "spark2: " in err
+
+
+def test_step_by_step(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("spark_cluster.cli.app._can_ask", lambda *_args, **_options: None)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\nn\n"))
+    status, out, _ = run("playbook", "play.py", "--step", "--limit", "spark1")
+    assert status == 0
+    assert out.count("change it?") == 2
+    assert "spark1  File:/config  new" in out
+    assert (tmp_path / "spark1/config").exists()
+    assert out.splitlines()[-2].split() == ["spark1", "0", "1", "0", "0", "1"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("s\n"))
+    status, _, err = run("playbook", "play.py", "--step", "--limit", "spark2")
+    assert status == 1
+    assert "stopped before File:/config, as you wished" in err
+    assert "--start-at 'File:/config' goes on there" in err
