@@ -74,6 +74,8 @@ class Check(Generic[S]):
             return self.look(seen)
         except NotSeen as why:
             return unknown(str(why))
+        except (ValueError, LookupError, TypeError) as fault:  # a tool's words in a form never seen
+            return unknown(f"{self.looked_at}: not understood ({type(fault).__name__}: {fault})")
 
 
 NodeCheck = Check[Observations]

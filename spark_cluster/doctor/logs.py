@@ -7,7 +7,7 @@ decides here. What was written before the last start is a warning: it may explai
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from spark_cluster.doctor.check import NodeCheck, check
@@ -28,6 +28,7 @@ class LogRule:
         words: every line that matters has one of them in it.
         pattern: what is trouble, among such lines.
         clears: what shows, in the same log, that it came to nothing.
+        silent: what is said when an engine over several nodes has no line with any of the words.
         sample: a line that was really seen.
     """
 
@@ -41,12 +42,13 @@ class LogRule:
     sample: str
     rows: tuple[int, ...] = ()
     clears: str = ""
+    silent: str = ""
 
 
 RULES = (
     LogRule(
         "serving.nccl-sockets",
-        "NCCL goes over RoCE",
+        "nothing says that NCCL goes over sockets",
         "slows",
         ("NET/Socket", "NET/IB", "Using network Socket"),
         r"via NET/Socket|Using network Socket|NET/Socket : Using",
@@ -56,6 +58,7 @@ RULES = (
         "spark1:1674:1871 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0",
         (8,),
         clears=r"via NET/IB",
+        silent="NCCL's log names no transport; it does with NCCL_DEBUG=INFO",
     ),
     LogRule(
         "serving.memory-region",
@@ -219,9 +222,18 @@ def look(rule: LogRule) -> Callable[[Observations], Verdict]:
                 verdict = _of(engine, lines)
                 worst = verdict if worst is None or verdict.status == "fail" else worst
         names = ", ".join(engine.name for engine in engines)
+        if rule.silent and worst is None and _silent(rule, engines):
+            return ok(rule.silent)
         return worst or ok(f"not in the log of {names}" if names else "no engine container is here")
 
     return found
+
+
+def _silent(rule: LogRule, engines: Iterable[Engine]) -> bool:
+    """Whether what runs over several nodes says nothing either way."""
+    over = [engine for engine in engines if engine.running and engine.tp > 1]
+    said = (line.text for engine in over for line in engine.log)
+    return bool(over) and not any(word in text for text in said for word in rule.words)
 
 
 def _of(engine: Engine, lines: list[Line]) -> Verdict:

@@ -63,20 +63,25 @@ def probe(
     )
 
 
+def name(hop: Hop) -> str:
+    """A hop in a few words."""
+    return f"{hop.source.name} {hop.ours.interface} to {hop.target.name}"
+
+
 def pings(hops: Sequence[Hop], sessions: Sessions, mtu: int) -> tuple[Ping, ...]:
     """A small and a full-size packet over every hop, all at once; what is lost is sent again."""
     sizes = {"small": SMALL, "full": mtu}
     first = _send(hops, sessions, sizes)
-    lost = [hop for hop in hops if not all(_came(first[str(hop)], kind) for kind in sizes)]
+    lost = [hop for hop in hops if not all(_came(first[name(hop)], kind) for kind in sizes)]
     again = _send(lost, sessions, sizes) if lost else {}
     found = []
     for hop in hops:
-        tries = [told[str(hop)] for told in (first, again) if str(hop) in told]
+        tries = [told[name(hop)] for told in (first, again) if name(hop) in told]
         small, full = ([_came(told, kind) for told in tries] for kind in sizes)
         if None in (*small, *full):
-            found.append(Ping(str(hop), None, None, "there is no ping on the node"))
+            found.append(Ping(name(hop), None, None, "there is no ping on the node"))
         else:
-            found.append(Ping(str(hop), any(small), any(full)))
+            found.append(Ping(name(hop), any(small), any(full)))
     return tuple(found)
 
 
@@ -85,17 +90,18 @@ def _send(
 ) -> dict[str, dict[str, Any]]:
     """One packet of each size over every hop: hop to size's name to what ping did."""
     asked = {}
-    for name in {hop.source.name for hop in hops}:
-        mine = [hop for hop in hops if hop.source.name == name]
+    for source in {hop.source.name for hop in hops}:
+        mine = [hop for hop in hops if hop.source.name == source]
         commands = {
-            f"{kind} {hop}": fabric.ping_argv(hop, size)
+            f"{kind} {name(hop)}": fabric.ping_argv(hop, size)
             for hop in mine
             for kind, size in sizes.items()
         }
-        asked[name] = sessions[name].submit("gather", commands=commands, timeout=15.0)
-    told = {name: pending.wait()["commands"] for name, pending in asked.items()}
+        asked[source] = sessions[source].submit("gather", commands=commands, timeout=15.0)
+    told = {source: pending.wait()["commands"] for source, pending in asked.items()}
     return {
-        str(hop): {kind: told[hop.source.name][f"{kind} {hop}"] for kind in sizes} for hop in hops
+        name(hop): {kind: told[hop.source.name][f"{kind} {name(hop)}"] for kind in sizes}
+        for hop in hops
     }
 
 
@@ -110,13 +116,13 @@ def transfers(hops: Sequence[Hop], sessions: Sessions) -> tuple[Transfer, ...]:
     names = sorted({hop.source.name for hop in hops})
     with ThreadPoolExecutor() as pool:
         alone = pool.map(lambda n: transfer.measure(sessions[n], sessions[n], "127.0.0.1"), names)
-        own = {name: measured.rate for name, measured in zip(names, alone, strict=True)}
+        own = {node: measured.rate for node, measured in zip(names, alone, strict=True)}
     found = []
     for number, hop in enumerate(hops, start=1):
         sender, receiver = sessions[hop.source.name], sessions[hop.target.name]
         address, port = str(hop.theirs.address.ip), transfer.PORT + number
         done = transfer.measure(sender, receiver, address, port=port)
-        found.append(Transfer(str(hop), done.rate, own[hop.source.name], done.said))
+        found.append(Transfer(name(hop), done.rate, own[hop.source.name], done.said))
     return tuple(found)
 
 
@@ -126,9 +132,9 @@ def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Rdma, ...]:
     for hop in hops:
         try:
             rate = fabric.measure(sessions[hop.target.name], sessions[hop.source.name], hop)
-            found.append(Rdma(str(hop), rate))
+            found.append(Rdma(name(hop), rate))
         except SparkClusterError as error:
-            found.append(Rdma(str(hop), None, error.message))
+            found.append(Rdma(name(hop), None, error.message))
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ from ipaddress import IPv4Address, IPv4Network
 from spark_cluster.doctor.finding import Finding, Status
 from spark_cluster.errors import SparkClusterError, Unreachable
 
-ID, TITLE = "system.reachable", "the node answers over SSH"
+ID, TITLE, ROWS = "system.reachable", "the node answers over SSH", (20, 38)
 TAILNET = IPv4Network("100.64.0.0/10")
 OWN_FAULTS = ("host key", "HOST KEY", "accepts none", "passphrase", "no address is known")
 """What the laptop refuses itself; the node is not to blame."""

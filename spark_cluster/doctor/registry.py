@@ -5,7 +5,18 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from spark_cluster.doctor import driver, link, logs, memory, pair, peers, probes, serving, system
+from spark_cluster.doctor import (
+    driver,
+    link,
+    logs,
+    memory,
+    pair,
+    peers,
+    probes,
+    reach,
+    serving,
+    system,
+)
 from spark_cluster.doctor.check import Check, NodeCheck, PairCheck, ProbeCheck
 
 
@@ -26,5 +37,6 @@ AREAS = tuple(dict.fromkeys(check.area for check in ALL))
 
 def covered() -> dict[int, tuple[str, ...]]:
     """Row of the table to the checks that find it."""
-    rows = sorted({row for check in ALL for row in check.rows})
-    return {row: tuple(check.id for check in ALL if row in check.rows) for row in rows}
+    told = [*((check.id, check.rows) for check in ALL), (reach.ID, reach.ROWS)]
+    numbers = sorted({row for _, rows in told for row in rows})
+    return {row: tuple(id for id, rows in told if row in rows) for row in numbers}

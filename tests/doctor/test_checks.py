@@ -382,6 +382,13 @@ def test_what_is_missing_never_makes_a_check_fail(missing: set[str]) -> None:
             assert finding.id in ("pair.os", "serving.docker"), finding
 
 
+@given(garbage=st.dictionaries(st.sampled_from(SOURCES), st.text(max_size=60), max_size=4))
+def test_words_that_no_tool_says_end_no_examination(garbage: dict[str, str]) -> None:
+    told = {name: {"/sys/x": text} if name in trees(1) else text for name, text in garbage.items()}
+    for finding in examine.judge([seen(1, **told), seen(2)]):
+        assert finding.status in ("ok", "warn", "fail", "unknown")
+
+
 def test_why_something_is_unknown() -> None:
     gone = found("driver.firmware-update", tools="docker\n", history=None)
     assert gone.found == "fwupdmgr get-history: there is no fwupdmgr on the node"
@@ -397,6 +404,12 @@ def test_why_something_is_unknown() -> None:
 @pytest.mark.parametrize("rule", logs.RULES, ids=lambda rule: rule.id)
 def test_a_node_finds_the_lines_that_a_rule_is_about(rule: logs.LogRule) -> None:
     assert any(word in rule.sample for word in rule.words)
+
+
+def test_a_log_that_names_no_transport_says_so() -> None:
+    finding = found("serving.nccl-sockets", logs="==> spark-ray\n==> spark-vllm\n")
+    assert finding.status == "ok"
+    assert "NCCL_DEBUG=INFO" in finding.found
 
 
 def test_trouble_before_the_last_start_is_a_warning() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from spark_cluster.lab import Lab
-from spark_cluster.lab.breakage import BREAKAGES, in_force, mend
+from spark_cluster.lab.breakage import BREAKAGES, break_, in_force, mend
 from spark_cluster.lab.breakages.model import Breakage
 
 pytestmark = pytest.mark.lab
@@ -55,12 +55,12 @@ def ready(lab: Lab) -> Iterator[Lab]:
 
 
 @pytest.fixture
-def broken(ready: Lab, request: pytest.FixtureRequest) -> Iterator[Breakage]:
-    """The nodes broken as the parameter says, and mended afterwards."""
-    name = str(request.param)
-    done = spark("lab", "break", name)
-    assert done.returncode == 0, done.stderr
-    yield BREAKAGES[name]
+def broken(ready: Lab, request: pytest.FixtureRequest) -> Iterator[list[Breakage]]:
+    """The nodes broken as the parameter says (one name or several), and mended afterwards."""
+    names = request.param if isinstance(request.param, tuple) else (request.param,)
+    for name in names:
+        break_(ready, name)
+    yield [BREAKAGES[name] for name in names]
     mend(ready)
 
 
@@ -85,33 +85,67 @@ def test_nothing_of_a_healthy_link_is_taken_for_trouble(ready: Lab) -> None:
     assert status == 0
 
 
-NAMES = [name for name, one in BREAKAGES.items() if name not in NEEDS_SERVING and one.finds]
+TOGETHER = (
+    tuple(name for name in BREAKAGES if name.startswith("log-")),
+    ("rate-100g", "pcie-x2", "connectx-firmware", "subnet-overlap", "cma", "clocks-low"),
+    ("firmware-failed", "other-firmware", "memory-low", "orphan", "swap", "xid-79", "no-memory"),
+    ("reboot-pending", "mlnx-fw-updater", "earlyoom-off", "docker-group", "tailscale-ssh"),
+    ("no-names", "same-machine-id", "same-host-keys", "other-system", "other-kernel"),
+    ("no-rdma-device", "no-memlock", "one-hca", "gid-pinned", "lan-address", "ray-monitor"),
+    ("slow-load", "ended", "other-processor"),
+)
+"""Breakages that leave each other alone, so that one look finds them all."""
 
-
-@pytest.mark.parametrize("broken", NAMES, indirect=True)
-def test_what_is_broken_is_found_and_mended(ready: Lab, broken: Breakage) -> None:
-    assert in_force(ready)
-
-    def not_found() -> list[str]:
-        problems = {id for id, _ in doctor()[1]}
-        return [check for check in broken.finds if check not in problems]
-
-    assert until(lambda: not not_found()), not_found()
-    done = spark("lab", "mend", broken.name)
-    assert broken.name in done.stdout
-    assert until(lambda: doctor()[1] == {}), doctor()[1]
-    assert in_force(ready) == {}
+SINGLE = tuple(
+    name
+    for name, one in BREAKAGES.items()
+    if one.finds and name not in NEEDS_SERVING and not any(name in group for group in TOGETHER)
+)
 
 
 @pytest.mark.parametrize(
-    "broken", [n for n, b in BREAKAGES.items() if b.probed and n not in NEEDS_SERVING],
+    "broken", [*TOGETHER, *SINGLE], indirect=True, ids=lambda p: p if isinstance(p, str) else p[0]
+)
+def test_what_is_broken_is_found_and_mended(ready: Lab, broken: list[Breakage]) -> None:
+    wanted = {check for breakage in broken for check in breakage.finds}
+    assert set(in_force(ready)) == {breakage.name for breakage in broken}
+    missed: set[str] = set()
+
+    def found() -> bool:
+        missed.clear()
+        missed.update(wanted - {id for id, _ in doctor()[1]})
+        return not missed
+
+    assert until(found), missed
+    mend(ready)
+    assert in_force(ready) == {}
+    assert until(lambda: doctor()[1] == {}), doctor()[1]
+
+
+def test_break_and_mend_as_commands(ready: Lab) -> None:
+    done = spark("lab", "break", "memory-low", "spark2")
+    assert done.returncode == 0, done.stderr
+    assert "spark-cluster -i lab doctor finds it" in done.stdout
+    listed = json.loads(spark("--json", "lab", "break", "--list").stdout)["breakages"]
+    assert [b["broken"] for b in listed if b["name"] == "memory-low"] == [["spark2"]]
+    assert ("memory.available", "spark2") in doctor()[1]
+    assert spark("lab", "mend", "memory-low").stdout == "memory-low on spark2\n"
+    assert spark("lab", "mend").stdout == "nothing was broken\n"
+    assert spark("lab", "break", "memry-low").returncode == 2
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [name for name, one in BREAKAGES.items() if one.probed and name not in NEEDS_SERVING],
     indirect=True,
-)  # fmt: skip
-def test_what_only_traffic_shows(ready: Lab, broken: Breakage) -> None:
+)
+def test_what_only_traffic_shows(ready: Lab, broken: list[Breakage]) -> None:
+    wanted = {check for breakage in broken for check in breakage.probed}
+
     def found() -> bool:
         status, problems = doctor("--probe")
         wrong = {id for (id, _), text in problems.items() if not text.startswith("unknown")}
-        return status == 5 and set(broken.probed) <= wrong
+        return status == 5 and wanted <= wrong
 
     assert until(found), doctor("--probe")
 

@@ -164,7 +164,7 @@ def other_arguments(node: LabNode) -> None:
 def other_images(node: LabNode) -> None:
     """A rank on each node, from different images."""
     image(node)
-    sh(node, "id=$(docker create $1 true) && docker commit -q -m other $id lab-other:2 >/dev/null"
+    sh(node, "id=$(docker create $1 true) && docker commit -m other $id lab-other:2 >/dev/null"
              " && docker rm $id >/dev/null", IMAGE_TAG)  # fmt: skip
     container(node, "other-image", SERVE, tp=2, image_name="lab-other:2")
     container(peer(node), "other-image", SERVE, tp=2)
