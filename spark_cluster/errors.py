@@ -55,6 +55,10 @@ class Unreachable(SparkClusterError):
     exit_code = 3
 
 
+class NotBack(Unreachable):
+    """A node was rebooted and did not come back in time."""
+
+
 class Refused(SparkClusterError):
     """The plan says that this cannot work (or is unsafe) on these nodes."""
 

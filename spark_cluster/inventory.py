@@ -42,6 +42,7 @@ class Node:
         identity_file, known_hosts: files on the laptop, absolute.
         jump: `[user@]host[:port]`.
         connect_timeout_s: longest wait for a connection, seconds.
+        login_password: for a first contact, when no key is accepted yet; never from the file.
         fabric: its interfaces on the link, or `detect`.
     """
 
@@ -57,6 +58,7 @@ class Node:
     jump: str | None = None
     connect_timeout_s: float = CONNECT_TIMEOUT_S
     become: BecomeEntry = field(default=BecomeEntry(), repr=False)
+    login_password: Secret | None = field(default=None, repr=False)
     fabric: tuple[FabricInterface, ...] | Literal["detect"] = "detect"
     _source: Sourced = field(default=Sourced(Path(), {}), repr=False, compare=False)
     _layers: tuple[Key, ...] = field(default=(), repr=False, compare=False)

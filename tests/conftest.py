@@ -67,7 +67,14 @@ def pipes(agent: Callable[..., Session]) -> type[Connections]:
         def _open(self, name: str) -> None:
             if name == "lost":
                 raise Unreachable("no answer", where=name, hint="switch it on")
+            self._join(name)
+            self.enter(name)
+
+        def _join(self, name: str) -> Session:
             self._sessions[name] = agent(name)
+            return self._sessions[name]
+
+        def enter(self, name: str) -> None:
             self.facts[name] = Facts(hostname=name)
             self.users[name] = "nvidia"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pydantic import BaseModel, Field
 
 from spark_cluster.cluster import Spark
-from spark_cluster.resources import Directory
+from spark_cluster.resources import Command, Directory, DiskSpace, Resource
 from spark_cluster.serving.engine import CACHES
 
 
@@ -15,10 +15,29 @@ class Settings(BaseModel):
     """Settings of the role `caches`."""
 
     root: str = Field(default="/var/cache/spark-cluster/engine", description="folder on the node")
+    owner: str = Field(
+        default="root", description="whose the folders are; containers write there as root"
+    )
+    group: str | None = Field(default=None, description="their group; null leaves it")
+    min_free_gib: float = Field(
+        default=5.0,
+        ge=0,
+        description="GiB that must be free there, or nothing is begun; 0 does not look",
+    )
+    mount_point: str | None = Field(
+        default=None,
+        description="a folder that must be a mount point (a second disk), so that nothing is "
+        "written into the empty folder below it when the disk is not mounted",
+    )
 
 
-def role(node: Spark, settings: Settings) -> Iterator[Directory]:  # noqa: ARG001
-    """One folder a cache."""
-    yield Directory(settings.root, mode=0o755)
-    for name in CACHES.values():
-        yield Directory(f"{settings.root}/{name}", mode=0o755)
+def role(node: Spark, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
+    """The disk that is there and has room; one folder a cache."""
+    if settings.mount_point is not None:
+        yield Command(
+            f"{settings.mount_point} is mounted", ("mountpoint", settings.mount_point), reads=True
+        )
+    if settings.min_free_gib:
+        yield DiskSpace(settings.root, settings.min_free_gib, purpose="caches of the engine")
+    for path in (settings.root, *(f"{settings.root}/{name}" for name in CACHES.values())):
+        yield Directory(path, mode=0o755, owner=settings.owner, group=settings.group)

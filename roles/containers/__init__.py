@@ -1,15 +1,28 @@
-"""Docker: installed, running, usable by the login user."""
+"""Docker: installed, running, with the GPU, with logs that end, usable by the login user."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from pydantic import BaseModel, Field
 
 from spark_cluster.cluster import Spark
-from spark_cluster.resources import Package, Resource, Service, User
+from spark_cluster.resources import (
+    Command,
+    Directory,
+    DiskSpace,
+    JsonKeys,
+    Package,
+    Resource,
+    Service,
+    User,
+)
 
 DEBIAN = ("docker.io", "docker-cli")
+TOOLKIT = "nvidia-container-toolkit"
+CDI = "/etc/cdi/nvidia.yaml"
+DAEMON = "/etc/docker/daemon.json"
 
 
 class Settings(BaseModel):
@@ -20,18 +33,53 @@ class Settings(BaseModel):
         description="apt packages; None takes docker-ce where it is (DGX OS ships it), else "
         "the distribution's docker.io",
     )
-    users: bool = Field(default=True, description="put the login user into the group docker")
+    users: bool = Field(
+        default=True,
+        description="put the login user into the group docker. Every login from then on is in it, "
+        "so is every run of ours; a shell that is open already joins with `newgrp docker`",
+    )
+    log_max_size: str = Field(
+        default="50m", description="size of a container's log at which a new one begins; '' leaves"
+    )
+    log_files: int = Field(default=3, ge=1, description="logs that are kept of a container")
+    data_root: str | None = Field(
+        default=None,
+        description="folder for images and containers, on the disk with room; None leaves it. "
+        "What is in the old one is not moved",
+    )
+    min_free_gib: float = Field(
+        default=5.0, ge=0, description="GiB that must be free for images; 0 does not look"
+    )
+    daemon: dict[str, Any] = Field(
+        default={}, description=f"more keys of {DAEMON}; yours that are not named stay"
+    )
+    cdi: bool = Field(
+        default=True,
+        description="a CDI specification of the GPU, where the NVIDIA container toolkit is "
+        "installed and has not made one itself",
+    )
 
 
 def role(node: Spark, settings: Settings) -> Iterator[Resource]:
-    """The packages, the service, the group."""
+    """The packages, the daemon's settings, the GPU, the service, the group."""
     first, *also = settings.packages or _packages(node)
+    if settings.min_free_gib:
+        folder = settings.data_root or "/var/lib/docker"
+        yield DiskSpace(folder, settings.min_free_gib, purpose="container images")
     yield Package(
         first,
         also=tuple(also),
         makes=("command:docker", "unit:docker.service", "group:docker"),
     )
-    yield Service("docker", running=True, enabled=True)
+    keys = _daemon(settings)
+    settled: tuple[Resource, ...] = ()
+    if keys:
+        yield Directory("/etc/docker")
+        settled = (JsonKeys(DAEMON, keys=keys),)
+        yield from settled
+    if settings.cdi and TOOLKIT in node.facts.packages and node.facts.gpu is not None:
+        yield _specification()
+    yield Service("docker", running=True, enabled=True, restart_when=settled)
     if settings.users and node.user != "root":
         yield User(node.user, groups=("docker",))
 
@@ -41,3 +89,22 @@ def _packages(node: Spark) -> tuple[str, ...]:
         return ("docker-ce",)
     # Only Debian 13 and later split the client off.
     return DEBIAN if node.facts.os.startswith("debian") else DEBIAN[:1]
+
+
+def _daemon(settings: Settings) -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    if settings.log_max_size:
+        rotation = {"max-size": settings.log_max_size, "max-file": str(settings.log_files)}
+        keys = {"log-driver": "json-file", "log-opts": rotation}
+    if settings.data_root:
+        keys["data-root"] = settings.data_root
+    return {**keys, **settings.daemon}
+
+
+def _specification() -> Resource:
+    """Only where there is none: newer toolkits have a service that keeps one in /var/run/cdi."""
+    return Command(
+        "describe the GPU for containers (CDI)",
+        ("nvidia-ctk", "cdi", "generate", f"--output={CDI}"),
+        unless=("grep", "-rqs", "nvidia.com/gpu", "/etc/cdi", "/var/run/cdi"),
+    )

@@ -13,6 +13,8 @@ from spark_cluster.project.template import render
 from spark_cluster.resources import Netplan
 
 TEMPLATES = Path(__file__).parent / "templates"
+CABLES = {2: 1, 4: 2}
+"""ConnectX-7 functions that are up to cables: a port has two; any other count tells nothing."""
 
 
 class Settings(BaseModel):
@@ -21,18 +23,22 @@ class Settings(BaseModel):
     netplan_file: str = Field(
         default="/etc/netplan/40-cx7.yaml", description="our file; the user's own are never touched"
     )
+    any_cable_count: bool = Field(
+        default=False,
+        description="go on although the number of functions that are up (1 or 3) fits no number "
+        "of cables; half the bandwidth is missing then",
+    )
+    confirm_within_s: float = Field(
+        default=20.0,
+        ge=0,
+        description="after a change the laptop must get a new connection within so many seconds, "
+        "or the node puts the old file back; 0 does not ask for it",
+    )
 
 
 def role(node: Spark, settings: Settings) -> Iterator[Netplan]:
     """One netplan file, for the twins whose addresses are ours to give."""
-    if not node.links:
-        seen = ", ".join(f"{h.interface} ({'up' if h.up else 'down'})" for h in node.facts.hcas)
-        raise Failed(
-            f"no ConnectX-7 interface is up (seen: {seen or 'none'})",
-            where=node.name,
-            hint="plug the QSFP cable into the same port of both Sparks; or name the interfaces "
-            "under `fabric` in the inventory",
-        )
+    _cabled(node, settings)
     ours = [link for link in node.links if link.ours]
     if ours:
         yield Netplan(
@@ -40,4 +46,27 @@ def role(node: Spark, settings: Settings) -> Iterator[Netplan]:
             content=render(TEMPLATES, "40-cx7.yaml.j2", links=ours, mtu=node.mtu),
             addresses={link.interface: str(link.address) for link in ours},
             mtu=node.mtu,
+            confirm_within_s=settings.confirm_within_s,
+        )
+
+
+def _cabled(node: Spark, settings: Settings) -> None:
+    """Raise Failed when no link, or half a link, is up."""
+    seen = ", ".join(f"{h.interface} ({'up' if h.up else 'down'})" for h in node.facts.hcas)
+    if not node.links:
+        raise Failed(
+            f"no ConnectX-7 interface is up (seen: {seen or 'none'})",
+            where=node.name,
+            hint="plug the QSFP cable into the same port of both Sparks; or name the interfaces "
+            "under `fabric` in the inventory",
+        )
+    up = [hca for hca in node.facts.hcas if hca.up]
+    by_hand = not {link.interface for link in node.links} <= {hca.interface for hca in up}
+    if up and len(up) not in CABLES and not settings.any_cable_count and not by_hand:
+        raise Failed(
+            f"{len(up)} of the ConnectX-7's functions are up (seen: {seen}); one cable makes 2, "
+            "two make 4",
+            where=node.name,
+            hint="reseat the QSFP cable at both ends; `network: {any_cable_count: true}` in the "
+            "inventory's settings goes on without the missing half",
         )

@@ -3,151 +3,231 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from spark_cluster.agent.host import OUR_FAULT, Cancelled, Host, explain, our_fault
+from spark_cluster.agent.faults import OUR_FAULT, explain, our_fault
+from spark_cluster.agent.host import Cancelled, Host
+from spark_cluster.agent.masking import mask
 from spark_cluster.resources.base import (
     Missing,
+    RebootNeeded,
     Resource,
     ResourceError,
+    Skip,
     State,
     Unknown,
     differences,
 )
 
 Emit = Callable[[dict[str, Any]], None]
+Ask = Callable[[dict[str, Any]], str]
+Changes = dict[str, tuple[Any, Any]]
 Waiting = Mapping[str, Sequence[str]]
 
-OK, CHANGE, UNKNOWN, FAILED = "ok", "change", "unknown", "failed"
+OK, CHANGE, UNKNOWN, FAILED, SKIPPED = "ok", "change", "unknown", "failed", "skipped"
+
+
+class Stopped(Exception):
+    """The user said, of a resource, that nothing more shall be done."""
+
+
+@dataclass
+class Document:
+    """Resources that are applied to this node, in order.
+
+    Args:
+        emit: takes one event a resource: id, verdict, changes, seconds, and what else there is.
+        diff: add a unified diff to each change.
+        ask: asked before each change: `yes`, `no` (leave it), `all` (ask no more) or `stop`.
+        rebooted: what the reply said that asked for the reboot from which this is the rest.
+        left_out: resources that this run leaves out, id to those whose change makes them act: what
+            they would have done now they owe to a later run.
+    """
+
+    resources: Sequence[Resource]
+    host: Host
+    emit: Emit
+    diff: bool = False
+    ask: Ask | None = None
+    rebooted: Mapping[str, Any] | None = None
+    left_out: Waiting = field(default_factory=dict)
+    _touched: set[str] = field(default_factory=set)
+
+    def apply(self) -> dict[str, Any]:
+        """Bring every resource to its desired state, in order; stop at the first failure.
+
+        Returns:
+            `ok`: whether none failed. With `reboot`, the laptop has to reboot the node and to send
+            the resources from `reboot["at"]` on again, together with all of `reboot`. With
+            `stopped`, the user wanted no more.
+
+        Raises:
+            Cancelled: the laptop is gone; the resource in hand was finished or left as it was.
+        """
+        for number, resource in enumerate(self.resources):
+            if self.host.processes.cancelled.is_set():
+                raise Cancelled
+            self.host.current = resource.id
+            started = time.monotonic()
+            try:
+                event = self._one(resource)
+            except RebootNeeded:
+                return {"ok": True, "reboot": {"at": number, **self._reboot(resource)}}
+            except Stopped:
+                return {"ok": True, "stopped": resource.id}
+            if event["verdict"] in (CHANGE, UNKNOWN):
+                self._touched.add(resource.id)
+            seconds = time.monotonic() - started
+            self.emit({"event": "result", "id": resource.id, "seconds": seconds, **event})
+            if event["verdict"] == FAILED:
+                return {"ok": False}
+        return {"ok": True}
+
+    def _one(self, resource: Resource) -> dict[str, Any]:
+        try:
+            if self.rebooted is not None and resource.id == self.rebooted["id"]:
+                return self._after_reboot(resource, self.rebooted)
+            return self._act(resource)
+        except Skip as error:
+            return {"verdict": SKIPPED, "reason": str(error)}
+        except (Missing, Unknown) as error:
+            return self._unknown(resource, error)
+        except (Cancelled, RebootNeeded, Stopped):
+            raise
+        except Exception as error:  # noqa: BLE001  (say which resource it was)
+            return _fault(error, self.host)
+
+    def _unknown(self, resource: Resource, error: Missing | Unknown) -> dict[str, Any]:
+        """What an earlier resource will make may make this one possible; else it failed."""
+        reason = str(error)
+        if isinstance(error, Missing):
+            maker = self.host.pending(error.claim)
+            if maker is None:
+                return _failed(error.message, error.hint)
+            reason = f"after: {maker}"
+        self.host.overlay.claim(resource.provides(), resource.id)
+        return {"verdict": UNKNOWN, "reason": reason}
+
+    def _act(self, resource: Resource) -> dict[str, Any]:
+        host = self.host
+        actual = resource.observe(host)
+        changes = self._changes(resource, actual)
+        if not changes:
+            return {"verdict": OK, **_output(actual)}
+        said = resource.permit(host, changes)
+        event: dict[str, Any] = {"verdict": CHANGE, "changes": _told(changes)}
+        if said:
+            event["reason"] = said
+        text = resource.diff(host, actual) if self.diff else ""
+        if text:
+            event["diff"] = text
+        if host.check:
+            resource.plan(host, actual)
+            host.overlay.claim(resource.provides(), resource.id)
+            return event
+        self._asked(resource, event)
+        self.emit({"event": "changing", "id": resource.id})
+        self._converge(resource, actual, changes)
+        return event
+
+    def _changes(self, resource: Resource, actual: State) -> Changes:
+        """What differs, a restart that is owed included (it is put into `actual` too)."""
+        changes = differences(actual, resource.desired())
+        triggers = set(resource.triggers())
+        owed = bool(triggers) and (
+            resource.owes(self.host) or (self.host.check and bool(self._touched & triggers))
+        )
+        if owed:
+            actual["restart"] = "owed"
+            changes["restart"] = ("owed", "none")
+        return changes
+
+    def _asked(self, resource: Resource, event: dict[str, Any]) -> None:
+        """Let the user decide, when that is wanted.
+
+        Raises:
+            Skip, Stopped: not this one; nothing more.
+        """
+        if self.ask is None:
+            return
+        answer = self.ask({"id": resource.id, **event})
+        if answer == "no":
+            raise Skip("not wanted")
+        if answer == "stop":
+            raise Stopped
+        if answer == "all":
+            self.ask = None
+
+    def _converge(self, resource: Resource, actual: State, changes: Changes) -> None:
+        host = self.host
+        for other, triggers in self._waiting():
+            if resource.id in triggers:
+                host.owe(other)
+        resource.converge(host, actual)
+        left = differences(resource.settled(host), resource.desired())
+        if left:
+            wanted = ", ".join(f"{k} is {a!r}, not {d!r}" for k, (a, d) in left.items())
+            raise ResourceError(f"it did not converge: {wanted}")
+        self._done(resource, _told(changes))
+
+    def _waiting(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """Who acts when others change: id, and whose change."""
+        yield from ((other.id, other.triggers()) for other in self.resources)
+        yield from self.left_out.items()
+
+    def _done(self, resource: Resource, changes: dict[str, list[Any]]) -> None:
+        if resource.triggers():
+            self.host.settle(resource.id)
+        shown = mask(changes, self.host.secrets)
+        self.host.journal.record(resource.id, "converged", changes=shown)
+
+    def _reboot(self, resource: Resource) -> dict[str, Any]:
+        """What the laptop has to know of a reboot, and to send back after it."""
+        changes = self._changes(resource, resource.observe(self.host))
+        return {
+            "id": resource.id,
+            "boot_id": self.host.boot_id(),
+            "changes": _told(changes),
+            "timeout_s": getattr(resource, "timeout_s", 300.0),
+        }
+
+    def _after_reboot(self, resource: Resource, before: Mapping[str, Any]) -> dict[str, Any]:
+        if self.host.boot_id() == before["boot_id"]:
+            raise ResourceError("the node was to be rebooted, and was not")
+        left = differences(resource.observe(self.host), resource.desired())
+        if left:
+            asking = "; ".join(map(str, left["asked_for_by"][0]))
+            raise ResourceError(
+                f"after the reboot another one is still asked for, by {asking}",
+                "a path of pending_when must be one that the reboot takes away",
+            )
+        self._done(resource, before["changes"])
+        return {"verdict": CHANGE, "changes": before["changes"]}
 
 
 def apply(
-    resources: Sequence[Resource],
-    host: Host,
-    emit: Emit,
-    *,
-    diff: bool = False,
-    left_out: Waiting | None = None,
-) -> bool:
-    """Bring every resource to its desired state, in order; stop at the first failure.
-
-    Args:
-        host: the node; with `host.check` nothing is changed.
-        emit: takes one event a resource: id, verdict, changes, seconds, and what else there is.
-        diff: add a unified diff to each change.
-        left_out: resources that this run leaves out, id to those whose change makes them act: what
-            they would have done now they owe to a later run.
-
-    Returns:
-        Whether none failed.
-
-    Raises:
-        Cancelled: the laptop is gone; the resource in hand was finished or left as it was.
-    """
-    touched: set[str] = set()
-    waiting = {r.id: r.triggers() for r in resources} | dict(left_out or {})
-    for resource in resources:
-        if host.processes.cancelled.is_set():
-            raise Cancelled
-        host.current = resource.id
-        started = time.monotonic()
-        event = _one(resource, waiting, host, touched, diff=diff, emit=emit)
-        if event["verdict"] != OK:
-            touched.add(resource.id)
-        emit({"event": "result", "id": resource.id, "seconds": time.monotonic() - started, **event})
-        if event["verdict"] == FAILED:
-            return False
-    return True
-
-
-def _one(
-    resource: Resource,
-    waiting: Waiting,
-    host: Host,
-    touched: set[str],
-    *,
-    diff: bool,
-    emit: Emit,
+    resources: Sequence[Resource], host: Host, emit: Emit, *, diff: bool = False
 ) -> dict[str, Any]:
-    try:
-        return _act(resource, waiting, host, touched, diff=diff, emit=emit)
-    except Missing as error:
-        maker = host.pending(error.claim)
-        if maker is None:
-            return _failed(error.message, error.hint)
-        reason = f"after: {maker}"
-    except Unknown as error:
-        reason = str(error)
-    except ResourceError as error:
-        return _failed(error.message, error.hint)
-    except OSError as error:
-        return _failed(explain(error, host.root), "")
-    except Cancelled:
-        raise
-    except Exception as error:  # noqa: BLE001  (say which resource it was)
-        return _failed(our_fault(error), OUR_FAULT)
-    host.overlay.claim(resource.provides(), resource.id)
-    return {"verdict": UNKNOWN, "reason": reason}
+    """Apply a document; see `Document`."""
+    return Document(resources, host, emit, diff).apply()
 
 
-def _act(
-    resource: Resource,
-    waiting: Waiting,
-    host: Host,
-    touched: set[str],
-    *,
-    diff: bool,
-    emit: Emit,
-) -> dict[str, Any]:
-    actual = resource.observe(host)
-    changes = _changes(resource, host, actual, touched)
-    if not changes:
-        return {"verdict": OK, **_output(actual)}
-    text = resource.diff(host, actual) if diff else ""
-    if host.check:
-        resource.plan(host, actual)
-        host.overlay.claim(resource.provides(), resource.id)
-    else:
-        emit({"event": "changing", "id": resource.id})
-        _converge(resource, waiting, host, actual)
-    return {"verdict": CHANGE, "changes": _told(changes), **({"diff": text} if text else {})}
-
-
-def _changes(
-    resource: Resource, host: Host, actual: State, touched: set[str]
-) -> dict[str, tuple[Any, Any]]:
-    """What differs, a restart that is owed included (it is put into `actual` too)."""
-    changes = differences(actual, resource.desired())
-    owed = bool(resource.triggers()) and (
-        host.owed(resource.id) or (host.check and bool(touched & set(resource.triggers())))
-    )
-    if owed:
-        actual["restart"] = "owed"
-        changes["restart"] = ("owed", "none")
-    return changes
-
-
-def _converge(resource: Resource, waiting: Waiting, host: Host, actual: State) -> None:
-    for other, triggers in waiting.items():
-        if resource.id in triggers:
-            host.owe(other)
-    resource.converge(host, actual)
-    left = differences(resource.settled(host), resource.desired())
-    if left:
-        wanted = ", ".join(f"{k} is {a!r}, not {d!r}" for k, (a, d) in left.items())
-        raise ResourceError(f"it did not converge: {wanted}")
-    if resource.triggers():
-        host.settle(resource.id)
-    host.journal.record(resource.id, "converged")
-
-
-def _told(changes: dict[str, tuple[Any, Any]]) -> dict[str, list[Any]]:
+def _told(changes: Changes) -> dict[str, list[Any]]:
     return {name: [is_now, then] for name, (is_now, then) in changes.items()}
 
 
 def _output(actual: State) -> dict[str, Any]:
     return {"output": actual["output"]} if "output" in actual else {}
+
+
+def _fault(error: Exception, host: Host) -> dict[str, Any]:
+    if isinstance(error, ResourceError):
+        return _failed(error.message, error.hint)
+    if isinstance(error, OSError):
+        return _failed(explain(error, host.root), "")
+    return _failed(our_fault(error), OUR_FAULT)
 
 
 def _failed(message: str, hint: str) -> dict[str, Any]:

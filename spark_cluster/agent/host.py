@@ -3,83 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import tempfile
-import threading
-import traceback
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from spark_cluster.agent.journal import Journal, naming
+from spark_cluster.agent import units
+from spark_cluster.agent.faults import explain
+from spark_cluster.agent.journal import Journal, file_shape, folder_shape, naming
 from spark_cluster.agent.overlay import Overlay
+from spark_cluster.agent.processes import (
+    SEARCH_PATH,
+    Cancelled,
+    Completed,
+    Processes,
+    as_user,
+    kill,
+    listen,
+)
 from spark_cluster.resources.base import Blob, ResourceError, Unknown
 
+__all__ = ["SEARCH_PATH", "STATE", "Cancelled", "Completed", "Host", "Processes", "explain"]
+
 STATE = "/var/lib/spark-cluster"
-SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
-class Cancelled(Exception):
-    """The laptop is gone or asked to stop: nothing more is begun."""
-
-
-@dataclass(frozen=True)
-class Completed:
-    """A finished command: exit status and its two outputs as text."""
-
-    argv: tuple[str, ...]
-    status: int
-    stdout: str
-    stderr: str
-
-    def check(self, doing: str, hint: str = "") -> Completed:
-        """Itself when the status is 0.
-
-        Raises:
-            ResourceError: it is not; the message has the last lines that the command printed.
-        """
-        if self.status == 0:
-            return self
-        said = (self.stderr.strip() or self.stdout.strip()).splitlines()[-6:]
-        tail = "\n    ".join(said) or "(it printed nothing)"
-        raise ResourceError(
-            f"{doing}: {self.argv[0]} ended with status {self.status}: {tail}", hint
-        )
-
-
-@dataclass
-class Processes:
-    """The commands running now, so that they can be ended when the laptop is gone."""
-
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    _running: set[int] = field(default_factory=set)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, group: int) -> None:
-        with self._lock:
-            self._running.add(group)
-            if self.cancelled.is_set():  # it was started while `cancel` ended the others
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(group, signal.SIGTERM)
-
-    def remove(self, group: int) -> None:
-        with self._lock:
-            self._running.discard(group)
-
-    def cancel(self) -> None:
-        """End what may be ended; what must finish (apt) was never added."""
-        self.cancelled.set()
-        with self._lock:
-            for group in self._running:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(group, signal.SIGTERM)
+RUN = "/run/spark-cluster"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def _no_blob(blob: Blob) -> bytes:
@@ -100,7 +56,11 @@ class Host:
         check: observe only.
         fetch: brings a Blob's content from the laptop.
         progress: shows one line of what is going on.
-        search_path: where commands are looked for.
+        note: tells something that stays to be read.
+        ask_for_proof: asks the laptop to leave a file (its path) over a new connection.
+        owner: who runs what, for the journal.
+        secrets: what the journal must not hold.
+        search_path: where commands are looked for: in the node's root, then as usual.
     """
 
     root: Path = Path("/")
@@ -108,14 +68,29 @@ class Host:
     check: bool = False
     fetch: Callable[[Blob], bytes] = _no_blob
     progress: Callable[[str], None] = _silent
+    note: Callable[[str], None] = _silent
+    ask_for_proof: Callable[[str], None] = _silent
+    owner: Mapping[str, Any] = field(default_factory=dict)
+    secrets: frozenset[str] = frozenset()
     processes: Processes = field(default_factory=Processes)
     overlay: Overlay = field(default_factory=Overlay)
     current: str = ""
-    search_path: str = SEARCH_PATH
+    search_path: str = ""
 
-    @property
+    def __post_init__(self) -> None:
+        if not self.search_path:
+            own = "" if self.root == Path("/") else f"{self.root}/usr/local/bin:"
+            self.search_path = own + SEARCH_PATH
+
+    @cached_property
     def journal(self) -> Journal:
-        return Journal(self.path(f"{STATE}/journal"), self.run_id)
+        """This run's changes on this node."""
+        return Journal(self.path(f"{STATE}/journal"), self.run_id, self.owner)
+
+    def boot_id(self) -> str:
+        """What tells this boot from the last one."""
+        path = self.path(BOOT_ID)
+        return path.read_text().strip() if path.exists() else ""
 
     # -- files ---------------------------------------------------------------------------------
 
@@ -163,6 +138,7 @@ class Host:
         mode: int | None = None,
         uid: int = -1,
         gid: int = -1,
+        secret: bool = False,
         validate: Callable[[Path], None] | None = None,
     ) -> None:
         """Replace a file whole: written beside, synced, validated, renamed; the old one is kept.
@@ -170,6 +146,8 @@ class Host:
         Args:
             mode: permission bits; None keeps those of the old file, 0o644 for a new one.
             uid, gid: owner; -1 keeps the old file's, the agent's own for a new one.
+            secret: what the old file holds is not kept. So it is when the new one holds a text
+                that this request declares as a Secret.
             validate: looks at the new file before it takes the old one's place, and raises.
         """
         target = self.path(name)
@@ -186,9 +164,12 @@ class Host:
                 )  # before the mode: it takes set-user-id bits away
                 os.fchmod(handle, mode if mode is not None else _mode_of(old))
                 os.fsync(handle)
+                digest = hashlib.sha256(data).hexdigest()
+                after = file_shape(os.fstat(handle), digest)
             if validate is not None:
                 validate(Path(beside))
-            self.journal.keep(self.current, target, name)
+            secret = secret or any(len(s) >= 8 and s.encode() in data for s in self.secrets)
+            self.journal.keep(self.current, target, name, after, secret=secret)
             Path(beside).replace(target)
             _sync_folder(target.parent)
         except BaseException:
@@ -196,10 +177,51 @@ class Host:
                 Path(beside).unlink()
             raise
 
+    def link(self, name: str, target: str, *, uid: int = -1, gid: int = -1) -> None:
+        """Put a symbolic link to `target` in the place of what is there."""
+        path = self.path(name)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.symlink_to(target)
+        try:
+            os.lchown(beside, uid, gid)
+            status = beside.lstat()
+            owned = {"uid": status.st_uid, "gid": status.st_gid}
+            after = {"kind": "link", "link": target, **owned}
+            self.journal.keep(self.current, path, name, after)
+            beside.replace(path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+
+    def directory(
+        self, name: str, *, mode: int | None = None, uid: int = -1, gid: int = -1
+    ) -> None:
+        """Make a folder (and missing ones above it, mode 755), or give it this mode and owner.
+
+        Args:
+            mode: permission bits; None leaves them (a new one gets 755).
+            uid, gid: owner; -1 leaves it.
+        """
+        path = self.path(name)
+        if not path.is_dir():
+            parent = name.rsplit("/", 1)[0]
+            if parent and not self.path(parent).is_dir():
+                self.directory(parent)
+            self.journal.keep(self.current, path, name, {"kind": "directory"})
+            path.mkdir(mode=0o755)
+            path.chmod(0o755)
+        elif mode is not None or (uid, gid) != (-1, -1):
+            self.journal.keep(self.current, path, name, folder_shape(path.stat(), mode, uid, gid))
+        if (uid, gid) != (-1, -1):
+            os.chown(path, uid, gid)
+        if mode is not None:
+            path.chmod(mode)
+
     def remove(self, name: str) -> None:
-        """Remove a file or link, or a folder with all in it; a file's content is kept."""
+        """Remove a file or link, or a folder with all in it; what is removed is kept."""
         target = self.path(name)
-        self.journal.keep(self.current, target, name)
+        self.journal.keep(self.current, target, name, None)
         if target.is_dir() and not target.is_symlink():
             shutil.rmtree(target)
         else:
@@ -243,7 +265,7 @@ class Host:
                 env=environment,
                 cwd=cwd,
                 start_new_session=True,
-                **_as_user(user),
+                **as_user(user),
             )
         except FileNotFoundError as error:
             raise ResourceError(f"{error.filename}: no such command or folder") from None
@@ -254,9 +276,9 @@ class Host:
                 if heard is None:
                     out, err = process.communicate(stdin, timeout=timeout)
                 else:
-                    out, err = _listen(process, heard, timeout)
+                    out, err = listen(process, heard, timeout)
             except subprocess.TimeoutExpired:
-                _kill(process)
+                kill(process)
                 raise ResourceError(f"{argv[0]}: not done after {timeout:g} s") from None
         if self.processes.cancelled.is_set() and not must_finish:
             raise Cancelled
@@ -266,6 +288,42 @@ class Host:
             out.decode(errors="replace"),
             err.decode(errors="replace"),
         )
+
+    def run_unit(
+        self,
+        key: str,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout: float = 3600.0,
+        user: str | None = None,
+        heard: Callable[[str], None] | None = None,
+        survives: bool = True,
+        recorded: bool = False,
+    ) -> Completed:
+        """Run a long command in a transient systemd unit of its own, and wait.
+
+        It goes on when the connection is cut. When the same command (`key` and `argv`) still
+        runs, it is waited for instead of begun again. Without systemd it is an ordinary `run`.
+
+        Args:
+            key: whose work it is, e.g. a resource's id.
+            stdin, env: travel in a file that only root reads and that is gone at once.
+            timeout: seconds from its begin.
+            heard: is told each line of output as it comes; otherwise `progress` is.
+            survives: it goes on when the laptop is gone or interrupts; otherwise it is ended.
+            recorded: when it ended while nobody watched, take that result, once, instead of
+                running it again: for what must not be done twice.
+
+        Raises:
+            ResourceError: no such command, it took too long, or it was ended from outside.
+            Cancelled: the laptop is gone.
+        """
+        work = units.Work(
+            key, tuple(argv), stdin, env or {}, timeout, user, heard, survives, recorded
+        )
+        return units.run(self, work)
 
     @contextlib.contextmanager
     def _watched(self, process: subprocess.Popen[bytes], must_finish: bool) -> Iterator[None]:
@@ -282,6 +340,29 @@ class Host:
         """Path of a command on the node."""
         return shutil.which(command, path=self.search_path)
 
+    # -- the laptop ----------------------------------------------------------------------------
+
+    def reached_anew(self, within_s: float) -> bool:
+        """Whether the laptop gets a new connection to this node within so many seconds.
+
+        The connection that is there proves little: it may live on where no new one is let in.
+
+        Raises:
+            Cancelled: the laptop is gone.
+        """
+        folder = self.path(RUN)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        proof = f"{RUN}/proof-{os.urandom(12).hex()}"
+        self.ask_for_proof(proof)
+        deadline = time.monotonic() + within_s
+        while not self.path(proof).exists():
+            if self.processes.cancelled.wait(0.05):
+                raise Cancelled
+            if time.monotonic() > deadline:
+                return False
+        self.path(proof).unlink()
+        return True
+
     # -- restarts that are owed ----------------------------------------------------------------
 
     def _marker(self, resource: str) -> Path:
@@ -291,75 +372,21 @@ class Host:
         """Note that `resource` must act again; survives a run that dies before it does."""
         marker = self._marker(resource)
         marker.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        marker.write_text(resource + "\n")
+        marker.write_text(f"{resource}\n{self.boot_id()}\n")
         _sync_folder(marker.parent)
 
     def owed(self, resource: str) -> bool:
+        """Whether `resource` must act again."""
         return self._marker(resource).exists()
+
+    def owed_since(self, resource: str) -> str:
+        """The boot in which it was noted that `resource` must act again."""
+        lines = self._marker(resource).read_text().splitlines()
+        return lines[1] if len(lines) > 1 else ""
 
     def settle(self, resource: str) -> None:
         """`resource` has acted: nothing is owed any more."""
         self._marker(resource).unlink(missing_ok=True)
-
-
-def explain(error: OSError, root: Path = Path("/")) -> str:
-    """An operating system's error in words that say where and how bad."""
-    name = str(error.filename or "")
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        folder = Path(name).parent if name else root
-        while not folder.exists():
-            folder = folder.parent
-        free = shutil.disk_usage(folder).free // 1024
-        return f"no space left on the disk of {folder} ({free} KiB free)"
-    text = error.strerror or str(error)
-    return f"{name}: {text.lower()}" if name else text
-
-
-OUR_FAULT = "this is a fault of spark-cluster, not of the node: please report it"
-
-
-def our_fault(error: Exception) -> str:
-    """An exception that nothing foresaw, with the place where it was raised."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
-
-
-def _listen(
-    process: subprocess.Popen[bytes], heard: Callable[[str], None], timeout: float
-) -> tuple[bytes, bytes]:
-    """`communicate()` that tells each line as it comes."""
-    assert process.stdin and process.stdout and process.stderr  # noqa: S101  (all are pipes)
-    process.stdin.close()
-    process.stdin = None
-    said: tuple[list[bytes], list[bytes]] = ([], [])
-
-    def drain(stream: IO[bytes], lines: list[bytes]) -> None:
-        for raw in stream:
-            lines.append(raw)
-            heard(raw.decode(errors="replace").rstrip())
-
-    readers = [
-        threading.Thread(target=drain, args=pair, daemon=True)
-        for pair in zip((process.stdout, process.stderr), said, strict=True)
-    ]
-    for reader in readers:
-        reader.start()
-    try:
-        process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        raise
-    finally:
-        for reader in readers:
-            reader.join()
-    return b"".join(said[0]), b"".join(said[1])
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
 
 
 def _mode_of(old: os.stat_result | None) -> int:
@@ -372,17 +399,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _as_user(user: str | None) -> dict[str, Any]:
-    if user is None:
-        return {}
-    import grp
-    import pwd
-
-    try:
-        entry = pwd.getpwnam(user)
-    except KeyError:
-        raise ResourceError(f"no user {user!r} on this node") from None
-    groups = [g.gr_gid for g in grp.getgrall() if user in g.gr_mem]
-    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": groups}

@@ -26,6 +26,8 @@ class NodeLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.owner: dict[str, Any] = {}
+        """What its holder, this agent, said of itself; empty without the lock."""
         self._handle: int | None = None
 
     def take(self, owner: dict[str, Any]) -> None:
@@ -41,6 +43,7 @@ class NodeLock:
         os.ftruncate(handle, 0)
         os.write(handle, json.dumps({**owner, "pid": os.getpid()}).encode())
         self._handle = handle
+        self.owner = owner
 
     def release(self) -> None:
         if self._handle is not None:

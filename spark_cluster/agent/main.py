@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from spark_cluster.agent import frames
 from spark_cluster.agent.masking import mask, secrets_in
-from spark_cluster.agent.operations import Node, carry_out
+from spark_cluster.agent.operations import Laptop, Node, carry_out
 from spark_cluster.resources.base import Blob, ResourceError
+
+T = TypeVar("T")
 
 ALIVE_EVERY = 5.0
 """Seconds of silence after which the agent says that it lives."""
@@ -69,6 +71,7 @@ class Agent:
         self.heard = time.monotonic()
         self._workers: list[threading.Thread] = []
         self._blobs: dict[tuple[int, str], queue.Queue[bytes]] = {}
+        self._answers: dict[int, queue.Queue[str]] = {}
 
     def serve(self, first: list[dict[str, Any]]) -> None:
         """Serve until the stream ends; what must finish (apt) is waited for."""
@@ -96,6 +99,11 @@ class Agent:
             if waiting is not None:
                 waiting.put(data)
             return
+        if op == "answer":
+            asking = self._answers.get(message.get("req", 0))
+            if asking is not None:
+                asking.put(str(message.get("answer")))
+            return
         self._workers = [w for w in self._workers if w.is_alive()]
         worker = threading.Thread(target=self._answer, args=(message,))
         self._workers.append(worker)
@@ -112,23 +120,38 @@ class Agent:
         def fetch(blob: Blob) -> bytes:
             waiting = self._blobs.setdefault((number, blob.sha256), queue.Queue())
             emit({"event": "need", "sha256": blob.sha256})
-            while True:
-                try:
-                    return waiting.get(timeout=1.0)
-                except queue.Empty:
-                    if self.node.processes.cancelled.is_set():
-                        raise ResourceError("the laptop is gone") from None
+            return self._wait(waiting)
 
-        reply = {"req": number, "event": "done", **carry_out(self.node, request, emit, fetch)}
+        def ask(question: dict[str, Any]) -> str:
+            waiting = self._answers.setdefault(number, queue.Queue())
+            emit({"event": "ask", **question})
+            return self._wait(waiting)
+
+        laptop = Laptop(emit, fetch, ask)
+        reply = {"req": number, "event": "done", **carry_out(self.node, request, laptop)}
         # Facts and answers are for the program, not for show: masked, a short secret would damage
         # them.
         shown = request.get("op") not in ("gather", "http") or "error" in reply
         self.writer.send(reply, masked=shown)
 
+    def _wait(self, waiting: queue.Queue[T]) -> T:
+        """What the laptop sends."""
+        while True:
+            try:
+                return waiting.get(timeout=1.0)
+            except queue.Empty:
+                if self.node.processes.cancelled.is_set():
+                    raise ResourceError("the laptop is gone") from None
+
+    def asks_for_life(self) -> bool:
+        """Whether a sign of life is due, or has to be asked for: who only listens to a stream of
+        events, without a pause of seconds in it, says nothing by himself."""
+        return max(self.writer.idle(), time.monotonic() - self.heard) >= ALIVE_EVERY
+
     def _stay_alive(self) -> None:
         while True:
             time.sleep(1.0)
-            if self.writer.idle() >= ALIVE_EVERY:
+            if self.asks_for_life():
                 self.writer.send({"event": "alive"})
             if self.writer.broken.is_set() or time.monotonic() - self.heard > GONE_AFTER:
                 self.node.processes.cancel()

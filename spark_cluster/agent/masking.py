@@ -21,7 +21,7 @@ def mask(value: Any, secrets: Iterable[str]) -> Any:
 
 def secrets_in(value: Any) -> set[str]:
     """The secrets of a request, as resources travel."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         own = {value["$secret"]} if isinstance(value.get("$secret"), str) else set()
         return own.union(*(secrets_in(v) for v in value.values()))
     if isinstance(value, list):

@@ -13,25 +13,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.agent.apply import apply
-from spark_cluster.agent.host import (
-    OUR_FAULT,
-    SEARCH_PATH,
-    Cancelled,
-    Host,
-    Processes,
-    explain,
-    our_fault,
-)
+from spark_cluster.agent.apply import Document
+from spark_cluster.agent.faults import OUR_FAULT, explain, our_fault
+from spark_cluster.agent.host import SEARCH_PATH, Cancelled, Host, Processes
 from spark_cluster.agent.lock import Locked, NodeLock
+from spark_cluster.agent.masking import secrets_in
 from spark_cluster.resources.base import Blob, ResourceError, from_wire
 
 Request = Mapping[str, Any]
 Reply = dict[str, Any]
 Emit = Callable[[Reply], None]
 Fetch = Callable[[Blob], bytes]
+Ask = Callable[[Reply], str]
 
 LOCK_FILE = "run/spark-cluster.lock"
+
+REBOOT_S = 1.0
+"""Seconds between the promise to reboot and its begin."""
+
+
+@dataclass(frozen=True)
+class Laptop:
+    """The way back to who asked: events out, contents and a person's answers in."""
+
+    emit: Emit
+    fetch: Fetch
+    ask: Ask
 
 
 @dataclass
@@ -46,36 +53,49 @@ class Node:
     def __post_init__(self) -> None:
         self.lock = NodeLock(self.root / LOCK_FILE)
 
-    def host(self, request: Request, fetch: Fetch | None = None, emit: Emit | None = None) -> Host:
+    def host(self, request: Request, laptop: Laptop | None = None) -> Host:
+        """This node, for one request."""
         host = Host(
             root=self.root,
             run_id=str(request.get("run", "none")),
             check=bool(request.get("check", False)),
             processes=self.processes,
+            owner=self.lock.owner,
+            secrets=frozenset(secrets_in(request)),
         )
         if host.check:  # one overlay a run: a later document sees what an earlier one would make
             host.overlay = self.overlays.setdefault(host.run_id, host.overlay)
-        if fetch is not None:
-            host.fetch = fetch
-        if emit is not None:
-            host.progress = lambda text: emit(
+        if laptop is not None:
+            host.fetch = laptop.fetch
+            host.progress = lambda text: laptop.emit(
                 {"event": "progress", "id": host.current, "text": text}
+            )
+            host.ask_for_proof = lambda path: laptop.emit({"event": "prove", "path": path})
+            host.note = lambda text: laptop.emit(
+                {"event": "note", "id": host.current, "text": text}
             )
         return host
 
 
-def do_apply(node: Node, request: Request, emit: Emit, fetch: Fetch) -> Reply:
+def do_apply(node: Node, request: Request, laptop: Laptop) -> Reply:
     """Run a document of resources; events as they happen, then whether all went well."""
     try:
         resources = [from_wire(dict(d)) for d in request["resources"]]
     except (LookupError, TypeError, ValueError) as error:
         return {"error": f"the document does not fit this agent: {error}"}
-    host = node.host(request, fetch, emit)
-    diff, left_out = bool(request.get("diff")), request.get("left_out")
-    return {"ok": apply(resources, host, emit, diff=diff, left_out=left_out)}
+    document = Document(
+        resources,
+        node.host(request, laptop),
+        laptop.emit,
+        diff=bool(request.get("diff")),
+        ask=laptop.ask if request.get("step") else None,
+        rebooted=request.get("rebooted"),
+        left_out=request.get("left_out") or {},
+    )
+    return document.apply()
 
 
-def do_lock(node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply:
+def do_lock(node: Node, request: Request, _laptop: Laptop) -> Reply:
     """Take this node's lock for as long as the agent lives."""
     try:
         node.lock.take(dict(request["owner"]))
@@ -84,7 +104,7 @@ def do_lock(node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply:
     return {}
 
 
-def do_gather(node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply:
+def do_gather(node: Node, request: Request, _laptop: Laptop) -> Reply:
     """Run reading commands side by side and read files; what is missing is None.
 
     A command is an argument list, or several lists of which the first one counts that has an
@@ -153,9 +173,9 @@ def _tree(host: Host, pattern: str) -> dict[str, str]:
     return found
 
 
-def do_run(node: Node, request: Request, _emit: Emit, fetch: Fetch) -> Reply:
+def do_run(node: Node, request: Request, laptop: Laptop) -> Reply:
     """One command: status and outputs."""
-    done = node.host(request, fetch).run(
+    done = node.host(request, laptop).run(
         request["argv"],
         stdin=str(request.get("stdin", "")).encode(),
         env=request.get("env"),
@@ -165,7 +185,7 @@ def do_run(node: Node, request: Request, _emit: Emit, fetch: Fetch) -> Reply:
     return {"status": done.status, "stdout": done.stdout, "stderr": done.stderr}
 
 
-def do_stream(node: Node, request: Request, emit: Emit, _fetch: Fetch) -> Reply:
+def do_stream(node: Node, request: Request, laptop: Laptop) -> Reply:
     """One command whose output is sent as it comes, until it ends or the laptop cancels."""
     process = subprocess.Popen(
         request["argv"],
@@ -187,7 +207,7 @@ def do_stream(node: Node, request: Request, emit: Emit, _fetch: Fetch) -> Reply:
             data = os.read(process.stdout.fileno(), 65536)
             if not data:
                 break
-            emit({"event": "output", "text": decoder.decode(data)})
+            laptop.emit({"event": "output", "text": decoder.decode(data)})
     finally:
         node.processes.remove(process.pid)
         if process.poll() is None and node.processes.cancelled.is_set():
@@ -196,30 +216,71 @@ def do_stream(node: Node, request: Request, emit: Emit, _fetch: Fetch) -> Reply:
     return {"status": status}
 
 
-def do_http(_node: Node, request: Request, _emit: Emit, _fetch: Fetch) -> Reply:
+def do_reboot(node: Node, request: Request, laptop: Laptop) -> Reply:
+    """Have the node reboot in a moment, so that this can be answered first."""
+    host = node.host(request, laptop)
+    if host.which("systemd-run") is None:
+        return {"error": "this node has no systemd-run", "hint": "reboot it yourself, then go on"}
+    when = f"--on-active={REBOOT_S:g}"
+    argv = ("systemd-run", "--quiet", "--no-ask-password", when, "systemctl", "reboot")
+    host.run(argv).check("asking systemd for a reboot")
+    host.journal.record(str(request["id"]), "reboot", boot_id=host.boot_id())
+    return {"boot_id": host.boot_id()}
+
+
+def do_history(node: Node, request: Request, _laptop: Laptop) -> Reply:
+    """What runs changed on this node, or with `of` what one run did."""
+    from spark_cluster.agent.history import History  # late: few runs want it
+
+    history = History(node.root)
+    if request.get("of") is None:
+        return history.overview()
+    try:
+        return history.document(history.find(str(request["of"])))
+    except ResourceError as error:
+        return {"missing": error.message, "hint": error.hint}
+
+
+def do_revert(node: Node, request: Request, laptop: Laptop) -> Reply:
+    """Put back what a run changed; events as in `apply`."""
+    from spark_cluster.agent.history import History
+    from spark_cluster.agent.revert import revert
+
+    try:
+        run = History(node.root).find(str(request["of"]))
+    except ResourceError as error:
+        return {"missing": error.message, "hint": error.hint}
+    host = node.host(request, laptop)
+    return revert(host, run, laptop.emit, diff=bool(request.get("diff")))
+
+
+def do_http(_node: Node, request: Request, _laptop: Laptop) -> Reply:
     """One HTTP request from this node: status and body, or why there is no answer."""
     from spark_cluster.agent.http import ask  # late: ssl and email are a third of all imports
 
     return ask(request)
 
 
-OPERATIONS: dict[str, Callable[[Node, Request, Emit, Fetch], Reply]] = {
+OPERATIONS: dict[str, Callable[[Node, Request, Laptop], Reply]] = {
     "apply": do_apply,
     "gather": do_gather,
+    "history": do_history,
     "http": do_http,
     "lock": do_lock,
+    "reboot": do_reboot,
+    "revert": do_revert,
     "run": do_run,
     "stream": do_stream,
 }
 
 
-def carry_out(node: Node, request: Request, emit: Emit, fetch: Fetch) -> Reply:
+def carry_out(node: Node, request: Request, laptop: Laptop) -> Reply:
     """The reply to one request; a fault of the node is a reply with `error`, never a traceback."""
     operation = OPERATIONS.get(str(request.get("op")))
     if operation is None:
         return {"error": f"this agent has no operation {request.get('op')!r}"}
     try:
-        return operation(node, request, emit, fetch)
+        return operation(node, request, laptop)
     except ResourceError as error:
         return {"error": error.message, "hint": error.hint}
     except Cancelled:

@@ -21,6 +21,8 @@ COMMANDS = {
     "trust": "Look at the nodes' host keys and accept them.",
     "ping": "Reach every node and time it.",
     "facts": "Show what is true of the nodes.",
+    "doctor": "Say what is wrong with the nodes, why, and what to do.",
+    "provision": "Make fresh or drifted Sparks ready to serve.",
     "up": "From any state to a verified vLLM endpoint.",
     "down": "Stop serving, and prove that the memory is back.",
     "status": "Say what serves, and what is wrong.",
@@ -28,6 +30,8 @@ COMMANDS = {
     "vram": "Show each node's GPU memory by process.",
     "exec": "Run a command on the nodes.",
     "playbook": "Run a playbook.",
+    "history": "Show what runs changed on the nodes.",
+    "revert": "Put back what a run changed.",
     "lab": "Two simulated Sparks on this machine.",
 }
 """In the order in which a newcomer meets them. The text is here so that --help imports nothing."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from spark_cluster.errors import Interrupted, SparkClusterError
+from spark_cluster.errors import Interrupted, SparkClusterError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -135,7 +135,12 @@ class Run:
         from spark_cluster.cli.display import Display
         from spark_cluster.engine.play import Play
 
-        self.bus.add(Display(app.console, verbose=app.verbose, titled=change))
+        display = Display(app.console, verbose=app.verbose, titled=change)
+        self.bus.add(display)
+        if options.step:
+            from spark_cluster.cli.step import Stepper
+
+            options.ask = Stepper(display).ask
         self._play = Play(app.inventory, app.project, self.connections, self.bus, options)
         self._finished = False
 
@@ -178,8 +183,8 @@ class Run:
             )
         return Interrupted(
             f"interrupted; {', '.join(at_work)}",
-            hint="a package manager finishes, all else was ended; no file is half-written. "
-            "Run the same command again to go on",
+            hint="a package manager or an image pull finishes there by itself, all else was ended; "
+            "no file is half-written. Run the same command again to go on",
         )
 
     def finish(self, error: str = "") -> None:
@@ -222,11 +227,12 @@ def changing(function: F) -> F:
     def collect(ctx: click.Context, /, **given: Any) -> Any:
         from spark_cluster.engine.options import Options, Selection
 
-        names = ("check", "diff", "tags", "skip_tags", "start_at")
-        check, diff, tags, skip_tags, start_at = (given.pop(n) for n in names)
-        given.pop("yes")
+        names = ("check", "diff", "tags", "skip_tags", "start_at", "step", "yes")
+        check, diff, tags, skip_tags, start_at, step, yes = (given.pop(n) for n in names)
+        if step:
+            _can_ask(ctx.find_object(App), check=check, yes=yes)
         selection = Selection(_names(tags), _names(skip_tags), start_at)
-        options = Options(check=check, diff=diff, selection=selection)
+        options = Options(check=check, diff=diff, selection=selection, step=step)
         return ctx.invoke(function, options=options, **given)
 
     collect.__name__, collect.__doc__ = function.__name__, function.__doc__
@@ -247,9 +253,25 @@ _OPTIONS = (
         metavar="NAME",
         help="Skip what comes before this role or resource.",
     ),
+    click.option("--step", is_flag=True, help="Ask before each change (on a terminal)."),
     click.option("--exit-code", is_flag=True, help="With --check: status 10 if it would change."),
     click.option("-y", "--yes", is_flag=True, help="Ask nothing."),
 )
+
+
+def _can_ask(app: App | None, *, check: bool, yes: bool) -> None:
+    """Raises:
+    UsageError: --step has nobody to ask, or nothing.
+    """
+    if check or yes:
+        other = "--check" if check else "--yes"
+        raise UsageError(f"--step and {other} contradict each other", hint="leave one of them out")
+    out = sys.stderr if app is not None and app.as_json else sys.stdout
+    if not (sys.stdin.isatty() and out.isatty()):
+        raise UsageError(
+            "--step asks before each change, and there is no terminal to ask on",
+            hint="--check --diff shows all changes without making any",
+        )
 
 
 def _names(text: str) -> frozenset[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -62,6 +64,8 @@ class Display:
         self._width = 8
         self._check = False
         self._stages = 0
+        self._lock = threading.Lock()
+        self._held: list[Event] | None = None
         self._live: Live | None = None
         if console.is_terminal:
             self._live = Live(
@@ -70,6 +74,30 @@ class Display:
             self._live.start()
 
     def take(self, event: Event) -> None:
+        with self._lock:
+            if self._held is not None:
+                self._held.append(event)
+                return
+            self._show(event)
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """For a question to a person: what happens meanwhile is shown afterwards."""
+        with self._lock:
+            self._held = []
+        if self._live is not None:
+            self._live.stop()
+        try:
+            yield
+        finally:
+            if self._live is not None:
+                self._live.start()
+            with self._lock:
+                held, self._held = self._held, None
+                for event in held:
+                    self._show(event)
+
+    def _show(self, event: Event) -> None:
         handler = self._HANDLERS.get(type(event))
         if handler is not None:
             handler(self, event)
@@ -125,7 +153,7 @@ class Display:
         style = STYLES[event.verdict]
         self._line(event.node, f"[{style}]{word}[/] {escape(event.resource)}  [dim]{why}[/]{took}")
         if event.diff:
-            self._diff(event.diff)
+            show_diff(self.console, event.diff, self._width + 4)
 
     def _node_failed(self, event: NodeFailed) -> None:
         self._doing.pop(event.node, None)
@@ -146,11 +174,6 @@ class Display:
 
     def _line(self, node: str, text: str) -> None:
         self.console.print(f"  [bold]{escape(node):<{self._width}}[/]  {text}", soft_wrap=True)
-
-    def _diff(self, diff: str) -> None:
-        for line in diff.splitlines():
-            style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "dim")
-            self.console.print(Text(" " * (self._width + 4) + line, style=style), soft_wrap=True)
 
     def _draw(self) -> Text:
         now = time.monotonic()
@@ -173,6 +196,13 @@ class Display:
         Note: _note,
         RunFinished: _run_finished,
     }
+
+
+def show_diff(console: Console, diff: str, indent: int) -> None:
+    """A unified diff in colours."""
+    for line in diff.splitlines():
+        style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "dim")
+        console.print(Text(" " * indent + line, style=style), soft_wrap=True)
 
 
 def summary(changes: Mapping[str, Any]) -> str:

@@ -54,7 +54,11 @@ def _show(app: App, nodes: list[Spark]) -> None:
 def _rows(node: Spark) -> dict[str, str]:
     facts, gib = node.facts, 2**20
     gpu = facts.gpu
-    links = [f"{k.interface} {k.address}{' ' + k.hca if k.hca else ''}" for k in node.links]
+    gids = {h.name: h.gid_index for h in facts.hcas}
+    links = [
+        f"{k.interface} {k.address}" + (f" {k.hca} GID {gids.get(k.hca, '-')}" if k.hca else "")
+        for k in node.links
+    ]
     return {
         "hostname": facts.hostname,
         "system": f"{facts.os}, kernel {facts.kernel}, {facts.arch}",

@@ -97,6 +97,60 @@ def reset(node: str, new_host_keys: bool) -> None:
     say({"node": node, "changed": True}, f"{node} is fresh")
 
 
+@command.command("break")
+@click.argument("name", required=False)
+@click.argument("node", required=False)
+@click.option("--list", "listed", is_flag=True, help="Show all names, and what is broken now.")
+def break_(name: str | None, node: str | None, listed: bool) -> None:
+    """Break a node as NAME says, so that `doctor` has something to find.
+
+    NODE is the one that NAME is usually tried on when none is given. `lab mend` puts it back.
+    """
+    from spark_cluster.lab import breakage
+
+    lab = Lab.default()
+    if listed or name is None:
+        _show_breakages(lab)
+        return
+    broken = breakage.break_(lab, name, node)
+    found = breakage.find(name)
+    probe = "" if found.finds else " --probe"
+    text = f"{broken.name}: {found.what}\nspark-cluster -i lab doctor{probe} finds it"
+    say({"name": name, "node": broken.name, "finds": found.checks}, text)
+
+
+@command.command()
+@click.argument("name", required=False)
+def mend(name: str | None) -> None:
+    """Put back what `lab break NAME` did; without NAME, all of it."""
+    from spark_cluster.lab import breakage
+
+    mended = breakage.mend(Lab.default(), name)
+    say({"mended": mended}, "\n".join(mended) or "nothing was broken")
+
+
+def _show_breakages(lab: Lab) -> None:
+    from spark_cluster.lab import breakage
+
+    now = breakage.in_force(lab)
+    known = breakage.BREAKAGES.values()
+    width = max(len(b.name) for b in known)
+    lines = []
+    for one in known:
+        state = f"  (broken: {', '.join(now[one.name])})" if one.name in now else ""
+        lines.append(f"{one.name:<{width}}  {one.what}  [{', '.join(one.checks)}]{state}")
+    rows = [
+        {
+            "name": b.name,
+            "what": b.what,
+            "finds": [*b.finds, *b.probed],
+            "broken": now.get(b.name, []),
+        }
+        for b in known
+    ]
+    say({"breakages": rows}, "\n".join(lines))
+
+
 @command.command(context_settings={"ignore_unknown_options": True})
 @click.argument("node")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)

@@ -21,10 +21,15 @@ from spark_cluster.facts import gather
 from spark_cluster.facts.model import Facts
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from spark_cluster.engine.transport import SshConnection, Target
     from spark_cluster.inventory import Node
 
 T = TypeVar("T")
+
+BOOT_S = 60.0
+"""Seconds that a node which answers again may take to start the rest of its services."""
 
 
 def side_by_side(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T | SparkClusterError]:
@@ -66,9 +71,14 @@ def target(node: Node) -> Target:
 
     become = node.become
 
+    def login_password() -> str | None:
+        if node.login_password is None:
+            return None
+        return node.login_password.read(f"the login password of {node.name}", ask_secret())
+
     def password() -> str | None:
         if become.password is None:
-            return None
+            return login_password()  # a fresh node's user has one for both
         return become.password.read(f"the sudo password of {node.name}", ask_secret())
 
     return Target(
@@ -81,7 +91,15 @@ def target(node: Node) -> Target:
         jump=node.jump,
         connect_timeout_s=node.connect_timeout_s,
         sudo_password=password,
+        login_password=login_password,
     )
+
+
+def ssh(node: Node) -> SshConnection:
+    """An SSH connection to an inventory's node, not opened."""
+    from spark_cluster.engine.transport import SshConnection
+
+    return SshConnection(target(node))
 
 
 _asked: dict[str, str] = {}
@@ -111,16 +129,25 @@ class Connections:
         run: id of the run.
         command: what the user asked for, told to whoever meets this run's lock.
         change: this run may change the nodes: be root there and hold their locks.
+        dial: makes a node's connection, not opened.
     """
 
     def __init__(
-        self, nodes: Iterable[Node], bus: Bus, run: str, *, command: str, change: bool
+        self,
+        nodes: Iterable[Node],
+        bus: Bus,
+        run: str,
+        *,
+        command: str,
+        change: bool,
+        dial: Callable[[Node], SshConnection] = ssh,
     ) -> None:
         self.nodes = {node.name: node for node in nodes}
         self.bus = bus
         self.run = run
         self.command = command
         self.change = change
+        self.dial = dial
         self.facts: dict[str, Facts] = {}
         self.users: dict[str, str] = {}
         self._connections: dict[str, SshConnection] = {}
@@ -158,13 +185,95 @@ class Connections:
         """The SSH connection of a connected node."""
         return self._connections[name]
 
-    def refresh(self, names: Iterable[str]) -> None:
-        """Ask again for facts that a change may have made stale."""
+    def drop(self, name: str) -> None:
+        """End a node's agent and connection; nothing of them is used again."""
+        session = self._sessions.pop(name, None)
+        connection = self._connections.pop(name, None)
+        if session is not None:
+            with contextlib.suppress(SparkClusterError, OSError):
+                session.close()
+        if connection is not None:
+            connection.close()
+
+    def rejoin(self, name: str, booted_before: str = "") -> bool:
+        """Connect anew to a node that was there; False while it is in that boot of before.
+
+        Raises:
+            SparkClusterError: it does not answer, or its agent does not start (yet).
+        """
+        self.drop(name)
+        session = self._join(name)
+        if not booted_before:
+            return True
+        answer = session.request("gather", files={"boot_id": gather.FILES["boot_id"]})
+        if (answer["files"]["boot_id"] or "").strip() == booted_before:
+            return False
+        with contextlib.suppress(Failed):  # a unit that hangs must not hold up the run
+            session.run(["systemctl", "is-system-running", "--wait"], timeout=BOOT_S)
+        return True
+
+    def enter(self, name: str) -> None:
+        """Take the node's lock, when this run changes nodes, and ask for its facts.
+
+        Raises:
+            Failed: another run holds the lock.
+            Unreachable: an agent of this run, that has not yet noticed its end, holds it.
+        """
+        session = self._sessions[name]
+        lock = session.submit("lock", owner=self._owner()) if self.change else None
+        facts = session.submit("gather", **gather.question())
+        held_by = lock.wait().get("locked_by") if lock is not None else None
+        if held_by is not None:
+            if held_by.get("run") == self.run:
+                raise Unreachable("the agent of before is still there", where=name)
+            raise _locked(name, held_by)
+        self.facts[name] = gather.facts(facts.wait())
+        self.users[name] = str(self._connections[name].open().user)
+
+    def learn(self, name: str) -> tuple[Path, list[str]]:
+        """Write a connected node's host keys, as its facts have them, into known_hosts.
+
+        They came over a connection whose host key was verified, so nobody can be between.
+
+        Returns:
+            The file, and the keys' fingerprints.
+        """
+        from spark_cluster.engine import hostkeys
+
+        reached = self._connections[name].open()
+        keys = self.facts[name].host_keys
+        shown = hostkeys.told(name, str(reached.host), int(reached.port), keys)
+        path = hostkeys.file_of(target(self.nodes[name]))
+        hostkeys.write(path, shown)
+        return path, [f"{key.kind} {key.fingerprint}" for key in shown]
+
+    def prove(self, name: str, path: str) -> None:
+        """Leave a file on a node over a new connection, as a proof that it still lets one in.
+
+        It goes on in the background; that it did not work is for the node to say.
+        """
+
+        def leave() -> None:
+            connection = self.dial(self.nodes[name])
+            try:
+                session = connection.session(self.run)
+                session.run(["touch", path])
+                session.close()
+            finally:
+                connection.close()
+
+        _start(leave)
+
+    def refresh(self, names: Iterable[str]) -> dict[str, SparkClusterError]:
+        """Ask again for facts that a change may have made stale; who did not answer, and why."""
         jobs = {name: partial(self._facts, name) for name in names}
-        for name, outcome in side_by_side(jobs).items():
+        failed: dict[str, SparkClusterError] = {}
+        for name, outcome in (side_by_side(jobs) if jobs else {}).items():
             if isinstance(outcome, SparkClusterError):
-                raise outcome
-            self.facts[name] = outcome
+                failed[name] = outcome
+            else:
+                self.facts[name] = outcome
+        return failed
 
     def close(self) -> None:
         """End all agents and connections."""
@@ -181,22 +290,17 @@ class Connections:
         return gather.facts(self._sessions[name].request("gather", **gather.question()))
 
     def _open(self, name: str) -> None:
-        from spark_cluster.engine.transport import SshConnection
-
         started = time.monotonic()
-        connection = SshConnection(target(self.nodes[name]))
-        self._connections[name] = connection
-        session = connection.session(self.run, become=True)
-        self._sessions[name] = session
-        lock = session.submit("lock", owner=self._owner()) if self.change else None
-        facts = session.submit("gather", **gather.question())
-        if lock is not None:
-            locked_by = lock.wait().get("locked_by")
-            if locked_by is not None:
-                raise _locked(name, locked_by)
-        self.facts[name] = gather.facts(facts.wait())
-        self.users[name] = str(connection.open().user)
+        self._join(name)
+        self.enter(name)
         self._seconds[name] = time.monotonic() - started
+
+    def _join(self, name: str) -> Session:
+        """An agent over a connection of its own."""
+        connection = self.dial(self.nodes[name])
+        self._connections[name] = connection
+        self._sessions[name] = connection.session(self.run, become=True)
+        return self._sessions[name]
 
     def _owner(self) -> dict[str, object]:
         return {

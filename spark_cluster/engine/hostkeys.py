@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import os
 import socket
 from collections.abc import Iterable
@@ -11,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.engine import known_hosts
+from spark_cluster.engine.dialling import Target, dial, fingerprint, hang_up, hops_to, tcp
 from spark_cluster.engine.known_hosts import USER_FILE, host_name
-from spark_cluster.engine.transport import Target, dial, fingerprint, hang_up, hops_to, tcp
 from spark_cluster.errors import Failed, Unreachable
 
 if TYPE_CHECKING:
@@ -82,6 +84,18 @@ def show(target: Target) -> Shown:
         f"{name} {key.get_name()} {key.get_base64()}",
         fingerprint(old) if old is not None else None,
     )
+
+
+def told(node: str, host: str, port: int, keys: Iterable[str]) -> list[Shown]:
+    """Host keys (`TYPE BASE64`) that a node told over a connection verified with another key."""
+    name = host_name(host, port)
+    found = []
+    for key in keys:
+        kind, blob = key.split()[:2]
+        digest = hashlib.sha256(base64.b64decode(blob)).digest()
+        printed = "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+        found.append(Shown(node, name, kind, printed, f"{name} {kind} {blob}", None))
+    return found
 
 
 def _kind_of_key(algorithm: str) -> str:

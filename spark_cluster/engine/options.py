@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_cluster.errors import UsageError
 
@@ -69,8 +70,12 @@ class Options:
         check: change nothing, tell what would be changed.
         diff: with unified diffs.
         selection: `--tags`, `--skip-tags`, `--start-at`.
+        step: a person is asked before each change.
+        ask: how: the node and what would be changed in, `yes`, `no`, `all` or `stop` out.
     """
 
     check: bool = False
     diff: bool = False
     selection: Selection = field(default_factory=Selection)
+    step: bool = False
+    ask: Callable[[str, dict[str, Any]], str] | None = None

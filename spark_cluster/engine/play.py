@@ -5,34 +5,26 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.agent.masking import mask, secrets_in
 from spark_cluster.cluster import Spark, sparks
 from spark_cluster.engine.connections import Connections, side_by_side
-from spark_cluster.engine.document import check, document, tagged
-from spark_cluster.engine.events import (
-    Applying,
-    Bus,
-    Changing,
-    NodeFailed,
-    Note,
-    Progress,
-    Result,
-    StageFinished,
-    StageStarted,
-)
+from spark_cluster.engine.delivery import Applied, Delivery
+from spark_cluster.engine.document import check, tagged
+from spark_cluster.engine.events import Bus, NodeFailed, Note, StageFinished, StageStarted
 from spark_cluster.engine.options import Options
 from spark_cluster.engine.session import Session
-from spark_cluster.errors import Failed, SparkClusterError, Unreachable
+from spark_cluster.errors import Failed, Refused, SparkClusterError, Unreachable
 from spark_cluster.resources.base import InvalidResource, Resource
 
 if TYPE_CHECKING:
     from spark_cluster.inventory import Inventory
     from spark_cluster.project import Project
     from spark_cluster.project.role import Role
+
+__all__ = ["Applied", "Play", "RoleCall"]
 
 
 @dataclass(frozen=True)
@@ -41,27 +33,6 @@ class RoleCall:
 
     name: str
     given: dict[str, Any]
-
-
-@dataclass
-class Applied:
-    """What came of one `apply`: node to resource id to result."""
-
-    results: dict[str, dict[str, Result]] = field(default_factory=dict)
-
-    @property
-    def changed(self) -> bool:
-        """Whether anything was changed (or, in check mode, would be or may be)."""
-        return any(self.changes(node) for node in self.results)
-
-    def changes(self, node: str) -> list[str]:
-        """Ids of the changed resources of a node."""
-        verdicts = ("change", "unknown")
-        return [i for i, r in self.results.get(node, {}).items() if r.verdict in verdicts]
-
-    def output(self, node: str, title: str) -> str:
-        """What a reading Command printed."""
-        return self.results[node][f"Command:{title}"].output
 
 
 class Play:
@@ -119,9 +90,12 @@ class Play:
         """The node's agent, for what is not a resource: `run`, `http`."""
         return self.connections.session(node.name)
 
-    def refresh(self, nodes: Iterable[Spark]) -> None:
-        """Ask these nodes for their facts again."""
-        self.connections.refresh([node.name for node in nodes])
+    def refresh(self, nodes: Iterable[Spark], *, must: bool = True) -> None:
+        """Ask these nodes for their facts again; with `must` unset, who does not answer leaves."""
+        for name, error in self.connections.refresh([node.name for node in nodes]).items():
+            self._leave(name, error)
+            if must:
+                raise error
 
     # -- doing -----------------------------------------------------------------------------------
 
@@ -150,9 +124,9 @@ class Play:
         wanted = [nodes] if isinstance(nodes, Spark) else list(nodes)
         current = {node.name: node for node in self.nodes}
         chosen = [current[n.name] for n in wanted if n.name in current]
-        documents = {node.name: self._resources(node, what) for node in chosen}
+        documents = self._documents(chosen, what, must=must)
         applied = Applied({node.name: {} for node in chosen})
-        jobs = {n.name: partial(self._apply, n.name, documents[n.name], applied) for n in chosen}
+        jobs = {n: partial(self._apply, n, found, applied) for n, found in documents.items()}
         for name, outcome in side_by_side(jobs).items():
             if isinstance(outcome, SparkClusterError):
                 self._leave(name, outcome)
@@ -198,6 +172,24 @@ class Play:
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _documents(
+        self,
+        nodes: Sequence[Spark],
+        what: Sequence[str | RoleCall | Sequence[Resource]],
+        *,
+        must: bool,
+    ) -> dict[str, list[tuple[str, Resource]]]:
+        """Each node's resources; without `must`, a node that a role refuses leaves the run."""
+        documents = {}
+        for node in nodes:
+            try:
+                documents[node.name] = self._resources(node, what)
+            except (Failed, Refused) as error:
+                if must:
+                    raise
+                self._leave(node.name, error)
+        return documents
+
     def _resources(
         self, node: Spark, what: Sequence[str | RoleCall | Sequence[Resource]]
     ) -> list[tuple[str, Resource]]:
@@ -223,67 +215,20 @@ class Play:
             raise _broken_role(role, node, error) from error
 
     def _apply(self, name: str, resources: list[tuple[str, Resource]], applied: Applied) -> None:
-        selection = self.options.selection
-        chosen, roles, left_out = [], {}, {}
-        for role, resource in resources:
-            roles[resource.id] = role
-            if selection.wants(name, role, resource):
-                chosen.append(resource)
-            else:
-                left_out[resource.id] = resource.triggers()
-                self.bus.emit(Result(name, role, self._shown(resource.id), "skipped"))
-        if not chosen:
-            return
-        label = ", ".join(dict.fromkeys(roles[r.id] for r in chosen))
-        self.bus.emit(Applying(name, label, len(chosen)))
-        packed = document(chosen)
-        self._secrets |= secrets_in(packed.resources)
-
-        def take(event: dict[str, Any]) -> None:
-            self._take(name, roles, applied, event)
-
-        reply = self.connections.session(name).submit(
-            "apply",
-            resources=packed.resources,
-            run=self.connections.run,
-            check=self.options.check,
-            diff=self.options.diff,
-            left_out={i: triggers for i, triggers in left_out.items() if triggers},
+        delivery = Delivery(
+            self.connections,
+            self.bus,
+            self.options,
+            name,
+            applied=applied,
+            secrets=self._secrets,
         )
-        if not reply.wait(take, packed.blobs)["ok"]:
-            raise _failed(applied, name)
-
-    def _take(
-        self, node: str, roles: dict[str, str], applied: Applied, event: dict[str, Any]
-    ) -> None:
-        kind, resource = event["event"], event.get("id", "")
-        shown = self._shown(resource)
-        if kind == "changing":
-            self.bus.emit(Changing(node, shown))
-        elif kind == "progress":
-            self.bus.emit(Progress(node, shown, event["text"]))
-        elif kind == "result":
-            names = ("seconds", "changes", "diff", "reason", "error", "hint", "output")
-            known = {k: event[k] for k in names if k in event}
-            result = Result(node, roles[resource], shown, event["verdict"], **known)
-            applied.results[node][resource] = result
-            self.bus.emit(result)
-
-    def _shown(self, resource: str) -> str:
-        """The id of a resource for people: a secret that a role put into it is masked."""
-        return str(mask(resource, self._secrets))
+        delivery.deliver(resources)
 
     def _leave(self, name: str, error: SparkClusterError) -> None:
         self.out[name] = error
         unreachable = isinstance(error, Unreachable)
         self.bus.emit(NodeFailed(name, error.message, error.hint, unreachable))
-
-
-def _failed(applied: Applied, node: str) -> Failed:
-    result = next(r for r in applied.results[node].values() if r.verdict == "failed")
-    return Failed(
-        f"{result.resource}: {result.error}", where=f"{node}: role {result.role}", hint=result.hint
-    )
 
 
 def _broken_role(role: Role, node: Spark, error: Exception) -> Failed:

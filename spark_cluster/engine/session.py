@@ -18,6 +18,7 @@ from spark_cluster.engine.channel import Channel
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 
 OnEvent = Callable[[dict[str, Any]], None]
+OnAsk = Callable[[dict[str, Any]], str]
 Blobs = Mapping[str, bytes]
 
 LOST_AFTER = 15.0
@@ -53,12 +54,18 @@ class Pending:
         self.number = number
         self.mailbox: queue.Queue[dict[str, Any] | SparkClusterError] = queue.Queue()
 
-    def wait(self, on_event: OnEvent | None = None, blobs: Blobs | None = None) -> dict[str, Any]:
+    def wait(
+        self,
+        on_event: OnEvent | None = None,
+        blobs: Blobs | None = None,
+        on_ask: OnAsk | None = None,
+    ) -> dict[str, Any]:
         """The reply.
 
         Args:
             on_event: called in this thread with each event before the reply.
             blobs: contents that the agent may ask for, by SHA-256.
+            on_ask: answers what the agent asks before a change, if it was told to ask.
 
         Raises:
             Unreachable: the connection is gone, or was lost meanwhile.
@@ -71,6 +78,8 @@ class Pending:
                     raise event
                 if event["event"] == "need":
                     self.session.give(self.number, event["sha256"], (blobs or {})[event["sha256"]])
+                elif event["event"] == "ask":
+                    self.session.answer(self.number, on_ask(event) if on_ask else "yes")
                 elif event["event"] != "done":
                     if on_event is not None:
                         on_event(event)
@@ -182,6 +191,15 @@ class Session:
         head = frames.pack({"op": "blob", "req": number, "sha256": sha256})
         with self._lock, contextlib.suppress(OSError, EOFError):  # the reader tells why
             self._channel.send(head + frames.pack(data))
+
+    def answer(self, number: int, text: str) -> None:
+        """Send the answer to what request `number` asked."""
+        self._send({"op": "answer", "req": number, "answer": text})
+
+    @property
+    def at_work(self) -> bool:
+        """Whether the agent has requests that are not answered yet."""
+        return bool(self._queues)
 
     def forget(self, number: int) -> None:
         """Nobody waits for request `number` any more."""

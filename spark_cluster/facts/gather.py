@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from spark_cluster.facts import parsers
@@ -16,6 +17,26 @@ COMPUTE_APPS = (
 )
 """To be asked on the host: inside a container the list is empty (PID namespace)."""
 
+PACKAGES = (
+    "docker-ce",
+    "docker.io",
+    "nvidia-container-toolkit",
+    "nvidia-driver-*",
+    "linux-image-*",
+    "cuda-toolkit-*",
+    "nvidia-spark-*",
+    "mlnx-fw-updater",
+    "fwupd",
+    "rdma-core",
+    "perftest",
+    "chrony",
+    "systemd-timesyncd",
+)
+"""Packages (or patterns) that roles decide by."""
+
+MESH_KEY = "/etc/spark-cluster/mesh/id_ed25519"
+"""The key with which a node logs in to the others, made by the role `ssh_mesh`."""
+
 COMMANDS: dict[str, tuple[str, ...] | tuple[tuple[str, ...], ...]] = {
     "gpu": ("nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader,nounits"),
     "ip": ("ip", "-j", "addr"),
@@ -25,10 +46,8 @@ COMMANDS: dict[str, tuple[str, ...] | tuple[tuple[str, ...], ...]] = {
         "dpkg-query",
         "-W",
         "-f",
-        "${Package}\t${Version}\t${db:Status-Status}\n",
-        "docker-ce",
-        "docker.io",
-        "nvidia-container-toolkit",
+        "${Package}\t${Version}\t${db:Status-Status}\t${db:Status-Want}\n",
+        *PACKAGES,
     ),
 }
 FILES = {
@@ -37,6 +56,17 @@ FILES = {
     "meminfo": "/proc/meminfo",
     "boot_id": "/proc/sys/kernel/random/boot_id",
     "machine_id": "/etc/machine-id",
+    "cmdline": "/proc/cmdline",
+    "reboot_required": "/var/run/reboot-required",
+    "mesh_key": f"{MESH_KEY}.pub",
+}
+TREES = {
+    "host_keys": "/etc/ssh/ssh_host_*_key.pub",
+    **{
+        f"{what}{digits}": f"/sys/class/infiniband/*/ports/1/{folder}/{digits}"
+        for what, folder in (("gids", "gids"), ("types", "gid_attrs/types"))
+        for digits in ("?", "1?")  # a table has 128 entries and more, nearly all of them empty
+    },
 }
 MEMORY = {"commands": {"apps": COMPUTE_APPS}, "files": {"meminfo": "/proc/meminfo"}}
 """The question for `vram`: who holds GPU memory, and what the whole node has."""
@@ -44,7 +74,7 @@ MEMORY = {"commands": {"apps": COMPUTE_APPS}, "files": {"meminfo": "/proc/meminf
 
 def question() -> dict[str, Any]:
     """What the agent's `gather` is asked."""
-    return {"commands": COMMANDS, "files": FILES}
+    return {"commands": COMMANDS, "files": FILES, "trees": TREES}
 
 
 def facts(answer: Mapping[str, Any]) -> Facts:
@@ -54,6 +84,9 @@ def facts(answer: Mapping[str, Any]) -> Facts:
     smi = commands.get("gpu")
     smi_fails = smi is not None and smi["status"] != 0
     hcas = _out(commands, "hcas")
+    trees = answer.get("trees", {})
+    gids = parsers.gid_indexes({k: v for name in TREES for k, v in trees.get(name, {}).items()})
+    dpkg = (commands.get("dpkg") or {"stdout": ""})["stdout"]
     machine = answer["machine"]
     return Facts(
         hostname=machine["hostname"],
@@ -71,9 +104,17 @@ def facts(answer: Mapping[str, Any]) -> Facts:
         nvml_error=(smi["stdout"] + smi["stderr"]).strip() if smi_fails else "",
         dgx_version=parsers.dgx_version(files["dgx"]),
         interfaces=parsers.ip_addr(_out(commands, "ip")),
-        hcas=parsers.ibdev2netdev(hcas) or parsers.rdma_link(hcas),
+        hcas=tuple(
+            replace(hca, gid_index=gids.get(hca.name))
+            for hca in parsers.ibdev2netdev(hcas) or parsers.rdma_link(hcas)
+        ),
         docker=_out(commands, "docker").strip() or None,
-        packages=parsers.dpkg((commands.get("dpkg") or {"stdout": ""})["stdout"]),
+        packages=parsers.dpkg(dpkg),
+        held=parsers.dpkg_held(dpkg),
+        cmdline=files["cmdline"],
+        reboot_required=answer["files"].get("reboot_required") is not None,
+        host_keys=parsers.public_keys(trees.get("host_keys", {}).values()),
+        mesh_key=next(iter(parsers.public_keys([files["mesh_key"]])), ""),
     )
 
 

@@ -43,11 +43,17 @@ class Interface:
 
 @dataclass(frozen=True)
 class Hca:
-    """An RDMA device (one twin of a ConnectX-7 port) and its network interface."""
+    """An RDMA device (one twin of a ConnectX-7 port) and its network interface.
+
+    Attributes:
+        gid_index: of its RoCE v2 entry for IPv4, which differs by node and drifts; None when it
+            has none (no IPv4 address on the interface).
+    """
 
     name: str
     interface: str
     up: bool
+    gid_index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,12 @@ class Facts:
         dgx_version: last OTA (or software build) version of DGX OS; None on another system.
         nvml_error: what nvidia-smi said instead of answering.
         docker: version of the running daemon; None when there is none (or it may not be asked).
-        packages: Docker packages that are installed, name to version.
+        packages: installed packages that roles decide by (`gather.PACKAGES`), name to version.
+        held: those of them that apt must not change (`apt-mark hold`).
+        cmdline: how the kernel was started.
+        reboot_required: a package has asked for a reboot.
+        host_keys: the node's SSH host keys, `TYPE BASE64`, as read over the verified connection.
+        mesh_key: the public key with which it logs in to the other nodes; empty before there is.
         disk_free_bytes: of the root file system.
     """
 
@@ -99,6 +110,11 @@ class Facts:
     hcas: tuple[Hca, ...] = ()
     docker: str | None = None
     packages: dict[str, str] = field(default_factory=dict)
+    held: tuple[str, ...] = ()
+    cmdline: str = ""
+    reboot_required: bool = False
+    host_keys: tuple[str, ...] = ()
+    mesh_key: str = ""
 
     def interface(self, name: str) -> Interface | None:
         return next((i for i in self.interfaces if i.name == name), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Interface
 
 from spark_cluster.facts.model import Gpu, Hca, Interface, Memory, Process
@@ -118,6 +119,35 @@ def _interface(row: dict[str, object]) -> Interface:
 
 
 def dpkg(text: str) -> dict[str, str]:
-    """`dpkg-query -W -f '${Package}\\t${Version}\\t${db:Status-Status}\\n'`, installed ones."""
+    """Lines of package, version, status (and want), by tabs: the installed ones with version."""
     rows = (line.split("\t") for line in text.splitlines())
-    return {row[0]: row[1] for row in rows if len(row) == 3 and row[2] == "installed"}
+    return {row[0]: row[1] for row in rows if len(row) > 2 and row[2] == "installed"}
+
+
+def dpkg_held(text: str) -> tuple[str, ...]:
+    """Of the same lines, the packages whose fourth word is `hold`."""
+    rows = (line.split("\t") for line in text.splitlines())
+    return tuple(sorted(row[0] for row in rows if len(row) > 3 and row[3] == "hold"))
+
+
+def public_keys(texts: Iterable[str]) -> tuple[str, ...]:
+    """`TYPE BASE64` of public key files, sorted; what is none is left out."""
+    words = (text.split() for text in texts)
+    return tuple(sorted(f"{w[0]} {w[1]}" for w in words if len(w) > 1 and "-" in w[0]))
+
+
+def gid_indexes(files: Mapping[str, str]) -> dict[str, int]:
+    """Device to index of its first RoCE v2 entry with an IPv4 address, from the files of sysfs.
+
+    Args:
+        files: path below `/sys/class/infiniband/DEVICE/ports/1/` to text: `gids/N` is
+            `0000:...:ffff:c0a8:b10b`, `gid_attrs/types/N` is `RoCE v2`.
+    """
+    found: dict[str, int] = {}
+    for path, gid in files.items():
+        place = re.match(r"(.*/infiniband/([^/]+)/ports/1)/gids/(\d+)$", path)
+        if place is None or not gid.strip().startswith("0000:0000:0000:0000:0000:ffff:"):
+            continue
+        if files.get(f"{place[1]}/gid_attrs/types/{place[3]}", "").strip() == "RoCE v2":
+            found[place[2]] = min(int(place[3]), found.get(place[2], int(place[3])))
+    return found

@@ -10,6 +10,7 @@ from spark_cluster.resources.base import (
     Resource,
     ResourceError,
     Secret,
+    Skip,
     Unknown,
     resource_class,
 )
@@ -19,13 +20,25 @@ if TYPE_CHECKING:
     from spark_cluster.resources.command import Command
     from spark_cluster.resources.container import Container
     from spark_cluster.resources.directory import Directory
+    from spark_cluster.resources.disk_space import DiskSpace
     from spark_cluster.resources.file import File
     from spark_cluster.resources.group import Group
+    from spark_cluster.resources.hold import Hold
+    from spark_cluster.resources.host_keys import HostKeys
+    from spark_cluster.resources.hostname import Hostname
+    from spark_cluster.resources.hosts_entry import HostsEntry
     from spark_cluster.resources.image import Image
+    from spark_cluster.resources.json_keys import JsonKeys
+    from spark_cluster.resources.kernel_module import KernelModule
     from spark_cluster.resources.line import Line
+    from spark_cluster.resources.machine_id import MachineId
     from spark_cluster.resources.netplan import Netplan
     from spark_cluster.resources.package import Package
+    from spark_cluster.resources.reboot import Reboot
     from spark_cluster.resources.service import Service
+    from spark_cluster.resources.ssh_key import SshKey
+    from spark_cluster.resources.swap import Swap
+    from spark_cluster.resources.sysctl import Sysctl
     from spark_cluster.resources.user import User
 
 __all__ = [
@@ -33,18 +46,31 @@ __all__ = [
     "Command",
     "Container",
     "Directory",
+    "DiskSpace",
     "File",
     "Group",
+    "Hold",
+    "HostKeys",
+    "Hostname",
+    "HostsEntry",
     "Image",
     "InvalidResource",
+    "JsonKeys",
+    "KernelModule",
     "Line",
+    "MachineId",
     "Missing",
     "Netplan",
     "Package",
+    "Reboot",
     "Resource",
     "ResourceError",
     "Secret",
     "Service",
+    "Skip",
+    "SshKey",
+    "Swap",
+    "Sysctl",
     "Unknown",
     "User",
 ]

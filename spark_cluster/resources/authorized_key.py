@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from spark_cluster.resources.base import InvalidResource, Missing, Resource, ResourceError, State
-from spark_cluster.resources.file import unified
+from spark_cluster.resources.file import sha256, unified
 from spark_cluster.resources.group import valid_name
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class AuthorizedKey(Resource):
         user: who may log in with it.
         key: one line of a `.pub` file, without options.
         state: `present` or `absent`.
+        sole: other keys with the same comment go: they are of a machine that was wiped since.
 
     Raises:
         Missing: there is no such user, or no home folder.
@@ -56,16 +57,22 @@ class AuthorizedKey(Resource):
     """
 
     noun = "key"
+    reverts = ""
 
     user: str
     key: str
     state: str = field(default="present", kw_only=True)
+    sole: bool = field(default=False, kw_only=True)
 
     def validate(self) -> None:
         valid_name("AuthorizedKey: user", self.user)
         parse_key(self.key)
         if self.state not in ("present", "absent"):
             raise InvalidResource(f"AuthorizedKey of {self.user}: state {self.state!r} is unknown")
+        if self.sole and (self.state == "absent" or not _comment(self.key)):
+            raise InvalidResource(
+                f"AuthorizedKey of {self.user}: sole goes with state present and a comment"
+            )
 
     @property
     def name(self) -> str:
@@ -74,7 +81,8 @@ class AuthorizedKey(Resource):
     def desired(self) -> State:
         if self.state == "absent":
             return {"key": "absent"}
-        return {"key": "present", "folder": f"0700 {self.user}", "file": f"0600 {self.user}"}
+        wanted = {"key": "present", "folder": f"0700 {self.user}", "file": f"0600 {self.user}"}
+        return {**wanted, "former": 0} if self.sole else wanted
 
     def observe(self, host: Host) -> State:
         home = self._home(host).pw_dir
@@ -86,12 +94,15 @@ class AuthorizedKey(Resource):
             content = self._content(host, folder)
             return {
                 "key": "present" if any(map(self._is_mine, content.splitlines())) else "absent",
+                "former": sum(map(self._is_former, content.splitlines())),
                 "folder": _access(os.fstat(folder)) if folder is not None else "absent",
                 "file": _access(_look(folder)),
             }
 
     def converge(self, host: Host, actual: State) -> None:
         entry = self._home(host)
+        owned = {"uid": entry.pw_uid, "gid": entry.pw_gid}
+        self._keep(host, actual, owned)
         if actual["folder"] == "absent":
             with _opened(str(host.path(entry.pw_dir))) as home:
                 os.mkdir(_FOLDER, 0o700, dir_fd=home)
@@ -101,10 +112,11 @@ class AuthorizedKey(Resource):
             if self.state == "present":
                 os.fchown(folder, entry.pw_uid, entry.pw_gid)
                 os.fchmod(folder, 0o700)
-            after = self._after(self._content(host, folder))
-            path = host.path(self._shown(host))
-            host.journal.keep(host.current, path, self._shown(host))
-            _replace(folder, after, entry.pw_uid, entry.pw_gid)
+            data = self._after(self._content(host, folder))
+            shown = self._shown(host)
+            after = {"kind": "file", "mode": 0o600, "sha256": sha256(data), **owned}
+            host.journal.keep(host.current, host.path(shown), shown, after)
+            _replace(folder, data, entry.pw_uid, entry.pw_gid)
 
     def plan(self, host: Host, actual: State) -> None:
         with self._folder(host) as folder:
@@ -114,6 +126,15 @@ class AuthorizedKey(Resource):
         with self._folder(host) as folder:
             before = self._content(host, folder)
         return unified(self._shown(host), before, self._after(before))
+
+    def _keep(self, host: Host, actual: State, owned: dict[str, int]) -> None:
+        """Have the folder in the journal when it will be made, or given another mode or owner."""
+        shown = self._shown(host).rsplit("/", 1)[0]
+        if actual["folder"] == "absent":
+            host.journal.keep(host.current, host.path(shown), shown, {"kind": "directory"})
+        elif self.state == "present" and actual["folder"] != self.desired().get("folder"):
+            after = {"kind": "directory", "mode": 0o700, **owned}
+            host.journal.keep(host.current, host.path(shown), shown, after)
 
     def _home(self, host: Host) -> pwd.struct_passwd:
         try:
@@ -169,8 +190,15 @@ class AuthorizedKey(Resource):
         options, kind, blob = split_line(line.decode(errors="replace"))
         return (kind, blob) == parse_key(self.key) and "cert-authority" not in options
 
+    def _is_former(self, line: bytes) -> bool:
+        """With `sole`: another key with the same comment."""
+        text = line.decode(errors="replace")
+        same = self.sole and _comment(text) == _comment(self.key)
+        return same and bool(split_line(text)[1]) and not self._is_mine(line)
+
     def _after(self, before: bytes) -> bytes:
-        lines = before.splitlines(keepends=True)
+        lines = [x for x in before.splitlines(keepends=True) if not self._is_former(x)]
+        before = b"".join(lines)
         if self.state == "absent":
             return b"".join(line for line in lines if not self._is_mine(line))
         if any(map(self._is_mine, lines)):
@@ -232,6 +260,12 @@ def split_line(line: str) -> tuple[str, str, str]:
     if len(words) < 2 or words[0] not in KEY_TYPES:
         return "", "", ""
     return options, words[0], words[1]
+
+
+def _comment(line: str) -> str:
+    """What stands after the key."""
+    blob = split_line(line)[2]
+    return line.partition(blob)[2].strip() if blob else ""
 
 
 def _parts(data: bytes) -> list[bytes] | None:

@@ -61,6 +61,14 @@ class Unknown(Exception):
     """What this resource will do can only be known by doing it (check mode)."""
 
 
+class Skip(Exception):
+    """This resource is left as it is, although it differs; the text says why (`skipped`)."""
+
+
+class RebootNeeded(Exception):
+    """The document stops here: the laptop reboots the node and sends the rest."""
+
+
 class Secret(str):
     """Text that never appears in an argument list, a log, a diff or the journal."""
 
@@ -92,6 +100,9 @@ class Resource:
     """
 
     noun: ClassVar[str] = ""
+    reverts: ClassVar[str] = "what it did stays"
+    """What `revert` does not put back; empty when the files that it changed are all there is."""
+
     tags: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -140,6 +151,22 @@ class Resource:
             ResourceError: it cannot be found out.
         """
         raise NotImplementedError
+
+    def owes(self, host: Host) -> bool:
+        """Whether it must act because of a trigger that has changed since it last did."""
+        return host.owed(self.id)
+
+    def permit(self, host: Host, changes: Mapping[str, tuple[Any, Any]]) -> str:
+        """Called when something is to be changed, in check mode too.
+
+        Returns:
+            What to say beside the changes; mostly nothing.
+
+        Raises:
+            Skip: leave it as it is.
+            ResourceError: it cannot be done.
+        """
+        return ""
 
     def converge(self, host: Host, actual: State) -> None:
         """Bring `actual` to the desired state.

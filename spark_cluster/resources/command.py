@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from spark_cluster.resources.base import (
     InvalidResource,
     Resource,
+    ResourceError,
     Secret,
     State,
     Unknown,
@@ -18,6 +19,9 @@ from spark_cluster.resources.base import (
 
 if TYPE_CHECKING:
     from spark_cluster.agent.host import Completed, Host
+
+RETRY_S = 2.0
+"""Seconds before the first further try; each next one waits twice as long, a minute at most."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,12 @@ class Command(Resource):
         stdin: what it reads.
         user: run as this user.
         timeout_s: seconds.
-        must_finish: not ended when the laptop is gone (package managers, firmware).
+        must_finish: not ended when the laptop is gone; for what takes seconds.
+        long: it runs in a systemd unit of its own, which goes on when the laptop is gone; the
+            next run waits for it, or takes its result. For what takes minutes.
+        survives: with `long`: it goes on; otherwise it is ended with the laptop's run.
+        retries: how often to try again when it fails, and why that is right: `(3, "the vendor's
+            server often refuses the first connection")`; each time is shown.
         also_ok: exit statuses beside 0 that count as success.
         makes: what will exist afterwards, for check mode (see `Resource.provides`).
 
@@ -58,6 +67,9 @@ class Command(Resource):
     user: str | None = field(default=None, kw_only=True)
     timeout_s: float = field(default=300.0, kw_only=True)
     must_finish: bool = field(default=False, kw_only=True)
+    long: bool = field(default=False, kw_only=True)
+    survives: bool = field(default=True, kw_only=True)
+    retries: tuple[int, str] | None = field(default=None, kw_only=True)
     also_ok: tuple[int, ...] = field(default=(), kw_only=True)
     makes: tuple[str, ...] = field(default=(), kw_only=True)
 
@@ -79,6 +91,22 @@ class Command(Resource):
             )
         if self.creates is not None:
             absolute(self.creates, f"Command {self.title!r}")
+        self._validate_running()
+
+    def _validate_running(self) -> None:
+        if self.long and (self.reads or self.must_finish):
+            raise InvalidResource(
+                f"Command {self.title!r}: long goes neither with reads nor with must_finish"
+            )
+        if not self.survives and not self.long:
+            raise InvalidResource(f"Command {self.title!r}: survives=False goes with long only")
+        if self.retries is None:
+            return
+        if not _is_reasoned(self.retries):
+            raise InvalidResource(
+                f"Command {self.title!r}: retries is a count (1 to 20) and the reason why trying "
+                f"again is right, e.g. (3, 'the mirror is slow to wake up'), not {self.retries!r}"
+            )
 
     def provides(self) -> tuple[str, ...]:
         return (*self.makes, *((f"path:{self.creates}",) if self.creates else ()))
@@ -103,9 +131,7 @@ class Command(Resource):
         return {"done": False}
 
     def converge(self, host: Host, actual: State) -> None:
-        done = self._start(host)
-        if done.status not in self.also_ok:
-            done.check(self.title)
+        self._patiently(host)
 
     def settled(self, host: Host) -> State:
         if self.creates is None and not self.unless:
@@ -113,12 +139,36 @@ class Command(Resource):
         return self.observe(host)
 
     def _read(self, host: Host) -> State:
-        done = self._start(host)
-        if done.status not in self.also_ok:
-            done.check(self.title)
-        return {"done": True, "output": done.stdout}
+        return {"done": True, "output": self._patiently(host).stdout}
+
+    def _patiently(self, host: Host) -> Completed:
+        """Run it, again if that was declared, until it ends well."""
+        left, reason = self.retries or (0, "")
+        pause = RETRY_S
+        while True:
+            try:
+                done = self._start(host)
+                return done if done.status in self.also_ok else done.check(self.title)
+            except ResourceError as error:
+                if not left:
+                    raise
+                host.note(f"{error.message}; trying again ({left} left): {reason}")
+                if host.processes.cancelled.wait(pause):
+                    raise
+            left, pause = left - 1, min(pause * 2, 60.0)
 
     def _start(self, host: Host) -> Completed:
+        if self.long:
+            return host.run_unit(
+                self.id,
+                self.argv,
+                stdin=host.content(self.stdin),
+                env=self.env,
+                timeout=self.timeout_s,
+                user=self.user,
+                survives=self.survives,
+                recorded=self.creates is None and not self.unless,
+            )
         return host.run(
             self.argv,
             stdin=host.content(self.stdin),
@@ -127,3 +177,12 @@ class Command(Resource):
             user=self.user,
             must_finish=self.must_finish,
         )
+
+
+def _is_reasoned(retries: object) -> bool:
+    """Whether it is a count and a reason."""
+    if not isinstance(retries, tuple) or len(retries) != 2:
+        return False
+    count, reason = retries
+    counts = isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= 20
+    return counts and isinstance(reason, str) and bool(reason.strip())

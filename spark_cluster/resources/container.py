@@ -82,6 +82,7 @@ class Container(Resource):
     """
 
     noun = "container"
+    reverts = "the container stays as it is"
 
     container: str
     image: str = ""

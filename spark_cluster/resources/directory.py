@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,6 +32,8 @@ class Directory(Resource):
     Example:
         Directory("/srv/models", mode=0o755, owner="nvidia")
     """
+
+    reverts = ""
 
     path: str
     mode: int | None = field(default=None, kw_only=True)
@@ -80,13 +81,7 @@ class Directory(Resource):
             host.remove(self.path)
             return
         uid, gid = owner_ids(self.owner, self.group)
-        host.journal.keep(host.current, host.path(self.path), self.path)
-        target = host.path(self.path)
-        target.mkdir(parents=True, exist_ok=True)
-        if (uid, gid) != (-1, -1):
-            os.chown(target, uid, gid)
-        if self.mode is not None:
-            target.chmod(self.mode)
+        host.directory(self.path, mode=self.mode, uid=uid, gid=gid)
 
     def plan(self, host: Host, actual: State) -> None:
         """What is removed is absent for later resources, and what was removed is there again."""

@@ -22,12 +22,14 @@ def docker(
     *arguments: str,
     timeout: float = 60.0,
     heard: Callable[[str], None] | None = None,
+    long: bool = False,
 ) -> Completed:
     """Run `docker ...`; its status is for the caller to judge.
 
     Args:
         timeout: seconds.
         heard: is told each line of output as it comes.
+        long: it goes on when the connection is cut, and the next run waits for it.
 
     Raises:
         Missing: there is no docker command, or its daemon does not answer.
@@ -42,7 +44,11 @@ def docker(
             "there is no docker command on this node",
             "apply the role containers first, or declare Package('docker.io')",
         )
-    done = host.run(("docker", *arguments), timeout=timeout, heard=heard)
+    argv = ("docker", *arguments)
+    if long:
+        done = host.run_unit(host.current, argv, timeout=timeout, heard=heard)
+    else:
+        done = host.run(argv, timeout=timeout, heard=heard)
     said = done.stderr.lower()
     if done.status != 0 and any(text in said for text in _NO_DAEMON):
         raise Missing(RUNNING, *_why_down(host))

@@ -47,6 +47,8 @@ class File(Resource):
         File("/etc/motd", content="Welcome\\n", mode=0o644)
     """
 
+    reverts = ""
+
     path: str
     content: str | bytes | Blob | None = field(default=None, kw_only=True)
     mode: int = field(default=0o644, kw_only=True)
@@ -112,6 +114,7 @@ class File(Resource):
             mode=self.mode,
             uid=uid,
             gid=gid,
+            secret=isinstance(self.content, Secret),
             validate=check if self.validate_with else None,
         )
 

@@ -159,7 +159,7 @@ class Image(Resource):
     def _load(self, host: Host, archive: str) -> None:
         path = host.path(archive)
         host.progress(f"loading {self.ref} from {archive} ({path.stat().st_size / 1e9:.1f} GB)")
-        done = docker(host, "load", "-i", str(path), timeout=LOAD_S)
+        done = docker(host, "load", "-i", str(path), timeout=LOAD_S, long=True)
         _explained(done, f"loading {archive}")
         if inspect(host, "image", self.ref) is None:
             held = re.findall(r"^Loaded image(?: ID)?: (.+)$", done.stdout, re.MULTILINE)
@@ -175,7 +175,7 @@ class Image(Resource):
         options = ("--platform", self.platform) if self.platform else ()
         host.progress(f"pulling {wanted}")
         heard = _layers(self.ref, host.progress)
-        done = docker(host, "pull", *options, wanted, timeout=PULL_S, heard=heard)
+        done = docker(host, "pull", *options, wanted, timeout=PULL_S, heard=heard, long=True)
         _explained(done, f"pulling {wanted}")
         if wanted != self.ref:
             docker(host, "tag", wanted, self.ref).check(f"naming {wanted} {self.ref}")

@@ -38,6 +38,8 @@ class Line(Resource):
         Line("/etc/hosts", line="192.168.177.11 spark1-fabric", match=r"\\sspark1-fabric$")
     """
 
+    reverts = ""
+
     path: str
     line: str = field(kw_only=True)
     match: str | None = field(default=None, kw_only=True)
@@ -72,7 +74,7 @@ class Line(Resource):
         return (f"path:{self.path}",) if self.create else ()
 
     def desired(self) -> State:
-        return {"line": self.line if self.state == "present" else None}
+        return {"line": self._told(self.line) if self.state == "present" else None}
 
     def observe(self, host: Host) -> State:
         if host.path(self.path).is_symlink():
@@ -83,16 +85,24 @@ class Line(Resource):
         found = [_shown(text) for text in self._lines(host) if self._matches(text)]
         if not found:
             return {"line": None}
-        return {"line": found[0] if len(found) == 1 else found}
+        return {"line": self._told(found[0]) if len(found) == 1 else list(map(self._told, found))}
 
     def converge(self, host: Host, actual: State) -> None:
-        host.write(self.path, self._after(host))
+        host.write(self.path, self._after(host), secret=isinstance(self.line, Secret))
 
     def plan(self, host: Host, actual: State) -> None:
         host.overlay.files[self.path] = self._after(host)
 
     def diff(self, host: Host, actual: State) -> str:
+        if isinstance(self.line, Secret):
+            return f"{self.path}: a secret line, not shown\n"
         return unified(self.path, host.read(self.path) or b"", self._after(host))
+
+    def _told(self, text: str) -> str:
+        """A line as it may be shown: in the place of a secret one there may be an older secret."""
+        if not isinstance(self.line, Secret):
+            return text
+        return "as declared" if text == _shown(self.line) else "another"
 
     def _matches(self, text: str) -> bool:
         return text == self.line or bool(self.match and re.search(self.match, text))

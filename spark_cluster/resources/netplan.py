@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Mapping
@@ -14,12 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.resources.base import InvalidResource, Resource, ResourceError, State, absolute
 from spark_cluster.resources.file import observe_path, sha256, unified
+from spark_cluster.resources.rollback import Rollback
 
 if TYPE_CHECKING:
     from spark_cluster.agent.host import Host
 
+FOLDERS = ("lib/netplan", "run/netplan", "etc/netplan")
+
 WAIT_S = 15.0
 """Seconds that the network manager may take to put addresses on after `netplan apply`."""
+
+SETTLE_S = 1.0
+"""Seconds until the laptop is asked for a new connection: `netplan apply` only asks networkd, which
+may take down what it takes down a little later."""
+
+SLACK_S = 10.0
+"""Seconds on top of all waiting, after which a node that is cut off puts the old file back."""
 
 
 @dataclass(frozen=True)
@@ -27,23 +38,31 @@ class Netplan(Resource):
     """A file under /etc/netplan (mode 600), applied, with its addresses really there.
 
     The file is validated by netplan itself before it takes its place. When the addresses do not
-    come, the old file is put back and applied.
+    come, or the laptop cannot open a new connection afterwards, the old file is put back and
+    applied: by this resource, or, when the node is cut off, by a timer that was set before.
 
     Args:
         path: the file, under /etc/netplan.
         content: YAML, all of it.
         addresses: interface to the address with prefix that it must have.
         mtu: bytes that each of these interfaces must have.
+        confirm_within_s: seconds that the laptop has for its new connection; 0 asks for none.
+
+    Raises:
+        ResourceError: not valid, no such interface, no address, or not reached any more.
 
     Example:
         Netplan("/etc/netplan/40-cx7.yaml", content=text, mtu=9000,
                 addresses={"enp1s0f1np1": "192.168.177.11/24"})
     """
 
+    reverts = "the old addresses come with `netplan apply`, or at the next boot"
+
     path: str
     content: str = field(kw_only=True)
     addresses: Mapping[str, str] = field(kw_only=True)
     mtu: int = field(kw_only=True)
+    confirm_within_s: float = field(default=20.0, kw_only=True)
 
     def validate(self) -> None:
         absolute(self.path, "Netplan")
@@ -60,6 +79,7 @@ class Netplan(Resource):
             "mode": "0600",
             "addresses": dict(self.addresses),
             "mtu": dict.fromkeys(self.addresses, self.mtu),
+            "rollback": "none",
         }
 
     def observe(self, host: Host) -> State:
@@ -76,22 +96,57 @@ class Netplan(Resource):
             for interface, wanted in self.addresses.items()
         }
         state["mtu"] = {interface: rows[interface].get("mtu") for interface in self.addresses}
+        state["rollback"] = "pending" if self._rollback(host).armed else "none"
         return state
 
     def converge(self, host: Host, actual: State) -> None:
-        before = host.read(self.path)
-        if before != self.content.encode() or actual.get("mode") != "0600":
-            data = self.content.encode()
-            host.write(self.path, data, mode=0o600, validate=lambda new: self._check(host, new))
+        rollback, pending = self._rollback(host), actual["rollback"] == "pending"
+        if rollback.refused:
+            raise self._unreached()
+        if pending:
+            host.progress(f"an earlier change of {self.path} was not confirmed")
+        rollback.arm(WAIT_S + self.confirm_within_s + SLACK_S)
         try:
-            host.run(("netplan", "apply"), timeout=60).check("netplan apply")
-            self._wait(host)
+            self._write(host)
         except ResourceError:
-            self._put_back(host, before)
+            if not pending:
+                rollback.disarm()
             raise
+        try:
+            self._apply(host)
+        except ResourceError:
+            self._put_back(host, rollback.before())
+            rollback.refuse()
+            rollback.disarm()
+            raise
+        rollback.disarm()
 
     def diff(self, host: Host, actual: State) -> str:
         return unified(self.path, host.read(self.path) or b"", self.content.encode())
+
+    def _unreached(self) -> ResourceError:
+        return ResourceError(
+            f"with the new {self.path} this node could not be reached any more "
+            f"({self.confirm_within_s:g} s were waited for a new connection); the old "
+            "configuration was put back",
+            "does it touch the interface by which the node is reached? `ip addr` there",
+        )
+
+    def _rollback(self, host: Host) -> Rollback:
+        return Rollback(host, self.path, ("netplan", "apply"))
+
+    def _write(self, host: Host) -> None:
+        data = self.content.encode()
+        path = host.path(self.path)
+        if host.read(self.path) != data or stat.S_IMODE(path.stat().st_mode) != 0o600:
+            host.write(self.path, data, mode=0o600, validate=lambda new: self._check(host, new))
+
+    def _apply(self, host: Host) -> None:
+        host.run(("netplan", "apply"), timeout=60).check("netplan apply")
+        self._wait(host)
+        host.processes.cancelled.wait(SETTLE_S)
+        if self.confirm_within_s and not host.reached_anew(self.confirm_within_s):
+            raise self._unreached()
 
     def _links(self, host: Host) -> list[dict[str, Any]]:
         done = host.run(("ip", "-j", "addr")).check("ip -j addr")
@@ -104,11 +159,14 @@ class Netplan(Resource):
         return wanted if wanted in present else next(iter(present), None)
 
     def _check(self, host: Host, new: Path) -> None:
+        """Ask netplan itself, with all files that the new one will be read together with."""
         scratch = Path(tempfile.mkdtemp(prefix="netplan-"))
         try:
-            folder = scratch / "etc/netplan"
-            folder.mkdir(parents=True)
-            shutil.copy(new, folder / Path(self.path).name)
+            for folder in FOLDERS:
+                (scratch / folder).mkdir(parents=True)
+                for other in host.path(folder).glob("*.yaml"):
+                    shutil.copy(other, scratch / folder / other.name)
+            shutil.copy(new, scratch / self.path.lstrip("/"))
             host.run(("netplan", "generate", "--root-dir", str(scratch))).check(
                 f"netplan does not accept the new {self.path}, the old one stays"
             )
@@ -117,14 +175,19 @@ class Netplan(Resource):
 
     def _wait(self, host: Host) -> None:
         deadline = time.monotonic() + WAIT_S
+        wanted = dict.fromkeys(self.addresses, self.mtu)
         while True:
             state = self.observe(host)
-            if state["addresses"] == dict(self.addresses):
+            if state["addresses"] == dict(self.addresses) and state["mtu"] == wanted:
                 return
             if time.monotonic() > deadline:
-                lacking = [i for i, a in self.addresses.items() if state["addresses"][i] != a]
+                lacking = [
+                    f"{i} has {state['addresses'][i]} with MTU {state['mtu'][i]}"
+                    for i, a in self.addresses.items()
+                    if state["addresses"][i] != a or state["mtu"][i] != self.mtu
+                ]
                 raise ResourceError(
-                    f"no address on {', '.join(lacking)} {WAIT_S:g} s after netplan apply; "
+                    f"{WAIT_S:g} s after netplan apply {', '.join(lacking)}; "
                     "the old configuration was put back",
                     "is the cable in? `ip addr` and `journalctl -u systemd-networkd` on the node",
                 )

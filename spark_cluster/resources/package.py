@@ -4,57 +4,25 @@ from __future__ import annotations
 
 import difflib
 import re
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from spark_cluster.resources.apt import (
+    NAME,
+    OFFLINE,
+    apt,
+    explained,
+    lists_age_s,
+    policy,
+    update,
+)
 from spark_cluster.resources.base import InvalidResource, Resource, ResourceError, State
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Completed, Host
+    from spark_cluster.agent.host import Host
 
-APT_S = 3600.0
-LOCK_WAIT_S = 120.0
-_LISTS = ("/var/lib/apt/periodic/update-success-stamp", "/var/lib/apt/lists/partial")
-_ENV = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l"}
-_OPTIONS = (
-    *("-y", "-o", f"DPkg::Lock::Timeout={LOCK_WAIT_S:.0f}"),
-    *("-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold"),
-)
 _SHOW = "${Package}\\t${Architecture}\\t${db:Status-Abbrev}\\t${Version}\\n"
 _STATES = {"i": "present", "U": "unpacked", "F": "half-configured", "H": "half-installed"}
-
-_LOCKED = re.compile(r"^E: (?:Could not get lock|Unable to acquire|Unable to lock) .*$", re.M)
-_HOLDER = re.compile(r"Could not get lock (\S+?)\. It is held by process (\d+) \(([^)]*)\)")
-_OFFLINE = "check the node's network, DNS and proxy (`apt-get update` on the node tells more)"
-_WHY = (
-    (
-        r"enough free space|No space left",
-        "the disk is full",
-        "`df -h` on the node; `apt-get clean` frees downloaded packages",
-    ),
-    (
-        r"404 +Not Found",
-        "the mirror no longer has it",
-        "the mirror is being updated: wait some minutes and run again",
-    ),
-    (
-        r"Temporary failure resolving|Could not resolve|Could not connect|Unable to connect"
-        r"|connection timed out|Failed to fetch",
-        "the package mirror cannot be reached from this node",
-        _OFFLINE,
-    ),
-    (
-        r"Unmet dependencies|--fix-broken",
-        "packages that are there do not fit together",
-        "`apt-get --fix-broken install` on the node, and look at what it wants to do",
-    ),
-    (
-        r"need to be removed but remove is disabled",
-        "it would remove packages that are there",
-        "remove them first with Package(..., state='absent') if that is meant",
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -69,6 +37,8 @@ class Package(Resource):
         also: more packages for the same call of apt.
         version: exactly this one of `package`; None takes any that is there.
         state: `present` or `absent` (`absent` keeps configuration files).
+        change_held: change it even when it is held (apt-mark hold); that releases it, so a `Hold`
+            comes after it.
         lists_max_age_s: before something is installed, `apt-get update` when lists are older
             than so many seconds (it always runs for what apt does not know).
         makes: what will exist afterwards, for check mode: `command:docker`, `unit:docker.service`,
@@ -82,11 +52,13 @@ class Package(Resource):
     """
 
     noun = "package"
+    reverts = "what was installed or removed stays so"
 
     package: str
     also: tuple[str, ...] = field(default=(), kw_only=True)
     version: str | None = field(default=None, kw_only=True)
     state: str = field(default="present", kw_only=True)
+    change_held: bool = field(default=False, kw_only=True)
     lists_max_age_s: float = field(default=24 * 3600.0, kw_only=True)
     makes: tuple[str, ...] = field(default=(), kw_only=True)
 
@@ -94,7 +66,7 @@ class Package(Resource):
         if isinstance(self.also, str):
             raise InvalidResource(f"Package {self.package}: also is a list of names")
         for name in self._names:
-            if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?", name):
+            if not NAME.fullmatch(name):
                 raise InvalidResource(f"Package: {name!r} is not the name of a Debian package")
         if self.state not in ("present", "absent"):
             raise InvalidResource(f"Package {self.package}: state {self.state!r} is unknown")
@@ -133,7 +105,7 @@ class Package(Resource):
         return {**state, "held": held}
 
     def converge(self, host: Host, actual: State) -> None:
-        if actual["held"]:
+        if actual["held"] and not self.change_held:
             raise ResourceError(
                 f"{', '.join(actual['held'])} is held (apt-mark hold) at {actual.get('version')}",
                 f"`apt-mark unhold {' '.join(actual['held'])}` on the node, if it shall change",
@@ -143,22 +115,27 @@ class Package(Resource):
             return
         self._refresh(host)
         wanted = [f"{self.package}={self.version}" if self.version else self.package, *self.also]
-        downgrade = ("--allow-downgrades",) if self.version else ()
+        options = ("--no-install-recommends", "--no-remove", *self._allowed)
         host.progress(f"installing {' '.join(wanted)}")
-        arguments = ("install", "--no-install-recommends", "--no-remove", *downgrade, *wanted)
-        done = _apt(host, *arguments)
+        arguments = ("install", *options, *wanted)
+        done = apt(host, *arguments)
         if done.status != 0 and re.search(r"404 +Not Found", done.stderr):
-            _update(host)  # the lists were older than the mirror
-            done = _apt(host, *arguments)
-        _explained(done, f"installing {' '.join(wanted)}")
+            update(host)  # the lists were older than the mirror
+            done = apt(host, *arguments)
+        explained(done, f"installing {' '.join(wanted)}")
 
     @property
     def _names(self) -> tuple[str, ...]:
         return (self.package, *self.also)
 
+    @property
+    def _allowed(self) -> tuple[str, ...]:
+        downgrade = ("--allow-downgrades",) if self.version else ()
+        return (*downgrade, *(("--allow-change-held-packages",) if self.change_held else ()))
+
     def _remove(self, host: Host) -> None:
-        plan = _apt(host, "remove", "--simulate", *self._names)
-        _explained(plan, f"removing {' '.join(self._names)}")
+        plan = apt(host, "remove", "--simulate", *self._allowed, *self._names)
+        explained(plan, f"removing {' '.join(self._names)}")
         known = {name.partition(":")[0] for name in self._names}
         others = sorted(set(re.findall(r"^Remv (\S+)", plan.stdout, re.M)) - known)
         if others:
@@ -166,14 +143,15 @@ class Package(Resource):
                 f"removing {' '.join(self._names)} would remove {', '.join(others)} too",
                 "name them in also=(...) if that is meant",
             )
-        _explained(_apt(host, "remove", *self._names), f"removing {' '.join(self._names)}")
+        done = apt(host, "remove", *self._allowed, *self._names)
+        explained(done, f"removing {' '.join(self._names)}")
 
     def _refresh(self, host: Host) -> None:
         """Make apt know what is wanted; say what is near when there is no such thing."""
         unknown = self._unknown(host)
-        if not unknown and _lists_age_s(host) <= self.lists_max_age_s:
+        if not unknown and lists_age_s(host) <= self.lists_max_age_s:
             return
-        said = _update(host)
+        said = update(host)
         unknown = self._unknown(host)
         if not unknown:
             return
@@ -184,13 +162,13 @@ class Package(Resource):
             raise ResourceError(
                 f"apt does not know {', '.join(unknown)}, and its lists could not be refreshed: "
                 f"{failed[0][3:]}",
-                _OFFLINE,
+                OFFLINE,
             )
         raise ResourceError(f"apt knows no package {', '.join(unknown)}", self._near(host, unknown))
 
     def _unknown(self, host: Host) -> list[str]:
         """What apt could not install: names without a candidate, or `name=version`."""
-        known = _policy(host, self._names)
+        known = policy(host, self._names)
         unknown = [name for name in self._names if not known.get(name)]
         if self.version and self.package not in unknown and self.version not in known[self.package]:
             unknown.append(f"{self.package}={self.version}")
@@ -198,99 +176,10 @@ class Package(Resource):
 
     def _near(self, host: Host, unknown: list[str]) -> str:
         if unknown == [f"{self.package}={self.version}"]:
-            versions = sorted(_policy(host, (self.package,))[self.package])
+            versions = sorted(policy(host, (self.package,))[self.package])
             return f"versions that it knows: {', '.join(versions)}"
         name = unknown[0]
         found = host.run(("apt-cache", "pkgnames", name[:3])).stdout.split()
         near = difflib.get_close_matches(name, found, n=3)
         ask = f"did you mean {' or '.join(near)}? " if near else ""
         return f"{ask}Look for it with `apt-cache search --names-only {name[:4]}` on the node"
-
-
-def _policy(host: Host, names: tuple[str, ...]) -> dict[str, set[str]]:
-    """Package to the versions that apt can install; none for a virtual package."""
-    known: dict[str, set[str]] = {}
-    current: set[str] = set()
-    for line in host.run(("apt-cache", "policy", *names)).stdout.splitlines():
-        if not line.startswith(" ") and line.endswith(":"):
-            current = known.setdefault(line[:-1], set())
-        elif found := re.match(r" (?:\*\*\*|   ) (\S+) -?\d+$", line):
-            current.add(found[1])
-    return known
-
-
-def _lists_age_s(host: Host) -> float:
-    """Seconds since apt's lists were refreshed."""
-    times = [host.path(p).stat().st_mtime for p in _LISTS if host.path(p).exists()]
-    return time.time() - max(times, default=0.0)
-
-
-def _update(host: Host) -> str:
-    """Refresh apt's lists; one source that fails is told of, not fatal: others may suffice."""
-    host.progress("apt-get update")
-    done = _apt(host, "update")
-    if _LOCKED.search(done.stderr):
-        _explained(done, "apt-get update")
-    for line in done.stderr.splitlines():
-        host.progress(line)
-    return done.stderr
-
-
-def _apt(host: Host, *arguments: str) -> Completed:
-    """Run apt-get, after a repair of an interrupted dpkg when it asks for one.
-
-    apt itself waits for dpkg's lock, but not for that of its lists: that is waited for here.
-    """
-    told: set[str] = set()
-
-    def heard(line: str) -> None:
-        holder = _holder(line)
-        if holder and holder not in told:
-            told.add(holder)
-            host.progress(f"waiting for {holder}")
-
-    def run() -> Completed:
-        argv = ("apt-get", *_OPTIONS, *arguments)
-        return host.run(argv, env=_ENV, timeout=APT_S, must_finish=True, heard=heard)
-
-    until = time.monotonic() + LOCK_WAIT_S
-    done = run()
-    while _LOCKED.search(done.stderr) and time.monotonic() < until:
-        if host.processes.cancelled.is_set():
-            break
-        time.sleep(2)
-        done = run()
-    if "dpkg --configure -a" in done.stderr:
-        host.progress("dpkg was interrupted earlier: repairing with dpkg --configure -a")
-        argv = ("dpkg", "--force-confdef", "--force-confold", "--configure", "-a")
-        repaired = host.run(argv, env=_ENV, timeout=APT_S, must_finish=True)
-        repaired.check("dpkg was interrupted earlier, and repairing it failed")
-        host.journal.record(host.current, "repaired", what="an interrupted dpkg")
-        done = run()
-    return done
-
-
-def _holder(text: str) -> str:
-    """Who holds a lock, as apt says it; empty when it does not."""
-    found = _HOLDER.search(text)
-    return f"{found[3]} (process {found[2]}), which holds {found[1]}" if found else ""
-
-
-def _explained(done: Completed, doing: str) -> None:
-    """Raise ResourceError in plain words when `done` failed."""
-    if done.status == 0:
-        return
-    lock = _LOCKED.search(done.stderr)
-    if lock:
-        holder = _holder(done.stdout + done.stderr) or f"a lock: {lock[0][3:]}"
-        raise ResourceError(
-            f"{doing}: waited {LOCK_WAIT_S:.0f} s in vain for {holder}",
-            "let it finish (a fresh machine updates itself for some minutes), then run again",
-        )
-    for pattern, why, hint in _WHY:
-        found = re.search(rf"^.*(?:{pattern}).*$", done.stderr, re.M)
-        if found:
-            gone = re.search(r"REMOVED:\n((?:  .*\n)+)", done.stdout)
-            what = " ".join(gone[1].split()) if gone and "remove" in pattern else found[0]
-            raise ResourceError(f"{doing}: {why}: {what.strip()}", hint)
-    done.check(doing)

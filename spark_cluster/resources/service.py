@@ -49,6 +49,7 @@ class Service(Resource):
     """
 
     noun = "service"
+    reverts = "what it started or stopped stays; restart it when its files were put back"
 
     unit: str
     running: bool | None = field(default=True, kw_only=True)

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.usefixtures("time_limit")
 
 def results(root, *resources, **options):
     events = []
-    ok = apply(resources, Host(root=root, run_id="r", **options), events.append)
-    return ok, [e for e in events if e["event"] == "result"]
+    reply = apply(resources, Host(root=root, run_id="r", **options), events.append)
+    return reply["ok"], [e for e in events if e["event"] == "result"]
 
 
 # -- errors of the operating system ----------------------------------------------------------------

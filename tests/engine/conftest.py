@@ -1,4 +1,4 @@
-"""Fixtures of the engine's tests: a real sshd, and connections to it."""
+"""Fixtures of the engine's tests: a real sshd and connections to it; plays over scratch nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from own_sshd import SSHD, Sshd, start_sshd
+from scratch_nodes import ScratchNode, play_over
 
+from spark_cluster.engine import comeback
 from spark_cluster.engine.transport import SshConnection, Target
 
 
@@ -68,3 +70,29 @@ def ssh(sshd: Sshd, home: Path) -> Iterator[Callable[..., SshConnection]]:
     yield connection
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def nodes(tmp_path, agents_home, monkeypatch):
+    """`nodes["spark1"]`, `nodes["spark2"]`; what waits for a node to come back waits no longer."""
+    monkeypatch.setenv("HOME", str(agents_home))
+    monkeypatch.setattr(comeback, "FIRST_TRY_S", 0.0)
+    monkeypatch.setattr(comeback, "PAUSES", (0.01, 0.05))
+    monkeypatch.setattr(comeback, "RECONNECT_S", 5.0)
+    return {name: ScratchNode(tmp_path / name) for name in ("spark1", "spark2")}
+
+
+@pytest.fixture
+def start(tmp_path, nodes):
+    """`start() -> (play, events)`: a play over both nodes, or the named ones."""
+    started = []
+
+    def begin(*names, **options):
+        chosen = {name: nodes[name] for name in names or nodes}
+        play, events = play_over(tmp_path, chosen, **options)
+        started.append(play)
+        return play, events
+
+    yield begin
+    for play in started:
+        play.connections.close()

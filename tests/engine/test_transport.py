@@ -17,8 +17,8 @@ import pytest
 from own_sshd import free_port, keygen, start_sshd
 
 from spark_cluster.engine import hostkeys, payload
+from spark_cluster.engine.dialling import CIPHERS
 from spark_cluster.engine.session import Session
-from spark_cluster.engine.transport import CIPHERS
 from spark_cluster.engine.tunnel import Tunnel
 from spark_cluster.errors import Unreachable
 

@@ -311,7 +311,7 @@ def main(play):
     pulled = time.monotonic()
     try:
         ran = started.end(status=3)
-        assert time.monotonic() - pulled < 22
+        assert time.monotonic() - pulled < 45, "found, and looked for in vain"
         assert "spark2" in ran.said
         assert "the connection was lost" in ran.said
         assert "run the same command again" in ran.said
@@ -366,7 +366,7 @@ def test_interrupted_in_a_command(user, spark1, spark2, number):
 
 
 def test_interrupted_in_a_package_manager(user, spark1):
-    """apt is never torn: it finishes, and the next run finds its work done."""
+    """apt is never torn: it finishes, and the next run waits for it and finds its work done."""
     install = """
 def main(play):
     play.apply(play.nodes, [Package("docker.io", also=("docker-cli",))])
@@ -376,9 +376,9 @@ def main(play):
     until(lambda: runs(spark1, "^/usr/bin/dpkg|dpkg --"), 60, "dpkg is at work", every=0.05)
     started.interrupt()
     ran = started.end(status=130)
-    assert "a package manager finishes" in ran.err
-    # The next run comes too early and is told so, or finds the lock free.
-    until(lambda: not agents(spark1), 60, "apt has finished")
+    assert "a package manager or an image pull finishes there by itself" in ran.err
+    until(lambda: not agents(spark1), 10, "the agent does not wait for apt")
+    user.json("playbook", user.playbook(install))
     assert spark1.run(["dpkg", "--audit"]).stdout == ""
     assert (
         "docker.io ii"

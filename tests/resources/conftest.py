@@ -22,10 +22,12 @@ from spark_cluster.resources.base import Resource, from_wire, to_wire
 
 FAKES = Path(__file__).parent / "fakes"
 COMMANDS = {
-    "apt": ("apt-get", "apt-cache", "dpkg", "dpkg-query"),
+    "apt": ("apt-get", "apt-cache", "apt-mark", "dpkg", "dpkg-query"),
+    "kernel": ("modprobe", "hostname"),
     "systemd": ("systemctl", "journalctl"),
     "accounts": ("useradd", "usermod", "userdel", "groupadd", "groupmod", "groupdel"),
     "docker": ("docker",),
+    "network": ("netplan", "ip", "systemd-run", "systemctl"),
 }
 
 
@@ -59,6 +61,7 @@ class Node:
     root: Path
     bin: Path
     progress: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     runs: int = 0
 
     def host(self, **options: Any) -> Host:
@@ -67,6 +70,7 @@ class Node:
             root=self.root,
             run_id=f"run{self.runs}",
             progress=self.progress.append,
+            note=self.notes.append,
             search_path=f"{self.bin}:/usr/bin:/bin",
             **options,
         )

@@ -52,6 +52,24 @@ def test_comment_and_options_do_not_matter(accounts, line):
     assert accounts.apply(KEY).verdict == "ok"
 
 
+def test_the_only_one_with_its_comment(accounts):
+    """A node that was wiped comes back with a new key; its old one goes, all else stays."""
+    others = f"{TWO} me@other\n# me@laptop\n"
+    accounts.put(FILE, f'{TWO} me@laptop\n{others}from="x" {TWO} me@laptop\n', mode=0o600)
+    accounts.path("/home/me/.ssh").chmod(0o700)
+    sole = AuthorizedKey("me", f"{ONE} me@laptop", sole=True)
+    assert accounts.check(sole).verdict == "change"
+    assert accounts.apply(sole).verdict == "change"
+    assert accounts.path(FILE).read_text() == f"{others}{ONE} me@laptop\n"
+    assert accounts.apply(sole).verdict == "ok"
+    accounts.put(FILE, f"{TWO} me@laptop\n{ONE} me@laptop\n", mode=0o600)
+    assert accounts.apply(sole).verdict == "change"
+    assert accounts.path(FILE).read_text() == f"{ONE} me@laptop\n"
+    for invalid in ({"key": ONE}, {"key": f"{ONE} x", "state": "absent"}):
+        with pytest.raises(InvalidResource, match="sole"):
+            AuthorizedKey("me", **invalid, sole=True)
+
+
 def test_a_certificate_authority_is_not_the_key(accounts):
     accounts.put(FILE, f"cert-authority {ONE}\n", mode=0o600)
     assert accounts.apply(KEY).verdict == "change"

@@ -77,6 +77,39 @@ def test_too_long_and_no_such_command(node):
     assert "no-such-thing: no such command" in node.apply(Command("x", ("no-such-thing",))).error
 
 
+FLAKY = 'n=$(cat "$0" 2>/dev/null || echo 0); echo $((n+1)) > "$0"; [ "$n" -ge "$1" ] || exit 4'
+
+
+def flaky(node, fails, **options):
+    """A command that fails so many times, and then not."""
+    argv = ("sh", "-c", FLAKY, str(node.path("/count")), str(fails))
+    return Command("fetch it", argv, **options)
+
+
+def test_retries_are_shown_with_their_reason(node, monkeypatch):
+    monkeypatch.setattr("spark_cluster.resources.command.RETRY_S", 0.01)
+    result = node.apply(flaky(node, 2, retries=(2, "the server wakes up slowly")))
+    assert result.verdict == "change"
+    assert len(node.notes) == 2
+    assert node.notes[0].startswith("fetch it: sh ended with status 4")
+    assert node.notes[0].endswith("trying again (2 left): the server wakes up slowly")
+    assert "(1 left)" in node.notes[1]
+
+
+def test_retries_come_to_an_end(node, monkeypatch):
+    monkeypatch.setattr("spark_cluster.resources.command.RETRY_S", 0.01)
+    result = node.apply(flaky(node, 9, retries=(2, "the server wakes up slowly")))
+    assert "sh ended with status 4" in result.error
+    assert node.path("/count").read_text() == "3\n"
+    reading = flaky(node, 4, retries=(2, "the server wakes up slowly"), reads=True)
+    assert node.apply(reading).verdict == "ok"
+
+
+def test_without_retries_there_are_none(node):
+    assert node.apply(flaky(node, 1)).verdict == "failed"
+    assert node.notes == []
+
+
 def test_secrets_travel_by_stdin_and_env(node):
     command = Command(
         "log in",
@@ -96,6 +129,14 @@ def test_secrets_travel_by_stdin_and_env(node):
         ({"argv": ("echo", Secret("x"))}, "visible to every user"),
         ({"argv": ("true",), "reads": True, "creates": "/x"}, "only one of"),
         ({"argv": ("true",), "creates": "x"}, "absolute"),
+        ({"argv": ("true",), "retries": 3}, "the reason why trying again is right"),
+        ({"argv": ("true",), "retries": (3,)}, "the reason why"),
+        ({"argv": ("true",), "retries": (3, "")}, "the reason why"),
+        ({"argv": ("true",), "retries": (0, "slow")}, "the reason why"),
+        ({"argv": ("true",), "retries": (True, "slow")}, "the reason why"),
+        ({"argv": ("true",), "long": True, "reads": True}, "long goes neither"),
+        ({"argv": ("true",), "long": True, "must_finish": True}, "long goes neither"),
+        ({"argv": ("true",), "survives": False}, "with long only"),
     ],
 )
 def test_bad_declarations(arguments, text):

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from spark_cluster.resources import InvalidResource, Package
-from spark_cluster.resources import package as module
+from spark_cluster.resources import apt as module
 
 DOCKER = Package("docker.io", also=("docker-cli",), makes=("command:docker", "unit:docker.service"))
 
@@ -144,6 +144,8 @@ def test_held_package_is_not_touched(apt):
     assert "docker.io is held (apt-mark hold) at 26.1" in result.error
     assert "apt-mark unhold docker.io" in result.error
     assert apt.apply(Package("docker.io", state="absent")).verdict == "failed"
+    pinned = Package("docker.io", version="28.1", change_held=True)
+    assert [apt.apply(pinned).verdict for _ in "ab"] == ["change", "ok"]
 
 
 def test_nothing_else_is_removed(apt):

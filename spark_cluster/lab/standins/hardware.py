@@ -25,6 +25,14 @@ MEMINFO = RUN / "meminfo"
 REAL_MEMINFO = RUN / "meminfo.real"
 REFRESH = RUN / "refresh.socket"
 DRIVER = RUN / "driver"
+SWAPS = RUN / "swaps"
+KERNEL = RUN / "osrelease"
+CMDLINE = RUN / "cmdline"
+REAL_CMDLINE = RUN / "cmdline.real"
+SWAP_FILE = "/swap.img"
+SHOWN = {"/proc/swaps": SWAPS, "/proc/sys/kernel/osrelease": KERNEL, "/proc/cmdline": CMDLINE}
+"""Files of the kernel that every node has, and what is shown instead."""
+
 DEVICES = {"uverbs0": (231, 192), "uverbs1": (231, 193), "umad0": (231, 0), "rdma_cm": (10, 57)}
 CORE = ["rmem_max", "wmem_max", "rmem_default", "wmem_default", "netdev_max_backlog"]
 RTM_LINK_AND_ADDRESSES = 0x1 | 0x10 | 0x100
@@ -85,10 +93,14 @@ def set_up(state: dict[str, Any]) -> None:
     Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 2147483647")
     if not mounted("/proc/meminfo"):
         shutil.copyfile("/proc/meminfo", REAL_MEMINFO)
+    if not mounted("/proc/cmdline"):
+        shutil.copyfile("/proc/cmdline", REAL_CMDLINE)
     put(CLASS / "dmi/id/product_name", state["product"])
     put(CLASS / "dmi/id/sys_vendor", "NVIDIA")
     refresh(state)
     bind(MEMINFO, "/proc/meminfo")
+    for shown, file in SHOWN.items():
+        bind(file, shown)
     bind(DRIVER, "/proc/driver")
     for interface in HCAS.values():
         real = f"/sys/devices/virtual/net/{interface}/speed"
@@ -112,11 +124,22 @@ def meminfo(state: dict[str, Any], real: str, used_mib: int) -> str:
         "MemAvailable": available,
         "SwapTotal": state["swap_total_kb"],
         "SwapFree": state["swap_total_kb"],
+        **state["meminfo"],
     }
-    lines = []
-    for line in real.splitlines():
-        name = line.partition(":")[0]
-        lines.append(f"{name + ':':<15}{shown[name]:>9} kB" if name in shown else line)
+    own = [line.partition(":")[0] for line in real.splitlines()]
+    rows = dict(zip(own, real.splitlines(), strict=True)) | {
+        name: f"{name + ':':<15}{value:>9} kB"
+        for name, value in shown.items()
+        if name in own or name in state["meminfo"]
+    }
+    return "\n".join(rows.values())
+
+
+def swaps(state: dict[str, Any]) -> str:
+    """/proc/swaps: a Spark has a swap file of 16 GiB."""
+    lines = ["Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority"]
+    if state["swap_total_kb"]:
+        lines.append(f"{SWAP_FILE:<40}file\t\t{state['swap_total_kb']}\t0\t\t-2")
     return "\n".join(lines)
 
 
@@ -134,6 +157,9 @@ def refresh(state: dict[str, Any]) -> None:
     """Write all that the stand-ins show as files."""
     refresh_memory(state)
     refresh_ports(state)
+    put(SWAPS, swaps(state))
+    put(KERNEL, state["kernel"] or os.uname().release)
+    put(CMDLINE, f"{REAL_CMDLINE.read_text().strip()} {state['kernel_arguments']}".strip())
     version = DRIVER / "nvidia/version"
     if state["driver_loaded"]:
         put(version, VERSION.format(version=state["driver_version"]))

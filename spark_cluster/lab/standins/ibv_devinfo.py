@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .state import HCAS, hca_active, load
+from .state import HCAS, hca_active, hcas, load
 
 BLOCK = """hca_id:\t{hca}
 \ttransport:\t\t\tInfiniBand (0)
@@ -55,14 +55,15 @@ def block(index: int, hca: str, state: dict[str, Any]) -> str:
 
 def main(argv: list[str]) -> int:
     state = load()
+    there = hcas(state)
     if "-l" in argv or "--list" in argv:
-        print(f"{len(HCAS)} HCAs found:")
-        print("".join(f"\t{hca}\n" for hca in HCAS))
+        print(f"{len(there)} HCAs found:")
+        print("".join(f"\t{hca}\n" for hca in there))
         return 0
     wanted = argv[argv.index("-d") + 1] if "-d" in argv else ""
-    if wanted and wanted not in HCAS:
+    if wanted and wanted not in there:
         print(f"IB device '{wanted}' wasn't found", file=sys.stderr)
         return 255
-    chosen = [hca for hca in HCAS if wanted in ("", hca)]
+    chosen = [hca for hca in there if wanted in ("", hca)]
     print("\n".join(block(list(HCAS).index(hca), hca, state) for hca in chosen))
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from .state import HCAS, hca_active, load
+from .state import hca_active, hcas, load
 
 FIRMWARE_GUID = "4cbb:4703:0000:91{index:02x}"
 
@@ -17,7 +17,7 @@ def main(argv: list[str]) -> int:
     state = load()
     words = [word for word in argv if not word.startswith("-")]
     if words[:1] in (["dev"], ["device"]):
-        for index, hca in enumerate(HCAS):
+        for index, hca in enumerate(hcas(state)):
             guid = FIRMWARE_GUID.format(index=index)
             print(
                 f"{index}: {hca}: node_type ca fw {state['firmware']} "
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
             )
         return 0
     links = []
-    for index, (hca, interface) in enumerate(HCAS.items()):
+    for index, (hca, interface) in enumerate(hcas(state).items()):
         port, physical = link_state(hca_active(hca, state))
         text = f"link {hca}/1 state {port} physical_state {physical} netdev {interface}"
         record = {"ifindex": index, "ifname": hca, "port": 1, "state": port}
@@ -33,5 +33,5 @@ def main(argv: list[str]) -> int:
     if {"-j", "-json", "--json"} & set(argv):
         print(json.dumps([record for _, record in links]))
     else:
-        print("\n".join(text for text, _ in links))
+        print("".join(f"{text}\n" for text, _ in links), end="")
     return 0

@@ -27,14 +27,22 @@ DEFAULTS: dict[str, Any] = {
     "locked_clocks": "",  # "min,max", as `nvidia-smi -lgc` takes it
     "throttle": "Not Active",  # of clocks_event_reasons.sw_power_cap and the thermal ones
     "compute_apps": None,  # a list of {pid, name, used_mib} instead of the real processes
+    "kernel": "",  # e.g. "7.0.0-1019-nvidia"; empty: this machine's
+    "kernel_arguments": "",  # what /proc/cmdline has beside this machine's own
     "mem_total_kb": 127601228,
     "mem_available_kb": 121_000_000,  # before the node's compute processes take theirs
+    "meminfo": {},  # further lines of /proc/meminfo, name -> kB
     "swap_total_kb": 16777212,
     "firmware": "28.45.4028",
     "board_id": "NVD0000000087",
     "hca_states": {},  # hca -> "ACTIVE" or "DOWN", instead of what its interface says
     "gid_shift": {},  # hca -> how far its GID table has drifted
     "link_speed": 200000,
+    "connectx_present": True,
+    "pcie_width": {},  # hca -> lanes, instead of 4
+    "roce_v2": True,  # whether the GID tables have entries of RoCE v2
+    "firmware_versions": {},  # device -> version, as fwupd shows it
+    "firmware_update_error": "",  # of the last update, e.g. "failed to run update on reboot: ..."
     "product": "NVIDIA_DGX_Spark",
 }
 
@@ -53,6 +61,11 @@ def load(path: Path = STATE_FILE) -> dict[str, Any]:
     except FileNotFoundError:
         changes = {}
     return DEFAULTS | {name: value for name, value in changes.items() if value is not None}
+
+
+def hcas(state: dict[str, Any]) -> dict[str, str]:
+    """HCA -> interface; none when the ConnectX-7 is off the bus."""
+    return HCAS if state["connectx_present"] else {}
 
 
 def carrier(interface: str) -> bool:

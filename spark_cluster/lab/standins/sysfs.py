@@ -58,12 +58,15 @@ def mapped(address: str) -> str:
     return hexadecimal(bytes(10) + b"\xff\xff" + IPv4Address(address).packed)
 
 
-def gid_table(mac: str, addresses: list[str], shift: int = 0) -> list[tuple[str, str]]:
+def gid_table(
+    mac: str, addresses: list[str], shift: int = 0, *, roce_v2: bool = True
+) -> list[tuple[str, str]]:
     """(GID, type) by index: each address twice, RoCE v1 first; `shift` empty entries in between."""
-    table = [(link_local(mac), kind) for kind in ("IB/RoCE v1", "RoCE v2")]
+    kinds = ("IB/RoCE v1", "RoCE v2") if roce_v2 else ("IB/RoCE v1",)
+    table = [(link_local(mac), kind) for kind in kinds]
     table += [(NO_GID, "")] * shift
     for address in addresses:
-        table += [(mapped(address), kind) for kind in ("IB/RoCE v1", "RoCE v2")]
+        table += [(mapped(address), kind) for kind in kinds]
     return (table + [(NO_GID, "")] * GIDS)[:GIDS]
 
 
@@ -87,6 +90,8 @@ def refresh_ports(state: dict[str, Any]) -> None:
         put(folder / "node_guid", f"4cbb:4703:0000:91{index:02x}")
         put(folder / "sys_image_guid", "4cbb:4703:0000:9100")
         (folder / "device/net" / interface).mkdir(parents=True, exist_ok=True)
+        put(folder / "device/current_link_width", str(state["pcie_width"].get(hca, 4)))
+        put(folder / "device/current_link_speed", "32.0 GT/s PCIe")
         port = folder / "ports/1"
         put(port / "state", "4: ACTIVE" if active else "1: DOWN")
         put(port / "phys_state", "5: LinkUp" if active else "3: Disabled")
@@ -99,7 +104,8 @@ def refresh_ports(state: dict[str, Any]) -> None:
         ]
         shift = int(state["gid_shift"].get(hca, 0))
         mac = link.get("address", "00:00:00:00:00:00")
-        for number, (gid, kind) in enumerate(gid_table(mac, addresses, shift)):
+        table = gid_table(mac, addresses, shift, roce_v2=state["roce_v2"])
+        for number, (gid, kind) in enumerate(table):
             put(port / "gids" / str(number), gid)
             put(port / "gid_attrs/types" / str(number), kind)
             put(port / "gid_attrs/ndevs" / str(number), interface if kind else "")

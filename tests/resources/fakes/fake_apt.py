@@ -1,6 +1,7 @@
-"""apt-get, apt-cache, dpkg and dpkg-query over a mirror that is given as data.
+"""apt-get, apt-cache, apt-mark, dpkg and dpkg-query over a mirror that is given as data.
 
-`mirror` is what update would find, `lists` what apt knows, `installed` name to status and version.
+`held` are the names on hold, `mirror` is what update would find, `lists` what apt knows,
+`installed` name to status and version.
 """
 
 import sys
@@ -18,9 +19,32 @@ LISTS = "/var/lib/apt/lists/lock"
 def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> None:
     for key in ("mirror", "lists", "installed"):
         state.setdefault(key, {})
-    {"apt-get": apt_get, "apt-cache": apt_cache, "dpkg": dpkg, "dpkg-query": query}[command](
-        state, root, argv
-    )
+    commands = {
+        "apt-get": apt_get,
+        "apt-cache": apt_cache,
+        "apt-mark": apt_mark,
+        "dpkg": dpkg,
+        "dpkg-query": query,
+    }
+    commands[command](state, root, argv)
+
+
+def apt_mark(state: dict[str, Any], _root: Path, argv: list[str]) -> None:
+    held = state.setdefault("held", [])
+    action, *names = argv
+    if action == "showhold":
+        print("\n".join(held))
+        return
+    if state.get("locked", 0) > 0:
+        state["locked"] -= 1
+        raise Refuse(
+            2, "dpkg: error: dpkg frontend lock was locked by another process with pid 812"
+        )
+    for name in names:
+        if name not in state["lists"] and name not in state["installed"]:
+            raise Refuse(100, f"E: Unable to locate package {name}\nE: No packages found")
+    kept = set(held) - set(names)
+    state["held"] = sorted(kept | set(names) if action == "hold" else kept)
 
 
 def query(state: dict[str, Any], _root: Path, argv: list[str]) -> None:
@@ -63,7 +87,10 @@ def apt_cache(state: dict[str, Any], _root: Path, argv: list[str]) -> None:
 
 
 def apt_get(state: dict[str, Any], root: Path, argv: list[str]) -> None:
-    flags = ("-y", "--no-install-recommends", "--no-remove", "--allow-downgrades", "--simulate")
+    flags = (
+        *("-y", "--no-install-recommends", "--no-remove", "--allow-downgrades", "--simulate"),
+        "--allow-change-held-packages",
+    )
     found, rest = options(argv, flags, ("-o",))
     assert found["-o"] == [
         "DPkg::Lock::Timeout=120",
@@ -105,6 +132,9 @@ def update(state: dict[str, Any], root: Path, _more: Any, _names: Any) -> None:
 
 def install(state: dict[str, Any], _root: Path, more: dict[str, Any], names: list[str]) -> None:
     assert "--no-install-recommends" in more, more
+    held = {n for n, p in state["installed"].items() if p["status"].startswith("h")}
+    if held & {n.partition("=")[0] for n in names} and "--allow-change-held-packages" not in more:
+        raise Refuse(100, "E: Held packages were changed and -y was used without --allow-change-he")
     taken = [r for n in names for r in state.get("conflicts", {}).get(n, [])]
     if taken and "--no-remove" in more:
         print("The following packages will be REMOVED:\n  " + " ".join(taken) + "\nAfter this")

@@ -1,0 +1,264 @@
+"""From a fresh or drifted Spark to one that is ready to serve. Run again, it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_cluster import fabric
+from spark_cluster.cluster import Spark
+from spark_cluster.engine.play import Applied, Play, RoleCall
+from spark_cluster.errors import SparkClusterError, VerificationFailed
+from spark_cluster.planning import pins
+from spark_cluster.resources import Command, File, Reboot, Resource
+
+NEVER_FLASHED = re.compile("ConnectX|MT2910", re.IGNORECASE)
+"""Devices whose firmware is not for us to update: DGX OS does, and others have bricked it."""
+
+LATER = {
+    "MachineId:": "its machine id is new; programs use it after the next boot",
+    "User:": "its login user is in the group docker now: every new login is in it, a shell that is "
+    "open already joins with `newgrp docker`",
+}
+"""What is said of a changed resource, by the beginning of its id."""
+
+
+@dataclass
+class Provisioned:
+    """What came of it.
+
+    Attributes:
+        failures: node to what does not hold on it, although everything was put in place.
+        notes: node to what its user should know.
+        firmware: node to device to version, where fwupd is there.
+        bandwidth: each twin that was measured.
+    """
+
+    failures: dict[str, list[SparkClusterError]] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)
+    firmware: dict[str, dict[str, str]] = field(default_factory=dict)
+    bandwidth: list[fabric.Bandwidth] = field(default_factory=list)
+
+
+def main(
+    play: Play,
+    *,
+    allow_reboot: bool = False,
+    firmware: bool = False,
+    bandwidth: bool = False,
+    laptop_keys: Mapping[str, str] | None = None,
+) -> Provisioned:
+    """Provision every node of the play; a node that fails does not stop the others.
+
+    Args:
+        allow_reboot: reboot a node when something that was changed needs it.
+        firmware: update firmware with fwupd.
+        bandwidth: measure the link even when nothing of it was changed.
+        laptop_keys: node to the public key that shall log in from now on.
+    """
+    done = Provisioned()
+    bootstrap = play.role(
+        "bootstrap", **({"laptop_keys": dict(laptop_keys)} if laptop_keys else {})
+    )
+    drivers = play.role("drivers", **({"allow_reboot": True} if allow_reboot else {}))
+    roles = [bootstrap, drivers, *_link(play), "memory", "power", "containers", "caches"]
+    with play.stage("apply"):
+        if _shares_host_keys(play.nodes) and not play.check:
+            _own_host_keys(play, bootstrap, done)
+        applied = play.apply(play.nodes, *roles, must=False)
+        _read(applied, done, changed=not play.check)
+        if play.check:
+            _foretell(play)
+        if applied.changed and not play.check:
+            play.refresh(play.nodes, must=False)
+            # Some of it was decided by facts that are others now: a key that has just been made,
+            # a package that is there now, a driver that answers again.
+            again = [role for role in roles if role is not drivers]  # it would ask to reboot twice
+            play.apply(play.nodes, *again, must=False)
+            play.refresh(play.nodes, must=False)
+    if firmware and not play.check:
+        with play.stage("firmware"):
+            _update_firmware(play, allow_reboot=allow_reboot)
+    if not play.check:
+        with play.stage("verify"):
+            _verify(play, done, measure=bandwidth or _link_changed(applied))
+    _tell(play, done)
+    return done
+
+
+def _link(play: Play) -> list[str | RoleCall]:
+    """The roles of what is between nodes; none when there is one only."""
+    names = tuple(play.inventory.nodes)
+    return ["network", play.role("ssh_mesh", peers=names)] if len(names) > 1 else []
+
+
+# -- host keys -------------------------------------------------------------------------------------
+
+
+def _shares_host_keys(nodes: list[Spark]) -> bool:
+    keys = [key for node in nodes for key in set(node.facts.host_keys)]
+    return len(keys) > len(set(keys))
+
+
+def _own_host_keys(play: Play, bootstrap: RoleCall, done: Provisioned) -> None:
+    """New host keys for the later node, told to the laptop before it has to connect again."""
+    applied = play.apply(play.nodes, bootstrap, must=False)
+    play.refresh(play.nodes, must=False)
+    for node in play.nodes:
+        if not any(i.startswith("HostKeys:") for i in applied.changes(node.name)):
+            continue
+        path, prints = play.connections.learn(node.name)
+        done.notes.setdefault(node.name, []).append(
+            f"it has new SSH host keys ({', '.join(prints)}); they came over the connection that "
+            f"was verified with the old one, and are in {path} now. Other machines that know the "
+            "node will say that its key has changed"
+        )
+
+
+def _foretell(play: Play) -> None:
+    """Say what check mode cannot know: it hangs on keys that are not made yet."""
+    lacking = [node.name for node in play.nodes if not node.facts.mesh_key]
+    if lacking and len(play.inventory.nodes) > 1:
+        play.note(
+            f"{', '.join(lacking)} will get a key for SSH between the nodes; with it follow the "
+            "nodes' names in /etc/hosts, authorized_keys, known hosts and ssh_config on each"
+        )
+
+
+# -- firmware --------------------------------------------------------------------------------------
+
+
+def _read(applied: Applied, done: Provisioned, *, changed: bool) -> None:
+    """Notes on what was changed, and the firmware's versions."""
+    for node, results in applied.results.items():
+        ids = applied.changes(node) if changed else []
+        said = [text for start, text in LATER.items() if any(i.startswith(start) for i in ids)]
+        if said:
+            done.notes.setdefault(node, []).extend(said)
+        result = results.get("Command:firmware state")
+        if result is not None and result.output:
+            done.firmware[node] = {d["Name"]: d.get("Version", "") for d in devices(result.output)}
+
+
+def devices(text: str) -> list[dict[str, Any]]:
+    """The devices in fwupd's JSON; none when it is not what was expected."""
+    try:
+        found = json.loads(text).get("Devices", [])
+    except (ValueError, AttributeError):
+        return []
+    return [d for d in found if isinstance(d, dict) and d.get("Name") and d.get("DeviceId")]
+
+
+def updates(text: str) -> list[Command]:
+    """The firmware that fwupd offers, one command a device; the ConnectX-7 is left out."""
+    found = []
+    for device in devices(text):
+        releases = device.get("Releases") or []
+        if not releases or NEVER_FLASHED.search(device["Name"]):
+            continue
+        old, new = device.get("Version", "?"), releases[0].get("Version", "?")
+        options = ("--assume-yes", "--no-reboot-check", "--json")
+        found.append(
+            Command(
+                f"firmware of {device['Name']}: {old} to {new}",
+                ("fwupdmgr", "update", device["DeviceId"], *options),
+                long=True,
+                timeout_s=3600,
+                also_ok=(2,),
+            )
+        )
+    return found
+
+
+def _update_firmware(play: Play, *, allow_reboot: bool) -> None:
+    """What fwupd offers, node by node its own; then a reboot, with which most of it is flashed."""
+    for node in [n for n in play.nodes if "fwupd" in n.facts.packages]:
+        session = play.session(node)
+        session.run(["fwupdmgr", "refresh", "--json"], timeout=300)  # fails when it is fresh
+        wanted: list[Resource] = list(
+            updates(session.run(["fwupdmgr", "get-updates", "--json"], timeout=120).stdout)
+        )
+        if not wanted:
+            play.note("no firmware update is offered", node=node)
+            continue
+        play.note("do not unplug it until it is back: firmware is being written", node=node)
+        marker = File("/run/reboot-required", content="*** System restart required ***\n")
+        reboot = Reboot("new firmware", allowed=allow_reboot, required=False, timeout_s=1200)
+        play.apply(node, [*wanted, marker, reboot], must=False)
+
+
+# -- proof -----------------------------------------------------------------------------------------
+
+
+def _link_changed(applied: Applied) -> bool:
+    changed = [i for node in applied.results for i in applied.changes(node)]
+    return any(i.startswith("Netplan:") for i in changed)
+
+
+def _verify(play: Play, done: Provisioned, *, measure: bool) -> None:
+    found = fabric.hops(play.nodes)
+
+    def prove(node: Spark) -> list[SparkClusterError]:
+        try:
+            own = [hop for hop in found if hop.source.name == node.name]
+            return [*_drivers(play, node), *fabric.ping(play.session(node), own)]
+        except SparkClusterError as error:
+            return [error]
+
+    outcomes = play.on_each(play.nodes, prove)
+    done.failures.update({name: failures for name, failures in outcomes.items() if failures})
+    if measure and not done.failures:
+        _measure(play, found, done)
+    known = pins.load(play.project.load_role("drivers").path.parent / "pins.json")
+    for node in play.nodes:
+        for bad in known.running(node.facts):
+            done.notes.setdefault(node.name, []).append(f"{bad.what}; {bad.fix}")
+
+
+def _drivers(play: Play, node: Spark) -> list[SparkClusterError]:
+    """nvidia-smi answers, and what is pinned is what runs."""
+    settings: Any = play.project.load_role("drivers").settings_for(play.inventory.nodes[node.name])
+    said = pins.waiting(settings.pins, node.facts)
+    if node.facts.nvml_error:
+        said.insert(0, f"nvidia-smi does not answer: {node.facts.nvml_error.splitlines()[0]}")
+    hint = "a reboot brings it into force: spark-cluster provision --allow-reboot"
+    return [VerificationFailed(text, where=node.name, hint=hint) for text in said]
+
+
+def _measure(play: Play, found: Iterable[fabric.Hop], done: Provisioned) -> None:
+    """Each twin once, in one direction, one after another: together they share the port."""
+    for hop in found:
+        tools = all("perftest" in n.facts.packages for n in (hop.source, hop.target))
+        if not tools or not hop.ours.hca or hop.source.index > hop.target.index:
+            continue
+        try:
+            gbits = fabric.measure(play.session(hop.target), play.session(hop.source), hop)
+        except SparkClusterError as error:
+            done.failures.setdefault(hop.source.name, []).append(error)
+            continue
+        result = fabric.Bandwidth(hop, gbits)
+        done.bandwidth.append(result)
+        if result.verdict != "good":
+            done.notes.setdefault(hop.source.name, []).append(slow(result))
+
+
+def slow(result: fabric.Bandwidth) -> str:
+    """What a low bandwidth means."""
+    text = f"{result.gbits:.1f} Gb/s from {result.hop}; {fabric.GOOD_GBITS:g} or more are expected"
+    if result.verdict == "degraded":
+        return (
+            f"{text}. A ConnectX-7 can be degraded like this while it looks healthy: shut both "
+            "nodes down and unplug their power for a minute; a reboot does not cure it"
+        )
+    return f"{text}: is the MTU {result.hop.source.mtu} on both, and the cable made for 200 Gb/s?"
+
+
+def _tell(play: Play, done: Provisioned) -> None:
+    for node in play.nodes:
+        for text in done.notes.get(node.name, []):
+            play.note(text, warning=True, node=node)
+        for failure in done.failures.get(node.name, []):
+            play.note(f"{failure.message}\n  {failure.hint}", warning=True, node=node)

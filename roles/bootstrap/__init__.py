@@ -1,0 +1,111 @@
+"""What makes a machine one of ours: who may log in, its name, an identity of its own, its clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from spark_cluster.cluster import Spark
+from spark_cluster.project.template import render
+from spark_cluster.resources import (
+    AuthorizedKey,
+    File,
+    HostKeys,
+    Hostname,
+    HostsEntry,
+    MachineId,
+    Resource,
+    Service,
+)
+
+TEMPLATES = Path(__file__).parent / "templates"
+CLOCKS = ("chrony", "systemd-timesyncd")
+"""Packages that keep the time; their units have the same names."""
+
+
+class Settings(BaseModel):
+    """Settings of the role `bootstrap`."""
+
+    authorized_keys: tuple[str, ...] = Field(
+        default=(), description="public keys (whole lines) that may log in as the login user"
+    )
+    laptop_keys: dict[str, str] = Field(
+        default={},
+        description="node to the public key of this laptop; `provision` gives it from "
+        "`identity_file` of the inventory, and after a login with a password",
+    )
+    passwordless_sudo: bool = Field(
+        default=False,
+        description="let the login user use sudo without a password; false leaves sudo as it is",
+    )
+    hostname: str = Field(
+        default="keep",
+        description="`keep`; `inventory` for the node's name in the inventory; or a name. `keep` "
+        "is the default because a name like spark-2a60.local may be how the node is reached; of "
+        "two nodes with the same name the later one gets that of the inventory",
+    )
+    unique_identity: bool = Field(
+        default=True,
+        description="of two nodes with the same machine id or SSH host keys (some makers' images "
+        "have them), the later one gets new ones",
+    )
+    time: Literal["auto", "chrony", "systemd-timesyncd", "none"] = Field(
+        default="auto", description="what keeps the clock; `auto` takes what is installed"
+    )
+
+
+def role(node: Spark, settings: Settings) -> Iterator[Resource]:
+    """Keys, sudo, name, identity, time."""
+    keys = [settings.laptop_keys.get(node.name, ""), *settings.authorized_keys]
+    for key in dict.fromkeys(filter(None, (key.strip() for key in keys))):
+        yield AuthorizedKey(node.user, key)
+    if settings.passwordless_sudo and node.user != "root":
+        yield File(
+            f"/etc/sudoers.d/90-spark-cluster-{node.user}",
+            content=render(TEMPLATES, "sudoers.j2", user=node.user),
+            mode=0o440,
+            owner="root",
+            group="root",
+            validate_with=("visudo", "-cf", "{}"),
+        )
+    yield from _name(node, settings)
+    if settings.unique_identity:
+        yield from _identity(node)
+    clock = _clock(node, settings)
+    if clock:
+        yield Service(clock, enabled=True)
+
+
+def _earlier(node: Spark) -> list[Spark]:
+    """The nodes before this one in the inventory, as far as they are known."""
+    return [other for other in node.cluster if other.index < node.index]
+
+
+def _name(node: Spark, settings: Settings) -> Iterator[Resource]:
+    name = settings.hostname
+    if name == "keep":
+        shared = node.facts.hostname in {other.facts.hostname for other in _earlier(node)}
+        name = node.name.lower() if shared else node.facts.hostname
+    elif name == "inventory":
+        name = node.name.lower()
+    if name != node.facts.hostname or settings.hostname != "keep":
+        yield Hostname(name)
+    # Without it sudo complains, and some programs wait for a name server.
+    yield HostsEntry(name, address="127.0.1.1", any_address=True)
+
+
+def _identity(node: Spark) -> Iterator[Resource]:
+    others = _earlier(node)
+    yield MachineId(taken=tuple(other.facts.machine_id for other in others))
+    keys = HostKeys(taken=tuple(key for other in others for key in other.facts.host_keys))
+    yield keys
+    yield Service("ssh", running=None, restart_when=(keys,), reload=True)
+
+
+def _clock(node: Spark, settings: Settings) -> str | None:
+    if settings.time == "auto":
+        return next((name for name in CLOCKS if name in node.facts.packages), None)
+    return None if settings.time == "none" else settings.time

@@ -1,0 +1,121 @@
+"""Driver, kernel, container toolkit and CUDA at the versions that the inventory pins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from spark_cluster.cluster import Spark
+from spark_cluster.errors import Refused
+from spark_cluster.planning.pins import load
+from spark_cluster.project.template import render
+from spark_cluster.resources import Command, File, Hold, Package, Reboot, Resource
+
+TEMPLATES = Path(__file__).parent / "templates"
+PINS = Path(__file__).parent / "pins.json"
+PREFERENCES = "/etc/apt/preferences.d/50-spark-cluster.pref"
+BOOTED = ("nvidia-driver-", "nvidia-kernel-", "nvidia-dkms-", "nvidia-spark-grub-", "linux-")
+"""What packages are called that are in force after a reboot only."""
+
+REBOOT_REQUIRED = "/run/reboot-required"
+FIRMWARE = "firmware state"
+"""Title of the reading command whose output is fwupd's list of devices."""
+
+
+class Settings(BaseModel):
+    """Settings of the role `drivers`. Without pins nothing is installed or upgraded."""
+
+    pins: dict[str, str] = Field(
+        default={},
+        description="package to version, as `apt-cache policy` shows it: nvidia-driver-580-open, "
+        "linux-image-6.17.0-1021-nvidia, nvidia-container-toolkit, cuda-toolkit-13-0. With * in "
+        "name or version a pin only tells apt what to prefer (libnvidia-*: 580.126.09*)",
+    )
+    hold: bool = Field(
+        default=True, description="let nothing but this role change the pinned packages"
+    )
+    never: tuple[str, ...] = Field(
+        default=("mlnx-fw-updater",),
+        description="packages that no upgrade may bring or change; this one flashes the ConnectX-7 "
+        "and is reported to brick it",
+    )
+    packages: tuple[str, ...] | None = Field(
+        default=None,
+        description="further packages, at any version; None takes rdma-core and perftest on DGX OS",
+    )
+    allow_known_bad: bool = Field(
+        default=False, description="install a pinned version that is known not to work"
+    )
+    mend: bool = Field(
+        default=True,
+        description="install the package that mends what runs, where there is one, e.g. kho=off "
+        "for kernel 7.0.0-1019",
+    )
+    firmware: Literal["report", "none"] = Field(
+        default="report", description="look at the firmware with fwupd, where that is installed"
+    )
+    allow_reboot: bool = Field(
+        default=False, description="reboot when that is needed; `provision --allow-reboot`"
+    )
+
+
+def role(node: Spark, settings: Settings) -> Iterator[Resource]:
+    """Preferences, packages, holds; a reboot when they need one; the firmware's state."""
+    pins = load(PINS)
+    bad = [b for b in pins.pinned(settings.pins, node.facts) if b.severity == "error"]
+    if bad and not settings.allow_known_bad:
+        raise Refused(bad[0].what, where=f"{node.name}: drivers.pins", hint=bad[0].fix)
+    yield _preferences(settings)
+    packages = list(_packages(node, settings))
+    if settings.mend:
+        wanted = [b.install for b in pins.running(node.facts) if b.install]
+        packages += [Package(name) for name in dict.fromkeys(wanted)]
+    yield from packages
+    yield from _holds(node, settings)
+    if "mismatch" in node.facts.nvml_error:
+        # Somebody upgraded the driver and did not reboot; the file goes with the next boot.
+        yield File(REBOOT_REQUIRED, content="*** System restart required ***\n")
+    yield Reboot(
+        "what drivers ask for",
+        when_changed=tuple(p for p in packages if p.package.startswith(BOOTED)),
+        allowed=settings.allow_reboot,
+        required=False,
+    )
+    if settings.firmware == "report" and "fwupd" in node.facts.packages:
+        argv = ("fwupdmgr", "get-devices", "--json")
+        yield Command(FIRMWARE, argv, reads=True, also_ok=(1, 2, 3))
+
+
+def exact(settings: Settings) -> dict[str, str]:
+    """The pins that name one package and one version."""
+    return {k: v for k, v in settings.pins.items() if "*" not in k + v}
+
+
+def _preferences(settings: Settings) -> File:
+    return File(
+        PREFERENCES,
+        content=render(TEMPLATES, "apt.pref.j2", pins=settings.pins, never=settings.never),
+    )
+
+
+def _packages(node: Spark, settings: Settings) -> Iterator[Package]:
+    for name, version in exact(settings).items():
+        yield Package(name, version=version, change_held=True)
+    more = settings.packages
+    if more is None:
+        dgx = node.facts.dgx_version is not None and node.facts.os.startswith("ubuntu")
+        more = ("rdma-core", "perftest") if dgx else ()
+    if more:
+        yield Package(more[0], also=tuple(more[1:]))
+
+
+def _holds(node: Spark, settings: Settings) -> Iterator[Hold]:
+    """What is not installed needs no hold: the preferences keep it away."""
+    names = list(exact(settings)) if settings.hold else []
+    names += [name for name in settings.never if name in node.facts.packages]
+    if names:
+        first, *also = dict.fromkeys(names)
+        yield Hold(first, also=tuple(also))

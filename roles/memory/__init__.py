@@ -1,0 +1,105 @@
+"""Memory that CPU and GPU share: nothing may fill it up until the node answers nobody any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from spark_cluster.cluster import Spark
+from spark_cluster.project.template import render
+from spark_cluster.resources import Command, File, Package, Resource, Service, Swap, Sysctl
+
+TEMPLATES = Path(__file__).parent / "templates"
+HELPER = "/usr/local/sbin/spark-drop-caches"
+
+
+class Settings(BaseModel):
+    """Settings of the role `memory`. The figures are those of the community's long runs."""
+
+    swap: Literal["keep", "swappiness", "off"] = Field(
+        default="swappiness",
+        description="`swappiness` keeps swap for what sleeps; `off` switches all of it off, now "
+        "and at boot; a node whose unified memory is full thrashes with it until it is lost",
+    )
+    swappiness: int = Field(default=10, ge=0, le=200, description="vm.swappiness")
+    earlyoom: bool = Field(
+        default=True, description="end the largest process before the node hangs; false leaves it"
+    )
+    earlyoom_memory_percent: int = Field(
+        default=2, ge=1, le=50, description="act below so much available memory"
+    )
+    earlyoom_swap_percent: int = Field(
+        default=80, ge=0, le=100, description="and only below so much free swap"
+    )
+    earlyoom_prefer: str = Field(
+        default="(vllm|VLLM|ray|python3)",
+        description="processes to end first, a regular expression",
+    )
+    earlyoom_avoid: str = Field(
+        default="(systemd|sshd|dockerd)", description="processes to spare, a regular expression"
+    )
+    headless: bool | None = Field(
+        default=None,
+        description="true: no desktop, now and at boot (it takes 3 to 10 GB); false: a desktop at "
+        "boot; null leaves it",
+    )
+    drop_caches: bool = Field(
+        default=True,
+        description=f"let the login user run {HELPER} with sudo without a password, and only that: "
+        "page cache is not free memory to CUDA",
+    )
+
+
+def role(node: Spark, settings: Settings) -> Iterator[Resource]:
+    """Swap, earlyoom, desktop, and the helper that gives the page cache back."""
+    if settings.swap == "off":
+        yield Swap(state="off")
+    elif settings.swap == "swappiness":
+        yield Sysctl("vm.swappiness", str(settings.swappiness))
+    if settings.earlyoom:
+        yield from _earlyoom(settings)
+    if settings.headless is not None:
+        yield from _target("multi-user" if settings.headless else "graphical")
+    if settings.headless:
+        yield Service("display-manager", running=False)
+    if settings.drop_caches:
+        yield from _helper(node)
+
+
+def _earlyoom(settings: Settings) -> Iterator[Resource]:
+    yield Package("earlyoom", makes=("unit:earlyoom.service",))
+    options = File(
+        "/etc/default/earlyoom", content=render(TEMPLATES, "earlyoom.j2", **settings.model_dump())
+    )
+    yield options
+    yield Service("earlyoom", enabled=True, restart_when=(options,))
+
+
+def _target(name: str) -> Iterator[Resource]:
+    yield Command(
+        f"boot into {name}.target",
+        ("systemctl", "set-default", f"{name}.target"),
+        unless=("sh", "-c", f'test "$(systemctl get-default)" = {name}.target'),
+    )
+
+
+def _helper(node: Spark) -> Iterator[Resource]:
+    yield File(
+        HELPER,
+        content=render(TEMPLATES, "spark-drop-caches.j2"),
+        mode=0o755,
+        owner="root",
+        group="root",
+    )
+    if node.user != "root":
+        yield File(
+            "/etc/sudoers.d/91-spark-cluster-drop-caches",
+            content=render(TEMPLATES, "sudoers.j2", user=node.user, helper=HELPER),
+            mode=0o440,
+            owner="root",
+            group="root",
+            validate_with=("visudo", "-cf", "{}"),
+        )

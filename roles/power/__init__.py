@@ -1,0 +1,55 @@
+"""The GPU's clocks capped: sudden power-offs under load come from power transients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel, Field, model_validator
+
+from spark_cluster.cluster import Spark
+from spark_cluster.project.template import render
+from spark_cluster.resources import File, Resource, Service
+
+TEMPLATES = Path(__file__).parent / "templates"
+UNIT = "spark-clock-cap"
+
+
+class Settings(BaseModel):
+    """Settings of the role `power`."""
+
+    clock_cap: bool = Field(
+        default=True,
+        description="lock the GPU's clocks into a range, at every boot; a GB10 has no power limit "
+        "to set, and `nvidia-smi -lgc` alone is gone after a reboot. false takes it away again",
+    )
+    min_mhz: int = Field(default=300, gt=0, description="lowest clock")
+    max_mhz: int = Field(
+        default=2100,
+        gt=0,
+        description="highest clock; uncapped it is about 2400 under load. Decoding is bound by "
+        "memory and loses next to nothing, prefill about the ratio of the clocks",
+    )
+    persistence: bool = Field(
+        default=True, description="keep the driver loaded while nobody uses the GPU"
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Settings:
+        if self.min_mhz > self.max_mhz:
+            raise ValueError(f"min_mhz {self.min_mhz} is above max_mhz {self.max_mhz}")
+        return self
+
+
+def role(node: Spark, settings: Settings) -> Iterator[Resource]:
+    """A unit of our own that sets the clocks when the system comes up."""
+    path = f"/etc/systemd/system/{UNIT}.service"
+    if not settings.clock_cap:
+        yield Service(UNIT, running=False, enabled=False)
+        yield File(path, state="absent")
+        return
+    unit = File(path, content=render(TEMPLATES, "clock-cap.service.j2", **settings.model_dump()))
+    yield unit
+    # With a driver that does not answer (a reboot may be due) it can only be set up for later.
+    answers = node.facts.gpu is not None
+    yield Service(UNIT, running=True if answers else None, enabled=True, restart_when=(unit,))

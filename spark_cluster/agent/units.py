@@ -1,0 +1,322 @@
+"""Long work in transient systemd units: it outlives the connection, and the next run goes on.
+
+A unit's folder (see worker.py) is named by a hash of whose work it is and of the command, so a
+later run that wants the same finds it: running, or ended with a result that nobody has taken.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.agent.faults import explain
+from spark_cluster.agent.processes import Cancelled, Completed
+from spark_cluster.resources.base import ResourceError
+
+if TYPE_CHECKING:
+    from spark_cluster.agent.host import Host
+
+FOLDER = "/var/lib/spark-cluster/units"
+BOOTED = "/run/systemd/system"
+"""Is there when systemd runs the machine (sd_booted(3))."""
+
+BEGIN_S = 30.0
+"""Seconds that a unit may take to begin."""
+
+STALE_S = 24 * 3600.0
+"""Seconds after which a result that nobody took says nothing any more."""
+
+PROGRESS_S = 0.25
+"""At most one line of progress in so many seconds."""
+
+OUTPUT_LIMIT = 4 * 1024 * 1024
+"""Bytes of each output that are kept for the result: the last ones."""
+
+ROOM_LEFT = 64 * 1024
+"""Bytes: with less free space, a command that said nothing could not say it."""
+
+CODE = (
+    "import sys\n"
+    "sys.path.insert(0, sys.argv[1])\n"
+    "from spark_cluster.agent.worker import main\n"
+    "main(sys.argv[2])\n"
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What to run, and how; see `Host.run_unit`."""
+
+    key: str
+    argv: tuple[str, ...]
+    stdin: bytes
+    env: Mapping[str, str]
+    timeout: float
+    user: str | None
+    heard: Callable[[str], None] | None
+    survives: bool
+    recorded: bool
+
+
+def run(host: Host, work: Work) -> Completed:
+    """Begin the work, or go on with it where it is, and wait for its end."""
+    if host.processes.cancelled.is_set():
+        raise Cancelled
+    if not host.path(BOOTED).is_dir() or host.which("systemd-run") is None:
+        return host.run(
+            work.argv,
+            stdin=work.stdin,
+            env=work.env,
+            timeout=work.timeout,
+            user=work.user,
+            heard=None if work.stdin else work.heard or _seldom(host.progress),
+            must_finish=work.survives,
+        )
+    unit = _Unit(host, work)
+    _forget_old(unit.folder.parent)
+    if unit.running():
+        host.note(f"{work.key}: {work.argv[0]} is still at work there since {unit.since()}")
+    else:
+        done = unit.unwatched()
+        if done is not None:
+            return done
+        unit.begin()
+    return unit.watch()
+
+
+class _Unit:
+    """One unit and its folder."""
+
+    def __init__(self, host: Host, work: Work) -> None:
+        self.host = host
+        self.work = work
+        text = "\0".join((work.key, *work.argv))
+        name = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.name = f"spark-cluster-{name}.service"
+        self.folder = host.path(FOLDER) / name
+
+    # -- what there is -------------------------------------------------------------------------
+
+    def running(self) -> bool:
+        return _running(self.folder)
+
+    def since(self) -> str:
+        return time.strftime("%H:%M:%S", time.localtime(self._begun()))
+
+    def unwatched(self) -> Completed | None:
+        """The result of work that ended while nobody watched, when that is wanted; it is taken."""
+        result = self._result()
+        if result is None or time.time() - result["ended"] > STALE_S:
+            return None
+        when = time.strftime("%H:%M:%S", time.localtime(result["ended"]))
+        what = f"{self.work.key}: {self.work.argv[0]} ended at {when} while nobody watched"
+        if "error" in result or not self.work.recorded:
+            return None
+        self.host.note(f"{what}, with status {result['status']}; this is its result")
+        return self._take(result)
+
+    # -- doing ---------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the unit; returns when the work has begun."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder.mkdir(mode=0o700)
+        work = self.work
+        environment = {
+            "PATH": self.host.search_path,
+            "LANG": "C.UTF-8",
+            "HOME": "/root",
+            **work.env,
+        }
+        told = {
+            "argv": work.argv,
+            "env": environment,
+            "stdin": base64.b64encode(work.stdin).decode("ascii"),
+            "user": work.user,
+        }
+        handle = os.open(self.folder / "work", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as out:
+            json.dump(told, out)
+        try:
+            self.host.run(self._systemd_run()).check(f"starting a unit for {work.key}")
+        except ResourceError:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        until = time.monotonic() + BEGIN_S
+        while not (self.folder / "begun").exists():
+            if time.monotonic() > until:
+                raise ResourceError(
+                    f"{work.key}: its unit {self.name} does not begin", self._advice()
+                )
+            time.sleep(0.01)
+
+    def watch(self) -> Completed:
+        """Tell what it prints until it ends, and take its result.
+
+        Raises:
+            Cancelled: the laptop is gone; the work goes on, unless it shall not.
+        """
+        heard = self.work.heard or _seldom(self.host.progress)
+        tails = [_Tail(self.folder / name, heard) for name in ("out", "err")]
+        until = self._begun() + self.work.timeout
+        wait = 0.02
+        while self.running():
+            moved = [tail for tail in tails if tail.read()]
+            wait = 0.02 if moved else min(wait * 1.5, 0.5)
+            if self.host.processes.cancelled.wait(wait):
+                if not self.work.survives:
+                    self._stop()
+                raise Cancelled
+            if time.time() > until:
+                self._stop()
+                raise ResourceError(f"{self.work.argv[0]}: not done after {self.work.timeout:g} s")
+        for tail in tails:
+            tail.read(last=True)
+        result = self._result()
+        if result is None:
+            raise ResourceError(
+                f"{self.work.key}: {self.work.argv[0]} was ended from outside "
+                "(killed, or the node ran out of memory)",
+                self._advice(),
+            )
+        return self._take(result)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _systemd_run(self) -> list[str]:
+        properties = {
+            "Description": f"spark-cluster: {self.work.key}",
+            "RuntimeMaxSec": f"{self.work.timeout + 60:.0f}",
+            "TimeoutStopSec": "10",
+        }
+        code = str(Path(__file__).resolve().parents[2])
+        return [
+            "systemd-run",
+            *("--quiet", "--collect", "--no-ask-password", "--service-type=exec"),
+            f"--unit={self.name}",
+            *(f"--property={name}={value}" for name, value in properties.items()),
+            "--",
+            *(sys.executable, "-I", "-S", "-c", CODE, code, str(self.folder)),
+        ]
+
+    def _stop(self) -> None:
+        self.host.run(("systemctl", "stop", self.name), timeout=30, must_finish=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _begun(self) -> float:
+        try:
+            return float(json.loads((self.folder / "begun").read_text())["time"])
+        except (OSError, ValueError):
+            return time.time()
+
+    def _result(self) -> dict[str, Any] | None:
+        """What the worker told at its end; None when it told nothing."""
+        try:
+            result = json.loads((self.folder / "status").read_text())
+        except (OSError, ValueError):
+            return None
+        return result if isinstance(result, dict) else None
+
+    def _take(self, result: dict[str, Any]) -> Completed:
+        """The result, of which nothing stays on the node."""
+        out, err = (_text(self.folder / name) for name in ("out", "err"))
+        free = shutil.disk_usage(self.folder).free
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if "error" in result:
+            raise ResourceError(result["error"])
+        if result["status"] != 0 and free < ROOM_LEFT and not err.strip():
+            raise ResourceError(
+                f"{self.work.key}: {self.work.argv[0]} ended with status {result['status']}: "
+                + explain(OSError(28, "", str(self.folder.parent)), self.host.root)
+            )
+        return Completed(self.work.argv, int(result["status"]), out, err)
+
+    def _advice(self) -> str:
+        return f"`journalctl -u {self.name}` and `journalctl -k` on the node"
+
+
+class _Tail:
+    """Tells the lines of a growing file."""
+
+    def __init__(self, path: Path, heard: Callable[[str], None]) -> None:
+        self._path = path
+        self._heard = heard
+        self._at = 0
+        self._rest = b""
+
+    def read(self, *, last: bool = False) -> bool:
+        """Tell what has come; whether anything has."""
+        try:
+            with self._path.open("rb") as source:
+                source.seek(self._at)
+                data = source.read()
+        except FileNotFoundError:
+            return False
+        self._at += len(data)
+        *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        if last and self._rest:
+            lines.append(self._rest)
+            self._rest = b""
+        for line in lines:
+            if line.strip():
+                self._heard(line.decode(errors="replace").rstrip())
+        return bool(data)
+
+
+def _seldom(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Passes on a line now and then: what goes on, not all that is said."""
+    told = 0.0
+
+    def heard(line: str) -> None:
+        nonlocal told
+        if time.monotonic() - told > PROGRESS_S:
+            told = time.monotonic()
+            tell(line)
+
+    return heard
+
+
+def _running(folder: Path) -> bool:
+    """Whether a unit's worker lives: it holds the lock from its first moment to its last."""
+    try:
+        handle = os.open(folder / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as source:
+            source.seek(max(0, path.stat().st_size - OUTPUT_LIMIT))
+            return source.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _forget_old(folder: Path) -> None:
+    """Remove what ended long ago and nobody asked for."""
+    if not folder.is_dir():
+        return
+    for old in folder.iterdir():
+        status = old / "status"
+        old_enough = status.is_file() and time.time() - status.stat().st_mtime > 7 * STALE_S
+        if old_enough and not _running(old):
+            shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,135 @@
+"""`doctor`: what is wrong, why, and what to do, without changing anything."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.errors import SparkClusterError
+
+if TYPE_CHECKING:
+    from spark_cluster.doctor.examine import Diagnosis
+    from spark_cluster.doctor.finding import Finding
+    from spark_cluster.planning.pins import Pins
+    from spark_cluster.recipe import Probe, Recipe
+
+MARKS = {
+    "fail": "[red]✘[/]",
+    "warn": "[yellow]![/]",
+    "unknown": "[magenta]?[/]",
+    "ok": "[green]✔[/]",
+}
+
+
+@click.command()
+@click.option(
+    "--probe", is_flag=True, help="Also send traffic between the nodes and ask the endpoint."
+)
+@click.option(
+    "--only", multiple=True, metavar="AREA", help="Only this area (or check); repeatable."
+)
+@click.pass_context
+def command(ctx: click.Context, probe: bool, only: tuple[str, ...]) -> None:
+    """Looks at every node for each trouble that is known, and compares the nodes.
+
+    Changes nothing. One question a node; --probe adds full-size pings, transfers and a completion.
+    What could not be seen is unknown, which is not fine.
+
+    Exit status 5 when something fails, 3 when a node cannot be reached.
+    """
+    from spark_cluster.doctor import examine
+    from spark_cluster.doctor.probing import Question
+
+    app: App = ctx.obj
+    examine.must_be_known(only)
+    started = time.monotonic()
+    recipe, known = _recipe(app), _pins(app)
+    with examine.Examination(app.inventory, app.nodes, recipe, known) as examination:
+        nodes = examination.observe()
+        probed = None
+        if probe and nodes:
+            probed = examination.probe(nodes, Question(_question(recipe), _key(app)))
+        found = [*examine.judge(nodes, probed), *examination.reachability()]
+    diagnosis = examine.Diagnosis(tuple(examine.select(found, only)), examination.unreached)
+    if app.as_json:
+        app.print_json({"checks": [finding.document() for finding in diagnosis.findings]})
+    else:
+        _show(app, diagnosis, time.monotonic() - started)
+    ctx.exit(diagnosis.exit_code)
+
+
+def _recipe(app: App) -> Recipe | None:
+    """What the inventory serves; doctor works without it too."""
+    from spark_cluster.recipe import load_recipe
+
+    name = app.inventory.serve.recipe
+    with contextlib.suppress(SparkClusterError):
+        return load_recipe(name, app.project) if name is not None else None
+    return None
+
+
+def _pins(app: App) -> Pins | None:
+    """What is known of kernels and drivers, from the role `drivers`."""
+    from spark_cluster.planning import pins
+
+    with contextlib.suppress(SparkClusterError, OSError):
+        return pins.load(app.project.load_role("drivers").path.parent / "pins.json")
+    return None
+
+
+def _question(recipe: Recipe | None) -> Probe:
+    from spark_cluster.recipe import Recipe
+
+    usual: Probe = Recipe.model_fields["probe"].default
+    return usual if recipe is None else recipe.probe
+
+
+def _key(app: App) -> str | None:
+    from spark_cluster.engine.connections import ask_secret
+
+    secret = app.inventory.serve.api_key
+    return secret.read("the API key", ask_secret()) if secret else None
+
+
+def _show(app: App, diagnosis: Diagnosis, seconds: float) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("")
+    table.add_column("check", no_wrap=True)
+    table.add_column("node", no_wrap=True)
+    table.add_column("found", overflow="fold")
+    shown = [f for f in diagnosis.findings if app.verbose or f.status != "ok"]
+    for finding in shown:
+        style = "dim" if finding.status == "ok" else None
+        table.add_row(MARKS[finding.status], finding.id, finding.node, _text(finding), style=style)
+    if shown:
+        app.console.print(table)
+    app.console.print(_summary(diagnosis, seconds), soft_wrap=True)
+
+
+def _text(finding: Finding) -> str:
+    from rich.markup import escape
+
+    lines = [escape(finding.found)]
+    if finding.cause:
+        lines.append(f"[dim]{escape(finding.cause)}[/]")
+    if finding.fix:
+        lines.append(f"[cyan]{escape(finding.fix)}[/]")
+    if finding.status == "unknown":
+        lines.append(f"[dim]so it is not known whether {escape(finding.title)}[/]")
+    return "\n".join(lines)
+
+
+def _summary(diagnosis: Diagnosis, seconds: float) -> str:
+    counts = {status: diagnosis.count(status) for status in ("fail", "warn", "unknown", "ok")}
+    styles = {"fail": "red", "warn": "yellow", "unknown": "magenta", "ok": "green"}
+    parts = [f"[{styles[s]}]{n} {s}[/]" for s, n in counts.items() if n or s == "ok"]
+    text = f"{', '.join(parts)} [dim]in {seconds:.1f} s[/]"
+    if diagnosis.unreached:
+        text += "; the nodes were not compared with " + ", ".join(diagnosis.unreached)
+    return text

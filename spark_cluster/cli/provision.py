@@ -1,0 +1,113 @@
+"""`provision`: from a fresh or drifted Spark to one that is ready to serve."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_cluster.cli.app import App, Run, changing, leave_with
+from spark_cluster.errors import SparkClusterError, UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.engine.options import Options
+    from spark_cluster.inventory import Node
+
+COUNTS = ("ok", "change", "unknown", "failed", "skipped")
+
+
+@click.command()
+@click.option("--allow-reboot", is_flag=True, help="Reboot a node when what was changed needs it.")
+@click.option("--firmware", is_flag=True, help="Update firmware with fwupd (not the ConnectX-7's).")
+@click.option("--bandwidth", is_flag=True, help="Measure the link with ib_write_bw.")
+@click.option(
+    "--ask-password",
+    is_flag=True,
+    help="First contact: log in with a password where no key is accepted, and install yours.",
+)
+@click.option("--password-env", metavar="NAME", help="The same, from an environment variable.")
+@changing
+@click.pass_obj
+def command(
+    app: App,
+    allow_reboot: bool,
+    firmware: bool,
+    bandwidth: bool,
+    ask_password: bool,
+    password_env: str | None,
+    exit_code: bool,
+    options: Options,
+) -> None:
+    """Makes the nodes ready: keys and names, drivers, the link, SSH between the nodes, memory,
+    clocks, Docker, caches. Running it again changes nothing.
+
+    Drivers are installed only where the inventory pins versions. A node that fails does not stop
+    the others; the exit status tells of it at the end.
+    """
+    from spark_cluster.engine.laptop import public_key
+
+    first_contact = ask_password or password_env is not None
+    nodes = _with_password(app.nodes, password_env) if first_contact else app.nodes
+    keys = {node.name: public_key(node, search=first_contact) for node in nodes}
+    if first_contact and not all(keys.values()):
+        raise UsageError(
+            "you have no SSH key that could be installed",
+            hint="ssh-keygen -t ed25519 makes one; or name one with `identity_file`",
+        )
+    with app.play("provision", nodes, options) as run:
+        playbook = app.project.load_playbook("provision")  # while connections are being made
+        play = run.open(must=False)
+        done = playbook.function(
+            play,
+            allow_reboot=allow_reboot,
+            firmware=firmware,
+            bandwidth=bandwidth,
+            laptop_keys={name: key for name, key in keys.items() if key},
+        )
+        failed = _failed(play.out, done.failures)
+        run.finish(str(next(iter(failed.values()), "")))
+        if app.as_json:
+            app.print_json(_document(run, done, failed))
+        else:
+            run.show_recap()
+    if failed:
+        sys.exit(max(error.exit_code for error in failed.values()))
+    leave_with(run, exit_code=exit_code)
+
+
+def _with_password(nodes: list[Node], variable: str | None) -> list[Node]:
+    from spark_cluster.userfiles.secret import Secret
+
+    secret = Secret(env=variable) if variable is not None else Secret(prompt=True)
+    return [replace(node, login_password=secret) for node in nodes]
+
+
+def _failed(
+    out: dict[str, SparkClusterError], failures: dict[str, list[SparkClusterError]]
+) -> dict[str, SparkClusterError]:
+    """Node to the error that it ends with."""
+    return {**{name: errors[0] for name, errors in failures.items()}, **out}
+
+
+def _document(run: Run, done: Any, failed: dict[str, SparkClusterError]) -> dict[str, Any]:
+    nodes: dict[str, Any] = {}
+    for name, tally in run.recap.nodes.items():
+        error = failed.get(name)
+        nodes[name] = {
+            **{what: getattr(tally, what) for what in COUNTS},
+            "unreachable": tally.unreachable,
+            "error": None if error is None else {"message": error.message, "hint": error.hint},
+            "notes": done.notes.get(name, []),
+            "firmware": done.firmware.get(name),
+        }
+    return {
+        "ok": not failed,
+        "changed": run.recap.changed,
+        "nodes": nodes,
+        "bandwidth": [
+            {"hop": str(b.hop), "gbits": b.gbits, "verdict": b.verdict} for b in done.bandwidth
+        ],
+        "seconds": {**run.stages, "total": round(run.seconds, 3)},
+    }

@@ -1,0 +1,89 @@
+"""`revert`: put back what a run changed."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_cluster.cli.app import WOULD_CHANGE, App
+
+if TYPE_CHECKING:
+    from spark_cluster.cli.app import Run
+    from spark_cluster.engine.taking_back import TakenBack
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@click.option("--check", is_flag=True, help="Change nothing; tell what would be put back.")
+@click.option("--diff", is_flag=True, help="Show differences of files; secrets are not shown.")
+@click.option("--exit-code", is_flag=True, help="With --check: status 10 if it would change.")
+@click.option("-y", "--yes", is_flag=True, expose_value=False, help="Ask nothing.")
+@click.pass_obj
+def command(app: App, run_id: str, check: bool, diff: bool, exit_code: bool) -> None:
+    """Puts files and folders back as they were before RUN, byte for byte, with mode and owner.
+
+    RUN is an id that `history` shows, or the beginning of one. On each node it is all or nothing:
+    when something was changed since, nothing is touched, and it says what and by whom. Packages,
+    containers, services and commands cannot be taken back; they are listed. A revert is a run like
+    any other, and can be reverted.
+    """
+    from spark_cluster.engine.options import Options
+    from spark_cluster.engine.taking_back import revert
+
+    options = Options(check=check, diff=diff)
+    with app.play(f"revert {run_id}", app.nodes, options) as run:
+        play = run.open(must=False)
+        names = [node.name for node in play.nodes]
+        done = revert(run.connections, run.bus, options, names, run_id)
+        errors = {**play.out, **{n: d.error for n, d in done.items() if d.error is not None}}
+        first = next(iter(errors.values()), None)
+        run.finish(str(first or ""))
+        if app.as_json:
+            app.print_json(_document(run, done, {n: str(e.message) for n, e in errors.items()}))
+        else:
+            _show(app, run, done)
+    if errors:
+        sys.exit(max(error.exit_code for error in errors.values()))
+    if exit_code and check and run.recap.changed:
+        sys.exit(WOULD_CHANGE)
+
+
+def _document(run: Run, done: dict[str, TakenBack], errors: dict[str, str]) -> dict[str, Any]:
+    nodes: dict[str, Any] = {
+        name: {
+            "of": found.of or None,
+            "put_back": [
+                {"path": r.resource.partition(":")[2], "changes": r.changes, "diff": r.diff}
+                for r in found.paths
+            ],
+            "left": [{"what": what, "why": why} for what, why in found.left],
+            "error": errors.get(name),
+        }
+        for name, found in done.items()
+    }
+    for name in errors.keys() - nodes.keys():
+        nodes[name] = {"of": None, "put_back": [], "left": [], "error": errors[name]}
+    return {
+        "ok": not errors,
+        "run": run.id,
+        "changed": run.recap.changed,
+        "nodes": nodes,
+        "seconds": {"total": round(run.seconds, 3)},
+    }
+
+
+def _show(app: App, run: Run, done: dict[str, TakenBack]) -> None:
+    from rich.markup import escape
+
+    console = app.console
+    left = {(what, why): name for name, found in done.items() for what, why in found.left}
+    if left:
+        console.print("\n[bold]stays as the run left it[/]")
+    for what, why in left:
+        nodes = ", ".join(n for n, found in done.items() if (what, why) in found.left)
+        console.print(
+            f"  {escape(what)}  [dim]{escape(why)}[/]  [dim]({escape(nodes)})[/]", soft_wrap=True
+        )
+    run.show_recap()

@@ -1,0 +1,64 @@
+"""`--step`: a person decides on each change before it is made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from rich.markup import escape
+
+from spark_cluster.cli.display import Display, show_diff, summary
+
+ANSWERS = {"y": "yes", "n": "no", "a": "all", "s": "stop"}
+
+
+class Stepper:
+    """Asks on the terminal, one question at a time.
+
+    Args:
+        display: is quiet while a question stands.
+        read: reads a line.
+    """
+
+    def __init__(self, display: Display, read: Callable[[str], str] = input) -> None:
+        self.display = display
+        self.read = read
+        self._lock = threading.Lock()
+        self._decided = ""
+
+    def ask(self, node: str, change: dict[str, Any]) -> str:
+        """`yes`, `no`, `all` (ask no more) or `stop`, for one change of one node.
+
+        Args:
+            change: the resource's `id`, its `changes`, perhaps a `diff`.
+        """
+        with self._lock:
+            if not self._decided:
+                with self.display.quiet():
+                    self._show(node, change)
+                    answer = self._answer()
+                if answer not in ("all", "stop"):
+                    return answer
+                self._decided = answer
+            return self._decided
+
+    def _show(self, node: str, change: dict[str, Any]) -> None:
+        console = self.display.console
+        what = escape(change.get("reason") or summary(change["changes"]))
+        console.print(f"\n[bold]{escape(node)}[/]  {escape(change['id'])}  [yellow]{what}[/]")
+        if change.get("diff"):
+            show_diff(console, change["diff"], 4)
+
+    def _answer(self) -> str:
+        while True:
+            self.display.console.print(
+                "  change it? [bold]y[/]es, [bold]n[/]o, [bold]a[/]ll from here, [bold]s[/]top: ",
+                end="",
+            )
+            try:
+                said = self.read("").strip().lower()
+            except EOFError:
+                return "stop"
+            if said[:1] in ANSWERS:
+                return ANSWERS[said[:1]]

@@ -1,0 +1,171 @@
+"""The whole examination: one exchange a node, then every check; probes only when asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from spark_cluster.doctor import logs, probing, reach, registry
+from spark_cluster.doctor.finding import Finding
+from spark_cluster.doctor.observations import TIMEOUT_S, Observations
+from spark_cluster.doctor.probed import Probed
+from spark_cluster.doctor.question import Context, question, sources
+from spark_cluster.engine.connections import side_by_side, target
+from spark_cluster.errors import SparkClusterError, Unreachable, UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.engine.session import Session
+    from spark_cluster.engine.transport import SshConnection
+    from spark_cluster.inventory import Inventory, Node
+    from spark_cluster.planning.pins import Pins
+    from spark_cluster.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found.
+
+    Attributes:
+        findings: problems first.
+        unreached: nodes that could not be examined, with the reason.
+    """
+
+    findings: tuple[Finding, ...]
+    unreached: dict[str, SparkClusterError] = field(default_factory=dict)
+
+    def count(self, status: str) -> int:
+        return sum(1 for finding in self.findings if finding.status == status)
+
+    @property
+    def exit_code(self) -> int:
+        """3 when a node is out of reach, 5 when something fails, else 0."""
+        if any(isinstance(error, Unreachable) for error in self.unreached.values()):
+            return 3
+        return 5 if self.count("fail") else 0
+
+
+class Examination:
+    """The nodes' connections for as long as they are examined; use as a context manager.
+
+    Args:
+        inventory: what there is.
+        nodes: which of it.
+        recipe: what they serve, when that is known.
+        pins: combinations of kernel and driver that are known.
+    """
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        nodes: Sequence[Node],
+        recipe: Recipe | None = None,
+        pins: Pins | None = None,
+    ) -> None:
+        self.inventory = inventory
+        self.pins = pins
+        self.nodes = {node.name: node for node in nodes}
+        self.recipe = recipe
+        self.unreached: dict[str, SparkClusterError] = {}
+        self.seconds: dict[str, float] = {}
+        self._connections: dict[str, SshConnection] = {}
+        self._sessions: dict[str, Session] = {}
+
+    def __enter__(self) -> Examination:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        side_by_side({name: s.close for name, s in self._sessions.items()})
+        for connection in list(self._connections.values()):
+            connection.close()
+
+    def observe(self) -> list[Observations]:
+        """Ask every node, side by side; those out of reach are in `unreached`."""
+        jobs = {name: partial(self._observe, node) for name, node in self.nodes.items()}
+        outcomes = side_by_side(jobs)
+        self.unreached = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
+        return [o for o in outcomes.values() if isinstance(o, Observations)]
+
+    def probe(self, nodes: Sequence[Observations], asked: probing.Question) -> Probed:
+        """Traffic between the nodes, and a completion."""
+        return probing.probe(self.inventory, nodes, self._sessions, asked)
+
+    def reachability(self) -> list[Finding]:
+        """A finding for every node; one that does not answer SSH is pinged."""
+        found = [reach.reached(name, seconds) for name, seconds in self.seconds.items()]
+        for name, error in self.unreached.items():
+            address = self.nodes[name].address
+            answers = reach.pings(address) if reach.worth_a_ping(error) else None
+            found.append(reach.unreached(name, address, error, answers))
+        return found
+
+    def _observe(self, node: Node) -> Observations:
+        from spark_cluster.engine.transport import SshConnection
+
+        started = time.monotonic()
+        connection = SshConnection(target(node))
+        self._connections[node.name] = connection
+        user = str(connection.open().user)
+        session = connection.session("doctor", become=True)
+        self._sessions[node.name] = session
+        context = self._context(user)
+        answer = session.request("gather", **question(context), timeout=TIMEOUT_S)
+        self.seconds[node.name] = time.monotonic() - started
+        return Observations(
+            node.name,
+            answer,
+            user=user,
+            linked=len(self.inventory.nodes) > 1,
+            mtu=self.inventory.mtu,
+            pins=self.pins,
+            _sources=sources(context),
+        )
+
+    def _context(self, user: str) -> Context:
+        if self.recipe is None:
+            return Context(user, logs.WORDS)
+        paths = (self.recipe.model.node_path,)
+        return Context(user, logs.WORDS, paths, self.recipe.ray.dashboard_port)
+
+
+def judge(
+    nodes: Sequence[Observations], probed: Probed | None = None, only: Iterable[str] = ()
+) -> list[Finding]:
+    """Every check of what was seen, problems first.
+
+    Args:
+        only: areas or ids of checks; nothing means all.
+    """
+    wanted = set(only)
+    found = [
+        check.finding(seen, seen.node, alone=not seen.linked)
+        for seen in nodes
+        for check in registry.NODE
+    ]
+    together = "+".join(seen.node for seen in nodes)
+    if len(nodes) > 1:
+        named = [seen.named() for seen in nodes]
+        found += [check.finding(named, together) for check in registry.PAIR]
+    if probed is not None:
+        found += [check.finding(probed, together) for check in registry.PROBES]
+    return select(found, wanted)
+
+
+def select(found: Iterable[Finding], only: Iterable[str]) -> list[Finding]:
+    """Those of some areas (or checks), problems first."""
+    wanted = set(only)
+    chosen = [f for f in found if not wanted or wanted & {f.area, f.id}]
+    return sorted(chosen, key=lambda finding: finding.order)
+
+
+def must_be_known(only: Iterable[str]) -> None:
+    """Raises UsageError for a name that is no area and no check."""
+    known = {*registry.AREAS, *(check.id for check in registry.ALL), reach.ID}
+    for name in only:
+        if name not in known:
+            raise UsageError(
+                f"--only {name}: no such area or check",
+                hint=f"areas: {', '.join(registry.AREAS)}; `doctor -v` shows every check's name",
+            )

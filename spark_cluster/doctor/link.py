@@ -1,0 +1,245 @@
+"""The ConnectX-7 link as one node sees it."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from spark_cluster.doctor.check import check
+from spark_cluster.doctor.finding import NotSeen, Verdict, fail, ok, warn
+from spark_cluster.doctor.observations import Observations, of_hca
+from spark_cluster.facts.model import Interface
+
+FULL_RATE = 200_000
+"""Mb/s that a port shows with a 200G cable."""
+
+GID_TYPES = "types?"
+"""The source with the first ten entries of the GID tables."""
+
+FUNCTIONS = 4
+"""Two ports of two twins each."""
+
+MELLANOX = "0x15b3"
+BRICKS = ("28.47.1088", "NVD0000000087")
+"""Firmware reported to brick the ConnectX-7 of this PSID (community report)."""
+
+NETWORK = "spark-cluster provision --tags network --limit {node}"
+
+
+@check(
+    "link.connectx-present",
+    title="the ConnectX-7 is there with its four functions",
+    needs=("hcas",),
+    severity="blocks",
+    cause="the ConnectX-7 is taken off the bus while no cable is in",
+    fix="put the QSFP cable in and reboot; `lspci -d 15b3:` must show four functions",
+    rows=(1, 28),
+    link=True,
+)
+def connectx_present(seen: Observations) -> Verdict:
+    hcas = seen.hcas
+    if len(hcas) >= FUNCTIONS:
+        return ok(f"{len(hcas)} functions: {', '.join(h.name for h in hcas)}")
+    if hcas:
+        return warn(
+            f"{len(hcas)} of {FUNCTIONS} functions: {', '.join(h.name for h in hcas)}",
+            cause="one of its two PCIe paths did not come up",
+            fix="a cold start: shut down, unplug AC for 60 s",
+        )
+    if MELLANOX in seen.tree("pci").values():
+        return fail(
+            "it is on the PCI bus, but there is no RDMA device",
+            cause="its driver did not start: a firmware that was flashed over it "
+            "(mlnx-fw-updater), or mlx5_core is not loaded",
+            fix="journalctl -k -g mlx5 on {node}; hold mlnx-fw-updater; unplug AC for 60 s",
+        )
+    return fail("no RDMA device, and none of its functions on the PCI bus")
+
+
+@check(
+    "link.port-up",
+    title="both twins of the cabled port are up",
+    needs=("hcas",),
+    severity="blocks",
+    cause="no cable, a loose one, or the other end is off or in another port",
+    fix="reseat the QSFP cable, in the same port of both nodes",
+    rows=(2,),
+    link=True,
+)
+def port_up(seen: Observations) -> Verdict:
+    up = [h.interface for h in seen.hcas if h.up]
+    shown = ", ".join(up)
+    if not up:
+        every = f"all {len(seen.hcas)} functions" if seen.hcas else "no function is there"
+        return fail(f"{every} (Down)" if seen.hcas else every)
+    if len(up) in (2, 4) and len(seen.twins) == 2:
+        return ok(f"{shown} up: {len(up) // 2} cable{'s' if len(up) == 4 else ''}")
+    return fail(
+        f"only {shown} up: {len(up)} function{'s' if len(up) != 1 else ''}, "
+        "where one cable gives two and two give four",
+        cause="a cable that is not fully in, or one for 100G: half the lanes came up",
+    )
+
+
+@check(
+    "link.rate",
+    title="the port runs at 200 Gb/s",
+    needs=("hcas", "speed"),
+    severity="slows",
+    cause="a cable or a switch for 100G",
+    fix="a QSFP cable for 200G, directly between the nodes",
+    rows=(5,),
+    link=True,
+)
+def rate(seen: Observations) -> Verdict:
+    speeds = {path.split("/")[4]: text for path, text in seen.tree("speed").items()}
+    twins = [twin.interface for twin in seen.twins]
+    told = {name: int(speeds[name]) for name in twins if speeds.get(name, "-1").isdigit()}
+    missing = [name for name in twins if name not in told]
+    if missing:
+        raise NotSeen(f"/sys/class/net/{missing[0]}/speed tells nothing")
+    shown = ", ".join(f"{name} {speed} Mb/s" for name, speed in told.items())
+    slow = [speed for speed in told.values() if speed < FULL_RATE]
+    return fail(shown) if slow else ok(shown or "no function is up")
+
+
+@check(
+    "link.pcie-width",
+    title="both PCIe paths of the ConnectX-7 have four lanes",
+    needs=("width",),
+    severity="slows",
+    cause="a BIOS before April 2026 wires the second controller with two lanes",
+    fix="update the firmware: fwupdmgr refresh && fwupdmgr upgrade on {node}, then reboot",
+    link=True,
+)
+def pcie_width(seen: Observations) -> Verdict:
+    widths = of_hca(seen.tree("width"))
+    if not widths:
+        raise NotSeen("/sys/class/infiniband/*/device/current_link_width: not there")
+    shown = ", ".join(f"{hca} x{width}" for hca, width in widths.items())
+    narrow = [w for w in widths.values() if w.isdigit() and int(w) < 4]
+    return warn(shown) if narrow else ok(shown)
+
+
+@check(
+    "link.twin-address",
+    title="both twins have an address",
+    needs=("hcas", "ip"),
+    severity="slows",
+    cause="one twin alone carries about 100 of 200 Gb/s",
+    fix=NETWORK,
+    rows=(4,),
+    link=True,
+)
+def twin_address(seen: Observations) -> Verdict:
+    bare = [i.name for i in seen.twin_interfaces if not i.addresses]
+    if len(bare) > 1:
+        cause = "the link is not configured yet, so nothing can be served over it"
+        return fail(f"{' and '.join(bare)} have no IPv4 address", cause=cause)
+    if bare:
+        return fail(f"{bare[0]} has no IPv4 address")
+    return ok(_addresses(seen.twin_interfaces) or "no function is up")
+
+
+@check(
+    "link.twins-one-subnet",
+    title="the twins are in different subnets",
+    needs=("hcas", "ip"),
+    severity="slows",
+    cause="with both twins in one subnet all traffic leaves by one of them",
+    fix=NETWORK,
+    rows=(3,),
+    link=True,
+)
+def twins_one_subnet(seen: Observations) -> Verdict:
+    twins = seen.twin_interfaces
+    for one, other in combinations(twins, 2):
+        for address in one.addresses:
+            if any(address.network.overlaps(a.network) for a in other.addresses):
+                return fail(f"{one.name} and {other.name} are both in {address.network}")
+    return ok(_addresses(twins) or "no twin has an address")
+
+
+@check(
+    "link.mtu",
+    title="the twins have the MTU that the inventory wants",
+    needs=("hcas", "ip"),
+    severity="slows",
+    cause="small frames: RDMA then runs at an MTU of 1024, 92-97 instead of 111 Gb/s a twin",
+    fix=NETWORK,
+    rows=(6,),
+    link=True,
+)
+def mtu(seen: Observations) -> Verdict:
+    twins = seen.twin_interfaces
+    shown = ", ".join(f"{i.name} {i.mtu}" for i in twins)
+    if any(i.mtu != seen.mtu for i in twins):
+        return warn(f"{shown}; the inventory says {seen.mtu}")
+    return ok(shown or "no function is up")
+
+
+@check(
+    "link.gid",
+    title="each twin has a RoCE v2 entry of its IPv4 address in its GID table",
+    needs=("hcas", "ip", GID_TYPES),
+    severity="blocks",
+    cause="without that entry NCCL takes a link-local one and hangs, or falls back to sockets",
+    fix="spark-cluster exec -b -l {node} -- netplan apply",
+    rows=(9,),
+    link=True,
+)
+def gid(seen: Observations) -> Verdict:
+    addresses = {i.name: i.addresses for i in seen.twin_interfaces}
+    twins = [twin for twin in seen.twins if addresses.get(twin.interface)]
+    if twins and not seen.tree(GID_TYPES):
+        raise NotSeen("/sys/class/infiniband/*/ports/1/gid_attrs: not there")
+    missing = [f"{t.name} has none of {addresses[t.interface][0].ip}" for t in twins
+               if t.gid_index is None]  # fmt: skip
+    if missing:
+        return fail("; ".join(missing))
+    shown = ", ".join(f"{twin.name} index {twin.gid_index}" for twin in twins)
+    return ok(shown or "no twin has an address")
+
+
+@check(
+    "link.subnet-overlap",
+    title="no other network of the node overlaps with the link's",
+    needs=("hcas", "ip"),
+    severity="blocks",
+    cause="the LAN uses the link's subnet: traffic for the peer leaves by the wrong port",
+    fix="choose another `fabric.pool` in the inventory, then " + NETWORK,
+    rows=(13,),
+    link=True,
+)
+def subnet_overlap(seen: Observations) -> Verdict:
+    fabric = {h.interface for h in seen.hcas}
+    ours = [(i.name, a) for i in seen.interfaces if i.name in fabric for a in i.addresses]
+    others = [(i.name, a) for i in seen.interfaces if i.name not in fabric for a in i.addresses]
+    for name, address in ours:
+        for other, foreign in others:
+            if address.network.overlaps(foreign.network):
+                return fail(f"{name} {address} and {other} {foreign} overlap")
+    return ok(", ".join(sorted({str(a.network) for _, a in ours})) or "no address on the link")
+
+
+@check(
+    "link.firmware",
+    title="the ConnectX-7 has no firmware that is known to be bad",
+    needs=("fw_ver", "board_id"),
+    severity="risks",
+    cause="mlnx-fw-updater flashed it; this version is reported to brick this board",
+    fix="hold mlnx-fw-updater (spark-cluster provision --tags drivers --limit {node}); "
+    "do not power it off before asking NVIDIA's support",
+    rows=(28,),
+    link=True,
+)
+def firmware(seen: Observations) -> Verdict:
+    versions, boards = of_hca(seen.tree("fw_ver")), of_hca(seen.tree("board_id"))
+    if not versions or set(boards) != set(versions):
+        raise NotSeen("/sys/class/infiniband/*/fw_ver and board_id: not there")
+    pairs = {(version, boards[hca]) for hca, version in versions.items()}
+    shown = ", ".join(f"{version} ({board})" for version, board in sorted(pairs))
+    return fail(shown) if BRICKS in pairs else ok(shown)
+
+
+def _addresses(interfaces: tuple[Interface, ...]) -> str:
+    return ", ".join(f"{i.name} {a}" for i in interfaces for a in i.addresses)

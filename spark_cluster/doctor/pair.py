@@ -1,0 +1,325 @@
+"""The nodes beside each other: what must be the same, and what must not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from itertools import combinations
+
+from spark_cluster.doctor.check import Pair, check
+from spark_cluster.doctor.driver import fwupd_devices
+from spark_cluster.doctor.finding import NotSeen, Verdict, fail, ok, warn
+from spark_cluster.doctor.observations import Observations, of_hca
+
+ALIGN = "bring the older one up: spark-cluster provision --tags drivers"
+NETWORK = "spark-cluster provision --tags network"
+CLOCK_S = 10.0
+OWN_FLAGS = (
+    *("--node-rank", "--headless", "--host", "--port", "--master-addr", "--master-port"),
+    *("--api-server-count", "--data-parallel-start-rank"),
+)
+"""Engine arguments in which ranks may differ."""
+
+
+@check(
+    "pair.os",
+    title="the nodes have the same system",
+    needs=("os", "dgx"),
+    severity="risks",
+    cause="one was updated and the other was not",
+    fix="update both to the same OTA: the DGX Dashboard, or apt full-upgrade and a reboot",
+    rows=(26,),
+)
+def system(nodes: Pair) -> Verdict:
+    def told(seen: Observations) -> str:
+        seen.text("os")
+        return f"{seen.facts.os}, DGX OS {seen.facts.dgx_version or 'none'}"
+
+    return _same(nodes, told)
+
+
+@check(
+    "pair.kernel",
+    title="the nodes run the same kernel",
+    needs=("kernel",),
+    severity="risks",
+    cause="one was updated, or not rebooted after it",
+    fix=ALIGN,
+    rows=(26,),
+)
+def kernel(nodes: Pair) -> Verdict:
+    return _same(nodes, lambda seen: seen.kernel)
+
+
+@check(
+    "pair.driver",
+    title="the nodes have the same driver",
+    needs=("gpu",),
+    severity="risks",
+    cause="one was updated, or not rebooted after it",
+    fix=ALIGN,
+    rows=(26,),
+)
+def driver(nodes: Pair) -> Verdict:
+    def told(seen: Observations) -> str:
+        seen.output("gpu")
+        if seen.facts.gpu is None:
+            raise NotSeen(f"{seen.node}: nvidia-smi names no GPU")
+        return seen.facts.gpu.driver
+
+    return _same(nodes, told)
+
+
+@check(
+    "pair.firmware",
+    title="the nodes' ConnectX-7 have the same firmware",
+    needs=("fw_ver",),
+    severity="risks",
+    cause="one was updated and the other was not",
+    fix="fwupdmgr refresh && fwupdmgr upgrade on the older one, then a reboot",
+    rows=(26,),
+)
+def firmware(nodes: Pair) -> Verdict:
+    def told(seen: Observations) -> str:
+        versions = sorted(set(of_hca(seen.tree("fw_ver")).values()))
+        if not versions:
+            raise NotSeen(f"{seen.node}: /sys/class/infiniband/*/fw_ver is not there")
+        return ", ".join(versions)
+
+    return _same(nodes, told)
+
+
+@check(
+    "pair.system-firmware",
+    title="the nodes have the same system firmware",
+    needs=("devices",),
+    severity="risks",
+    cause="one was updated and the other was not",
+    fix="fwupdmgr refresh && fwupdmgr upgrade on the older one, then a reboot (USB-PD: AC off)",
+    rows=(26,),
+)
+def system_firmware(nodes: Pair) -> Verdict:
+    told = [_versions(seen) for seen in nodes]
+    common = sorted(set.intersection(*(set(devices) for devices in told)))
+    differ = [
+        f"{name}: {_each(nodes, [devices[name] for devices in told])}"
+        for name in common
+        if len({devices[name] for devices in told}) > 1
+    ]
+    if differ:
+        return warn("; ".join(differ))
+    return ok(f"{len(common)} devices have the same versions")
+
+
+@check(
+    "pair.machine-id",
+    title="each node has a machine id of its own",
+    needs=("machine_id",),
+    severity="risks",
+    cause="an OEM's image that had one already (CVE-2026-24218)",
+    fix="spark-cluster provision --tags bootstrap",
+    rows=(30,),
+)
+def machine_id(nodes: Pair) -> Verdict:
+    ids = {seen.node: seen.text("machine_id").strip() for seen in nodes}
+    for one, other in combinations(ids, 2):
+        if ids[one] == ids[other]:
+            return fail(f"{one} and {other} both have {ids[one] or 'an empty one'}")
+    return ok("all different")
+
+
+@check(
+    "pair.host-keys",
+    title="each node has SSH host keys of its own",
+    needs=("host_keys",),
+    severity="risks",
+    cause="an OEM's image that had them already (CVE-2026-24218): either can pose as the other",
+    fix="spark-cluster provision --tags bootstrap, then spark-cluster trust --replace",
+    rows=(30,),
+)
+def host_keys(nodes: Pair) -> Verdict:
+    keys = {seen.node: _host_keys(seen) for seen in nodes}
+    for one, other in combinations(keys, 2):
+        shared = sorted(kind for kind, key in keys[one].items() if keys[other].get(kind) == key)
+        if shared:
+            return fail(f"{one} and {other} share {', '.join(shared)}")
+    return ok("all different")
+
+
+@check(
+    "pair.mtu",
+    title="the nodes have the same MTU on the link",
+    needs=("hcas", "ip"),
+    severity="blocks",
+    cause="large frames of one are dropped by the other: ssh works, transfers hang",
+    fix=NETWORK,
+    rows=(6,),
+)
+def mtu(nodes: Pair) -> Verdict:
+    def told(seen: Observations) -> str:
+        return ", ".join(sorted({str(i.mtu) for i in seen.twin_interfaces})) or "no link"
+
+    return _same(nodes, told, problem=fail)
+
+
+@check(
+    "pair.same-port",
+    title="the cable is in the same port of both nodes",
+    needs=("hcas",),
+    severity="blocks",
+    cause="the cable joins the first port of one with the second of the other",
+    fix="put the cable into the same port of both",
+    rows=(2,),
+)
+def same_port(nodes: Pair) -> Verdict:
+    def told(seen: Observations) -> str:
+        return ", ".join(twin.interface for twin in seen.twins) or "no function is up"
+
+    return _same(nodes, told, problem=fail)
+
+
+@check(
+    "pair.subnets",
+    title="each twin shares a subnet with the same twin of the other node",
+    needs=("hcas", "ip"),
+    severity="blocks",
+    cause="the nodes' addresses on the link do not belong together, or are equal",
+    fix=NETWORK,
+    rows=(3, 13),
+)
+def subnets(nodes: Pair) -> Verdict:
+    places = {seen.node: {i.name: i.addresses for i in seen.twin_interfaces} for seen in nodes}
+    for one, other in combinations(places, 2):
+        for name in (name for name in places[one] if name in places[other]):
+            mine, theirs = places[one][name], places[other][name]
+            if not mine or not theirs:
+                continue  # link.twin-address
+            if {a.ip for a in mine} & {a.ip for a in theirs}:
+                return fail(f"{one} and {other} both have {mine[0].ip} on {name}")
+            if not {a.network for a in mine} & {a.network for a in theirs}:
+                return fail(f"{name}: {one} has {mine[0]}, {other} has {theirs[0]}")
+    names = sorted({name for links in places.values() for name in links})
+    return ok(f"{', '.join(names)}: joined" if names else "no function is up")
+
+
+@check(
+    "pair.images",
+    title="the nodes serve from the same image",
+    needs=("tools", "containers", "logs"),
+    severity="blocks",
+    cause="a tag that moved between two pulls",
+    fix="pin the digest in the recipe (`image.digest`), then spark-cluster up",
+    rows=(15,),
+)
+def images(nodes: Pair) -> Verdict:
+    used = {s.node: {e.image for e in s.engines if e.running and e.tp > 1} for s in nodes}
+    serving = {node: ids for node, ids in used.items() if ids}
+    if len(serving) < 2:
+        return ok("no engine runs over two nodes")
+    shown = "; ".join(f"{n} {', '.join(i[:19] for i in sorted(ids))}" for n, ids in serving.items())
+    return ok(shown) if len(set().union(*serving.values())) == 1 else fail(shown)
+
+
+@check(
+    "pair.ray-version",
+    title="the nodes have the same Ray and vLLM",
+    needs=("tools", "containers", "logs", "versions"),
+    severity="blocks",
+    cause="different images: Ray refuses a node with another version",
+    fix="pin the image's digest in the recipe, then spark-cluster up",
+    rows=(15,),
+)
+def ray_version(nodes: Pair) -> Verdict:
+    def told(seen: Observations) -> str:
+        if not any(e.running and e.tp > 1 for e in seen.engines):
+            return ""
+        pairs = sorted(set(re.findall(r"^(ray|vllm)=(\S+)$", seen.output("versions"), re.M)))
+        if not pairs:
+            raise NotSeen(f"{seen.node}: python3 in the containers tells no version of Ray or vLLM")
+        return ", ".join(f"{name} {version}" for name, version in pairs)
+
+    known = {seen.node: told(seen) for seen in nodes}
+    told_of = {node: text for node, text in known.items() if text}
+    if len(told_of) < 2:
+        return ok("no engine runs over two nodes")
+    shown = "; ".join(f"{node} {text}" for node, text in told_of.items())
+    return ok(shown) if len(set(told_of.values())) == 1 else fail(shown)
+
+
+@check(
+    "pair.engine-args",
+    title="all ranks have the same engine arguments",
+    needs=("tools", "containers", "logs"),
+    severity="blocks",
+    cause="ranks with different arguments wait for each other for ever in graph capture",
+    fix="render them once for all: spark-cluster up does",
+    rows=(17,),
+)
+def engine_args(nodes: Pair) -> Verdict:
+    ranks = {
+        f"{seen.node} {e.name}": {k: v for k, v in e.arguments().items() if k not in OWN_FLAGS}
+        for seen in nodes
+        for e in seen.engines
+        if e.running and e.is_server and e.tp > 1
+    }
+    if len(ranks) < 2:
+        return ok("one server renders them for all" if ranks else "no engine runs over two nodes")
+    (first, wanted), *others = ranks.items()
+    for name, found in others:
+        differ = sorted(f for f in wanted | found if wanted.get(f) != found.get(f))
+        if differ:
+            flag = differ[0]
+            return fail(f"{flag}: {first} {_shown(wanted, flag)}, {name} {_shown(found, flag)}")
+    return ok(f"{len(ranks)} ranks, {len(wanted)} arguments")
+
+
+@check(
+    "pair.clock",
+    title="the nodes' clocks agree",
+    needs=("clock",),
+    severity="risks",
+    cause="no time synchronisation: logs cannot be compared, certificates may be refused",
+    fix="spark-cluster provision --tags bootstrap",
+)
+def clock(nodes: Pair) -> Verdict:
+    times = [seen.time for seen in nodes]
+    apart = max(times) - min(times)
+    return warn(f"{apart:.0f} s apart") if apart > CLOCK_S else ok(f"within {CLOCK_S:g} s")
+
+
+def _same(
+    nodes: Pair, told: Callable[[Observations], str], problem: Callable[[str], Verdict] = warn
+) -> Verdict:
+    """Whether all nodes tell the same."""
+    values = [told(seen) for seen in nodes]
+    return ok(values[0]) if len(set(values)) == 1 else problem(_each(nodes, values))
+
+
+def _each(nodes: Pair, values: list[str]) -> str:
+    return ", ".join(f"{s.node} {value}" for s, value in zip(nodes, values, strict=True))
+
+
+def _shown(arguments: Mapping[str, str], flag: str) -> str:
+    return arguments[flag] or "has it" if flag in arguments else "lacks it"
+
+
+def _versions(seen: Observations) -> dict[str, str]:
+    """Firmware version of each device that has one; of several with one name all versions."""
+    found: dict[str, list[str]] = {}
+    for device in fwupd_devices(seen.ran("devices")):
+        if device.get("Name") and device.get("Version"):
+            found.setdefault(str(device["Name"]), []).append(str(device["Version"]))
+    return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
+
+
+def _host_keys(seen: Observations) -> dict[str, str]:
+    """Kind of key to key.
+
+    Raises:
+        NotSeen: there is none.
+    """
+    keys = [text.split()[:2] for text in seen.tree("host_keys").values()]
+    found = {words[0]: words[1] for words in keys if len(words) == 2}
+    if not found:
+        raise NotSeen(f"{seen.node}: no /etc/ssh/ssh_host_*_key.pub can be read")
+    return found

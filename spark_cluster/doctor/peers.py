@@ -1,0 +1,99 @@
+"""What a node needs of the others before it can serve with them: their names, the same model."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+from spark_cluster.doctor.check import Pair, check
+from spark_cluster.doctor.engines import Engine, read_sections
+from spark_cluster.doctor.finding import NotSeen, Verdict, fail, ok, warn
+from spark_cluster.doctor.observations import Observations
+
+
+@check(
+    "pair.names",
+    title="each node finds the others by name",
+    needs=("hosts", "ip"),
+    severity="risks",
+    cause="neither /etc/hosts nor avahi knows the peer",
+    fix="spark-cluster provision --tags ssh_mesh",
+    rows=(31,),
+)
+def names(nodes: Pair) -> Verdict:
+    lost = []
+    for seen, peer in permutations(nodes, 2):
+        addresses = {str(a.ip) for i in peer.interfaces for a in i.addresses}
+        known = [
+            line.split()
+            for line in seen.text("hosts").splitlines()
+            if not line.lstrip().startswith("#")
+        ]
+        if not any(w and w[0] in addresses and not w[0].startswith("127.") for w in known):
+            lost.append(f"{seen.node} has no name for {peer.node}")
+    if not lost:
+        return ok("in /etc/hosts")
+    avahi = [seen.units.get("avahi-daemon", {}).get("ActiveState") for seen in nodes]
+    return ok("through avahi") if set(avahi) == {"active"} else warn("; ".join(lost))
+
+
+@check(
+    "pair.model-files",
+    title="each node that serves has the whole model",
+    needs=("tools", "containers", "logs", "models"),
+    severity="blocks",
+    cause="a snapshot (or its refs/main) was copied in part: a worker that may not ask the hub "
+    "cannot load it",
+    fix="copy the whole snapshot: spark-cluster up does",
+    rows=(32,),
+)
+def model_files(nodes: Pair) -> Verdict:
+    serving = {
+        seen.node: (seen, [e for e in seen.engines if e.running and e.tp > 1]) for seen in nodes
+    }
+    serving = {node: pair for node, pair in serving.items() if pair[1]}
+    if len(serving) < 2:
+        return ok("no engine runs over two nodes")
+    kept = {node: _kept(seen) for node, (seen, _) in serving.items()}
+    used = sorted(
+        {
+            folder
+            for folders in kept.values()
+            for folder in folders
+            if any(_uses(e, folder) for _, engines in serving.values() for e in engines)
+        }
+    )
+    if not used:
+        raise NotSeen("none of the engine's folders is one where models are looked for")
+    for folder in used:
+        listings = {node: folders.get(folder, {}) for node, folders in kept.items()}
+        every = set().union(*(listing.items() for listing in listings.values()))
+        for node, listing in listings.items():
+            lacking = sorted({path for path, _ in every - set(listing.items())})
+            if lacking:
+                return fail(
+                    f"{node}: {len(lacking)} files of {folder} are missing or another size: "
+                    f"{', '.join(lacking[:3])}"
+                )
+    return ok(f"{', '.join(used)}: the same files")
+
+
+def _kept(seen: Observations) -> dict[str, dict[str, str]]:
+    """Folder of each model to its files and their sizes; what begins with a dot is nobody's."""
+    found: dict[str, dict[str, str]] = {}
+    for folder, lines in read_sections(seen.output("models")).items():
+        rows = (line.partition(" ") for line in lines)
+        found[folder] = {
+            path: size
+            for size, _, path in rows
+            if not any(part.startswith(".") for part in path.split("/"))
+        }
+    return found
+
+
+def _uses(engine: Engine, folder: str) -> bool:
+    """Whether a container has this model: mounted itself, or named in a hub's cache."""
+    if folder in engine.mounts:
+        return True
+    name = folder.rpartition("models--")[2].replace("--", "/")
+    above = any(folder.startswith(f"{source}/") for source in engine.mounts)
+    return above and "models--" in folder and name in engine.words

@@ -1,0 +1,76 @@
+"""What the probes found: traffic between two nodes, and the endpoint's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Ping:
+    """Pings over one link in one direction.
+
+    Attributes:
+        link: `spark1 enp1s0f1np1 -> spark2`.
+        small, full: whether a small and a full-size one came back; None when it could not be tried.
+        said: what the full-size one said.
+    """
+
+    link: str
+    small: bool | None
+    full: bool | None
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A TCP transfer over one link in one direction; Gbit/s.
+
+    Attributes:
+        rate: over the link; None when there was none.
+        own: what the sending node does to itself over its loopback: the most that can be seen.
+        said: why there is no rate.
+    """
+
+    link: str
+    rate: float | None
+    own: float | None = None
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Rdma:
+    """`ib_write_bw` over one link; Gbit/s."""
+
+    link: str
+    rate: float | None
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the endpoint says.
+
+    Attributes:
+        health: HTTP status of /health, 0 without an answer.
+        status: HTTP status of a completion.
+        text: its text, or why there is none.
+        expected: what the text should have in it.
+    """
+
+    health: int
+    status: int
+    text: str
+    expected: str
+
+
+@dataclass(frozen=True)
+class Probed:
+    """All that was probed; None for what was not tried, with the reason in `why_not`."""
+
+    full_size: int = 8972
+    pings: tuple[Ping, ...] | None = None
+    transfers: tuple[Transfer, ...] | None = None
+    rdma: tuple[Rdma, ...] | None = None
+    answer: Answer | None = None
+    why_not: Mapping[str, str] = field(default_factory=dict)

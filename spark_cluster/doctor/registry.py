@@ -1,0 +1,42 @@
+"""All checks, and which rows of the table of known troubles they cover."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from spark_cluster.doctor import (
+    driver,
+    link,
+    logs,
+    memory,
+    pair,
+    peers,
+    probes,
+    reach,
+    serving,
+    system,
+)
+from spark_cluster.doctor.check import Check, NodeCheck, PairCheck, ProbeCheck
+
+
+def _of(*modules: ModuleType) -> tuple[Any, ...]:
+    """The checks that modules define, in their order."""
+    return tuple(
+        value for module in modules for value in vars(module).values() if isinstance(value, Check)
+    )
+
+
+NODE: tuple[NodeCheck, ...] = (*_of(link, driver, memory, serving), *logs.CHECKS, *_of(system))
+PAIR: tuple[PairCheck, ...] = _of(pair, peers)
+PROBES: tuple[ProbeCheck, ...] = _of(probes)
+ALL: tuple[Check[Any], ...] = (*NODE, *PAIR, *PROBES)
+
+AREAS = tuple(dict.fromkeys(check.area for check in ALL))
+
+
+def covered() -> dict[int, tuple[str, ...]]:
+    """Row of the table to the checks that find it."""
+    told = [*((check.id, check.rows) for check in ALL), (reach.ID, reach.ROWS)]
+    numbers = sorted({row for _, rows in told for row in rows})
+    return {row: tuple(id for id, rows in told if row in rows) for row in numbers}

@@ -1,0 +1,106 @@
+"""Small shell scripts that a node runs to answer several questions in one process.
+
+Each prints plain text and ends with status 0 unless what it asks did not answer at all.
+"""
+
+from __future__ import annotations
+
+_ENGINES = """\
+fields='{{{{.Names}}}} {{{{.Image}}}} {{{{.Command}}}}'
+all=$(docker ps {all} --no-trunc --format "$fields") || exit 1
+names=$(printf '%s\\n' "$all" | grep -iE '(^|[^a-z])(vllm|ray)([^a-z]|$)' | cut -d' ' -f1)
+"""
+"""Containers that look like an engine's, by name, image or command; not only our own."""
+
+TOOLS = 'for tool in "$@"; do command -v "$tool" >/dev/null && echo "$tool"; done; true'
+
+CONTAINERS = (
+    _ENGINES.format(all="-a")
+    + """\
+[ -n "$names" ] || { echo '[]'; exit 0; }
+docker container inspect $names
+"""
+)
+
+IMAGES = (
+    _ENGINES.format(all="-a")
+    + """\
+[ -n "$names" ] || exit 0
+docker container inspect -f '{{.Image}}' $names | sort -u |
+  xargs docker image inspect -f '{{.Id}} {{.Architecture}}'
+"""
+)
+
+LOGS = (
+    _ENGINES.format(all="-a")
+    + """\
+for name in $names; do
+  printf '==> %s\\n' "$name"
+  docker logs --timestamps --tail 20000 "$name" 2>&1 | awk '
+    BEGIN { for (i = 1; i < ARGC; i++) { key[i] = ARGV[i]; ARGV[i] = "" }; keys = ARGC }
+    { for (i = 1; i < keys; i++) if (index($0, key[i])) {
+        kept[i "," count[i]++ % 20] = $0; break } }
+    END { for (i = 1; i < keys; i++) for (j = 0; j < 20; j++)
+        if ((i "," j) in kept) print kept[i "," j] }' "$@"
+done
+true
+"""
+)
+"""Of each container's log the last 20 lines with each of the words that are asked for."""
+
+VERSIONS = (
+    _ENGINES.format(all="")
+    + """\
+for name in $names; do
+  printf '==> %s\\n' "$name"
+  docker exec "$name" python3 -c "$1"
+done
+true
+"""
+)
+VERSIONS_CODE = """\
+import importlib.metadata as metadata
+for name in ("ray", "vllm"):
+    try:
+        print(f"{name}={metadata.version(name)}")
+    except metadata.PackageNotFoundError:
+        pass
+"""
+
+
+HOLDERS = """\
+pids=$(nvidia-smi --query-compute-apps=pid --format=csv,noheader) || exit $?
+for pid in $pids; do
+  [ -r "/proc/$pid/status" ] || continue
+  parent=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$pid/status")
+  printf '%s %s %s %s\\n' "$pid" "$parent" "$(tail -n 1 "/proc/$pid/cgroup")" \\
+    "$(cat "/proc/$parent/comm" 2>/dev/null)"
+done
+true
+"""
+"""pid, parent's pid, control group, parent's name."""
+
+KERNEL = """\
+log=$(journalctl -b -t kernel --no-pager -o short-iso 2>&1) || { echo "$log" >&2; exit 1; }
+printf '%s\\n' "$log" | grep -aE "$1" | tail -n 200
+true
+"""
+
+MODELS = """\
+hub=.cache/huggingface/hub/models--
+for folder in /srv/models/* "/root/$hub"* /home/*/"$hub"* \\
+    /var/cache/spark-cluster/engine/huggingface/hub/models--* "$@"; do
+  [ -d "$folder" ] || continue
+  printf '==> %s\\n' "$folder"
+  find -L "$folder" -name blobs -prune -o -type f -printf '%s %P\\n' | sort -k 2 | head -n 2000
+done
+true
+"""
+"""Files of every model that the node keeps; a link whose target is missing is none."""
+
+SSH_FOLDER = 'stat -c "%F %U %a" "$(getent passwd "$1" | cut -d: -f6)/.ssh"'
+
+
+def shell(script: str, *words: str) -> tuple[str, ...]:
+    """The argument list of a script; `words` are its `$1`, `$2` ..."""
+    return ("sh", "-c", script, "doctor", *words)

@@ -1,0 +1,361 @@
+"""The engine's containers on one node: how they were run, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from spark_cluster.doctor.check import check
+from spark_cluster.doctor.engines import Engine
+from spark_cluster.doctor.finding import NotSeen, Verdict, fail, ok, warn
+from spark_cluster.doctor.link import GID_TYPES
+from spark_cluster.doctor.observations import Observations
+from spark_cluster.facts.parsers import compute_apps
+
+UP = "spark-cluster up"
+CONTAINERS = "spark-cluster provision --tags containers --limit {node}"
+LOGS = "spark-cluster logs --limit {node}"
+NONE = "no engine container is here"
+ARCHITECTURES = {"aarch64": "arm64", "x86_64": "amd64"}
+SLOW_LOAD_S = 180.0
+STOPPED = (0, 137, 143)
+"""Exit statuses of `docker stop`."""
+
+LOADED = re.compile(r"Loading weights took ([\d.]+) seconds")
+STARTED = "Application startup complete"
+
+
+@check(
+    "serving.docker",
+    title="Docker answers",
+    needs=("docker", "tools"),
+    severity="blocks",
+    cause="Docker is not installed, or its service does not run",
+    fix=CONTAINERS,
+)
+def docker(seen: Observations) -> Verdict:
+    if not seen.has("docker"):
+        return warn("Docker is not installed", cause="a fresh node: nothing can serve there yet")
+    done = seen.ran("docker")
+    if done.status != 0:
+        return fail(done.said[-200:], cause="its service does not run, or does not answer")
+    return ok(f"Docker {done.stdout.strip()}")
+
+
+@check(
+    "serving.docker-group",
+    title="the login user may use Docker",
+    needs=("group",),
+    severity="blocks",
+    cause="permission denied at /var/run/docker.sock: the user is not in the group docker",
+    fix=CONTAINERS + ", then log in anew",
+    rows=(29,),
+)
+def docker_group(seen: Observations) -> Verdict:
+    rows = (line.split(":") for line in seen.text("group").splitlines())
+    groups = {row[0]: row[3].split(",") for row in rows if len(row) == 4}
+    if seen.user == "root":
+        return ok("root logs in")
+    if "docker" not in groups:
+        return ok("there is no group docker: Docker is not installed")
+    if seen.user in groups["docker"]:
+        return ok(f"{seen.user} is in the group docker")
+    return fail(f"{seen.user} is not in the group docker")
+
+
+@check(
+    "serving.containers",
+    title="the engine's containers run",
+    needs=("tools", "containers", "logs"),
+    severity="blocks",
+    cause="it ended; its log says why",
+    fix=LOGS + ", then " + UP,
+)
+def containers(seen: Observations) -> Verdict:
+    engines = seen.engines
+    down = [e for e in engines if not e.running and _is_a_fault(e)]
+    if down:
+        shown = "; ".join(
+            f"{e.name} is {e.status} (status {e.exit_code}){_because(e)}" for e in down
+        )
+        return fail(shown) if any(e.ours for e in down) else warn(shown)
+    again = [f"{e.name} was restarted {e.restarts} times" for e in engines if e.restarts]
+    if again:
+        return warn("; ".join(again), cause="it ended and Docker started it again")
+    return ok(", ".join(f"{e.name} runs" for e in engines if e.running) or NONE)
+
+
+@check(
+    "serving.rdma-device",
+    title="the containers have the RDMA devices",
+    needs=("tools", "containers", "logs", "hcas"),
+    severity="slows",
+    cause="without /dev/infiniband NCCL goes over sockets, 10 to 20 times slower",
+    fix=UP + " makes them anew; by hand: docker run --device /dev/infiniband",
+    rows=(8,),
+    link=True,
+)
+def rdma_device(seen: Observations) -> Verdict:
+    engines = _linked(seen)
+    if not engines or not seen.hcas:
+        return ok(NONE if not engines else "the node has no RDMA device")
+    without = [e.name for e in engines if not e.privileged and not _has_rdma(e)]
+    if without:
+        return fail(f"{', '.join(without)} was started without /dev/infiniband")
+    return ok(f"{', '.join(e.name for e in engines)}: /dev/infiniband is there")
+
+
+@check(
+    "serving.memlock",
+    title="the containers may lock memory",
+    needs=("tools", "containers", "logs"),
+    severity="blocks",
+    cause="Docker's own limit of 8 MB is too little for RDMA (`Couldn't allocate MR`)",
+    fix=UP + " makes them anew; by hand: docker run --ulimit memlock=-1",
+    rows=(10,),
+    link=True,
+)
+def memlock(seen: Observations) -> Verdict:
+    engines = [e for e in _linked(seen) if _has_rdma(e) or e.privileged]
+    low = [e for e in engines if e.memlock != -1]
+    if low:
+        shown = (f"{e.name}: {'default' if e.memlock is None else e.memlock}" for e in low)
+        return fail("memlock of " + ", ".join(shown))
+    return ok(", ".join(f"{e.name}: no limit" for e in engines) or NONE)
+
+
+@check(
+    "serving.hcas",
+    title="NCCL_IB_HCA names both twins",
+    needs=("tools", "containers", "logs", "hcas"),
+    severity="slows",
+    cause="the container's NCCL_IB_HCA leaves a twin out, or names a device that is not up",
+    fix=UP + " computes it from what is up",
+    rows=(4,),
+    link=True,
+)
+def hcas(seen: Observations) -> Verdict:
+    up = [twin.name for twin in seen.twins]
+    shown = []
+    for engine in _linked(seen):
+        if engine.env.get("NCCL_IB_DISABLE") == "1":
+            return fail(f"{engine.name} has NCCL_IB_DISABLE=1")
+        value = engine.env.get("NCCL_IB_HCA")
+        if value is None:
+            continue  # NCCL takes all that are active
+        chosen = chosen_hcas(value, [h.name for h in seen.hcas])
+        if missing := [name for name in up if name not in chosen]:
+            return fail(f"{engine.name}: NCCL_IB_HCA={value} leaves {', '.join(missing)} out")
+        shown.append(f"{engine.name}: {value}")
+    return ok(", ".join(shown) or NONE)
+
+
+@check(
+    "serving.gid-index",
+    title="NCCL chooses the GID index itself",
+    needs=("tools", "containers", "logs"),
+    severity="blocks",
+    cause="the GID table drifts; a pinned index then names another entry, and the handshake "
+    "after loading hangs without a word",
+    fix="take NCCL_IB_GID_INDEX out of the recipe's env, then " + UP,
+    rows=(9,),
+    link=True,
+)
+def gid_index(seen: Observations) -> Verdict:
+    pinned = {
+        e.name: e.env["NCCL_IB_GID_INDEX"] for e in _linked(seen) if "NCCL_IB_GID_INDEX" in e.env
+    }
+    if not pinned:
+        return ok("no container pins it")
+    if not seen.tree(GID_TYPES):
+        raise NotSeen("/sys/class/infiniband/*/ports/1/gid_attrs: not there")
+    for name, value in pinned.items():
+        index = int(value) if value.isdigit() else 0  # an empty text is 0 for NCCL
+        wrong = [twin.name for twin in seen.twins if twin.gid_index != index]
+        if wrong:
+            return fail(
+                f"{name}: NCCL_IB_GID_INDEX={value!r} is no RoCE v2 IPv4 entry of "
+                f"{', '.join(wrong)}"
+            )
+    return warn("; ".join(f"{n}: NCCL_IB_GID_INDEX={v}, right today" for n, v in pinned.items()))
+
+
+@check(
+    "serving.address",
+    title="the engine uses the link's address and interface",
+    needs=("tools", "containers", "logs", "ip", "hcas"),
+    severity="slows",
+    cause="VLLM_HOST_IP or an interface name is the management network's: traffic is on the LAN",
+    fix=UP + " computes them from the link",
+    rows=(12,),
+    link=True,
+)
+def address(seen: Observations) -> Verdict:
+    fabric = {h.interface for h in seen.hcas}
+    own = {str(a.ip) for i in seen.interfaces if i.name in fabric for a in i.addresses}
+    shown = []
+    for engine in _linked(seen):
+        for variable in ("VLLM_HOST_IP", "RAY_NODE_IP_ADDRESS"):
+            value = engine.env.get(variable)
+            if value is not None and value not in own:
+                return fail(f"{engine.name}: {variable}={value} is no address of the link")
+        for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+            value = engine.env.get(variable)
+            if value is not None and value.lstrip("=^").split(",")[0] not in fabric:
+                return fail(f"{engine.name}: {variable}={value} is no interface of the link")
+        if engine.is_server and "VLLM_HOST_IP" not in engine.env:
+            return warn(f"{engine.name} has no VLLM_HOST_IP: vLLM takes the default route's")
+        shown.append(f"{engine.name} {engine.env.get('VLLM_HOST_IP', 'as Ray says')}")
+    return ok(", ".join(shown) or NONE)
+
+
+@check(
+    "serving.ray-nodes",
+    title="Ray shows every node that serves",
+    needs=("tools", "containers", "logs", "ray"),
+    severity="blocks",
+    cause="the other node's Ray does not run, has no route to port 6379, or its image has no Ray",
+    fix=LOGS + "; " + UP + " starts it again",
+    rows=(14,),
+    link=True,
+)
+def ray_nodes(seen: Observations) -> Verdict:
+    heads = [e for e in seen.engines if e.is_ray and e.running and "--head" in e.words]
+    if not heads:
+        return ok("no Ray head is here")
+    tp = max([e.tp for e in seen.engines if e.running], default=1)
+    alive = _alive(seen.output("ray"))
+    shown = f"{len(alive)} of {tp} nodes: {', '.join(alive)}"
+    return ok(shown) if len(alive) >= tp else fail(shown)
+
+
+@check(
+    "serving.ray-monitor",
+    title="Ray does not end workers at 95 % of memory",
+    needs=("tools", "containers", "logs"),
+    severity="risks",
+    cause="Ray's monitor takes the GPU's share for the workers' own and ends them",
+    fix="RAY_memory_monitor_refresh_ms=0 in Ray's containers: " + UP + " sets it",
+    rows=(16,),
+)
+def ray_monitor(seen: Observations) -> Verdict:
+    rays = [e for e in seen.engines if e.is_ray and e.running]
+    on = [e.name for e in rays if e.env.get("RAY_memory_monitor_refresh_ms") != "0"]
+    if on:
+        return warn(f"{', '.join(on)}: RAY_memory_monitor_refresh_ms is not 0")
+    return ok(", ".join(f"{e.name}: off" for e in rays) or "no Ray is here")
+
+
+@check(
+    "serving.image-arch",
+    title="the images are made for this processor",
+    needs=("tools", "containers", "logs", "images"),
+    severity="blocks",
+    cause="`exec format error`: an image for another processor was pulled",
+    fix="docker pull --platform linux/arm64, or pin the digest of the arm64 manifest",
+    rows=(39,),
+)
+def image_arch(seen: Observations) -> Verdict:
+    if not seen.engines:
+        return ok(NONE)
+    rows = (line.split() for line in seen.output("images").splitlines())
+    known = {row[0]: row[1] for row in rows if len(row) == 2}
+    here = ARCHITECTURES.get(seen.facts.arch, seen.facts.arch)
+    for engine in seen.engines:
+        made_for = known.get(engine.image)
+        if made_for is None:
+            raise NotSeen(f"docker image inspect tells nothing of the image of {engine.name}")
+        if made_for != here:
+            return fail(f"{engine.name}: its image is for {made_for}, the node is {here}")
+    return ok(f"{', '.join(e.name for e in seen.engines)}: {here}")
+
+
+@check(
+    "serving.vram-visible",
+    title="the GPU's processes are seen while the engine serves",
+    needs=("tools", "containers", "logs", "apps"),
+    severity="risks",
+    cause="asked inside a container, where nvidia-smi lists no process; or a worker died",
+    fix="ask on the host (spark-cluster vram does); " + LOGS,
+    rows=(40,),
+)
+def vram_visible(seen: Observations) -> Verdict:
+    serving = [e for e in seen.engines if e.running and _ready(e)]
+    if not serving:
+        return ok("no engine serves here")
+    held = compute_apps(seen.output("apps"))
+    if held:
+        return ok(f"{len(held)} processes hold {sum(p.used_mib or 0 for p in held)} MiB")
+    init = seen.text("init").strip() if seen.there("init") else "?"
+    where = "" if init in ("systemd", "init") else f", asked where process 1 is {init}"
+    return fail(f"{serving[0].name} serves, but nvidia-smi lists no process{where}")
+
+
+@check(
+    "serving.load-time",
+    title="the weights are loaded quickly",
+    needs=("tools", "containers", "logs"),
+    severity="slows",
+    cause="the loader reads the files through mmap, page by page",
+    fix="`load-format: fastsafetensors` in the recipe's engine_args",
+    rows=(37,),
+)
+def load_time(seen: Observations) -> Verdict:
+    seconds = {
+        e.name: [float(m[1]) for line in e.log if (m := LOADED.search(line.text))]
+        for e in seen.engines
+    }
+    told = {name: found[-1] for name, found in seconds.items() if found}
+    slow = {name: s for name, s in told.items() if s > SLOW_LOAD_S}
+    shown = ", ".join(f"{name}: {s:.0f} s" for name, s in (slow or told).items())
+    return warn(shown) if slow else ok(shown or "no engine has loaded weights")
+
+
+def chosen_hcas(value: str, there: list[str]) -> set[str]:
+    """The devices that an NCCL_IB_HCA means: `[^][=]hca[:port...]`, by prefix unless `=`.
+
+    >>> sorted(chosen_hcas("=mlx5_1:1,mlx5_2", ["mlx5_1", "mlx5_10", "mlx5_2"]))
+    ['mlx5_1', 'mlx5_2']
+    >>> sorted(chosen_hcas("^mlx5_1", ["mlx5_1", "mlx5_10", "mlx5_2"]))
+    ['mlx5_2']
+    """
+    without, text = value.startswith("^"), value.removeprefix("^")
+    exact, text = text.startswith("="), text.removeprefix("=")
+    names = [part.split(":")[0] for part in text.split(",") if part]
+    meant = {h for h in there for n in names if h == n or (not exact and h.startswith(n))}
+    return set(there) - meant if without else meant
+
+
+def _linked(seen: Observations) -> list[Engine]:
+    """Running containers that serve together with another node's."""
+    return [e for e in seen.engines if e.running and e.tp > 1]
+
+
+def _has_rdma(engine: Engine) -> bool:
+    return any(device.startswith("/dev/infiniband") for device in engine.devices)
+
+
+def _is_a_fault(engine: Engine) -> bool:
+    """`spark-cluster down` removes ours; others' may have been stopped by hand."""
+    return engine.ours or bool(engine.error) or engine.exit_code not in STOPPED
+
+
+def _because(engine: Engine) -> str:
+    if engine.error:
+        return f": {engine.error}"
+    from spark_cluster.serving.logs import first_error
+
+    fault = first_error({engine.name: "\n".join(line.text for line in engine.log)})
+    return f": {fault.text[:200]}" if fault else ""
+
+
+def _ready(engine: Engine) -> bool:
+    return any(STARTED in line.text and engine.since_start(line) for line in engine.log)
+
+
+def _alive(text: str) -> list[str]:
+    try:
+        nodes = json.loads(text)["data"]["result"]["result"]
+        return sorted(str(n["node_ip"]) for n in nodes if n["state"] == "ALIVE")
+    except (ValueError, LookupError, TypeError):
+        raise NotSeen(f"Ray's State API says: {text[:200]}") from None

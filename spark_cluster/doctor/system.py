@@ -1,0 +1,75 @@
+"""What is left of one node: its disk, its peers' names, what stands between it and SSH."""
+
+from __future__ import annotations
+
+import json
+
+from spark_cluster.doctor.check import check
+from spark_cluster.doctor.finding import NotSeen, Verdict, fail, ok, warn
+from spark_cluster.doctor.observations import Observations
+
+GIB = 2**30
+LOW_DISK = 50 * GIB
+FULL_DISK = 5 * GIB
+
+
+@check(
+    "system.disk",
+    title="there is room on the disk",
+    needs=("os",),
+    severity="risks",
+    cause="images, models and caches are large; a full disk ends downloads and logs",
+    fix="docker system df and du -x / on {node}; docker image prune",
+)
+def disk(seen: Observations) -> Verdict:
+    seen.text("os")
+    free, total = seen.facts.disk_free_bytes, seen.facts.disk_total_bytes
+    shown = f"{free / GIB:.0f} of {total / GIB:.0f} GiB free"
+    if free < FULL_DISK:
+        return fail(shown)
+    return warn(shown) if free < min(LOW_DISK, total // 20) else ok(shown)
+
+
+@check(
+    "system.tailscale-ssh",
+    title="nothing stands between the nodes and their sshd",
+    needs=("tools", "tailscale"),
+    severity="risks",
+    cause="Tailscale answers port 22 on its address, and in check mode waits for a browser: ssh in "
+    "batch mode hangs without a word",
+    fix="spark-cluster exec -b -l {node} -- tailscale set --ssh=false",
+    rows=(38,),
+)
+def tailscale_ssh(seen: Observations) -> Verdict:
+    if not seen.has("tailscale"):
+        return ok("Tailscale is not installed")
+    done = seen.ran("tailscale")
+    try:
+        on = bool(json.loads(done.stdout)["RunSSH"])
+    except (ValueError, LookupError, TypeError):
+        raise NotSeen(f"tailscale debug prefs: {done.said[:200] or done.status}") from None
+    return warn("Tailscale SSH is on") if on else ok("Tailscale SSH is off")
+
+
+@check(
+    "system.ssh-folder",
+    title="the login user can keep keys",
+    needs=("ssh_folder",),
+    severity="blocks",
+    cause="discovery and the nodes' own SSH need ~/.ssh, owned by the user, and must not run as "
+    "root",
+    fix="install -d -m 700 ~/.ssh on {node}, as the user; spark-cluster provision --tags ssh_mesh",
+    rows=(31,),
+    link=True,
+)
+def ssh_folder(seen: Observations) -> Verdict:
+    done = seen.ran("ssh_folder")
+    if done.status != 0 and "No such file" in done.said:
+        return fail(f"{seen.user} has no ~/.ssh")
+    words = done.stdout.split()
+    if done.status != 0 or len(words) < 3:
+        raise NotSeen(f"~/.ssh: {done.said[:200] or f'status {done.status}'}")
+    owner, mode = words[-2:]
+    if owner != seen.user or int(mode, 8) & 0o022:
+        return fail(f"~/.ssh belongs to {owner}, mode {mode}: sshd refuses it")
+    return ok(f"~/.ssh of {owner}, mode {mode}")

@@ -1,0 +1,1 @@
+"""Ways to break the lab's nodes, each of which `doctor` must find."""

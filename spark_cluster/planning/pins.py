@@ -1,0 +1,104 @@
+"""Known-good and known-bad combinations of kernel and driver: data, and what it says of a node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from spark_cluster.facts.model import Facts
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A combination that is known not to work.
+
+    Attributes:
+        severity: `error`, or `warning` for what is only suspected.
+        install: a package that mends it after a reboot; empty when none does.
+        source: who says so.
+    """
+
+    id: str
+    severity: Literal["error", "warning"]
+    what: str
+    fix: str
+    install: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What is known, as in `roles/drivers/pins.json`."""
+
+    good: tuple[Mapping[str, Any], ...]
+    rules: tuple[Mapping[str, Any], ...]
+
+    def running(self, facts: Facts) -> list[Bad]:
+        """What is known to be bad of what a node runs now."""
+        return [_bad(r) for r in self.rules if "pin" not in r and _runs(r, facts)]
+
+    def pinned(self, pins: Mapping[str, str], facts: Facts) -> list[Bad]:
+        """What is known to be bad of what is asked for; what is installed already is no reason."""
+        found = []
+        for rule in (r for r in self.rules if "pin" in r):
+            for package, version in pins.items():
+                fits = fnmatchcase(version, rule.get("version", "*"))
+                there = facts.packages.get(package) == version
+                if fnmatchcase(package, rule["pin"]) and fits and not there:
+                    found.append(_bad(rule))
+        return list(dict.fromkeys(found))
+
+    def known_good(self, facts: Facts) -> str | None:
+        """The name of the known-good combination that a node runs."""
+        return next((str(good["name"]) for good in self.good if _runs(good, facts)), None)
+
+
+@cache
+def load(path: Path) -> Pins:
+    """The data in a file."""
+    data = json.loads(path.read_text())
+    return Pins(tuple(data["known_good"]), tuple(data["known_bad"]))
+
+
+def driver(facts: Facts) -> str:
+    """The driver's version: what runs, else what is installed; empty when there is none."""
+    if facts.gpu is not None:
+        return facts.gpu.driver
+    names = sorted(name for name in facts.packages if name.startswith("nvidia-driver-"))
+    return facts.packages[names[-1]] if names else ""
+
+
+def waiting(pins: Mapping[str, str], facts: Facts) -> list[str]:
+    """Pinned packages that are installed but not what runs; a reboot brings them into force."""
+    found = []
+    for package, version in pins.items():
+        if facts.packages.get(package) != version:
+            continue
+        upstream = version.rpartition(":")[2]
+        kernel = package.removeprefix("linux-image-")
+        if package.startswith("nvidia-driver-") and facts.gpu is not None:
+            if not upstream.startswith(facts.gpu.driver):
+                found.append(f"driver {facts.gpu.driver} runs, {version} is installed")
+        elif kernel != package and kernel[:1].isdigit() and facts.kernel != kernel:
+            found.append(f"kernel {facts.kernel} runs, {kernel} is installed")
+    return found
+
+
+def _runs(rule: Mapping[str, Any], facts: Facts) -> bool:
+    lacking = rule.get("cmdline_lacks")
+    return (
+        fnmatchcase(facts.kernel, rule.get("kernel", "*"))
+        and fnmatchcase(driver(facts), rule.get("driver", "*"))
+        and fnmatchcase(facts.nvml_error, rule.get("nvml", "*"))
+        and (lacking is None or lacking not in facts.cmdline.split())
+    )
+
+
+def _bad(rule: Mapping[str, Any]) -> Bad:
+    names = ("id", "severity", "what", "fix", "install", "source")
+    return Bad(**{name: rule[name] for name in names if name in rule})

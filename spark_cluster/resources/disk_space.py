@@ -1,0 +1,64 @@
+"""Free space on a disk, asked for before it is needed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spark_cluster.resources.base import InvalidResource, Resource, ResourceError, State, absolute
+
+if TYPE_CHECKING:
+    from spark_cluster.agent.host import Host
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class DiskSpace(Resource):
+    """So much is free on the disk that a path is (or will be) on. It only looks, and fails.
+
+    Args:
+        path: a folder; the nearest one above counts when it is not there yet.
+        free_gib: GiB (1024^3 bytes) that must be free for a user who is not root.
+        purpose: what it is for, for the message: `the model gemma-4`.
+
+    Raises:
+        ResourceError: less is free; with what takes most of it to look for.
+
+    Example:
+        DiskSpace("/var/lib/docker", 40, purpose="container images")
+    """
+
+    path: str
+    free_gib: float
+    purpose: str = field(default="", kw_only=True)
+
+    def validate(self) -> None:
+        absolute(self.path, "DiskSpace")
+        if isinstance(self.free_gib, bool) or not 0 < self.free_gib < 1e6:
+            raise InvalidResource(f"DiskSpace {self.path}: {self.free_gib!r} is no number of GiB")
+
+    def desired(self) -> State:
+        return {"enough": True}
+
+    def observe(self, host: Host) -> State:
+        folder = host.path(self.path)
+        while not folder.is_dir():
+            folder = folder.parent
+        disk = os.statvfs(folder)
+        free = disk.f_bavail * disk.f_frsize / GIB
+        if free < self.free_gib:
+            shown = "/" + str(folder.relative_to(host.root)).lstrip(".")
+            size = disk.f_blocks * disk.f_frsize / GIB
+            purpose = f" for {self.purpose}" if self.purpose else ""
+            raise ResourceError(
+                f"the disk of {self.path} has {free:.1f} GiB free of {size:.0f} GiB; "
+                f"{self.free_gib:g} GiB are needed{purpose}",
+                f"`du -xh {shown} | sort -h | tail` shows what takes it; unused images go with "
+                "`docker image prune -a`, models with `spark-cluster models prune`",
+            )
+        return {"enough": True}
+
+    def converge(self, host: Host, actual: State) -> None:
+        """Nothing: it only looks."""

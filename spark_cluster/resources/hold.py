@@ -1,0 +1,86 @@
+"""Packages that apt must leave as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spark_cluster.resources.apt import NAME, explained, patiently, policy
+from spark_cluster.resources.base import InvalidResource, Missing, Resource, ResourceError, State
+
+if TYPE_CHECKING:
+    from spark_cluster.agent.host import Host
+
+
+@dataclass(frozen=True)
+class Hold(Resource):
+    """Packages held with apt-mark, installed or not: no upgrade changes or brings them.
+
+    Args:
+        package: its name in apt.
+        also: more packages, for the same call of apt-mark.
+        held: True, or False to release them.
+        if_known: a package that apt does not know needs no hold, and is passed over; otherwise
+            it is a failure.
+
+    Example:
+        Hold("mlnx-fw-updater", if_known=True)
+    """
+
+    noun = "hold"
+    reverts = "what is held stays held"
+
+    package: str
+    also: tuple[str, ...] = field(default=(), kw_only=True)
+    held: bool = field(default=True, kw_only=True)
+    if_known: bool = field(default=False, kw_only=True)
+
+    def validate(self) -> None:
+        if isinstance(self.also, str):
+            raise InvalidResource(f"Hold {self.package}: also is a list of names")
+        for name in self._names:
+            if not NAME.fullmatch(name):
+                raise InvalidResource(f"Hold: {name!r} is not the name of a Debian package")
+
+    def desired(self) -> State:
+        return dict.fromkeys(self._names, self._wanted)
+
+    def observe(self, host: Host) -> State:
+        if host.which("apt-mark") is None:
+            raise ResourceError(
+                "this node has no apt-mark", "Hold is for Debian and Ubuntu; DGX OS is one"
+            )
+        held = set(host.run(("apt-mark", "showhold")).check("asking for holds").stdout.split())
+        state = {name: "held" if name in held else "free" for name in self._names}
+        for name in self._unknown(host, state):
+            if host.pending(f"package:{name}"):
+                raise Missing(f"package:{name}", f"apt knows no package {name} yet")
+            if not self.if_known:
+                raise ResourceError(
+                    f"apt knows no package {name}, so it cannot be held",
+                    "look at the name again, or declare if_known=True",
+                )
+            state[name] = self._wanted
+        return state
+
+    def converge(self, host: Host, actual: State) -> None:
+        names = [name for name, state in actual.items() if state != self._wanted]
+        argv = ("apt-mark", "hold" if self.held else "unhold", *names)
+        done = patiently(host, lambda: host.run(argv, must_finish=True))
+        explained(done, " ".join(argv))
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (self.package, *self.also)
+
+    @property
+    def _wanted(self) -> str:
+        return "held" if self.held else "free"
+
+    def _unknown(self, host: Host, state: State) -> list[str]:
+        """Those that would have to be held and are in no list of apt's."""
+        free = tuple(name for name, is_now in state.items() if is_now != "held")
+        if not self.held or not free:
+            return []
+        known = policy(host, free)
+        return [name for name in free if name.partition(":")[0] not in known and name not in known]

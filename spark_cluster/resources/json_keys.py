@@ -1,0 +1,133 @@
+"""Some keys of a JSON file that others own too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.resources.base import (
+    InvalidResource,
+    Missing,
+    Resource,
+    ResourceError,
+    State,
+    absolute,
+)
+from spark_cluster.resources.file import unified
+
+if TYPE_CHECKING:
+    from spark_cluster.agent.host import Host
+
+_UNSET = "(unset)"
+
+
+@dataclass(frozen=True)
+class JsonKeys(Resource):
+    """Keys of a JSON object in a file; every other key stays, with its value and its place.
+
+    A file that does not exist is made; one that is not valid JSON is left alone and is an error.
+
+    Args:
+        path: the file, absolute.
+        keys: key to value; an object is merged key by key, all else is replaced as a whole.
+
+    Example:
+        JsonKeys("/etc/docker/daemon.json", keys={"log-opts": {"max-size": "50m"}})
+    """
+
+    reverts = ""
+
+    path: str
+    keys: Mapping[str, Any] = field(kw_only=True)
+
+    def validate(self) -> None:
+        absolute(self.path, "JsonKeys")
+        try:
+            json.dumps(_plain(self.keys))
+        except TypeError as error:
+            raise InvalidResource(f"JsonKeys {self.path}: {error}") from None
+        if not list(_leaves(_plain(self.keys), ())):
+            raise InvalidResource(f"JsonKeys {self.path}: it asks for nothing")
+
+    def provides(self) -> tuple[str, ...]:
+        return (f"path:{self.path}",)
+
+    def desired(self) -> State:
+        return {".".join(key): value for key, value in _leaves(_plain(self.keys), ())}
+
+    def observe(self, host: Host) -> State:
+        there = self._read(host)
+        return {".".join(key): _at(there, key) for key, _ in _leaves(_plain(self.keys), ())}
+
+    def converge(self, host: Host, actual: State) -> None:
+        host.write(self.path, self._after(host))
+
+    def plan(self, host: Host, actual: State) -> None:
+        host.overlay.files[self.path] = self._after(host)
+
+    def diff(self, host: Host, actual: State) -> str:
+        return unified(self.path, host.read(self.path) or b"", self._after(host))
+
+    def _read(self, host: Host) -> dict[str, Any]:
+        content = host.read(self.path)
+        if content is None:
+            parent = self.path.rsplit("/", 1)[0] or "/"
+            if not host.path(parent).is_dir() and not host.pending(f"path:{parent}"):
+                raise Missing(
+                    f"path:{parent}",
+                    f"the folder {parent} does not exist",
+                    "declare a Directory for it",
+                )
+        if not (content or b"").strip():
+            return {}
+        try:
+            found = json.loads(content or b"")
+        except ValueError as error:
+            raise ResourceError(
+                f"{self.path} is not valid JSON: {error}",
+                "mend it, or move it away; what it holds is not overwritten",
+            ) from None
+        if not isinstance(found, dict):
+            raise ResourceError(f"{self.path} holds a {type(found).__name__}, not a JSON object")
+        return found
+
+    def _after(self, host: Host) -> bytes:
+        there = self._read(host)
+        _lay(there, _plain(self.keys))
+        return (json.dumps(there, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _plain(value: Any) -> Any:
+    """With lists for the tuples that the wire makes of them."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _leaves(value: Any, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(key path, value) of all that is not an object with keys."""
+    if not isinstance(value, dict) or (not value and at):
+        yield at, value
+        return
+    for key, inner in value.items():
+        yield from _leaves(inner, (*at, key))
+
+
+def _at(data: Any, key: tuple[str, ...]) -> Any:
+    for part in key:
+        if not isinstance(data, dict) or part not in data:
+            return _UNSET
+        data = data[part]
+    return data
+
+
+def _lay(below: dict[str, Any], above: dict[str, Any]) -> None:
+    for key, value in above.items():
+        inner = below.get(key)
+        if isinstance(value, dict) and value:
+            below[key] = inner if isinstance(inner, dict) else {}
+            _lay(below[key], value)
+        else:
+            below[key] = value

@@ -1,0 +1,108 @@
+"""A private SSH key that is made on the node and never leaves it."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spark_cluster.resources.base import InvalidResource, Resource, ResourceError, State, absolute
+from spark_cluster.resources.file import observe_path, owner_ids
+from spark_cluster.resources.group import valid_name
+
+if TYPE_CHECKING:
+    from spark_cluster.agent.host import Host
+
+KINDS = ("ed25519", "ecdsa", "rsa")
+
+
+@dataclass(frozen=True)
+class SshKey(Resource):
+    """A key pair without a passphrase: `path` for its owner only, `path.pub` for all to read.
+
+    A key that is there is kept; its public half is made again when it is missing or another's.
+
+    Args:
+        path: the private key, absolute.
+        owner: whose it is.
+        kind: `ed25519`, `ecdsa` or `rsa` (only when it is made).
+        comment: at the end of the public key (only when it is made).
+
+    Raises:
+        Missing: its folder or its owner does not exist.
+        ResourceError: what is there is no private key, or has a passphrase.
+
+    Example:
+        SshKey("/etc/spark-cluster/mesh/id_ed25519", owner="nvidia", comment="spark1 mesh")
+    """
+
+    noun = "key"
+    reverts = ""
+
+    path: str
+    owner: str = field(kw_only=True)
+    kind: str = field(default="ed25519", kw_only=True)
+    comment: str = field(default="", kw_only=True)
+
+    def validate(self) -> None:
+        absolute(self.path, "SshKey")
+        valid_name(f"SshKey {self.path}: owner", self.owner)
+        if self.kind not in KINDS:
+            raise InvalidResource(
+                f"SshKey {self.path}: {self.kind!r} is none of {', '.join(KINDS)}"
+            )
+
+    def provides(self) -> tuple[str, ...]:
+        return (f"path:{self.path}", f"path:{self.path}.pub")
+
+    def desired(self) -> State:
+        return {"kind": "file", "access": f"0600 {self.owner}", "public": "there"}
+
+    def observe(self, host: Host) -> State:
+        state = observe_path(host, self.path, needs_parent=True)
+        if state["kind"] not in ("absent", "file"):
+            raise ResourceError(
+                f"{self.path} is a {state['kind']}, not a file", "move it away first"
+            )
+        if state["kind"] == "absent":
+            return {"kind": "absent", "access": None, "public": "absent"}
+        access = f"{state.get('mode')} {state.get('owner')}"
+        if access != f"0600 {self.owner}":  # ssh-keygen refuses a key that others can read
+            return {"kind": "file", "access": access, "public": "not looked at"}
+        there = (host.read(f"{self.path}.pub") or b"").split()[:2]
+        whole = there == self._public(host).split()[:2]
+        public = "there" if whole else "another's" if there else "absent"
+        return {"kind": "file", "access": access, "public": public}
+
+    def converge(self, host: Host, actual: State) -> None:
+        uid, gid = owner_ids(self.owner, None)
+        if actual["kind"] == "absent":
+            host.progress(f"making an {self.kind} key")
+            private = self._make(host)
+        else:
+            private = host.read(self.path) or b""
+        if actual["access"] != f"0600 {self.owner}":
+            host.write(self.path, private, mode=0o600, uid=uid, gid=gid)
+        if actual["public"] != "there":
+            host.write(f"{self.path}.pub", self._public(host), mode=0o644, uid=uid, gid=gid)
+
+    def _public(self, host: Host) -> bytes:
+        argv = ("ssh-keygen", "-y", "-P", "", "-f", str(host.path(self.path)))
+        done = host.run(argv)
+        done.check(
+            f"{self.path} is no private key without a passphrase",
+            "move it away; a new one is made then",
+        )
+        return done.stdout.encode()
+
+    def _make(self, host: Host) -> bytes:
+        with tempfile.TemporaryDirectory(dir=host.path(self.path).parent, prefix=".key-") as folder:
+            return generate(host, Path(folder) / "key", self.kind, self.comment)[0]
+
+
+def generate(host: Host, beside: Path, kind: str, comment: str) -> tuple[bytes, bytes]:
+    """Private and public half of a new key; `beside` is in a folder that nobody else can read."""
+    argv = ("ssh-keygen", "-q", "-t", kind, "-N", "", "-C", comment, "-f", str(beside))
+    host.run(argv).check(f"making an {kind} key")
+    return beside.read_bytes(), beside.with_name(f"{beside.name}.pub").read_bytes()

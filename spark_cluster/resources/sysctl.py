@@ -1,0 +1,166 @@
+"""A kernel setting, now and after every boot."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spark_cluster.resources.base import InvalidResource, Missing, Resource, ResourceError, State
+from spark_cluster.resources.file import unified
+
+if TYPE_CHECKING:
+    from spark_cluster.agent.host import Host
+
+_FOLDERS = ("/usr/lib/sysctl.d", "/run/sysctl.d", "/etc/sysctl.d")
+_WHY = {
+    errno.EROFS: (
+        "the kernel's settings are read-only there",
+        "a container cannot change them; set it on the machine that it runs on",
+    ),
+    errno.EINVAL: ("the kernel refuses the value", "see `sysctl` and the kernel's documentation"),
+    errno.EPERM: ("the kernel does not permit it", "is the agent root there (become: true)?"),
+    errno.EACCES: ("it may not be written", "is the agent root there (become: true)?"),
+}
+
+
+@dataclass(frozen=True)
+class Sysctl(Resource):
+    """A setting under /proc/sys, with a file of its own under /etc/sysctl.d.
+
+    Args:
+        key: `vm.swappiness`; with slashes where a part has a dot of its own:
+            `net/ipv4/conf/eth0.10/rp_filter`.
+        value: what it shall be; how the numbers in it are spaced does not matter.
+
+    Raises:
+        ResourceError: there is no such setting, or the kernel refuses the value.
+
+    Example:
+        Sysctl("vm.swappiness", "1")
+    """
+
+    reverts = "the value of now stays until the next boot"
+
+    key: str
+    value: str
+
+    def validate(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_:@/-]+([.][A-Za-z0-9_:@/.-]+)*", self.key):
+            raise InvalidResource(f"Sysctl: {self.key!r} is not a name like vm.swappiness")
+        if ".." in self._place or "//" in self._place or len(self._place.split("/")) < 2:
+            raise InvalidResource(f"Sysctl: {self.key!r} is not a name like vm.swappiness")
+        if not isinstance(self.value, str) or "\n" in self.value or not self.value.strip():
+            raise InvalidResource(f"Sysctl {self.key}: value {self.value!r} is not a text")
+
+    def provides(self) -> tuple[str, ...]:
+        return (f"path:{self.file}",)
+
+    @property
+    def file(self) -> str:
+        """The file that sets it at boot."""
+        return f"/etc/sysctl.d/60-spark-cluster-{self._place.replace('/', '.')}.conf"
+
+    def desired(self) -> State:
+        return {"live": _plain(self.value), "at_boot": _plain(self.value)}
+
+    def observe(self, host: Host) -> State:
+        live = host.path(self._live)
+        try:
+            text = live.read_text()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise self._missing(host) from None
+        return {"live": _plain(text), "at_boot": self._at_boot(host)}
+
+    def converge(self, host: Host, actual: State) -> None:
+        wanted = _plain(self.value)
+        if actual["live"] != wanted:
+            try:
+                host.path(self._live).write_text(f"{wanted}\n")
+            except OSError as error:
+                why, hint = _WHY.get(error.errno or 0, (error.strerror or str(error), ""))
+                raise ResourceError(f"{self.key} = {wanted}: {why}", hint) from None
+        if actual["at_boot"] != wanted:
+            host.directory("/etc/sysctl.d")
+            host.write(self.file, self._content(), mode=0o644)
+
+    def settled(self, host: Host) -> State:
+        after = self.observe(host)
+        value, by, file = str(after["at_boot"]).partition(", by ")
+        if by:
+            raise ResourceError(
+                f"at boot {file} sets {self.key} to {value}, after {self.file}",
+                f"take that line out of {file}",
+            )
+        return after
+
+    def plan(self, host: Host, actual: State) -> None:
+        if actual["at_boot"] != _plain(self.value):
+            host.overlay.files[self.file] = self._content()
+
+    def diff(self, host: Host, actual: State) -> str:
+        if actual["at_boot"] == _plain(self.value):
+            return ""
+        return unified(self.file, host.read(self.file) or b"", self._content())
+
+    @property
+    def _place(self) -> str:
+        """With slashes between its parts, as sysctl(8) has it: the first separator tells."""
+        first = re.search(r"[./]", self.key)
+        if first is None or first[0] == "/":
+            return self.key
+        return self.key.translate(str.maketrans("./", "/."))
+
+    @property
+    def _live(self) -> str:
+        return f"/proc/sys/{self._place}"
+
+    def _content(self) -> bytes:
+        key = self._place if "." in self._place else self._place.replace("/", ".")
+        return f"# Written by spark-cluster.\n{key} = {_plain(self.value)}\n".encode()
+
+    def _at_boot(self, host: Host) -> str | None:
+        """What the files give: of all, sorted by name, the last one counts (sysctl.d(5))."""
+        files = {
+            path.name: f"{folder}/{path.name}"
+            for folder in _FOLDERS
+            for path in host.path(folder).glob("*.conf")
+        }
+        files[self.file.rsplit("/", 1)[1]] = self.file
+        found = None
+        for _, file in sorted(files.items()):
+            value = self._set_by((host.read(file) or b"").decode(errors="replace"))
+            if value is not None:
+                ours = file == self.file or value == _plain(self.value)
+                found = value if ours else f"{value}, by {file}"
+        return found
+
+    def _set_by(self, content: str) -> str | None:
+        """The value that a file gives, if it does."""
+        found, own = None, self._place.replace(".", "/")
+        for line in content.splitlines():
+            key, equals, value = line.partition("=")
+            if equals and key.strip().lstrip("-").replace(".", "/") == own:
+                found = _plain(value)
+        return found
+
+    def _missing(self, host: Host) -> ResourceError:
+        claim = f"path:{self._live}"
+        if host.pending(claim):
+            return Missing(claim, f"the kernel has no setting {self.key} yet")
+        parent = host.path(self._live).parent
+        while not parent.is_dir() and parent != host.root:
+            parent = parent.parent
+        name = self._place.rsplit("/", 1)[-1]
+        near = difflib.get_close_matches(name, [p.name for p in parent.iterdir()], n=3)
+        hint = "is the kernel module that brings it loaded?"
+        if near:
+            hint = f"did you mean {' or '.join(near)}? Otherwise: {hint}"
+        return ResourceError(f"the kernel has no setting {self.key}", hint)
+
+
+def _plain(value: str) -> str:
+    """With one space where the kernel has tabs."""
+    return " ".join(value.split())

@@ -1,0 +1,65 @@
+"""A scratch node with a systemd-run and a systemctl that really run and end things."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+
+import pytest
+
+SYSTEMD_RUN = """
+import json, os, subprocess, sys
+options = sys.argv[1:sys.argv.index("--")]
+argv = sys.argv[sys.argv.index("--") + 1:]
+units = {root!r} + "/units.json"
+known = json.loads(open(units).read()) if os.path.exists(units) else {{}}
+unit = next(o.partition("=")[2] for o in options if o.startswith("--unit="))
+process = subprocess.Popen(argv, start_new_session=True, stdin=subprocess.DEVNULL,
+                           stdout=subprocess.DEVNULL, stderr=open({root!r} + "/worker.err", "a"))
+known[unit] = {{"pid": process.pid, "options": options, "argv": argv,
+               "starts": known.get(unit, {{}}).get("starts", 0) + 1}}
+open(units, "w").write(json.dumps(known))
+"""
+
+SYSTEMCTL = """
+import json, os, signal, sys, time
+action, unit = sys.argv[1:]
+pid = json.loads(open({root!r} + "/units.json").read())[unit]["pid"]
+assert action == "stop", sys.argv
+children = open("/proc/%d/task/%d/children" % (pid, pid)).read().split()
+for one in [pid, *map(int, children)]:
+    os.kill(one, signal.SIGTERM)
+while os.path.exists("/proc/%d" % pid) and ") Z " not in open("/proc/%d/stat" % pid).read():
+    time.sleep(0.01)
+"""
+
+
+class SystemdRoot:
+    """A scratch root on which units can be run."""
+
+    def __init__(self, root):
+        self.root = root
+        (root / "run/systemd/system").mkdir(parents=True)
+        for name, text in (("systemd-run", SYSTEMD_RUN), ("systemctl", SYSTEMCTL)):
+            path = root / "usr/local/bin" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            body = textwrap.dedent(text.format(root=str(root)))
+            path.write_text(f"#!{sys.executable} -IS\n{body}")
+            path.chmod(0o755)
+
+    def units(self):
+        path = self.root / "units.json"
+        return list(json.loads(path.read_text()).values()) if path.exists() else []
+
+    @property
+    def folders(self):
+        folder = self.root / "var/lib/spark-cluster/units"
+        return list(folder.iterdir()) if folder.exists() else []
+
+
+@pytest.fixture
+def systemd(tmp_path):
+    root = tmp_path / "spark1"
+    root.mkdir()
+    return SystemdRoot(root)

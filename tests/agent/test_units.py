@@ -1,0 +1,315 @@
+"""Long work in units: it outlives its watcher, is found again, and tells how it ended, once."""
+
+import json
+import os
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+
+from spark_cluster.agent import units
+from spark_cluster.agent.host import Cancelled, Host
+from spark_cluster.engine.document import document
+from spark_cluster.errors import Unreachable
+from spark_cluster.resources import Command, Package, ResourceError, Secret
+from spark_cluster.resources.apt import apt
+
+pytestmark = pytest.mark.usefixtures("time_limit")
+
+
+@pytest.fixture
+def host(systemd):
+    """`host()`: a fresh host on the scratch node, with what it told."""
+
+    def make():
+        found = Host(root=systemd.root)
+        found.lines, found.notes = [], []
+        found.progress, found.note = found.lines.append, found.notes.append
+        return found
+
+    return make
+
+
+@pytest.fixture
+def gate(systemd):
+    """A command that says `begun`, waits for `open()`, says `finished`, and ends with 3."""
+
+    class Gate:
+        begun, way = systemd.root / "begun", systemd.root / "way"
+        script = (
+            f"echo begun; touch {begun}; while ! test -e {way}; do sleep 0.02; done; "
+            "echo finished; echo so-so >&2; exit 3"
+        )
+        argv = ("sh", "-c", script)
+
+        def open(self):
+            self.way.touch()
+
+        def wait(self):
+            until(self.begun.exists)
+
+    yield Gate()
+    (systemd.root / "way").touch()  # whatever of it still waits goes its way
+
+
+def until(condition, seconds=5):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
+
+
+def abandoned(host, gate, **options):
+    """Begin the gate's work and lose the watcher."""
+    watcher, ended = host(), []
+
+    def watch():
+        try:
+            watcher.run_unit("key", gate.argv, **options)
+        except Cancelled as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    gate.wait()
+    watcher.processes.cancel()
+    thread.join()
+    assert ended, "it was to be told that the laptop is gone"
+
+
+def test_status_outputs_and_lines_while_they_come(host, systemd):
+    heard = []
+    script = "echo one; echo two >&2; printf 'half\\rdone'; exit 4"
+    done = host().run_unit("key", ("sh", "-c", script), heard=heard.append)
+    assert (done.status, done.stdout, done.stderr) == (4, "one\nhalf\rdone", "two\n")
+    assert sorted(heard) == ["done", "half", "one", "two"]
+    assert systemd.folders == []
+    (unit,) = systemd.units()
+    assert "--collect" in unit["options"]
+    assert any(o.startswith("--property=RuntimeMaxSec=") for o in unit["options"])
+
+
+def test_lines_are_progress_now_and_then(host, monkeypatch):
+    watcher = host()
+    watcher.run_unit("key", ("sh", "-c", "seq 1000"))
+    assert 1 <= len(watcher.lines) < 20
+
+
+def test_stdin_and_environment_stay_private(host, systemd, gate):
+    out = systemd.root / "out"
+    script = f'umask 077; cat > {out}; printf %s "$TOKEN" >> {out}; {gate.script}'
+    environment = {"TOKEN": Secret("hunter2")}
+    work = {"stdin": b"hunter1", "env": environment}
+    thread = threading.Thread(target=lambda: host().run_unit("key", ("sh", "-c", script), **work))
+    thread.start()
+    gate.wait()
+    (folder,) = systemd.folders
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert not (folder / "work").exists()
+    gate.open()
+    thread.join()
+    assert out.read_text() == "hunter1hunter2"
+    assert "hunter" not in json.dumps(systemd.units())
+
+
+def test_running_work_is_gone_on_with(host, systemd, gate):
+    abandoned(host, gate)
+    later, heard = host(), []
+    threading.Timer(0.2, gate.open).start()
+    done = later.run_unit("key", gate.argv, heard=heard.append)
+    assert (done.status, done.stdout, done.stderr) == (3, "begun\nfinished\n", "so-so\n")
+    assert sorted(heard) == ["begun", "finished", "so-so"]
+    assert later.notes[0].startswith("key: sh is still at work there since ")
+    assert [unit["starts"] for unit in systemd.units()] == [1]
+    assert systemd.folders == []
+
+
+def test_other_work_is_other_work(host, systemd, gate):
+    abandoned(host, gate)
+    assert host().run_unit("other key", ("true",)).status == 0
+    assert host().run_unit("key", ("echo", "x")).stdout == "x\n"
+    gate.open()
+    assert host().run_unit("key", gate.argv).status == 3
+    assert len(systemd.units()) == 3
+
+
+def ended_unwatched(host, systemd, gate):
+    abandoned(host, gate)
+    gate.open()
+    (folder,) = systemd.folders
+    until(lambda: not units._running(folder))
+    return folder
+
+
+def test_a_result_that_nobody_saw_is_taken_once(host, systemd, gate):
+    ended_unwatched(host, systemd, gate)
+    later = host()
+    done = later.run_unit("key", gate.argv, recorded=True)
+    assert (done.status, done.stdout) == (3, "begun\nfinished\n")
+    assert "while nobody watched, with status 3; this is its result" in later.notes[0]
+    assert [unit["starts"] for unit in systemd.units()] == [1]
+    host().run_unit("key", gate.argv, recorded=True)
+    assert [unit["starts"] for unit in systemd.units()] == [2]
+
+
+def test_a_result_that_nobody_saw_is_not_taken_by_what_can_be_done_again(host, systemd, gate):
+    ended_unwatched(host, systemd, gate)
+    host().run_unit("key", gate.argv)
+    assert [unit["starts"] for unit in systemd.units()] == [2]
+
+
+def test_an_old_result_says_nothing(host, systemd, gate):
+    folder = ended_unwatched(host, systemd, gate)
+    status = json.loads((folder / "status").read_text())
+    status["ended"] -= units.STALE_S + 1
+    (folder / "status").write_text(json.dumps(status))
+    host().run_unit("key", gate.argv, recorded=True)
+    assert [unit["starts"] for unit in systemd.units()] == [2]
+
+
+def test_a_result_that_nobody_ever_asked_for_goes_some_day(host, systemd, gate):
+    folder = ended_unwatched(host, systemd, gate)
+    old = time.time() - 8 * units.STALE_S
+    os.utime(folder / "status", (old, old))
+    host().run_unit("other", ("true",))
+    assert systemd.folders == []
+
+
+def test_work_that_was_killed_by_a_reboot_is_begun_again(host, systemd, gate):
+    abandoned(host, gate)
+    (unit,) = systemd.units()
+    os.kill(unit["pid"], 9)
+    (folder,) = systemd.folders
+    until(lambda: not units._running(folder))
+    gate.open()
+    assert host().run_unit("key", gate.argv, recorded=True).status == 3
+    assert [unit["starts"] for unit in systemd.units()] == [2]
+
+
+def test_work_that_is_killed_while_it_is_watched(host, systemd, gate):
+    def kill():
+        gate.wait()
+        os.kill(systemd.units()[0]["pid"], 9)
+
+    threading.Thread(target=kill).start()
+    with pytest.raises(ResourceError, match="key: sh was ended from outside") as caught:
+        host().run_unit("key", gate.argv)
+    assert "journalctl -u spark-cluster-" in caught.value.hint
+
+
+def test_work_that_shall_not_survive_is_ended(host, systemd, gate):
+    abandoned(host, gate, survives=False)
+    (unit,) = systemd.units()
+    until(lambda: not os.path.exists(f"/proc/{unit['pid']}/exe"))
+    assert systemd.folders == []
+
+
+def test_too_long(host, systemd, gate):
+    with pytest.raises(ResourceError, match=r"sh: not done after 0\.3 s"):
+        host().run_unit("key", gate.argv, timeout=0.3)
+    assert systemd.folders == []
+
+
+def test_what_cannot_be_begun(host, systemd):
+    with pytest.raises(ResourceError, match="no-such-thing: no such command"):
+        host().run_unit("key", ("no-such-thing",))
+    with pytest.raises(ResourceError, match="no user 'nobody-there'"):
+        host().run_unit("key", ("true",), user="nobody-there")
+    (systemd.root / "usr/local/bin/systemd-run").write_text("#!/bin/sh\necho no bus >&2; exit 1\n")
+    with pytest.raises(ResourceError, match=r"starting a unit for key: .*no bus"):
+        host().run_unit("key", ("true",), stdin=b"secret")
+    assert systemd.folders == []
+
+
+def test_nothing_is_begun_for_a_laptop_that_is_gone(host, systemd):
+    gone = host()
+    gone.processes.cancel()
+    with pytest.raises(Cancelled):
+        gone.run_unit("key", ("true",))
+    assert systemd.units() == []
+
+
+def test_a_full_disk_on_which_nothing_could_be_said(host, monkeypatch):
+    usage = type("Usage", (), {"free": 0})
+    monkeypatch.setattr(units.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ResourceError, match="no space left on the disk of"):
+        host().run_unit("key", ("sh", "-c", "exit 100"))
+
+
+def test_without_systemd_it_is_an_ordinary_command(host, systemd):
+    (systemd.root / "run/systemd/system").rmdir()
+    done = host().run_unit("key", ("sh", "-c", "echo x; exit 2"))
+    assert (done.status, done.stdout) == (2, "x\n")
+    assert systemd.units() == []
+
+
+# -- over a real agent that dies -------------------------------------------------------------------
+
+
+def submit(session, *resources):
+    packed = document(resources)
+    return session.submit("apply", resources=packed.resources, run="r1")
+
+
+def kill_agent(session, pending):
+    session._channel._process.kill()
+    with pytest.raises(Unreachable):
+        pending.wait()
+
+
+def test_the_next_agent_goes_on_with_the_work_of_one_that_was_killed(agent, systemd, gate):
+    root = systemd.root
+    script = gate.script.replace("exit 3", f"touch {root}/made")
+    command = Command("flash it", ("sh", "-c", script), long=True, creates="/made")
+    first = agent()
+    pending = submit(first, command)
+    gate.wait()
+    kill_agent(first, pending)
+    events = []
+    pending = submit(agent(), command)
+    threading.Timer(0.2, gate.open).start()
+    assert pending.wait(events.append)["ok"]
+    assert events[-1]["verdict"] == "change"
+    assert any("is still at work there" in e["text"] for e in events if e["event"] == "note")
+    assert any(e["text"] in ("begun", "finished") for e in events if e["event"] == "progress")
+    assert [unit["starts"] for unit in systemd.units()] == [1]
+
+
+def test_a_command_without_condition_is_not_run_twice(agent, systemd, gate):
+    command = Command("flash it", ("sh", "-c", gate.script), long=True, also_ok=(3,))
+    first = agent()
+    pending = submit(first, command)
+    gate.wait()
+    kill_agent(first, pending)
+    gate.open()
+    (folder,) = systemd.folders
+    until(lambda: not units._running(folder))
+    events = []
+    assert submit(agent(), command).wait(events.append)["ok"]
+    assert "this is its result" in next(e["text"] for e in events if e["event"] == "note")
+    assert [unit["starts"] for unit in systemd.units()] == [1]
+
+
+def test_apt_goes_on_and_is_waited_for(host, systemd, gate):
+    script = f"#!/bin/sh\n{gate.script.replace('exit 3', 'exit 0')}\n"
+    path = systemd.root / "usr/local/bin/apt-get"
+    path.write_text(script)
+    path.chmod(0o755)
+    first = host()
+    first.current = Package("tree").id
+
+    def install():
+        with suppress(Cancelled):
+            apt(first, "install", "x")
+
+    thread = threading.Thread(target=install)
+    thread.start()
+    gate.wait()
+    first.processes.cancel()
+    thread.join()
+    later = host()
+    later.current = first.current
+    threading.Timer(0.2, gate.open).start()
+    assert apt(later, "install", "x").status == 0
+    assert [unit["starts"] for unit in systemd.units()] == [1]

@@ -1,0 +1,63 @@
+"""`doctor` as a shell sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("time_limit")
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def doctor(tmp_path: Path) -> Run:
+    """Runs it in a project with one node, at a port where nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    (tmp_path / "inventory.yaml").write_text(
+        f"nodes:\n  spark1: {{address: 127.0.0.1, port: {port}, roles: [head]}}\n"
+    )
+    checkout = Path(__file__).parents[2]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(checkout)}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "spark_cluster", *words]
+        return subprocess.run(
+            argv, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+        )
+
+    return run
+
+
+def test_a_node_out_of_reach(doctor: Run) -> None:
+    done = doctor("doctor", "--json")
+    assert done.returncode == 3, done.stderr
+    (check,) = json.loads(done.stdout)["checks"]
+    assert (check["id"], check["node"], check["status"]) == ("system.reachable", "spark1", "fail")
+    assert "refused the connection" in check["found"]
+    assert set(check) >= {"id", "node", "status", "found", "cause", "fix"}
+    shown = doctor("doctor")
+    assert shown.returncode == 3
+    assert "system.reachable" in shown.stdout
+    assert "Traceback" not in shown.stderr
+
+
+def test_an_area_that_is_not_there(doctor: Run) -> None:
+    done = doctor("doctor", "--only", "lnk")
+    assert done.returncode == 2
+    assert "--only lnk: no such area or check" in done.stderr
+    assert "link, driver, memory, serving, system, pair" in done.stderr
+
+
+def test_help_names_what_it_needs(doctor: Run) -> None:
+    done = doctor("doctor", "--help")
+    assert "--probe" in done.stdout
+    assert "Exit status 5" in done.stdout

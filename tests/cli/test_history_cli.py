@@ -1,0 +1,147 @@
+"""history and revert from the command line, on real agents over pipes."""
+
+from __future__ import annotations
+
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from spark_cluster.engine import connections as connections_module
+from spark_cluster.errors import Unreachable
+
+pytestmark = pytest.mark.usefixtures("time_limit")
+
+INVENTORY = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n  spark2: {address: 10.0.0.2}\n"
+PLAYBOOK = """\
+from spark_cluster.resources import Command, File
+
+def main(play):
+    play.apply(play.nodes, [File("/config", content="new\\n"), Command("flash it", ("true",))])
+"""
+
+
+@pytest.fixture
+def away():
+    """Names of nodes that history cannot reach."""
+    return set()
+
+
+@pytest.fixture
+def run(tmp_path, pipes, agent, away, monkeypatch, capsys):
+    """`run("history") -> (status, stdout, stderr)` in a project whose nodes are folders."""
+    from spark_cluster.cli import main
+
+    def ssh(node):
+        def session(_run, become=True):
+            if node.name in away:
+                raise Unreachable("no answer", where=node.name, hint="switch it on")
+            return agent(node.name)
+
+        return SimpleNamespace(session=session, close=lambda: None)
+
+    monkeypatch.setattr(connections_module, "Connections", pipes)
+    monkeypatch.setattr(connections_module, "ssh", ssh)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    (tmp_path / "play.py").write_text(PLAYBOOK)
+
+    def call(*args):
+        monkeypatch.setattr("sys.argv", ["spark-cluster", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return ended.value.code, said.out, said.err
+
+    return call
+
+
+@pytest.fixture
+def changed(run, tmp_path):
+    """Both nodes were changed once; the run's id."""
+    assert run("playbook", "play.py")[0] == 0
+    (record,) = (tmp_path / "state/spark-cluster/runs").iterdir()
+    return record.stem
+
+
+def test_nothing_yet(run):
+    status, out, _ = run("history")
+    assert (status, out) == (0, "nothing was ever changed there by spark-cluster\n")
+    assert json.loads(run("history", "--json")[1]) == {"runs": [], "errors": {}}
+    status, _, err = run("history", "20260101-000000-abcd")
+    assert status == 1
+    assert "no run 20260101-000000-abcd has changed anything" in err
+
+
+def test_there_and_back(run, changed, tmp_path):
+    _, out, _ = run("history")
+    assert out.splitlines()[0].split() == ["run", "when", "who", "command", "spark1", "spark2"]
+    assert changed in out
+    assert out.count("2 changes") == 2
+    (known,) = json.loads(run("history", "--json", "--node", "spark2")[1])["runs"]
+    assert known["nodes"] == {"spark2": {"changes": 2, "paths": 1}}
+    _, out, _ = run("history", changed)
+    assert "/config: new file" in out
+    assert "Command:flash it" in out
+    shown = json.loads(run("history", changed[:15], "--json")[1])
+    assert [e["action"] for e in shown["nodes"]["spark1"]["entries"]] == [
+        *("file", "converged", "converged")
+    ]
+
+    assert run("revert", changed, "--check", "--exit-code")[0] == 10
+    status, out, _ = run("revert", changed, "--check", "--diff", "--yes")
+    assert status == 0
+    assert "would change File:/config" in out
+    assert "-new" in out
+    assert (tmp_path / "spark1/config").exists()
+    status, out, _ = run("revert", changed)
+    assert status == 0
+    assert not (tmp_path / "spark1/config").exists()
+    assert not (tmp_path / "spark2/config").exists()
+    assert "stays as the run left it" in out
+    assert "Command:flash it  what it did stays  (spark1, spark2)" in out
+    assert "reverted by" in run("history")[1]
+
+
+def test_refused(run, changed, tmp_path):
+    (tmp_path / "spark1/config").write_text("mine\n")
+    status, out, err = run("revert", changed, "--json")
+    assert status == 1
+    document = json.loads(out)
+    assert document["ok"] is False
+    assert "/config was changed since" in document["nodes"]["spark1"]["error"]
+    assert document["nodes"]["spark2"]["put_back"][0]["path"] == "/config"
+    assert (tmp_path / "spark1/config").read_text() == "mine\n"
+    status, _, err = run("revert", "20260101")
+    assert status == 1
+    assert "no run 20260101 has changed anything" in err
+
+
+def test_a_node_that_is_away(run, changed, away):
+    away.add("spark2")
+    status, out, err = run("history", "--json")
+    assert status == 3
+    document = json.loads(out)
+    assert document["errors"]["spark2"]["message"] == "no answer"
+    assert document["runs"][0]["nodes"].keys() == {"spark1"}
+    assert "spark2: " in err
+
+
+def test_step_by_step(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("spark_cluster.cli.app._can_ask", lambda *_args, **_options: None)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\nn\n"))
+    status, out, _ = run("playbook", "play.py", "--step", "--limit", "spark1")
+    assert status == 0
+    assert out.count("change it?") == 2
+    assert "spark1  File:/config  new" in out
+    assert (tmp_path / "spark1/config").exists()
+    assert out.splitlines()[-2].split() == ["spark1", "0", "1", "0", "0", "1"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("s\n"))
+    status, _, err = run("playbook", "play.py", "--step", "--limit", "spark2")
+    assert status == 1
+    assert "stopped before File:/config, as you wished" in err
+    assert "--start-at 'File:/config' goes on there" in err

@@ -1,0 +1,84 @@
+"""`provision` as a shell sees it, without nodes: what is refused, and with which status."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+INVENTORY = """\
+nodes:
+  spark1: {address: 127.0.0.1, port: PORT, roles: [head]}
+  spark2: {address: 127.0.0.2, port: PORT}
+settings:
+  SETTINGS
+"""
+
+pytestmark = pytest.mark.usefixtures("time_limit")
+
+
+@pytest.fixture
+def provision(tmp_path):
+    """`provision("--json", settings="{...}")` on two nodes where no sshd listens."""
+    (tmp_path / "home/.ssh").mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+    def run(*words, settings="{}", **environment):
+        text = INVENTORY.replace("PORT", str(port)).replace("SETTINGS", settings)
+        (tmp_path / "inventory.yaml").write_text(text)
+        return subprocess.run(
+            [sys.executable, "-m", "spark_cluster", "provision", *words],
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(tmp_path / "home"),
+                "PYTHONPATH": str(CHECKOUT),
+                **environment,
+            },
+            stdin=subprocess.DEVNULL,
+            timeout=9,
+        )
+
+    return run
+
+
+def test_nobody_there(provision):
+    done = provision("--json")
+    assert done.returncode == 3
+    assert "refused the connection" in json.loads(done.stdout)["error"]["message"]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_password_needs_a_key_to_install(provision, tmp_path):
+    done = provision("--password-env", "PW", PW="x")
+    assert done.returncode == 2
+    assert "no SSH key" in done.stderr
+    assert "ssh-keygen" in done.stderr
+    (tmp_path / "home/.ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAA me\n")
+    assert provision("--password-env", "PW", PW="x").returncode == 3
+
+
+def test_a_password_that_nobody_can_be_asked_for(provision, tmp_path):
+    (tmp_path / "home/.ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAA me\n")
+    done = provision("--ask-password")
+    assert done.returncode == 2
+    assert "no terminal" in done.stderr
+    unset = provision("--password-env", "PW")
+    assert unset.returncode == 2
+    assert "PW is not set" in unset.stderr
+
+
+def test_help_names_its_options(provision):
+    said = provision("--help").stdout
+    for option in ("--allow-reboot", "--firmware", "--bandwidth", "--ask-password", "--check"):
+        assert option in said

@@ -1,0 +1,541 @@
+"""Each check: what it says of healthy nodes, of sick ones, and of nodes that do not tell."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from doctor_samples import (
+    HCAS,
+    LOG,
+    STARTED,
+    UNITS,
+    inspected,
+    interface,
+    interfaces,
+    logged,
+    ran,
+    ray_nodes,
+    seen,
+    trees,
+    with_env,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_cluster.doctor import examine, logs, registry
+from spark_cluster.doctor.check import Check
+from spark_cluster.doctor.finding import Finding
+from spark_cluster.doctor.probed import Answer, Ping, Probed, Rdma, Transfer
+from spark_cluster.doctor.table import NOT_COVERED, SHOWS_ONLY, SYMPTOMS
+from spark_cluster.facts import gather
+
+NODE = {check.id: check for check in registry.NODE}
+PAIR = {check.id: check for check in registry.PAIR}
+PROBES = {check.id: check for check in registry.PROBES}
+
+
+def found(id: str, number: int = 1, **changes: Any) -> Finding:
+    context = changes.pop("context", None)
+    return NODE[id].finding(
+        seen(number, context=context, **changes),
+        f"spark{number}",
+        alone=bool(context) and not context.get("linked", True),
+    )
+
+
+def links(*rows: dict[str, Any]) -> str:
+    """`ip -j addr` of node 1 with some interfaces replaced."""
+    replaced = {row["ifname"]: row for row in rows}
+    return json.dumps([replaced.get(row["ifname"], row) for row in interfaces(1)])
+
+
+def sysfs(tree: str, hca: str, value: str) -> dict[str, str]:
+    known = trees(1)[tree]
+    return {path: value if f"/{hca}/" in path else text for path, text in known.items()}
+
+
+ONE_DOWN = HCAS.replace("enP2p1s0f1np1 (Up)", "enP2p1s0f1np1 (Down)")
+ALL_DOWN = HCAS.replace("(Up)", "(Down)")
+FAILED_UPDATE = json.dumps(
+    {
+        "Devices": [
+            {
+                "Name": "USB-PD",
+                "UpdateState": 3,
+                "UpdateError": "failed to run update on reboot: expected 0x00000507 and got "
+                "0x00000500",
+            }
+        ]
+    }
+)
+NO_RDMA = inspected(1, "spark-ray", HostConfig__Devices=[])
+XID_119 = (
+    "2026-11-20T10:00:00+00:00 spark-2a60 kernel: NVRM: Xid (PCI:000f:01:00): 119, pid=2011, "
+    "name=nvidia-smi, Timeout after 6s of waiting for RPC response from GPU0 GSP!\n"
+)
+NO_MEMORY = (
+    "2026-11-20T10:00:00+00:00 spark-2a60 kernel: NVRM: nvCheckOkFailedNoLog: Check failed: Out "
+    "of memory [NV_ERR_NO_MEMORY] (0x00000051)\n"
+)
+ORPHAN = "4242 1 0::/system.slice/worker.service systemd\n"
+
+SICK: list[tuple[str, dict[str, Any], str, str]] = [
+    # check, what differs from the healthy node, status, words of what was found
+    ("link.connectx-present", {"hcas": "", "pci": {"/x": "0x10de"}}, "fail", "none of its"),
+    ("link.connectx-present", {"hcas": ""}, "fail", "on the PCI bus, but"),
+    ("link.connectx-present", {"hcas": HCAS[:84]}, "warn", "2 of 4 functions"),
+    ("link.port-up", {"hcas": ALL_DOWN}, "fail", "all 4 functions (Down)"),
+    ("link.port-up", {"hcas": ONE_DOWN}, "fail", "only enp1s0f1np1 up"),
+    ("link.port-up", {"hcas": HCAS.replace("enp1s0f0np0 (Down)", "enp1s0f0np0 (Up)")}, "fail",
+     "3 functions"),
+    ("link.rate", {"speed": {"/sys/class/net/enp1s0f1np1/speed": "100000",
+                             "/sys/class/net/enP2p1s0f1np1/speed": "100000"}}, "fail",
+     "100000 Mb/s"),
+    ("link.pcie-width", {"width": sysfs("width", "roceP2p1s0f1", "2")}, "warn", "roceP2p1s0f1 x2"),
+    ("link.twin-address", {"ip": links(interface("enP2p1s0f1np1"))}, "fail",
+     "enP2p1s0f1np1 has no IPv4 address"),
+    ("link.twin-address", {"ip": links(interface("enP2p1s0f1np1"), interface("enp1s0f1np1"))},
+     "fail", "enp1s0f1np1 and enP2p1s0f1np1 have no"),
+    ("link.twins-one-subnet", {"ip": links(interface("enP2p1s0f1np1", "192.168.177.21/24"))},
+     "fail", "both in 192.168.177.0/24"),
+    ("link.mtu", {"ip": links(interface("enP2p1s0f1np1", "192.168.178.11/24", mtu=1500))}, "warn",
+     "enP2p1s0f1np1 1500; the inventory says 9000"),
+    ("link.gid", {"gids?": {}}, "fail",
+     "rocep1s0f1 has none of 192.168.177.11"),
+    ("link.subnet-overlap", {"ip": links(interface("enP7s7", "192.168.177.99/16"))}, "fail",
+     "enP7s7 192.168.177.99/16 overlap"),
+    ("link.firmware", {"fw_ver": sysfs("fw_ver", "rocep1s0f0", "28.47.1088")}, "fail",
+     "28.47.1088 (NVD0000000087)"),
+    ("driver.library-match", {"gpu": ("Failed to initialize NVML: Driver/library version mismatch\n"
+                                      "NVML library version: 580.126\n", 18)}, "fail",
+     "Driver/library version mismatch"),
+    ("driver.library-match", {"nvrm": "Module for aarch64  580.95.05  Release Build"}, "fail",
+     "library 580.126.09, module 580.95.05"),
+    ("driver.gpu-present", {"gpu": ("No devices were found\n", 6)}, "fail", "No devices"),
+    ("driver.gpu-present", {"kernel_log": XID_119}, "fail", "Xid 119 1 times"),
+    ("driver.gpu-present", {"gpu": ("NVIDIA-SMI has failed because it couldn't communicate with "
+                                    "the NVIDIA driver.\n", 9)}, "fail", "couldn't communicate"),
+    ("driver.xid", {"kernel_log": XID_119.replace("119", "79")}, "warn", "Xid 79"),
+    ("driver.kho", {"kernel": "7.0.0-1019-nvidia\n"}, "fail", "without kho=off"),
+    ("driver.kho", {"meminfo": "MemTotal: 9 kB\nCmaTotal: 65536 kB\nCmaFree: 70000 kB\n"}, "fail",
+     "CmaFree 70000 kB is more"),
+    ("driver.known-bad", {"kernel": "7.0.0-1019-nvidia\n"}, "fail", "kernel 7.0.0-1019-nvidia"),
+    ("driver.known-bad", {"kernel": "6.17.0-1008-nvidia\n"}, "warn", "kernel 6.17.0-1008"),
+    ("driver.reboot", {"reboot_required": "*** System restart required ***\n",
+                       "reboot_packages": "linux-image-6.17.0-1026-nvidia\nlibc6\n"}, "warn",
+     "libc6, linux-image-6.17.0-1026-nvidia"),
+    ("driver.clocks", {"load": "96, 611, 14.20, Not Active, Not Active, Not Active, Not Active"},
+     "fail", "96 % busy, 611 MHz, 14.2 W"),
+    ("driver.clocks", {"load": "96, 800, 14.20, Active, Not Active, Not Active, Not Active"},
+     "warn", "throttled"),
+    ("driver.power-off", {"previous": "2026-11-19T22:01:10+00:00 spark vllm[9]: serving\n"}, "warn",
+     "ended in the middle, at 2026-11-19T22:01:10"),
+    ("driver.power-off", {"previous": "2026-11-19T22:01:10+00:00 spark vllm[9]: serving\n",
+                          "units": UNITS.replace("cap.service\nLoadState=loaded\nActiveState="
+                                                 "active", "cap.service\nActiveState=inactive")},
+     "warn", "ended in the middle"),
+    ("driver.firmware-update", {"history": FAILED_UPDATE}, "fail", "expected 0x00000507"),
+    ("driver.mlnx-hold", {"dpkg": "mlnx-fw-updater\t24.10\tinstalled\tinstall\n"}, "fail",
+     "installed and not held"),
+    ("memory.available", {"meminfo": "MemTotal: 127601228 kB\nMemAvailable: 2097152 kB\n"}, "fail",
+     "2.0 of 121.7 GiB"),
+    ("memory.available", {"meminfo": "MemTotal: 127601228 kB\nMemAvailable: 5242880 kB\n"}, "warn",
+     "5.0 of 121.7 GiB"),
+    ("memory.orphan", {"apps": "4242, VLLM::EngineCore, 99000\n", "holders": ORPHAN}, "fail",
+     "PID 4242 VLLM::EngineCore 99000 MiB"),
+    ("memory.swap", {"swaps": "Filename Type Size Used Priority\n/swap.img file 16777212 0 -2\n"},
+     "warn", "/swap.img in use, swappiness 60"),
+    ("memory.earlyoom", {"units": UNITS.replace("earlyoom.service\nLoadState=loaded",
+                                                "earlyoom.service\nLoadState=not-found")}, "warn",
+     "not installed"),
+    ("memory.earlyoom", {"units": UNITS.replace("=active", "=failed")}, "warn", "is failed"),
+    ("memory.refused", {"kernel_log": NO_MEMORY * 5}, "fail", "NV_ERR_NO_MEMORY 5 times"),
+    ("memory.refused", {"kernel_log": "x kernel: Out of memory: Killed process 9 (python3)\n"},
+     "warn", "killed python3"),
+    ("serving.docker", {"docker": ("", 1, "Cannot connect to the Docker daemon")}, "fail",
+     "Cannot connect"),
+    ("serving.docker", {"tools": "nvidia-smi\n", "docker": None}, "warn", "not installed"),
+    ("serving.docker-group", {"group": "docker:x:988:\n"}, "fail", "nvidia is not in the group"),
+    ("serving.containers", {"containers": inspected(1, "spark-vllm", State__Status="exited",
+                                                    State__ExitCode=1)}, "fail",
+     "spark-vllm is exited (status 1)"),
+    ("serving.containers", {"containers": inspected(1, "spark-vllm", RestartCount=3)}, "warn",
+     "restarted 3 times"),
+    ("serving.rdma-device", {"containers": NO_RDMA}, "fail", "spark-ray was started without"),
+    ("serving.memlock", {"containers": inspected(1, "spark-ray", HostConfig__Ulimits=None)}, "fail",
+     "spark-ray: default"),
+    ("serving.hcas", {"containers": with_env(1, "spark-ray", NCCL_IB_HCA="rocep1s0f1")}, "fail",
+     "leaves roceP2p1s0f1 out"),
+    ("serving.hcas", {"containers": with_env(1, "spark-ray", NCCL_IB_DISABLE="1")}, "fail",
+     "NCCL_IB_DISABLE=1"),
+    ("serving.gid-index", {"containers": with_env(1, "spark-ray", NCCL_IB_GID_INDEX="5")}, "fail",
+     "NCCL_IB_GID_INDEX='5' is no RoCE v2"),
+    ("serving.gid-index", {"containers": with_env(1, "spark-ray", NCCL_IB_GID_INDEX="")}, "fail",
+     "NCCL_IB_GID_INDEX='' is no RoCE v2"),
+    ("serving.gid-index", {"containers": with_env(1, "spark-ray", NCCL_IB_GID_INDEX="3")}, "warn",
+     "right today"),
+    ("serving.address", {"containers": with_env(1, "spark-ray", VLLM_HOST_IP="192.168.1.163")},
+     "fail", "VLLM_HOST_IP=192.168.1.163 is no address of the link"),
+    ("serving.address", {"containers": with_env(1, "spark-ray", NCCL_SOCKET_IFNAME="enP7s7")},
+     "fail", "enP7s7 is no interface of the link"),
+    ("serving.address", {"containers": with_env(1, "spark-vllm", VLLM_HOST_IP=None)}, "warn",
+     "no VLLM_HOST_IP"),
+    ("serving.ray-nodes", {"ray": ray_nodes("192.168.177.11")}, "fail", "1 of 2 nodes"),
+    ("serving.ray-monitor",
+     {"containers": with_env(1, "spark-ray", RAY_memory_monitor_refresh_ms=None)}, "warn",
+     "spark-ray: RAY_memory_monitor"),
+    ("serving.image-arch", {"images": f"{json.loads(inspected(1, ''))[0]['Image']} amd64\n"},
+     "fail", "its image is for amd64, the node is arm64"),
+    ("serving.vram-visible", {"apps": ""}, "fail", "lists no process"),
+    ("serving.vram-visible", {"apps": "", "init": "bash\n"}, "fail", "process 1 is bash"),
+    ("serving.load-time", {"logs": logged("Loading weights took 371.35 seconds")}, "warn", "371 s"),
+    ("system.disk", {"disk_free": 10 * 2**30}, "warn", "10 of 3632 GiB free"),
+    ("system.disk", {"disk_free": 2**30}, "fail", "1 of 3632 GiB free"),
+    ("system.tailscale-ssh", {"tools": "tailscale\ndocker\n",
+                              "tailscale": '{"RunSSH": true, "CorpDNS": true}'}, "warn", "is on"),
+    ("system.ssh-folder", {"ssh_folder": ("", 1, "stat: cannot statx '/home/nvidia/.ssh': "
+                                          "No such file or directory")}, "fail", "has no ~/.ssh"),
+    ("system.ssh-folder", {"ssh_folder": "directory root 700\n"}, "fail", "belongs to root"),
+]  # fmt: skip
+
+SICK += [(rule.id, {"logs": logged(rule.sample)}, "fail", rule.sample[:40]) for rule in logs.RULES]
+
+
+@pytest.mark.parametrize(("id", "changes", "status", "words"), SICK)
+def test_sick_nodes(id: str, changes: dict[str, Any], status: str, words: str) -> None:
+    finding = found(id, **changes)
+    assert finding.status == status, finding
+    assert words in finding.found
+    assert finding.cause
+    assert finding.fix
+    assert "{" not in finding.fix
+
+
+@pytest.mark.parametrize("id", NODE)
+@pytest.mark.parametrize("number", [1, 2])
+def test_healthy_nodes(id: str, number: int) -> None:
+    finding = found(id, number)
+    assert finding.status == "ok", finding
+    assert finding.found
+    assert (finding.cause, finding.fix) == ("", "")
+
+
+def test_a_fresh_healthy_pair_without_an_engine_gives_no_alarm() -> None:
+    nothing = {"containers": "[]\n", "logs": "", "images": "", "versions": "", "apps": "",
+               "holders": "", "models": "", "previous": ("", 1, "Data from the specified boot (-1) "
+               "is not available: No such boot ID in journal"), "history": ("No history\n", 2),
+               "load": "0, 208, 4.12, Not Active, Not Active, Not Active, Not Active"}  # fmt: skip
+    nodes = [seen(number, **nothing) for number in (1, 2)]
+    assert {f.id: f.found for f in examine.judge(nodes) if f.status != "ok"} == {}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "No journal boot entry found for the specified boot (-1).",
+        "Data from the specified boot (-1) is not available: No such boot ID in journal",
+        "Specifying boot ID or boot offset has no effect, no persistent journal was found.",
+    ],
+)
+def test_no_earlier_boot_is_no_trouble(said: str) -> None:
+    assert found("driver.power-off", previous=("", 1, said)).status == "ok"
+
+
+def test_one_spark_alone_needs_no_link() -> None:
+    alone = {"linked": False}
+    bare = {"hcas": ALL_DOWN, "containers": "[]", "logs": "", "apps": "", "holders": ""}
+    node = seen(1, context=alone, **bare)
+    assert {f.id: f.found for f in examine.judge([node]) if f.status != "ok"} == {}
+
+
+def test_a_healthy_pair_gives_no_alarm() -> None:
+    every = examine.judge([seen(1), seen(2)])
+    assert {finding.id: finding.found for finding in every if finding.status != "ok"} == {}
+    assert len(every) == 2 * len(registry.NODE) + len(registry.PAIR)
+
+
+# --- nodes beside each other ------------------------------------------------------------------
+
+OTHER_ARGS = [
+    "serve",
+    "/srv/models/gemma",
+    "--tensor-parallel-size",
+    "2",
+    "--max-model-len",
+    "4096",
+]
+RANK = inspected(2, "spark-ray", Path="vllm", Args=[*OTHER_ARGS, "--headless", "--node-rank=1"])
+
+UNLIKE: list[tuple[str, dict[str, Any], str, str]] = [
+    # check, what differs on the second node, status, words
+    ("pair.os", {"dgx": 'DGX_OTA_VERSION="7.6.0"\n'}, "warn", "spark2 ubuntu 24.04, DGX OS 7.6.0"),
+    ("pair.kernel", {"kernel": "6.17.0-1014-nvidia\n"}, "warn", "spark2 6.17.0-1014-nvidia"),
+    ("pair.driver", {"gpu": "NVIDIA GB10, 12.1, 580.95.05, 45, 11.17, 2405\n"}, "warn",
+     "spark2 580.95.05"),
+    ("pair.firmware", {"fw_ver": sysfs("fw_ver", "rocep1s0f0", "28.44.1000")}, "warn",
+     "spark2 28.44.1000, 28.45.4028"),
+    ("pair.system-firmware", {"devices": '{"Devices": [{"Name": "USB-PD", "Version": "0x507"}]}'},
+     "warn", "USB-PD: spark1 0x00000516, spark2 0x507"),
+    ("pair.machine-id", {"machine_id": "1c4c4544004b3510804cb4c04f4e3232\n"}, "fail",
+     "spark1 and spark2 both have 1c4c45"),
+    ("pair.host-keys", {"host_keys": trees(1)["host_keys"]}, "fail",
+     "spark1 and spark2 share ssh-ed25519"),
+    ("pair.mtu", {"ip": json.dumps([r | {"mtu": 1500} for r in interfaces(2)])}, "fail",
+     "spark1 9000, spark2 1500"),
+    ("pair.same-port", {"hcas": HCAS.replace("f0np0 (Down)", "f0np0 (U)")
+                        .replace("f1np1 (Up)", "f1np1 (Down)").replace("(U)", "(Up)")}, "fail",
+     "spark2 enp1s0f0np0, enP2p1s0f0np0"),
+    ("pair.subnets", {"ip": json.dumps([interface("enp1s0f1np1", "10.0.0.2/24"),
+                                        *interfaces(2)[4:]])}, "fail",
+     "spark1 has 192.168.177.11/24, spark2 has 10.0.0.2/24"),
+    ("pair.subnets", {"ip": json.dumps(interfaces(1))}, "fail", "both have 192.168.177.11"),
+    ("pair.images", {"containers": inspected(2, "spark-ray", Image="sha256:0123456789ab")}, "fail",
+     "spark2 sha256:0123456789ab"),
+    ("pair.ray-version", {"versions": "==> spark-ray\nray=2.50.0\nvllm=0.32.0\n"}, "fail",
+     "spark2 ray 2.50.0, vllm 0.32.0"),
+    ("pair.engine-args", {"containers": RANK}, "fail",
+     "--enable-auto-tool-choice: spark1 spark-vllm has it, spark2 spark-ray lacks it"),
+    ("pair.clock", {"clock": "1795183991.0\n"}, "warn", "600 s apart"),
+    ("pair.names", {"hosts": "127.0.0.1 localhost\n"}, "warn", "spark2 has no name for spark1"),
+    ("pair.model-files", {"models": "==> /srv/models/gemma\n1024 config.json\n"}, "fail",
+     "spark2: 1 files of /srv/models/gemma are missing or another size: model.safetensors"),
+    ("pair.model-files", {"models": "==> /srv/models/gemma\n9 config.json\n"
+                          "31457280000 model.safetensors\n"}, "fail", "config.json"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("id", "changes", "status", "words"), UNLIKE)
+def test_nodes_that_are_not_alike(
+    id: str, changes: dict[str, Any], status: str, words: str
+) -> None:
+    finding = PAIR[id].finding([seen(1), seen(2, **changes)], "spark1+spark2")
+    assert finding.status == status, finding
+    assert words in finding.found
+    assert finding.cause
+    assert finding.fix
+
+
+def test_the_same_arguments_in_another_order_are_the_same() -> None:
+    words = ["serve", "/srv/models/gemma", "--enable-auto-tool-choice", "--headless"]
+    words += ["--max-model-len=32768", "--tensor-parallel-size", "2", "--node-rank", "1"]
+    rank = inspected(2, "spark-ray", Path="vllm", Args=words)
+    finding = PAIR["pair.engine-args"].finding([seen(1), seen(2, containers=rank)], "x")
+    assert finding.status == "ok", finding
+    assert "2 ranks" in finding.found
+
+
+# --- what is not told -------------------------------------------------------------------------
+
+
+def without(number: int, *sources: str) -> Any:
+    """A node that did not answer some of what it was asked."""
+    return seen(number, **dict.fromkeys(sources))
+
+
+NEEDS = [(check.id, need) for check in registry.NODE for need in check.needs]
+TOOL_OPTIONAL = {("system.tailscale-ssh", "tailscale")}  # not there means that all is well
+
+
+@pytest.mark.parametrize(("id", "need"), [pair for pair in NEEDS if pair not in TOOL_OPTIONAL])
+def test_without_what_it_needs_a_check_knows_nothing(id: str, need: str) -> None:
+    finding = NODE[id].finding(without(1, need), "spark1")
+    assert finding.status == "unknown", finding
+    assert finding.found
+
+
+def test_a_pinned_gid_index_without_a_table() -> None:
+    pinned = with_env(1, "spark-ray", NCCL_IB_GID_INDEX="3")
+    assert found("serving.gid-index", containers=pinned, **{"types?": None}).status == "unknown"
+
+
+def test_tailscale_that_does_not_answer() -> None:
+    finding = found("system.tailscale-ssh", tools="tailscale\n", tailscale=None)
+    assert (finding.status, finding.found) == (
+        "unknown",
+        "tailscale debug prefs: no answer within 20 s",
+    )
+
+
+@pytest.mark.parametrize(
+    ("id", "need"), [(check.id, need) for check in registry.PAIR for need in check.needs]
+)
+def test_nodes_of_which_one_does_not_tell(id: str, need: str) -> None:
+    finding = PAIR[id].finding([seen(1), without(2, need)], "spark1+spark2")
+    if (id, need) == ("pair.os", "dgx"):  # not there on another system than DGX OS
+        assert finding.status == "warn"
+    else:
+        assert finding.status == "unknown", finding
+
+
+SOURCES = sorted({need for check in registry.NODE for need in check.needs})
+
+
+@given(missing=st.sets(st.sampled_from(SOURCES)))
+def test_what_is_missing_never_makes_a_check_fail(missing: set[str]) -> None:
+    """A node that tells less can make a check say `unknown`, never find trouble that is not there;
+    but Docker that is not there is worth a warning."""
+    for finding in examine.judge([without(1, *missing), seen(2)]):
+        assert finding.status in ("ok", "unknown", "warn"), finding
+        if finding.status == "warn":
+            assert finding.id in ("pair.os", "serving.docker"), finding
+
+
+@given(garbage=st.dictionaries(st.sampled_from(SOURCES), st.text(max_size=60), max_size=4))
+def test_words_that_no_tool_says_end_no_examination(garbage: dict[str, str]) -> None:
+    told = {name: {"/sys/x": text} if name in trees(1) else text for name, text in garbage.items()}
+    for finding in examine.judge([seen(1, **told), seen(2)]):
+        assert finding.status in ("ok", "warn", "fail", "unknown")
+
+
+def test_why_something_is_unknown() -> None:
+    gone = found("driver.firmware-update", tools="docker\n", history=None)
+    assert gone.found == "fwupdmgr get-history: there is no fwupdmgr on the node"
+    late = found("driver.firmware-update", history=None)
+    assert late.found == "fwupdmgr get-history: no answer within 20 s"
+    failing = found("link.port-up", hcas=("", 1, "no permission"))
+    assert failing.found == "ibdev2netdev, rdma link: status 1: no permission"
+
+
+# --- logs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", logs.RULES, ids=lambda rule: rule.id)
+def test_a_node_finds_the_lines_that_a_rule_is_about(rule: logs.LogRule) -> None:
+    assert any(word in rule.sample for word in rule.words)
+
+
+def test_a_log_that_names_no_transport_says_so() -> None:
+    finding = found("serving.nccl-sockets", logs="==> spark-ray\n==> spark-vllm\n")
+    assert finding.status == "ok"
+    assert "NCCL_DEBUG=INFO" in finding.found
+
+
+def test_trouble_before_the_last_start_is_a_warning() -> None:
+    old = logged("RayWorkerProc rank=[1] died unexpectedly", at="2026-11-20T13:00:00.5Z")
+    finding = found("serving.worker-died", logs=old)
+    assert finding.status == "warn"
+    assert "before its last start" in finding.found
+
+
+def test_sockets_beside_roce_channels_came_to_nothing() -> None:
+    text = f"==> spark-vllm\n{LOG}2026-11-20T14:05:30Z NET/Socket : Using [0]enp1s0f1np1\n"
+    assert found("serving.nccl-sockets", logs=text).status == "ok"
+
+
+def test_containers_of_others() -> None:
+    """A stopped one is nobody's trouble; one that failed is worth a warning."""
+    for code, status in ((0, "ok"), (137, "ok"), (1, "warn")):
+        other = inspected(
+            1, "spark-vllm", Name="/my-vllm", Config__Labels={}, State__Status="exited",
+            State__ExitCode=code,
+        )  # fmt: skip
+        assert found("serving.containers", containers=other).status == status
+    error = logged("RuntimeError: No CUDA GPUs are available", name="my-vllm")
+    assert found("serving.gpu-dead", containers=other, logs=error).status == "warn"
+
+
+def test_the_earliest_error_of_a_container_that_ended() -> None:
+    down = inspected(1, "spark-vllm", State__Status="exited", State__ExitCode=1)
+    text = "==> spark-vllm\n2026-11-20T14:05:00Z RuntimeError: No CUDA GPUs are available\n"
+    finding = found("serving.containers", containers=down, logs=text)
+    assert "RuntimeError: No CUDA GPUs are available" in finding.found
+
+
+def test_moments_sort_as_time_does() -> None:
+    from spark_cluster.doctor.engines import moment
+
+    assert moment("2026-11-20T14:03:30.12Z text") > moment("2026-11-20T14:03:30.119999999Z")
+    assert moment(STARTED) == "2026-11-20T14:03:30.123456789"
+    assert moment("no time stamp") == ""
+
+
+# --- probes -----------------------------------------------------------------------------------
+
+HEALTHY = Probed(
+    pings=(Ping("a -> b", True, True),),
+    transfers=(Transfer("a -> b", 97.0, 180.0),),
+    rdma=(Rdma("a -> b", 111.7),),
+    answer=Answer(200, 200, "Paris", "Paris"),
+)
+PROBED: list[tuple[str, Probed, str, str]] = [
+    ("link.full-size-ping", Probed(pings=(Ping("a -> b", True, False),)), "fail",
+     "8972 bytes do not pass"),
+    ("link.full-size-ping", Probed(pings=(Ping("a -> b", False, False),)), "fail", "no answer"),
+    ("link.full-size-ping", Probed(pings=(Ping("a -> b", None, None, "no ping"),)), "unknown",
+     "no ping"),
+    ("link.transfer-rate", Probed(transfers=(Transfer("a -> b", 13.1, 150.0),)), "fail",
+     "13.1 Gb/s (a node to itself: 150)"),
+    ("link.transfer-rate", Probed(transfers=(Transfer("a -> b", 13.1, 20.0),)), "unknown",
+     "its processor is the limit"),
+    ("link.transfer-rate", Probed(transfers=(Transfer("a -> b", None, 20.0, "refused"),)),
+     "unknown", "refused"),
+    ("link.rdma-rate", Probed(rdma=(Rdma("a -> b", 13.3),)), "fail", "13.3"),
+    ("link.rdma-rate", Probed(rdma=(Rdma("a -> b", 60.0),)), "warn", "60.0"),
+    ("link.rdma-rate", Probed(why_not={"rdma": "there is no ib_write_bw on a"}), "unknown",
+     "there is no ib_write_bw"),
+    ("serving.completion", Probed(answer=Answer(200, 0, "timed out", "Paris")), "fail",
+     "/health says 200, a completion nothing: timed out"),
+    ("serving.completion", Probed(answer=Answer(200, 200, "!!!!!!", "Paris")), "fail", "'!!!!!!'"),
+    ("serving.completion", Probed(answer=Answer(0, 0, "", "Paris")), "fail", "/health says"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("id", "probed", "status", "words"), PROBED)
+def test_probes(id: str, probed: Probed, status: str, words: str) -> None:
+    finding = PROBES[id].finding(probed, "a+b")
+    assert finding.status == status, finding
+    assert words in finding.found
+
+
+@pytest.mark.parametrize("id", PROBES)
+def test_healthy_probes(id: str) -> None:
+    assert PROBES[id].finding(HEALTHY, "a+b").status == "ok"
+    assert PROBES[id].finding(Probed(), "a+b").status == "unknown"
+
+
+# --- the registry -----------------------------------------------------------------------------
+
+
+def test_every_row_of_the_table_is_covered_or_has_a_reason() -> None:
+    covered = set(registry.covered())
+    assert covered | set(NOT_COVERED) == set(SYMPTOMS) == set(range(1, 41))
+    assert not covered & set(NOT_COVERED)
+    assert set(SHOWS_ONLY) <= covered
+
+
+def test_every_check_has_a_sick_case() -> None:
+    sick = {id for id, *_ in (*SICK, *UNLIKE, *PROBED)}
+    assert {check.id for check in registry.ALL} == sick
+
+
+def test_names_are_unique_and_sources_are_known() -> None:
+    ids = [check.id for check in registry.ALL]
+    assert len(ids) == len(set(ids))
+    told = seen(1).answer
+    known = {name for part in ("commands", "files", "trees") for name in told[part]}
+    for check in (*registry.NODE, *registry.PAIR):
+        assert isinstance(check, Check)
+        assert set(check.needs) <= known, check.id
+        assert check.looked_at
+
+
+def test_findings_are_sorted_and_selected() -> None:
+    sick = seen(1, hcas=ALL_DOWN, units=None)
+    every = examine.judge([sick, seen(2)])
+    order = [finding.status for finding in every]
+    assert order == sorted(order, key=["fail", "warn", "unknown", "ok"].index)
+    assert {f.area for f in examine.judge([sick], only=["link"])} == {"link"}
+    assert [f.id for f in examine.judge([sick], only=["memory.swap"])] == ["memory.swap"]
+
+
+def test_the_samples_answer_what_is_asked() -> None:
+    from spark_cluster.doctor.question import Context, question
+
+    asked, told = question(Context("nvidia", logs.WORDS)), seen(1).answer
+    of_facts = {*gather.COMMANDS, *gather.FILES}
+    for part in ("commands", "files", "trees"):
+        assert set(told[part]) - of_facts == set(asked[part]) - of_facts
+    json.dumps(asked)
+    assert ran("x")["status"] == 0

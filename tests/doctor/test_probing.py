@@ -1,0 +1,126 @@
+"""Probes: what is sent, and what is made of what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctor_samples import inspected, seen
+
+from spark_cluster.doctor import probing, transfer
+from spark_cluster.doctor.probing import Question
+from spark_cluster.engine.session import Answer as HttpAnswer
+from spark_cluster.engine.session import Session
+from spark_cluster.inventory import Inventory, read_inventory
+from spark_cluster.recipe import Probe
+
+QUESTION = Question(Probe(question="capital of France?", expect="Paris"), key="secret")
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Inventory:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(
+        "nodes:\n  spark1: {address: 192.168.1.163, roles: [head]}\n"
+        "  spark2: {address: 192.168.1.164}\nserve: {recipe: x}\n"
+    )
+    return read_inventory(path)
+
+
+class Fake:
+    """A session whose node answers pings up to some size."""
+
+    def __init__(self, largest: int = 9000, lost: int = 0) -> None:
+        self.largest, self.lost = largest, lost
+        self.asked: list[dict[str, Any]] = []
+        self.requests: list[str] = []
+
+    def submit(self, op: str, *, commands: dict[str, list[str]], timeout: float) -> Fake:
+        assert op == "gather"
+        self.asked.append(commands)
+        return self
+
+    def wait(self) -> dict[str, Any]:
+        first = len(self.asked) <= self.lost
+        return {
+            "commands": {
+                name: {"status": int(first or self.size(argv) > self.largest), "stdout": ""}
+                for name, argv in self.asked[-1].items()
+            }
+        }
+
+    @staticmethod
+    def size(argv: list[str]) -> int:
+        return int(argv[argv.index("-s") + 1]) + 28
+
+    def http(self, url: str, **options: Any) -> HttpAnswer:
+        self.requests.append(url)
+        assert options["headers"]["Authorization"] == "Bearer secret"
+        if url.endswith("/health"):
+            return HttpAnswer(200, "")
+        return HttpAnswer(0, "", "timed out")
+
+
+def probed(inventory: Inventory, monkeypatch: pytest.MonkeyPatch, one: Fake, two: Fake) -> Any:
+    monkeypatch.setattr(probing, "transfers", lambda *_: ())
+    sessions: Any = {"spark1": one, "spark2": two}
+    bare = {"tools": "ping\n"}
+    return probing.probe(inventory, [seen(1, **bare), seen(2, **bare)], sessions, QUESTION)
+
+
+def test_full_size_packets_on_every_way(inventory: Inventory, monkeypatch: Any) -> None:
+    one, two = Fake(), Fake(largest=1500)
+    found = probed(inventory, monkeypatch, one, two)
+    assert found.full_size == 8972
+    assert len(found.pings) == 4
+    assert [(ping.small, ping.full) for ping in found.pings] == [(True, True)] * 2 + [
+        (True, False)
+    ] * 2
+    assert found.pings[0].link.startswith("spark1 enp1s0f1np1 to spark2")
+    (argv, *_) = one.asked[0].values()
+    assert argv[0] == "ping"
+    assert "do" in argv
+
+
+def test_a_packet_that_is_lost_once_is_no_trouble(inventory: Inventory, monkeypatch: Any) -> None:
+    found = probed(inventory, monkeypatch, Fake(lost=1), Fake())
+    assert all(ping.small and ping.full for ping in found.pings)
+
+
+def test_a_server_that_is_healthy_and_does_not_answer(
+    inventory: Inventory, monkeypatch: Any
+) -> None:
+    one = Fake()
+    monkeypatch.setattr(probing, "transfers", lambda *_: ())
+    sessions: Any = {"spark1": one, "spark2": Fake()}
+    nodes = [seen(number, tools="docker\nping\n") for number in (1, 2)]
+    found = probing.probe(inventory, nodes, sessions, QUESTION)
+    assert found.answer is not None
+    assert (found.answer.health, found.answer.status) == (200, 0)
+    assert found.answer.text == "timed out"
+    assert one.requests[0] == "http://127.0.0.1:8000/health"
+    assert "secret" not in repr(QUESTION)
+
+
+def test_nothing_to_probe(inventory: Inventory) -> None:
+    stopped = inspected(1, "spark-vllm", State__Status="exited")
+    found = probing.probe(inventory, [seen(1, containers=stopped)], {}, QUESTION)
+    assert found.pings is None
+    assert found.why_not["pings"] == "one node alone"
+    assert found.why_not["answer"] == "no server of ours runs on these nodes"
+
+
+def test_a_transfer_between_real_agents(agent: Callable[..., Session]) -> None:
+    done = transfer.measure(agent("spark1"), agent("spark2"), "127.0.0.1")
+    assert done.said == ""
+    assert done.rate is not None
+    assert done.rate > 0
+
+
+def test_a_transfer_to_where_nobody_is(agent: Callable[..., Session], monkeypatch: Any) -> None:
+    monkeypatch.setattr(transfer, "RECEIVE", "raise SystemExit('no room')")
+    monkeypatch.setattr(transfer, "SEND", transfer.SEND.replace("+ 5", "+ 0.1"))
+    done = transfer.measure(agent("spark1"), agent("spark2"), "127.0.0.1")
+    assert (done.rate, done.said) == (None, "no room")

@@ -1,0 +1,106 @@
+"""What a node is asked, asked for real: shell scripts, and the whole question to a real agent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from doctor_samples import containers
+
+from spark_cluster.doctor import examine, logs, scripts
+from spark_cluster.doctor.engines import read_engines
+from spark_cluster.doctor.observations import Observations
+from spark_cluster.doctor.question import Context, question, sources
+
+DOCKER = """#!/bin/sh
+here=$(dirname "$0")
+case "$1" in
+  ps) cat "$here/names" ;;
+  logs) cat "$here/log-$5" ;;
+  exec) echo "ray=2.60.0" ;;
+  image) echo "sha256:1 arm64" ;;
+  container) [ "$3" = "-f" ] && echo "sha256:1" || cat "$here/inspected" ;;
+esac
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., str]:
+    """Runs a script where `docker` is a fake with files beside it."""
+    (tmp_path / "docker").write_text(DOCKER)
+    (tmp_path / "docker").chmod(0o755)
+    (tmp_path / "names").write_text("web nginx:1 nginx\nspark-vllm vllm:1 vllm\ntray-app x:1 sh\n")
+    (tmp_path / "inspected").write_text(json.dumps(containers(1)))
+
+    def script(text: str, *words: str) -> str:
+        path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        done = subprocess.run(
+            scripts.shell(text, *words), env=path, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    return script
+
+
+def test_only_containers_of_engines_are_looked_at(run: Callable[..., str]) -> None:
+    assert run(scripts.LOGS, "x").splitlines() == ["==> spark-vllm"]
+    assert run(scripts.VERSIONS, "code") == "==> spark-vllm\nray=2.60.0\n"
+    assert run(scripts.IMAGES) == "sha256:1 arm64\n"
+    assert json.loads(run(scripts.CONTAINERS))[0]["Name"] == "/spark-ray"
+
+
+def test_without_containers(run: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "names").write_text("")
+    assert run(scripts.CONTAINERS) == "[]\n"
+    assert run(scripts.LOGS, "x") == run(scripts.IMAGES) == run(scripts.VERSIONS, "c") == ""
+
+
+def test_a_long_log_costs_few_lines(run: Callable[..., str], tmp_path: Path) -> None:
+    """The last twenty of each word, however many there are of another."""
+    noise = [f"2026-11-20T14:00:00.{n:09}Z EngineDeadError {n}" for n in range(1000)]
+    said = "2026-11-20T13:00:00.5Z NCCL INFO via NET/Socket/0"
+    (tmp_path / "log-spark-vllm").write_text("\n".join(["nothing", said, *noise]) + "\n")
+    text = run(scripts.LOGS, *logs.WORDS)
+    (engine, *_) = read_engines(json.dumps(containers(1)[1:]), text)
+    assert len(engine.log) == 21
+    assert engine.log[0].text == "NCCL INFO via NET/Socket/0"
+    assert engine.log[-1].text == "EngineDeadError 999"
+
+
+@pytest.mark.parametrize("rule", logs.RULES, ids=lambda rule: rule.id)
+def test_the_node_keeps_the_line_of_each_rule(
+    run: Callable[..., str], tmp_path: Path, rule: logs.LogRule
+) -> None:
+    (tmp_path / "log-spark-vllm").write_text(f"2026-11-20T14:00:00.5Z {rule.sample}\n")
+    assert rule.sample in run(scripts.LOGS, *logs.WORDS)
+
+
+def test_models_are_listed_with_sizes(run: Callable[..., str], tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--a--b/snapshots/123"
+    blobs = tmp_path / "models--a--b/blobs"
+    for folder in (snapshot, blobs):
+        folder.mkdir(parents=True)
+    (blobs / "f00").write_text("weights")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/f00")
+    (snapshot / "config.json").symlink_to("../../blobs/missing")
+    listed = run(scripts.MODELS, str(tmp_path / "models--a--b"), str(tmp_path / "no such"))
+    assert f"==> {tmp_path}/models--a--b\n7 snapshots/123/model.safetensors\n" in listed
+    assert "blobs" not in listed
+    assert "config.json" not in listed
+
+
+def test_the_whole_question_to_a_real_agent(agent: Callable[..., object]) -> None:
+    """Any machine answers in a form that every check can read, in one request."""
+    context = Context("root", logs.WORDS)
+    session = agent("spark1")
+    answer = session.request("gather", **question(context), timeout=20.0)  # type: ignore[attr-defined]
+    seen = Observations("spark1", answer, _sources=sources(context))
+    for finding in examine.judge([seen, seen]):
+        assert finding.status in ("ok", "warn", "fail", "unknown")
+        assert finding.found, finding
+        assert finding.looked_at
+    size = len(json.dumps(answer))
+    assert size < 500_000

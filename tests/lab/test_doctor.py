@@ -1,0 +1,193 @@
+"""doctor on real nodes: trouble that the lab can produce is found, and none that is not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_cluster.lab import Lab
+from spark_cluster.lab.breakage import BREAKAGES, break_, in_force, mend
+from spark_cluster.lab.breakages.model import Breakage
+
+pytestmark = pytest.mark.lab
+
+CHECKOUT = Path(__file__).parents[2]
+PATIENCE = 15.0
+"""Seconds until what was changed shows: carriers, addresses, units."""
+
+NEEDS_SERVING = ("worker-stands-still",)
+
+
+def spark(*words: str, timeout: float = 600.0) -> subprocess.CompletedProcess[str]:
+    """`spark-cluster -i lab ...`, as a user runs it."""
+    argv = [sys.executable, "-m", "spark_cluster", "-i", "lab", *words]
+    return subprocess.run(
+        argv, cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=timeout
+    )
+
+
+def doctor(*words: str) -> tuple[int, dict[tuple[str, str], str]]:
+    """Exit status, and (check, node) to status of all that is not ok."""
+    done = spark("doctor", "--json", *words, timeout=180)
+    assert done.stdout, done.stderr
+    checks = json.loads(done.stdout)["checks"]
+    assert set(checks[0]) >= {"id", "node", "status", "found", "cause", "fix"}
+    told = {(c["id"], c["node"]): f"{c['status']}: {c['found']}" for c in checks}
+    return done.returncode, {k: v for k, v in told.items() if not v.startswith("ok")}
+
+
+@pytest.fixture(scope="module")
+def ready(lab: Lab) -> Iterator[Lab]:
+    """Fresh nodes, provisioned."""
+    lab.up(2, fresh=True)
+    lab.trust()
+    done = spark("provision", "--yes", timeout=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    yield lab
+    mend(lab)
+
+
+@pytest.fixture
+def broken(ready: Lab, request: pytest.FixtureRequest) -> Iterator[list[Breakage]]:
+    """The nodes broken as the parameter says (one name or several), and mended afterwards."""
+    names = request.param if isinstance(request.param, tuple) else (request.param,)
+    for name in names:
+        break_(ready, name)
+    yield [BREAKAGES[name] for name in names]
+    mend(ready)
+
+
+def until(found: Any) -> Any:
+    """Ask again until the answer is true; the last answer."""
+    deadline = time.monotonic() + PATIENCE
+    while not (answer := found()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return answer
+
+
+def test_provisioned_nodes_give_no_alarm(ready: Lab) -> None:
+    status, problems = doctor()
+    assert problems == {}
+    assert status == 0
+
+
+def test_nothing_of_a_healthy_link_is_taken_for_trouble(ready: Lab) -> None:
+    status, problems = doctor("--probe", "--only", "link")
+    assert not [text for text in problems.values() if not text.startswith("unknown")]
+    assert ("link.full-size-ping", "spark1+spark2") not in problems
+    assert status == 0
+
+
+TOGETHER = (
+    tuple(name for name in BREAKAGES if name.startswith("log-")),
+    ("rate-100g", "pcie-x2", "connectx-firmware", "subnet-overlap", "cma", "clocks-low"),
+    ("firmware-failed", "other-firmware", "memory-low", "orphan", "swap", "xid-79", "no-memory"),
+    ("reboot-pending", "mlnx-fw-updater", "earlyoom-off", "docker-group", "tailscale-ssh"),
+    ("no-names", "same-machine-id", "same-host-keys", "other-system", "other-kernel"),
+    ("no-rdma-device", "no-memlock", "one-hca", "gid-pinned", "lan-address", "ray-monitor"),
+    ("slow-load", "ended", "other-processor"),
+)
+"""Breakages that leave each other alone, so that one look finds them all."""
+
+SINGLE = tuple(
+    name
+    for name, one in BREAKAGES.items()
+    if one.finds and name not in NEEDS_SERVING and not any(name in group for group in TOGETHER)
+)
+
+
+@pytest.mark.parametrize(
+    "broken", [*TOGETHER, *SINGLE], indirect=True, ids=lambda p: p if isinstance(p, str) else p[0]
+)
+def test_what_is_broken_is_found_and_mended(ready: Lab, broken: list[Breakage]) -> None:
+    wanted = {check for breakage in broken for check in breakage.finds}
+    assert set(in_force(ready)) == {breakage.name for breakage in broken}
+    missed: set[str] = set()
+
+    def found() -> bool:
+        missed.clear()
+        missed.update(wanted - {id for id, _ in doctor()[1]})
+        return not missed
+
+    assert until(found), missed
+    mend(ready)
+    assert in_force(ready) == {}
+    assert until(lambda: doctor()[1] == {}), doctor()[1]
+
+
+def test_break_and_mend_as_commands(ready: Lab) -> None:
+    done = spark("lab", "break", "memory-low", "spark2")
+    assert done.returncode == 0, done.stderr
+    assert "spark-cluster -i lab doctor finds it" in done.stdout
+    listed = json.loads(spark("--json", "lab", "break", "--list").stdout)["breakages"]
+    assert [b["broken"] for b in listed if b["name"] == "memory-low"] == [["spark2"]]
+    assert ("memory.available", "spark2") in doctor()[1]
+    assert spark("lab", "mend", "memory-low").stdout == "memory-low on spark2\n"
+    assert spark("lab", "mend").stdout == "nothing was broken\n"
+    assert spark("lab", "break", "memry-low").returncode == 2
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [name for name, one in BREAKAGES.items() if one.probed and name not in NEEDS_SERVING],
+    indirect=True,
+)
+def test_what_only_traffic_shows(ready: Lab, broken: list[Breakage]) -> None:
+    wanted = {check for breakage in broken for check in breakage.probed}
+
+    def found() -> bool:
+        status, problems = doctor("--probe")
+        wrong = {id for (id, _), text in problems.items() if not text.startswith("unknown")}
+        return status == 5 and wanted <= wrong
+
+    assert until(found), doctor("--probe")
+
+
+def test_fixes_are_commands_that_mend(ready: Lab) -> None:
+    """The fix that doctor names for drift of ours is `provision`, and that repairs it."""
+    for name in ("mtu", "earlyoom-off", "docker-group", "no-names"):
+        assert spark("lab", "break", name).returncode == 0
+        checks = json.loads(spark("doctor", "--json").stdout)["checks"]
+        found = [c for c in checks if c["id"] in BREAKAGES[name].finds and c["status"] != "ok"]
+        assert found, name
+        assert "spark-cluster provision --tags " in found[0]["fix"]
+        words = found[0]["fix"].partition("spark-cluster ")[2].split(",")[0].split()
+        done = spark(*words, timeout=600)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert until(lambda: doctor()[1] == {}), doctor()[1]
+    mend(ready)
+
+
+def test_a_node_that_is_off(ready: Lab) -> None:
+    node = ready.node("spark2")
+    node.unplug()
+    try:
+        status, problems = doctor()
+        assert status == 3
+        assert problems["system.reachable", "spark2"].startswith("fail: ")
+    finally:
+        node.plug()
+        node.wait()
+
+
+def test_serving_nodes_give_no_alarm_and_one_that_stands_still_does(ready: Lab) -> None:
+    done = spark("up", "--tp", "2", "--yes", timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    try:
+        assert until(lambda: doctor()[1] == {}), doctor()[1]
+        assert doctor("--probe", "--only", "serving") == (0, {})
+        assert spark("lab", "break", "worker-stands-still").returncode == 0
+        status, problems = doctor("--probe", "--only", "serving.completion")
+        assert status == 5
+        assert "/health says 200" in problems["serving.completion", "spark1+spark2"]
+        mend(ready)
+    finally:
+        mend(ready)
+        spark("down", "--yes", timeout=300)

@@ -1,0 +1,417 @@
+"""`provision` on real nodes: fresh ones made ready, drift repaired, faults that leave no ruins.
+
+The tests of this file go on from what the one before has left; `provisioned` makes it so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_cluster.lab import Lab, LabNode
+from spark_cluster.lab.layout import FABRIC, PASSWORD, USER
+from spark_cluster.lab.packages import DRIVER, REVISION, add_repository
+
+pytestmark = pytest.mark.lab
+
+CHECKOUT = Path(__file__).parents[2]
+OURS = "/etc/netplan/40-cx7.yaml"
+CAP = "spark-clock-cap"
+HELPER = "/usr/local/sbin/spark-drop-caches"
+CUTS_OFF = """
+from spark_cluster.resources import Netplan
+
+TEXT = 'network: {version: 2, ethernets: {enP7s7: {activation-mode: "off"}}}'
+
+
+def main(play):
+    cut = Netplan("/etc/netplan/60-cut.yaml", content=TEXT, addresses={}, mtu=9000)
+    play.apply(play.nodes[0], [cut])
+"""
+
+
+class CommandLine:
+    """`spark-cluster` in a project with an inventory of the lab's nodes."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab, self.folder = lab, folder
+        self.known_hosts = folder / "known_hosts"
+        self.known_hosts.write_text("".join(n.layout.known_hosts.read_text() for n in lab.nodes))
+        self.settings: dict[str, Any] = {}
+        self.identity: Path = lab.key_path
+        (folder / "home").mkdir()
+
+    def write(self) -> None:
+        roles = ["head", "worker"]
+        document = {
+            "ssh": {
+                "user": USER,
+                "identity_file": str(self.identity),
+                "known_hosts": str(self.known_hosts),
+            },
+            "nodes": {
+                node.name: {"address": node.address, "roles": [role]}
+                for node, role in zip(self.lab.nodes, roles, strict=True)
+            },
+            "settings": self.settings,
+        }
+        (self.folder / "inventory.yaml").write_text(json.dumps(document))
+
+    def __call__(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        self.write()
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.folder / "home"),
+            "PYTHONPATH": str(CHECKOUT),
+            **more,
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "spark_cluster", *words],
+            check=False, capture_output=True, text=True, cwd=self.folder, env=environment,
+            stdin=subprocess.DEVNULL, timeout=300,
+        )  # fmt: skip
+
+    def provision(self, *words: str, status: int = 0, **more: str) -> dict[str, Any]:
+        done = self("provision", "--json", *words, **more)
+        assert done.returncode == status, done.stderr + done.stdout
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
+    def changed(self, *words: str) -> int:
+        """How much a run changed; and the next one has nothing left to do."""
+        count = int(self.provision(*words)["changed"])
+        assert self.provision(*words)["changed"] == 0
+        return count
+
+
+@pytest.fixture(scope="module")
+def laptop(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
+    lab.up(2, fresh=True)
+    return CommandLine(lab, tmp_path_factory.mktemp("laptop"))
+
+
+@pytest.fixture
+def provisioned(laptop: CommandLine) -> CommandLine:
+    laptop.settings = {}
+    laptop.provision()
+    return laptop
+
+
+@pytest.fixture
+def first(laptop: CommandLine) -> LabNode:
+    return laptop.lab.nodes[0]
+
+
+@pytest.fixture
+def second(laptop: CommandLine) -> LabNode:
+    return laptop.lab.nodes[1]
+
+
+def root(node: LabNode, shell: str) -> str:
+    return node.run(["sh", "-c", shell]).stdout.strip()
+
+
+def as_user(node: LabNode, *argv: str) -> str:
+    return node.ssh(list(argv)).stdout.strip()
+
+
+# --- from fresh to ready ----------------------------------------------------------------------
+
+
+def test_check_mode_changes_nothing(laptop, first):
+    before = root(first, "find /etc /var/cache -xdev -newer /etc/hostname | sort")
+    document = laptop.provision("--check", "--diff")
+    assert document["changed"] > 15
+    after = root(first, "find /etc /var/cache -xdev -newer /etc/hostname | sort")
+    assert after == before
+
+
+def test_fresh_nodes_are_made_ready_and_then_left(laptop, first, second):
+    document = laptop.provision()
+    assert document["ok"]
+    assert all(node["change"] > 20 for node in document["nodes"].values())
+    again = laptop.provision()
+    assert again["changed"] == 0
+    assert again["seconds"]["total"] < 5, "two seconds on an idle machine; no timing decides here"
+
+
+def test_what_ready_means(provisioned, first, second):
+    for node, other in ((first, second), (second, first)):
+        assert as_user(node, "ssh", "-o", "BatchMode=yes", other.name, "hostname") == other.name
+        fabric = f"{other.name}-fabric"
+        assert as_user(node, "ssh", "-o", "BatchMode=yes", fabric, "hostname") == other.name
+        assert as_user(node, "ssh", "-o", "BatchMode=yes", node.name, "hostname") == node.name
+        assert as_user(node, "docker", "ps", "--quiet") == "", "in the group at the next login"
+        assert as_user(node, "sudo", "-n", HELPER) == ""
+        assert root(node, f"systemctl is-active {CAP} earlyoom docker").split() == ["active"] * 3
+        assert "300" in root(node, "cat /run/lab/locked-clocks")
+        assert root(node, "sysctl -n vm.swappiness") == "10"
+        assert root(node, "stat -c %a /etc/sudoers.d/91-spark-cluster-drop-caches") == "440"
+        addresses = root(node, "ip -4 -o addr")
+        assert all(f"{interface} " in addresses for interface in FABRIC)
+    assert root(first, "cat /etc/machine-id") != root(second, "cat /etc/machine-id")
+
+
+def test_the_sudo_rule_is_narrow(provisioned, first):
+    root(first, f"mv /etc/sudoers.d/{USER} /root/{USER}")
+    try:
+        assert as_user(first, "sudo", "-n", HELPER) == ""
+        for words in (["sudo", "-n", HELPER, "x"], ["sudo", "-n", "id"]):
+            assert first.ssh(words, check=False).returncode != 0
+    finally:
+        root(first, f"mv /root/{USER} /etc/sudoers.d/{USER}")
+
+
+def test_the_clock_cap_is_there_after_a_reboot(provisioned, first):
+    first.reboot()
+    assert "300" in root(first, "cat /run/lab/locked-clocks")
+    assert provisioned.provision()["changed"] == 0
+
+
+# --- drift ------------------------------------------------------------------------------------
+
+DRIFT = {
+    "files": (
+        "echo junk >> /etc/default/earlyoom",
+        f"chmod 600 {HELPER}",
+        "rm /etc/ssh/ssh_config.d/40-spark-cluster.conf",
+        f"chown {USER} /var/cache/spark-cluster/engine/vllm",
+        "echo x > /etc/ssh/spark-cluster-known-hosts",
+        f"echo '{USER} ALL=(ALL) ALL' > /etc/sudoers.d/91-spark-cluster-drop-caches",
+        "sed -i /fabric/d /etc/hosts",
+        'echo \'{"log-driver": "local", "debug": false}\' > /etc/docker/daemon.json',
+    ),
+    "services": (
+        "systemctl stop earlyoom",
+        "systemctl disable --quiet docker",
+        f"systemctl disable --quiet --now {CAP}",
+        "sysctl -q -w vm.swappiness=60",
+    ),
+    "packages": ("apt-get -y -q remove earlyoom",),
+    "addresses": (f"ip link set {FABRIC[0]} mtu 1500; ip addr flush dev {FABRIC[1]}",),
+    "netplan": (f"rm {OURS} && netplan apply",),
+    "accounts": (
+        f"gpasswd -d {USER} docker",
+        f"sed -i /mesh/d /home/{USER}/.ssh/authorized_keys",
+    ),
+    "public key": ("rm /etc/spark-cluster/mesh/id_ed25519.pub",),
+    "key": ("rm /etc/spark-cluster/mesh/id_ed25519",),
+    "machine id": ("cp /root/others-machine-id /etc/machine-id",),
+}
+
+
+@pytest.mark.parametrize("kind", DRIFT)
+def test_drift_is_repaired(provisioned, first, second, kind):
+    machine_id = (first.root / "etc/machine-id").read_text()
+    (second.root / "root/others-machine-id").write_text(machine_id)
+    for shell in DRIFT[kind]:
+        root(second, f"{{ {shell}; }} > /dev/null 2>&1")
+    foreseen = provisioned.provision("--check")
+    assert foreseen["changed"] >= len(DRIFT[kind])
+    assert foreseen["nodes"][first.name]["change"] == 0
+    assert provisioned.changed() >= len(DRIFT[kind])
+    assert as_user(first, "ssh", "-o", "BatchMode=yes", second.name, "hostname") == second.name
+    if kind == "files":
+        assert json.loads(root(second, "cat /etc/docker/daemon.json"))["debug"] is False
+
+
+def test_a_wiped_node_joins_again(provisioned, first, second):
+    second.reset()
+    assert provisioned.changed() > 20
+    assert as_user(second, "ssh", "-o", "BatchMode=yes", first.name, "hostname") == first.name
+    keys = root(first, f"grep -c mesh-{second.name} /home/{USER}/.ssh/authorized_keys")
+    assert keys == "1", "the wiped node's old key is gone"
+
+
+def test_limit_leaves_the_other_alone(provisioned, first, second):
+    for node in (first, second):
+        root(node, "rm /etc/default/earlyoom")
+    document = provisioned.provision("--limit", second.name)
+    assert list(document["nodes"]) == [second.name]
+    assert root(first, "test -e /etc/default/earlyoom || echo none") == "none"
+    assert provisioned.provision()["changed"] == 2, "the file, and the service that reads it"
+
+
+# --- first contact ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stranger(provisioned: CommandLine, first: LabNode, tmp_path: Path) -> Iterator[Path]:
+    """A key that the first node does not know, and there no sudo without a password."""
+    key = tmp_path / "id"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    root(first, f"mv /etc/sudoers.d/{USER} /root/{USER}; usermod -aG sudo {USER}")
+    provisioned.identity = key
+    yield key
+    provisioned.identity = provisioned.lab.key_path
+    root(first, f"mv /root/{USER} /etc/sudoers.d/{USER}; gpasswd -d {USER} sudo")
+
+
+def test_a_password_once_and_then_the_key(provisioned, first, stranger):
+    only = ("--limit", first.name)
+    refused = provisioned("provision", *only)
+    assert refused.returncode == 3
+    assert "--ask-password" in refused.stderr
+    wrong = provisioned("provision", *only, "--password-env", "PW", PW="wrong")
+    assert wrong.returncode == 3
+    assert "does not accept the password" in wrong.stderr
+    provisioned.settings = {"bootstrap": {"passwordless_sudo": True}}
+    document = provisioned.provision(*only, "--password-env", "PW", PW=PASSWORD)
+    assert document["changed"] >= 2, "the key, and the sudo rule"
+    assert provisioned.provision(*only)["changed"] == 0, "with the key, and sudo without a password"
+    journal = root(first, "grep -rl 'spark$' /var/lib/spark-cluster/journal | head -1")
+    assert journal == "", "the password is in no journal"
+
+
+def test_shared_host_keys(provisioned, first, second):
+    """As some makers' images have them: the later node gets its own, and the laptop knows it."""
+    for suffix in ("", ".pub"):
+        name = f"/etc/ssh/ssh_host_ed25519_key{suffix}"
+        (second.root / name.lstrip("/")).write_bytes((first.root / name.lstrip("/")).read_bytes())
+    root(second, "systemctl reload ssh")
+    shared = root(first, "cat /etc/ssh/ssh_host_ed25519_key.pub").split()[1]
+    addresses = (first.address, second.address)
+    provisioned.known_hosts.write_text("".join(f"{a} ssh-ed25519 {shared}\n" for a in addresses))
+    document = provisioned.provision()
+    assert "new SSH host keys" in " ".join(document["nodes"][second.name]["notes"])
+    assert provisioned.provision()["changed"] == 0, "over a connection with the new key"
+    assert as_user(first, "hostname") == first.name
+    new = root(second, "cat /etc/ssh/ssh_host_ed25519_key.pub").split()[1]
+    assert new != shared
+    second.layout.known_hosts.write_text(f"{second.address} ssh-ed25519 {new}\n")
+    assert as_user(first, "ssh", "-o", "BatchMode=yes", second.name, "hostname") == second.name
+
+
+# --- drivers, with stand-ins for NVIDIA's packages ----------------------------------------------
+
+
+def installed(node: LabNode, package: str = DRIVER) -> str:
+    return root(node, f"dpkg-query -W -f '${{Version}} ${{db:Status-Want}}' {package} || true")
+
+
+def pinned(version: str, **more: Any) -> dict[str, Any]:
+    return {"drivers": {"pins": {DRIVER: version + REVISION, **more}}}
+
+
+def test_pins_holds_and_a_reboot(provisioned, first, second):
+    for node in (first, second):
+        add_repository(node.root)
+        root(node, "apt-get update -q")
+        root(node, "apt-get install -y -q mlnx-fw-updater=24.10-1")
+    provisioned.settings = pinned("580.142", **{"nvidia-container-toolkit": "1.19.0-1"})
+    document = provisioned.provision(status=5)
+    for node in document["nodes"].values():
+        assert node["skipped"] == 1, "a reboot was needed and not allowed"
+        assert "--allow-reboot" in node["error"]["hint"]
+    assert installed(first) == f"580.142{REVISION} hold"
+    assert installed(first, "nvidia-container-toolkit") == "1.19.0-1 hold"
+    root(first, "rm -f /var/lib/lab/flashed")
+    root(first, "apt-get dist-upgrade -y -q")
+    assert installed(first) == f"580.142{REVISION} hold"
+    assert root(first, "test -e /var/lib/lab/flashed || echo not") == "not"
+    before = root(first, "cat /proc/sys/kernel/random/boot_id; cat /proc/1/stat | cut -d' ' -f22")
+    document = provisioned.provision("--allow-reboot")
+    assert root(first, "cat /proc/1/stat | cut -d' ' -f22") not in before
+    assert root(first, "nvidia-smi --query-gpu=driver_version --format=csv,noheader") == "580.142"
+    assert provisioned.provision()["changed"] == 0
+    assert "nvidia.com/gpu" in root(first, "cat /etc/cdi/nvidia.yaml")
+
+
+def test_another_version_and_back(provisioned, first):
+    for version in ("580.159.03", "580.126.09"):
+        provisioned.settings = pinned(version)
+        provisioned.provision("--allow-reboot", "--limit", first.name)
+        assert installed(first) == f"{version}{REVISION} hold"
+        said = root(first, "nvidia-smi --query-gpu=driver_version --format=csv,noheader")
+        assert said == version
+
+
+def test_pins_that_cannot_be(provisioned, first, second):
+    provisioned.settings = pinned("580.173.02")
+    document = provisioned.provision(status=4)
+    assert "torn" in document["nodes"][first.name]["error"]["message"]
+    provisioned.settings = pinned("580.999")
+    document = provisioned.provision(status=1)
+    assert "versions that it knows" in document["nodes"][first.name]["error"]["hint"]
+    assert installed(second).endswith("hold")
+
+
+# --- faults -----------------------------------------------------------------------------------
+
+
+def test_one_node_that_fails_does_not_stop_the_other(provisioned, first, second):
+    root(first, "echo '{ not json' > /etc/docker/daemon.json")
+    root(second, "rm /etc/default/earlyoom")
+    try:
+        document = provisioned.provision(status=1)
+        assert "not valid JSON" in document["nodes"][first.name]["error"]["message"]
+        assert document["nodes"][second.name]["error"] is None
+        assert root(second, "test -e /etc/default/earlyoom && echo there") == "there"
+    finally:
+        root(first, "rm /etc/docker/daemon.json")
+    second.poweroff()
+    try:
+        document = provisioned.provision(status=3)
+        assert document["nodes"][second.name]["unreachable"]
+        assert document["nodes"][first.name]["failed"] == 0
+    finally:
+        second.boot()
+    assert provisioned.provision()["ok"]
+
+
+def test_a_cable_that_is_out(provisioned, first):
+    first.unplug_fabric()
+    try:
+        document = provisioned.provision(status=1)
+        assert "plug the QSFP cable" in document["nodes"][first.name]["error"]["hint"]
+    finally:
+        first.plug_fabric()
+    first.unplug_fabric(FABRIC[1])
+    try:
+        document = provisioned.provision(status=1)
+        assert (
+            "1 of the ConnectX-7's functions" in document["nodes"][first.name]["error"]["message"]
+        )
+    finally:
+        first.plug_fabric(FABRIC[1])
+    assert provisioned.provision()["changed"] == 0
+
+
+def test_netplan_that_would_cut_the_node_off(provisioned, first):
+    """The node's own timer puts the old configuration back, with nobody's help."""
+    playbook = provisioned.folder / "cut.py"
+    playbook.write_text(CUTS_OFF)
+    done = provisioned("playbook", str(playbook))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "could not be reached any more" in done.stdout + done.stderr
+    until(lambda: "60-cut.yaml" not in root(first, "ls /etc/netplan"), 90)
+    first.wait()
+    assert "timer" not in root(first, "systemctl list-units 'spark-cluster-rollback*'")
+    assert provisioned.provision()["ok"]
+
+
+def test_the_users_own_netplan_is_not_touched(provisioned, first):
+    theirs = "network: {version: 2, ethernets: {enp1s0f0np0: {dhcp4: false}}}\n"
+    path = first.root / "etc/netplan/01-mine.yaml"
+    path.write_text(theirs)
+    path.chmod(0o600)
+    root(first, f"rm {OURS}")
+    assert provisioned.changed() > 0
+    assert path.read_text() == theirs
+    path.unlink()
+
+
+def until(condition: Callable[[], bool], seconds: float) -> None:
+    import time
+
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(1)

@@ -1,0 +1,208 @@
+"""HostsEntry, SshKey, MachineId, HostKeys, Swap: what makes a node itself."""
+
+import re
+import shutil
+import stat
+import subprocess
+
+import pytest
+
+from spark_cluster.resources import (
+    Directory,
+    HostKeys,
+    HostsEntry,
+    InvalidResource,
+    MachineId,
+    SshKey,
+    Swap,
+)
+
+HOSTS = "127.0.0.1 localhost\n127.0.1.1 spark1.lan spark1 # mine\n::1 localhost spark1\n"
+needs_keygen = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen here")
+
+
+# --- /etc/hosts -------------------------------------------------------------------------------
+
+
+def hosts(node):
+    return node.path("/etc/hosts").read_text()
+
+
+def test_name_is_added_and_all_else_stays(node):
+    node.put("/etc/hosts", HOSTS)
+    entry = HostsEntry("spark2-fabric", address="192.168.177.12")
+    assert node.check(entry).verdict == "change"
+    assert node.apply(entry).verdict == "change"
+    assert hosts(node) == HOSTS + "192.168.177.12 spark2-fabric\n"
+    assert node.apply(entry).verdict == "ok"
+
+
+def test_a_wrong_address_goes_and_other_names_keep_theirs(node):
+    node.put("/etc/hosts", HOSTS + "10.0.0.9\tspark1 other\n10.0.0.8 spark1\n")
+    entry = HostsEntry("spark1", address="10.0.0.8")
+    assert node.apply(entry).verdict == "change"
+    assert hosts(node) == (
+        "127.0.0.1 localhost\n127.0.1.1 spark1.lan # mine\n::1 localhost spark1\n"
+        "10.0.0.9 other\n10.0.0.8 spark1\n"
+    )
+    assert node.apply(entry).verdict == "ok"
+
+
+def test_any_address_is_good_enough_for_the_own_name(node):
+    node.put("/etc/hosts", HOSTS)
+    entry = HostsEntry("spark1", address="127.0.1.1", any_address=True)
+    assert node.apply(entry).verdict == "ok"
+    node.put("/etc/hosts", "127.0.0.1 localhost spark1x\n# 1.1.1.1 spark1\n")
+    assert node.apply(entry).verdict == "change"
+    assert hosts(node).endswith("# 1.1.1.1 spark1\n127.0.1.1 spark1\n")
+    assert node.apply(entry).verdict == "ok"
+
+
+def test_hosts_is_made(node):
+    node.path("/etc").mkdir()
+    assert node.apply(HostsEntry("a", address="10.0.0.1")).verdict == "change"
+    assert hosts(node) == "10.0.0.1 a\n"
+
+
+@pytest.mark.parametrize(("name", "address"), [("a b", "10.0.0.1"), ("", "10.0.0.1"), ("a", "::1")])
+def test_no_host_name_or_address(name, address):
+    with pytest.raises(InvalidResource, match="HostsEntry"):
+        HostsEntry(name, address=address)
+
+
+# --- keys -------------------------------------------------------------------------------------
+
+
+KEY = "/etc/mesh/id"
+
+
+def owner(node):
+    return node.path("/").owner()
+
+
+@needs_keygen
+def test_key_is_made_once(node):
+    folder, key = Directory("/etc/mesh", mode=0o700), SshKey(KEY, owner=owner(node), comment="me")
+    assert [r.verdict for r in node.results(folder, key, check=True)] == ["change", "change"]
+    assert [r.verdict for r in node.results(folder, key)] == ["change", "change"]
+    private, public = node.path(KEY).read_bytes(), node.path(f"{KEY}.pub").read_text()
+    assert public.startswith("ssh-ed25519 ")
+    assert public.strip().endswith(" me")
+    assert stat.S_IMODE(node.path(KEY).stat().st_mode) == 0o600
+    assert sorted(p.name for p in node.path("/etc/mesh").iterdir()) == ["id", "id.pub"]
+    assert node.apply(key).verdict == "ok"
+    assert node.path(KEY).read_bytes() == private
+
+
+@needs_keygen
+def test_drift_of_a_key_is_repaired(node):
+    node.path("/etc/mesh").mkdir(parents=True)
+    key = SshKey(KEY, owner=owner(node))
+    node.apply(key)
+    private, public = node.path(KEY).read_bytes(), node.path(f"{KEY}.pub").read_text().split()[:2]
+    for spoil in (
+        lambda: node.path(KEY).chmod(0o644),
+        lambda: node.path(f"{KEY}.pub").unlink(),
+        lambda: node.put(f"{KEY}.pub", "ssh-ed25519 AAAA other\n"),
+    ):
+        spoil()
+        assert node.check(key).verdict == "change"
+        assert node.apply(key).verdict == "change"
+        assert node.apply(key).verdict == "ok"
+        assert node.path(KEY).read_bytes() == private
+        assert node.path(f"{KEY}.pub").read_text().split()[:2] == public
+
+
+@needs_keygen
+def test_what_is_no_key_is_kept(node):
+    node.put(KEY, "my notes", mode=0o600)
+    result = node.apply(SshKey(KEY, owner=owner(node)))
+    assert result.verdict == "failed"
+    assert "no private key" in result.error
+    assert node.path(KEY).read_text() == "my notes"
+
+
+def test_kind_of_key():
+    with pytest.raises(InvalidResource, match="dsa"):
+        SshKey(KEY, owner="me", kind="dsa")
+
+
+# --- what images of makers share ----------------------------------------------------------------
+
+
+SHARED = "a" * 32
+
+
+def test_machine_id_of_another_is_replaced(node):
+    node.put("/etc/machine-id", SHARED + "\n", mode=0o444)
+    node.put("/var/lib/dbus/machine-id", SHARED + "\n")
+    assert node.apply(MachineId(taken=("b" * 32,))).verdict == "ok"
+    mine = MachineId(taken=(SHARED, "b" * 32))
+    assert node.check(mine).verdict == "change"
+    assert node.apply(mine).verdict == "change"
+    text = node.path("/etc/machine-id").read_text()
+    assert re.fullmatch("[0-9a-f]{32}\n", text)
+    assert text.strip() != SHARED
+    assert node.path("/var/lib/dbus/machine-id").read_text() == text
+    assert node.apply(mine).verdict == "ok"
+
+
+@pytest.mark.parametrize("there", ["", "uninitialized\n", "short"])
+def test_machine_id_that_is_none(node, there):
+    node.put("/etc/machine-id", there)
+    assert node.apply(MachineId()).verdict == "change"
+    assert node.apply(MachineId()).verdict == "ok"
+    assert not node.path("/var").exists() or not node.path("/var/lib/dbus").exists()
+
+
+@needs_keygen
+def test_only_shared_host_keys_are_made_anew(node):
+    node.put("/etc/hostname", "spark2\n")
+    folder = node.path("/etc/ssh")
+    folder.mkdir()
+    for kind in ("ed25519", "ecdsa"):
+        file = str(folder / f"ssh_host_{kind}_key")
+        subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", file], check=True)
+    shared = (folder / "ssh_host_ed25519_key.pub").read_text()
+    own = (folder / "ssh_host_ecdsa_key.pub").read_bytes()
+    keys = HostKeys(taken=(shared,))
+    assert node.check(keys).verdict == "change"
+    assert node.apply(keys).verdict == "change"
+    new = (folder / "ssh_host_ed25519_key.pub").read_text()
+    assert new.split()[1] != shared.split()[1]
+    assert new.split()[2] == "root@spark2"
+    assert (folder / "ssh_host_ecdsa_key.pub").read_bytes() == own
+    assert stat.S_IMODE((folder / "ssh_host_ed25519_key").stat().st_mode) == 0o600
+    assert len(list(folder.iterdir())) == 4
+    assert node.apply(keys).verdict == "ok"
+
+
+def test_no_text_for_lists():
+    for resource in (MachineId, HostKeys):
+        with pytest.raises(InvalidResource, match="list"):
+            resource(taken="a")
+
+
+# --- swap -------------------------------------------------------------------------------------
+
+SWAPS = "Filename\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
+TABLE = "# swap was on /swap.img\nUUID=1 / ext4 defaults 0 1\n/swap.img\tnone\tswap\tsw\t0\t0\n"
+
+
+def test_swap_goes_off_now_and_for_ever(node):
+    node.install("systemd")
+    swapoff = node.bin / "swapoff"
+    swapoff.write_text(f"#!/bin/sh\necho '{SWAPS}' | head -1 > {node.path('/proc/swaps')}\n")
+    swapoff.chmod(0o755)
+    node.put("/proc/swaps", SWAPS + "/swap.img file 16777212 0 -2\n")
+    node.put("/etc/fstab", TABLE)
+    assert node.check(Swap()).verdict == "change"
+    assert node.apply(Swap()).verdict == "change"
+    assert node.path("/etc/fstab").read_text() == TABLE.replace(
+        "/swap.img\t", "# switched off by spark-cluster: /swap.img\t"
+    )
+    assert node.apply(Swap()).verdict == "ok"
+
+
+def test_no_swap_at_all(node):
+    assert node.apply(Swap()).verdict == "ok"

@@ -1,0 +1,118 @@
+"""The link proven with traffic: which packets, and what their loss means."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from role_samples import a_spark, together
+
+from spark_cluster import fabric
+from spark_cluster.engine.session import Output
+from spark_cluster.errors import VerificationFailed
+
+BW = """\
+---------------------------------------------------------------------------------------
+                    RDMA_Write BW Test
+ #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
+ 65536      3739900          0.00               {gbits}                0.186973
+---------------------------------------------------------------------------------------
+"""
+
+
+class Node:
+    """A node's agent: what `status` says of a command, and which commands there were."""
+
+    def __init__(self, status, output="") -> None:
+        self.status, self.output, self.ran = status, output, []
+
+    def run(self, argv, *, timeout=60.0):
+        self.ran.append(argv)
+        return Output(self.status(argv), self.output, "")
+
+    def submit(self, op, *, argv, timeout):
+        done = self.run(argv)
+        return type("Pending", (), {"wait": lambda _: {"status": done.status}})()
+
+
+@pytest.fixture
+def pair():
+    return together(a_spark(), a_spark(1))
+
+
+def size(argv):
+    return int(argv[argv.index("-s") + 1]) + fabric.HEADERS
+
+
+def test_every_twin_both_ways(pair):
+    found = fabric.hops(pair)
+    assert [(h.source.name, h.ours.interface, h.theirs.interface) for h in found] == [
+        ("spark1", "enp1s0f1np1", "enp1s0f1np1"),
+        ("spark1", "enP2p1s0f1np1", "enP2p1s0f1np1"),
+        ("spark2", "enp1s0f1np1", "enp1s0f1np1"),
+        ("spark2", "enP2p1s0f1np1", "enP2p1s0f1np1"),
+    ]
+    assert fabric.hops(pair[:1]) == []
+
+
+def test_a_full_packet_that_may_not_be_cut(pair):
+    argv = fabric.ping_argv(fabric.hops(pair)[0], 9000)
+    assert argv[argv.index("-M") + 1] == "do"
+    assert argv[argv.index("-s") + 1] == "8972"
+    assert argv[-3:] == ["-I", "192.168.177.11", "192.168.177.12"]
+
+
+def test_all_well(pair):
+    node = Node(lambda _: 0)
+    assert fabric.ping(node, fabric.hops(pair)[:2]) == []
+    assert len(node.ran) == 2
+
+
+def test_large_packets_are_lost(pair):
+    node = Node(lambda argv: int(size(argv) > 1500))
+    (failure,) = fabric.ping(node, fabric.hops(pair)[:1])
+    assert "packets of 9000 bytes do not get from spark1 enp1s0f1np1" in failure.message
+    assert "MTU" in failure.hint
+
+
+def test_all_packets_are_lost(pair):
+    node = Node(lambda _: 1, "1 packets transmitted, 0 received, 100% packet loss\n")
+    failures = fabric.ping(node, fabric.hops(pair)[:2])
+    assert [f.message.rpartition(": ")[2] for f in failures] == [
+        "1 packets transmitted, 0 received, 100% packet loss"
+    ] * 2
+    assert failures[0].where == "spark1"
+
+
+def test_the_first_packet_may_be_lost(pair):
+    tries = iter([1, 0])
+    assert fabric.ping(Node(lambda _: next(tries)), fabric.hops(pair)[:1]) == []
+
+
+def test_bandwidth(pair, monkeypatch):
+    monkeypatch.setattr(fabric.time, "sleep", lambda _: None)
+    server, client = Node(lambda _: 0), Node(lambda _: 0, BW.format(gbits="97.86"))
+    hop = fabric.hops(pair)[0]
+    assert fabric.measure(server, client, hop) == 97.86
+    assert client.ran == [[*server.ran[0], "192.168.177.12"]]
+    assert server.ran[0][:5] == ["ib_write_bw", "-d", "rocep1s0f1", "-x", "3"]
+
+
+def test_bandwidth_that_cannot_be_measured(pair, monkeypatch):
+    monkeypatch.setattr(fabric.time, "sleep", lambda _: None)
+    hop = fabric.hops(pair)[0]
+    with pytest.raises(VerificationFailed, match="Couldn't allocate MR"):
+        fabric.measure(Node(lambda _: 0), Node(lambda _: 1, "Couldn't allocate MR\n"), hop)
+
+
+@pytest.mark.parametrize(
+    ("gbits", "verdict"), [(111.7, "good"), (92.0, "good"), (60.0, "low"), (13.0, "degraded")]
+)
+def test_verdicts(pair, gbits, verdict):
+    assert fabric.Bandwidth(fabric.hops(pair)[0], gbits).verdict == verdict
+    assert fabric.parse_bandwidth(BW.format(gbits=gbits)) == gbits
+    assert fabric.parse_bandwidth("nothing") is None
+
+
+def test_nodes_without_a_link_have_no_hops(pair):
+    assert fabric.hops([pair[0], replace(pair[1], links=())]) == []

@@ -1,0 +1,55 @@
+"""network: both twins, their own subnets, the cable count rule, the user's own files left alone."""
+
+from dataclasses import replace
+from ipaddress import IPv4Interface
+
+import pytest
+from role_samples import HCAS, a_spark
+
+from spark_cluster.errors import Failed
+
+
+def test_both_twins_in_one_file(role):
+    (netplan,) = role("network", a_spark(1))
+    assert netplan.path == "/etc/netplan/40-cx7.yaml"
+    assert netplan.addresses == {
+        "enp1s0f1np1": "192.168.177.12/24",
+        "enP2p1s0f1np1": "192.168.178.12/24",
+    }
+    assert (netplan.mtu, netplan.confirm_within_s) == (9000, 20.0)
+    assert (
+        "enP2p1s0f1np1:\n      addresses: [192.168.178.12/24]\n      mtu: 9000" in netplan.content
+    )
+
+
+def test_addresses_of_the_users_own_are_left_alone(role):
+    node = a_spark()
+    theirs = replace(node.links[0], address=IPv4Interface("10.1.1.1/24"), ours=False)
+    (netplan,) = role("network", replace(node, links=(theirs, node.links[1])))
+    assert list(netplan.addresses) == ["enP2p1s0f1np1"]
+    assert "enp1s0f1np1:" not in netplan.content
+    assert role("network", replace(node, links=(theirs,))) == []
+
+
+def test_no_cable(role):
+    with pytest.raises(Failed, match="no ConnectX-7 interface is up"):
+        role("network", a_spark(linked=False))
+
+
+@pytest.mark.parametrize("up", [1, 3])
+def test_a_count_that_fits_no_number_of_cables(role, up):
+    hcas = tuple(replace(hca, up=number < up) for number, hca in enumerate(HCAS))
+    node = a_spark(hcas=hcas)
+    node = replace(node, links=node.links[:up])
+    with pytest.raises(Failed, match=f"{up} of the ConnectX-7's functions are up") as caught:
+        role("network", node)
+    assert "reseat" in caught.value.hint
+    assert role("network", node, any_cable_count=True)
+
+
+def test_two_cables(role):
+    assert role("network", a_spark(hcas=tuple(replace(hca, up=True) for hca in HCAS)))
+
+
+def test_interfaces_named_by_hand_need_no_rdma_device(role):
+    assert role("network", a_spark(hcas=()))

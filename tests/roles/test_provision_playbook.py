@@ -1,0 +1,253 @@
+"""The playbook `provision`, against a play that only notes what it is asked to do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from role_samples import a_spark, together
+
+from spark_cluster.engine.events import Result
+from spark_cluster.engine.play import Applied, RoleCall
+from spark_cluster.engine.session import Output
+from spark_cluster.errors import Failed, SparkClusterError
+from spark_cluster.inventory import read_inventory
+from spark_cluster.project import Project
+
+PROJECT = Project()
+PLAYBOOK = PROJECT.load_playbook("provision")
+INVENTORY = """\
+nodes:
+  spark1: {address: 10.89.0.11, roles: [head]}
+  spark2: {address: 10.89.0.12}
+"""
+EVERYTHING = [
+    "bootstrap", "drivers", "network", "ssh_mesh", "memory", "power", "containers", "caches",
+]  # fmt: skip
+SMI = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.142"
+
+
+class Play:
+    """What `apply` is called with, and nodes whose commands always end with `status`."""
+
+    def __init__(self, nodes, inventory, *, check=False, changes=(), status=0, output="") -> None:
+        self.nodes, self.inventory, self.check = nodes, inventory, check
+        self.project, self.changes, self.status, self.output = (
+            PROJECT,
+            list(changes),
+            status,
+            output,
+        )
+        self.applied, self.notes, self.ran, self.refreshed, self.learned = [], [], [], 0, []
+        self.connections = SimpleNamespace(learn=self.learn)
+        self.after_refresh = nodes
+
+    def role(self, name, /, **given):
+        return RoleCall(name, given)
+
+    def apply(self, nodes, *what, must=True):
+        assert not must, "one node's failure does not stop the other"
+        self.applied.append(what)
+        changed = self.changes.pop(0) if self.changes else {}
+        results = {n.name: {} for n in self.nodes}
+        for node, ids in changed.items():
+            results[node] = {i: Result(node, "role", i, "change") for i in ids}
+        for node in results.values():
+            node["Command:firmware state"] = Result("n", "r", "c", "ok", output=self.output)
+        return Applied(results)
+
+    def refresh(self, nodes, *, must=True):
+        self.refreshed += 1
+        self.nodes = self.after_refresh
+
+    def learn(self, name):
+        self.learned.append(name)
+        return Path("/home/me/.ssh/known_hosts"), ["ssh-ed25519 SHA256:x"]
+
+    @contextlib.contextmanager
+    def stage(self, name):
+        yield
+
+    def on_each(self, nodes, job):
+        return {node.name: job(node) for node in nodes}
+
+    def session(self, node):
+        def run(argv, *, timeout=60.0):
+            self.ran.append((node.name, argv[0]))
+            if isinstance(self.status, SparkClusterError):
+                raise self.status
+            return Output(self.status, self.output, "")
+
+        def submit(op, *, argv, timeout):
+            done = run(argv)
+            return SimpleNamespace(wait=lambda: {"status": done.status, "stdout": done.stdout})
+
+        return SimpleNamespace(run=run, submit=submit)
+
+    def note(self, text, *, warning=False, node=None):
+        self.notes.append((node.name if node else "", text))
+
+
+def names(what):
+    return [w.name if isinstance(w, RoleCall) else w for w in what]
+
+
+@pytest.fixture
+def inventory(tmp_path):
+    path = tmp_path / "inventory.yaml"
+    path.write_text(INVENTORY)
+    return read_inventory(path)
+
+
+@pytest.fixture
+def play(inventory):
+    return lambda *nodes, **options: Play(
+        list(nodes) or together(a_spark(), a_spark(1)), inventory, **options
+    )
+
+
+def test_nothing_to_change_is_one_document_and_one_turn_of_pings(play):
+    run = play()
+    done = PLAYBOOK.function(run)
+    assert [names(what) for what in run.applied] == [EVERYTHING]
+    assert run.refreshed == 0
+    assert sorted(run.ran) == [(n, "ping") for n in ("spark1", "spark1", "spark2", "spark2")]
+    assert (done.failures, done.notes, run.notes) == ({}, {}, [])
+    assert run.applied[0][3].given == {"peers": ("spark1", "spark2")}
+
+
+def test_one_node_has_no_link(tmp_path):
+    path = tmp_path / "one.yaml"
+    path.write_text("nodes: {spark1: {address: 10.89.0.11}}\n")
+    run = Play(together(a_spark()), read_inventory(path))
+    PLAYBOOK.function(run)
+    assert names(run.applied[0]) == [n for n in EVERYTHING if n not in ("network", "ssh_mesh")]
+    assert run.ran == []
+
+
+def test_after_a_change_facts_are_asked_for_again_and_all_is_applied_again(play):
+    run = play(changes=[{"spark2": ["SshKey:/etc/x", "User:nvidia", "MachineId:/etc/machine-id"]}])
+    done = PLAYBOOK.function(run)
+    again = [name for name in EVERYTHING if name != "drivers"]
+    assert [names(what) for what in run.applied] == [EVERYTHING, again]
+    assert run.refreshed == 2
+    assert len(done.notes["spark2"]) == 2
+    assert [node for node, _ in run.notes] == ["spark2", "spark2"]
+
+
+def test_check_mode_only_looks(play):
+    run = play(check=True, changes=[{"spark1": ["Netplan:/etc/x"]}])
+    PLAYBOOK.function(run, firmware=True, bandwidth=True)
+    assert (len(run.applied), run.refreshed, run.ran, run.notes) == (1, 0, [], [])
+    new = play(*together(a_spark(), a_spark(1, mesh_key="")), check=True)
+    PLAYBOOK.function(new)
+    assert "spark2 will get a key" in new.notes[0][1]
+
+
+def test_options_reach_their_roles(play):
+    run = play()
+    PLAYBOOK.function(run, allow_reboot=True, laptop_keys={"spark1": "ssh-ed25519 A"})
+    bootstrap, drivers, *_ = run.applied[0]
+    assert bootstrap.given == {"laptop_keys": {"spark1": "ssh-ed25519 A"}}
+    assert drivers.given == {"allow_reboot": True}
+
+
+def test_shared_host_keys_come_first_and_the_laptop_learns_the_new_ones(play):
+    shared = {"host_keys": ("ssh-ed25519 SAME",)}
+    run = play(
+        *together(a_spark(**shared), a_spark(1, **shared)),
+        changes=[{"spark2": ["HostKeys:/etc/ssh"]}],
+    )
+    done = PLAYBOOK.function(run)
+    assert [names(what) for what in run.applied] == [["bootstrap"], EVERYTHING]
+    assert run.learned == ["spark2"]
+    assert "/home/me/.ssh/known_hosts" in done.notes["spark2"][0]
+
+
+def test_packets_that_do_not_get_through(play):
+    run = play(status=1, output="100% packet loss")
+    done = PLAYBOOK.function(run)
+    assert [e.exit_code for e in done.failures["spark1"]] == [5, 5]
+    assert len(done.failures["spark2"]) == 2
+    assert "packet loss" in run.notes[0][1]
+
+
+def test_a_node_that_is_lost_while_it_is_looked_at(play):
+    done = PLAYBOOK.function(play(status=Failed("the connection was lost")))
+    assert {len(errors) for errors in done.failures.values()} == {1}
+
+
+def test_a_driver_that_does_not_answer(play):
+    run = play(*together(a_spark(gpu=None, nvml_error=SMI), a_spark(1)))
+    done = PLAYBOOK.function(run)
+    assert list(done.failures) == ["spark1"]
+    assert "version mismatch" in done.failures["spark1"][0].message
+    assert "--allow-reboot" in done.failures["spark1"][0].hint
+
+
+def test_known_bad_is_said(play):
+    run = play(*together(a_spark(kernel="6.17.0-1008-nvidia"), a_spark(1)))
+    assert "6.17.0-1008" in PLAYBOOK.function(run).notes["spark1"][0]
+
+
+def test_bandwidth_is_measured_when_the_link_was_changed_and_the_tools_are_there(play, monkeypatch):
+    from spark_cluster import fabric
+
+    monkeypatch.setattr(fabric, "measure", lambda server, client, hop: 13.0)
+    changes = [{"spark1": ["Netplan:/etc/netplan/40-cx7.yaml"]}]
+    tools = {"packages": {"perftest": "1"}}
+    both = together(a_spark(**tools), a_spark(1, **tools))
+    done = PLAYBOOK.function(play(*both, changes=changes))
+    assert [(str(b.hop)[:6], b.verdict) for b in done.bandwidth] == [("spark1", "degraded")] * 2
+    assert "unplug their power" in done.notes["spark1"][0]
+    assert PLAYBOOK.function(play(changes=changes)).bandwidth == []
+    assert PLAYBOOK.function(play(*both)).bandwidth == []
+    assert len(PLAYBOOK.function(play(*both), bandwidth=True).bandwidth) == 2
+
+
+# --- firmware ---------------------------------------------------------------------------------
+
+DEVICES = {
+    "Devices": [
+        {"Name": "UEFI Device Firmware", "DeviceId": "a1", "Version": "0x02009b0b",
+         "Releases": [{"Version": "0x02009c00"}]},
+        {"Name": "MT2910 Family (ConnectX-7)", "DeviceId": "b2", "Version": "28.45.4028",
+         "Releases": [{"Version": "28.47.1088"}]},
+        {"Name": "Embedded Controller", "DeviceId": "c3", "Version": "0x03000302"},
+        {"Name": "no id"},
+    ]
+}  # fmt: skip
+
+
+def test_firmware_is_told(play):
+    done = PLAYBOOK.function(play(output=json.dumps(DEVICES)))
+    assert done.firmware["spark1"]["Embedded Controller"] == "0x03000302"
+
+
+@pytest.mark.parametrize("output", ["", "not json", "[]", '{"Devices": [3]}'])
+def test_firmware_that_fwupd_does_not_tell(play, output):
+    assert PLAYBOOK.function(play(output=output)).failures == {}
+
+
+def test_firmware_is_updated_only_when_asked_and_never_the_connectx(play):
+    nodes = together(a_spark(packages={"fwupd": "2.0.20"}), a_spark(1))
+    assert len(run_with(play, nodes).applied) == 1
+    run = run_with(play, nodes, firmware=True)
+    ((resources,),) = run.applied[1:]
+    assert [r.id for r in resources] == [
+        "Command:firmware of UEFI Device Firmware: 0x02009b0b to 0x02009c00",
+        "File:/run/reboot-required",
+        "Reboot:new firmware",
+    ]
+    assert resources[0].argv[:3] == ("fwupdmgr", "update", "a1")
+    assert resources[0].long
+    assert not resources[2].allowed
+
+
+def run_with(play, nodes, **options):
+    run = play(*nodes, output=json.dumps(DEVICES))
+    PLAYBOOK.function(run, **options)
+    return run
