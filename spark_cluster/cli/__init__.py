@@ -7,6 +7,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import sys
 from typing import Any, NoReturn
 
@@ -148,6 +149,7 @@ def main() -> NoReturn:
     try:
         # What a command gives to `ctx.exit` comes back as the result.
         status = cli.main(standalone_mode=False) or 0
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is over; a late Ctrl-C changes nothing
     except click.exceptions.Exit as ended:
         sys.exit(ended.exit_code)
     except click.ClickException as error:
@@ -156,9 +158,11 @@ def main() -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except click.Abort:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         click.echo("aborted", err=True)
         sys.exit(130)
     except SparkClusterError as error:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         _show(error, as_json=as_json)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
