@@ -58,7 +58,7 @@ class MachineId(Resource):
         host.write(MACHINE_ID, text, mode=0o444)
         copy = host.path(DBUS_ID)
         if copy.is_file() and not copy.is_symlink():
-            host.write(DBUS_ID, text, mode=0o444)
+            host.write(DBUS_ID, text)
 
     def plan(self, host: Host, actual: State) -> None:
         host.overlay.opaque[MACHINE_ID] = self.id

@@ -87,7 +87,9 @@ class Service(Resource):
         load, file = known["LoadState"], known["UnitFileState"]
         if load == "not-found" and (self.running or self.enabled or self.restart_when):
             raise self._missing(host)
-        if load not in ("loaded", "masked", "not-found"):
+        # `error`: its file was away for a while; systemd looks again only when it is told to.
+        stale = known["NeedDaemonReload"] == "yes" or load == "error"
+        if load not in ("loaded", "masked", "not-found") and not stale:
             raise ResourceError(
                 f"the file of {self._full} is not valid: {known.get('LoadError') or load}",
                 f"`systemd-analyze verify {self._full}` on the node",
@@ -105,7 +107,7 @@ class Service(Resource):
         return {
             "running": known["ActiveState"] in ("active", "reloading"),
             "enabled": file in _AT_BOOT,
-            "unit_file": "changed since" if known["NeedDaemonReload"] == "yes" else "as loaded",
+            "unit_file": "changed since" if stale else "as loaded",
             "state": f"{known['ActiveState']} ({known['SubState']})",
         }
 

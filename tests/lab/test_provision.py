@@ -230,6 +230,20 @@ def test_a_wiped_node_joins_again(provisioned, first, second):
     assert keys == "1", "the wiped node's old key is gone"
 
 
+def test_it_can_be_taken_back_and_done_again(provisioned, first, second):
+    places = f"/etc/hosts /etc/netplan /etc/ssh /etc/sudoers.d /etc/sysctl.d /home/{USER}/.ssh"
+    listing = f"find {places} -type f | sort | xargs sha256sum"
+    second.reset()
+    before = root(second, listing)
+    provisioned.provision("--limit", second.name)
+    only = provisioned("history", "--json", "--limit", second.name)
+    run = json.loads(only.stdout)["runs"][0]["run"]
+    reverted = provisioned("revert", run, "--limit", second.name)
+    assert reverted.returncode == 0, reverted.stderr
+    assert root(second, listing) == before
+    assert provisioned.changed() > 10
+
+
 def test_limit_leaves_the_other_alone(provisioned, first, second):
     for node in (first, second):
         root(node, "rm /etc/default/earlyoom")

@@ -177,3 +177,14 @@ def test_kinds_of_units(systemd):
 def test_bad_declarations(arguments, text):
     with pytest.raises(InvalidResource, match=text):
         Service(**arguments)
+
+
+def test_a_unit_whose_file_was_away_and_is_back(systemd):
+    """As after a revert: systemd knows it as broken until it is told to look again."""
+    put(systemd, load="error", active="active", file="enabled")
+    service = Service("docker", enabled=True)
+    assert systemd.check(service).verdict == "change"
+    assert systemd.apply(service).verdict == "change"
+    assert systemd.apply(service).verdict == "ok"
+    put(systemd, load="error", then="bad-setting", active="active", file="enabled")
+    assert "not valid" in systemd.apply(service).error

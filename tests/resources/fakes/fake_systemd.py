@@ -20,6 +20,8 @@ def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> No
     if action == "daemon-reload":
         for unit in units.values():
             unit["stale"] = False
+            if unit.get("load") == "error":
+                unit["load"] = unit.get("then", "loaded")
         return
     name = rest[0]
     unit = units.get(name, {})
