@@ -59,6 +59,8 @@ def seed(layout: Layout, node: NodeLayout) -> None:
     """Write into a fresh file system what makes it this node."""
     root = node.root
     (root / "etc/hostname").write_text(f"{node.name}\n")
+    # dbus' own copy, made when the base was built: with it all nodes would get one machine id.
+    (root / "var/lib/dbus/machine-id").unlink(missing_ok=True)
     (root / "etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {node.name}\n")
     netplan = NETPLAN.format(
         interface=MANAGEMENT,
