@@ -102,19 +102,18 @@ def _show_runs(app: App, found: Answers) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("run", "when", "who", "command"):
+    for title in ("run", "when", *found):
+        table.add_column(title, no_wrap=True)
+    for title in ("command", "who", ""):
         table.add_column(title, overflow="fold")
-    for name in found:
-        table.add_column(name, justify="right")
-    table.add_column("")
     listed = runs(found)
     for run in listed:
         counts = [
             f"{run['nodes'][n]['changes']} changes" if n in run["nodes"] else "" for n in found
         ]
         remark = f"reverted by {run['reverted_by']}" if run["reverted_by"] else ""
-        about = (run["run"], _when(run["since"]), run["user"] or "", run["command"] or "")
-        table.add_row(*about, *counts, f"[dim]{remark}[/]")
+        about = (run["command"] or "", run["user"] or "", f"[dim]{remark}[/]")
+        table.add_row(run["run"], _when(run["since"])[5:], *counts, *about)
     if listed:
         app.console.print(table)
     else:
