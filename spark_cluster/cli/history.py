@@ -99,20 +99,21 @@ def _when(seconds: float | None) -> str:
 
 
 def _show_runs(app: App, found: Answers) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("run", "when", *found):
         table.add_column(title, no_wrap=True)
-    for title in ("command", "who", ""):
+    for title in ("who", "command"):
         table.add_column(title, overflow="fold")
     listed = runs(found)
     for run in listed:
         counts = [
             f"{run['nodes'][n]['changes']} changes" if n in run["nodes"] else "" for n in found
         ]
-        remark = f"reverted by {run['reverted_by']}" if run["reverted_by"] else ""
-        about = (run["command"] or "", run["user"] or "", f"[dim]{remark}[/]")
+        remark = f"\n[dim]reverted by {run['reverted_by']}[/]" if run["reverted_by"] else ""
+        about = (run["user"] or "", escape(run["command"] or "") + remark)
         table.add_row(run["run"], _when(run["since"])[5:], *counts, *about)
     if listed:
         app.console.print(table)

@@ -79,7 +79,7 @@ def test_nothing_yet(run):
 
 def test_there_and_back(run, changed, tmp_path):
     _, out, _ = run("history")
-    assert out.splitlines()[0].split() == ["run", "when", "who", "command", "spark1", "spark2"]
+    assert out.splitlines()[0].split() == ["run", "when", "spark1", "spark2", "who", "command"]
     assert changed in out
     assert out.count("2 changes") == 2
     (known,) = json.loads(run("history", "--json", "--node", "spark2")[1])["runs"]
