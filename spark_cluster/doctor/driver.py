@@ -168,7 +168,7 @@ def reboot(seen: Observations) -> Verdict:
     rows=(24,),
 )
 def clocks(seen: Observations) -> Verdict:
-    row = next(csv.reader([seen.output("load")], skipinitialspace=True), [])
+    row = next(csv.reader(seen.output("load").splitlines(), skipinitialspace=True), [])
     figures = [_number(cell) for cell in row[:3]]
     if len(row) < 7 or figures[0] is None or figures[1] is None:
         raise NotSeen(f"nvidia-smi tells no load and clock: {', '.join(row)}")

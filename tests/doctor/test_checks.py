@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -539,3 +541,14 @@ def test_the_samples_answer_what_is_asked() -> None:
         assert set(told[part]) - of_facts == set(asked[part]) - of_facts
     json.dumps(asked)
     assert ran("x")["status"] == 0
+
+
+def test_fixes_name_commands_and_roles_that_exist() -> None:
+    from spark_cluster.cli import COMMANDS
+
+    roles = {path.name for path in (Path(__file__).parents[2] / "roles").iterdir()}
+    told = [check.fix for check in registry.ALL]
+    told += [found(id, **changes).fix for id, changes, *_ in SICK]
+    for fix in told:
+        assert set(re.findall(r"spark-cluster ([a-z]+)", fix)) <= set(COMMANDS), fix
+        assert set(re.findall(r"--tags (\w+)", fix)) <= roles, fix

@@ -1,0 +1,113 @@
+"""The examination as a whole: who is asked what, how often, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from doctor_samples import seen
+
+from spark_cluster.doctor import examine, reach, registry
+from spark_cluster.engine import transport
+from spark_cluster.engine.session import Session
+from spark_cluster.errors import Failed, Unreachable, UsageError
+from spark_cluster.inventory import Inventory, read_inventory
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Inventory:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(
+        "nodes:\n  spark1: {address: 127.0.0.1, roles: [head]}\n  spark2: {address: 127.0.0.2}\n"
+    )
+    return read_inventory(path)
+
+
+@pytest.fixture
+def requests(
+    agent: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, list[str]]:
+    """Real agents in place of SSH; node to what it was asked. A node named `off` is unreachable."""
+    asked: dict[str, list[str]] = {}
+
+    class Connection:
+        def __init__(self, target: Any) -> None:
+            self.name = target.name
+
+        def open(self) -> Any:
+            if self.name in asked.get("off", []):
+                raise Unreachable("it did not answer", where=self.name, hint="is it on?")
+            return SimpleNamespace(user="root")
+
+        def session(self, run: str, *, become: bool) -> Session:
+            assert become
+            session = agent(self.name)
+            submit = session.submit
+
+            def counted(op: str, **what: Any) -> Any:
+                asked.setdefault(self.name, []).append(op)
+                return submit(op, **what)
+
+            monkeypatch.setattr(session, "submit", counted)
+            return session
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(transport, "SshConnection", Connection)
+    monkeypatch.setattr(reach, "pings", lambda _: False)
+    return asked
+
+
+def examined(inventory: Inventory) -> tuple[examine.Diagnosis, list[str]]:
+    nodes = list(inventory.nodes.values())
+    with examine.Examination(inventory, nodes) as examination:
+        observed = examination.observe()
+        found = [*examine.judge(observed), *examination.reachability()]
+    diagnosis = examine.Diagnosis(tuple(examine.select(found, ())), examination.unreached)
+    return diagnosis, [node.node for node in observed]
+
+
+def test_every_node_is_asked_once(inventory: Inventory, requests: dict[str, list[str]]) -> None:
+    diagnosis, nodes = examined(inventory)
+    assert nodes == ["spark1", "spark2"]
+    assert requests == {"spark1": ["gather"], "spark2": ["gather"]}
+    checks = {finding.id for finding in diagnosis.findings}
+    assert checks == {check.id for check in (*registry.NODE, *registry.PAIR)} | {reach.ID}
+    assert diagnosis.exit_code == 5  # one machine twice: the same machine id, the same keys
+
+
+def test_one_of_two_is_off(inventory: Inventory, requests: dict[str, list[str]]) -> None:
+    requests["off"] = ["spark2"]
+    diagnosis, nodes = examined(inventory)
+    assert nodes == ["spark1"]
+    assert diagnosis.exit_code == 3
+    (first,) = [finding for finding in diagnosis.findings if finding.node == "spark2"]
+    assert (first.id, first.found) == ("system.reachable", "it did not answer")
+    assert not [finding for finding in diagnosis.findings if finding.area == "pair"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "unreached", "status"),
+    [
+        ({}, {}, 0),
+        ({"history": None}, {}, 0),
+        ({"swaps": "head\n/swap.img file 1 0 -2\n"}, {}, 0),
+        ({"hcas": ""}, {}, 5),
+        ({"hcas": ""}, {"spark2": Unreachable("off")}, 3),
+        ({"hcas": ""}, {"spark2": Failed("no sudo")}, 5),
+    ],
+)
+def test_exit_status(changes: dict[str, Any], unreached: dict[str, Any], status: int) -> None:
+    """Unknown and warnings are shown, and are no failure."""
+    found = tuple(examine.judge([seen(1, **changes)]))
+    assert examine.Diagnosis(found, unreached).exit_code == status
+
+
+def test_names_that_can_be_chosen() -> None:
+    examine.must_be_known(["link", "pair.mtu", "system.reachable"])
+    with pytest.raises(UsageError, match="no such area or check"):
+        examine.must_be_known(["lnk"])
