@@ -31,7 +31,7 @@ pure: check
 	@$(VENV)/bin/python -m pytest tests -m "not lab" -n auto
 
 lab-tests: env
-	@$(VENV)/bin/python -m pytest tests -m lab -rs
+	@$(VENV)/bin/python -m pytest tests -m lab
 
 check: env
 	@$(VENV)/bin/ruff check .

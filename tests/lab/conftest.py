@@ -15,6 +15,12 @@ WHY_NOT = (
 )
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One clear line, rather than one a test."""
+    if WHY_NOT and terminalreporter.stats.get("skipped"):
+        terminalreporter.write_line(f"tests/lab: {WHY_NOT}")
+
+
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
     """Two nodes, up. What a test makes of them stays until another one resets them."""
