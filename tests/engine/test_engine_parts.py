@@ -319,11 +319,16 @@ def test_where_the_record_is(tmp_path, monkeypatch):
 
 
 def test_run_ids_sort_by_time(monkeypatch):
+    """Within a second too: which run was the last is read off its id."""
     import time
 
-    now = time.gmtime(1_700_000_000)
-    monkeypatch.setattr(time, "gmtime", lambda: now)
-    assert new_run().startswith("20231114-221320-")
+    moments = [1_700_000_000.0, 1_700_000_000.25, 1_700_000_000.75, 1_700_000_001.0]
+    made = []
+    for moment in moments:
+        monkeypatch.setattr(time, "time", lambda now=moment: now)
+        made.append(new_run())
+    assert made[0] == "20231114-221320-0000"
+    assert made == sorted(set(made))
 
 
 def test_an_event_as_json():
