@@ -109,7 +109,9 @@ def test_compute_apps_are_the_real_processes(as_new: LabNode) -> None:
         assert (pid, name) == (answer(as_new, "systemctl show -P MainPID worker").strip(), name)
         assert name == "VLLM::Worker_TP0"
         assert 64 <= int(used) < 80
-        assert answer(as_new, f"sudo {query}") == f"{pid}, {name}, {used} MiB\n"
+        again = answer(as_new, f"sudo {query}").removesuffix(" MiB\n").split(", ")
+        assert again[:2] == [pid, name]
+        assert abs(int(again[2]) - int(used)) <= 2, "a process's share moves a little"
     finally:
         as_new.ssh("sudo systemctl stop worker")
     assert answer(as_new, query) == ""
