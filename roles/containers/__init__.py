@@ -69,7 +69,12 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
     yield Package(
         first,
         also=tuple(also),
-        makes=("command:docker", "unit:docker.service", "group:docker"),
+        makes=(
+            "command:docker",
+            "unit:docker.service",
+            "group:docker",
+            "path:/etc/docker",
+        ),
     )
     keys = _daemon(settings)
     settled: tuple[Resource, ...] = ()

@@ -10,6 +10,7 @@ from spark_cluster.resources.base import (
     Resource,
     ResourceError,
     State,
+    Unknown,
     absolute,
     valid_mode,
 )
@@ -69,6 +70,9 @@ class Directory(Resource):
 
     def observe(self, host: Host) -> State:
         state = observe_path(host, self.path, needs_parent=False)
+        maker = host.pending(f"path:{self.path}")
+        if state["kind"] == "absent" and self.state == "present" and maker is not None:
+            raise Unknown(f"after: {maker}")  # it makes it, with a mode of its own
         if state["kind"] not in ("absent", "directory"):
             raise ResourceError(
                 f"{self.path} is a {state['kind']}, not a directory",

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from spark_cluster.resources import Directory, File, InvalidResource, Line, Secret
+from spark_cluster.resources import Directory, File, InvalidResource, Line, Secret, Unknown
 from spark_cluster.resources.base import Blob
 
 
@@ -306,3 +306,11 @@ def test_a_secret_line_shows_neither_itself_nor_what_was_in_its_place(node):
         assert result.diff == "/env: a secret line, not shown\n"
     assert node.path("/env").read_text() == "A=1\nKEY=new-secret\n"
     assert node.apply(line).verdict == "ok"
+
+
+def test_directory_that_an_earlier_resource_makes_is_not_guessed(node):
+    """A package brings its folder with a mode of its own: whether it is right shows only then."""
+    host = node.host(check=True)
+    host.overlay.claim(("path:/etc/docker",), "Package:docker.io")
+    with pytest.raises(Unknown, match=r"after: Package:docker\.io"):
+        Directory("/etc/docker", mode=0o755).observe(host)
