@@ -169,10 +169,10 @@ class Run:
         """Since the run began."""
         return time.monotonic() - self.started
 
-    @property
-    def stages(self) -> dict[str, float]:
-        """Seconds of each stage."""
-        return self._play.seconds
+    def document(self, *, ok: bool = True, **found: Any) -> dict[str, Any]:
+        """The JSON of a run that can change something: `found` between what all of them tell."""
+        seconds = {**self._play.seconds, "total": round(self.seconds, 3)}
+        return {"ok": ok, "changed": self.recap.changed, **found, "seconds": seconds}
 
     def interrupted(self) -> Interrupted:
         """What state an interrupt leaves things in."""

@@ -25,14 +25,7 @@ def command(app: App, exit_code: bool, options: Options) -> None:
         stopped = playbook.function(run.open())
         run.finish()
         if app.as_json:
-            app.print_json(
-                {
-                    "ok": True,
-                    "changed": run.recap.changed,
-                    **(stopped.document() if stopped is not None else {}),
-                    "seconds": {**run.stages, "total": round(run.seconds, 3)},
-                }
-            )
+            app.print_json(run.document(**(stopped.document() if stopped is not None else {})))
         else:
             run.show_recap()
             if stopped is not None:

@@ -34,20 +34,18 @@ def command(app: App, file: str, exit_code: bool, options: Options) -> None:
         run.finish(str(left or ""))
         if app.as_json:
             app.print_json(
-                {
-                    "ok": left is None,
-                    "changed": run.recap.changed,
+                run.document(
+                    ok=left is None,
                     **({} if left is None else {"error": left.document()}),
-                    "result": result,
-                    "nodes": {
+                    result=result,
+                    nodes={
                         name: {
                             k: getattr(t, k)
                             for k in ("ok", "change", "unknown", "failed", "skipped")
                         }
                         for name, t in run.recap.nodes.items()
                     },
-                    "seconds": {**run.stages, "total": round(run.seconds, 3)},
-                }
+                )
             )
         else:
             run.show_recap()

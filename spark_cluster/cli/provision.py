@@ -102,12 +102,7 @@ def _document(run: Run, done: Any, failed: dict[str, SparkClusterError]) -> dict
             "notes": done.notes.get(name, []),
             "firmware": done.firmware.get(name),
         }
-    return {
-        "ok": not failed,
-        "changed": run.recap.changed,
-        "nodes": nodes,
-        "bandwidth": [
-            {"hop": str(b.hop), "gbits": b.gbits, "verdict": b.verdict} for b in done.bandwidth
-        ],
-        "seconds": {**run.stages, "total": round(run.seconds, 3)},
-    }
+    bandwidth = [
+        {"hop": str(b.hop), "gbits": b.gbits, "verdict": b.verdict} for b in done.bandwidth
+    ]
+    return run.document(ok=not failed, nodes=nodes, bandwidth=bandwidth)

@@ -65,13 +65,7 @@ def _document(run: Run, done: dict[str, TakenBack], errors: dict[str, str]) -> d
     }
     for name in errors.keys() - nodes.keys():
         nodes[name] = {"of": None, "put_back": [], "left": [], "error": errors[name]}
-    return {
-        "ok": not errors,
-        "run": run.id,
-        "changed": run.recap.changed,
-        "nodes": nodes,
-        "seconds": {"total": round(run.seconds, 3)},
-    }
+    return run.document(ok=not errors, run=run.id, nodes=nodes)
 
 
 def _show(app: App, run: Run, done: dict[str, TakenBack]) -> None:

@@ -48,14 +48,7 @@ def command(
         served = playbook.function(play, recipe=recipe, tp=size)
         run.finish()
         if app.as_json:
-            app.print_json(
-                {
-                    "ok": True,
-                    "changed": run.recap.changed,
-                    **(served.document() if served is not None else {}),
-                    "seconds": {**run.stages, "total": round(run.seconds, 3)},
-                }
-            )
+            app.print_json(run.document(**(served.document() if served is not None else {})))
         else:
             run.show_recap()
             if served is not None:
