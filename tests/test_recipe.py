@@ -103,19 +103,19 @@ def test_every_kind_of_argument() -> None:
             "max-model-len": 4096,
             "enforce-eager": True,
             "allowed-origins": ["a", 2],
-            "speculative-config": {"num_speculative_tokens": 4, "method": "mtp"},
+            "compilation-config": {"mode": 3, "level": 2},
             "dtype": "bfloat16",
             "swap-space": 0.5,
         }
     )
     assert recipe.args_for(2, 0.7) == [
         "--allowed-origins", "a", "2",
+        "--compilation-config", '{"level":2,"mode":3}',
         "--dtype", "bfloat16",
         "--enforce-eager",
         "--gpu-memory-utilization", "0.7",
         "--max-model-len", "4096",
         "--served-model-name", "m",
-        "--speculative-config", '{"method":"mtp","num_speculative_tokens":4}',
         "--swap-space", "0.5",
         "--tensor-parallel-size", "2",
     ]  # fmt: skip

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from spark_cluster.doctor.examine import Diagnosis
     from spark_cluster.doctor.finding import Finding
     from spark_cluster.planning.pins import Pins
-    from spark_cluster.recipe import Probe, Recipe
+    from spark_cluster.recipe import Recipe
+from spark_cluster.userfiles.recipe_file import Probe
 
 MARKS = {
     "fail": "[red]✘[/]",

@@ -10,8 +10,8 @@ from spark_cluster.cli.app import App
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.recipe import Probe
     from spark_cluster.serving.state import Status
+    from spark_cluster.userfiles.recipe_file import Probe
 
 STYLES = {
     "serving": "green",

@@ -20,7 +20,7 @@ from spark_cluster.fabric import Hop
 
 if TYPE_CHECKING:
     from spark_cluster.inventory import Inventory
-    from spark_cluster.recipe import Probe
+    from spark_cluster.userfiles.recipe_file import Probe
 
 SMALL = 84
 """Bytes of an ordinary ping with its headers."""

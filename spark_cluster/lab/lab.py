@@ -19,7 +19,7 @@ from spark_cluster.lab.layout import BRIDGE, CABLES, MAX_NODES, Layout, NodeLayo
 from spark_cluster.lab.machine import Progress, install_missing_tools, require_root_on_linux
 from spark_cluster.lab.node import LabNode
 from spark_cluster.lab.prepare import Prepared, prepare
-from spark_cluster.lab.seed import make_keys, write_known_hosts
+from spark_cluster.lab.seed import make_keys, remember_host_keys, write_known_hosts
 from spark_cluster.lab.vllm_env import MODEL
 
 NSPAWN_LEFTOVERS = Path("/run/systemd/nspawn/propagate")
@@ -192,6 +192,7 @@ class Lab:
                     if power.insert(self.layout, node, made, fresh=fresh):
                         progress(f"{node.name}: a fresh system")
                     power.on(self.layout, node, nodes)
+                remember_host_keys(node)
             write_known_hosts(self.layout, layouts)
             self._each(lambda node: node.wait())
             return True

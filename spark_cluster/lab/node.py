@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from spark_cluster.errors import Failed
 from spark_cluster.lab import cgroup, network, power
 from spark_cluster.lab.layout import FABRIC, USER
-from spark_cluster.lab.seed import make_host_keys
+from spark_cluster.lab.seed import make_host_keys, remember_host_keys
 from spark_cluster.lab.shell import run
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class LabNode:
 
     def ssh_command(self, command: str | Sequence[str] = ()) -> list[str]:
         """The command line that runs something in the node over SSH."""
+        remember_host_keys(self.layout)
         options = {
             "UserKnownHostsFile": self.layout.known_hosts,
             "GlobalKnownHostsFile": "/dev/null",

@@ -50,6 +50,15 @@ def make_host_keys(node: NodeLayout, *, new: bool = False) -> None:
     node.known_hosts.write_text(f"{node.address} {kind} {public}\n")
 
 
+def remember_host_keys(node: NodeLayout) -> None:
+    """Note the keys that the node has now: roles give it new ones, and it is still this node."""
+    public = sorted((node.root / "etc/ssh").glob("ssh_host_*_key.pub"))
+    keys = [path.read_text().split()[:2] for path in public]
+    text = "".join(f"{node.address} {' '.join(key)}\n" for key in keys if len(key) == 2)
+    if text and text != node.known_hosts.read_text():
+        node.known_hosts.write_text(text)
+
+
 def write_known_hosts(layout: Layout, nodes: list[NodeLayout]) -> None:
     """What a laptop that trusts the lab's nodes has in its known_hosts."""
     layout.known_hosts.write_text("".join(node.known_hosts.read_text() for node in nodes))

@@ -11,10 +11,10 @@ from spark_cluster.engine.events import Progress
 from spark_cluster.engine.play import Play
 from spark_cluster.engine.session import Session
 from spark_cluster.errors import Failed, VerificationFailed
-from spark_cluster.recipe import Probe
 from spark_cluster.serving import logs, vram
 from spark_cluster.serving.engine import RAY, SERVER
 from spark_cluster.serving.ray_state import RayNode, RayState
+from spark_cluster.userfiles.recipe_file import Probe
 
 POLL_S = 1.0
 

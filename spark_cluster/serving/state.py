@@ -7,11 +7,11 @@ from typing import Any
 
 from spark_cluster.engine.play import Play
 from spark_cluster.engine.session import Session
-from spark_cluster.recipe import Probe
 from spark_cluster.serving import logs
 from spark_cluster.serving.engine import RAY, SERVER
 from spark_cluster.serving.ray_state import RayNode, RayState
 from spark_cluster.serving.readiness import ContainerState, Endpoint, ask_once, parse_state
+from spark_cluster.userfiles.recipe_file import Probe
 
 DASHBOARD = 8265
 

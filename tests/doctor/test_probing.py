@@ -14,7 +14,7 @@ from spark_cluster.doctor.probing import Question
 from spark_cluster.engine.session import Answer as HttpAnswer
 from spark_cluster.engine.session import Session
 from spark_cluster.inventory import Inventory, read_inventory
-from spark_cluster.recipe import Probe
+from spark_cluster.userfiles.recipe_file import Probe
 
 QUESTION = Question(Probe(question="capital of France?", expect="Paris"), key="secret")
 

@@ -249,6 +249,20 @@ def test_new_host_keys_are_not_trusted_before_somebody_says_so(lab: Lab, spark1:
     assert with_known_hosts_of_the_lab().returncode == 0
 
 
+def test_a_node_with_other_host_keys_is_still_the_node(lab: Lab, spark1: LabNode) -> None:
+    """Roles make new ones where two nodes share them; the lab has to come up after that too."""
+    spark1.reset()
+    key = "/etc/ssh/ssh_host_ed25519_key"
+    spark1.run(["sh", "-c", f"rm {key} {key}.pub; ssh-keygen -q -t ed25519 -N '' -f {key}"])
+    spark1.reboot()
+    public = spark1.run(["cat", f"{key}.pub"]).stdout.split()[1]
+    assert public in spark1.layout.known_hosts.read_text()
+    spark1.poweroff()
+    spark1.boot()
+    spark1.reset()
+    assert public not in spark1.layout.known_hosts.read_text(), "its own keys outlive a wipe"
+
+
 def test_a_reboot_loses_what_was_not_made_to_last(spark1: LabNode, spark2: LabNode) -> None:
     spark1.ssh("echo lasting > ~/file; sudo ip address add 10.99.0.1/24 dev enp1s0f1np1")
     spark1.ssh("sudo iptables -A INPUT -s 10.99.0.2 -j ACCEPT; sudo nvidia-smi -lgc 500,1000")

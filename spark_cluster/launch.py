@@ -1,0 +1,104 @@
+"""One launch of vLLM, whoever wrote it down: what plans and rules look at.
+
+A recipe becomes one (`of_recipe`), and so does a command line that somebody pasted
+(`spark_cluster.importing.commandline`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from spark_cluster.recipe import Recipe
+from spark_cluster.userfiles.recipe_file import EngineValue, Quantization
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A folder or file of the node that the container sees."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is started.
+
+    Attributes:
+        model: repository on the hub, or the path as written.
+        base: the model that it is a build of, when that is known.
+        quantization: how the weights lie in memory; None when nothing says it.
+        weights_gib: of the whole model, when somebody measured it.
+        image: reference of the image as written, without the digest; empty without a container.
+        digest: `sha256:...` or empty.
+        dockerfile: how the image is built, when it is.
+        vllm: version (`0.19.0`) that the image has; None when unknown.
+        args: every flag of `vllm serve`, without dashes, also those that a recipe does not hold
+            itself (`gpu-memory-utilization`, `port`, ...). True for a bare flag.
+        docker: options of `docker run` without dashes, such as `network` or `ulimit`; a list when
+            given several times.
+        origin: what the user can edit.
+        drafter: repository or path of the drafting model.
+        tp: tensor-parallel size.
+        nodes: how many machines.
+    """
+
+    model: str
+    base: str | None = None
+    quantization: Quantization | None = None
+    weights_gib: float | None = None
+    image: str = ""
+    digest: str = ""
+    dockerfile: str = ""
+    vllm: str | None = None
+    args: Mapping[str, EngineValue] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    volumes: tuple[Volume, ...] = ()
+    docker: Mapping[str, str | bool | list[str]] = field(default_factory=dict)
+    drafter: str | None = None
+    tp: int = 1
+    nodes: int = 1
+    origin: Literal["recipe", "command"] = "recipe"
+    ready_timeout_s: float | None = None
+
+    def number(self, flag: str) -> float | None:
+        """A flag's value as a number; None when it is not given or is none."""
+        value = self.args.get(flag)
+        return float(value) if isinstance(value, int | float) and value is not True else None
+
+    def text(self, flag: str) -> str:
+        """A flag's value as text; empty when it is not given."""
+        value = self.args.get(flag, "")
+        return value if isinstance(value, str) else ""
+
+
+def of_recipe(recipe: Recipe, tp: int, gpu_memory_utilization: float | None = None) -> Launch:
+    """The launch that `up --tp N` makes of a recipe.
+
+    Args:
+        gpu_memory_utilization: what was computed for `auto`; the recipe's own figure wins.
+    """
+    volumes = [Volume(m.source, m.target, m.read_only) for m in recipe.mounts]
+    for patch in recipe.patches:
+        source = f"{recipe.model.node_path}/{patch.file}" if patch.origin == "model" else patch.file
+        volumes.append(Volume(source, patch.target, read_only=True))
+    return Launch(
+        model=recipe.model.name,
+        base=recipe.model.base,
+        quantization=recipe.model.quantization,
+        weights_gib=recipe.model.weights_gib,
+        image=recipe.image.ref,
+        digest=recipe.image.digest or "",
+        dockerfile=recipe.image.build.dockerfile if recipe.image.build else "",
+        vllm=recipe.vllm.version,
+        args=recipe.flags(tp, gpu_memory_utilization),
+        env=recipe.env,
+        volumes=tuple(volumes),
+        drafter=(recipe.drafter.name or recipe.drafter.path) if recipe.drafter else None,
+        tp=tp,
+        nodes=tp,
+        ready_timeout_s=recipe.ready_timeout_s,
+    )

@@ -1,0 +1,122 @@
+"""The shape of a model: what its memory and its speed follow from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Layers that keep keys and values of every token, all of one shape.
+
+    Attributes:
+        kind: `full`; `sliding` sees `window` tokens; `chunked` attends within chunks of `window`.
+        layers: how many such layers.
+        head_dim: of queries and keys.
+        value_dim: of values.
+        k_is_v: the values are the keys (Gemma 4's full layers), so there are no weights for them;
+            the cache holds both all the same.
+    """
+
+    kind: Literal["full", "sliding", "chunked"]
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    window: int | None = None
+    k_is_v: bool = False
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Layers with multi-head latent attention (MLA): one compressed vector a token, all heads'.
+
+    Attributes:
+        rank: elements of the compressed keys and values (`kv_lora_rank`).
+        rope_dim: elements that carry the position (`qk_rope_head_dim`).
+        q_rank: of compressed queries; None when they are not compressed.
+    """
+
+    layers: int
+    q_heads: int
+    rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+    q_rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """Layers with a state of constant size: gated delta net (GDN), Mamba, Mamba 2.
+
+    Attributes:
+        elements: of each of its state tensors for one request, before division by TP:
+            (convolution state, recurrent state).
+        weights: parameters of one layer.
+    """
+
+    kind: Literal["gdn", "mamba", "mamba2"]
+    layers: int
+    conv_elements: int
+    state_elements: int
+    weights: int
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts.
+
+    Attributes:
+        count: experts a layer; `top_k` of them work on a token.
+        layers: how many layers have them.
+        intermediate: of one expert.
+        shared_intermediate: of what works on every token beside them; 0 without it.
+    """
+
+    count: int
+    top_k: int
+    layers: int
+    intermediate: int
+    shared_intermediate: int = 0
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A model without its weights.
+
+    Attributes:
+        name: repository on the hub, or the folder that it was read from.
+        model_type: as its config says (`gemma4`, `llama`, ...).
+        intermediate: of the dense feed-forward layers (beside experts too, where a model has
+            both in one layer); `dense_layers` have one.
+        tied: the output layer is the embedding.
+        max_positions: longest context, tokens.
+        other_parameters: vision and audio towers and what else is read once a request at most.
+        quantization: as its own config says; None for plain BF16.
+        known: False when the family is guessed by its shape only: constants are less sure.
+    """
+
+    name: str
+    model_type: str
+    layers: int
+    hidden: int
+    vocab: int
+    intermediate: int
+    dense_layers: int
+    attention: tuple[Attention, ...] = ()
+    latent: Latent | None = None
+    recurrent: tuple[Recurrent, ...] = ()
+    experts: Experts | None = None
+    tied: bool = False
+    max_positions: int = 0
+    other_parameters: int = 0
+    quantization: str | None = None
+    known: bool = True
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether it has experts."""
+        return self.experts is not None
