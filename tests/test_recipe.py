@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.specifiers import SpecifierSet
 
 from spark_cluster.errors import InvalidFile, Refused
 from spark_cluster.project import Project
@@ -173,8 +174,68 @@ def test_arguments_do_not_depend_on_the_order_of_lines(
     assert made(engine_args=flags).args_for(1) == made(engine_args=dict(items)).args_for(1)
 
 
-@pytest.mark.parametrize("name", ["lab-paris", "gemma4-31b-nvfp4"])
+CARDS = {"the checkpoint's own card, told in part 7"}
+SHIPPED = sorted(Project(Path(__file__).parent).list("recipes"))
+GEMMA = [name for name in SHIPPED if name.startswith("gemma4")]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_recipes_are_sound(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name, Project(tmp_path))
-    assert recipe.args_for(1)[-3:] != recipe.args_for(2)[-3:]
+    sizes = range(recipe.tensor_parallel.min, recipe.tensor_parallel.max + 1)
+    assert len({tuple(recipe.args_for(tp)) for tp in sizes}) == len(sizes)
     assert recipe.name == name
+    assert recipe.description
+    assert recipe.ready_timeout_s >= (300 if name == "lab-paris" else 900), "it compiles for long"
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name != "lab-paris"])
+def test_shipped_recipes_say_what_plans_need(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name, Project(tmp_path))
+    assert recipe.model.base
+    assert recipe.model.quantization
+    assert recipe.vllm.supported
+    assert recipe.sources
+    assert {m.source for m in recipe.measured} <= {*recipe.sources, *CARDS}
+    assert recipe.vllm.version is None or recipe.vllm.version in SpecifierSet(
+        recipe.vllm.supported, prereleases=True
+    )
+    assert not recipe.image.ref.endswith((":latest", ":nightly")), "tags that move"
+
+
+@pytest.mark.parametrize("name", GEMMA)
+def test_what_the_articles_had_wrong_is_right(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name, Project(tmp_path))
+    assert recipe.engine_args["tool-call-parser"] == "gemma4"
+    assert recipe.engine_args["enable-auto-tool-choice"] is True
+    assert recipe.gpu_memory_utilization is None or recipe.gpu_memory_utilization <= 0.5
+    assert recipe.image.ref != "vllm/vllm-openai:gemma4"
+    if recipe.model.quantization == "nvfp4" and "a4b" in name:
+        assert recipe.engine_args["moe-backend"] == "marlin"
+        assert any("MARLIN" in line for line in recipe.readiness.log_expect)
+    if recipe.image.build:
+        assert "git clone" not in recipe.image.build.dockerfile, "a branch is another one tomorrow"
+
+
+def test_the_measured_configurations_are_all_there() -> None:
+    """One row of each, as the articles print it: decode tokens/s of one request."""
+    found = {
+        (name, m.tp, m.decode_tok_s)
+        for name in SHIPPED
+        for m in load_recipe(name, Project(Path(__file__).parent)).measured
+        if m.concurrency == 1
+    }
+    assert found >= {
+        ("gemma4-31b-nvfp4", 1, 7.0),
+        ("gemma4-31b-nvfp4-text", 1, 6.8),
+        ("gemma4-31b-fp8", 1, 6.91),
+        ("gemma4-31b-fp8", 2, 11.2),
+        ("gemma4-31b-fp8-eager", 1, 6.24),
+        ("gemma4-26b-a4b-nvfp4", 1, 51.6),
+        ("gemma4-26b-a4b-nvfp4-nvidia", 1, 50.0),
+        ("gemma4-26b-a4b-fp8", 1, 36.9),
+        ("gemma4-26b-a4b-fp8", 1, 35.0),
+        ("gemma4-26b-a4b-fp8-mtp", 1, 75.7),
+        ("gemma4-26b-a4b-fp8-mtp-min", 1, 80.0),
+        ("gemma4-26b-a4b-fp8-mtp-fp8kv", 1, 53.7),
+    }
