@@ -1,0 +1,69 @@
+"""A predicted figure with its range, and why the range is as wide as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spark_cluster.planning.speed.serving import Serving
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure: tokens/s or seconds.
+
+    Attributes:
+        roofline: what the memory's bandwidth (or the chip's arithmetic) would give by itself.
+    """
+
+    expected: float
+    low: float
+    high: float
+    roofline: float
+
+    def document(self, digits: int = 2) -> dict[str, float]:
+        """As in `--json`."""
+        names = ("expected", "low", "high", "roofline")
+        return {name: round(getattr(self, name), digits) for name in names}
+
+    def times(self, factor: float) -> Estimate:
+        """All of it, multiplied."""
+        return Estimate(
+            *(factor * each for each in (self.expected, self.low, self.high, self.roofline))
+        )
+
+
+@dataclass
+class Doubt:
+    """How far off a figure may be, as shares of it, and what makes it so."""
+
+    down: float
+    up: float
+    why: list[str] = field(default_factory=list)
+
+    def more(self, reason: str, down: float, up: float | None = None) -> None:
+        """Widen the range."""
+        self.down += down
+        self.up += down if up is None else up
+        self.why.append(reason)
+
+    def text(self, basis: str) -> str:
+        """What a figure rests on, in words."""
+        return f"{basis}; wider because {', '.join(self.why)}" if self.why else basis
+
+
+def family(serving: Serving, doubt: Doubt) -> None:
+    """Widen for models unlike those that the constants were fitted on (Gemma 4 dense and MoE)."""
+    geometry = serving.geometry
+    if not geometry.known:
+        doubt.more("the model's family is guessed", 0.20)
+    elif not geometry.model_type.startswith("gemma4"):
+        doubt.more(f"no run of the family {geometry.model_type} was fitted", 0.10)
+    if geometry.latent or geometry.recurrent:
+        doubt.more("nor of layers such as its", 0.10)
+    fitted = {"bf16", "nvfp4", "fp8"} | (set() if geometry.is_moe else {"fp8-online", "awq-int4"})
+    if serving.quantization not in fitted:
+        doubt.more(f"none with {serving.quantization} either", 0.08)
+    if serving.tp > 1 and geometry.is_moe:
+        doubt.more("none with experts on several nodes", 0.10, 0.20)
+    if serving.tp > 2:
+        doubt.more("none on more than two nodes", 0.10)

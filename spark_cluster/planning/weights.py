@@ -1,0 +1,194 @@
+"""How many parameters a model has, part by part, and the bytes they take and cost to read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+
+from spark_cluster.errors import UsageError
+from spark_cluster.planning.geometry import Geometry
+from spark_cluster.userfiles.recipe_file import Quantization
+from spark_cluster.userfiles.suggest import did_you_mean
+
+BF16 = 2.0
+
+BYTES: Mapping[Quantization, float] = MappingProxyType(
+    {
+        "bf16": BF16,
+        "fp8": 1.0,
+        "fp8-online": 1.0,
+        "nvfp4": 0.5625,  # 4 bits, and an FP8 scale for every 16 of them
+        "mxfp4": 0.53125,  # 4 bits, and an 8-bit scale for every 32
+        "awq-int4": 0.578,  # 4 bits, BF16 scale and 4-bit zero point for every 32
+        "gptq-int4": 0.52,  # the same for every 128
+    }
+)
+"""Bytes a parameter of a quantised layer takes, scales included."""
+
+LINEAR = frozenset({"attention", "recurrent", "mlp", "shared", "experts"})
+"""Parts made of matrices that quantisation applies to. The router, the embedding, the output layer
+and the vision tower stay BF16 in every build that was looked at."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Counts of parameters by part. Norms and biases, below 0.1 % of any model, are left out.
+
+    Attributes:
+        mlp: dense feed-forward layers.
+        shared: what works on every token beside the experts.
+        experts: all experts of all layers.
+        embedding: the embedding; the output layer too where they are tied.
+        output: the output layer of its own, 0 where it is tied.
+        other: vision and audio towers: in memory, not read in a decode step.
+    """
+
+    attention: int
+    recurrent: int
+    mlp: int
+    shared: int
+    experts: int
+    router: int
+    embedding: int
+    output: int
+    other: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(getattr(self, part.name) for part in fields(self))
+
+    @property
+    def linear(self) -> int:
+        """Of the matrices of the layers, all experts counted."""
+        return self.attention + self.recurrent + self.mlp + self.shared + self.experts
+
+
+def parameters(geometry: Geometry) -> Parameters:
+    """Counts of a model, from its shape; feed-forward layers are gated (three matrices)."""
+    hidden, experts = geometry.hidden, geometry.experts
+    attention = 0
+    for part in geometry.attention:
+        values = 0 if part.k_is_v else part.kv_heads * part.value_dim
+        width = part.q_heads * (part.head_dim + part.value_dim) + part.kv_heads * part.head_dim
+        attention += part.layers * hidden * (width + values)
+    return Parameters(
+        attention=attention + _latent(geometry),
+        recurrent=sum(part.layers * part.weights for part in geometry.recurrent),
+        mlp=3 * hidden * geometry.intermediate * geometry.dense_layers,
+        shared=3 * hidden * experts.shared_intermediate * experts.layers if experts else 0,
+        experts=3 * hidden * experts.intermediate * experts.count * experts.layers
+        if experts
+        else 0,
+        router=hidden * experts.count * experts.layers if experts else 0,
+        embedding=geometry.vocab * hidden,
+        output=0 if geometry.tied else geometry.vocab * hidden,
+        other=geometry.other_parameters,
+    )
+
+
+def _latent(geometry: Geometry) -> int:
+    latent = geometry.latent
+    if latent is None:
+        return 0
+    query = latent.q_heads * (latent.nope_dim + latent.rope_dim)
+    if latent.q_rank is None:
+        queries = geometry.hidden * query
+    else:
+        queries = geometry.hidden * latent.q_rank + latent.q_rank * query
+    keys = geometry.hidden * (latent.rank + latent.rope_dim)
+    keys += latent.rank * latent.q_heads * (latent.nope_dim + latent.value_dim)
+    return latent.layers * (queries + keys + latent.q_heads * latent.value_dim * geometry.hidden)
+
+
+def quantized_parts(geometry: Geometry, quantization: Quantization) -> frozenset[str]:
+    """Which parts a quantisation applies to.
+
+    NVIDIA's NVFP4 build of Gemma 4 31B quantises the feed-forward layers only; NVFP4 builds of the
+    26B-A4B all matrices (model cards; DGX Spark part 7 and 9). MXFP4 is the experts' format
+    (gpt-oss). Builds of 4 bits leave recurrent layers as they are; FP8 ones do not.
+    """
+    if quantization == "bf16":
+        return frozenset()
+    if quantization in ("fp8", "fp8-online"):
+        return LINEAR
+    if quantization == "mxfp4" and geometry.is_moe:
+        return frozenset({"experts"})
+    if quantization == "nvfp4" and geometry.model_type.startswith("gemma4") and not geometry.is_moe:
+        return frozenset({"mlp"})
+    return LINEAR - {"recurrent"}
+
+
+def must_be_known(quantization: str) -> Quantization:
+    """A quantisation by name.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    for known in BYTES:
+        if known == quantization.lower():
+            return known
+    raise UsageError(
+        f"no quantisation '{quantization}'", hint=did_you_mean(quantization, list(BYTES), "names")
+    )
+
+
+def part_bytes(geometry: Geometry, quantization: Quantization) -> dict[str, float]:
+    """Bytes in memory by part, on all nodes together."""
+    counts, quantized = parameters(geometry), quantized_parts(geometry, quantization)
+    small = BYTES[quantization]
+    return {
+        part.name: getattr(counts, part.name) * (small if part.name in quantized else BF16)
+        for part in fields(counts)
+    }
+
+
+def memory_bytes(geometry: Geometry, quantization: Quantization) -> float:
+    """What the weights take when they are loaded, on all nodes together.
+
+    A server's log shows up to 4 % more for quantised builds (scales of scales, padding for the
+    kernels): 15.76 GiB for 15.2 in DGX Spark part 7. What was measured is better; see
+    `Launch.weights_gib`.
+    """
+    return sum(part_bytes(geometry, quantization).values())
+
+
+def load_peak_bytes(geometry: Geometry, quantization: Quantization) -> float:
+    """Most that the weights take while they are loaded, on all nodes together.
+
+    Online quantisation reads the BF16 weights first: 58 GiB for the 31B before it is 29 (forum
+    report on Gemma 4 31B, runtime FP8).
+    """
+    first: Quantization = "bf16" if quantization == "fp8-online" else quantization
+    return memory_bytes(geometry, first)
+
+
+def experts_read(count: int, top_k: int, tokens: float) -> float:
+    """How many of a layer's experts some tokens need between them: each token picks `top_k` of
+    `count` by itself, so an expert is spared with (1 - k/E)^tokens."""
+    return count * (1.0 - (1.0 - top_k / count) ** tokens)
+
+
+def step_bytes(geometry: Geometry, quantization: Quantization, tokens: float = 1) -> float:
+    """Bytes of weights that one step over `tokens` tokens reads, on all nodes together.
+
+    The embedding is looked up, not read, but as output layer it is read whole; vision is not.
+
+    Args:
+        tokens: in the step: one a request, more with drafted ones or in a prefill.
+    """
+    parts = part_bytes(geometry, quantization)
+    read = sum(parts[name] for name in ("attention", "recurrent", "mlp", "shared", "router"))
+    if geometry.experts:
+        experts = geometry.experts
+        share = experts_read(experts.count, experts.top_k, tokens) / experts.count
+        read += parts["experts"] * share
+    return read + parts["embedding" if geometry.tied else "output"]
+
+
+def active_parameters(geometry: Geometry) -> float:
+    """Parameters of the layers' matrices that work on one token, without the output layer."""
+    counts, experts = parameters(geometry), geometry.experts
+    share = experts.top_k / experts.count if experts else 0.0
+    return counts.linear - counts.experts * (1.0 - share)
