@@ -24,6 +24,7 @@ COMMANDS = {
     "facts": "Show what is true of the nodes.",
     "doctor": "Say what is wrong with the nodes, why, and what to do.",
     "provision": "Make fresh or drifted Sparks ready to serve.",
+    "recipes": "List what can be served, show one, import another tool's.",
     "up": "From any state to a verified vLLM endpoint.",
     "down": "Stop serving, and prove that the memory is back.",
     "status": "Say what serves, and what is wrong.",
@@ -49,7 +50,7 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module(f"spark_cluster.cli.{cmd_name}")
         command: click.Command = module.command
-        _take_globals(command)
+        take_globals(command)
         return command
 
     def resolve_command(
@@ -66,11 +67,11 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-def _take_globals(command: click.Command) -> None:
+def take_globals(command: click.Command) -> None:
     """Let the global options stand after the command's name too, as everybody types them."""
     if isinstance(command, click.Group):
         for inner in command.commands.values():
-            _take_globals(inner)
+            take_globals(inner)
         return
     taken = {name for param in command.params for name in param.opts}
     for name, attribute, help_text in (

@@ -1,0 +1,143 @@
+"""`recipes`: what can be served, and what is known of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_cluster.cli.app import App
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from spark_cluster.recipe import Recipe
+    from spark_cluster.recipe_list import Entry
+    from spark_cluster.userfiles.recipe_file import Measured
+
+
+class Recipes(click.Group):
+    """A group whose command `import` is loaded when it is called: it brings parsers along."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), "import"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "import" and cmd_name not in self.commands:
+            from spark_cluster.cli import take_globals
+            from spark_cluster.cli.recipes_import import command as importing
+
+            take_globals(importing)
+            self.add_command(importing, "import")
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=Recipes)
+def command() -> None:
+    """What to serve: the recipes that come along, and your own in the folder recipes/."""
+
+
+@command.command("list")
+@click.pass_context
+def list_(ctx: click.Context) -> None:
+    """Lists the recipes: model, weights, sizes, expected and measured tokens/s of one request.
+
+    A file that is wrong is listed with the reason. Your own recipes hide ours of the same name.
+    """
+    from spark_cluster.recipe_list import document, entries, sizes
+
+    app: App = ctx.obj
+    told = [
+        (e, expected(e.recipe, sizes(e.recipe)) if e.recipe else {}) for e in entries(app.project)
+    ]
+    if app.as_json:
+        app.print_json({"recipes": [document(entry, speeds) for entry, speeds in told]})
+    else:
+        _list(app, told)
+
+
+@command.command()
+@click.argument("name")
+@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size (default: fewest).")
+@click.pass_context
+def show(ctx: click.Context, name: str, tp: int | None) -> None:
+    """Shows all of a recipe: what it is, the command line that it becomes, what was measured.
+
+    NAME is a recipe's name or a file.
+    """
+    from spark_cluster.recipe import load_recipe
+    from spark_cluster.recipe_list import sizes
+
+    app: App = ctx.obj
+    recipe = load_recipe(name, app.project)
+    size = tp or recipe.tensor_parallel.min
+    args = recipe.args_for(size)
+    speeds = expected(recipe, sizes(recipe))
+    if app.as_json:
+        whole = recipe.model_dump(mode="json", exclude_none=True)
+        line = ["vllm", "serve", recipe.model.node_path, *args]
+        shown = {str(n): told for n, told in speeds.items()}
+        app.print_json({"recipe": whole, "tp": size, "command": line, "expected_tok_s": shown})
+    else:
+        from spark_cluster.cli.recipes_show import show_recipe
+
+        show_recipe(app.console, recipe, size, args, speeds)
+
+
+def expected(recipe: Recipe, tps: range) -> dict[int, Any]:  # noqa: ARG001
+    """Size to the predicted decode speed of one request, where the model is known."""
+    return {}
+
+
+def _list(app: App, told: list[tuple[Entry, dict[int, Any]]]) -> None:
+    from rich.markup import escape
+
+    sources: dict[str, int] = {}
+    app.console.print(_table(told, sources))
+    for source, number in sources.items():
+        app.console.print(f"[dim][{number}] {escape(source)}[/]", soft_wrap=True)
+    for entry, _ in told:
+        if entry.error is not None:
+            app.console.print(f"[red]✘[/] {escape(str(entry.error))}", soft_wrap=True)
+
+
+def _table(told: list[tuple[Entry, dict[int, Any]]], sources: dict[str, int]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for title in ("recipe", "weights", "TP", "expected tok/s", "measured tok/s"):
+        table.add_column(title, overflow="fold")
+    for entry, speeds in told:
+        own = " [cyan](yours)[/]" if entry.own else ""
+        if entry.recipe is None:
+            table.add_row(f"{escape(entry.name)}{own}", "[red]invalid[/]")
+            continue
+        recipe = entry.recipe
+        low, high = recipe.tensor_parallel.min, recipe.tensor_parallel.max
+        table.add_row(
+            f"{escape(entry.name)}{own}\n[dim]{escape(recipe.model.name)}[/]",
+            recipe.model.quantization or "",
+            f"{low}" if low == high else f"{low}-{high}",
+            _speeds(speeds),
+            _measured(recipe, sources),
+        )
+    return table
+
+
+def _speeds(speeds: dict[int, Any]) -> str:
+    return "\n".join(_sized(tp, f"{told['expected']:.1f}") for tp, told in speeds.items())
+
+
+def _measured(recipe: Recipe, sources: dict[str, int]) -> str:
+    from spark_cluster.recipe_list import headlines
+
+    def one(measured: Measured) -> str:
+        number = sources.setdefault(measured.source, len(sources) + 1)
+        return _sized(measured.tp, f"{measured.decode_tok_s:.1f} [dim]\\[{number}][/]")
+
+    return "\n".join(one(measured) for measured in headlines(recipe))
+
+
+def _sized(tp: int, text: str) -> str:
+    return text if tp == 1 else f"[dim]TP={tp}[/] {text}"

@@ -1,0 +1,161 @@
+"""How `recipes show` prints a recipe."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from spark_cluster.recipe import Recipe
+    from spark_cluster.userfiles.recipe_file import Measured
+
+
+def show_recipe(
+    console: Console, recipe: Recipe, tp: int, args: list[str], speeds: dict[int, Any]
+) -> None:
+    """What it is, the command line of `tp` nodes, and what is known of it."""
+    console.print(f"[bold]{escape(recipe.name)}[/]  {escape(recipe.description)}", soft_wrap=True)
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, text in _facts(recipe, speeds):
+        table.add_row(title, text)
+    console.print(table)
+    console.print(f"\n[bold]Command line[/] [dim]of each rank, TP={tp}[/]")
+    for line in _command(recipe, args):
+        console.print(f"  {line}", soft_wrap=True, highlight=False)
+    console.print(Padding(f"[dim]{_added(recipe, tp, args)}[/]", (0, 0, 0, 2)))
+    sources = list(dict.fromkeys([*recipe.sources, *(m.source for m in recipe.measured)]))
+    if recipe.measured:
+        console.print("\n[bold]Measured[/] [dim]tokens/s[/]")
+        _measured(console, recipe.measured, sources)
+    if sources:
+        console.print("\n[bold]Sources[/]")
+    for number, source in enumerate(sources, start=1):
+        console.print(f"  [dim]{escape(f'[{number}]')}[/] {escape(source)}", soft_wrap=True)
+
+
+def _facts(recipe: Recipe, speeds: dict[int, Any]) -> Iterator[tuple[str, str]]:
+    yield from _model(recipe)
+    yield "image", escape(recipe.image.reference)
+    if recipe.image.build:
+        base = recipe.image.build.dockerfile.split()[1]
+        yield "", escape(f"built on the nodes from {base}: {recipe.image.build.why}")
+    if recipe.image.archive:
+        yield "", escape(f"loaded from {recipe.image.archive} on the node")
+    for patch in recipe.patches:
+        whose = "of the model" if patch.origin == "model" else "beside the recipe"
+        yield "patch", escape(f"{patch.file} ({whose}): {patch.why}")
+        yield "", escape(f"over {patch.target}")
+    yield from _drafter(recipe)
+    low, high = recipe.tensor_parallel.min, recipe.tensor_parallel.max
+    joined = {"ray": "Ray", "mp": "vLLM itself (mp)"}[recipe.executor]
+    yield "nodes", f"{low}" if low == high == 1 else f"{low} to {high}, joined by {joined}"
+    share = recipe.gpu_memory_utilization
+    given = "kv-cache-memory-bytes" in recipe.engine_args
+    auto = "the KV cache is given" if given else "auto: computed from what the nodes have"
+    yield "memory", auto if share is None else f"{share:g} of the node's"
+    for key, value in sorted(recipe.env.items()):
+        yield "environment", escape(f"{key}={value}")
+    yield from _ready(recipe)
+    yield from _versions(recipe)
+    for tp, told in speeds.items():
+        span = f"{told['low']:.1f} to {told['high']:.1f}"
+        yield "expected", f"{told['expected']:.1f} tok/s at TP={tp} [dim]({span})[/]"
+
+
+def _model(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    model = recipe.model
+    where = "" if model.revision == "main" else f", {model.revision}"
+    yield "model", escape(f"{model.name}{where}, served as {model.served_name}")
+    weights: str = model.quantization or "as its config says"
+    if model.weights_gib:
+        weights += f", {model.weights_gib:g} GiB in memory"
+    if model.base and model.base != model.name:
+        weights += f", of {model.base}"
+    yield "weights", escape(weights)
+
+
+def _drafter(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    drafter = recipe.drafter
+    if drafter is None:
+        return
+    name = f" with {drafter.name}" if drafter.name else ""
+    yield "drafter", escape(f"{drafter.method}{name}, {drafter.tokens} tokens a step")
+    if drafter.acceptance:
+        yield (
+            "",
+            "accepted, position by position: " + ", ".join(f"{a:g}" for a in drafter.acceptance),
+        )
+
+
+def _ready(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    yield "ready when", ", ".join(rung.replace("_", " ") for rung in recipe.readiness.rungs)
+    for pattern in recipe.readiness.log_expect:
+        yield "", escape(f"the log says {pattern}")
+    for pattern in recipe.readiness.log_forbid:
+        yield "", escape(f"the log does not say {pattern}")
+
+
+def _versions(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    vllm = recipe.vllm
+    parts = [
+        f"{vllm.version} in the image" if vllm.version else "",
+        f"works with {vllm.supported}" if vllm.supported else "",
+        f"was served by {', '.join(vllm.tested)}" if vllm.tested else "",
+    ]
+    if any(parts):
+        yield "vLLM", escape("; ".join(part for part in parts if part))
+
+
+def _command(recipe: Recipe, args: list[str]) -> Iterator[str]:
+    """One flag a line, so that it can be copied into a shell."""
+    lines = [f"vllm serve {shlex.quote(recipe.model.node_path)}"]
+    for word in args:
+        if word.startswith("--"):
+            lines.append(f"  {word}")
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    yield from (escape(line) + " \\" for line in lines[:-1])
+    yield escape(lines[-1])
+
+
+def _added(recipe: Recipe, tp: int, args: list[str]) -> str:
+    added = []
+    if "--gpu-memory-utilization" not in args and "kv-cache-memory-bytes" not in recipe.engine_args:
+        added.append("the computed --gpu-memory-utilization")
+    added.append("--host and --port of the inventory")
+    if tp > 1 and recipe.executor == "ray":
+        added.append("--distributed-executor-backend")
+    if tp > 1 and recipe.executor == "mp":
+        added.append("--nnodes, --node-rank, --master-addr and --master-port")
+    return f"up adds {', '.join(added)}"
+
+
+def _measured(console: Console, rows: list[Measured], sources: list[str]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    titles = ("TP", "requests", "prompt", "depth", "decode", "together", "prefill", "ms to first")
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for row in rows:
+        figures = (row.decode_tok_s, row.total_tok_s, row.prefill_tok_s, row.ttfr_ms)
+        held = f"; {', '.join(map(str, row.vram_mib))} MiB held" if row.vram_mib else ""
+        table.add_row(
+            str(row.tp),
+            str(row.concurrency),
+            str(row.prompt_tokens or ""),
+            str(row.depth or ""),
+            *("" if figure is None else f"{figure:,.7g}" for figure in figures),
+            escape(f"[{sources.index(row.source) + 1}]"),
+            escape(row.note + held),
+        )
+    console.print(Padding(table, (0, 0, 0, 2)))

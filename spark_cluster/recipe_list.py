@@ -1,0 +1,81 @@
+"""All recipes that a project sees, the broken ones too, and what is told of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.recipe import Recipe, load_recipe
+
+if TYPE_CHECKING:
+    from spark_cluster.project import Project
+    from spark_cluster.userfiles.recipe_file import Measured
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of the folders `recipes/`.
+
+    Attributes:
+        own: it is the user's own, not a shipped one.
+        recipe: None when the file is wrong; then `error` says why.
+    """
+
+    name: str
+    path: Path
+    own: bool
+    recipe: Recipe | None = None
+    error: SparkClusterError | None = None
+
+
+def entries(project: Project) -> Iterator[Entry]:
+    """Every recipe by name, the user's own before ours; a broken file is an entry like others."""
+    for name, path in project.list("recipes").items():
+        own = not path.is_relative_to(project.shipped / "recipes")
+        try:
+            yield Entry(name, path, own, load_recipe(path, project))
+        except SparkClusterError as error:
+            yield Entry(name, path, own, error=error)
+
+
+def sizes(recipe: Recipe) -> range:
+    """The tensor-parallel sizes that the recipe does."""
+    return range(recipe.tensor_parallel.min, recipe.tensor_parallel.max + 1)
+
+
+def headlines(recipe: Recipe) -> list[Measured]:
+    """The decode speed of one request: each source's first figure for each size."""
+    found: dict[tuple[int, str], Measured] = {}
+    for measured in recipe.measured:
+        if measured.decode_tok_s is not None and measured.concurrency == 1 and not measured.depth:
+            found.setdefault((measured.tp, measured.source), measured)
+    return sorted(found.values(), key=lambda m: m.tp)
+
+
+def document(entry: Entry, expected: dict[int, Any]) -> dict[str, Any]:
+    """As in `recipes list --json`.
+
+    Args:
+        expected: size to what is predicted for it.
+    """
+    about: dict[str, Any] = {"name": entry.name, "path": str(entry.path), "own": entry.own}
+    if entry.recipe is None:
+        return {**about, "valid": False, "error": entry.error.document() if entry.error else None}
+    recipe = entry.recipe
+    return {
+        **about,
+        "valid": True,
+        "description": recipe.description,
+        "model": recipe.model.name,
+        "base": recipe.model.base,
+        "quantization": recipe.model.quantization,
+        "tensor_parallel": recipe.tensor_parallel.model_dump(),
+        "expected_tok_s": {str(tp): told for tp, told in expected.items()},
+        "measured_tok_s": [
+            {"tp": m.tp, "decode_tok_s": m.decode_tok_s, "source": m.source, "note": m.note}
+            for m in headlines(recipe)
+        ],
+    }

@@ -1,0 +1,123 @@
+"""`recipes list` and `recipes show`: what people see and what programs get."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from spark_cluster.cli import cli
+from spark_cluster.errors import InvalidFile, Refused, UsageError
+from spark_cluster.project import Project
+from spark_cluster.recipe import load_recipe
+from spark_cluster.recipe_list import headlines
+
+OWN = """\
+name: {name}
+model: {{name: org/m, served_name: m}}
+image: {{ref: "repo/image:1"}}
+"""
+
+
+@pytest.fixture
+def ask(tmp_path, monkeypatch):
+    """`ask("recipes", "list")`: what it prints; raises what it raises."""
+    monkeypatch.setenv("COLUMNS", "100")
+    (tmp_path / "recipes").mkdir()
+
+    def run(*words):
+        done = CliRunner().invoke(
+            cli, ["--project", str(tmp_path), *words], catch_exceptions=True, standalone_mode=False
+        )
+        if done.exception is not None:
+            raise done.exception
+        return done.stdout
+
+    run.folder = tmp_path / "recipes"
+    return run
+
+
+def test_the_list_has_every_shipped_recipe_and_what_was_measured(ask):
+    said = ask("recipes", "list")
+    for name in Project(Path(__file__).parent).list("recipes"):
+        assert name in said
+    assert "TP=2 11.2 [" in said
+    assert said.count("7 tok/s and the Bandwidth Wall") == 1, "a source is named once"
+    assert max(map(len, said.splitlines())) <= 100
+
+
+def test_the_list_as_json(ask):
+    found = {r["name"]: r for r in json.loads(ask("recipes", "list", "--json"))["recipes"]}
+    one = found["gemma4-31b-fp8"]
+    assert one["valid"] is True
+    assert one["own"] is False
+    assert one["tensor_parallel"] == {"min": 1, "max": 2}
+    assert [(m["tp"], m["decode_tok_s"]) for m in one["measured_tok_s"]] == [(1, 6.93), (2, 11.2)]
+    assert one["quantization"] == "fp8-online"
+
+
+def test_a_broken_recipe_of_the_user_does_not_break_the_list(ask):
+    (ask.folder / "mine.yaml").write_text(OWN.format(name="mine"))
+    (ask.folder / "bad.yaml").write_text(OWN.format(name="bad") + "engin_args: {}\n")
+    (ask.folder / "worse.yaml").write_bytes(b"\xff\xfe\x00")
+    said = ask("recipes", "list")
+    assert "mine (yours)" in said
+    assert "invalid" in said
+    assert "bad.yaml:4: engin_args: unknown field; did you mean 'engine_args'?" in said
+    found = {r["name"]: r for r in json.loads(ask("recipes", "list", "--json"))["recipes"]}
+    assert found["mine"]["own"] is True
+    assert found["worse"]["valid"] is False
+    assert found["bad"]["error"]["where"].endswith("bad.yaml:4")
+    assert found["gemma4-31b-nvfp4"]["valid"] is True
+
+
+def test_own_recipes_hide_ours(ask):
+    (ask.folder / "gemma4-31b-nvfp4.yaml").write_text(OWN.format(name="gemma4-31b-nvfp4"))
+    found = {r["name"]: r for r in json.loads(ask("recipes", "list", "--json"))["recipes"]}
+    assert found["gemma4-31b-nvfp4"]["model"] == "org/m"
+
+
+def test_show_is_a_command_line_that_can_be_copied(ask):
+    said = ask("recipes", "show", "gemma4-31b-fp8", "--tp", "2")
+    assert "  vllm serve /srv/models/google--gemma-4-31B-it \\\n" in said
+    assert "    --tensor-parallel-size 2 \\\n" in said
+    assert "joined by Ray" in said
+    assert "105721, 103161 MiB held" in " ".join(said.split())
+    assert "VLLM_DISABLE_COMPILE_CACHE=1" in said
+
+
+def test_show_tells_of_patch_drafter_build_and_readiness(ask):
+    said = " ".join(ask("recipes", "show", "gemma4-26b-a4b-nvfp4").split())
+    assert "gemma4_patched.py (of the model)" in said
+    assert "15.76 GiB in memory" in said
+    assert "the log says Using '?MARLIN'? NvFp4 MoE backend" in said
+    said = " ".join(ask("recipes", "show", "gemma4-26b-a4b-fp8-mtp").split())
+    assert "with google/gemma-4-26B-A4B-it-assistant, 4 tokens a step" in said
+    assert "built on the nodes from vllm/vllm-openai:gemma4-0505-cu130" in said
+    assert """--speculative-config '{"method":"gemma4_mtp",""" in said
+
+
+def test_show_as_json(ask):
+    told = json.loads(ask("recipes", "show", "gemma4-31b-nvfp4", "--json"))
+    assert told["command"][:3] == ["vllm", "serve", "/srv/models/nvidia--Gemma-4-31B-IT-NVFP4"]
+    assert told["recipe"]["readiness"]["rungs"][0] == "answer"
+    assert told["tp"] == 1
+
+
+def test_show_of_what_is_not_there_or_not_done(ask):
+    with pytest.raises(UsageError, match="no recipe 'gema4'"):
+        ask("recipes", "show", "gema4")
+    with pytest.raises(Refused, match="not 3"):
+        ask("recipes", "show", "gemma4-31b-fp8", "--tp", "3")
+    (ask.folder / "bad.yaml").write_text("[")
+    with pytest.raises(InvalidFile):
+        ask("recipes", "show", "bad")
+
+
+def test_headlines_are_one_for_each_source_and_size(tmp_path):
+    recipe = load_recipe("gemma4-26b-a4b-fp8", Project(tmp_path))
+    assert [m.decode_tok_s for m in headlines(recipe)] == [36.9, 35]
+    recipe = load_recipe("gemma4-26b-a4b-nvfp4", Project(tmp_path))
+    assert [m.decode_tok_s for m in headlines(recipe)] == [51.6, 48.2], "not of three requests"
