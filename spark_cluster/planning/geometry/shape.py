@@ -17,6 +17,8 @@ class Attention:
         value_dim: of values.
         k_is_v: the values are the keys (Gemma 4's full layers), so there are no weights for them;
             the cache holds both all the same.
+        borrowed: how many of the layers use the cache of an earlier layer and have none of their
+            own (`num_kv_shared_layers`: Gemma 3n, Gemma 4 E2B and E4B).
     """
 
     kind: Literal["full", "sliding", "chunked"]
@@ -27,6 +29,7 @@ class Attention:
     value_dim: int
     window: int | None = None
     k_is_v: bool = False
+    borrowed: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Latent:
         rank: elements of the compressed keys and values (`kv_lora_rank`).
         rope_dim: elements that carry the position (`qk_rope_head_dim`).
         q_rank: of compressed queries; None when they are not compressed.
+        index_dim: elements of the key that a sparse attention's indexer keeps of a token beside
+            (DeepSeek V3.2); 0 without one.
     """
 
     layers: int
@@ -46,23 +51,34 @@ class Latent:
     nope_dim: int
     value_dim: int
     q_rank: int | None = None
+    index_dim: int = 0
 
 
 @dataclass(frozen=True)
 class Recurrent:
-    """Layers with a state of constant size: gated delta net (GDN), Mamba, Mamba 2.
+    """Layers with a state of constant size: gated delta net (GDN), Mamba, Mamba 2, short
+    convolutions (LFM2).
 
     Attributes:
-        elements: of each of its state tensors for one request, before division by TP:
-            (convolution state, recurrent state).
+        conv_elements: of the convolution state of one request in one layer, before division by TP.
+        state_elements: of the recurrent state of one request in one layer, before division by TP.
         weights: parameters of one layer.
+        conv_width: tokens that the convolution looks back, one less than its kernel.
+        groups: Mamba 2: groups of B and C; TP that does not divide them replicates some.
+        group_elements: Mamba 2: elements of the convolution state for one group.
+        state_dtype: of the recurrent state, as the config says or vLLM sets it for the family;
+            None: as the model's.
     """
 
-    kind: Literal["gdn", "mamba", "mamba2"]
+    kind: Literal["gdn", "mamba", "mamba2", "conv"]
     layers: int
     conv_elements: int
     state_elements: int
     weights: int
+    conv_width: int = 3
+    groups: int = 0
+    group_elements: int = 0
+    state_dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +112,9 @@ class Geometry:
         max_positions: longest context, tokens.
         other_parameters: vision and audio towers and what else is read once a request at most.
         quantization: as its own config says; None for plain BF16.
+        kv_dtype: what the checkpoint asks for its KV cache (`fp8`), which is what vLLM's `auto`
+            becomes then; None: nothing.
+        dtype: of activations, and of a KV cache that is not quantised.
         known: False when the family is guessed by its shape only: constants are less sure.
     """
 
@@ -114,6 +133,8 @@ class Geometry:
     max_positions: int = 0
     other_parameters: int = 0
     quantization: str | None = None
+    kv_dtype: str | None = None
+    dtype: str = "bfloat16"
     known: bool = True
 
     @property

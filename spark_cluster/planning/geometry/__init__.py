@@ -1,0 +1,24 @@
+"""The shape of a model: what its memory and its speed follow from, and where it is read from."""
+
+from spark_cluster.planning.geometry.config import from_config
+from spark_cluster.planning.geometry.find import find, known_models
+from spark_cluster.planning.geometry.shape import (
+    Attention,
+    Experts,
+    Geometry,
+    Latent,
+    Recurrent,
+)
+from spark_cluster.planning.geometry.weights import weights_bytes
+
+__all__ = [
+    "Attention",
+    "Experts",
+    "Geometry",
+    "Latent",
+    "Recurrent",
+    "find",
+    "from_config",
+    "known_models",
+    "weights_bytes",
+]
