@@ -110,9 +110,8 @@ def identify(words: list[Word]) -> Program:
         return _python(rest, env, words)
     if name in _SHELLS:
         return _shell(rest, env, words)
-    if name == "vllm" and rest[1:2] and rest[1].text == "serve":
-        return Program("serve", rest[2:], env)
-    return Program("other", words, env)
+    serves = name == "vllm" and rest[1:2] and rest[1].text == "serve"
+    return Program("serve", rest[2:], env) if serves else Program("other", words, env)
 
 
 def _docker(rest: list[Word], env: dict[str, str], words: list[Word]) -> Program:

@@ -301,7 +301,8 @@ def _json(name: str, text: str, word: Word) -> EngineValue:
             if quotes
             else "",
         ) from None
-    result: EngineValue = value
+    # A list stays the text that it is: as a list it would become several words.
+    result: EngineValue = value if isinstance(value, dict) else text
     return result
 
 

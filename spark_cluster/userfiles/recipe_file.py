@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from spark_cluster.userfiles.fields import NodePath, Port
 from spark_cluster.userfiles.schema import Schema
@@ -19,7 +19,7 @@ _FLAG = re.compile(r"[A-Za-z][A-Za-z0-9]*(-[A-Za-z0-9.]+)*")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SECRET_NAME = re.compile(r"(?i)(^|_)(token|api_?key|password|passwd|secret)$")
 
-_OWNED = {
+OWNED = {
     "model": "it is model.name and model.path",
     "served-model-name": "it is model.served_name",
     "revision": "it is model.revision",
@@ -36,6 +36,7 @@ _OWNED = {
     "master-port": "it follows from the inventory",
     "headless": "it follows from --tp",
 }
+"""Flags of vLLM that are no engine arguments of a recipe, and what they are instead."""
 
 
 def _digest(text: str) -> str:
@@ -50,8 +51,8 @@ def _flag(text: str) -> str:
         raise ValueError(f"found {text!r}; did you mean '{fixed}'?")
     if not _FLAG.fullmatch(text):
         raise ValueError(f"found {text!r}, expected a flag without dashes such as max-model-len")
-    if text in _OWNED:
-        raise ValueError(f"not an engine argument here: {_OWNED[text]}")
+    if text in OWNED:
+        raise ValueError(f"not an engine argument here: {OWNED[text]}")
     return text
 
 
@@ -245,9 +246,20 @@ class Drafter(Schema):
     revision: str = Field(default="main", min_length=1, description="branch, tag or commit")
     path: NodePath | None = Field(default=None, description="folder on the nodes")
     tokens: int = Field(ge=1, le=32, description="tokens drafted in each step")
+    options: dict[str, EngineValue] = Field(
+        default={}, description="what else vLLM is told, such as moe_backend: triton"
+    )
     acceptance: list[Annotated[float, Field(ge=0, le=1)]] = Field(
         default=[], description="measured acceptance of each position, given the ones before"
     )
+
+    @field_validator("options")
+    @classmethod
+    def _not_fields(cls, options: dict[str, EngineValue]) -> dict[str, EngineValue]:
+        for name in ("method", "model", "num_speculative_tokens", "revision"):
+            if name in options:
+                raise ValueError(f"'{name}' is a field of the drafter itself")
+        return options
 
     @property
     def node_path(self) -> str | None:
@@ -260,7 +272,8 @@ class Drafter(Schema):
     def config(self) -> dict[str, Any]:
         """As `--speculative-config` takes it."""
         model = {"model": self.node_path} if self.node_path else {}
-        return {"method": self.method, **model, "num_speculative_tokens": self.tokens}
+        fields = {"method": self.method, **model, "num_speculative_tokens": self.tokens}
+        return {**fields, **self.options}
 
 
 Rung = Literal["answer", "coherence", "tool_call", "reasoning", "vision"]
