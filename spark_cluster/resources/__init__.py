@@ -17,6 +17,7 @@ from spark_cluster.resources.base import (
 
 if TYPE_CHECKING:
     from spark_cluster.resources.authorized_key import AuthorizedKey
+    from spark_cluster.resources.built_image import BuiltImage
     from spark_cluster.resources.command import Command
     from spark_cluster.resources.container import Container
     from spark_cluster.resources.directory import Directory
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AuthorizedKey",
+    "BuiltImage",
     "Command",
     "Container",
     "Directory",

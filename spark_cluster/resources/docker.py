@@ -23,6 +23,7 @@ def docker(
     timeout: float = 60.0,
     heard: Callable[[str], None] | None = None,
     long: bool = False,
+    stdin: bytes = b"",
 ) -> Completed:
     """Run `docker ...`; its status is for the caller to judge.
 
@@ -30,6 +31,7 @@ def docker(
         timeout: seconds.
         heard: is told each line of output as it comes.
         long: it goes on when the connection is cut, and the next run waits for it.
+        stdin: what it reads.
 
     Raises:
         Missing: there is no docker command, or its daemon does not answer.
@@ -46,9 +48,9 @@ def docker(
         )
     argv = ("docker", *arguments)
     if long:
-        done = host.run_unit(host.current, argv, timeout=timeout, heard=heard)
+        done = host.run_unit(host.current, argv, stdin=stdin, timeout=timeout, heard=heard)
     else:
-        done = host.run(argv, timeout=timeout, heard=heard)
+        done = host.run(argv, stdin=stdin, timeout=timeout, heard=heard)
     said = done.stderr.lower()
     if done.status != 0 and any(text in said for text in _NO_DAEMON):
         raise Missing(RUNNING, *_why_down(host))

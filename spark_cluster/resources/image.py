@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PULL_S = 4 * 3600.0
 LOAD_S = 3600.0
 
-_REF = re.compile(
+REF = re.compile(
     r"(?:[A-Za-z0-9.-]+(?::\d+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 )
@@ -74,7 +74,7 @@ class Image(Resource):
     platform: str | None = field(default=None, kw_only=True)
 
     def validate(self) -> None:
-        if not _REF.fullmatch(self.ref):
+        if not REF.fullmatch(self.ref):
             raise InvalidResource(f"Image: {self.ref!r} is not an image reference like name:tag")
         if self.archive is not None:
             absolute(self.archive, f"Image {self.ref}: archive")

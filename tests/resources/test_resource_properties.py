@@ -15,6 +15,7 @@ from spark_cluster import resources
 from spark_cluster.agent.host import Host
 from spark_cluster.resources import (
     AuthorizedKey,
+    BuiltImage,
     Command,
     Container,
     Directory,
@@ -106,6 +107,9 @@ ANY = {
     ),
     "Sysctl": st.builds(Sysctl, key=names.map(lambda n: f"vm.{n}"), value=names),
     "Image": st.builds(Image, ref=names, archive=st.none() | paths),
+    "BuiltImage": st.builds(
+        BuiltImage, ref=names, dockerfile=text.map(lambda steps: f"FROM base\n{steps}")
+    ),
     "Container": st.builds(
         Container,
         container=names,

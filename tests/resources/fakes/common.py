@@ -35,7 +35,7 @@ def options(
     """Options (with all their values) and the rest, from the first word that is no option."""
     found: dict[str, list[Any]] = {}
     words = list(argv)
-    while words and words[0].startswith("-"):
+    while words and words[0].startswith("-") and words[0] != "-":
         word = words.pop(0)
         if word in flags:
             found.setdefault(word, []).append("")

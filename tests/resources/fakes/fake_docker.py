@@ -40,9 +40,8 @@ def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> No
         assert rest[0] == "inspect"
         inspect(state, action, rest[1:])
         return
-    {"pull": pull, "load": load, "tag": tag, "run": run, "stop": stop, "rm": rm, "logs": logs}[
-        action
-    ](state, root, rest)
+    known = (pull, load, tag, build, run, stop, rm, logs)
+    {one.__name__: one for one in known}[action](state, root, rest)
 
 
 def inspect(state: dict[str, Any], kind: str, rest: list[str]) -> None:
@@ -90,6 +89,26 @@ def load(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
 
 def tag(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
     state["images"][rest[1]] = state["images"][rest[0]]
+
+
+def build(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
+    found, (context,) = options(rest, (), ("--network", "--label", "--tag"))
+    assert context == "-"
+    base, *steps = sys.stdin.read().splitlines()
+    name = base.split()[1]
+    print(f"Step 1/{len(steps) + 1} : {base}")
+    if name not in state["images"]:
+        raise Refuse(1, f"pull access denied for {name}")
+    for number, step in enumerate(steps, start=2):
+        print(f"Step {number}/{len(steps) + 1} : {step}")
+        if step.startswith("COPY"):
+            raise Refuse(1, "COPY failed: no source files were specified")
+        if step == "RUN false":
+            raise Refuse(1, "The command '/bin/sh -c false' returned a non-zero code: 1")
+    state["made"] = state.get("made", 0) + 1
+    labels = dict(item.split("=", 1) for item in found["--label"])
+    made = {"Id": f"sha256:{state['made']:064x}", "Config": {"Labels": labels}}
+    state["images"][found["--tag"][0]] = {**state["images"][name], **made}
 
 
 def run(state: dict[str, Any], root: Path, rest: list[str]) -> None:

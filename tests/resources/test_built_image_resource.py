@@ -1,0 +1,91 @@
+"""BuiltImage, against a docker that keeps real state in a file."""
+
+import pytest
+from resource_samples import image
+
+from spark_cluster.resources import BuiltImage, Container, Image, InvalidResource
+
+FILE = "FROM base:1\nRUN true"
+MADE = BuiltImage("local/fixed:1", FILE)
+
+
+@pytest.fixture
+def docker(node):
+    node.install("docker")
+    with node.state("docker") as state:
+        state["images"] = {"base:1": image()}
+    return node
+
+
+def builds(node):
+    return [c for c in node.calls("docker") if c[1] == "build"]
+
+
+def test_absent_is_built_and_then_left(docker):
+    assert docker.check(MADE).verdict == "change"
+    assert docker.apply(MADE).verdict == "change"
+    assert docker.apply(MADE).verdict == "ok"
+    assert docker.check(MADE).verdict == "ok"
+    assert len(builds(docker)) == 1
+    assert builds(docker)[0][-3:] == ["--tag", "local/fixed:1", "-"]
+
+
+def test_another_text_is_built_again(docker):
+    docker.apply(MADE)
+    other = BuiltImage("local/fixed:1", FILE + "\nRUN more")
+    assert docker.apply(other).verdict == "change"
+    assert docker.apply(other).verdict == "ok"
+    assert docker.apply(MADE).verdict == "change"
+
+
+def test_an_image_of_that_name_that_somebody_else_made(docker):
+    with docker.state("docker") as state:
+        state["images"]["local/fixed:1"] = image()
+    assert docker.apply(MADE).verdict == "change"
+    assert docker.apply(MADE).verdict == "ok"
+
+
+def test_its_container_waits_for_it_in_check_mode(docker):
+    result = docker.check(MADE, Container("vllm", "local/fixed:1"))
+    assert (result.verdict, result.reason) == ("unknown", "after: BuiltImage:local/fixed:1")
+    assert docker.apply(MADE, Container("vllm", "local/fixed:1")).verdict == "change"
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "text"),
+    [
+        ("FROM base:1\nRUN false", "returned a non-zero code: 1 | the Dockerfile is in the recipe"),
+        ("FROM base:1\nCOPY x /x", "gets the Dockerfile alone"),
+        ("FROM other:1\nRUN true", "pull access denied for other"),
+    ],
+)
+def test_a_build_that_fails(docker, dockerfile, text):
+    result = docker.apply(BuiltImage("local/fixed:1", dockerfile))
+    assert result.verdict == "failed"
+    assert "building local/fixed:1 failed; it ends:" in result.error
+    assert text in result.error
+    with docker.state("docker") as state:
+        assert "local/fixed:1" not in state["images"]
+
+
+def test_the_base_is_an_image_of_its_own(docker):
+    assert [r.verdict for r in docker.results(Image("base:1"), MADE)] == ["ok", "change"]
+
+
+def test_no_docker_command(node):
+    node.install("apt")
+    assert "there is no docker command" in node.apply(MADE).error
+
+
+@pytest.mark.parametrize(
+    ("ref", "dockerfile", "text"),
+    [
+        ("Upper:1", FILE, "not an image name"),
+        ("a@sha256:" + "a" * 64, FILE, "not an image name"),
+        ("a:1", "RUN true", "no FROM"),
+        ("a:1", "", "no FROM"),
+    ],
+)
+def test_bad_declarations(ref, dockerfile, text):
+    with pytest.raises(InvalidResource, match=text):
+        BuiltImage(ref, dockerfile)
