@@ -66,10 +66,15 @@ def _engine_value(value: Any) -> Any:
     return value
 
 
+def is_secret(variable: str) -> bool:
+    """Whether the name of a variable says that its value is a secret."""
+    return _SECRET_NAME.search(variable) is not None
+
+
 def _variable(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
         raise ValueError(f"found {text!r}, expected the name of an environment variable")
-    if _SECRET_NAME.search(text):
+    if is_secret(text):
         raise ValueError("a secret is never written into a recipe; the inventory refers to it")
     return text
 
