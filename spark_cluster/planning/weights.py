@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
@@ -70,9 +71,9 @@ def parameters(geometry: Geometry) -> Parameters:
     hidden, experts = geometry.hidden, geometry.experts
     attention = 0
     for part in geometry.attention:
-        values = 0 if part.k_is_v else part.kv_heads * part.value_dim
-        width = part.q_heads * (part.head_dim + part.value_dim) + part.kv_heads * part.head_dim
-        attention += part.layers * hidden * (width + values)
+        values = 0 if part.k_is_v else part.value_dim
+        own = (part.layers - part.borrowed) * part.kv_heads * (part.head_dim + values)
+        attention += hidden * (part.layers * part.q_heads * (part.head_dim + part.value_dim) + own)
     return Parameters(
         attention=attention + _latent(geometry),
         recurrent=sum(part.layers * part.weights for part in geometry.recurrent),
@@ -167,7 +168,8 @@ def load_peak_bytes(geometry: Geometry, quantization: Quantization) -> float:
 def experts_read(count: int, top_k: int, tokens: float) -> float:
     """How many of a layer's experts some tokens need between them: each token picks `top_k` of
     `count` by itself, so an expert is spared with (1 - k/E)^tokens."""
-    return count * (1.0 - (1.0 - top_k / count) ** tokens)
+    spared = math.pow(1.0 - top_k / count, tokens)
+    return count * (1.0 - spared)
 
 
 def step_bytes(geometry: Geometry, quantization: Quantization, tokens: float = 1) -> float:
@@ -182,8 +184,8 @@ def step_bytes(geometry: Geometry, quantization: Quantization, tokens: float = 1
     read = sum(parts[name] for name in ("attention", "recurrent", "mlp", "shared", "router"))
     if geometry.experts:
         experts = geometry.experts
-        share = experts_read(experts.count, experts.top_k, tokens) / experts.count
-        read += parts["experts"] * share
+        wanted = experts_read(experts.count, experts.top_k, tokens)
+        read += parts["experts"] * wanted / experts.count
     return read + parts["embedding" if geometry.tied else "output"]
 
 

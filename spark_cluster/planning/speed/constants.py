@@ -27,6 +27,8 @@ LIMITS = {
     "eta_kv": (0.05, 1.0),
     "layer_ms": (0.0, 2.0),
     "allreduce_us": (0.0, 2000.0),
+    "allreduce_low_us": (0.0, 2000.0),
+    "allreduce_high_us": (0.0, 2500.0),
     "prefill_tflops": (1.0, 500.0),
     "prefill_moe_tflops": (1.0, 500.0),
     "attention_tflops": (0.5, 500.0),

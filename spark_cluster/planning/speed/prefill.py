@@ -104,13 +104,26 @@ def work(serving: Serving, prompt: int, cached: int = 0) -> Work:
     return Work(fast, slow, float(per_pair) * pairs, exchanged, serving.tp)
 
 
+def expected_seconds(serving: Serving, prompt: int, cached: int, constants: Constants) -> float:
+    """How long until the first response, s; no shorter than a step that reads every weight that
+    the prompt needs, and than one over what is cached."""
+    moe = serving.geometry.is_moe
+    weights = step_bytes(serving.geometry, serving.quantization, prompt) / serving.tp
+    eta = constants.eta_moe if moe else constants.eta_dense
+    return max(
+        work(serving, prompt, cached).seconds(moe, constants),
+        weights / (constants.bandwidth * eta),
+        step(serving, cached).seconds(moe, constants),
+    )
+
+
 def prefill(
     serving: Serving, prompt: int, cached: int = 0, constants: Constants | None = None
 ) -> Prefill:
     """How long until the first response.
 
-    It is no shorter than a step that reads every weight that the prompt needs. Attention within a
-    window grows with the prompt only, and is part of what was fitted for the products.
+    Attention within a window grows with the prompt only, and is part of what was fitted for the
+    products.
 
     Args:
         prompt: new tokens of the prompt, as the server counts them.
@@ -121,13 +134,7 @@ def prefill(
     """
     constants = constants or Constants()
     moe, todo = serving.geometry.is_moe, work(serving, prompt, cached)
-    weights = step_bytes(serving.geometry, serving.quantization, prompt) / serving.tp
-    eta = constants.eta_moe if moe else constants.eta_dense
-    least = max(
-        weights / (constants.bandwidth * eta),
-        step(serving, cached).seconds(moe, constants),
-    )
-    expected = max(todo.seconds(moe, constants), least)
+    expected = expected_seconds(serving, prompt, cached, constants)
     doubt = Doubt(ERROR, ERROR)
     family(serving, doubt)
     if moe:
@@ -135,6 +142,7 @@ def prefill(
     elif serving.quantization not in ("fp8", "fp8-online"):
         doubt.more("only prefills in FP8 were fitted", 0.30)
     arithmetic = (todo.fast + todo.slow + todo.attention) / PEAK_FLOPS / serving.tp
+    weights = step_bytes(serving.geometry, serving.quantization, prompt) / serving.tp
     best = max(arithmetic, weights / constants.bandwidth)
     down = min(doubt.down, 0.9)
     seconds = Estimate(expected, max(expected / (1 + doubt.up), best), expected / (1 - down), best)

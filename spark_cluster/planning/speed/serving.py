@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from spark_cluster.errors import UsageError
 from spark_cluster.launch import Launch
 from spark_cluster.planning.geometry import Geometry
-from spark_cluster.planning.weights import must_be_known
+from spark_cluster.planning.weights import BYTES, must_be_known
 from spark_cluster.userfiles.recipe_file import Quantization
 
 _ELEMENT_BYTES = {
@@ -21,9 +21,6 @@ _ELEMENT_BYTES = {
     "fp8_e5m2": 1.0,
     "nvfp4": 0.5625,
 }
-
-STATE_BYTES = 2
-"""An element of a recurrent layer's state, as vLLM keeps it unless told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,14 @@ class Serving:
         if self.tp < 1:
             raise UsageError(f"tensor-parallel size: found {self.tp}, expected 1 or more")
         kv_element_bytes(self.kv_dtype)
+        heads = [part.q_heads for part in self.geometry.attention]
+        heads += [self.geometry.latent.q_heads] if self.geometry.latent else []
+        if any(count % self.tp for count in heads):
+            raise UsageError(
+                f"the {min(heads)} attention heads of {self.geometry.name} cannot be divided over "
+                f"{self.tp} nodes",
+                hint="a tensor-parallel size divides them without a rest",
+            )
 
     def kv_bytes(self, context: float) -> float:
         """Bytes of cache that one node reads in a step for one request.
@@ -61,10 +66,12 @@ class Serving:
             total += part.layers * heads * (part.head_dim + part.value_dim) * seen * size
         latent = self.geometry.latent
         if latent:
-            total += latent.layers * (latent.rank + latent.rope_dim) * context * size
-        for layer in self.geometry.recurrent:  # read and written
-            elements = layer.conv_elements + layer.state_elements
-            total += 2 * layer.layers * elements * STATE_BYTES / self.tp
+            width = latent.rank + latent.rope_dim + latent.index_dim
+            total += latent.layers * width * context * size
+        for layer in self.geometry.recurrent:  # a state is read and written
+            state = 4 if layer.state_dtype == "float32" else 2
+            state_bytes = 2 * layer.conv_elements + state * layer.state_elements
+            total += 2 * layer.layers * state_bytes / self.tp
         return total
 
 
@@ -84,15 +91,46 @@ def kv_element_bytes(kv_dtype: str) -> float:
 def of_launch(launch: Launch, geometry: Geometry) -> Serving:
     """What a launch serves.
 
-    Without a word on the quantisation the weights are taken as the model's config says, and as BF16
-    when it says nothing. Without `--kv-cache-dtype` the cache is BF16, but FP8 for ModelOpt's NVFP4
-    builds, whose config asks for it (Gemma-4-31B NVFP4 on a single DGX Spark).
+    Raises:
+        UsageError: its quantisation, or the type of its cache, is not known here.
+    """
+    quantization = launch.quantization or _quantization(launch, geometry)
+    kv_dtype = launch.text("kv-cache-dtype") or "auto"
+    if kv_dtype == "auto":
+        kv_dtype = checkpoint_kv_dtype(launch.model, quantization, geometry)
+    return Serving(geometry, quantization, kv_dtype, launch.tp)
+
+
+def _quantization(launch: Launch, geometry: Geometry) -> Quantization:
+    if launch.text("quantization") == "fp8" and geometry.quantization is None:
+        return "fp8-online"
+    return checkpoint_quantization(geometry)
+
+
+def checkpoint_quantization(geometry: Geometry) -> Quantization:
+    """As the model's own config says; BF16 when it says nothing.
 
     Raises:
-        UsageError: the config names a quantisation that is not known here.
+        UsageError: it says something that is not known here.
     """
-    quantization = launch.quantization or must_be_known(geometry.quantization or "bf16")
-    kv_dtype = launch.text("kv-cache-dtype") or "auto"
-    if kv_dtype == "auto" and quantization == "nvfp4":
-        kv_dtype = "fp8"
-    return Serving(geometry, quantization, kv_dtype, launch.tp)
+    try:
+        return must_be_known(geometry.quantization or "bf16")
+    except UsageError:
+        raise UsageError(
+            f"the config of {geometry.name} says its quantisation is '{geometry.quantization}', "
+            "whose size and speed are not known here",
+            hint=f"give the nearest with --quantization: {', '.join(BYTES)}",
+        ) from None
+
+
+def checkpoint_kv_dtype(name: str, quantization: Quantization, geometry: Geometry) -> str:
+    """What `--kv-cache-dtype auto` becomes.
+
+    The checkpoint decides where its config is at hand. NVIDIA's NVFP4 builds ask for FP8 (seen in
+    the log of Gemma-4-31B NVFP4 on a single DGX Spark), also when only the model that they are
+    built from is known.
+    """
+    nvidia = quantization == "nvfp4" and name.startswith("nvidia/")
+    if geometry.kv_dtype is None and geometry.quantization is None and nvidia:
+        return "fp8"
+    return geometry.kv_dtype or "auto"

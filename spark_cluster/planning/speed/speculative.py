@@ -58,7 +58,8 @@ def tokens_per_step(acceptance: Sequence[float], drafted: int) -> float:
         found = ", ".join(f"{rate:g}" for rate in acceptance) or "nothing"
         raise UsageError(f"acceptance: found {found}, expected rates from 0 to 1")
     rates = [acceptance[min(k, len(acceptance) - 1)] for k in range(drafted)]
-    return 1 + sum(accumulate(rates, mul))
+    tokens: float = 1 + sum(accumulate(rates, mul))
+    return tokens
 
 
 def speculative(
@@ -86,11 +87,11 @@ def speculative(
     constants = constants or Constants()
     if accepted_share is not None:
         tokens_per_step([accepted_share], drafted)
-        gained = (1 + drafted * accepted_share,) * 3
+        gained = [1 + drafted * accepted_share] * 3
     elif acceptance:
-        gained = (tokens_per_step(acceptance, drafted),) * 3
+        gained = [tokens_per_step(acceptance, drafted)] * 3
     else:
-        gained = tuple(tokens_per_step([rate], drafted) for rate in USUAL)
+        gained = [tokens_per_step([rate], drafted) for rate in USUAL]
     doubt = doubts(serving, concurrency)
     doubt.more("drafting adds to it", ERROR - decoding.ERROR)
     if not serving.geometry.is_moe:

@@ -1,0 +1,339 @@
+"""`predict`: what a model needs and how fast it will be, from its shape alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from spark_cluster.planning.speed.constants import Constants
+    from spark_cluster.planning.speed.decode import Decode
+    from spark_cluster.planning.speed.estimate import Estimate
+    from spark_cluster.planning.speed.prefill import Prefill
+    from spark_cluster.planning.speed.serving import Serving
+    from spark_cluster.planning.speed.speculative import Speculative
+    from spark_cluster.recipe import Recipe
+
+GB = 1e9
+GIB = 1 << 30
+MS = 1e3
+ANSWER = 512
+"""Tokens of an answer when --context is not given; half of it is in the cache on average."""
+
+
+class Predict(click.Group):
+    """A group whose command `kv` is loaded when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), "kv"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "kv" and cmd_name not in self.commands:
+            from spark_cluster.cli import take_globals
+            from spark_cluster.cli.predict_kv import command as kv
+
+            take_globals(kv)
+            self.add_command(kv, "kv")
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=Predict, invoke_without_command=True)
+@click.option(
+    "--calibrate",
+    "results",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="RESULTS",
+    help="Fit the constants to your runs: llama-benchy's JSON, or points; repeatable.",
+)
+@click.option("--recipe", metavar="NAME", help="What was run: a recipe.")
+@click.option("--model", metavar="NAME|DIR", help="What was run: a model.")
+@click.option("--quantization", metavar="Q", help="Of --model (default: as its config says).")
+@click.option("--kv-dtype", metavar="D", help="Of --model: type of the KV cache.")
+@click.option("--tp", type=click.IntRange(min=1), default=1, help="Tensor-parallel size.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where to write (default: calibration.json in the project, which predictions read).",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    results: tuple[Path, ...],
+    recipe: str | None,
+    model: str | None,
+    quantization: str | None,
+    kv_dtype: str | None,
+    tp: int,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Predicts, from a model's shape alone: speed, and the KV cache.
+
+    With --calibrate RESULTS it fits the constants of the speed formulas to your own runs instead.
+    RESULTS is what `llama-benchy --save-result FILE --format json` wrote (say with --recipe or
+    --model, and --tp, what was run), or a CSV of points with the columns metric (decode_tok_s of
+    one request, or ttfr_ms), value, prompt, context, concurrency, and tp, model, quantization,
+    kv_dtype where they differ.
+    """
+    app: App = ctx.obj
+    app.as_json = app.as_json or as_json
+    given = {"recipe": recipe, "model": model, "quantization": quantization, "kv_dtype": kv_dtype}
+    if ctx.invoked_subcommand is not None:
+        if results or output or any(given.values()):
+            raise UsageError(
+                f"options stand after '{ctx.invoked_subcommand}', and --calibrate stands alone"
+            )
+        return
+    if not results:
+        click.echo(ctx.get_help())
+        ctx.exit(2)
+    from spark_cluster.cli.predict_calibrate import calibration
+
+    calibration(app, results, {**given, "tp": str(tp)}, output)
+
+
+@command.command()
+@click.option("--recipe", metavar="NAME", help="What is served: a recipe, with its drafter.")
+@click.option("--model", metavar="NAME|DIR", help="What is served: a model.")
+@click.option("--quantization", metavar="Q", help="Of --model (default: as its config says).")
+@click.option("--kv-dtype", metavar="D", help="Of --model: type of the KV cache.")
+@click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes.")
+@click.option(
+    "--prompt",
+    type=click.IntRange(min=1),
+    default=512,
+    show_default=True,
+    help="Tokens of a prompt.",
+)
+@click.option(
+    "--cached",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Tokens before the prompt that are in the cache already.",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(min=0),
+    help="Tokens in the cache while decoding (default: cached, prompt, half an answer of 512).",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Requests at a time.",
+)
+@click.option("--draft-tokens", type=click.IntRange(1, 32), help="Drafted in a step.")
+@click.option(
+    "--acceptance",
+    metavar="A,B,..",
+    help="Of each drafted position, given the ones before: 0.91,0.90,0.89.",
+)
+@click.option(
+    "--accepted-share",
+    type=click.FloatRange(0, 1),
+    help="Of all drafts, instead, as vLLM's metrics tell it.",
+)
+@click.pass_obj
+def speed(
+    app: App,
+    recipe: str | None,
+    model: str | None,
+    quantization: str | None,
+    kv_dtype: str | None,
+    tp: int,
+    prompt: int,
+    cached: int,
+    context: int | None,
+    concurrency: int,
+    draft_tokens: int | None,
+    acceptance: str | None,
+    accepted_share: float | None,
+) -> None:
+    """Predicts tokens/s and the time to the first response, with ranges.
+
+    The roofline is what the memory's 273 GB/s would give by themselves; nothing reaches it. Without
+    a measured acceptance a drafter's range is wide. The constants are those of calibration.json in
+    the project folder, where there is one.
+    """
+    from spark_cluster.planning.speed.constants import load_constants
+    from spark_cluster.planning.speed.decode import decode
+    from spark_cluster.planning.speed.prefill import prefill
+
+    given = {"recipe": recipe, "model": model, "quantization": quantization, "kv_dtype": kv_dtype}
+    known, serving = served(app, {**given, "tp": str(tp)})
+    constants = load_constants(app.project)
+    seen = cached + prompt + ANSWER // 2 if context is None else context
+    plain = decode(serving, seen, concurrency, constants)
+    first = prefill(serving, prompt, cached, constants)
+    asked = (draft_tokens, _rates(acceptance), accepted_share)
+    drafted = _drafted(known, serving, seen, concurrency, constants, asked)
+    document = {
+        "recipe": known.name if known else None,
+        "model": serving.geometry.name,
+        "quantization": serving.quantization,
+        "kv_dtype": serving.kv_dtype,
+        "tp": tp,
+        "prompt": prompt,
+        "cached": cached,
+        "context": seen,
+        "concurrency": concurrency,
+        **_figures(plain, first, drafted),
+    }
+    if app.as_json:
+        app.print_json(document)
+    else:
+        _show(app, document, (plain, first, drafted))
+
+
+def _rates(text: str | None) -> list[float]:
+    """Raises:
+    UsageError: these are no numbers.
+    """
+    try:
+        return [float(word) for word in text.split(",")] if text is not None else []
+    except ValueError:
+        raise UsageError(
+            f"--acceptance: found '{text}', expected numbers such as 0.91,0.90,0.89"
+        ) from None
+
+
+def served(app: App, given: Mapping[str, str | None]) -> tuple[Recipe | None, Serving]:
+    """What the options name.
+
+    Raises:
+        UsageError: they contradict each other, or name what is not known.
+    """
+    from spark_cluster.planning import geometry as shapes
+    from spark_cluster.planning.speed.of_recipe import serving_of
+    from spark_cluster.planning.speed.serving import (
+        Serving,
+        checkpoint_kv_dtype,
+        checkpoint_quantization,
+    )
+    from spark_cluster.planning.weights import must_be_known
+    from spark_cluster.recipe import load_recipe
+
+    recipe, model, tp = given.get("recipe"), given.get("model"), int(given["tp"] or 1)
+    said, kv_dtype = given.get("quantization"), given.get("kv_dtype")
+    if (recipe is None) == (model is None):
+        raise UsageError(
+            "found both --recipe and --model" if recipe else "what is it about?",
+            hint="give one of --recipe NAME and --model NAME|DIR",
+        )
+    if recipe is not None:
+        if said or kv_dtype:
+            raise UsageError("--quantization and --kv-dtype go with --model; a recipe says them")
+        known = load_recipe(recipe, app.project)
+        return known, serving_of(known, tp, app.project.folder)
+    geometry = shapes.find(str(model), app.project.folder)
+    quantization = must_be_known(said) if said else checkpoint_quantization(geometry)
+    kv_dtype = kv_dtype or checkpoint_kv_dtype(str(model), quantization, geometry)
+    return None, Serving(geometry, quantization, kv_dtype, tp)
+
+
+def _drafted(
+    recipe: Recipe | None,
+    serving: Serving,
+    context: int,
+    concurrency: int,
+    constants: Constants,
+    asked: tuple[int | None, list[float], float | None],
+) -> Speculative | None:
+    """With the drafter that the options or the recipe name."""
+    from spark_cluster.planning.speed.speculative import speculative
+
+    tokens, rates, share = asked
+    drafter = recipe.drafter if recipe else None
+    if tokens is None and drafter is None:
+        if rates or share is not None:
+            raise UsageError("acceptance of what?", hint="give --draft-tokens N")
+        return None
+    if rates and share is not None:
+        raise UsageError("found both --acceptance and --accepted-share; give one of them")
+    if not rates and share is None and drafter is not None:
+        rates = drafter.acceptance
+    return speculative(
+        serving,
+        context,
+        tokens or (drafter.tokens if drafter else 1),
+        rates,
+        concurrency=concurrency,
+        constants=constants,
+        accepted_share=share,
+    )
+
+
+def _figures(plain: Decode, first: Prefill, drafted: Speculative | None) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "decode_tok_s": plain.request.document(),
+        "total_tok_s": plain.total.document(),
+        "bytes_per_token": round(plain.bytes_per_token),
+        "prefill_tok_s": first.tokens_s.document(0),
+        "ttfr_ms": first.seconds.times(MS).document(0),
+        "speculative": None,
+        "basis": {"decode": plain.basis, "prefill": first.basis},
+    }
+    if drafted is not None:
+        found["basis"]["speculative"] = drafted.basis
+        found["speculative"] = {
+            "decode_tok_s": drafted.request.document(),
+            "total_tok_s": drafted.total.document(),
+            "tokens_per_step": round(drafted.tokens_per_step, 2),
+            "gain": round(drafted.gain, 2),
+        }
+    return found
+
+
+def _show(
+    app: App, document: dict[str, Any], found: tuple[Decode, Prefill, Speculative | None]
+) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    plain, first, drafted = found
+    many, prompt = document["concurrency"], document["prompt"]
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("")
+    for title in ("expected", "low", "high", "roofline"):
+        table.add_column(title, justify="right")
+
+    def row(title: str, estimate: Estimate, digits: int = 1) -> None:
+        values = (estimate.expected, estimate.low, estimate.high, estimate.roofline)
+        table.add_row(title, *(f"{value:,.{digits}f}" for value in values))
+
+    row("decode, one request, tok/s", plain.request)
+    if many > 1:
+        row(f"decode, all {many}, tok/s", plain.total)
+    if drafted is not None:
+        row("  with the drafter, one, tok/s", drafted.request)
+        if many > 1:
+            row(f"  with the drafter, all {many}, tok/s", drafted.total)
+    row(f"prefill of {prompt:,}, tok/s", first.tokens_s, 0)
+    row("first response, ms", first.seconds.times(MS), 0)
+    name = document["recipe"] or document["model"]
+    app.console.print(
+        f"[bold]{escape(str(name))}[/]: {document['quantization']} weights, "
+        f"{document['kv_dtype']} KV cache, TP {document['tp']}, "
+        f"{document['context']:,} tokens of context",
+        soft_wrap=True,
+    )
+    app.console.print(table)
+    app.console.print(f"{plain.bytes_per_token / GB:.2f} GB read for a token")
+    if drafted is not None:
+        app.console.print(
+            f"{drafted.tokens_per_step:.2f} tokens a step with the drafter, "
+            f"{drafted.gain:.2f} times as fast"
+        )
+    for what, basis in document["basis"].items():
+        app.console.print(f"[dim]{what}: {escape(basis)}[/]")

@@ -1,0 +1,117 @@
+"""`predict --calibrate`: the constants of the speed formulas from the user's own runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.cli.app import App
+from spark_cluster.cli.predict import served
+from spark_cluster.errors import Failed, UsageError
+from spark_cluster.planning.calibrate import Calibration, Point, calibrate, is_read_bound
+from spark_cluster.planning.runs import read_runs
+from spark_cluster.planning.speed.constants import CALIBRATION, Constants
+from spark_cluster.planning.speed.serving import Serving
+from spark_cluster.userfiles.yamlfile import shown
+
+UNITS = {"allreduce_us": "us", "layer_ms": "ms"}
+"""Of constants that are times; the others are shares of the bandwidth, or 10^12 operations/s."""
+
+
+def calibration(
+    app: App, results: tuple[Path, ...], given: Mapping[str, str | None], output: Path | None
+) -> None:
+    """Fits, writes, and says what came of it.
+
+    Args:
+        given: `recipe`, `model`, `quantization`, `kv_dtype` and `tp` of the command line.
+        output: where to write, instead of the project folder.
+
+    Raises:
+        UsageError: there is nothing to fit, or it cannot be what it is said to be.
+        InvalidFile: a file of results is wrong.
+        Failed: no sensible constants describe the runs, or the file cannot be written.
+    """
+    points, left_out = _points(app, results, given)
+    if not points:
+        why = "\n".join(f"  {reason}" for reason in left_out) or "  they hold none"
+        raise UsageError(f"no usable figures in {', '.join(map(shown, results))}:\n{why}")
+    found = calibrate(points, Constants())
+    path = output or app.project.folder / CALIBRATION
+    _write(path, {**found.document(), "files": [result.name for result in results]})
+    if app.as_json:
+        app.print_json({**found.document(), "file": str(path), "left_out": left_out})
+    else:
+        _show(app, found, path, left_out)
+
+
+def _points(
+    app: App, results: tuple[Path, ...], given: Mapping[str, str | None]
+) -> tuple[list[Point], list[str]]:
+    """What can be used, and what cannot, with reasons."""
+    has_drafter = _has_drafter(app, given.get("recipe"))
+
+    def ask(said: Mapping[str, str]) -> Serving:
+        """What a row says was run, and else the command line."""
+        tp = said.get("tp", "1")
+        if not tp.isdecimal() or tp == "0":
+            raise UsageError(f"tp: found '{tp}', expected a number such as 2")
+        other = {"recipe": None} if "model" in said else {}
+        return served(app, {**given, **other, **said})[1]
+
+    points: list[Point] = []
+    left_out: list[str] = []
+    for path in results:
+        runs = read_runs(path, ask, decoding=not has_drafter)
+        left_out += runs.left_out
+        for point in runs.points:
+            if is_read_bound(point):
+                left_out.append(f"{point.label}: the prompt is too short to tell")
+            else:
+                points.append(point)
+    return points, left_out
+
+
+def _has_drafter(app: App, recipe: str | None) -> bool:
+    from spark_cluster.recipe import load_recipe
+
+    return recipe is not None and load_recipe(recipe, app.project).drafter is not None
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    """Beside it and renamed, so that it is never half there."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(document, indent=2) + "\n")
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise Failed(f"cannot write: {error.strerror}", where=shown(path)) from None
+
+
+def _show(app: App, found: Calibration, path: Path, left_out: list[str]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for title, side in (("constant", "left"), ("was", "right"), ("is", "right"), ("", "left")):
+        table.add_column(title, justify="right" if side == "right" else "left", overflow="fold")
+    before, after = Constants().document(), found.constants.document()
+    for name in found.fitted:
+        was, now = f"{before[name]:.3g}", f"{after[name]:.3g}"
+        table.add_row(name, was, f"[bold]{now}[/]", UNITS.get(name, ""))
+    for name, why in found.kept.items():
+        table.add_row(f"[dim]{name}[/]", f"{before[name]:.3g}", "", f"[dim]stays: {why}[/]")
+    app.console.print(table)
+    left = "" if found.left_out is None else f" ({found.left_out:.1%} of a point left out)"
+    app.console.print(
+        f"mean error over {found.points} points: {found.before:.1%} before, "
+        f"[bold]{found.after:.1%}[/] after{left}",
+        soft_wrap=True,
+    )
+    for reason in left_out:
+        app.console.print(f"[yellow]left out[/] {escape(reason)}", soft_wrap=True)
+    app.console.print(f"written to {escape(shown(path))}", soft_wrap=True)

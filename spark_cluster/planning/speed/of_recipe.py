@@ -1,0 +1,49 @@
+"""The speed of a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spark_cluster.launch import of_recipe
+from spark_cluster.planning.geometry import find
+from spark_cluster.planning.speed.constants import Constants
+from spark_cluster.planning.speed.decode import decode
+from spark_cluster.planning.speed.estimate import Estimate
+from spark_cluster.planning.speed.serving import Serving, of_launch
+from spark_cluster.planning.speed.speculative import speculative
+from spark_cluster.recipe import Recipe
+
+CONTEXT = 768
+"""Tokens in the cache of a request when nothing is said: a prompt of 512 and half an answer."""
+
+
+def serving_of(recipe: Recipe, tp: int, *folders: Path) -> Serving:
+    """What a recipe serves.
+
+    Args:
+        folders: where the folders of models are looked for, too.
+
+    Raises:
+        UsageError: the model's shape, its quantisation or the type of its cache is not known, or
+            it cannot be divided so.
+        InvalidFile: its config.json is wrong.
+    """
+    launch = of_recipe(recipe, tp)
+    where = recipe.model.directory or recipe.model.name
+    return of_launch(launch, find(where, *folders, base=recipe.model.base))
+
+
+def expected(
+    recipe: Recipe,
+    serving: Serving,
+    *,
+    context: float = CONTEXT,
+    constants: Constants | None = None,
+) -> Estimate:
+    """Tokens/s of one request that is alone, with the recipe's drafter when it has one."""
+    drafter = recipe.drafter
+    if drafter is None:
+        return decode(serving, context, constants=constants).request
+    return speculative(
+        serving, context, drafter.tokens, drafter.acceptance, constants=constants
+    ).request
