@@ -19,6 +19,13 @@ from spark_cluster.facts.model import Facts
 LIMIT_S = 10
 
 
+def pytest_configure() -> None:
+    """Have Ctrl-C mean something, also where a shell started the tests in the background: tests
+    interrupt the programs that they start, and an ignored signal is inherited."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def time_limit() -> Iterator[None]:
     """Fails a test that hangs, instead of the whole suite."""

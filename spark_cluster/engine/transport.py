@@ -102,11 +102,11 @@ class SshConnection:
                         f"sshd gives no further session ({error})", where=self.target.name
                     ) from None
                 time.sleep(0.2 * (attempt + 1))
-            except (paramiko.SSHException, OSError) as error:
+            except (paramiko.SSHException, OSError, EOFError) as error:
                 raise unreachable(self.target, str(error) or "the connection was cut") from None
         try:
             channel.exec_command(shlex.join(argv))
-        except (paramiko.SSHException, OSError) as error:
+        except (paramiko.SSHException, OSError, EOFError) as error:
             raise unreachable(self.target, str(error) or "the connection was cut") from None
         return SshChannel(channel)
 

@@ -11,14 +11,16 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import paramiko
 import pytest
 from own_sshd import free_port, keygen, start_sshd
 
 from spark_cluster.engine import hostkeys, payload
-from spark_cluster.engine.dialling import CIPHERS
+from spark_cluster.engine.dialling import CIPHERS, Target
 from spark_cluster.engine.session import Session
+from spark_cluster.engine.transport import SshConnection
 from spark_cluster.engine.tunnel import Tunnel
 from spark_cluster.errors import Unreachable
 
@@ -448,3 +450,18 @@ def _echo(server):
     with server.accept()[0] as client:
         while data := client.recv(65536):
             client.sendall(data)
+
+
+@pytest.mark.parametrize("when", ["open_session", "exec_command"])
+def test_a_connection_that_ended_just_before(when):
+    """paramiko raises the bare EOFError that ended its transport, as while a node shuts down."""
+
+    def ended(*_words, **_options):
+        raise EOFError
+
+    channel = SimpleNamespace(exec_command=ended)
+    opens = ended if when == "open_session" else lambda **_options: channel
+    connection = SshConnection(Target("spark1", "127.0.0.1"))
+    connection._fabric = SimpleNamespace(transport=SimpleNamespace(open_session=opens))
+    with pytest.raises(Unreachable, match="the connection was cut"):
+        connection.channel(["true"])
