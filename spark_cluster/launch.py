@@ -44,6 +44,7 @@ class Launch:
         drafter: repository or path of the drafting model.
         tp: tensor-parallel size.
         nodes: how many machines.
+        executor: what joins the nodes, where a recipe says it; a command has it in `args`.
     """
 
     model: str
@@ -63,6 +64,7 @@ class Launch:
     nodes: int = 1
     origin: Literal["recipe", "command"] = "recipe"
     ready_timeout_s: float | None = None
+    executor: str | None = None
 
     def number(self, flag: str) -> float | None:
         """A flag's value as a number; None when it is not given or is none."""
@@ -101,4 +103,5 @@ def of_recipe(recipe: Recipe, tp: int, gpu_memory_utilization: float | None = No
         tp=tp,
         nodes=tp,
         ready_timeout_s=recipe.ready_timeout_s,
+        executor=recipe.executor,
     )

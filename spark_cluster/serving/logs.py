@@ -1,37 +1,17 @@
-"""The logs of the engine's containers, and the earliest real error in them."""
+"""The logs of the engine's containers, the earliest real error in them, and what is known of it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from spark_cluster.engine.session import Session
 from spark_cluster.errors import Failed
+from spark_cluster.issues import lines
 
-_STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\S+Z) ?(.*)$")
-_ERROR = re.compile(
-    r"(?<![\w./])(?<!raise )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?:\(.*\)|: .+))"
-    r"|(\w+ rank=\[\d+\] died unexpectedly)"
-)
-_HARMLESS = re.compile(r"^\W*(?:\([^)]*\) *)*(?:INFO|DEBUG|WARNING)\b")
-"""A line of vLLM below the level of an error, which may quote one."""
-
-_ECHO = re.compile(
-    r"Engine core initialization failed|root cause above|EngineDead|EngineCore encountered|"
-    r"died unexpectedly|RayTaskError|ActorDiedError|Failed core proc|CancelledError|"
-    r"Executor failed|Worker failed with error"
-)
-"""What follows from an earlier error in another process, and is never its cause."""
-
-_COUNTED = re.compile(r"validation errors? for \w+$")
-"""pydantic says in the next line what is wrong."""
-
-_PREFIX = re.compile(r"^(?:\([^)]*\) *)+")
-"""`(APIServer pid=1) `: which process of vLLM speaks."""
-
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+if TYPE_CHECKING:
+    from spark_cluster.issues.finding import Finding
 
 
 @dataclass(frozen=True)
@@ -41,6 +21,29 @@ class Fault:
     where: str
     text: str
     at: str = ""
+
+    @property
+    def known(self) -> Finding | None:
+        """The known issue that explains it; None when none does."""
+        from spark_cluster.issues import known_for
+
+        return known_for(self.text)
+
+    def advice(self, otherwise: str) -> str:
+        """What to do about it, as an error's hint: the known issue and its fix.
+
+        Args:
+            otherwise: the hint when nothing is known of it; it stands behind the fix too.
+        """
+        known = self.known
+        if known is None:
+            return otherwise
+        return f"{known.title} ({known.id}): {known.cause}\n  {known.fix}\n  {otherwise}"
+
+
+def advice(fault: Fault | None, otherwise: str) -> str:
+    """`Fault.advice`, or `otherwise` where there is no fault."""
+    return otherwise if fault is None else fault.advice(otherwise)
 
 
 def read(session: Session, container: str, *, lines: int = 400) -> str:
@@ -53,9 +56,9 @@ def read(session: Session, container: str, *, lines: int = 400) -> str:
 
 
 def last_line(log: str) -> str:
-    """The last line that says something, without time stamp and colours."""
-    for line in reversed(log.splitlines()):
-        text = _plain(line)[1]
+    """The last line that says something, without colours and prefixes of Docker and Ray."""
+    for raw in reversed(log.splitlines()):
+        text = _said(raw)
         if text:
             return text
     return ""
@@ -67,25 +70,16 @@ def first_error(logs: Mapping[str, str]) -> Fault | None:
     Args:
         logs: where (`spark1 spark-vllm`) to its text, with time stamps or without.
     """
-    found = [f for where, log in logs.items() for f in _faults(where, log)]
-    causes = [f for f in found if not _ECHO.search(f.text)] or found
-    return min(causes, key=lambda fault: fault.at) if causes else None
+    found = [(where, told) for where, log in logs.items() for told in lines.errors_of(log)]
+    causes = [(where, told) for where, told in found if not lines.is_echo(told.text)] or found
+    if not causes:
+        return None
+    where, told = min(causes, key=lambda one: one[1].line.at)
+    return Fault(where, told.text, told.line.stamp)
 
 
-def _faults(where: str, log: str) -> list[Fault]:
-    faults = []
-    lines = [_plain(line) for line in log.splitlines()]
-    for (at, text), (_, following) in pairwise([*lines, ("", "")]):
-        match = None if _HARMLESS.match(text) else _ERROR.search(text)
-        if match:
-            said = match[1] or match[2]
-            if _COUNTED.search(said):
-                said += ": " + _PREFIX.sub("", following).partition(" [type=")[0].strip()
-            faults.append(Fault(where, said, at))
-    return faults
-
-
-def _plain(line: str) -> tuple[str, str]:
-    clean = _ANSI.sub("", line)
-    stamped = _STAMP.match(clean)
-    return (stamped[1], stamped[2].strip()) if stamped else ("", clean.strip())
+def _said(raw: str) -> str:
+    """A line with vLLM's own prefix, which tells who speaks, but without Docker's stamp."""
+    clean = lines.ANSI.sub("", raw).strip()
+    stamp = lines.read(clean).stamp
+    return clean.partition(stamp)[2].strip() if stamp else clean

@@ -1,0 +1,154 @@
+"""One line of a log: who speaks, when, how seriously, and whether it tells of an error.
+
+Prefixes come in layers: `spark1 vllm: ` of `spark-cluster logs`, `name | ` of Compose, Docker's
+time stamp, Ray's `(RayWorkerProc pid=112, ip=10.77.0.2) `, vLLM's `(EngineCore pid=518) ERROR
+11-20 14:14:29 [core.py:1512] `; any of them may be missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_OURS = re.compile(r"^(?:[\w.-]+ (?:vllm|ray): |[\w.-]+ +\| )")
+_DOCKER = re.compile(r"^(\d{4}-(\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.(\d+))?(?:Z|[+-]\d\d:\d\d))(?: |$)")
+_SPEAKER = re.compile(r"^\(([A-Za-z_][\w:.-]*(?: [^()]{0,80})?)\) ?")
+_VLLM = re.compile(
+    r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) +(\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.(\d+))?"
+    r"(?: +\[[^\]]{1,120}\])? ?"
+)
+_PYTHON = re.compile(
+    r"^\d{4}-(\d\d-\d\d) (\d\d:\d\d:\d\d)(?:[,.](\d+))?[\s-]+"
+    r"(?:(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[\s:-]*)?"
+)
+_TORCH = re.compile(r"^\[?(?:rank\d+\]:\[?)?([DIWEF])(\d\d)(\d\d) (\d\d:\d\d:\d\d)\.(\d+) ")
+_LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL):? ")
+_LETTERS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
+_REPEATED = re.compile(r" ?\[repeated (\d+)x across cluster\].*$")
+
+_ERROR = re.compile(
+    r"(?<![\w./])(?<!raise )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?:\(.*\)|: .+))"
+    r"|(\w+ rank=\[\d+\] died unexpectedly)"
+    r"|(Segmentation fault|Segfault encountered|Fatal Python error: .+|\(core dumped\))"
+)
+_BARE = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))$")
+"""An exception without a text, alone on its line, as a traceback ends with it."""
+
+_ECHO = re.compile(
+    r"Engine core initialization failed|root cause above|EngineDead|EngineCore encountered|"
+    r"died unexpectedly|RayTaskError|ActorDiedError|WorkerCrashedError|Failed core proc|"
+    r"CancelledError|Executor failed|Worker failed with error|root cause for the error|"
+    r"ConnectionResetError|BrokenPipeError"
+)
+"""What follows from an earlier error in another process, and is never its cause."""
+
+_COUNTED = re.compile(r"validation errors? for \w+$")
+"""pydantic says in the next line what is wrong."""
+
+HARMLESS = ("DEBUG", "INFO", "WARNING")
+"""Levels below an error; such a line may quote one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line without its prefixes.
+
+    Attributes:
+        text: what is said.
+        at: `11-20 14:14:29.000000`, which sorts by time within a year; empty when it has none.
+        stamp: Docker's own time stamp as it stands; empty without one.
+        speaker: Ray's and vLLM's names of the process, the outer first.
+        level: DEBUG to CRITICAL; empty when it does not say.
+        repeats: how many times more Ray has seen it on the cluster.
+    """
+
+    text: str
+    at: str = ""
+    stamp: str = ""
+    speaker: str = ""
+    level: str = ""
+    repeats: int = 0
+
+
+def read(raw: str) -> Line:
+    """The parts of a line; never fails."""
+    rest = ANSI.sub("", raw).strip() if "\x1b" in raw else raw.strip()
+    if prefix := _OURS.match(rest):
+        rest = rest[prefix.end() :]
+    at = stamp = ""
+    if docker := _DOCKER.match(rest):
+        stamp, at = docker[1], _moment(docker[2], docker[3], docker[4])
+        rest = rest[docker.end() :].strip()
+    speakers = []
+    while speaker := _SPEAKER.match(rest):
+        speakers.append(speaker[1])
+        rest = rest[speaker.end() :]
+    level, own, rest = _stamped(rest.strip())
+    repeats = 0
+    if "[repeated " in rest and (repeated := _REPEATED.search(rest)):
+        repeats, rest = int(repeated[1]), rest[: repeated.start()]
+    return Line(rest.strip(), at or own, stamp, " ".join(speakers), level, repeats)
+
+
+def _stamped(rest: str) -> tuple[str, str, str]:
+    """Level, time and text of a line as a logger writes it."""
+    if found := _VLLM.match(rest):
+        return found[1], _moment(found[2], found[3], found[4]), rest[found.end() :]
+    if found := _PYTHON.match(rest):
+        return found[4] or "", _moment(found[1], found[2], found[3]), rest[found.end() :]
+    if found := _TORCH.match(rest):
+        at = _moment(f"{found[2]}-{found[3]}", found[4], found[5])
+        return _LETTERS[found[1]], at, rest[found.end() :]
+    if found := _LEVEL.match(rest):
+        return found[1], "", rest[found.end() :]
+    return "", "", rest
+
+
+def _moment(day: str, time: str, fraction: str | None) -> str:
+    return f"{day} {time}.{(fraction or '')[:6].ljust(6, '0')}"
+
+
+def error_in(line: Line, following: str = "") -> str:
+    """The error that a line tells of, empty for none.
+
+    Args:
+        following: the next line, raw; pydantic puts what is wrong there.
+    """
+    if line.level in HARMLESS:
+        return ""
+    if bare := _BARE.match(line.text):
+        return bare[1]
+    match = _ERROR.search(line.text)
+    if match is None:
+        return ""
+    said = next(group for group in match.groups() if group)
+    if _COUNTED.search(said):
+        said += ": " + read(following).text.partition(" [type=")[0].strip()
+    return said
+
+
+def is_echo(text: str) -> bool:
+    """Whether an error merely follows from an earlier one."""
+    return _ECHO.search(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An error and the line that told of it."""
+
+    line: Line
+    text: str
+
+
+def errors_of(log: str) -> Iterator[Told]:
+    """The errors of a whole text, in its order; a line without a time has the one before it's."""
+    raw = log.splitlines()
+    last = ""
+    for index, one in enumerate(raw):
+        line = read(one)
+        line, last = (line, line.at) if line.at else (replace(line, at=last), last)
+        text = error_in(line, raw[index + 1] if index + 1 < len(raw) else "")
+        if text:
+            yield Told(line, text)

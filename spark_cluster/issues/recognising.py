@@ -1,0 +1,80 @@
+"""Which known issues a line of a log shows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from spark_cluster.issues.entries import Issue, catalogue
+from spark_cluster.issues.finding import Finding
+
+LONGEST = 4000
+"""Characters of a line that are looked at closely; what matters stands at its beginning."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A text that shows an issue: the literal, the expression, what must stand before."""
+
+    issue: Issue
+    has: str
+    pattern: re.Pattern[str]
+    trace: re.Pattern[str] | None
+
+
+@cache
+def signs() -> tuple[Sign, ...]:
+    """All signs of the catalogue; causes before what follows from them."""
+    found = [
+        Sign(issue, words.has, words.regex, re.compile(words.trace) if words.trace else None)
+        for issue in catalogue().values()
+        for words in issue.log
+    ]
+    return tuple(sorted(found, key=lambda sign: sign.issue.follows))
+
+
+def recognise(text: str, before: str = "") -> list[Issue]:
+    """The issues that a line shows, each once.
+
+    Args:
+        text: the line without prefixes.
+        before: lines just before it, of the same process; a traceback stands there.
+    """
+    text = text[:LONGEST]
+    found: dict[str, Issue] = {}
+    for sign in signs():
+        if sign.issue.id in found or sign.has not in text or not sign.pattern.search(text):
+            continue
+        if sign.trace is None or sign.trace.search(before):
+            found[sign.issue.id] = sign.issue
+    return list(found.values())
+
+
+def known_for(text: str) -> Finding | None:
+    """The known issue that explains an error's text, or a line of a log; None when none does.
+
+    A cause is preferred to what only follows from one; several lines may be given at once, the
+    error last, as a traceback has them.
+    """
+    lines = text.strip().splitlines()
+    for index in range(len(lines) - 1, -1, -1):
+        found = recognise(lines[index], "\n".join(lines[:index]))
+        if found:
+            return of_log(found[0], lines[index].strip())
+    return None
+
+
+def of_log(issue: Issue, found: str, where: str = "") -> Finding:
+    """What is said of an issue that a log shows."""
+    return Finding(
+        id=issue.id,
+        severity=issue.severity,
+        title=issue.title,
+        found=found,
+        cause=issue.cause,
+        fix=issue.fix,
+        source=issue.source,
+        flag=issue.flag,
+        where=where,
+    )

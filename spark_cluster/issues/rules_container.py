@@ -1,0 +1,121 @@
+"""Rules on how somebody runs the container by hand; `up` sees to all of it for a recipe."""
+
+from __future__ import annotations
+
+import re
+
+from spark_cluster.issues.case import Case
+from spark_cluster.issues.finding import Edit
+from spark_cluster.issues.rules import About, Made, rule
+
+SECRET = re.compile(r"(?i)(^|_)(token|api_?key|password|passwd|secret)$")
+ANY = ("", "0.0.0.0", "::", "[::]")  # noqa: S104  (what is looked for, not what is bound)
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+_VARIABLE = re.compile(r"\$\{?\w+(:?[-=?+][^}]*)?\}?")
+
+
+@rule("secret-in-sight")
+def secret_in_sight(about: About, case: Case) -> Made:
+    """Values that come from the shell are in sight in the end all the same; but written ones are
+    in its history too. The value itself is never shown."""
+    if not case.is_command:
+        return None
+    written = [n for n, value in case.launch.env.items() if SECRET.search(n) and value]
+    if written and case.in_docker:
+        return about.found(f"-e {written[0]}=...")
+    if "api-key" in case.flags and case.launch.text("api-key") != "":
+        return about.found(
+            "--api-key ...", fix="VLLM_API_KEY from an --env-file that only you can read"
+        )
+    return None
+
+
+@rule("open-to-the-network")
+def open_to_the_network(about: About, case: Case) -> Made:
+    if not case.is_command or _has_key(case):
+        return None
+    host_network = "host" in case.docker("network")
+    if case.in_docker and not host_network:
+        return _published(about, case)
+    host = case.launch.text("host")
+    if host in LOOPBACK:
+        return None
+    edit = Edit("flag", "host", "127.0.0.1")
+    fix = "--host 127.0.0.1, or give vLLM a key (VLLM_API_KEY)"
+    if host in ANY and host:
+        return about.found(f"--host {host} without a key", edit=edit, fix=fix)
+    shown = f"--host {host}" if host else "no --host: every address"
+    return about.found(f"{shown}, without a key", severity="info", edit=edit, fix=fix)
+
+
+def _published(about: About, case: Case) -> Made:
+    for port in case.docker("publish"):
+        address, inner = _address(port)
+        if address in ANY:
+            edit = Edit("docker", "publish", f"127.0.0.1:{inner}", replaces=port)
+            fix = f"-p 127.0.0.1:{inner}, or give vLLM a key (VLLM_API_KEY)"
+            return about.found(f"-p {port} without a key", edit=edit, fix=fix)
+    return None
+
+
+def _address(port: str) -> tuple[str, str]:
+    """`0.0.0.0:8002:8000` as address and the rest; the address may be missing."""
+    plain, _, _ = port.partition("/")
+    found = re.fullmatch(r"(?:(?P<address>\[[^\]]*\]|[^:]*):)?(?P<rest>[\d-]*:[\d-]+)", plain)
+    if found is None:
+        return ("", f"{plain}:{plain}") if plain.isdigit() else ("?", plain)
+    return found["address"] or "", found["rest"]
+
+
+def _has_key(case: Case) -> bool:
+    in_env = any("VLLM_API_KEY" in name for name in case.launch.env)
+    return in_env or "api-key" in case.flags or bool(case.docker("env-file"))
+
+
+@rule("container-without-gpu")
+def without_gpu(about: About, case: Case) -> Made:
+    if not case.in_docker or not case.on_gpu:
+        return None
+    devices = any("nvidia" in device for device in case.docker("device"))
+    given = case.docker("gpus") or devices or "nvidia" in case.docker("runtime")
+    return None if given or case.docker("privileged") else about.found("no --gpus")
+
+
+@rule("pair-without-host-network")
+def without_host_network(about: About, case: Case) -> Made:
+    if not _of_a_pair(case) or "host" in case.docker("network"):
+        return None
+    given = case.docker("network")
+    return about.found(f"--network {given[0]}" if given else "no --network host")
+
+
+@rule("pair-without-ipc")
+def without_ipc(about: About, case: Case) -> Made:
+    if not _of_a_pair(case) or "host" in case.docker("ipc") or case.docker("shm-size"):
+        return None
+    return about.found("neither --ipc host nor --shm-size")
+
+
+@rule("pair-without-infiniband")
+def without_infiniband(about: About, case: Case) -> Made:
+    if not _of_a_pair(case) or case.docker("privileged"):
+        return None
+    given = any(device.startswith("/dev/infiniband") for device in case.docker("device"))
+    return None if given else about.found("no --device /dev/infiniband")
+
+
+@rule("pair-without-memlock")
+def without_memlock(about: About, case: Case) -> Made:
+    if not _of_a_pair(case) or case.docker("privileged"):
+        return None
+    limits = [limit.replace(" ", "") for limit in case.docker("ulimit")]
+    if any(limit.startswith("memlock=-1") for limit in limits):
+        return None
+    given = [limit for limit in limits if limit.startswith("memlock=")]
+    edit = Edit("docker", "ulimit", "memlock=-1", replaces=given[0] if given else None)
+    shown = f"--ulimit {given[0]}" if given else "no --ulimit memlock=-1"
+    return about.found(shown, edit=edit)
+
+
+def _of_a_pair(case: Case) -> bool:
+    return case.in_docker and case.several_nodes

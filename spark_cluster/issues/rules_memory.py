@@ -1,0 +1,91 @@
+"""Rules on memory, which GPU and system share."""
+
+from __future__ import annotations
+
+from spark_cluster.issues.case import Case
+from spark_cluster.issues.finding import Edit
+from spark_cluster.issues.rules import About, Made, rule
+from spark_cluster.planning.memory import GIB_KIB, HIGHEST, RESERVE_GIB, utilization
+
+HEADLESS = 0.85
+"""Works where nothing else runs (Gemma 4 31B dense, part 9); safe is `memory.HIGHEST`."""
+
+TOTAL_GIB = 121.69
+"""Of a Spark on current firmware; nodes that can be asked tell their own."""
+
+GB_PER_BILLION = {"31b": 58.2, "26b-a4b": 48.07}
+"""BF16 weights of Gemma 4, GiB, by what the name says (measured while loading)."""
+
+
+@rule("share-too-high")
+def share_too_high(about: About, case: Case) -> Made:
+    share = case.launch.number("gpu-memory-utilization")
+    if share is None or not case.on_gpu:
+        return None
+    for facts in case.facts:
+        memory = facts.memory
+        can = utilization(memory)
+        if memory.total_kib and share > can:
+            free = memory.available_kib / GIB_KIB
+            return about.found(
+                f"--gpu-memory-utilization {share:g} wants {share * memory.total_kib / GIB_KIB:.1f}"
+                f" GiB, {facts.hostname or 'the node'} has {free:.1f} available",
+                severity="error" if share * memory.total_kib > memory.available_kib else "warning",
+                edit=Edit("flag", "gpu-memory-utilization", can) if can else None,
+                fix=f"--gpu-memory-utilization {can:g}, which leaves {RESERVE_GIB:g} GiB"
+                if can
+                else "stop what holds the memory: spark-cluster vram",
+            )
+    if share <= HIGHEST:
+        return None
+    wanted = share * TOTAL_GIB
+    found = f"--gpu-memory-utilization {share:g} is {wanted:.1f} of {TOTAL_GIB:.1f} GiB"
+    return about.found(
+        found,
+        severity="warning" if share <= HEADLESS else "error",
+        edit=Edit("flag", "gpu-memory-utilization", HIGHEST),
+    )
+
+
+@rule("share-not-given")
+def share_not_given(about: About, case: Case) -> Made:
+    if not case.is_command or "gpu-memory-utilization" in case.flags or not case.on_gpu:
+        return None
+    return about.found("no --gpu-memory-utilization")
+
+
+@rule("online-fp8-load-peak")
+def online_fp8_load_peak(about: About, case: Case) -> Made:
+    if case.quantization != "fp8-online":
+        return None
+    size = _bf16_gib(case)
+    if size is None:
+        return about.found(f"--quantization {case.launch.text('quantization') or 'fp8'}")
+    part = size / case.launch.tp
+    found = f"{part:.1f} GiB of BF16 weights on each node while loading"
+    for facts in case.facts:
+        available = facts.memory.available_kib / GIB_KIB
+        if facts.memory.total_kib and part + RESERVE_GIB > available:
+            name = facts.hostname or "the node"
+            return about.found(f"{found}, {name} has {available:.1f} available", severity="error")
+    return about.found(found)
+
+
+def _bf16_gib(case: Case) -> float | None:
+    """The unquantised weights, GiB; None when nothing tells."""
+    for part, size in GB_PER_BILLION.items():
+        if case.family.startswith("gemma4") and case.matches([f"*{part}*"], case.names):
+            return size
+    return None
+
+
+@rule("ray-memory-monitor")
+def ray_memory_monitor(about: About, case: Case) -> Made:
+    by_ray = case.launch.text("distributed-executor-backend") == "ray"
+    if not (case.in_docker and by_ray and case.several_nodes):
+        return None
+    value = case.launch.env.get("RAY_memory_monitor_refresh_ms")
+    if value == "0":
+        return None
+    said = "no RAY_memory_monitor_refresh_ms" if value is None else f"it is {value}"
+    return about.found(f"{said}, two nodes by Ray", severity="warning")
