@@ -1,0 +1,191 @@
+"""`recipes import`: a recipe of ours from a command line or from another tool's recipe."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.errors import SparkClusterError, UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.importing.result import Imported
+    from spark_cluster.importing.source import Source
+    from spark_cluster.importing.vllm_recipes import Choice
+
+_STDIN = "standard input"
+_LARGEST = 2 << 20
+"""Bytes that are taken from standard input; the reader refuses half of it already."""
+
+
+@click.command("import")
+@click.argument("file", required=False)
+@click.option("--command", "line", metavar="TEXT", help="A command line instead of a file.")
+@click.option("-o", "--output", metavar="FILE|DIR", help="Where to (default: recipes/NAME.yaml).")
+@click.option("--name", metavar="NAME", help="Name of the recipe (default: from what it serves).")
+@click.option("--variant", metavar="V", help="Of a vllm-project/recipes file (default: default).")
+@click.option(
+    "--feature",
+    "features",
+    metavar="F",
+    multiple=True,
+    help="Of such a file: F on, F=MODE, or no-F off; may be repeated.",
+)
+@click.option("--model", metavar="ORG/NAME", help="The repository, when the source has a folder.")
+@click.option("--image", metavar="REF", help="The container image, when the source has none.")
+@click.option("--force", is_flag=True, help="Replace a recipe that is there.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    *,
+    file: str | None,
+    line: str | None,
+    output: str | None,
+    name: str | None,
+    variant: str | None,
+    features: tuple[str, ...],
+    model: str | None,
+    image: str | None,
+    force: bool,
+) -> None:
+    """Makes a recipe from FILE ('-' for standard input), or from a command line.
+
+    FILE is a recipe of sparkrun or spark-vllm-docker, a model file of vllm-project/recipes (as it
+    is for DGX Sparks), or a text with `docker run ...` or `vllm serve ...`. Nothing of it is run.
+    What a recipe does not hold is listed with the reason.
+    """
+    from spark_cluster.importing.recipe_text import write
+
+    app: App = ctx.obj
+    source = _source(file, line, _choice(variant, features))
+    folder, name = _target(app, output, name)
+    imported = write(source, name=name, model=model, image=image)
+    path = folder / f"{imported.name}.yaml"
+    hides = imported.name in app.project.list("recipes") and not path.exists()
+    _save(app, path, imported, force=force)
+    if app.as_json:
+        app.print_json(_document(path, imported))
+    else:
+        _show(app, path, imported, hides=hides)
+
+
+def _choice(variant: str | None, features: tuple[str, ...]) -> Choice:
+    from spark_cluster.importing.vllm_recipes import Choice
+
+    return Choice(variant or "default", features)
+
+
+def _source(file: str | None, line: str | None, choice: Choice) -> Source:
+    from spark_cluster.importing import read, read_command
+
+    if (file is None) == (line is None):
+        raise UsageError(
+            "give either a file or --command" if file is None else "both a file and --command",
+            hint="spark-cluster recipes import FILE, or --command 'docker run ...'",
+        )
+    if line is not None:
+        return read_command(line)
+    if file == "-":
+        return _from_stdin(choice)
+    return read(Path(str(file)).expanduser(), choice)
+
+
+def _from_stdin(choice: Choice) -> Source:
+    """Standard input, through a file, as its reader names lines of a file."""
+    from spark_cluster.importing import read
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "stdin"
+        path.write_bytes(sys.stdin.buffer.read(_LARGEST))
+        try:
+            source = read(path, choice)
+        except SparkClusterError as error:
+            told = [text.replace(str(path), _STDIN) for text in (error.message, error.where)]
+            raise type(error)(told[0], where=told[1], hint=error.hint) from None
+    source.title = "" if source.title == "stdin" else source.title
+    source.origin = source.origin.replace("stdin", _STDIN)
+    return source
+
+
+def _target(app: App, output: str | None, name: str | None) -> tuple[Path, str | None]:
+    """The folder to write to, and the recipe's name where it is said."""
+    if output is None:
+        return app.project.folder / "recipes", name
+    path = Path(output).expanduser()
+    if path.suffix != ".yaml":
+        return path, name
+    if name is not None and name != path.stem:
+        raise UsageError(
+            f"--name {name} and --output {path.name}: a recipe is called as its file",
+            hint="leave one of them out",
+        )
+    return path.parent, path.stem
+
+
+def _save(app: App, path: Path, imported: Imported, *, force: bool) -> None:
+    """Beside and renamed, after our own reader took it."""
+    from spark_cluster.recipe import load_recipe
+
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists", hint="choose another --name, or replace it with --force")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".import-", dir=path.parent) as folder:
+            beside = Path(folder) / path.name
+            beside.write_text(imported.text, encoding="utf-8")
+            load_recipe(beside, app.project)
+            beside.chmod(0o644)
+            beside.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _document(path: Path, imported: Imported) -> dict[str, Any]:
+    return {
+        "ok": True,
+        "file": str(path),
+        "name": imported.name,
+        "kind": imported.kind,
+        "carried": [{"what": one.what, "where": one.where} for one in imported.carried],
+        "left_out": [{"what": one.what, "why": one.why} for one in imported.left_out],
+        "notes": imported.notes,
+        "to_do": imported.to_do,
+    }
+
+
+def _show(app: App, path: Path, imported: Imported, *, hides: bool) -> None:
+    from rich.markup import escape
+
+    from spark_cluster.userfiles.yamlfile import shown
+
+    console = app.console
+    console.print(f"[green]✔[/] {escape(imported.kind)} → {escape(shown(path))}", soft_wrap=True)
+    _table(app, ("became", "in the recipe"), [(one.what, one.where) for one in imported.carried])
+    _table(app, ("left out", "why"), [(one.what, one.why) for one in imported.left_out])
+    if hides:
+        imported.notes.append(f"it hides the shipped recipe {imported.name}")
+    for note in imported.notes:
+        console.print(f"[dim]note[/] {escape(note)}")
+    for task in imported.to_do:
+        console.print(f"[yellow]to do[/] {escape(task)}")
+    console.print(f"\nNext: spark-cluster lint {imported.name}", soft_wrap=True)
+
+
+def _table(app: App, titles: tuple[str, str], rows: list[tuple[str, str]]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column(titles[0], overflow="fold", ratio=1)
+    table.add_column(titles[1], overflow="fold", ratio=1)
+    for what, where in rows:
+        table.add_row(escape(what), f"[dim]{escape(where)}[/]")
+    app.console.print()
+    app.console.print(table)
+    app.console.print()

@@ -1,0 +1,134 @@
+"""Recipes of sparkrun, both versions (github.com/spark-arena/sparkrun, RECIPES.md)."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import Any
+
+from spark_cluster.errors import InvalidFile
+from spark_cluster.importing import templated
+from spark_cluster.importing.result import Left
+from spark_cluster.importing.source import Source
+from spark_cluster.importing.template import as_word
+from spark_cluster.importing.vllm_flags import kinds
+from spark_cluster.userfiles.yamlfile import Sourced
+
+_RUNTIMES = {
+    "": None,
+    "vllm": None,
+    "vllm-ray": "ray",
+    "eugr-vllm": "ray",
+    "vllm-distributed": "mp",
+}
+"""sparkrun's runtimes that are vLLM, and the executor that each one means."""
+
+_FLAGS = {
+    "tensor_parallel": "tensor-parallel-size",
+    "pipeline_parallel": "pipeline-parallel-size",
+    "data_parallel": "data-parallel-size",
+}
+"""Keys of `defaults` that are no flag's own name."""
+
+_ON = ("enable-prefix-caching", "enable-chunked-prefill", "async-scheduling")
+"""Flags that vLLM has on by itself, so that `false` has to be said."""
+
+
+def claims(data: dict[str, Any]) -> bool:
+    """Whether the data look like a recipe of sparkrun rather than of spark-vllm-docker."""
+    version = str(data.get("sparkrun_version", data.get("recipe_version", "")))
+    own = (
+        "sparkrun_version",
+        "runtime",
+        "model_revision",
+        "min_nodes",
+        "max_nodes",
+        "metadata",
+        "containers",
+        "builder",
+        "executor_config",
+        "runtime_config",
+        "distribution_config",
+        "pre_exec",
+        "post_exec",
+    )
+    templated_form = isinstance(data.get("model"), str) or isinstance(data.get("command"), str)
+    return templated_form and (version == "2" or any(key in data for key in own))
+
+
+def read(source: Sourced) -> Source:
+    """What a recipe of sparkrun says.
+
+    Raises:
+        InvalidFile: a field is wrong, a place of the command has no value, or it is not for vLLM.
+    """
+    data = templated.checked(source)
+    runtime = str(data.get("runtime") or "").strip()
+    if runtime not in _RUNTIMES:
+        raise InvalidFile(
+            f"this recipe is for {runtime}; only recipes for vLLM can be imported",
+            where=source.where(("runtime",)),
+        )
+    defaults: dict[str, Any] = data.get("defaults") or {}
+    values = {"model": data.get("model"), **defaults}
+    if data.get("command"):
+        command, left = templated.filled(source, values)
+        command, left = _served_name(command, left, defaults)
+    else:
+        command, left = _structured(str(data["model"]), defaults)
+    made = templated.launch_of(source, command)
+    _executor(made, runtime, defaults, source)
+    made.kind = "sparkrun recipe"
+    made.left_out += left + templated.rest(source, set(templated.USED))
+    return made
+
+
+def _served_name(
+    command: str, left: list[Left], defaults: dict[str, Any]
+) -> tuple[str, list[Left]]:
+    """sparkrun adds the served name when the command does not have it."""
+    served = defaults.get("served_model_name")
+    if served and "--served-model-name" not in command:
+        command = templated.with_flag(command, "--served-model-name", served)
+        left = [one for one in left if not one.what.startswith("defaults.served_model_name")]
+    return command, [one for one in left if "distributed_executor_backend" not in one.what]
+
+
+def _structured(model: str, defaults: dict[str, Any]) -> tuple[str, list[Left]]:
+    """Without a command each default is a flag; one that vLLM does not have reaches nothing."""
+    words = ["vllm", "serve", model]
+    left: list[Left] = []
+    for key, value in defaults.items():
+        flag = _FLAGS.get(key, key.replace("_", "-"))
+        kind = kinds().get(flag)
+        if kind is None:
+            left.append(Left(f"defaults.{key}: {as_word(value)}", "vLLM has no flag of this name"))
+        elif value is None or flag == "distributed-executor-backend":
+            continue
+        elif kind == "bare":
+            if value is False or str(value).lower() == "false":
+                words += [f"--no-{flag}"] if flag in _ON else []
+            else:
+                words.append(f"--{flag}")
+        elif isinstance(value, list) and kind == "several":
+            words += [f"--{flag}", *map(as_word, value)]
+        else:
+            words += [f"--{flag}={as_word(value)}"]
+    return shlex.join(words), left
+
+
+def _executor(made: Source, runtime: str, defaults: dict[str, Any], source: Sourced) -> None:
+    """The executor that the runtime means, unless the command says one."""
+    args = dict(made.launch.args)
+    if "distributed-executor-backend" in args:
+        return
+    said = defaults.get("distributed_executor_backend") or _RUNTIMES[runtime]
+    nodes = max(made.launch.nodes, source.data.get("min_nodes") or 1)
+    if said is None and nodes > 1:
+        said = "mp"
+        made.notes.append(
+            "without a runtime sparkrun joins the nodes by vLLM's own way: executor mp"
+        )
+    if said is not None:
+        args["distributed-executor-backend"] = str(said)
+        made.launch = replace(made.launch, args=args)
