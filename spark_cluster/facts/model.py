@@ -67,11 +67,16 @@ class Process:
 
 @dataclass(frozen=True)
 class Memory:
-    """From /proc/meminfo, KiB. On a Spark this is the GPU's memory too."""
+    """From /proc/meminfo, KiB. On a Spark this is the GPU's memory too.
+
+    Attributes:
+        cached_kib: the page cache; available to programs, but not to CUDA before it is dropped.
+    """
 
     total_kib: int = 0
     available_kib: int = 0
     swap_total_kib: int = 0
+    cached_kib: int = 0
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ def dgx_version(text: str | None) -> str | None:
 def meminfo(text: str) -> Memory:
     """/proc/meminfo, KiB."""
     found = {m[1]: int(m[2]) for m in re.finditer(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
-    return Memory(found.get("MemTotal", 0), found.get("MemAvailable", 0), found.get("SwapTotal", 0))
+    names = ("MemTotal", "MemAvailable", "SwapTotal", "Cached")
+    return Memory(*(found.get(name, 0) for name in names))
 
 
 def compute_apps(text: str) -> tuple[Process, ...]:

@@ -7,8 +7,14 @@ import math
 from spark_cluster.facts.model import Memory
 
 GIB_KIB = 1024 * 1024
+GIB = 1024**3
+
 HIDDEN_GIB = 2.7
 """vLLM's start gate sees so much less free than MemAvailable says (measured on GB10, GiB)."""
+
+OUTSIDE_GIB = 5.6
+"""What a server takes beside the share that it reserves: host memory and graphs that vLLM's own
+accounting leaves out on unified memory, GiB."""
 
 RESERVE_GIB = 4.0
 """What the operating system keeps, GiB; below 3 the host stops answering SSH."""
@@ -20,17 +26,38 @@ LOWEST = 0.10
 """A smaller share than this holds no model worth serving."""
 
 
+def gate_gib(available_gib: float) -> float:
+    """What vLLM's start gate lets it reserve: `free >= share * total` with free as it sees it."""
+    return available_gib - HIDDEN_GIB
+
+
+def safe_gib(available_gib: float) -> float:
+    """What a server may reserve so that the node still answers when it is loaded."""
+    return available_gib - OUTSIDE_GIB - RESERVE_GIB
+
+
+def share_of(gib: float, total_gib: float) -> float:
+    """A share in hundredths, rounded down; 0.0 when there is nothing to share."""
+    if total_gib <= 0:
+        return 0.0
+    return math.floor(100 * max(gib, 0.0) / total_gib + 1e-9) / 100
+
+
 def utilization(memory: Memory) -> float:
-    """The share of all memory that vLLM may reserve, two decimals, rounded down.
+    """The highest share of all memory that vLLM may reserve, two decimals, rounded down.
 
     vLLM starts only when `free >= share * total`, where total is all of MemTotal and free is about
-    2.7 GiB below MemAvailable; its default of 0.92 fails on a Spark. Call it before the server
-    starts: what runs already is part of what is not available.
+    2.7 GiB below MemAvailable; its default of 0.92 fails on a Spark. What it takes beside its share
+    is more than that, so that the gate is no limit here. Call it before the server starts: what
+    runs already is part of what is not available.
 
     Returns:
         0.0 when the node tells no memory.
     """
-    if memory.total_kib <= 0:
-        return 0.0
-    free = memory.available_kib - (HIDDEN_GIB + RESERVE_GIB) * GIB_KIB
-    return min(HIGHEST, math.floor(100 * max(free, 0.0) / memory.total_kib) / 100)
+    available = memory.available_kib / GIB_KIB
+    return min(HIGHEST, share_of(safe_gib(available), memory.total_kib / GIB_KIB))
+
+
+def least(needed_gib: float, total_gib: float) -> float:
+    """The smallest share that holds what is needed, two decimals, rounded up."""
+    return math.ceil(100 * needed_gib / total_gib - 1e-9) / 100

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from spark_cluster.errors import Refused
 from spark_cluster.facts.model import Memory
-from spark_cluster.planning.memory import GIB_KIB, HIDDEN_GIB, HIGHEST, RESERVE_GIB, utilization
+from spark_cluster.planning.memory import (
+    GIB_KIB,
+    HIGHEST,
+    OUTSIDE_GIB,
+    RESERVE_GIB,
+    utilization,
+)
 from spark_cluster.planning.nodes import serving
 
 SPARK = 127_600_748
@@ -19,8 +25,8 @@ SPARK = 127_600_748
 
 def test_on_a_spark():
     assert utilization(Memory(SPARK, 123_731_900)) == HIGHEST
-    assert utilization(Memory(SPARK, SPARK // 2)) == 0.44
-    assert utilization(Memory(SPARK, 6 * GIB_KIB)) == 0.0
+    assert utilization(Memory(SPARK, SPARK // 2)) == 0.42
+    assert utilization(Memory(SPARK, 9 * GIB_KIB)) == 0.0
     assert utilization(Memory()) == 0.0
 
 
@@ -37,7 +43,7 @@ def test_never_more_than_vllm_lets_start(memory):
     assert share == round(share, 2)
     if share > 0:
         left = available - share * total  # KiB
-        assert left >= (HIDDEN_GIB + RESERVE_GIB) * GIB_KIB - 1
+        assert left >= (OUTSIDE_GIB + RESERVE_GIB) * GIB_KIB - 1
 
 
 @given(memories, st.integers(0, 10**8))
@@ -52,7 +58,7 @@ def test_no_room_is_given_away(memory):
     """One hundredth more would not fit any more."""
     total, available = memory
     share = utilization(Memory(total, available))
-    free = available - (HIDDEN_GIB + RESERVE_GIB) * GIB_KIB
+    free = available - (OUTSIDE_GIB + RESERVE_GIB) * GIB_KIB
     assert share == HIGHEST or (share + 0.01) * total > free - 1
 
 

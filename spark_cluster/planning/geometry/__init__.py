@@ -1,7 +1,7 @@
 """The shape of a model: what its memory and its speed follow from, and where it is read from."""
 
 from spark_cluster.planning.geometry.config import from_config
-from spark_cluster.planning.geometry.find import find, known_models
+from spark_cluster.planning.geometry.find import find, known_models, model_folder
 from spark_cluster.planning.geometry.shape import (
     Attention,
     Experts,
@@ -20,5 +20,6 @@ __all__ = [
     "find",
     "from_config",
     "known_models",
+    "model_folder",
     "weights_bytes",
 ]

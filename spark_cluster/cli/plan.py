@@ -1,0 +1,155 @@
+"""`plan`: what fits, how fast it will be and what is known to go wrong, before any download."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spark_cluster.facts.model import Facts
+    from spark_cluster.planning.planner import Planner, Question, Subject
+    from spark_cluster.planning.purpose import Purpose
+    from spark_cluster.planning.room import Room
+
+PURPOSES = ("latency", "throughput", "capacity")
+
+
+@click.command()
+@click.argument("recipe_name", metavar="[RECIPE]", required=False)
+@click.option(
+    "--command", "text", metavar="LINE", help="A `docker run` or `vllm serve` line instead."
+)
+@click.option("--tp", type=click.IntRange(1), metavar="N", help="Nodes to split the model over.")
+@click.option("--offline", is_flag=True, help="Ask no node; assume idle Sparks.")
+@click.option(
+    "--available",
+    type=click.FloatRange(1, 4096),
+    metavar="GIB",
+    help="With --offline: memory that each node has available (default 118).",
+)
+@click.option(
+    "--for", "purpose", type=click.Choice(PURPOSES), help="Compare one Spark, TP=2 and replicas."
+)
+@click.option("--users", type=click.IntRange(1), default=1, help="Requests at a time (default 1).")
+@click.option(
+    "--context", type=click.IntRange(0), default=1024, help="Tokens in the cache (default 1024)."
+)
+@click.option(
+    "--prompt", type=click.IntRange(1), default=2048, help="Tokens of a prompt (default 2048)."
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    recipe_name: str | None,
+    text: str | None,
+    tp: int | None,
+    offline: bool,
+    available: float | None,
+    purpose: str | None,
+    users: int,
+    context: int,
+    prompt: int,
+) -> None:
+    """Says what a recipe (by default the inventory's) takes and gives on your nodes.
+
+    Memory on each node and the right --gpu-memory-utilization, KV cache and concurrency, tokens/s
+    with their range, known issues; go or no-go, and the nearest configuration that would work.
+
+    Exit status 4 when it cannot work.
+    """
+    from spark_cluster.planning.planner import Planner, Question
+
+    app: App = ctx.obj
+    if available is not None and not offline:
+        raise UsageError("--available is what --offline assumes; nodes are asked otherwise")
+    planner = Planner(app.project)
+    subject = _subject(app, recipe_name, text, tp, offline=offline)
+    least = 2 if purpose else 1
+    rooms, facts = _rooms(app, subject, max(least, tp or 1), available, offline=offline)
+    question = Question(context, prompt, users)
+    if purpose is not None:
+        _advise(ctx, planner, subject, rooms, question, cast("Purpose", purpose))
+        return
+    plan = planner.plan(subject, rooms, question, facts)
+    if app.as_json:
+        app.print_json(plan.document())
+    else:
+        from spark_cluster.cli.plan_picture import show
+
+        show(app.console, plan)
+    ctx.exit(0 if plan.goes else 4)
+
+
+def _subject(
+    app: App, name: str | None, text: str | None, tp: int | None, *, offline: bool
+) -> Subject:
+    """What is planned, and at which size: as asked, else over all nodes that it can use."""
+    from spark_cluster.planning import planner
+
+    if text is not None:
+        from spark_cluster.importing import commandline
+
+        if name is not None:
+            raise UsageError("a recipe and --command contradict each other", hint="leave one out")
+        return planner.of_a_command(commandline.parse(text), tp)
+    from spark_cluster.recipe import load_recipe
+
+    name = name or app.inventory.serve.recipe
+    if name is None:
+        raise UsageError(
+            "nothing says what is to be served",
+            hint="name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME}` in the "
+            "inventory",
+        )
+    recipe = load_recipe(name, app.project)
+    sizes = recipe.tensor_parallel
+    size = sizes.min if offline else min(max(len(app.nodes), sizes.min), sizes.max)
+    return planner.of_a_recipe(recipe, tp or size)
+
+
+def _rooms(
+    app: App, subject: Subject, least: int, available: float | None, *, offline: bool
+) -> tuple[list[Room], list[Facts]]:
+    """The nodes, the head first, and their facts; for what nobody has, Sparks are assumed."""
+    from spark_cluster.planning.room import assumed
+
+    if offline:
+        return assumed(max(least, subject.launch.tp, 2), available), []
+    from spark_cluster.engine.options import Options
+    from spark_cluster.planning.survey import survey
+
+    with app.play("plan", app.nodes, Options(), change=False) as run:
+        play = run.open()
+        rooms, facts = survey(play, subject.launch)
+        run.finish()
+    missing = least - len(rooms)
+    if missing > 0:
+        rooms += [
+            room for room in assumed(least + missing) if room.name not in {r.name for r in rooms}
+        ][:missing]
+    return rooms, facts
+
+
+def _advise(
+    ctx: click.Context,
+    planner: Planner,
+    subject: Subject,
+    rooms: Sequence[Room],
+    question: Question,
+    purpose: Purpose,
+) -> None:
+    app: App = ctx.obj
+    advice = planner.advise(subject, rooms, question, purpose)
+    if app.as_json:
+        app.print_json({"recipe": subject.title, **advice.document()})
+    else:
+        from spark_cluster.cli.plan_picture import show_advice
+
+        show_advice(app.console, subject.title, advice)
+    ctx.exit(0 if advice.best is not None else 4)

@@ -1,0 +1,218 @@
+"""A plan on the screen: each node's memory as a bar, the figures, the issues, the verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from spark_cluster.planning.fit import Fit
+    from spark_cluster.planning.plan import Plan
+    from spark_cluster.planning.purpose import Advice
+    from spark_cluster.planning.room import Room
+    from spark_cluster.planning.speed.estimate import Estimate
+
+WIDTH = 48
+MARKS = {"error": "[red]✘[/]", "warning": "[yellow]![/]", "info": "[dim]i[/]"}
+
+
+def show(console: Console, plan: Plan) -> None:
+    """All of it."""
+    launch = plan.fit.launch
+    nodes = "1 node" if launch.tp == 1 else f"{launch.tp} nodes"
+    nobody = any(room.assumed for room in plan.fit.rooms)
+    assumed = " [dim](assumed: idle Sparks, nobody was asked)[/]" if nobody else ""
+    console.print(f"[bold]{escape(plan.title)}[/]  --tp {launch.tp}, {nodes}{assumed}")
+    console.print(f"[dim]{escape(launch.model)}, {plan.fit.serving.quantization}[/]\n")
+    for room in plan.fit.rooms:
+        _bar(console, plan.fit, room)
+    console.print(_legend(plan.fit))
+    console.print()
+    console.print(_figures(plan))
+    console.print(f"[dim]{escape(_basis(plan))}[/]", soft_wrap=True)
+    _issues(console, plan)
+    _verdict(console, plan)
+
+
+def _parts(fit: Fit, room: Room) -> list[tuple[str, str, float]]:
+    """Label, style and GiB of each part of a node's memory."""
+    taken = fit.weights_gib + fit.kv_gib + fit.runtime_gib
+    used = max(room.total_gib - room.available_gib, 0.0)
+    return [
+        ("in use now", "bright_black", used),
+        ("weights", "blue", fit.weights_gib),
+        ("KV cache", "cyan", fit.kv_gib),
+        ("runtime", "magenta", fit.runtime_gib),
+        ("left", "green", max(room.total_gib - used - taken, 0.0)),
+    ]
+
+
+def _bar(console: Console, fit: Fit, room: Room) -> None:
+    parts = _parts(fit, room)
+    scale = WIDTH / max(room.total_gib, sum(gib for *_, gib in parts))
+    line, drawn, gone = Text(), 0, 0.0
+    for _, style, gib in parts:
+        gone += gib
+        cells = round(gone * scale) - drawn
+        drawn += cells
+        line.append(("░" if style == "green" else "█") * cells, style=style)
+    name = Text(f"{room.name:<10} {room.total_gib:6.1f} GiB  ")
+    over = sum(gib for *_, gib in parts) - room.total_gib
+    if over > 0.05:
+        line.append(f"  {over:.1f} GiB too much", style="bold red")
+    console.print(name + line, soft_wrap=True)
+
+
+def _legend(fit: Fit) -> Text:
+    line = Text(" " * 10)
+    for label, style, gib in _parts(fit, fit.rooms[0]):
+        line.append("░ " if style == "green" else "█ ", style=style)
+        line.append(f"{label} {gib:.1f}  ")
+    return line
+
+
+def _figures(plan: Plan) -> Table:
+    fit, speed = plan.fit, plan.speed
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("memory", _share(fit))
+    table.add_row("KV cache", _cache(fit))
+    best = speed.drafted or speed.decode
+    each = f" for each of {speed.concurrency}" if speed.concurrency > 1 else ""
+    at = f"{each}, at {speed.context:,} tokens of context"
+    table.add_row("decode", f"{_range(best.request)} tok/s{at}")
+    if speed.concurrency > 1:
+        table.add_row("", f"{_range(best.total)} tok/s in all")
+    if speed.drafted is not None:
+        table.add_row(
+            "",
+            f"{speed.drafted.tokens_per_step:.2f} tokens a step; without drafter "
+            f"{speed.decode.request.expected:.1f} tok/s",
+        )
+    table.add_row(
+        "",
+        f"[dim]{speed.decode.bytes_per_token / 1e9:.2f} GB read for a token; 273 GB/s by itself "
+        f"would give {speed.decode.request.roofline:.1f}[/]",
+    )
+    first = speed.prefill
+    table.add_row(
+        "prefill",
+        f"{first.tokens_s.expected:,.0f} tok/s, first response after "
+        f"{first.seconds.expected:.2f} s ({first.seconds.low:.2f} to {first.seconds.high:.2f}) "
+        f"for {speed.prompt:,} tokens",
+    )
+    table.add_row("before", _before(plan))
+    return table
+
+
+def _share(fit: Fit) -> str:
+    if fit.share is None:
+        return f"--kv-cache-memory-bytes as given: {fit.kv_gib:.2f} GiB"
+    why = f"most that is safe: {fit.highest:.2f}"
+    if abs(fit.share - fit.needed) > 0.005:
+        why += f", enough for what is asked: {fit.needed:.2f}"
+    return f"[bold]--gpu-memory-utilization {fit.share:.2f}[/]  [dim]({why})[/]"
+
+
+def _cache(fit: Fit) -> str:
+    cache = fit.cache
+    if cache is None:
+        return "[red]no room[/]"
+    requests = f"{cache.max_concurrency:.1f} requests"
+    return (
+        f"{fit.kv_gib:.2f} GiB a node, {fit.serving.kv_dtype}: {requests} "
+        f"of {fit.max_model_len:,} tokens at a time  [dim](vLLM prints {cache.tokens:,} tokens)[/]"
+    )
+
+
+def _before(plan: Plan) -> str:
+    from spark_cluster.planning.fit import disk_gib
+    from spark_cluster.planning.plan import times
+
+    found = times(plan.fit)
+    copy = f", {_span(found['copy'])} to copy to the next node" if "copy" in found else ""
+    return (
+        f"{disk_gib(plan.fit):.1f} GiB to download ({_span(found['download'])} at 100 MB/s){copy}, "
+        f"{_span(found['load_low'])} to {_span(found['load_high'])} to load"
+    )
+
+
+def _span(seconds: float) -> str:
+    if seconds < 1:
+        return "under 1 s"
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _range(estimate: Estimate) -> str:
+    return f"[bold]{estimate.expected:.1f}[/] ({estimate.low:.1f} to {estimate.high:.1f})"
+
+
+def _basis(plan: Plan) -> str:
+    best = plan.speed.drafted or plan.speed.decode
+    rule = f"; KV rule: {plan.fit.cache.rule}" if plan.fit.cache else ""
+    return f"speeds: {best.basis}{rule}"
+
+
+def _issues(console: Console, plan: Plan) -> None:
+    if not plan.issues:
+        return
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for issue in plan.issues:
+        text = f"{escape(issue.found)}\n[cyan]{escape(issue.fix)}[/]"
+        table.add_row(MARKS[issue.severity], issue.id, text)
+    console.print()
+    console.print(table)
+
+
+def _verdict(console: Console, plan: Plan) -> None:
+    console.print()
+    for remark in plan.fit.remarks:
+        console.print(f"[dim]{escape(remark)}[/]", soft_wrap=True)
+    if plan.goes:
+        console.print("[green]✔[/] go", soft_wrap=True)
+        return
+    for reason in plan.reasons:
+        console.print(f"[red]✘[/] {escape(reason)}", soft_wrap=True)
+    errors = [issue.id for issue in plan.issues if issue.severity == "error"]
+    if errors:
+        console.print(f"[red]✘[/] known not to work: {', '.join(errors)}", soft_wrap=True)
+    for near in plan.nearest:
+        console.print(f"  would work: [cyan]{escape(near.change)}[/] ({near.why})", soft_wrap=True)
+    console.print("[red]no-go[/]")
+
+
+def show_advice(console: Console, title: str, advice: Advice) -> None:
+    """One Spark, TP=2 and replicas side by side."""
+    users = "1 user" if advice.users == 1 else f"{advice.users} users at a time"
+    console.print(f"[bold]{escape(title)}[/] for {advice.purpose}, {users}\n")
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("")
+    for name in ("tok/s each", "tok/s in all", "first response", "full-length requests"):
+        table.add_column(name, justify="right")
+    table.add_column("", overflow="fold")
+    for one in advice.topologies:
+        best = one is advice.best
+        table.add_row(
+            f"{'[green]✔[/] ' if best else '  '}{one.title}",
+            f"{one.tok_s_user:.1f}",
+            f"{one.tok_s_total:.1f}",
+            f"{one.ttfr_s:.2f} s",
+            f"{one.requests:.1f}",
+            f"[red]{escape(one.why_not[0])}[/]" if one.why_not else "",
+            style="bold" if best else "dim" if one.why_not else None,
+        )
+    console.print(table)
+    console.print()
+    if advice.best is None:
+        console.print(f"[red]✘[/] {escape(advice.why)}", soft_wrap=True)
+    else:
+        console.print(f"[bold]{advice.best.title}[/]: {escape(advice.why)}", soft_wrap=True)

@@ -1,0 +1,290 @@
+"""Does it fit: weights, KV cache, runtime and reserve on each node, and the share that follows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from spark_cluster.launch import Launch
+from spark_cluster.planning import kv, memory
+from spark_cluster.planning.geometry import Geometry
+from spark_cluster.planning.memory import GIB
+from spark_cluster.planning.room import Room
+from spark_cluster.planning.speed.serving import Serving, of_launch
+from spark_cluster.planning.weights import load_peak_bytes
+
+RUNTIME_GIB = 6.0
+"""Neither weights nor cache: activations, vision profiling, graphs. 6.15 and 5.88 GiB in two logs
+at 2,048 batched tokens (DGX Spark part 7 and 9), 6.6 at 65,536 in a third."""
+
+RUNTIME_GIB_PER_TOKEN = 0.6 / (65536 - 2048)
+
+SPARE_GIB = 1.0
+"""Added to what is needed before a share is chosen: the runtime is an estimate."""
+
+BUSY_GIB = 8.0
+"""More than this in use before the start means a desktop or another program, GiB."""
+
+BATCHED_TOKENS = 2048
+"""vLLM's default on GB10: the KV tokens that 0.19 logged fit this and not 8,192 (part 9)."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What one launch takes on each of its nodes, GiB a node unless said otherwise.
+
+    Attributes:
+        weights_gib: when loaded; `peak_gib` is the most while loading.
+        share: --gpu-memory-utilization; None when the cache's size is given instead.
+        highest: the largest safe share; `needed` the smallest that does what was asked.
+        kv_gib: for the cache.
+        cache: what that holds, None when there is no room for any.
+        reasons: why it does not work; empty when it does.
+        remarks: what to know when it does.
+    """
+
+    launch: Launch
+    serving: Serving
+    rooms: tuple[Room, ...]
+    weights_gib: float
+    peak_gib: float
+    runtime_gib: float
+    share: float | None
+    needed: float
+    highest: float
+    kv_gib: float
+    cache: kv.KvCache | None
+    reasons: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        return not self.reasons
+
+    @property
+    def reserved_gib(self) -> float:
+        """What a server holds on each node."""
+        return self.weights_gib + self.kv_gib + self.runtime_gib
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens a request may have."""
+        return context_length(self.launch, self.serving.geometry)
+
+
+def fit(launch: Launch, geometry: Geometry, rooms: Sequence[Room], weights_gib: float) -> Fit:
+    """What a launch takes on nodes like these.
+
+    Args:
+        launch: with a --gpu-memory-utilization or --kv-cache-memory-bytes of its own, or without.
+        rooms: the nodes that would serve.
+        weights_gib: of the whole model and its drafter.
+
+    Raises:
+        UsageError: a quantisation or a type of KV cache that is not known, or heads that cannot be
+            divided over so many nodes.
+    """
+    serving = of_launch(launch, geometry)
+    weights = weights_gib / launch.tp
+    peak = max(weights, load_peak_bytes(geometry, serving.quantization) / GIB / launch.tp)
+    runtime = RUNTIME_GIB + RUNTIME_GIB_PER_TOKEN * max(0, batched_tokens(launch) - 2048)
+    highest = min(memory.utilization(room.memory) for room in rooms)
+    smallest = min(room.total_gib for room in rooms)
+    asked = _asked_gib(launch, serving)
+    needed = memory.least(weights + runtime + asked + SPARE_GIB, smallest)
+    share, kv_gib = _share(launch, smallest, weights + runtime, needed, highest)
+    cache = _cache(launch, serving, kv_gib)
+    fitted = Fit(
+        launch,
+        serving,
+        tuple(rooms),
+        weights_gib=weights,
+        peak_gib=peak,
+        runtime_gib=runtime,
+        share=share,
+        needed=needed,
+        highest=highest,
+        kv_gib=max(kv_gib, 0.0),
+        cache=cache,
+        reasons=(),
+        remarks=(),
+    )
+    reasons = (*_shape(launch, geometry, rooms), *_memory(fitted), *_disk(fitted))
+    return replace(fitted, reasons=reasons, remarks=tuple(_remarks(fitted)))
+
+
+def context_length(launch: Launch, geometry: Geometry) -> int:
+    """--max-model-len, or what the model can do."""
+    return int(launch.number("max-model-len") or geometry.max_positions)
+
+
+def batched_tokens(launch: Launch) -> int:
+    """--max-num-batched-tokens, or the default."""
+    return int(launch.number("max-num-batched-tokens") or BATCHED_TOKENS)
+
+
+def _asked_gib(launch: Launch, serving: Serving) -> float:
+    """KV for as many requests of full length as were asked for; one when nobody said."""
+    requests = int(launch.number("max-num-seqs") or 1)
+    length = context_length(launch, serving.geometry)
+    if length < 1:
+        return 0.0
+    return kv.bytes_for(serving.geometry, requests, length, **_rule(launch, serving)) / GIB
+
+
+def _share(
+    launch: Launch, total_gib: float, before: float, needed: float, highest: float
+) -> tuple[float | None, float]:
+    """The share and what it leaves for the cache, GiB.
+
+    Where nobody says how many requests there will be, all that is safe is for the cache.
+    """
+    given = kv_bytes_given(launch)
+    if given is not None:
+        return None, given / GIB
+    share = launch.number("gpu-memory-utilization")
+    if share is None:
+        share = min(needed, highest) if launch.number("max-num-seqs") else highest
+    return share, share * total_gib - before
+
+
+def kv_bytes_given(launch: Launch) -> float | None:
+    """--kv-cache-memory-bytes: a number, or one with a unit (k, K, m, M, g, G, t, T)."""
+    value = launch.args.get("kv-cache-memory-bytes")
+    if isinstance(value, str) and value[:-1].replace(".", "", 1).isdigit():
+        # vLLM reads small letters as powers of 1000 and capitals as powers of 1024.
+        unit = value[-1]
+        power = "kmgt".find(unit.lower()) + 1
+        base = 1024 if unit.isupper() else 1000
+        return float(value[:-1]) * base**power if power else float(value)
+    return launch.number("kv-cache-memory-bytes")
+
+
+def _cache(launch: Launch, serving: Serving, kv_gib: float) -> kv.KvCache | None:
+    length = context_length(launch, serving.geometry)
+    if kv_gib <= 0 or length < 1:
+        return None
+    return kv.cache(serving.geometry, kv_gib=kv_gib, max_model_len=length, **_rule(launch, serving))
+
+
+def _rule(launch: Launch, serving: Serving) -> kv.Options:
+    return kv.Options(
+        kv_dtype=serving.kv_dtype,
+        max_num_batched_tokens=batched_tokens(launch),
+        tp=launch.tp,
+        vllm=launch.vllm,
+    )
+
+
+def _shape(launch: Launch, geometry: Geometry, rooms: Sequence[Room]) -> list[str]:
+    """What no memory mends."""
+    found = []
+    if len(rooms) < launch.tp:
+        found.append(f"tensor-parallel size {launch.tp} needs {launch.tp} nodes, one GPU each")
+    length = context_length(launch, geometry)
+    if geometry.max_positions and length > geometry.max_positions:
+        found.append(
+            f"--max-model-len {length} is more than the {geometry.max_positions} tokens that the "
+            "model was made for"
+        )
+    return found
+
+
+def _memory(fitted: Fit) -> list[str]:
+    found = []
+    for room in fitted.rooms:
+        found += _on_node(fitted, room)
+    found += _for_a_request(fitted)
+    return found
+
+
+def _on_node(fitted: Fit, room: Room) -> list[str]:
+    """What a node has too little of, the first reason only."""
+    held = f"; {room.held_gib:.1f} GiB are held by {_names(room)}" if room.held else ""
+    reserved = fitted.reserved_gib if fitted.share is None else fitted.share * room.total_gib
+    gate = memory.gate_gib(room.available_gib)
+    if fitted.peak_gib + memory.RESERVE_GIB > room.available_gib:
+        how = " while loading" if fitted.peak_gib > fitted.weights_gib else ""
+        return [
+            f"{room.name}: the weights take {fitted.peak_gib:.1f} GiB{how}, and "
+            f"{room.available_gib:.1f} are available{held}"
+        ]
+    if reserved > gate:
+        return [
+            f"{room.name}: {reserved:.1f} GiB are asked for and vLLM would see {gate:.1f} free, so "
+            f"it would not start{held}"
+        ]
+    if reserved > memory.safe_gib(room.available_gib):
+        left = room.available_gib - reserved - memory.OUTSIDE_GIB
+        return [
+            f"{room.name}: {reserved:.1f} of {room.available_gib:.1f} GiB available would leave "
+            f"{max(left, 0):.1f} for everything else; below {memory.RESERVE_GIB:g} a Spark stops "
+            f"answering{held}"
+        ]
+    return []
+
+
+def _for_a_request(fitted: Fit) -> list[str]:
+    cache = fitted.cache
+    if cache is None:
+        room = min(fitted.rooms, key=lambda r: r.available_gib)
+        return [
+            f"{fitted.weights_gib + fitted.runtime_gib:.1f} GiB for weights and runtime leave "
+            f"nothing for the KV cache of what is safe on {room.name}"
+        ]
+    if cache.max_concurrency < 1:
+        return [
+            f"a request of {fitted.max_model_len:,} tokens needs {cache.gib_per_request:.2f} GiB "
+            f"of KV cache and there are {fitted.kv_gib:.2f}; the longest that fits has "
+            f"{cache.max_model_len:,} tokens"
+        ]
+    return []
+
+
+def _disk(fitted: Fit) -> list[str]:
+    size = disk_gib(fitted)
+    return [
+        f"{room.name}: {size:.0f} GiB are to be downloaded and {room.disk_free_gib:.0f} are free"
+        for room in fitted.rooms
+        if room.disk_free_gib is not None and not room.has_model and size > room.disk_free_gib
+    ]
+
+
+def disk_gib(fitted: Fit) -> float:
+    """What the model's files take: as many bytes as are loaded at first, on every node."""
+    return fitted.peak_gib * fitted.launch.tp
+
+
+def _remarks(fitted: Fit) -> list[str]:
+    found = []
+    for room in fitted.rooms:
+        cached = room.memory.cached_kib / memory.GIB_KIB
+        if cached >= 1:
+            dropped = f"{cached:.1f} GiB of page cache are dropped before the start"
+            found.append(f"{room.name}: {dropped}")
+    if fitted.share is None:
+        return found
+    if fitted.launch.number("gpu-memory-utilization") and fitted.share > fitted.highest:
+        found.append(f"at most {fitted.highest:.2f} is safe here, and {fitted.share:g} is given")
+    elif fitted.needed < fitted.share and fitted.launch.number("gpu-memory-utilization"):
+        found.append(f"{fitted.needed:.2f} would do for what is asked")
+    if any(room.held or room.total_gib - room.available_gib > BUSY_GIB for room in fitted.rooms):
+        found.append(
+            f"other programs hold memory: with --kv-cache-memory-bytes {kv_knob_bytes(fitted)} "
+            "vLLM does not measure what they leave"
+        )
+    return found
+
+
+def kv_knob_bytes(fitted: Fit) -> int:
+    """The cache's size as --kv-cache-memory-bytes, rounded down to 64 MiB.
+
+    The better knob where memory moves while vLLM profiles it (a desktop, another program, page
+    cache): it takes the cache's size as given, and profiles nothing.
+    """
+    return math.floor(fitted.kv_gib * 16) * 64 * 1024**2
+
+
+def _names(room: Room) -> str:
+    return ", ".join(sorted({f"{p.name} (pid {p.pid})" for p in room.held}))

@@ -1,0 +1,164 @@
+"""The whole plan: what fits, how fast it will be, what is known to go wrong; go or no-go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spark_cluster.issues.finding import Finding
+from spark_cluster.planning.fit import Fit, disk_gib, kv_knob_bytes
+from spark_cluster.planning.nearest import Nearest
+from spark_cluster.planning.speed.constants import Constants
+from spark_cluster.planning.speed.decode import Decode, decode
+from spark_cluster.planning.speed.prefill import Prefill, prefill
+from spark_cluster.planning.speed.speculative import Speculative, speculative
+
+COPY_GB_S = 0.8
+"""Node to node over the fabric, GB/s (parallel plain streams, a 16 GiB file)."""
+
+DOWNLOAD_GB_S = 0.1
+"""Taken for the hub, GB/s; nobody can know it beforehand."""
+
+LOAD_GIB_S = (0.13, 0.19)
+"""From disk into memory, GiB/s: 48.07 GiB in 371 s and 15.76 in 84 s (vLLM's default loader)."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast it will be.
+
+    Attributes:
+        context, prompt: tokens for which the figures are.
+        drafted: with the launch's drafter; None without one.
+    """
+
+    context: int
+    prompt: int
+    concurrency: int
+    decode: Decode
+    drafted: Speculative | None
+    prefill: Prefill
+
+    def document(self) -> dict[str, Any]:
+        """As in `--json`."""
+        best = self.drafted or self.decode
+        return {
+            "decode_tok_s": best.request.document(),
+            "decode_total_tok_s": best.total.document(),
+            "decode_without_drafter_tok_s": self.decode.request.document(),
+            "bytes_per_token": round(self.decode.bytes_per_token),
+            "prefill_tok_s": self.prefill.tokens_s.document(),
+            "ttfr_s": self.prefill.seconds.document(3),
+            "context": self.context,
+            "prompt": self.prompt,
+            "concurrency": self.concurrency,
+            "basis": best.basis,
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `plan` says.
+
+    Attributes:
+        title: the recipe's name, or the model of a command line.
+        issues: known issues, the worst first.
+        nearest: configurations near this one that would work; empty when it does.
+    """
+
+    title: str
+    fit: Fit
+    speed: Speed
+    issues: tuple[Finding, ...]
+    nearest: tuple[Nearest, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def goes(self) -> bool:
+        """Whether it can work, as far as anybody knows."""
+        return not self.reasons and not any(i.severity == "error" for i in self.issues)
+
+    def document(self) -> dict[str, Any]:
+        """As in `plan --json`."""
+        fit, cache = self.fit, self.fit.cache
+        return {
+            "recipe": self.title,
+            "tp": fit.launch.tp,
+            "fits": not self.reasons,
+            "goes": self.goes,
+            "reasons": list(self.reasons),
+            "remarks": list(fit.remarks),
+            "gpu_memory_utilization": fit.share,
+            "gpu_memory_utilization_highest": fit.highest,
+            "gpu_memory_utilization_needed": fit.needed,
+            "kv_cache_memory_bytes": kv_knob_bytes(fit),
+            "weights_gib": round(fit.weights_gib, 2),
+            "load_peak_gib": round(fit.peak_gib, 2),
+            "runtime_gib": round(fit.runtime_gib, 2),
+            "kv_cache_gib": round(fit.kv_gib, 2),
+            "kv_tokens": cache.tokens if cache else 0,
+            "kv_rule": cache.rule if cache else None,
+            "max_concurrency": round(cache.max_concurrency, 2) if cache else 0,
+            "max_model_len": fit.max_model_len,
+            **self.speed.document(),
+            "times_s": {name: round(value) for name, value in times(fit).items()},
+            "disk_gib": round(disk_gib(fit), 1),
+            "nodes": [
+                {
+                    **room.document(),
+                    "reserved_gib": round(fit.reserved_gib, 2),
+                    "vram_mib": round(fit.reserved_gib * 1024),
+                }
+                for room in fit.rooms
+            ],
+            "nearest": [near.document() for near in self.nearest],
+            "issues": [issue.document() for issue in self.issues],
+        }
+
+
+def speed(
+    fit: Fit,
+    constants: Constants,
+    *,
+    context: int,
+    prompt: int,
+    concurrency: int = 1,
+    acceptance: Sequence[float] = (),
+) -> Speed:
+    """How fast a launch will be.
+
+    Args:
+        context: tokens in each request's cache, in the middle of its answer.
+        prompt: tokens of the prompt for the time to the first response.
+        concurrency: requests at a time.
+        acceptance: of drafted tokens by position; empty gives a range.
+
+    Raises:
+        UsageError: a count that cannot be.
+    """
+    plain = decode(fit.serving, context, concurrency, constants)
+    config = fit.launch.args.get("speculative-config")
+    drafts = config.get("num_speculative_tokens") if isinstance(config, dict) else None
+    drafted = None
+    if isinstance(drafts, int) and drafts > 0:
+        drafted = speculative(
+            fit.serving,
+            context,
+            drafts,
+            acceptance,
+            concurrency=concurrency,
+            constants=constants,
+        )
+    first = prefill(fit.serving, prompt, constants=constants)
+    return Speed(context, prompt, concurrency, plain, drafted, first)
+
+
+def times(fit: Fit) -> dict[str, float]:
+    """How long it takes before it serves, seconds; downloads at an assumed rate."""
+    gb = disk_gib(fit) * 1.0737
+    found = {"download": gb / DOWNLOAD_GB_S}
+    if fit.launch.tp > 1:
+        found["copy"] = gb / COPY_GB_S
+    slow, fast = (fit.peak_gib / rate for rate in LOAD_GIB_S)
+    return {**found, "load_low": fast, "load_high": slow}

@@ -1,0 +1,189 @@
+"""Makes plans: of a recipe or of a command line, for nodes that were asked or assumed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spark_cluster import issues
+from spark_cluster.errors import UsageError
+from spark_cluster.facts.model import Facts
+from spark_cluster.launch import Launch, of_recipe
+from spark_cluster.planning import geometry as shapes
+from spark_cluster.planning.fit import fit
+from spark_cluster.planning.memory import GIB
+from spark_cluster.planning.nearest import Nearest, nearest
+from spark_cluster.planning.plan import Plan, speed
+from spark_cluster.planning.purpose import Advice, Purpose, Users, advise, sized
+from spark_cluster.planning.room import Room
+from spark_cluster.planning.speed.constants import Constants, load_constants
+from spark_cluster.planning.speed.serving import of_launch
+from spark_cluster.planning.weights import memory_bytes
+
+if TYPE_CHECKING:
+    from spark_cluster.project import Project
+    from spark_cluster.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is planned.
+
+    Attributes:
+        sizes: fewest and most nodes that it is known to run on.
+        acceptance: of drafted tokens by position, where it was measured.
+        folders: where the model's own files may be on this machine.
+    """
+
+    title: str
+    launch: Launch
+    sizes: tuple[int, int] = (1, 2)
+    acceptance: tuple[float, ...] = ()
+    folders: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Question:
+    """For what speeds are predicted: tokens in the cache, tokens of the prompt, requests."""
+
+    context: int = 1024
+    prompt: int = 2048
+    concurrency: int = 1
+
+
+def of_a_recipe(recipe: Recipe, tp: int) -> Subject:
+    """A recipe at a size, also one that it is not known to run at (which the plan then says)."""
+    directory = recipe.model.directory
+    return Subject(
+        recipe.name,
+        of_recipe(recipe, tp),
+        (recipe.tensor_parallel.min, recipe.tensor_parallel.max),
+        tuple(recipe.drafter.acceptance) if recipe.drafter else (),
+        (directory,) if directory else (),
+    )
+
+
+def of_a_command(launch: Launch, tp: int | None) -> Subject:
+    """A command line at its own size, or at another one."""
+    return Subject(launch.model, launch if tp in (None, launch.tp) else sized(launch, tp or 1))
+
+
+class Planner:
+    """Plans with the user's own calibration and the models of this machine.
+
+    Raises:
+        InvalidFile: the project's calibration is wrong.
+    """
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.constants: Constants = load_constants(project)
+
+    def geometry(self, subject: Subject) -> shapes.Geometry:
+        """The model's shape.
+
+        Raises:
+            UsageError: it is known nowhere.
+            InvalidFile: its config.json is wrong.
+        """
+        for folder in subject.folders:
+            if (folder / "config.json").is_file():
+                return shapes.find(folder)
+        launch = subject.launch
+        return shapes.find(launch.model, self.project.folder, base=launch.base)
+
+    def weights_gib(self, subject: Subject, geometry: shapes.Geometry) -> float:
+        """Of the whole model and its drafter: of the files where they are on this machine and are
+        loaded as they are, else as a server logged it, else computed."""
+        launch, found = subject.launch, None
+        if launch.quantization != "fp8-online":
+            here = shapes.model_folder(launch.model, [self.project.folder])
+            folders = [*subject.folders, *([here] if here else [])]
+            sizes = (shapes.weights_bytes(folder) for folder in folders)
+            found = next((size / GIB for size in sizes if size), None)
+        quantization = of_launch(launch, geometry).quantization
+        whole = found or launch.weights_gib or memory_bytes(geometry, quantization) / GIB
+        return whole + self._drafter_gib(launch)
+
+    def _drafter_gib(self, launch: Launch) -> float:
+        """A drafter that is not known is left out: they are small."""
+        if launch.drafter is None:
+            return 0.0
+        with contextlib.suppress(UsageError):
+            drafter = shapes.find(launch.drafter, self.project.folder)
+            return memory_bytes(drafter, "bf16") / GIB
+        return 0.0
+
+    def plan(
+        self,
+        subject: Subject,
+        rooms: Sequence[Room],
+        question: Question,
+        facts: Sequence[Facts] = (),
+    ) -> Plan:
+        """The plan of a launch on the first `tp` of the nodes.
+
+        Args:
+            rooms: all nodes that there are, the head first; at least one.
+            facts: of the nodes that were asked.
+        """
+        launch, geometry = subject.launch, self.geometry(subject)
+        fitted = fit(launch, geometry, rooms[: launch.tp], self.weights_gib(subject, geometry))
+        if fitted.share is not None:
+            launch = replace(launch, args={**launch.args, "gpu-memory-utilization": fitted.share})
+        fast = speed(
+            fitted,
+            self.constants,
+            context=question.context,
+            prompt=question.prompt,
+            concurrency=question.concurrency,
+            acceptance=subject.acceptance,
+        )
+        at_a_time = launch.number("max-num-seqs")
+        if at_a_time and question.concurrency > at_a_time:
+            remark = f"--max-num-seqs {at_a_time:g}: further requests wait for their turn"
+            fitted = replace(fitted, remarks=(*fitted.remarks, remark))
+        reasons = (*_size(subject), *fitted.reasons)
+        near = nearest(fitted, geometry, rooms, subject.sizes[1]) if fitted.reasons else []
+        if not fitted.reasons and reasons:
+            near = [Nearest(f"--tp {_allowed(subject)}", "a size that the recipe is known to run")]
+        found = issues.lint(launch, geometry, facts)
+        return Plan(subject.title, fitted, fast, tuple(found), tuple(near), reasons)
+
+    def advise(
+        self,
+        subject: Subject,
+        rooms: Sequence[Room],
+        question: Question,
+        purpose: Purpose,
+    ) -> Advice:
+        """Which use of two nodes serves a purpose best, for `question.concurrency` users."""
+        geometry = self.geometry(subject)
+        weights = self.weights_gib(subject, geometry)
+        users = Users(question.concurrency, question.context, question.prompt, subject.acceptance)
+        return advise(
+            purpose,
+            users,
+            subject.launch,
+            geometry,
+            rooms,
+            weights_gib=weights,
+            constants=self.constants,
+            sizes=subject.sizes,
+        )
+
+
+def _size(subject: Subject) -> list[str]:
+    (low, high), tp = subject.sizes, subject.launch.tp
+    if low <= tp <= high:
+        return []
+    sizes = f"{low}" if low == high else f"{low} to {high}"
+    return [f"{subject.title} is known to run with --tp {sizes} only, not {tp}"]
+
+
+def _allowed(subject: Subject) -> int:
+    low, high = subject.sizes
+    return min(max(subject.launch.tp, low), high)

@@ -1,0 +1,210 @@
+"""What two Sparks are best used for: one of them, both together, or one replica on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+from spark_cluster.errors import UsageError
+from spark_cluster.launch import Launch
+from spark_cluster.planning.fit import Fit, fit
+from spark_cluster.planning.geometry import Geometry
+from spark_cluster.planning.plan import speed
+from spark_cluster.planning.room import Room
+from spark_cluster.planning.speed.constants import Constants
+
+Purpose = Literal["latency", "throughput", "capacity"]
+
+REPLICAS = ((1, 1.00), (7, 1.13), (8, 1.30), (16, 1.75), (32, 1.91))
+"""Users, and the tokens/s of two replicas over those of one Spark: Llama-3.3-70B FP8 on two DGX
+Sparks (community topology benchmark). Our formulas know no queueing, so this is measured."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """One way to use the nodes.
+
+    Attributes:
+        name: `one`, `tp2` or `replicas`.
+        fit: on one set of its nodes; a replica's own.
+        tok_s_user: tokens/s of each of the users.
+        tok_s_total: of all of them.
+        ttfr_s: to the first response to a prompt, when nothing else is served.
+        requests: of full length that the cache holds at a time.
+        why_not: why it cannot be; empty when it can.
+    """
+
+    name: str
+    title: str
+    fit: Fit
+    tok_s_user: float
+    tok_s_total: float
+    ttfr_s: float
+    requests: float
+    why_not: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """As in `plan --for ... --json`."""
+        return {
+            "name": self.name,
+            "fits": not self.why_not,
+            "reasons": list(self.why_not),
+            "tok_s_per_user": round(self.tok_s_user, 2),
+            "tok_s_total": round(self.tok_s_total, 2),
+            "ttfr_s": round(self.ttfr_s, 3),
+            "concurrent_requests": round(self.requests, 2),
+            "gpu_memory_utilization": self.fit.share,
+        }
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Which one serves a purpose best, and why; `best` is None when none fits."""
+
+    purpose: Purpose
+    users: int
+    best: Topology | None
+    why: str
+    topologies: tuple[Topology, ...]
+
+    def document(self) -> dict[str, Any]:
+        """As in `plan --for ... --json`."""
+        return {
+            "for": self.purpose,
+            "users": self.users,
+            "best": self.best.name if self.best else None,
+            "why": self.why,
+            "topologies": [topology.document() for topology in self.topologies],
+        }
+
+
+def replica_gain(users: int) -> float:
+    """What two replicas give over one Spark with so many users, as a factor."""
+    if users >= REPLICAS[-1][0]:
+        return REPLICAS[-1][1]
+    for (low, at_low), (high, at_high) in pairwise(REPLICAS):
+        if low <= users <= high:
+            return at_low + (at_high - at_low) * (users - low) / (high - low)
+    return 1.0
+
+
+@dataclass(frozen=True)
+class Users:
+    """Who asks: how many at a time, tokens in each one's cache, tokens of a prompt."""
+
+    count: int
+    context: int
+    prompt: int
+    acceptance: tuple[float, ...] = ()
+
+
+def advise(
+    purpose: Purpose,
+    users: Users,
+    launch: Launch,
+    geometry: Geometry,
+    rooms: Sequence[Room],
+    *,
+    weights_gib: float,
+    constants: Constants,
+    sizes: tuple[int, int] = (1, 2),
+) -> Advice:
+    """One Spark, both together or a replica on each, for users at the same time.
+
+    Args:
+        launch: at any size; it is tried at 1 and 2, each time with all the memory that is safe
+            and with as many requests at a time as there are users.
+        rooms: two nodes.
+        weights_gib: of the whole model and its drafter.
+        sizes: fewest and most nodes that the recipe is known to run on.
+
+    Raises:
+        UsageError: fewer than one user.
+    """
+    if users.count < 1:
+        raise UsageError(f"--users: found {users.count}, expected 1 or more")
+
+    def topology(name: str, title: str, tp: int, nodes: Sequence[Room]) -> Topology:
+        fitted = fit(sized(_roomy(launch), tp), geometry, nodes, weights_gib)
+        fast = speed(
+            fitted,
+            constants,
+            context=users.context,
+            prompt=users.prompt,
+            concurrency=users.count,
+            acceptance=users.acceptance,
+        )
+        each = (fast.drafted or fast.decode).request.expected
+        return Topology(
+            name,
+            title,
+            fitted,
+            tok_s_user=each,
+            tok_s_total=each * users.count,
+            ttfr_s=fast.prefill.seconds.expected,
+            requests=fitted.cache.max_concurrency if fitted.cache else 0.0,
+            why_not=_why_not(fitted, sizes),
+        )
+
+    one = topology("one", "one Spark", 1, rooms[:1])
+    both = topology("tp2", "TP=2 over both", 2, rooms[:2])
+    other = topology("one", "the other Spark", 1, rooms[1:2])
+    found = (one, both, _replicas(one, other, users.count))
+    best, why = _choose(purpose, found)
+    return Advice(purpose, users.count, best, why, found)
+
+
+def sized(launch: Launch, tp: int) -> Launch:
+    """The same launch over another number of nodes."""
+    return replace(launch, tp=tp, nodes=tp, args={**launch.args, "tensor-parallel-size": tp})
+
+
+def _roomy(launch: Launch) -> Launch:
+    """Without what limits the cache or the requests at a time."""
+    limits = ("gpu-memory-utilization", "kv-cache-memory-bytes", "max-num-seqs")
+    args = {flag: value for flag, value in launch.args.items() if flag not in limits}
+    return replace(launch, args=args)
+
+
+def _why_not(fitted: Fit, sizes: tuple[int, int]) -> tuple[str, ...]:
+    tp, (low, high) = fitted.launch.tp, sizes
+    unknown = () if low <= tp <= high else (f"the recipe is not known to run with --tp {tp}",)
+    return (*unknown, *fitted.reasons)
+
+
+def _replicas(one: Topology, other: Topology, users: int) -> Topology:
+    gain = replica_gain(users)
+    return replace(
+        one,
+        name="replicas",
+        title="a replica on each",
+        tok_s_user=one.tok_s_user * gain,
+        tok_s_total=one.tok_s_total * gain,
+        requests=one.requests + other.requests,
+        why_not=tuple(dict.fromkeys((*one.why_not, *other.why_not))),
+    )
+
+
+def _choose(purpose: Purpose, found: Sequence[Topology]) -> tuple[Topology | None, str]:
+    able = [topology for topology in found if not topology.why_not]
+    if not able:
+        return None, "it fits neither one Spark nor two"
+    figures: dict[Purpose, tuple[str, Callable[[Topology], float]]] = {
+        "latency": ("tokens/s for each user", lambda t: t.tok_s_user),
+        "throughput": ("tokens/s in all", lambda t: t.tok_s_total),
+        "capacity": ("requests of full length at a time", lambda t: t.requests),
+    }
+    what, figure = figures[purpose]
+    best = max(able, key=figure)
+    said = f"{figure(best):.1f} {what}"
+    if len(able) == 1:
+        return best, f"{said}; nothing else fits"
+    one = found[0]
+    if best is one:
+        return best, f"{said}; a second Spark brings nothing for this"
+    return (
+        best,
+        said if one.why_not else f"{said}, {figure(best) / figure(one):.2f} times one Spark",
+    )

@@ -1,0 +1,76 @@
+"""What a node has to give: its memory and disk, and who holds what of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from spark_cluster.facts.model import Facts, Memory, Process
+from spark_cluster.planning.memory import GIB, GIB_KIB
+
+SPARK = Memory(total_kib=127_600_748, available_kib=123_731_900)
+"""A Spark after boot without a desktop (current firmware): 121.69 GiB, 118 of them available."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """One node.
+
+    Attributes:
+        memory: of the whole machine, the GPU's too.
+        held: processes that hold GPU memory now.
+        disk_free_gib: of the root file system; None when it is not known.
+        has_model: the model's files are there already.
+        assumed: nobody asked a node.
+    """
+
+    name: str
+    memory: Memory = SPARK
+    held: tuple[Process, ...] = ()
+    disk_free_gib: float | None = None
+    has_model: bool = False
+    assumed: bool = False
+
+    @property
+    def total_gib(self) -> float:
+        return self.memory.total_kib / GIB_KIB
+
+    @property
+    def available_gib(self) -> float:
+        return self.memory.available_kib / GIB_KIB
+
+    @property
+    def held_gib(self) -> float:
+        """What processes hold of the GPU's memory."""
+        return sum(p.used_mib or 0 for p in self.held) / 1024
+
+    def document(self) -> dict[str, Any]:
+        """As in `plan --json`."""
+        return {
+            "name": self.name,
+            "assumed": self.assumed,
+            "total_gib": round(self.total_gib, 2),
+            "available_gib": round(self.available_gib, 2),
+            "held_gib": round(self.held_gib, 2),
+            "held_by": [{"pid": p.pid, "name": p.name, "used_mib": p.used_mib} for p in self.held],
+        }
+
+
+def assumed(count: int, available_gib: float | None = None) -> list[Room]:
+    """Sparks that nobody asked: idle, without a desktop, unless told how much is available."""
+    memory = SPARK
+    if available_gib is not None:
+        memory = Memory(SPARK.total_kib, round(available_gib * GIB_KIB))
+    return [Room(f"spark{n}", memory, assumed=True) for n in range(1, count + 1)]
+
+
+def of_facts(name: str, facts: Facts, held: Iterable[Process], *, has_model: bool) -> Room:
+    """A node that was asked."""
+    return Room(
+        name,
+        facts.memory,
+        tuple(held),
+        facts.disk_free_bytes / GIB if facts.disk_free_bytes else None,
+        has_model,
+    )

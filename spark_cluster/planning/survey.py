@@ -1,0 +1,32 @@
+"""Asks nodes what a plan wants to know of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spark_cluster.facts import gather
+from spark_cluster.facts.model import Facts
+from spark_cluster.planning.room import Room, of_facts
+
+if TYPE_CHECKING:
+    from spark_cluster.engine.play import Play
+    from spark_cluster.launch import Launch
+
+DONE = "/srv/models/{name}/.complete"
+"""What the role `models` leaves when a download is whole."""
+
+
+def survey(play: Play, launch: Launch) -> tuple[list[Room], list[Facts]]:
+    """The nodes' rooms and facts, the head first: one question each, all at once."""
+    done = DONE.format(name=launch.model.replace("/", "--"))
+    question = {**gather.MEMORY, "files": {"meminfo": "/proc/meminfo", "done": done}}
+    nodes = sorted(play.nodes, key=lambda node: not node.is_head)
+    waiting = [(node, play.session(node).submit("gather", **question)) for node in nodes]
+    rooms, facts = [], []
+    for node, pending in waiting:
+        answer = pending.wait()
+        processes, _ = gather.memory(answer)
+        has_model = answer["files"]["done"] is not None
+        rooms.append(of_facts(node.name, node.facts, processes or (), has_model=has_model))
+        facts.append(node.facts)
+    return rooms, facts

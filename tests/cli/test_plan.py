@@ -1,0 +1,135 @@
+"""`plan` as a user runs it, without nodes: screen, JSON, exit status, and mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from spark_cluster.cli import cli
+from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
+from spark_cluster.project import Project
+
+RECIPES = sorted(Project(Path(__file__).parents[2]).list("recipes"))
+KEYS = {
+    "recipe", "tp", "fits", "reasons", "gpu_memory_utilization", "weights_gib", "kv_cache_gib",
+    "kv_tokens", "max_concurrency", "decode_tok_s", "bytes_per_token", "nodes", "issues",
+}  # fmt: skip
+
+
+def run(*words, project=None):
+    folder = ["--project", str(project)] if project else []
+    result = CliRunner().invoke(cli, [*folder, "plan", *words], env={"COLUMNS": "100"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def document(*words, **options):
+    return json.loads(run(*words, "--offline", "--json", **options).stdout)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("tp", ["1", "2"])
+def test_every_recipe_has_a_plan(name, tp):
+    found = document(name, "--tp", tp)
+    assert found.keys() >= KEYS
+    assert found["recipe"] == name
+    speed = found["decode_tok_s"]
+    assert 0 < speed["low"] <= speed["expected"] <= speed["high"]
+    assert found["fits"] is not bool(found["reasons"])
+    assert [node["name"] for node in found["nodes"]] == ["spark1", "spark2"][: int(tp)]
+    if not found["fits"]:
+        assert "is known to run with --tp" in found["reasons"][0], "they fit an idle Spark"
+        assert found["nearest"]
+
+
+def test_what_a_plan_looks_like():
+    result = run("gemma4-31b-nvfp4", "--offline")
+    assert result.exit_code == 0
+    for text in (
+        "█ weights 30.3",
+        "--gpu-memory-utilization 0.39",
+        "requests of 32,768 tokens at a time",
+        "6.9 (6.5 to 7.3) tok/s",
+        "GB read for a token",
+        "nobody was asked",
+        "✔ go",
+    ):
+        assert text in result.output
+
+
+def test_no_go():
+    result = run("gemma4-31b-fp8", "--offline", "--tp", "1", "--available", "60")
+    assert result.exit_code == 4
+    assert "58.2 GiB while loading, and 60.0 are available" in result.output
+    assert "would work: --tp 2" in result.output
+    assert "no-go" in result.output
+
+
+def test_a_command_line():
+    line = (
+        "docker run --gpus all vllm/vllm-openai:v0.28.0 --model meta-llama/Llama-3.3-70B-Instruct"
+    )
+    found = document("--command", line)
+    assert found["fits"] is False
+    assert found["weights_gib"] == pytest.approx(131.4, abs=0.1)
+    assert "--tp 2" in [near["change"] for near in found["nearest"]]
+
+
+def test_more_users_than_places():
+    found = document("gemma4-31b-nvfp4", "--users", "8")
+    assert found["concurrency"] == 8
+    assert "--max-num-seqs 4: further requests wait for their turn" in found["remarks"]
+
+
+@pytest.mark.parametrize(
+    ("purpose", "users", "best"), [("latency", "1", "tp2"), ("throughput", "32", "replicas")]
+)
+def test_for_a_purpose(purpose, users, best):
+    words = ("gemma4-31b-fp8", "--for", purpose, "--users", users)
+    found = document(*words)
+    assert found["best"] == best
+    assert [one["name"] for one in found["topologies"]] == ["one", "tp2", "replicas"]
+    assert "✔" in run(*words, "--offline").output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("gemma4-31b-nvfp5", "--offline"), "gemma4-31b-nvfp4"),
+        (("gemma4-31b-nvfp4", "--available", "60"), "--offline"),
+        (("gemma4-31b-nvfp4", "--command", "vllm serve x", "--offline"), "leave one out"),
+        (("gemma4-31b-nvfp4", "--offline", "--tp", "3"), "cannot be divided over 3"),
+        (("--command", "ls -l", "--offline"), "vllm"),
+        (("--command", "vllm serve nobody/knows-this", "--offline"), "nobody/knows-this"),
+    ],
+)
+def test_mistakes(words, said):
+    with pytest.raises(UsageError) as caught:
+        run(*words)
+    assert said in str(caught.value)
+
+
+def test_a_models_own_config_comes_first(tmp_path):
+    (tmp_path / "recipes").mkdir()
+    model = tmp_path / "m"
+    model.mkdir()
+    (tmp_path / "recipes/own.yaml").write_text(
+        "name: own\nmodel: {name: own, served_name: own, source: directory, directory: ../m}\n"
+        "image: {ref: 'x:1'}\n"
+    )
+    with pytest.raises(SparkClusterError):
+        run("own", "--offline", project=tmp_path)
+    (model / "config.json").write_text("{")
+    with pytest.raises(InvalidFile):
+        run("own", "--offline", project=tmp_path)
+    config = {
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 128256,
+        "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "max_position_embeddings": 8192,
+    }  # fmt: skip
+    (model / "config.json").write_text(json.dumps(config))
+    assert document("own", project=tmp_path)["weights_gib"] == pytest.approx(14.96, abs=0.02)

@@ -1,0 +1,87 @@
+"""One Spark, TP=2 or two replicas: what is advised for which purpose."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_cluster.errors import UsageError
+from spark_cluster.launch import Launch
+from spark_cluster.planning.geometry import find
+from spark_cluster.planning.memory import GIB
+from spark_cluster.planning.purpose import Users, advise, replica_gain
+from spark_cluster.planning.room import assumed
+from spark_cluster.planning.speed.constants import Constants
+from spark_cluster.planning.weights import memory_bytes
+
+LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
+
+
+def advice(purpose, users=1, model=LLAMA, quantization="fp8", available=None, sizes=(1, 2)):
+    geometry = find(model)
+    launch = Launch(model, quantization=quantization, args={"max-model-len": 8192})
+    return advise(
+        purpose,
+        Users(users, 1024, 2048),
+        launch,
+        geometry,
+        assumed(2, available),
+        weights_gib=memory_bytes(geometry, quantization) / GIB,
+        constants=Constants(),
+        sizes=sizes,
+    )
+
+
+def test_latency_is_for_both_together():
+    found = advice("latency")
+    assert found.best is not None
+    assert found.best.name == "tp2"
+    one, both, replicas = found.topologies
+    assert both.tok_s_user > 1.5 * one.tok_s_user
+    assert both.ttfr_s < one.ttfr_s
+    assert replicas.tok_s_user == one.tok_s_user, "one user fills one replica"
+
+
+@pytest.mark.parametrize(("users", "best"), [(1, "tp2"), (8, "tp2"), (32, "replicas")])
+def test_throughput_is_for_replicas_when_there_are_many(users, best):
+    found = advice("throughput", users)
+    assert found.best is not None
+    assert found.best.name == best
+
+
+def test_capacity_is_for_both_together_as_the_weights_lie_there_once():
+    found = advice("capacity")
+    one, both, replicas = found.topologies
+    assert found.best is both
+    assert both.requests > replicas.requests == 2 * one.requests
+
+
+def test_what_fits_one_way_only():
+    found = advice("throughput", 32, available=60)
+    assert found.best is not None
+    assert found.best.name == "tp2"
+    assert found.why.endswith("nothing else fits")
+    assert found.topologies[2].why_not, "a replica has to fit one Spark"
+    assert advice("latency", sizes=(1, 1)).best.name == "one"
+    none = advice("latency", available=20)
+    assert none.best is None
+    assert none.why == "it fits neither one Spark nor two"
+
+
+def test_nobody_asks():
+    with pytest.raises(UsageError, match="--users: found 0"):
+        advice("latency", 0)
+
+
+@pytest.mark.parametrize(("users", "gain"), [(1, 1.0), (8, 1.30), (16, 1.75), (32, 1.91)])
+def test_the_gain_of_replicas_as_measured(users, gain):
+    assert replica_gain(users) == pytest.approx(gain)
+
+
+@given(st.integers(1, 200))
+def test_the_gain_never_falls_and_never_exceeds_two(users):
+    gains = [replica_gain(n) for n in range(1, users + 2)]
+    assert all(a <= b <= 2 for a, b in pairwise(gains))
