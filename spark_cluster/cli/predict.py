@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from spark_cluster.recipe import Recipe
 
 GB = 1e9
-GIB = 1 << 30
 MS = 1e3
 ANSWER = 512
 """Tokens of an answer when --context is not given; half of it is in the cache on average."""
@@ -57,7 +56,7 @@ class Predict(click.Group):
 @click.option("--model", metavar="NAME|DIR", help="What was run: a model.")
 @click.option("--quantization", metavar="Q", help="Of --model (default: as its config says).")
 @click.option("--kv-dtype", metavar="D", help="Of --model: type of the KV cache.")
-@click.option("--tp", type=click.IntRange(min=1), default=1, help="Tensor-parallel size.")
+@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size (default: 1).")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -73,7 +72,7 @@ def command(
     model: str | None,
     quantization: str | None,
     kv_dtype: str | None,
-    tp: int,
+    tp: int | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -89,7 +88,7 @@ def command(
     app.as_json = app.as_json or as_json
     given = {"recipe": recipe, "model": model, "quantization": quantization, "kv_dtype": kv_dtype}
     if ctx.invoked_subcommand is not None:
-        if results or output or any(given.values()):
+        if results or output or tp or any(given.values()):
             raise UsageError(
                 f"options stand after '{ctx.invoked_subcommand}', and --calibrate stands alone"
             )
@@ -99,7 +98,7 @@ def command(
         ctx.exit(2)
     from spark_cluster.cli.predict_calibrate import calibration
 
-    calibration(app, results, {**given, "tp": str(tp)}, output)
+    calibration(app, results, {**given, "tp": str(tp or 1)}, output)
 
 
 @command.command()
@@ -324,16 +323,28 @@ def _show(
     name = document["recipe"] or document["model"]
     app.console.print(
         f"[bold]{escape(str(name))}[/]: {document['quantization']} weights, "
-        f"{document['kv_dtype']} KV cache, TP {document['tp']}, "
+        f"{_kv(document['kv_dtype'])} KV cache, TP {document['tp']}, "
         f"{document['context']:,} tokens of context",
         soft_wrap=True,
     )
     app.console.print(table)
-    app.console.print(f"{plain.bytes_per_token / GB:.2f} GB read for a token")
+    app.console.print(f"{_size(plain.bytes_per_token)} read for a token")
     if drafted is not None:
         app.console.print(
             f"{drafted.tokens_per_step:.2f} tokens a step with the drafter, "
             f"{drafted.gain:.2f} times as fast"
         )
+    by_basis: dict[str, list[str]] = {}
     for what, basis in document["basis"].items():
-        app.console.print(f"[dim]{what}: {escape(basis)}[/]")
+        by_basis.setdefault(basis, []).append(what)
+    for basis, whats in by_basis.items():
+        app.console.print(f"[dim]{', '.join(whats)}: {escape(basis)}[/]", soft_wrap=True)
+
+
+def _kv(kv_dtype: str) -> str:
+    """In words: without quantisation the cache is what the model computes in."""
+    return "bf16" if kv_dtype == "auto" else kv_dtype
+
+
+def _size(count: float) -> str:
+    return f"{count / GB:.2f} GB" if count >= GB / 10 else f"{count / 1e6:.2f} MB"

@@ -30,6 +30,9 @@ HUBER = 0.05
 
 ROUNDS = 50
 
+MINOR = frozenset({"eta_kv", "attention_tflops"})
+"""Constants that noise in a few points can drive anywhere."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -151,25 +154,48 @@ def calibrate(points: Sequence[Point], constants: Constants | None = None) -> Ca
         )
     _must_be_plausible(points, start)
     terms, kept = _identified(points, start)
-    fit = _fit(points, terms, start)
-    for name, value in _outside(fit, terms):
-        kept[name] = f"the points ask for {value:.3g}, which cannot be"
-    if kept.keys() & {term.name for term in terms}:
-        terms = [term for term in terms if term.name not in kept]
-        fit = _fit(points, terms, start)
-        if not terms or _outside(fit, terms):
-            raise Failed(
-                "no sensible constants describe these points: " + "; ".join(kept.values()),
-                hint="check that --recipe or --model, --quantization and --tp say what was run",
-            )
+    fit, terms, none = _sensible(points, terms, start, kept)
     return Calibration(
         constants=_own_link(fit) if "allreduce_us" in (t.name for t in terms) else fit,
-        fitted=tuple(term.name for term in terms),
+        fitted=(*(term.name for term in terms), *none),
         kept=kept,
         points=len(points),
         before=mean_error(points, start),
         after=mean_error(points, fit),
-        left_out=_leave_one_out(points, terms, start),
+        left_out=_leave_one_out(points, terms, fit),
+    )
+
+
+def _sensible(
+    points: Sequence[Point], terms: list[_Term], start: Constants, kept: dict[str, str]
+) -> tuple[Constants, list[_Term], list[str]]:
+    """A fit whose constants can be: with the terms that decide it, and the times that are none.
+
+    A time below none is none; the share of the bandwidth that reading the cache reaches stays as
+    it was when the points ask for what cannot be; of the others that is an error.
+    """
+    fit = _fit(points, terms, start)
+    none: list[str] = []
+    for term, value in _outside(fit, terms):
+        if not term.inverse and value < 0:
+            start = replace(start, **{term.name: 0.0})  # type: ignore[arg-type]
+            none.append(term.name)
+        elif term.name in MINOR:
+            kept[term.name] = f"the points ask for {value:.3g}, which cannot be"
+        else:
+            raise _strange(term.name, value)
+    if none or any(term.name in kept for term in terms):
+        terms = [term for term in terms if term.name not in (*none, *kept)]
+        fit = _fit(points, terms, start)
+        for term, value in _outside(fit, terms):
+            raise _strange(term.name, value)
+    return fit, terms, none
+
+
+def _strange(name: str, value: float) -> Failed:
+    return Failed(
+        f"no sensible constants describe these points: they ask for {name} = {value:.3g}",
+        hint="check that --recipe or --model, --quantization and --tp say what was run",
     )
 
 
@@ -321,13 +347,13 @@ def _solve(rows: list[list[float]], goals: list[float], factors: list[float]) ->
     return [matrix[i][size] / matrix[i][i] for i in range(size)]
 
 
-def _outside(constants: Constants, terms: Iterable[_Term]) -> list[tuple[str, float]]:
+def _outside(constants: Constants, terms: Iterable[_Term]) -> list[tuple[_Term, float]]:
     """Fitted constants that cannot be."""
     found = []
     for term in terms:
         value, (low, high) = float(getattr(constants, term.name)), LIMITS[term.name]
         if not low <= value <= high:
-            found.append((term.name, value))
+            found.append((term, value))
     return found
 
 
@@ -335,7 +361,7 @@ def _leave_one_out(
     points: Sequence[Point], terms: Sequence[_Term], start: Constants
 ) -> float | None:
     """Mean error of each point predicted by a fit to the others."""
-    if len(points) - 1 <= len(terms):
+    if len(points) - 1 < len(terms):
         return None
     errors = []
     for i, point in enumerate(points):

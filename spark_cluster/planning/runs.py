@@ -122,7 +122,7 @@ def _benchy(path: Path, data: dict[str, Any], serving: Serving, runs: Runs) -> N
         names = ("concurrency", "context_size", "prompt_size", "response_size")
         try:
             concurrency, depth, prompt, answer = (int(entry[name]) for name in names)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise _invalid(
                 path, f"benchmark {number}: expected numbers: {', '.join(names)}"
             ) from None
@@ -151,7 +151,8 @@ def _middle(figure: Any) -> float | None:
     """The median of a figure's values, or its mean; None when it has neither."""
     if not isinstance(figure, dict):
         return None
-    values = [v for v in figure.get("values") or [] if _is_number(v)]
+    listed = figure.get("values")
+    values = [v for v in listed if _is_number(v)] if isinstance(listed, list) else []
     found = statistics.median(values) if values else figure.get("mean")
     return float(found) if _is_number(found) and found > 0 else None
 

@@ -12,11 +12,9 @@ from spark_cluster.planning.geometry import Geometry
 from spark_cluster.userfiles.recipe_file import Quantization
 from spark_cluster.userfiles.suggest import did_you_mean
 
-BF16 = 2.0
-
 BYTES: Mapping[Quantization, float] = MappingProxyType(
     {
-        "bf16": BF16,
+        "bf16": 2.0,
         "fp8": 1.0,
         "fp8-online": 1.0,
         "nvfp4": 0.5625,  # 4 bits, and an FP8 scale for every 16 of them
@@ -27,9 +25,13 @@ BYTES: Mapping[Quantization, float] = MappingProxyType(
 )
 """Bytes a parameter of a quantised layer takes, scales included."""
 
-LINEAR = frozenset({"attention", "recurrent", "mlp", "shared", "experts"})
+LINEAR = ("attention", "recurrent", "mlp", "shared", "experts")
 """Parts made of matrices that quantisation applies to. The router, the embedding, the output layer
 and the vision tower stay BF16 in every build that was looked at."""
+
+
+UNGATED: Mapping[str, int] = MappingProxyType({"nemotron_h": 2})
+"""Families whose feed-forward layers are two matrices; in the others a gate is the third."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,9 @@ class Parameters:
 
 
 def parameters(geometry: Geometry) -> Parameters:
-    """Counts of a model, from its shape; feed-forward layers are gated (three matrices)."""
+    """Counts of a model, from its shape."""
     hidden, experts = geometry.hidden, geometry.experts
+    matrices = UNGATED.get(geometry.model_type, 3) * hidden
     attention = 0
     for part in geometry.attention:
         values = 0 if part.k_is_v else part.value_dim
@@ -77,11 +80,9 @@ def parameters(geometry: Geometry) -> Parameters:
     return Parameters(
         attention=attention + _latent(geometry),
         recurrent=sum(part.layers * part.weights for part in geometry.recurrent),
-        mlp=3 * hidden * geometry.intermediate * geometry.dense_layers,
-        shared=3 * hidden * experts.shared_intermediate * experts.layers if experts else 0,
-        experts=3 * hidden * experts.intermediate * experts.count * experts.layers
-        if experts
-        else 0,
+        mlp=matrices * geometry.intermediate * geometry.dense_layers,
+        shared=matrices * experts.shared_intermediate * experts.layers if experts else 0,
+        experts=matrices * experts.intermediate * experts.count * experts.layers if experts else 0,
         router=hidden * experts.count * experts.layers if experts else 0,
         embedding=geometry.vocab * hidden,
         output=0 if geometry.tied else geometry.vocab * hidden,
@@ -103,22 +104,32 @@ def _latent(geometry: Geometry) -> int:
     return latent.layers * (queries + keys + latent.q_heads * latent.value_dim * geometry.hidden)
 
 
-def quantized_parts(geometry: Geometry, quantization: Quantization) -> frozenset[str]:
-    """Which parts a quantisation applies to.
+def formats(geometry: Geometry, quantization: Quantization) -> dict[str, Quantization]:
+    """How each part that quantisation can apply to lies in memory.
 
-    NVIDIA's NVFP4 build of Gemma 4 31B quantises the feed-forward layers only; NVFP4 builds of the
-    26B-A4B all matrices (model cards; DGX Spark part 7 and 9). MXFP4 is the experts' format
-    (gpt-oss). Builds of 4 bits leave recurrent layers as they are; FP8 ones do not.
+    Builds differ in what they leave as it is:
+
+    - NVFP4: NVIDIA's Gemma 4 31B quantises the feed-forward layers only (32.7 GB on the hub), Red
+      Hat's all matrices; builds of the 26B-A4B all matrices (DGX Spark part 7 and 9). NVIDIA's
+      Qwen3.5 and 3.6 keep attention and recurrent layers in FP8 (Model-Optimizer pull request
+      2302), its Qwen3-Next in BF16 (681).
+    - MXFP4 is the format of experts (gpt-oss); the rest is BF16, but for a container made for the
+      Spark that quantises it while loading and is 1.7 times as fast.
+    - 4 bits leave other recurrent layers in BF16; FP8 does not.
     """
-    if quantization == "bf16":
-        return frozenset()
-    if quantization in ("fp8", "fp8-online"):
-        return LINEAR
+    kept: Quantization = "bf16"
+    kind, parts = geometry.model_type, dict.fromkeys(LINEAR, quantization)
     if quantization == "mxfp4" and geometry.is_moe:
-        return frozenset({"experts"})
-    if quantization == "nvfp4" and geometry.model_type.startswith("gemma4") and not geometry.is_moe:
-        return frozenset({"mlp"})
-    return LINEAR - {"recurrent"}
+        return {**dict.fromkeys(LINEAR, kept), "experts": quantization}
+    if quantization == "nvfp4":
+        red_hat = geometry.name.startswith("RedHatAI/")
+        if kind.startswith("gemma4") and not geometry.is_moe and not red_hat:
+            return {**parts, "attention": kept}
+        if kind.startswith("qwen3_5"):
+            return {**parts, "attention": "fp8", "recurrent": "fp8"}
+        if kind == "qwen3_next":
+            return {**parts, "attention": kept, "recurrent": kept}
+    return parts if BYTES[quantization] >= 1 else {**parts, "recurrent": kept}
 
 
 def must_be_known(quantization: str) -> Quantization:
@@ -137,10 +148,9 @@ def must_be_known(quantization: str) -> Quantization:
 
 def part_bytes(geometry: Geometry, quantization: Quantization) -> dict[str, float]:
     """Bytes in memory by part, on all nodes together."""
-    counts, quantized = parameters(geometry), quantized_parts(geometry, quantization)
-    small = BYTES[quantization]
+    counts, lies = parameters(geometry), formats(geometry, quantization)
     return {
-        part.name: getattr(counts, part.name) * (small if part.name in quantized else BF16)
+        part.name: getattr(counts, part.name) * BYTES[lies.get(part.name, "bf16")]
         for part in fields(counts)
     }
 

@@ -136,7 +136,7 @@ def doubts(serving: Serving, concurrency: int) -> Doubt:
     doubt = Doubt(ERROR, ERROR)
     family(serving, doubt)
     if concurrency > 1 and serving.geometry.is_moe:
-        doubt.more("requests may share experts", 0.09, 0.24)
+        doubt.more("requests that may share experts", 0.09, 0.24)
     elif concurrency > 1:
-        doubt.more("prefills may come between", 0.09, 0.02)
+        doubt.more("prefills that come between", 0.09, 0.02)
     return doubt

@@ -9,7 +9,7 @@ from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import step
 from spark_cluster.planning.speed.estimate import Doubt, Estimate, family
 from spark_cluster.planning.speed.serving import Serving
-from spark_cluster.planning.weights import parameters, quantized_parts, step_bytes
+from spark_cluster.planning.weights import LINEAR, formats, parameters, step_bytes
 
 ERROR = 0.07
 """Largest error on the published prefills."""
@@ -78,13 +78,13 @@ def work(serving: Serving, prompt: int, cached: int = 0) -> Work:
     if prompt < 1 or cached < 0:
         raise UsageError(f"found prompt {prompt} and cached {cached}, expected at least 1 and 0")
     geometry = serving.geometry
-    counts, quantized = parameters(geometry), quantized_parts(geometry, serving.quantization)
+    counts, lies = parameters(geometry), formats(geometry, serving.quantization)
     fast = slow = 0.0
-    for name in ("attention", "recurrent", "mlp", "shared", "experts"):
+    for name in LINEAR:
         count = float(getattr(counts, name))
         if name == "experts" and geometry.experts:
             count *= geometry.experts.top_k / geometry.experts.count
-        if geometry.is_moe or (name in quantized and serving.quantization in _FAST):
+        if geometry.is_moe or lies[name] in _FAST:
             fast += 2 * count * prompt
         else:
             slow += 2 * count * prompt
@@ -138,9 +138,9 @@ def prefill(
     doubt = Doubt(ERROR, ERROR)
     family(serving, doubt)
     if moe:
-        doubt.more("no prefill with experts was fitted", 0.30)
+        doubt.more("experts, with which no prefill was fitted", 0.30)
     elif serving.quantization not in ("fp8", "fp8-online"):
-        doubt.more("only prefills in FP8 were fitted", 0.30)
+        doubt.more("its weights, as only prefills in FP8 were fitted", 0.30)
     arithmetic = (todo.fast + todo.slow + todo.attention) / PEAK_FLOPS / serving.tp
     weights = step_bytes(serving.geometry, serving.quantization, prompt) / serving.tp
     best = max(arithmetic, weights / constants.bandwidth)

@@ -93,13 +93,13 @@ def speculative(
     else:
         gained = [tokens_per_step([rate], drafted) for rate in USUAL]
     doubt = doubts(serving, concurrency)
-    doubt.more("drafting adds to it", ERROR - decoding.ERROR)
+    doubt.more("drafting", ERROR - decoding.ERROR)
     if not serving.geometry.is_moe:
-        doubt.more("no run of a dense model with a drafter was fitted", 0.10)
+        doubt.more("a dense model, with which no drafter was fitted", 0.10)
     elif serving.quantization != "fp8":
-        doubt.more("only FP8 was fitted with a drafter", 0.10)
+        doubt.more("its weights, as drafters were fitted with FP8 only", 0.10)
     if len(set(gained)) > 1:
-        doubt.why.append("nobody measured the acceptance")
+        doubt.why.append("an acceptance that nobody measured")
     plain = step(serving, context, concurrency)
     draft = drafted * constants.draft_ms / 1e3
     fast, usual, slow = (

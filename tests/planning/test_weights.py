@@ -1,0 +1,156 @@
+"""Parameters and bytes of models, against what is known of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from speed_samples import DEEPSEEK_LITE, EVERY, GEMMA_26B, GEMMA_31B, LLAMA_70B
+
+from spark_cluster.errors import UsageError
+from spark_cluster.planning.geometry import find
+from spark_cluster.planning.weights import (
+    BYTES,
+    LINEAR,
+    active_parameters,
+    experts_read,
+    formats,
+    load_peak_bytes,
+    memory_bytes,
+    must_be_known,
+    parameters,
+    part_bytes,
+    step_bytes,
+)
+
+GIB = 1 << 30
+models = st.sampled_from(EVERY)
+quantizations = st.sampled_from(sorted(BYTES))
+
+
+def test_parts_of_the_dense_gemma():
+    found = parameters(GEMMA_31B)
+    assert found.attention == pytest.approx(8.478e9, rel=1e-3)
+    assert found.mlp == pytest.approx(20.809e9, rel=1e-3)
+    assert found.embedding == pytest.approx(1.409e9, rel=1e-3)
+    assert (found.output, found.experts, found.router, found.recurrent) == (0, 0, 0, 0)
+    assert found.total - found.other == pytest.approx(30.696e9, rel=1e-3)
+
+
+def test_parts_of_the_gemma_with_experts():
+    found = parameters(GEMMA_26B)
+    assert found.experts == pytest.approx(22.838e9, rel=1e-3)
+    assert found.attention == pytest.approx(1.110e9, rel=1e-3)
+    assert found.mlp + found.shared == pytest.approx(0.535e9, rel=1e-2)
+    assert found.total - found.other == pytest.approx(25.232e9, rel=1e-3)
+    # 3.822e9 with the output layer, as the published table has it
+    assert active_parameters(GEMMA_26B) + found.embedding == pytest.approx(3.822e9, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("meta-llama/Llama-3.1-8B", 8.03),
+        ("meta-llama/Llama-3.3-70B-Instruct", 70.55),
+        ("Qwen/Qwen3-32B", 32.76),
+        ("Qwen/Qwen3-30B-A3B", 30.53),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 79.7),
+        ("deepseek-ai/DeepSeek-V2-Lite", 15.71),
+        ("openai/gpt-oss-120b", 116.8),
+        ("openai/gpt-oss-20b", 20.91),
+        ("google/gemma-3-27b-it", 27.43),
+        ("zai-org/GLM-4.5-Air", 106.85),
+        ("ibm-granite/granite-4.0-h-small", 32.2),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 31.6),
+    ],
+)
+def test_totals_that_the_hub_shows(name, billions):
+    assert parameters(find(name)).total / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "quantization", "low", "high"),
+    [
+        (GEMMA_31B, "bf16", 62.0, 63.0),
+        (GEMMA_31B, "fp8", 32.5, 33.5),
+        (GEMMA_31B, "nvfp4", 32.0, 33.0),  # 32.7 GB on the hub
+        (GEMMA_26B, "bf16", 51.2, 52.0),  # 48.07 GiB in a log
+        (GEMMA_26B, "fp8", 26.8, 27.7),  # 25.67 GiB in a log
+        (GEMMA_26B, "nvfp4", 16.2, 17.0),  # 15.76 GiB in a log, 16.5 GB on the hub
+    ],
+)
+def test_memory(model, quantization, low, high):
+    """GB."""
+    assert low <= memory_bytes(model, quantization) / 1e9 <= high
+
+
+def test_online_quantisation_needs_the_unquantised_weights_first():
+    assert memory_bytes(GEMMA_31B, "fp8-online") == memory_bytes(GEMMA_31B, "fp8")
+    assert load_peak_bytes(GEMMA_31B, "fp8-online") == memory_bytes(GEMMA_31B, "bf16")
+    assert load_peak_bytes(GEMMA_31B, "fp8-online") / GIB == pytest.approx(58.2, rel=0.01)
+    assert load_peak_bytes(GEMMA_31B, "nvfp4") == memory_bytes(GEMMA_31B, "nvfp4")
+
+
+def test_what_builds_leave_as_it_is():
+    assert formats(GEMMA_31B, "nvfp4")["attention"] == "bf16"
+    assert formats(GEMMA_31B, "nvfp4")["mlp"] == "nvfp4"
+    red_hat = replace(GEMMA_31B, name="RedHatAI/gemma-4-31B-it-NVFP4")
+    assert formats(red_hat, "nvfp4")["attention"] == "nvfp4"
+    assert set(formats(GEMMA_26B, "nvfp4").values()) - {"bf16"} == {"nvfp4"}
+    gpt_oss = formats(find("openai/gpt-oss-120b"), "mxfp4")
+    assert {part for part in gpt_oss if gpt_oss[part] == "mxfp4"} == {"experts"}
+    qwen = formats(find("Qwen/Qwen3.6-35B-A3B"), "nvfp4")
+    assert (qwen["experts"], qwen["attention"], qwen["recurrent"]) == ("nvfp4", "fp8", "fp8")
+
+
+def test_a_layer_that_borrows_its_cache_has_no_keys_of_its_own():
+    sliding, full = GEMMA_31B.attention
+    borrowing = replace(GEMMA_31B, attention=(replace(sliding, borrowed=10), full))
+    less = parameters(GEMMA_31B).attention - parameters(borrowing).attention
+    assert less == 10 * 5376 * 16 * (256 + 256)
+
+
+def test_a_step_reads_the_output_layer_once_and_no_vision():
+    parts = part_bytes(GEMMA_31B, "bf16")
+    assert step_bytes(GEMMA_31B, "bf16") == sum(parts.values()) - parts["other"]
+    parts = part_bytes(LLAMA_70B, "fp8")
+    assert step_bytes(LLAMA_70B, "fp8") == sum(parts.values()) - parts["embedding"]
+
+
+def test_experts_that_are_read():
+    assert experts_read(128, 8, 1) == pytest.approx(8)
+    assert experts_read(128, 8, 3) == pytest.approx(22.5, abs=0.1)
+    assert experts_read(128, 8, 10_000) == pytest.approx(128)
+    assert experts_read(4, 4, 1) == 4
+
+
+@given(models, quantizations, st.integers(1, 4096), st.integers(1, 4096))
+def test_reading(model, quantization, few, more):
+    few, more = sorted((few, more))
+    one, many = (step_bytes(model, quantization, n) for n in (few, more))
+    assert 0 < one <= many * (1 + 1e-12)
+    assert many <= memory_bytes(model, quantization) * (1 + 1e-12)
+    if not model.is_moe:
+        assert one == many
+
+
+@given(models, quantizations)
+def test_quantisation_never_makes_it_larger(model, quantization):
+    assert memory_bytes(model, quantization) <= memory_bytes(model, "bf16")
+    assert load_peak_bytes(model, quantization) >= memory_bytes(model, quantization)
+    assert set(formats(model, quantization)) == set(LINEAR)
+
+
+def test_latent_attention():
+    """DeepSeek-V2-Lite, by hand: queries, compressed keys and values, their expansion, output."""
+    layer = 2048 * 16 * 192 + 2048 * 576 + 512 * 16 * 256 + 16 * 128 * 2048
+    assert parameters(DEEPSEEK_LITE).attention == 27 * layer
+
+
+def test_unknown_quantisation():
+    assert must_be_known("NVFP4") == "nvfp4"
+    with pytest.raises(UsageError, match="no quantisation 'nvfp5'") as caught:
+        must_be_known("nvfp5")
+    assert "nvfp4" in caught.value.hint
