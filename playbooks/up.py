@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import socket
 from functools import partial
 from typing import Any
 
 from spark_cluster.cluster import Spark
-from spark_cluster.engine.connections import ask_secret
 from spark_cluster.engine.play import Play, RoleCall
-from spark_cluster.errors import Failed, Refused
+from spark_cluster.errors import Refused
 from spark_cluster.planning.memory import LOWEST, utilization
 from spark_cluster.planning.nodes import serving
 from spark_cluster.recipe import Recipe
 from spark_cluster.resources import Container
-from spark_cluster.serving import readiness, vram
+from spark_cluster.serving import patches, readiness, rungs, startup_log, vram
+from spark_cluster.serving.endpoint import Endpoint, endpoint_of
 from spark_cluster.serving.engine import RAY, SERVER
-from spark_cluster.serving.readiness import Endpoint
 from spark_cluster.serving.result import Served, versions
 
 
@@ -45,64 +43,59 @@ def main(play: Play, *, recipe: Recipe, tp: int) -> Served | None:
         play.note("the server was left out, so nothing was verified")
         return None
     with play.stage("load"):
-        peak = readiness.healthy(play, endpoint, recipe.ready_timeout_s)
+        ranks = [n.name for n in servers[1:]] if recipe.executor == "mp" else []
+        peak = readiness.healthy(play, endpoint, recipe.ready_timeout_s, ranks)
     with play.stage("verify"):
-        answer = readiness.ask(play, endpoint, recipe.probe)
+        startup_log.must_fit(play, servers, recipe.readiness)
+        answer = rungs.climb(play, endpoint, recipe)
         now = vram.sample({n.name: play.session(n) for n in play.nodes})
         peak = vram.peak(peak, now)
-        found = versions(play, endpoint, recipe.ray.dashboard_port if tp > 1 else None)
-    return Served(endpoint, recipe.name, tp, answer, before, peak, now, found)
+        found = versions(play, endpoint, recipe.ray.dashboard_port if _on_ray(recipe, tp) else None)
+    asked = tuple(recipe.readiness.rungs)
+    return Served(endpoint, recipe.name, tp, answer, before, peak, now, found, asked)
 
 
 def plan_nodes(play: Play, recipe: Recipe, tp: int) -> tuple[list[Spark], list[Spark]]:
     """Who serves and who does not."""
+    if recipe.runtime != "docker":
+        raise Refused(
+            f"recipe {recipe.name} has `runtime: {recipe.runtime}`, which is not there yet",
+            hint="`runtime: docker` serves the same from an image",
+        )
     recipe.args_for(tp)  # refuses a size that the recipe does not do
     return serving(play.nodes, tp)
 
 
-def endpoint_of(play: Play, recipe: Recipe) -> Endpoint:
-    """Where the server binds, as the inventory says."""
-    serve = play.inventory.serve
-    host = "127.0.0.1" if serve.bind == "loopback" else management_ip(play.head)
-    key = serve.api_key.read("the API key", ask_secret()) if serve.api_key else None
-    return Endpoint(host, serve.port, recipe.model.served_name, key)
-
-
-def management_ip(node: Spark) -> str:
-    """The node's own IP address that its inventory address means."""
-    own = {str(a.ip) for i in node.facts.interfaces for a in i.addresses}
-    if node.address in own:
-        return node.address
-    try:
-        known = {str(info[4][0]) for info in socket.getaddrinfo(node.address, None)}
-    except OSError:
-        known = set()
-    if own & known:
-        return sorted(own & known)[0]
-    raise Failed(
-        f"{node.address} is none of the node's own addresses ({', '.join(sorted(own))})",
-        where=node.name,
-        hint="`serve.bind: management` needs an IP address as the head's `address`",
-    )
-
-
 def fetch(play: Play, nodes: list[Spark], recipe: Recipe) -> None:
-    """Image and model; side by side when the model does not need the image to be downloaded."""
-    model, image = recipe.model, recipe.image
-    images = play.role("images", ref=image.ref, digest=image.digest, archive=image.archive)
-    models = play.role(
-        "models",
-        name=model.name,
-        revision=model.revision,
-        source=model.source,
-        path=model.node_path,
-        directory=model.directory,
-        image=image.reference,
-    )
-    if model.source == "hub":
-        play.apply(nodes, images, models)
+    """Image, model, drafter and patches; side by side when nothing needs the image to be fetched.
+
+    Raises:
+        Refused: a patch is missing; nothing is started then.
+    """
+    image = recipe.image
+    build = image.build.dockerfile if image.build else None
+    given = {"ref": image.ref, "digest": image.digest, "archive": image.archive}
+    images = play.role("images", **given, dockerfile=build)
+    models = [play.role("models", **given) for given in model_settings(recipe)]
+    if recipe.model.source == "hub" or len(models) > 1:
+        play.apply(nodes, images, *models)
     else:
-        play.together(lambda: play.apply(nodes, images), lambda: play.apply(nodes, models))
+        play.together(lambda: play.apply(nodes, images), lambda: play.apply(nodes, *models))
+    if recipe.patches and not play.check:
+        patches.must_be_there(play, nodes, recipe)
+
+
+def model_settings(recipe: Recipe) -> list[dict[str, Any]]:
+    """The role models' settings, for the model and for a drafter from the hub."""
+    model, drafter, image = recipe.model, recipe.drafter, recipe.image.reference
+    chosen = model.model_dump(include={"name", "revision", "source", "directory"})
+    found = [
+        {**chosen, "path": model.node_path, "image": image, "patches": patches.uploads(recipe)}
+    ]
+    if drafter is not None and drafter.name is not None:
+        chosen = drafter.model_dump(include={"name", "revision"})
+        found.append({**chosen, "path": drafter.node_path, "image": image})
+    return found
 
 
 def memory_share(play: Play, recipe: Recipe, nodes: list[Spark]) -> float | None:
@@ -154,6 +147,7 @@ def start(
         host=endpoint.host,
         port=endpoint.port,
         ray_port=recipe.ray.port,
+        ranks=tuple(node.name for node in nodes),
         api_key=endpoint.api_key,
     )
     options = recipe.ray.model_dump(exclude={"join_timeout_s"})
@@ -161,9 +155,18 @@ def start(
     if anew and not play.check:
         # A server that was started with another Ray cluster never finds this one.
         play.apply(nodes[0], [Container(SERVER, state="absent")])
-    if tp > 1 and not play.check:
+    if _on_ray(recipe, tp) and not play.check:
         readiness.ray_cluster(play, tp, recipe.ray.dashboard_port, recipe.ray.join_timeout_s)
-    play.apply(nodes, server)
+    made = play.apply(nodes, server)
+    changed = [node for node in nodes if f"Container:{SERVER}" in made.changes(node.name)]
+    if recipe.executor == "mp" and 0 < len(changed) < tp and not play.check:
+        # A rank does not join others that have begun already.
+        play.apply(nodes, [Container(SERVER, state="absent", stop_timeout_s=5)])
+        play.apply(nodes, server)
+
+
+def _on_ray(recipe: Recipe, tp: int) -> bool:
+    return tp > 1 and recipe.executor == "ray"
 
 
 def ray(play: Play, nodes: list[Spark], role: RoleCall) -> bool:
@@ -179,16 +182,23 @@ def ray(play: Play, nodes: list[Spark], role: RoleCall) -> bool:
 
 def engine_settings(recipe: Recipe, tp: int, endpoint: Endpoint) -> dict[str, Any]:
     """What the roles ray and vllm share."""
+    drafter = recipe.drafter.node_path if recipe.drafter else None
     return {
         "image": recipe.image.reference,
         "model_path": recipe.model.node_path,
         "tp": tp,
-        "mounts": tuple(mount.volume for mount in recipe.mounts),
+        "executor": recipe.executor,
+        "mounts": (
+            *(mount.volume for mount in recipe.mounts),
+            *((f"{drafter}:{drafter}:ro",) if drafter else ()),
+            *patches.mounts(recipe),
+        ),
         "env": dict(recipe.env),
         "labels": {
             "spark-cluster.recipe": recipe.name,
             "spark-cluster.model": endpoint.model,
             "spark-cluster.tp": str(tp),
+            "spark-cluster.executor": recipe.executor,
             "spark-cluster.endpoint": endpoint.url,
             "spark-cluster.dashboard": str(recipe.ray.dashboard_port),
         },

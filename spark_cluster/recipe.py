@@ -139,7 +139,7 @@ def _words(flag: str, value: EngineValue) -> list[str]:
 
 
 def load_recipe(name: str | Path, project: Project) -> Recipe:
-    """A recipe by name or path; `model.directory` is made absolute.
+    """A recipe by name or path; `model.directory` and the laptop's patches are made absolute.
 
     Raises:
         UsageError: there is no recipe of that name.
@@ -151,8 +151,15 @@ def load_recipe(name: str | Path, project: Project) -> Recipe:
     if recipe.name != path.stem:
         message = f"found '{recipe.name}', expected '{path.stem}', as the file is called"
         raise source.invalid([Problem(("name",), message)])
-    if recipe.model.directory is None:
-        return recipe
-    directory = path.absolute().parent / recipe.model.directory.expanduser()
+    folder = path.absolute().parent
+    patches = [_absolute(patch, folder) for patch in recipe.patches]
+    directory = recipe.model.directory and folder / recipe.model.directory.expanduser()
     model = recipe.model.model_copy(update={"directory": directory})
-    return recipe.model_copy(update={"model": model})
+    return recipe.model_copy(update={"model": model, "patches": patches})
+
+
+def _absolute(patch: Patch, folder: Path) -> Patch:
+    """A patch whose file is absolute when it is the laptop's."""
+    if patch.origin == "model":
+        return patch
+    return patch.model_copy(update={"file": str(folder / Path(patch.file).expanduser())})

@@ -20,13 +20,16 @@ DOWNLOAD = 'hf download "$0" --revision "$1" --local-dir "$2" && echo "$0@$1" > 
 
 
 class Settings(BaseModel):
-    """Settings of the role `models`; `up` gives the first five from the recipe."""
+    """Settings of the role `models`; `up` gives the first six from the recipe."""
 
     name: str = Field(description="repository on the hub")
     revision: str = Field(default="main", description="branch, tag or commit")
     source: Literal["hub", "directory"] = Field(default="hub", description="where it comes from")
     path: str = Field(description="folder on the node")
     directory: Path | None = Field(default=None, description="folder on the laptop")
+    patches: dict[str, Path] = Field(
+        default={}, description="path on the node to the laptop's file that is to lie there"
+    )
     image: str = Field(default="", description="image whose `hf` command downloads")
     token_env: str = Field(
         default="HF_TOKEN", description="variable of the laptop with a hub token, when it is set"
@@ -35,12 +38,20 @@ class Settings(BaseModel):
 
 
 def role(node: Spark, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
-    """The folder with the model in it."""
+    """The folder with the model in it, and the patches that the laptop has."""
+    yield from _patches(settings.patches)
     yield Directory(settings.path, mode=0o755)
     if settings.source == "directory":
         yield from _upload(settings)
     else:
         yield _download(settings)
+
+
+def _patches(patches: dict[str, Path]) -> Iterator[Resource]:
+    for folder in sorted({path.rpartition("/")[0] for path in patches}):
+        yield Directory(folder, mode=0o755)
+    for path, file in patches.items():
+        yield File(path, content=file.read_bytes())
 
 
 def _upload(settings: Settings) -> Iterator[Resource]:

@@ -1,4 +1,4 @@
-"""Ray over the fabric: the head's container and a worker's; none when one node serves alone."""
+"""Ray over the fabric: the head's container and a worker's; none when nothing needs Ray."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Settings(EngineSettings):
 
 def role(node: Spark, settings: Settings) -> Iterator[Resource]:
     """The head or a worker, kept alive by Docker's restart policy."""
-    if settings.tp == 1:
+    if settings.tp == 1 or settings.executor != "ray":
         yield Container(RAY, state="absent")
         return
     address, head = node.fabric_ip, node.head.fabric_ip

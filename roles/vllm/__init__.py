@@ -1,12 +1,17 @@
-"""The vLLM server: a container of its own on the head, so that it has its own log and restarts."""
+"""The vLLM server: a container of its own on the head, so that it has its own log and restarts.
+
+With the executor `mp` every other node has a rank without a server in such a container.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from pydantic import Field, SecretStr
 
 from spark_cluster.cluster import Spark
+from spark_cluster.errors import Failed
 from spark_cluster.resources import Container, Secret
 from spark_cluster.serving.engine import RAY_HOME, SERVER, EngineSettings, container
 
@@ -21,43 +26,82 @@ class Settings(EngineSettings):
     host: str = Field(default="127.0.0.1", description="address the endpoint binds to")
     port: int = Field(default=8000, description="port of the endpoint")
     ray_port: int = Field(default=6379, description="of Ray's head")
+    master_port: int = Field(default=29501, description="where ranks of the executor mp meet")
+    ranks: tuple[str, ...] = Field(
+        default=(), description="names of the nodes that serve by the executor mp, the head first"
+    )
     api_key: SecretStr | None = Field(default=None, description="key that requests must carry")
     stop_timeout_s: int = Field(default=30, description="seconds to end in before it is killed")
 
 
 def role(node: Spark, settings: Settings) -> Iterator[Container]:
-    """The server on the head; none elsewhere.
+    """The server on the head; elsewhere another rank of the executor mp, or nothing."""
+    command = ("vllm", "serve", settings.model_path, *settings.args)
+    if settings.tp > 1 and settings.executor == "mp" and node.name in settings.ranks:
+        yield _rank(node, settings, command)
+    elif node.is_head:
+        yield _server(node, settings, command)
+    else:
+        yield Container(SERVER, state="absent")
+
+
+def _server(node: Spark, settings: Settings, command: tuple[str, ...]) -> Container:
+    """The server.
 
     Beside a Ray head it needs four things (found out one by one): the host's PID namespace, or Ray
     does not find its node; Ray's folder; vLLM's own sockets in a folder that both share, or it
     hangs for ever; and the head's address.
     """
-    if not node.is_head:
-        yield Container(SERVER, state="absent")
-        return
-    command = ("vllm", "serve", settings.model_path, *settings.args)
+    if settings.tp == 1:
+        return _with_key(node, settings, command)
+    return _with_key(
+        node,
+        settings,
+        (*command, "--distributed-executor-backend=ray"),
+        mounts=(f"{RAY_HOME}:/tmp/ray",),
+        env={
+            "RAY_ADDRESS": f"{node.fabric_ip}:{settings.ray_port}",
+            "VLLM_RPC_BASE_PATH": "/tmp/ray",  # noqa: S108  (in the container)
+        },
+        pid="host",
+    )
+
+
+def _rank(node: Spark, settings: Settings, command: tuple[str, ...]) -> Container:
+    """A rank of vLLM's own multi-node mode; the head's is the server, the others have none."""
+    master = node.head.fabric_ip
+    if master is None:
+        raise Failed("there is no fabric to serve over", where=node.name)
+    rank = settings.ranks.index(node.name)
+    command += (
+        "--distributed-executor-backend=mp",
+        f"--nnodes={settings.tp}",
+        f"--node-rank={rank}",
+        f"--master-addr={master}",
+        f"--master-port={settings.master_port}",
+    )
+    if rank == 0:
+        return _with_key(node, settings, command)
+    return container(
+        node, SERVER, (*command, "--headless"), settings, stop_timeout_s=settings.stop_timeout_s
+    )
+
+
+def _with_key(
+    node: Spark, settings: Settings, command: tuple[str, ...], **options: Any
+) -> Container:
+    """The container that answers requests."""
     command += (f"--host={settings.host}", f"--port={settings.port}")
     secrets: dict[str, Secret] = {}
     if settings.api_key is not None:
         secrets[KEY_FILE] = Secret(settings.api_key.get_secret_value())
         command = ("sh", "-c", WITH_KEY, *command)
-    mounts: tuple[str, ...] = ()
-    env: dict[str, str] = {}
-    if settings.tp > 1:
-        command += ("--distributed-executor-backend=ray",)
-        mounts = (f"{RAY_HOME}:/tmp/ray",)
-        env = {
-            "RAY_ADDRESS": f"{node.fabric_ip}:{settings.ray_port}",
-            "VLLM_RPC_BASE_PATH": "/tmp/ray",  # noqa: S108  (in the container)
-        }
-    yield container(
+    return container(
         node,
         SERVER,
         command,
         settings,
-        mounts=mounts,
-        env=env,
         secret_files=secrets,
-        pid="host" if settings.tp > 1 else None,
         stop_timeout_s=settings.stop_timeout_s,
+        **options,
     )

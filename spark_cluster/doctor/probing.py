@@ -140,7 +140,8 @@ def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Rdma, ...]:
 
 def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Question) -> Answer | None:
     """The endpoint's answer, asked by the node where the server runs."""
-    from spark_cluster.serving.readiness import Endpoint, ask_once
+    from spark_cluster.serving.endpoint import Endpoint
+    from spark_cluster.serving.readiness import ask_once
 
     for seen in nodes:
         for engine in _engines(seen):

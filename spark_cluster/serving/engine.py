@@ -7,7 +7,7 @@ deadlocks); the environment is computed node by node, because interface and HCA 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -38,6 +38,7 @@ class EngineSettings(BaseModel):
     image: str = Field(description="reference of the image")
     model_path: str = Field(description="folder of the model, on the node and in the container")
     tp: int = Field(ge=1, description="tensor-parallel size: nodes that serve")
+    executor: Literal["ray", "mp"] = Field(default="ray", description="what joins the nodes")
     mounts: tuple[str, ...] = Field(default=(), description="SOURCE:TARGET[:ro]")
     env: dict[str, str] = Field(default={}, description="environment of the recipe")
     cache_root: str = Field(
@@ -88,13 +89,18 @@ def container(
     env: Mapping[str, str] | None = None,
     **more: Any,
 ) -> Container:
-    """A container of the engine, with what RDMA needs (a default memlock of 8 MB breaks it)."""
+    """A container of the engine, with what RDMA needs (a default memlock of 8 MB breaks it).
+
+    The image's own entry point is left out: that of vllm/vllm-openai is `vllm serve`, others have
+    none, and the command is to be the same.
+    """
     caches = f"{settings.cache_root}:{settings.cache_root}"
     model = f"{settings.model_path}:{settings.model_path}:ro"
     return Container(
         name,
         settings.image,
         command,
+        entrypoint="",
         env={**environment(node, settings), **(env or {})},
         mounts=(model, caches, *settings.mounts, *mounts),
         network="host",

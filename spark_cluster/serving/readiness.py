@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,40 +13,12 @@ from spark_cluster.engine.play import Play
 from spark_cluster.engine.session import Session
 from spark_cluster.errors import Failed, VerificationFailed
 from spark_cluster.serving import logs, vram
+from spark_cluster.serving.endpoint import Endpoint
 from spark_cluster.serving.engine import RAY, SERVER
 from spark_cluster.serving.ray_state import RayNode, RayState
 from spark_cluster.userfiles.recipe_file import Probe
 
 POLL_S = 1.0
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where the server answers, seen from the head.
-
-    Attributes:
-        host, port: as it binds.
-        model: name to ask for.
-        api_key: what requests carry; shown nowhere.
-    """
-
-    host: str
-    port: int
-    model: str
-    api_key: str | None = field(default=None, repr=False)
-
-    @property
-    def url(self) -> str:
-        """The OpenAI base URL."""
-        return f"http://{self.host}:{self.port}/v1"
-
-    def path(self, path: str) -> str:
-        return f"http://{self.host}:{self.port}{path}"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        base = {"Content-Type": "application/json"}
-        return {**base, "Authorization": f"Bearer {self.api_key}"} if self.api_key else base
 
 
 def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]:
@@ -80,27 +53,34 @@ def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]
     )
 
 
-def healthy(play: Play, endpoint: Endpoint, timeout: float) -> list[vram.NodeVram]:
+def healthy(
+    play: Play, endpoint: Endpoint, timeout: float, ranks: Sequence[str] = ()
+) -> list[vram.NodeVram]:
     """Wait for `/health`, at most `timeout` seconds; returns the largest VRAM seen meanwhile.
 
+    Args:
+        ranks: names of the nodes beside the head that have a rank of their own (executor mp).
+
     Raises:
-        Failed: the server ended; with the earliest real error over all ranks.
+        Failed: the server or a rank ended; with the earliest real error over all ranks.
         VerificationFailed: it is not healthy in time.
     """
     session = play.session(play.head)
     sessions = {node.name: play.session(node) for node in play.nodes}
     deadline = time.monotonic() + timeout
     peak: list[vram.NodeVram] = []
-    restarts: int | None = None
+    restarts: dict[str, int] = {}
     while True:
         health = session.http(endpoint.path("/health"), headers=endpoint.headers, timeout=5)
         peak = vram.peak(peak, vram.sample(sessions))
         if health.status == 200:
             return peak
-        state = container_state(play, SERVER)
-        restarts = state.restarts if restarts is None else restarts
-        if state.status != "running" or state.restarts > restarts:
-            raise _ended(play, state)
+        for name in (play.head.name, *ranks):
+            state = container_state(play, SERVER, name)
+            if state.status != "running" or state.restarts > restarts.setdefault(
+                name, state.restarts
+            ):
+                raise _ended(play, state, name)
         log = logs.read(session, SERVER, lines=20)
         if time.monotonic() > deadline:
             raise VerificationFailed(
@@ -126,7 +106,7 @@ def ask(play: Play, endpoint: Endpoint, probe: Probe) -> str:
         raise VerificationFailed(
             f"/health is fine, but a completion is not (status {said.status}): {cause}",
             where=fault.where if fault else play.head.name,
-            hint="spark-cluster logs shows more",
+            hint=logs.advice(fault, "spark-cluster logs shows more"),
         )
     text = said.text
     if probe.expect.lower() not in text.lower():
@@ -207,16 +187,18 @@ def parse_state(text: str) -> ContainerState:
     )
 
 
-def _ended(play: Play, state: ContainerState) -> Failed:
+def _ended(play: Play, state: ContainerState, name: str) -> Failed:
     fault = logs.first_error(_logs(play, SERVER) | _logs(play, RAY))
-    last = logs.last_line(logs.read(play.session(play.head), SERVER, lines=20))
+    session = play.connections.session(name)
+    last = logs.last_line(logs.read(session, SERVER, lines=20))
+    who = "the server" if name == play.head.name else f"the rank on {name}"
     what = "restarted" if state.status == "running" else f"is {state.status}"
     # Docker would start it again and again; what it said stays to be read.
-    play.session(play.head).run(["docker", "stop", "-t", "5", SERVER])
+    session.run(["docker", "stop", "-t", "5", SERVER])
     return Failed(
-        f"the server {what} while loading: {fault.text if fault else last or state.error}",
-        where=fault.where if fault else f"{play.head.name} {SERVER}",
-        hint="the server was stopped, its log stays: spark-cluster logs shows more",
+        f"{who} {what} while loading: {fault.text if fault else last or state.error}",
+        where=fault.where if fault else f"{name} {SERVER}",
+        hint=logs.advice(fault, f"{who} was stopped, its log stays: spark-cluster logs shows more"),
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from spark_cluster.engine.play import Play
 from spark_cluster.engine.session import Answer
+from spark_cluster.serving.endpoint import Endpoint
 from spark_cluster.serving.engine import SERVER
-from spark_cluster.serving.readiness import Endpoint
 from spark_cluster.serving.vram import NodeVram
 
 
@@ -20,6 +20,7 @@ class Served:
     Attributes:
         before, peak, now: VRAM before the run, the largest while loading, and when ready.
         versions: name to version, for the record.
+        rungs: what was asked, all of it with success.
     """
 
     endpoint: Endpoint
@@ -30,6 +31,7 @@ class Served:
     peak: list[NodeVram]
     now: list[NodeVram]
     versions: dict[str, str] = field(default_factory=dict)
+    rungs: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """As in `up --json`."""
@@ -39,6 +41,7 @@ class Served:
             "recipe": self.recipe,
             "tp": self.tp,
             "answer": self.answer,
+            "verified": list(self.rungs),
             "vram": {
                 "nodes": [reading.document() for reading in self.now],
                 "before": [reading.document() for reading in self.before],

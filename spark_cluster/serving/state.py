@@ -8,9 +8,10 @@ from typing import Any
 from spark_cluster.engine.play import Play
 from spark_cluster.engine.session import Session
 from spark_cluster.serving import logs
+from spark_cluster.serving.endpoint import Endpoint
 from spark_cluster.serving.engine import RAY, SERVER
 from spark_cluster.serving.ray_state import RayNode, RayState
-from spark_cluster.serving.readiness import ContainerState, Endpoint, ask_once, parse_state
+from spark_cluster.serving.readiness import ContainerState, ask_once, parse_state
 from spark_cluster.userfiles.recipe_file import Probe
 
 DASHBOARD = 8265
@@ -89,8 +90,9 @@ def status(play: Play, endpoint_key: str | None, probe: Probe) -> Status:
     model = server.labels.get("spark-cluster.model", "")
     url = server.labels.get("spark-cluster.endpoint", "")
     head = next(node.name for node in play.nodes if node.is_head)
-    ray = _ray(play, head, server) if tp > 1 else []
-    problems = _problems(play, nodes, server, tp, ray)
+    on_ray = tp > 1 and server.labels.get("spark-cluster.executor", "ray") == "ray"
+    ray = _ray(play, head, server) if on_ray else []
+    problems = _problems(play, nodes, server, tp, ray if on_ray else None)
     endpoint = _endpoint(url, model, endpoint_key)
     health, answer = _probe(play.connections.session(head), endpoint, probe)
     if health != 200:
@@ -154,8 +156,9 @@ def _ray(play: Play, head: str, server: ContainerState) -> list[RayNode]:
 
 
 def _problems(
-    play: Play, nodes: list[NodeState], server: ContainerState, tp: int, ray: list[RayNode]
+    play: Play, nodes: list[NodeState], server: ContainerState, tp: int, ray: list[RayNode] | None
 ) -> list[str]:
+    """In words; `ray` is None when the nodes are joined without Ray."""
     problems = [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
     if server.status != "running":
         problems.append(f"the server is {server.status} (exit code {server.exit_code})")
@@ -163,15 +166,19 @@ def _problems(
         return problems
     heads = [n.name for n in play.nodes if n.is_head]
     wanted = sorted(play.connections.nodes, key=lambda name: name not in heads)[:tp]
+    name, whose = (SERVER, "the rank's container") if ray is None else (RAY, "Ray's container")
     for node in nodes:
-        state = node.containers.get(RAY)
-        if node.name in wanted and state is not None and state.status != "running":
+        state = node.containers.get(name)
+        checked = node.name in wanted and not (ray is None and node.name in heads)
+        if checked and state is not None and state.status != "running":
             what = "gone" if state.status == "absent" else state.status
-            problems.append(f"Ray's container on {node.name} is {what}")
+            problems.append(f"{whose} on {node.name} is {what}")
     for spark in play.nodes:
         hcas = spark.facts.hcas
         if spark.name in wanted and hcas and not any(hca.up for hca in hcas):
             problems.append(f"no ConnectX-7 interface of {spark.name} is up: is the cable in?")
+    if ray is None:
+        return problems
     if len(ray) < tp:
         problems.append(f"Ray shows {len(ray)} of {tp} nodes")
     elif sum(node.gpus for node in ray) < tp:

@@ -12,6 +12,7 @@ from spark_cluster.errors import Failed, Refused
 from spark_cluster.facts.model import Facts, Interface, Memory
 from spark_cluster.project import Project, shipped_folder
 from spark_cluster.recipe import load_recipe
+from spark_cluster.serving.endpoint import management_ip
 from spark_cluster.serving.readiness import ContainerState
 from spark_cluster.userfiles.inventory_file import ServeEntry
 
@@ -104,10 +105,10 @@ def test_where_the_endpoint_binds():
 def test_an_address_that_is_none_of_the_nodes_own():
     """Behind a forwarded port, say: binding to it could not work."""
     with pytest.raises(Failed, match=r"10\.9\.9\.9 is none of the node's own addresses") as caught:
-        UP["management_ip"](node("a", address="10.9.9.9"))
+        management_ip(node("a", address="10.9.9.9"))
     assert caught.value.where == "a"
     by_name = node("a", address="localhost", own=("127.0.0.1/8", "10.0.0.1/24"))
-    assert UP["management_ip"](by_name) == "127.0.0.1"
+    assert management_ip(by_name) == "127.0.0.1"
 
 
 def test_sizes_that_the_recipe_does_not_do():

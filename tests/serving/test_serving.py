@@ -12,9 +12,10 @@ from spark_cluster.engine.session import Answer, Output
 from spark_cluster.errors import Failed, Unreachable, VerificationFailed
 from spark_cluster.facts.model import Facts, Hca, Process
 from spark_cluster.serving import logs, readiness, state, vram
+from spark_cluster.serving.endpoint import Endpoint
 from spark_cluster.serving.engine import RAY, SERVER
 from spark_cluster.serving.ray_state import RayNode
-from spark_cluster.serving.readiness import ContainerState, Endpoint, parse_state
+from spark_cluster.serving.readiness import ContainerState, parse_state
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.userfiles.recipe_file import Probe
 
