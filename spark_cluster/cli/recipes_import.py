@@ -65,12 +65,12 @@ def command(
     folder, name = _target(app, output, name)
     imported = write(source, name=name, model=model, image=image)
     path = folder / f"{imported.name}.yaml"
-    hides = imported.name in app.project.list("recipes") and not path.exists()
-    _save(app, path, imported, force=force)
+    _refuse(app, path, named=name is not None, force=force)
+    _save(app, path, imported)
     if app.as_json:
         app.print_json(_document(path, imported))
     else:
-        _show(app, path, imported, hides=hides)
+        _show(app, path, imported)
 
 
 def _choice(variant: str | None, features: tuple[str, ...]) -> Choice:
@@ -126,12 +126,26 @@ def _target(app: App, output: str | None, name: str | None) -> tuple[Path, str |
     return path.parent, path.stem
 
 
-def _save(app: App, path: Path, imported: Imported, *, force: bool) -> None:
+def _refuse(app: App, path: Path, *, named: bool, force: bool) -> None:
+    """Nothing is replaced, and no shipped recipe hidden, unless the user says so."""
+    from spark_cluster.userfiles.yamlfile import shown
+
+    hint = "choose another --name, or replace it with --force"
+    if force:
+        return
+    if path.exists():
+        raise UsageError(f"{shown(path)} exists", hint=hint)
+    if not named and path.stem in app.project.list("recipes"):
+        raise UsageError(
+            f"there is a recipe {path.stem} already, which this one would hide",
+            hint=f"choose another --name, or say --name {path.stem}",
+        )
+
+
+def _save(app: App, path: Path, imported: Imported) -> None:
     """Beside and renamed, after our own reader took it."""
     from spark_cluster.recipe import load_recipe
 
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists", hint="choose another --name, or replace it with --force")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".import-", dir=path.parent) as folder:
@@ -150,6 +164,7 @@ def _document(path: Path, imported: Imported) -> dict[str, Any]:
         "file": str(path),
         "name": imported.name,
         "kind": imported.kind,
+        "kept": imported.kept,
         "carried": [{"what": one.what, "where": one.where} for one in imported.carried],
         "left_out": [{"what": one.what, "why": one.why} for one in imported.left_out],
         "notes": imported.notes,
@@ -157,22 +172,23 @@ def _document(path: Path, imported: Imported) -> dict[str, Any]:
     }
 
 
-def _show(app: App, path: Path, imported: Imported, *, hides: bool) -> None:
+def _show(app: App, path: Path, imported: Imported) -> None:
     from rich.markup import escape
 
     from spark_cluster.userfiles.yamlfile import shown
 
     console = app.console
     console.print(f"[green]✔[/] {escape(imported.kind)} → {escape(shown(path))}", soft_wrap=True)
+    if imported.kept:
+        console.print(f"\n[bold]kept as it is[/]  {escape(', '.join(imported.kept))}")
     _table(app, ("became", "in the recipe"), [(one.what, one.where) for one in imported.carried])
     _table(app, ("left out", "why"), [(one.what, one.why) for one in imported.left_out])
-    if hides:
-        imported.notes.append(f"it hides the shipped recipe {imported.name}")
+    console.print()
     for note in imported.notes:
         console.print(f"[dim]note[/] {escape(note)}")
     for task in imported.to_do:
         console.print(f"[yellow]to do[/] {escape(task)}")
-    console.print(f"\nNext: spark-cluster lint {imported.name}", soft_wrap=True)
+    console.print(f"Next: spark-cluster lint {imported.name}", soft_wrap=True)
 
 
 def _table(app: App, titles: tuple[str, str], rows: list[tuple[str, str]]) -> None:
@@ -188,4 +204,3 @@ def _table(app: App, titles: tuple[str, str], rows: list[tuple[str, str]]) -> No
         table.add_row(escape(what), f"[dim]{escape(where)}[/]")
     app.console.print()
     app.console.print(table)
-    app.console.print()

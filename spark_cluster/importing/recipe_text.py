@@ -80,6 +80,7 @@ def write(
         kind=source.kind,
         name=data["name"],
         text=_yaml(data, source, parts),
+        kept=[*(f"--{flag}" for flag in parts.engine_args), *parts.env],
         carried=parts.carried,
         left_out=parts.left_out,
         notes=source.notes,

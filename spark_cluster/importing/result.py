@@ -37,6 +37,7 @@ class Imported:
         kind: what it was made from.
         name: of the recipe, which is also the name of its file.
         text: the file: YAML with comments, which our own reader takes.
+        kept: flags and variables that are in it as they were.
         carried: what became something of another name.
         left_out: what the recipe does not hold, and why.
         notes: what was read with goodwill or guessed.
@@ -46,6 +47,7 @@ class Imported:
     kind: Kind
     name: str
     text: str
+    kept: list[str] = field(default_factory=list)
     carried: list[Carried] = field(default_factory=list)
     left_out: list[Left] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
