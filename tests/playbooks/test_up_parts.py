@@ -60,14 +60,14 @@ def container(monkeypatch):
 
 def test_the_share_is_that_of_the_node_with_least_room(container):
     play = Play(node("a", 100), node("b", 60, head=False))
-    assert UP["memory_share"](play, recipe(), play.nodes) == 0.44
+    assert UP["memory_share"](play, recipe(), play.nodes) == 0.41
     assert play.done[0] == "dropped 2", "page cache is given back first"
     assert "refreshed 2" in play.done
 
 
 def test_check_mode_touches_no_cache(container):
     play = Play(node("a", 100), check=True)
-    assert UP["memory_share"](play, recipe(), play.nodes) == 0.77
+    assert UP["memory_share"](play, recipe(), play.nodes) == 0.74
     assert not any("dropped" in what for what in play.done)
 
 
@@ -125,3 +125,75 @@ def test_engine_settings_name_what_status_reads():
     assert settings["labels"]["spark-cluster.endpoint"] == "http://10.0.0.1:8000/v1"
     assert settings["labels"]["spark-cluster.tp"] == "2"
     assert "hunter2" not in str(settings)
+
+
+def test_engine_settings_mount_drafter_and_patches():
+    endpoint = UP["Endpoint"]("10.0.0.1", 8000, "gemma")
+
+    def mounts(name):
+        return UP["engine_settings"](load_recipe(name, PROJECT), 1, endpoint)["mounts"]
+
+    drafter = "/srv/models/google--gemma-4-26B-A4B-it-assistant"
+    assert f"{drafter}:{drafter}:ro" in mounts("gemma4-26b-a4b-fp8-mtp")
+    (patch,) = mounts("gemma4-26b-a4b-nvfp4")
+    assert patch == (
+        "/srv/models/bg-digitalservices--Gemma-4-26B-A4B-it-NVFP4/gemma4_patched.py:"
+        "/usr/local/lib/python3.12/dist-packages/vllm/model_executor/models/gemma4.py:ro"
+    )
+
+
+def test_the_drafter_is_a_model_like_others():
+    found = UP["model_settings"](load_recipe("gemma4-26b-a4b-fp8-mtp", PROJECT))
+    assert [settings["name"] for settings in found] == [
+        "RedHatAI/gemma-4-26B-A4B-it-FP8-Dynamic",
+        "google/gemma-4-26B-A4B-it-assistant",
+    ]
+    role = PROJECT.load_role("models")
+    ids = [r.id for given in found for r in role.function(node("a"), role.settings_model(**given))]
+    assert len(set(ids)) == len(ids) == 4, "both folders and both downloads"
+    assert {settings["image"] for settings in found} == {"spark-cluster/gemma4-mtp:41745-d8b3826"}
+
+
+def test_vllm_outside_a_container_is_refused():
+    with pytest.raises(Refused, match="`runtime: venv`, which is not there yet"):
+        UP["plan_nodes"](Play(node("a")), recipe(runtime="venv"), 1)
+
+
+class Starting(Play):
+    """Notes what is applied; `changes` are the nodes whose server is made anew."""
+
+    def __init__(self, *nodes, changes=()):
+        super().__init__(*nodes)
+        self.applied, self.changing = [], list(changes)
+
+    def role(self, name, **settings):
+        return (name, settings)
+
+    def apply(self, nodes, *what):
+        names = [n.name for n in nodes] if isinstance(nodes, list) else [nodes.name]
+        (one,) = what
+        absent = isinstance(one, list)
+        self.applied.append((f"no {one[0].container}" if absent else one[0], names))
+        vllm = not absent and one[0] == "vllm"
+        changing = self.changing.pop(0) if vllm and self.changing else []
+        found = {n: ["Container:spark-vllm"] if n in changing else [] for n in names}
+        return SimpleNamespace(changes=found.__getitem__, changed=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "after"),
+    [
+        ([["a", "b"]], []),
+        ([[]], []),
+        ([["a"]], [("no spark-vllm", ["a", "b"]), ("vllm", ["a", "b"])]),
+        ([["b"]], [("no spark-vllm", ["a", "b"]), ("vllm", ["a", "b"])]),
+    ],
+)
+def test_ranks_begin_together_or_not_at_all(changes, after):
+    """One that is new does not join others that have begun; nobody waits for Ray here."""
+    nodes = [node("a"), node("b", head=False)]
+    play = Starting(*nodes, changes=changes)
+    endpoint = UP["Endpoint"]("10.0.0.1", 8000, "gemma")
+    UP["start"](play, nodes, recipe(executor="mp"), endpoint, 0.7)
+    at = play.applied.index(("vllm", ["a", "b"]))
+    assert play.applied[at + 1 :] == after

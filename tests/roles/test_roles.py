@@ -13,7 +13,7 @@ from spark_cluster.errors import Failed, Refused
 from spark_cluster.facts.model import Facts, Hca
 from spark_cluster.project import Project, shipped_folder
 from spark_cluster.recipe import load_recipe
-from spark_cluster.resources import Command, Container, Directory, File, Image, Netplan
+from spark_cluster.resources import BuiltImage, Command, Container, Directory, File, Image, Netplan
 from spark_cluster.resources.base import Secret, to_wire
 from spark_cluster.serving.engine import CACHES, RAY, SERVER
 
@@ -195,6 +195,46 @@ def test_a_download_and_its_token(monkeypatch):
     assert "hf_secret" not in repr(command)
 
 
+# -- images and patches ------------------------------------------------------------------------
+
+
+def test_an_image_is_pulled_or_loaded():
+    (pulled,) = run("images", spark(1), ref="a/b:1", digest="sha256:" + "a" * 64)
+    assert pulled == Image("a/b:1", digest="sha256:" + "a" * 64)
+
+
+def test_an_image_is_built_on_what_it_stands_on():
+    text = "FROM a/b:1 AS one\nRUN x\nfrom --platform=linux/arm64 c:2\nCOPY --from=one /x /x\n"
+    *bases, built = run("images", spark(1), ref="own:1", dockerfile=text)
+    assert bases == [Image("a/b:1"), Image("c:2")]
+    assert built == BuiltImage("own:1", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("FROM scratch\n", []),
+        ("FROM a AS b\nFROM b\n", ["a"]),
+        ("FROM a\nFROM a\n", ["a"]),
+        ("ARG X=1\nFROM a:${X}\n", []),
+        ("# FROM no\nFROM a@sha256:" + "0" * 64, ["a@sha256:" + "0" * 64]),
+    ],
+)
+def test_bases_of_a_dockerfile(text, found):
+    *bases, _ = run("images", spark(1), ref="own:1", dockerfile=text)
+    assert [base.ref for base in bases] == found
+
+
+def test_patches_of_the_laptop_are_sent(tmp_path):
+    (tmp_path / "fix.py").write_bytes(b"x = 1\n")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/config.json").write_text("{}")
+    target = "/var/lib/spark-cluster/patches/abc/fix.py"
+    made = model(tmp_path, patches={target: tmp_path / "fix.py"})
+    assert Directory("/var/lib/spark-cluster/patches/abc", mode=0o755) in made
+    assert File(target, content=b"x = 1\n") in made
+
+
 # -- ray and vllm ------------------------------------------------------------------------------
 
 
@@ -274,9 +314,54 @@ def test_the_server_alone():
     assert alone.devices == ()
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_the_api_key_is_nowhere_to_be_seen(tp):
-    (head, *_) = containers("vllm", pair(), **engine(tp=tp), args=("--x",), api_key=KEY)
+MP = {"executor": "mp", "ranks": ("spark1", "spark2")}
+
+
+def test_ranks_without_ray():
+    """vLLM's own multi-node mode: a rank on each node, and the first one answers."""
+    head, worker = containers("vllm", pair(), **engine(**MP), args=("--dtype", "auto"), port=9000)
+    own = {"--node-rank=0", "--node-rank=1", "--host=127.0.0.1", "--port=9000", "--headless"}
+    assert set(head.command) - own == set(worker.command) - own, "equal, or graph capture hangs"
+    assert set(head.command) & own == {"--node-rank=0", "--host=127.0.0.1", "--port=9000"}
+    assert set(worker.command) & own == {"--node-rank=1", "--headless"}
+    assert {"--nnodes=2", "--master-addr=192.168.177.11"} <= set(worker.command)
+    assert "--distributed-executor-backend=mp" in worker.command
+    assert head.pid is None
+    assert (worker.container, worker.state) == (SERVER, "running")
+    assert (head.env["VLLM_HOST_IP"], worker.env["VLLM_HOST_IP"]) == (
+        "192.168.177.11", "192.168.177.12",
+    )  # fmt: skip
+
+
+def test_no_ray_for_the_executor_mp():
+    for node in pair():
+        (absent,) = run("ray", node, **engine(executor="mp"))
+        assert (absent.container, absent.state) == (RAY, "absent")
+
+
+def test_a_node_that_has_no_rank():
+    (made,) = containers("vllm", pair()[1:], **engine(executor="mp", ranks=("spark1",)), args=())
+    assert made.state == "absent"
+
+
+def test_one_node_of_the_executor_mp_is_one_server():
+    (alone,) = containers("vllm", [spark(1, links=0)], **engine(tp=1, **MP), args=())
+    assert not [word for word in alone.command if "node" in word or "backend" in word]
+
+
+def test_the_images_own_entry_point_is_left_out():
+    """That of vllm/vllm-openai is `vllm serve`, which would come twice."""
+    for role, more in (("ray", {}), ("vllm", {"args": ()}), ("vllm", {"args": (), **MP})):
+        for made in containers(role, pair(), **{**engine(), **more}):
+            if made.state == "running":
+                assert made.argv[made.argv.index("--entrypoint") + 1] == ""
+
+
+@pytest.mark.parametrize(("tp", "executor"), [(1, "ray"), (2, "ray"), (2, "mp")])
+def test_the_api_key_is_nowhere_to_be_seen(tp, executor):
+    given = {**engine(tp=tp, executor=executor, ranks=MP["ranks"]), "args": ("--x",)}
+    (head, *others) = containers("vllm", pair(), **given, api_key=KEY)
+    assert not [made for made in others if made.secret_files], "only the server wants it"
     assert KEY not in " ".join(head.argv)
     assert KEY not in str(dict(head.env)) + str(dict(head.labels)) + repr(head)
     ((path, value),) = head.secret_files.items()
@@ -285,7 +370,7 @@ def test_the_api_key_is_nowhere_to_be_seen(tp):
     assert head.command[:2] == ("sh", "-c")
     assert path in head.command[2]
     assert to_wire(head)["secret_files"] == {"$map": [[path, {"$secret": KEY}]]}
-    (bare, *_) = containers("vllm", pair(), **engine(tp=tp), args=("--x",))
+    (bare, *_) = containers("vllm", pair(), **given)
     assert bare.secret_files == {}
     assert bare.command[0] == "vllm"
 

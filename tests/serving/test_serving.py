@@ -114,6 +114,7 @@ def inspected(status="running", tp=1, **more):
         "spark-cluster.tp": str(tp),
         "spark-cluster.model": "paris",
         "spark-cluster.endpoint": "http://10.0.0.1:8000/v1",
+        **({"spark-cluster.executor": more["executor"]} if "executor" in more else {}),
     }
     one = {
         "State": {"Status": status, "ExitCode": more.get("exit_code", 0), "Error": ""},
@@ -271,6 +272,81 @@ def test_what_is_wrong(status, play, ray, state_, problem):
     assert found.state == state_, found.problems
     assert any(problem in p for p in found.problems), found.problems
     json.dumps(found.document())
+
+
+def rank(status="running"):
+    return FakeSession({SERVER: inspected(status, tp=2, executor="mp")})
+
+
+def test_serving_without_ray(status):
+    """vLLM's own multi-node mode: nobody asks Ray, and a rank that is gone is said to be gone."""
+    head = FakeSession({SERVER: inspected(tp=2, executor="mp")}, 200, "Paris")
+    found = status(play_of(spark1=head, spark2=rank()), ray=[])
+    assert (found.state, found.problems) == ("serving", ())
+    found = status(play_of(spark1=head, spark2=rank("exited")), ray=[])
+    assert (found.state, found.problems) == (
+        "degraded", ("the rank's container on spark2 is exited",),
+    )  # fmt: skip
+    found = status(play_of(spark1=head, spark2=FakeSession()), ray=[])
+    assert found.problems == ("the rank's container on spark2 is gone",)
+
+
+# -- loading -----------------------------------------------------------------------------------
+
+
+class Loading:
+    """A node whose containers are as told, and which says that it is not healthy yet."""
+
+    def __init__(self, *states, health=0):
+        self.states, self.health, self.stopped = list(states), health, False
+
+    def request(self, _op, commands):
+        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        return {"commands": {"inspect": {"stdout": state}}}
+
+    def http(self, _url, **_options):
+        return Answer(self.health, "", "refused")
+
+    def submit(self, *_a, **_k):
+        return reading_of().submit()
+
+    def run(self, argv):
+        self.stopped = self.stopped or argv[:2] == ["docker", "stop"]
+        return Output(0, "ValueError: no room\n" if argv[:2] == ["docker", "logs"] else "", "")
+
+
+def loading(**sessions):
+    nodes = [SimpleNamespace(name=name, is_head=name == "spark1") for name in sessions]
+    return SimpleNamespace(
+        nodes=nodes,
+        head=nodes[0],
+        bus=SimpleNamespace(emit=lambda _event: None),
+        session=lambda node: sessions[node.name],
+        connections=SimpleNamespace(session=sessions.__getitem__),
+    )
+
+
+@pytest.mark.parametrize(
+    ("states", "text"),
+    [
+        ([inspected("exited", exit_code=1)], "the rank on spark2 is exited while loading"),
+        ([inspected(), inspected(restarts=1)], "the rank on spark2 restarted while loading"),
+    ],
+)
+def test_a_rank_that_ends_while_loading(states, text, monkeypatch):
+    """The server would wait ten minutes for it (DistStoreError)."""
+    monkeypatch.setattr(readiness, "POLL_S", 0)
+    worker = Loading(*states)
+    play = loading(spark1=Loading(inspected()), spark2=worker)
+    endpoint = Endpoint("10.0.0.1", 8000, "paris")
+    with pytest.raises(Failed, match=f"{text}: ValueError: no room"):
+        readiness.healthy(play, endpoint, 60, ["spark2"])
+    assert worker.stopped, "Docker would start it again and again"
+
+
+def test_healthy_at_last():
+    play = loading(spark1=Loading(inspected(), health=200))
+    assert readiness.healthy(play, Endpoint("10.0.0.1", 8000, "paris"), 60)
 
 
 # -- the answer --------------------------------------------------------------------------------
