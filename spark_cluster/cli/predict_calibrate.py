@@ -41,9 +41,10 @@ def calibration(
         raise UsageError(f"no usable figures in {', '.join(map(shown, results))}:\n{why}")
     found = calibrate(points, Constants())
     path = output or app.project.folder / CALIBRATION
-    _write(path, {**found.document(), "files": [result.name for result in results]})
+    document = {**found.document(), "files": [result.name for result in results]}
+    _write(path, document)
     if app.as_json:
-        app.print_json({**found.document(), "file": str(path), "left_out": left_out})
+        app.print_json({**document, "file": str(path), "left_out": left_out})
     else:
         _show(app, found, path, left_out)
 
@@ -112,6 +113,12 @@ def _show(app: App, found: Calibration, path: Path, left_out: list[str]) -> None
         f"[bold]{found.after:.1%}[/] after{left}",
         soft_wrap=True,
     )
+    if found.left_out is not None and found.left_out >= found.before:
+        app.console.print(
+            "[yellow]the constants that come along predict these runs as well[/]; more runs, and "
+            "more different ones, would tell more",
+            soft_wrap=True,
+        )
     for reason in left_out:
         app.console.print(f"[yellow]left out[/] {escape(reason)}", soft_wrap=True)
     app.console.print(f"written to {escape(shown(path))}", soft_wrap=True)

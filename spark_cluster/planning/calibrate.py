@@ -1,8 +1,8 @@
 """Fits the constants of the speed formulas to the user's own runs.
 
 Every formula is linear in the inverse of its efficiencies and in its fixed times, so each point is
-one linear equation, and a least-squares fit with Huber weights (an outlier counts less the farther
-off it is) is enough. A constant that the points do not tell apart from the others stays as it is.
+one linear equation of shares of its time. A constant stays as it is when the points do not tell it
+apart from the others, or when points that are left out are predicted better without fitting it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from spark_cluster.errors import Failed, UsageError
+from spark_cluster.planning.robust import System, Undecided
 from spark_cluster.planning.speed import decode as decoding
 from spark_cluster.planning.speed import prefill as prefilling
 from spark_cluster.planning.speed.constants import LIMITS, SCHEMA, Constants
@@ -24,11 +25,6 @@ fitted before it; with less, noise decides."""
 
 STRANGE = 3.0
 """Points this many times off are not of the model, quantisation or TP that the user named."""
-
-HUBER = 0.05
-"""Relative error from which on a point counts less."""
-
-ROUNDS = 50
 
 MINOR = frozenset({"eta_kv", "attention_tflops"})
 """Constants that noise in a few points can drive anywhere."""
@@ -108,7 +104,13 @@ class Calibration:
 
 @dataclass(frozen=True)
 class _Term:
-    """One constant in the equations: its column, and between it and the coefficient."""
+    """One constant in the equations.
+
+    Attributes:
+        column: what the formulas multiply with its coefficient, of a point.
+        inverse: whether the coefficient is one over the constant.
+        scale: what a time has to be multiplied with to be in seconds.
+    """
 
     name: str
     column: Callable[[Point], float]
@@ -116,13 +118,16 @@ class _Term:
     scale: float = 1.0
 
     def coefficient(self, constants: Constants) -> float:
+        """In the unit of the equations before they are shares."""
         value = float(getattr(constants, self.name))
         return self.scale / value if self.inverse else value * self.scale
 
-    def value(self, coefficient: float) -> float:
+    def value(self, ratio: float) -> float:
+        """The constant, from its coefficient as a ratio to the published one."""
+        usual = float(getattr(Constants(), self.name))
         if not self.inverse:
-            return coefficient / self.scale
-        return self.scale / coefficient if coefficient > 0 else math.inf
+            return usual * ratio
+        return usual / ratio if ratio > 0 else math.inf
 
 
 def is_read_bound(point: Point, constants: Constants | None = None) -> bool:
@@ -147,55 +152,35 @@ def calibrate(points: Sequence[Point], constants: Constants | None = None) -> Ca
         Failed: no sensible constants describe them.
     """
     start = constants or Constants()
+    points = [point for point in points if not is_read_bound(point, start)]
     if len(points) < 2:
         raise UsageError(
             f"found {len(points)} usable points, expected at least 2",
             hint="run with several prompt sizes, depths or concurrencies",
         )
     _must_be_plausible(points, start)
-    terms, kept = _identified(points, start)
-    fit, terms, none = _sensible(points, terms, start, kept)
+    terms = _terms(points)
+    base = [term.coefficient(start) / term.coefficient(Constants()) for term in terms]
+    system = _system(points, terms, base, start)
+    active, kept = _identified(system, terms, base)
+    told = list(active)
+    try:
+        found = _sensible(system, terms, active, base, kept)
+    except Undecided:
+        raise Failed(
+            "the points do not decide the constants", hint="add runs that differ more"
+        ) from None
+    values = {terms[k].name: terms[k].value(found[k]) for k in told if terms[k].name not in kept}
+    others = [base[k] if k in active else found[k] for k in range(len(terms))]
+    fit = replace(start, **values)  # type: ignore[arg-type]
     return Calibration(
-        constants=_own_link(fit) if "allreduce_us" in (t.name for t in terms) else fit,
-        fitted=(*(term.name for term in terms), *none),
+        constants=_own_link(fit) if "allreduce_us" in values else fit,
+        fitted=tuple(values),
         kept=kept,
         points=len(points),
         before=mean_error(points, start),
         after=mean_error(points, fit),
-        left_out=_leave_one_out(points, terms, fit),
-    )
-
-
-def _sensible(
-    points: Sequence[Point], terms: list[_Term], start: Constants, kept: dict[str, str]
-) -> tuple[Constants, list[_Term], list[str]]:
-    """A fit whose constants can be: with the terms that decide it, and the times that are none.
-
-    A time below none is none; the share of the bandwidth that reading the cache reaches stays as
-    it was when the points ask for what cannot be; of the others that is an error.
-    """
-    fit = _fit(points, terms, start)
-    none: list[str] = []
-    for term, value in _outside(fit, terms):
-        if not term.inverse and value < 0:
-            start = replace(start, **{term.name: 0.0})  # type: ignore[arg-type]
-            none.append(term.name)
-        elif term.name in MINOR:
-            kept[term.name] = f"the points ask for {value:.3g}, which cannot be"
-        else:
-            raise _strange(term.name, value)
-    if none or any(term.name in kept for term in terms):
-        terms = [term for term in terms if term.name not in (*none, *kept)]
-        fit = _fit(points, terms, start)
-        for term, value in _outside(fit, terms):
-            raise _strange(term.name, value)
-    return fit, terms, none
-
-
-def _strange(name: str, value: float) -> Failed:
-    return Failed(
-        f"no sensible constants describe these points: they ask for {name} = {value:.3g}",
-        hint="check that --recipe or --model, --quantization and --tp say what was run",
+        left_out=system.left_out_error(active, others),
     )
 
 
@@ -224,36 +209,6 @@ def _must_be_plausible(points: Sequence[Point], constants: Constants) -> None:
             hint="check that --recipe or --model, --quantization and --tp say what was run, and "
             "that it ran on a Spark",
         )
-
-
-def _identified(
-    points: Sequence[Point], constants: Constants
-) -> tuple[list[_Term], dict[str, str]]:
-    """The constants that the points tell apart, and why the others stay."""
-    chosen: list[_Term] = []
-    kept: dict[str, str] = {}
-    basis: list[list[float]] = []
-    for term in _terms(points):
-        column = [
-            term.column(point) * term.coefficient(constants) / point.seconds for point in points
-        ]
-        size = math.sqrt(sum(x * x for x in column))
-        if size == 0:
-            continue
-        rest = column
-        for other in basis:
-            share = sum(x * y for x, y in zip(rest, other, strict=True))
-            rest = [x - share * y for x, y in zip(rest, other, strict=True)]
-        left = math.sqrt(sum(x * x for x in rest))
-        # What it explains has to differ between points, and to be more than their noise.
-        if left < DISTINCT * size or left / math.sqrt(len(points)) < DISTINCT / 5:
-            kept[term.name] = "the points do not tell it apart from the others"
-        elif len(chosen) + 1 >= len(points):
-            kept[term.name] = "there are too few points for it"
-        else:
-            chosen.append(term)
-            basis.append([x / left for x in rest])
-    return chosen, kept
 
 
 def _terms(points: Sequence[Point]) -> list[_Term]:
@@ -296,78 +251,105 @@ def _terms(points: Sequence[Point]) -> list[_Term]:
     ]
 
 
-def _fit(points: Sequence[Point], terms: Sequence[_Term], start: Constants) -> Constants:
-    """Least squares of relative errors, reweighted until outliers count as little as they should.
-
-    Coefficients are in units of what they were before, so all are near one.
-    """
-    if not terms:
-        return start
-    scale = [term.coefficient(start) for term in terms]
-    rows, goals = [], []
+def _system(
+    points: Sequence[Point], terms: Sequence[_Term], base: Sequence[float], start: Constants
+) -> System:
+    """The equations: of each point, the shares of its time that the constants explain."""
+    usual = [term.coefficient(Constants()) for term in terms]
+    rows, fixed = [], []
     for point in points:
-        row = [term.column(point) * s for term, s in zip(terms, scale, strict=True)]
-        rows.append([x / point.seconds for x in row])
-        goals.append(1 - (point.predicted(start) - sum(row)) / point.seconds)
-    factors = [1.0] * len(points)
-    found = [1.0] * len(terms)
-    for _ in range(ROUNDS):
-        previous, found = found, _solve(rows, goals, factors)
-        residuals = [
-            abs(goal - sum(x * c for x, c in zip(row, found, strict=True)))
-            for row, goal in zip(rows, goals, strict=True)
-        ]
-        factors = [1.0 if r <= HUBER else HUBER / r for r in residuals]
-        if max(abs(a - b) for a, b in zip(previous, found, strict=True)) < 1e-9:
-            break
-    values = {t.name: t.value(c * s) for t, c, s in zip(terms, found, scale, strict=True)}
-    return replace(start, **values)  # type: ignore[arg-type]
+        row = [t.column(point) * u / point.seconds for t, u in zip(terms, usual, strict=True)]
+        rows.append(row)
+        explained = sum(x * c for x, c in zip(row, base, strict=True))
+        fixed.append(point.predicted(start) / point.seconds - explained)
+    return System(rows, fixed)
 
 
-def _solve(rows: list[list[float]], goals: list[float], factors: list[float]) -> list[float]:
-    """The normal equations, by elimination with pivots; a few unknowns at most."""
-    size = len(rows[0])
-    matrix = [
-        [
-            sum(f * row[i] * row[j] for f, row in zip(factors, rows, strict=True))
-            for j in range(size)
-        ]
-        + [sum(f * row[i] * goal for f, row, goal in zip(factors, rows, goals, strict=True))]
-        for i in range(size)
-    ]
-    for i in range(size):
-        pivot = max(range(i, size), key=lambda k: abs(matrix[k][i]))
-        matrix[i], matrix[pivot] = matrix[pivot], matrix[i]
-        if matrix[i][i] == 0:
-            raise Failed("the points do not decide the constants", hint="add runs that differ more")
-        for k in range(size):
-            if k != i:
-                factor = matrix[k][i] / matrix[i][i]
-                matrix[k] = [a - factor * b for a, b in zip(matrix[k], matrix[i], strict=True)]
-    return [matrix[i][size] / matrix[i][i] for i in range(size)]
+def _identified(
+    system: System, terms: Sequence[_Term], base: Sequence[float]
+) -> tuple[list[int], dict[str, str]]:
+    """Numbers of the constants that the points tell apart, and why the others stay."""
+    active: list[int] = []
+    kept: dict[str, str] = {}
+    seen: list[list[float]] = []
+    count = len(system.rows)
+    for k, term in enumerate(terms):
+        column = [row[k] for row in system.rows]
+        size = math.sqrt(sum(x * x for x in column))
+        if size == 0:
+            continue
+        rest = column
+        for other in seen:
+            share = sum(x * y for x, y in zip(rest, other, strict=True))
+            rest = [x - share * y for x, y in zip(rest, other, strict=True)]
+        left = math.sqrt(sum(x * x for x in rest))
+        # It has to differ from the others by more than the noise of the points, too.
+        if left < DISTINCT * size or left / math.sqrt(count) < DISTINCT / 5:
+            kept[term.name] = "the points do not tell it apart from the others"
+        elif len(active) + 1 >= count:
+            kept[term.name] = "there are too few points for it"
+        else:
+            active.append(k)
+            seen.append([x / left for x in rest])
+    _drop_what_misleads(system, terms, active, base, kept)
+    return active, kept
 
 
-def _outside(constants: Constants, terms: Iterable[_Term]) -> list[tuple[_Term, float]]:
-    """Fitted constants that cannot be."""
-    found = []
-    for term in terms:
-        value, (low, high) = float(getattr(constants, term.name)), LIMITS[term.name]
-        if not low <= value <= high:
-            found.append((term, value))
+def _drop_what_misleads(
+    system: System,
+    terms: Sequence[_Term],
+    active: list[int],
+    base: Sequence[float],
+    kept: dict[str, str],
+) -> None:
+    """Leave alone what makes predictions of points worse that the fit has not seen."""
+    for k in reversed(active[1:]):
+        fewer = [other for other in active if other != k]
+        whole, less = (system.left_out_error(numbers, base) for numbers in (active, fewer))
+        if less is not None and (whole is None or less < whole):
+            active.remove(k)
+            kept[terms[k].name] = "points left out are predicted better without"
+
+
+def _sensible(
+    system: System,
+    terms: Sequence[_Term],
+    active: list[int],
+    base: Sequence[float],
+    kept: dict[str, str],
+) -> list[float]:
+    """Coefficients whose constants can be.
+
+    A time below none is none; one of little weight stays as it was when the points ask for what
+    cannot be; of the others that is an error.
+    """
+    start = list(base)
+    found = system.fit(active, start)
+    for k, value in _outside(found, terms, active):
+        if not terms[k].inverse and value < 0:
+            start[k] = 0.0
+        elif terms[k].name in MINOR:
+            kept[terms[k].name] = f"the points ask for {value:.3g}, which cannot be"
+        else:
+            raise _strange(terms[k].name, value)
+        active.remove(k)
+    found = system.fit(active, start)
+    for k, value in _outside(found, terms, active):
+        raise _strange(terms[k].name, value)
     return found
 
 
-def _leave_one_out(
-    points: Sequence[Point], terms: Sequence[_Term], start: Constants
-) -> float | None:
-    """Mean error of each point predicted by a fit to the others."""
-    if len(points) - 1 < len(terms):
-        return None
-    errors = []
-    for i, point in enumerate(points):
-        try:
-            fit = _fit([*points[:i], *points[i + 1 :]], terms, start)
-        except Failed:  # this point alone decides one of the constants
-            return None
-        errors.append(mean_error([point], fit))
-    return sum(errors) / len(errors)
+def _strange(name: str, value: float) -> Failed:
+    return Failed(
+        f"no sensible constants describe these points: they ask for {name} = {value:.3g}",
+        hint="check that --recipe or --model, --quantization and --tp say what was run",
+    )
+
+
+def _outside(
+    found: Sequence[float], terms: Sequence[_Term], active: Sequence[int]
+) -> list[tuple[int, float]]:
+    """Fitted constants that cannot be."""
+    values = [(k, terms[k].value(found[k])) for k in active]
+    limits = {k: LIMITS[terms[k].name] for k in active}
+    return [(k, value) for k, value in values if not limits[k][0] <= value <= limits[k][1]]

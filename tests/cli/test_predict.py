@@ -1,0 +1,231 @@
+"""`predict speed` and `predict --calibrate` as a shell sees them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from spark_cluster.cli import main
+
+BENCHMARK = {
+    "concurrency": 1,
+    "context_size": 0,
+    "prompt_size": 2048,
+    "response_size": 128,
+    "is_context_prefill_phase": False,
+    "tg_req_throughput": {"mean": 6.6, "std": 0.0, "values": [6.6, 6.6]},
+    "ttfr": {"mean": 1450.0, "std": 0.0, "values": [1450.0, 1450.0]},
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """The program in a scratch project: exit status, standard output, standard error."""
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "100")
+    for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def running(*args):
+        monkeypatch.setattr("sys.argv", ["spark-cluster", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return running
+
+
+@pytest.fixture
+def results(tmp_path):
+    depths = {"context_size": 16384, "prompt_size": 2048}
+    deep = {**BENCHMARK, **depths, "tg_req_throughput": {"values": [6.3]}, "ttfr": None}
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps({"version": "0.4.0", "benchmarks": [BENCHMARK, deep]}))
+    return path
+
+
+def test_a_recipe(run):
+    status, out, _ = run("predict", "speed", "--recipe", "gemma4-31b-nvfp4", "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert (found["quantization"], found["kv_dtype"], found["tp"]) == ("nvfp4", "fp8", 1)
+    assert found["decode_tok_s"]["expected"] == pytest.approx(7.0, rel=0.03)
+    assert found["decode_tok_s"]["roofline"] == pytest.approx(8.6, rel=0.02)
+    assert found["bytes_per_token"] == pytest.approx(31.8e9, rel=0.01)
+    assert found["speculative"] is None
+    assert found["context"] == 768
+
+
+def test_a_recipe_with_a_drafter_as_a_table(run):
+    status, out, _ = run(
+        "predict", "speed", "--recipe", "gemma4-26b-a4b-fp8-mtp", "--concurrency", "4"
+    )
+    assert status == 0
+    assert "with the drafter, all 4, tok/s" in out
+    assert "tokens a step" in out
+    assert "GB read for a token" in out
+    assert max(len(line) for line in out.splitlines() if "tok/s" in line) <= 100
+
+
+def test_a_model_and_a_folder(run, tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    config = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    for model in ("meta-llama/Llama-3.1-8B-Instruct", "./mine", "mine"):
+        options = ("--quantization", "fp8", "--kv-dtype", "fp8", "--tp", "2", "--json")
+        status, out, _ = run("predict", "speed", "--model", model, *options)
+        assert status == 0
+        found = json.loads(out)
+        assert found["bytes_per_token"] == pytest.approx(8.1e9, rel=0.02)
+        assert "another family (llama)" in found["basis"]["decode"]
+
+
+def test_drafting_as_asked(run):
+    model = ("--model", "google/gemma-4-26B-A4B-it", "--quantization", "fp8", "--json")
+    options = ("--draft-tokens", "4", "--acceptance", "0.91,0.90,0.89,0.85")
+    status, out, _ = run("predict", "speed", *model, *options)
+    assert status == 0
+    found = json.loads(out)["speculative"]
+    assert found["tokens_per_step"] == 4.08
+    assert found["decode_tok_s"]["expected"] == pytest.approx(80, rel=0.05)
+    _, out, _ = run("predict", "speed", *model, "--draft-tokens", "4", "--accepted-share", "0.76")
+    assert json.loads(out)["speculative"]["tokens_per_step"] == 4.04
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "--recipe NAME"),
+        (("--recipe", "a", "--model", "b"), "both"),
+        (("--recipe", "gemma4-31b-nvfp"), "did you mean 'gemma4-31b-nvfp4'"),
+        (("--recipe", "gemma4-31b-nvfp4", "--quantization", "fp8"), "go with --model"),
+        (("--model", "google/gemma-4-31B-its"), "did you mean"),
+        (("--model", "google/gemma-4-31B-it", "--quantization", "int3"), "no quantisation 'int3'"),
+        (("--model", "google/gemma-4-31B-it", "--kv-dtype", "fp3"), "no type 'fp3'"),
+        (("--model", "google/gemma-4-31B-it", "--tp", "3"), "cannot be divided over 3"),
+        (("--model", "google/gemma-4-31B-it", "--tp", "0"), "--tp"),
+        (("--model", "google/gemma-4-31B-it", "--prompt", "0"), "--prompt"),
+        (("--model", "google/gemma-4-31B-it", "--acceptance", "0.9"), "--draft-tokens"),
+        (
+            ("--model", "google/gemma-4-31B-it", "--draft-tokens", "2", "--acceptance", "most"),
+            "expected numbers",
+        ),
+        (
+            ("--model", "google/gemma-4-31B-it", "--draft-tokens", "2", "--acceptance", "1.5"),
+            "rates from 0 to 1",
+        ),
+    ],
+)
+def test_what_cannot_be(run, options, said):
+    status, out, err = run("predict", "speed", *options)
+    assert status == 2
+    assert out == ""
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_calibrate_and_predict_with_it(run, results, tmp_path):
+    speed = ("predict", "speed", "--recipe", "gemma4-31b-fp8", "--context", "2112", "--json")
+    before = json.loads(run(*speed)[1])
+    status, out, _ = run("predict", "--calibrate", str(results), "--recipe", "gemma4-31b-fp8")
+    assert status == 0
+    assert "eta_dense" in out
+    assert "written to calibration.json" in out
+    document = json.loads((tmp_path / "calibration.json").read_text())
+    assert document["points"] == 3
+    assert document["mean_error"]["after"] < document["mean_error"]["before"]
+    assert list(tmp_path.glob(".calibration*")) == []
+    after = json.loads(run(*speed)[1])
+    assert after["decode_tok_s"]["expected"] < before["decode_tok_s"]["expected"]
+    assert after["decode_tok_s"]["expected"] == pytest.approx(6.6, rel=0.02)
+    assert "calibrated to 3 points of your own" in after["basis"]["decode"]
+
+
+def test_calibrate_as_json_to_another_file(run, results, tmp_path):
+    options = ("--model", "google/gemma-4-31B-it", "--quantization", "fp8", "--json")
+    target = tmp_path / "mine.json"
+    status, out, _ = run("predict", "--calibrate", str(results), *options, "--output", str(target))
+    assert status == 0
+    assert json.loads(out)["file"] == str(target)
+    assert json.loads(target.read_text())["constants"] == json.loads(out)["constants"]
+    assert not (tmp_path / "calibration.json").exists()
+
+
+def test_calibrate_several_files_with_what_was_run_in_the_rows(run, tmp_path):
+    header = "metric,value,context,tp,model,quantization\n"
+    one, two = tmp_path / "one.csv", tmp_path / "two.csv"
+    one.write_text(
+        f"{header}decode_tok_s,6.9,144,1,google/gemma-4-31B-it,fp8\n"
+        "decode_tok_s,35.8,500,1,google/gemma-4-26B-A4B-it,fp8\n"
+    )
+    two.write_text(f"{header}decode_tok_s,11.9,144,2,google/gemma-4-31B-it,fp8\n")
+    status, out, _ = run("--json", "predict", "--calibrate", str(one), "--calibrate", str(two))
+    assert status == 0
+    assert json.loads(out)["points"] == 3
+    assert json.loads(out)["files"] == ["one.csv", "two.csv"]
+
+
+def test_a_run_whose_requests_all_failed(run, tmp_path):
+    path = tmp_path / "failed.json"
+    nothing = {**BENCHMARK, "tg_req_throughput": None, "ttfr": None}
+    path.write_text(json.dumps({"benchmarks": [nothing]}))
+    status, _, err = run("predict", "--calibrate", str(path), "--recipe", "gemma4-31b-fp8")
+    assert status == 2
+    assert "its requests failed" in err
+    assert not (tmp_path / "calibration.json").exists()
+
+
+def test_decode_with_a_drafter_calibrates_nothing(run, results):
+    recipe = ("--recipe", "gemma4-26b-a4b-fp8-mtp")
+    status, _, err = run("predict", "--calibrate", str(results), *recipe)
+    assert status == 2
+    assert "Traceback" not in err
+
+
+def test_runs_of_a_toy_are_refused(run, results):
+    status, _, err = run("predict", "--calibrate", str(results), "--recipe", "lab-paris")
+    assert status == 2
+    assert "times as slow" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "--recipe NAME"),
+        (("--recipe", "gemma4-31b-fp8", "--output", "/proc/none/x.json"), "cannot write"),
+        (("--recipe", "gemma4-31b-fp8", "speed"), "stand after 'speed'"),
+    ],
+)
+def test_calibrating_wrongly(run, results, options, said):
+    status, _, err = run("predict", "--calibrate", str(results), *options)
+    assert status in (1, 2)
+    assert said in err
+
+
+def test_a_broken_calibration_is_named(run, tmp_path):
+    (tmp_path / "calibration.json").write_text("{}")
+    status, _, err = run("predict", "speed", "--recipe", "gemma4-31b-nvfp4")
+    assert status == 2
+    assert "calibration.json" in err
+    assert "remove it" in err
+
+
+def test_predict_alone_shows_what_there_is(run):
+    status, out, _ = run("predict")
+    assert status == 2
+    assert "speed" in out
+    assert "kv" in out
