@@ -1,0 +1,139 @@
+"""`explain`: what logs say, the cause first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from spark_cluster.issues.entries import Issue
+    from spark_cluster.issues.explaining import Explanation, Seen
+
+
+@click.command()
+@click.argument("files", nargs=-1, metavar="FILE...")
+@click.option("--about", metavar="ID", help="Show a known issue instead; `all` lists them.")
+@click.pass_obj
+def command(app: App, files: tuple[str, ...], about: str | None) -> None:
+    """Says what logs of vLLM, Ray, NCCL or Docker mean: the earliest real error of all logs first,
+    with its cause and fix, what only follows from it last, and what was healthy.
+
+    Give the logs of all ranks at once; `-` is standard input, a .gz is unpacked. Logs of any
+    length are read as a stream.
+
+    Exit status 0 when the logs could be read, whatever they say; 2 when one could not.
+    """
+    if about is not None:
+        if files:
+            raise UsageError("--about takes no logs", hint="leave one of them out")
+        _about(app, about)
+        return
+    from spark_cluster import issues
+    from spark_cluster.issues import reading
+
+    explanation = issues.explain_logs(reading.sources(files))
+    if app.as_json:
+        app.print_json(explanation.document())
+    else:
+        _show(app, explanation)
+
+
+def _about(app: App, name: str) -> None:
+    from spark_cluster.cli.findings import show_issue
+    from spark_cluster.issues.entries import catalogue
+    from spark_cluster.userfiles.suggest import did_you_mean
+
+    known = catalogue()
+    if name != "all" and name not in known:
+        raise UsageError(f"no known issue '{name}'", hint=did_you_mean(name, known, "issues"))
+    chosen = list(known.values()) if name == "all" else [known[name]]
+    if app.as_json:
+        app.print_json({"issues": [i.model_dump(mode="json") for i in chosen]})
+    elif name == "all":
+        _list(app, known)
+    else:
+        show_issue(app.console, chosen[0])
+
+
+def _list(app: App, known: Mapping[str, Issue]) -> None:
+    from rich.table import Table
+
+    from spark_cluster.cli.findings import MARKS
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for issue in known.values():
+        table.add_row(MARKS[issue.severity], issue.id, issue.title)
+    app.console.print(table)
+
+
+def _show(app: App, explanation: Explanation) -> None:
+    from rich.markup import escape
+
+    from spark_cluster.cli.findings import show
+
+    console = app.console
+    cause = explanation.cause
+    console.print(_verdict(explanation), soft_wrap=True)
+    main = [p for p in explanation.problems if not p.follows or p is cause]
+    for seen in main:
+        if seen.finding.severity != "info":
+            show(console, seen.finding, place=_place(seen))
+    effects = [p for p in explanation.problems if p.follows and p is not cause]
+    if effects:
+        console.print("[dim]what only follows:[/]")
+    for seen in effects:
+        console.print(f"  [dim]{escape(_where(seen))}  {escape(seen.finding.found)}[/]")
+    for seen in main:
+        if seen.finding.severity == "info":
+            show(console, seen.finding, place=_place(seen))
+    _show_start(app, explanation)
+
+
+def _show_start(app: App, explanation: Explanation) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    if explanation.facts:
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True)
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column()
+        for name, said in explanation.facts.items():
+            table.add_row("[green]✔[/]", name, escape(said))
+        app.console.print(table)
+    for said in explanation.missing:
+        app.console.print(f"[magenta]?[/] not in the logs: {escape(said)}")
+
+
+def _verdict(explanation: Explanation) -> str:
+    from rich.markup import escape
+
+    lines = sum(count for _, _, count in explanation.logs)
+    names = ", ".join(name for name, _, _ in explanation.logs)
+    cause = explanation.cause
+    if cause is None:
+        said = "[green]no error[/]"
+    elif cause.follows:
+        said = "[red]an effect is here, its cause is not[/]"
+    else:
+        said = "[red]the cause[/]" if cause.known else "[red]the earliest error[/]"
+    return f"{said}  [dim]{escape(names)}: {lines:,} lines[/]"
+
+
+def _place(seen: Seen) -> str:
+    times = f"  {seen.count} times" if seen.count > 1 else ""
+    return f"{_where(seen)}  {seen.at.removesuffix('.000000')}{times}"
+
+
+def _where(seen: Seen) -> str:
+    """File and line; the folder is in the first line of the output."""
+    return f"{seen.finding.where.rpartition('/')[2]}:{seen.number}"

@@ -1,0 +1,67 @@
+"""How findings of known issues are shown, by `lint` and by `explain`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from spark_cluster.issues.entries import Issue
+    from spark_cluster.issues.finding import Finding
+
+MARKS = {"error": "[red]✘[/]", "warning": "[yellow]![/]", "info": "[blue]i[/]"}
+
+
+def show(console: Console, found: Finding, *, place: str = "") -> None:
+    """A finding in full: title and id, what was seen, why, what to do.
+
+    Args:
+        place: where it was seen, and when.
+    """
+    from rich.markup import escape
+    from rich.padding import Padding
+
+    named = f"  [dim]{escape(found.id)}[/]" if found.id else ""
+    console.print(f"{MARKS[found.severity]} [bold]{escape(found.title)}[/]{named}")
+    rows = [f"[dim]{escape(place)}[/]"] if place else []
+    rows.append(escape(found.found))
+    rows += [f"[dim]{escape(found.cause)}[/]"] if found.cause else []
+    rows += [f"[cyan]→ {escape(found.fix)}[/]"] if found.fix else []
+    for row in rows:
+        console.print(Padding(row, (0, 0, 0, 2), expand=False))
+
+
+def show_issue(console: Console, issue: Issue) -> None:
+    """An entry of the catalogue."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    console.print(f"{MARKS[issue.severity]} [bold]{escape(issue.title)}[/]  [dim]{issue.id}[/]")
+    table = Table(box=None, show_header=False, pad_edge=True, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    rows = {
+        "symptom": issue.symptom,
+        "cause": issue.cause,
+        "fix": issue.fix,
+        "versions": f"vLLM {issue.versions}" if issue.versions else "",
+        "found by": _found_by(issue),
+        "depends on": ", ".join(issue.keyed_on),
+        "source": issue.source,
+        "confidence": issue.confidence,
+    }
+    for name, text in rows.items():
+        if text:
+            table.add_row(name, escape(text))
+    console.print(table)
+
+
+def _found_by(issue: Issue) -> str:
+    ways = ["lint"] if issue.when or issue.rule else []
+    ways += ["explain"] if issue.log else []
+    checks = [name for name in issue.live if not name.startswith("rung:")]
+    ways += [f"doctor ({', '.join(checks)})"] if checks else []
+    rungs = [name.removeprefix("rung:") for name in issue.live if name.startswith("rung:")]
+    ways += [f"up (readiness: {', '.join(rungs)})"] if rungs else []
+    return ", ".join(ways) or "nothing; it is good to know"

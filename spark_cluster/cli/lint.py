@@ -1,0 +1,176 @@
+"""`lint`: known issues of a recipe or a command line, before anything is started."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from spark_cluster.issues.finding import Finding
+    from spark_cluster.issues.subject import Fixed, Subject
+
+
+@click.command()
+@click.argument("target", metavar="[RECIPE|FILE]", required=False)
+@click.option(
+    "--command", "text", metavar="LINE", help="A `docker run` or `vllm serve` line; - reads it."
+)
+@click.option(
+    "--tp", type=click.IntRange(1), metavar="N", help="Only this size (default: all of them)."
+)
+@click.option("--fix", is_flag=True, help="Mend errors and warnings, as far as a change can.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="With --fix: where to write, instead of the file itself (or the screen).",
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    target: str | None,
+    text: str | None,
+    tp: int | None,
+    fix: bool,
+    output: Path | None,
+) -> None:
+    """Finds known issues of images, models and flags, and flags that contradict each other, in a
+    recipe (by default the inventory's), a file of another tool, or a command line.
+
+    Each names the flag to change; `explain --about ID` tells more. No node is asked: `plan` does,
+    and knows what fits.
+
+    Exit status 1 when there is an error (with --fix: one that remains).
+    """
+    from spark_cluster.issues import subject as subjects
+
+    app: App = ctx.obj
+    if output is not None and not fix:
+        raise UsageError("--output is where --fix writes; --fix is missing")
+    chosen = _subject(app, target, text, tp)
+    if fix:
+        place = _place(app, chosen, output)
+        done = subjects.fix(chosen, app.project)
+        found = done.remaining
+        _write(app, chosen, done, place)
+    else:
+        found = subjects.findings(chosen, chosen.text, app.project)
+        if app.as_json:
+            app.print_json({"issues": [finding.document() for finding in found]})
+        else:
+            _show(app.console, chosen.title, found, verbose=app.verbose)
+    ctx.exit(1 if any(finding.severity == "error" for finding in found) else 0)
+
+
+def _subject(app: App, target: str | None, text: str | None, tp: int | None) -> Subject:
+    from spark_cluster.issues import subject as subjects
+
+    if text is not None:
+        if target is not None:
+            raise UsageError("a recipe and --command contradict each other", hint="leave one out")
+        return subjects.of_command(sys.stdin.read() if text == "-" else text, tp)
+    name = target or app.inventory.serve.recipe
+    if name is None:
+        raise UsageError(
+            "nothing says what to look at",
+            hint="name a recipe (spark-cluster recipes list), a file, or --command LINE",
+        )
+    return subjects.of_target(name, app.project, tp)
+
+
+def _place(app: App, subject: Subject, output: Path | None) -> Path | None:
+    """Where to write; None for the screen.
+
+    Raises:
+        UsageError: it cannot be mended, or what is shipped would be overwritten.
+    """
+    if not subject.text:
+        raise UsageError(
+            f"{subject.title} is another tool's file and cannot be mended",
+            hint="spark-cluster recipes import makes a recipe of it, which can",
+        )
+    if output is not None or subject.path is None:
+        return output
+    if subject.path.resolve().is_relative_to(app.project.shipped.resolve()):
+        own = Path("recipes") / subject.path.name
+        raise UsageError(
+            f"{subject.title} is a shipped recipe, which is not changed",
+            hint=f"--output {own} writes one of your own, which then comes first",
+        )
+    return subject.path
+
+
+def _write(app: App, subject: Subject, done: Fixed, place: Path | None) -> None:
+    from rich.markup import escape
+
+    from spark_cluster.issues import subject as subjects
+
+    if place is not None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        subjects.write(place, _named(subject, done, place))
+    if app.as_json:
+        document = {
+            "issues": [finding.document() for finding in done.remaining],
+            "fixed": [finding.document() for finding in done.mended],
+            "output": str(place) if place is not None else None,
+        }
+        app.print_json(document if place is not None else {**document, "text": done.text})
+        return
+    console = app.console if place is not None else _beside()
+    for finding in done.mended:
+        console.print(f"[green]✔ mended[/] {escape(finding.title)}  [dim]{finding.id}[/]")
+    if not done.mended:
+        console.print("nothing that a change could mend")
+    _show(console, subject.title, done.remaining, verbose=app.verbose)
+    if place is None:
+        click.echo(done.text.rstrip("\n"))
+    else:
+        console.print(f"written: {place}", soft_wrap=True)
+
+
+def _beside() -> Console:
+    """Standard error: what is mended goes alone to standard output."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def _named(subject: Subject, done: Fixed, place: Path) -> str:
+    """The text; a recipe's name follows its file."""
+    from spark_cluster.issues import fixing_recipe
+
+    is_recipe = subject.path is not None and subject.path.suffix.lower() in (".yaml", ".yml")
+    if is_recipe and subject.path is not None and place.stem != subject.path.stem:
+        return fixing_recipe.fixed(done.text, [], place.stem)
+    return done.text
+
+
+def _show(console: Console, title: str, found: list[Finding], *, verbose: bool) -> None:
+    from rich.markup import escape
+
+    from spark_cluster.cli.findings import MARKS, show
+
+    for finding in found:
+        if finding.severity != "info" or verbose:
+            show(console, finding)
+    notes = [f for f in found if f.severity == "info"] if not verbose else []
+    for finding in notes:
+        console.print(
+            f"{MARKS['info']} {escape(finding.title)}: {escape(finding.found)}  "
+            f"[dim]{finding.id}[/]"
+        )
+    counts = [
+        (sum(f.severity == severity for f in found), severity, style)
+        for severity, style in (("error", "red"), ("warning", "yellow"), ("info", "blue"))
+    ]
+    parts = [f"[{style}]{n} {severity}{'s' * (n != 1)}[/]" for n, severity, style in counts if n]
+    console.print(f"{escape(title)}: {', '.join(parts) or '[green]no known issue[/]'}")

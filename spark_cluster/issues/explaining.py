@@ -1,0 +1,265 @@
+"""Puts logs of one launch together: the cause first, what follows from it last."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from spark_cluster.issues import lines
+from spark_cluster.issues.finding import ORDER, Finding
+from spark_cluster.issues.reading import Candidate, Reader, Source
+from spark_cluster.issues.recognising import of_log, recognise, signs
+from spark_cluster.issues.startup import ANCHORS, RAY, Start
+
+MOST = 200
+"""Different errors that are kept; the later ones follow from them."""
+
+REMEMBERED = 20_000
+"""Different texts whose meaning is remembered, so that repeated lines cost little."""
+
+SHOWN = 300
+ERRORS = (
+    *("Error", "Exception", "died unexpectedly", "Segmentation fault", "Segfault encountered"),
+    *("(core dumped)", "rror: "),
+)
+_RANK = re.compile(r"(?:Worker_TP|VllmWorker-|rank )(\d+)")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A known issue or an error without one, where it was seen first.
+
+    Attributes:
+        finding: severity `error` and an empty id for an error that is not known.
+        at: its time, as `lines.Line.at`; the time of the line before where it has none.
+        number: of the line in its log.
+        follows: it is an effect of something earlier.
+        count: how often it was seen.
+        order: of the log among those given, and of the line in it; breaks ties.
+    """
+
+    finding: Finding
+    at: str
+    number: int
+    follows: bool
+    order: tuple[int, int]
+    count: int = 1
+
+    @property
+    def known(self) -> bool:
+        return bool(self.finding.id)
+
+    @property
+    def where(self) -> str:
+        return f"{self.finding.where}:{self.number}"
+
+    def document(self) -> dict[str, Any]:
+        """As in `--json`."""
+        return {
+            **self.finding.document(),
+            "where": self.finding.where,
+            "line": self.number,
+            "at": self.at,
+            "count": self.count,
+            "follows": self.follows,
+        }
+
+
+@dataclass
+class Explanation:
+    """What the logs say.
+
+    Attributes:
+        problems: the earliest real error first, then other errors by time, then warnings, then
+            what only follows, then notes.
+        facts: what a healthy start tells.
+        missing: what it would have told besides.
+        logs: name, bytes and lines of each.
+    """
+
+    problems: list[Seen] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    logs: list[tuple[str, int, int]] = field(default_factory=list)
+
+    @property
+    def cause(self) -> Seen | None:
+        """The earliest real error; the earliest effect where the cause is in none of the logs."""
+        errors = [p for p in self.problems if p.finding.severity == "error"]
+        return min(errors, key=lambda p: p.follows) if errors else None
+
+    def document(self) -> dict[str, Any]:
+        """As in `--json`."""
+        cause = self.cause
+        return {
+            "cause": cause.document() if cause else None,
+            "issues": [problem.document() for problem in self.problems],
+            "facts": self.facts,
+            "missing": self.missing,
+            "logs": [{"name": n, "bytes": b, "lines": count} for n, b, count in self.logs],
+        }
+
+
+def explain(sources: Iterable[Source]) -> Explanation:
+    """What logs of one launch say, of any length, in constant memory.
+
+    Raises:
+        InvalidFile: a log cannot be read, or is no text.
+    """
+    start, speakers = Start(), dict[str, int]()
+    found: list[Seen] = []
+    read = []
+    for index, source in enumerate(sources):
+        log = _Log(source, index, start, speakers)
+        found += log.seen()
+        read.append((source.name, log.reader.bytes, log.reader.lines))
+    return Explanation(
+        problems=_ordered(found),
+        facts=start.in_order(),
+        missing=start.missing(speakers),
+        logs=read,
+    )
+
+
+class _Log:
+    """One log while it is read."""
+
+    def __init__(self, source: Source, index: int, start: Start, speakers: dict[str, int]) -> None:
+        anchors = {*ERRORS, *ANCHORS, *(sign.has for sign in signs())}
+        self.reader = Reader(source, anchors)
+        self.index = index
+        self.start, self.speakers = start, speakers
+        self._kept: dict[str, Seen] = {}
+        self._rank: dict[str, int] = {}
+        self._told: dict[str, tuple[str, ...]] = {}
+
+    def seen(self) -> list[Seen]:
+        needed = {sign.has for sign in signs()}
+        for candidate in self.reader.candidates():
+            for text in candidate.text.split("\r"):  # a progress bar may stand before
+                if text:
+                    self._look(candidate, text)
+            for anchor in self.start.take(candidate.text):
+                if anchor not in needed:
+                    self.reader.drop(anchor)
+        return list(self._kept.values())
+
+    def _look(self, candidate: Candidate, raw: str) -> None:
+        line = lines.read(raw)
+        self._hear(line)
+        key = line.text[:SHOWN]
+        told = self._told.get(key)
+        if told is None:
+            told = tuple(self._judge(candidate, line))
+            if len(self._told) < REMEMBERED:
+                self._told[key] = told
+        else:
+            for name in told:
+                kept = self._kept[name]
+                self._kept[name] = replace(kept, count=kept.count + 1 + line.repeats)
+
+    def _judge(self, candidate: Candidate, line: lines.Line) -> Iterator[str]:
+        """Keeps what a line shows; the names under which it is kept."""
+        before = _Before(candidate, line)
+        error = lines.error_in(line, candidate.following)
+        issues = recognise(f"{line.text} {error}" if error else line.text, before.trace)
+        echo = bool(error) and lines.is_echo(error)
+        for issue in issues:
+            found = of_log(issue, (error or line.text)[:SHOWN], self.reader.source.name)
+            rank = 0 if error and not echo else 2 if echo else 1
+            yield self._keep(issue.id, found, candidate, before, rank, follows=issue.follows)
+        if error and not issues:
+            yield from self._unknown(error[:SHOWN], candidate, before, follows=echo)
+
+    def _unknown(
+        self, error: str, candidate: Candidate, before: _Before, *, follows: bool
+    ) -> Iterator[str]:
+        name = f"error: {error}"
+        if name in self._kept or len(self._kept) < MOST:
+            found = Finding(
+                id="",
+                severity="error",
+                title="an error that is not among the known issues",
+                found=error,
+                cause="",
+                fix="",
+                source="",
+                where=self.reader.source.name,
+            )
+            yield self._keep(name, found, candidate, before, 0, follows=follows)
+
+    def _keep(
+        self,
+        name: str,
+        found: Finding,
+        candidate: Candidate,
+        before: _Before,
+        rank: int,
+        *,
+        follows: bool,
+    ) -> str:
+        """Keeps the first sight, or a later one that says it better (the error, not its echo)."""
+        kept = self._kept.get(name)
+        if kept is None:
+            order = (self.index, candidate.number)
+            self._kept[name] = Seen(found, before.at, candidate.number, follows, order)
+            self._rank[name] = rank
+        else:
+            count = kept.count + 1
+            if rank < self._rank[name]:
+                kept = replace(kept, finding=found, number=candidate.number, at=before.at)
+                self._rank[name] = rank
+            self._kept[name] = replace(kept, count=count)
+        return name
+
+    def _hear(self, line: lines.Line) -> None:
+        """Note which ranks speak."""
+        if line.speaker.startswith("RayWorker"):
+            self.speakers[RAY] = self.speakers.get(RAY, 0) + 1
+        for text in (line.speaker, line.text[:120]):
+            if found := _RANK.search(text):
+                name = f"rank {found[1]}"
+                self.speakers[name] = self.speakers.get(name, 0) + 1
+
+
+class _Before:
+    """What stands before a line, read only when it is wanted."""
+
+    def __init__(self, candidate: Candidate, line: lines.Line) -> None:
+        self._candidate = candidate
+        self._line = line
+
+    @property
+    def trace(self) -> str:
+        """The last lines of the same speaker, as a traceback has them, and the line itself."""
+        if not self._line.text or "Error" not in self._line.text:
+            return ""
+        read = map(lines.read, self._candidate.context().splitlines()[-60:])
+        return "\n".join(r.text for r in read if r.speaker == self._line.speaker)
+
+    @property
+    def at(self) -> str:
+        """The line's time, or the last one before it."""
+        if self._line.at:
+            return self._line.at
+        for raw in reversed(self._candidate.context().splitlines()[-60:]):
+            if at := lines.read(raw).at:
+                return at
+        return ""
+
+
+def _ordered(found: list[Seen]) -> list[Seen]:
+    """Of all logs: an issue once, causes by time first, effects and notes last."""
+    merged: dict[str, Seen] = {}
+    for seen in sorted(found, key=lambda s: (s.at, s.order)):
+        name = seen.finding.id or seen.finding.found
+        first = merged.get(name)
+        merged[name] = seen if first is None else replace(first, count=first.count + seen.count)
+
+    def place(seen: Seen) -> tuple[int, str, tuple[int, int]]:
+        kind = ORDER[seen.finding.severity] + (2 if seen.follows else 0)
+        return kind, seen.at, seen.order
+
+    return sorted(merged.values(), key=place)

@@ -1,0 +1,230 @@
+"""Reads logs of any length in constant memory: finds the lines that may matter, with their place.
+
+A log is read in pieces, and each piece is searched for literals ("anchors") before any line of it
+is looked at, because almost all lines of a long log are routine. So a gigabyte takes seconds, not
+minutes; giant lines are cut, bytes that are no text are replaced.
+"""
+
+from __future__ import annotations
+
+import gzip
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import IO, cast
+
+from spark_cluster.errors import InvalidFile, UsageError
+
+CHUNK = 1 << 20
+BEFORE = 16 << 10
+"""Bytes before a line that can be looked at: a traceback, the last time stamp."""
+
+LONGEST_LINE = 256 << 10
+"""A longer line is cut into pieces of this size."""
+
+DECODED = 8 << 10
+"""Bytes of a line that are looked at: SchedulerOutput dumps have 100 kB, the news is in front."""
+
+_GZIP = b"\x1f\x8b"
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})
+
+
+@dataclass(frozen=True)
+class Source:
+    """A log: how it is called, and how it is opened."""
+
+    name: str
+    open: Callable[[], IO[bytes]]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A line with an anchor in it.
+
+    Attributes:
+        number: of the line in the log, from 1.
+        text: the line, raw.
+        context: gives the text before it, as far as it is kept.
+        following: the next line, raw.
+    """
+
+    number: int
+    text: str
+    context: Callable[[], str]
+    following: str
+
+
+def of_file(name: str) -> Source:
+    """A file, or standard input for `-`."""
+    if name == "-":
+        return Source("standard input", lambda: sys.stdin.buffer)
+    return Source(name, lambda: Path(name).expanduser().open("rb"))
+
+
+def of_text(name: str, text: str) -> Source:
+    """A log that is at hand already."""
+    return Source(name, lambda: BytesIO(text.encode()))
+
+
+def sources(names: Iterable[str]) -> list[Source]:
+    """Files to read, in the order given.
+
+    Raises:
+        UsageError: none is given, or one twice.
+    """
+    given = list(names)
+    doubled = next((name for name in given if given.count(name) > 1), None)
+    if doubled is not None:
+        raise UsageError(f"{doubled} is given twice")
+    if not given:
+        raise UsageError("no log is given", hint="give files, or - for standard input")
+    return [of_file(name) for name in given]
+
+
+class Reader:
+    """One pass over a log.
+
+    Args:
+        anchors: literals; a line with none of them is never looked at. `drop` takes one out while
+            reading goes on.
+    """
+
+    def __init__(self, source: Source, anchors: Iterable[str]) -> None:
+        self.source = source
+        self.bytes = 0
+        self.lines = 0
+        self._anchors = minimal({anchor.encode() for anchor in anchors})
+
+    def drop(self, anchor: str) -> None:
+        """Look for a literal no more, unless it stands for longer ones."""
+        self._anchors.discard(anchor.encode())
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Lines with an anchor, in order.
+
+        Raises:
+            InvalidFile: it cannot be read, or is no text.
+        """
+        context, pending = b"", b""
+        with _opened(self.source) as stream:
+            for data, last in _pieces(stream):
+                if not self.bytes:
+                    _must_be_text(data, self.source.name)
+                self.bytes += len(data)
+                blob = context + pending + data
+                end = len(blob) if last else _end(blob, len(context))
+                yield from self._search(blob, len(context), end)
+                context, pending = blob[max(0, end - BEFORE) : end], blob[end:]
+
+    def _search(self, blob: bytes, start: int, end: int) -> Iterator[Candidate]:
+        counted = start
+        for begin in sorted(self._hits(blob, start, end)):
+            self.lines += blob.count(b"\n", counted, begin)
+            counted = begin
+            yield _candidate(blob, begin, self.lines + 1)
+        self.lines += blob.count(b"\n", counted, end)
+
+    def _hits(self, blob: bytes, start: int, end: int) -> set[int]:
+        """Where lines with an anchor begin."""
+        found: set[int] = set()
+        for anchor in tuple(self._anchors):
+            at = blob.find(anchor, start, end)
+            while at >= 0:
+                found.add(max(blob.rfind(b"\n", start, at) + 1, start))
+                after = blob.find(b"\n", at, end)
+                at = blob.find(anchor, after, end) if after >= 0 else -1
+        return found
+
+
+def minimal(anchors: set[bytes]) -> set[bytes]:
+    """Without those that hold another one.
+
+    >>> sorted(minimal({b"Error", b"KeyError", b"KV cache"}))
+    [b'Error', b'KV cache']
+    """
+    return {a for a in anchors if not any(other in a for other in anchors if other != a)}
+
+
+def _candidate(blob: bytes, begin: int, number: int) -> Candidate:
+    stop = blob.find(b"\n", begin)
+    stop = len(blob) if stop < 0 else stop
+    after = blob.find(b"\n", stop + 1)
+    after = len(blob) if after < 0 else after
+
+    def context() -> str:
+        return blob[max(0, begin - BEFORE) : begin].decode("utf-8", "replace")
+
+    return Candidate(
+        number,
+        blob[begin : min(stop, begin + DECODED)].decode("utf-8", "replace"),
+        context,
+        blob[stop + 1 : min(after, stop + 1 + DECODED)].decode("utf-8", "replace"),
+    )
+
+
+def _end(blob: bytes, start: int) -> int:
+    """Up to where lines are whole, and followed by a whole one."""
+    last = blob.rfind(b"\n", start)
+    before = blob.rfind(b"\n", start, last) if last >= 0 else -1
+    if before >= 0:
+        return before + 1
+    return len(blob) if len(blob) - start > LONGEST_LINE else start
+
+
+def _pieces(stream: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Pieces of a stream, each with whether it is the last."""
+    piece = stream.read(CHUNK)
+    while True:
+        following = stream.read(CHUNK) if piece else b""
+        yield piece, not following
+        if not following:
+            return
+        piece = following
+
+
+@contextmanager
+def _opened(source: Source) -> Iterator[IO[bytes]]:
+    """The stream, unpacked when it is a .gz; what goes wrong in words."""
+    hint = "expected a text log, a .gz of one, or - for standard input"
+    try:
+        with source.open() as raw:
+            yield _unpacked(raw)
+    except FileNotFoundError:
+        raise InvalidFile("no such file", where=source.name) from None
+    except IsADirectoryError:
+        raise InvalidFile("this is a folder", where=source.name, hint=hint) from None
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise InvalidFile(f"a damaged .gz: {error}", where=source.name) from None
+    except OSError as error:
+        raise InvalidFile(f"cannot be read: {error.strerror}", where=source.name) from None
+
+
+def _unpacked(raw: IO[bytes]) -> IO[bytes]:
+    peek = getattr(raw, "peek", None)
+    first = peek(2)[:2] if peek is not None else b""
+    return cast(IO[bytes], gzip.open(raw)) if first == _GZIP else raw
+
+
+def _must_be_text(data: bytes, name: str) -> None:
+    """Raises:
+    InvalidFile: it is no text.
+    """
+    if data.startswith(_UTF16):
+        raise InvalidFile(
+            "this is UTF-16, as PowerShell writes it",
+            where=name,
+            hint=f"iconv -f UTF-16 -t UTF-8 {name} | spark-cluster explain -",
+        )
+    head = data[: 64 << 10]
+    strange = len(head) - len(head.translate(None, _CONTROL))
+    if b"\0" in head[:4096] or strange > len(head) // 20:
+        raise InvalidFile(
+            "this is a binary file",
+            where=name,
+            hint="expected a text log, such as `docker logs --timestamps spark-vllm` prints",
+        )

@@ -1,0 +1,127 @@
+"""What a log tells of a start that went well, and what it should have told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Told:
+    """A line of the start: its name for people, a literal of it, what to read from it."""
+
+    name: str
+    has: str
+    pattern: re.Pattern[str]
+    shown: str = "{0}"
+
+
+def _told(name: str, has: str, pattern: str, shown: str = "{0}") -> Told:
+    return Told(name, has, re.compile(pattern), shown)
+
+
+TOLD = (
+    _told("vLLM", "Initializing a V", r"engine \(v([^)\s]+)\)"),
+    _told("vLLM", "vLLM API server version", r"vLLM API server version (\S+)"),
+    _told("vLLM", "Launching vLLM (", r"Launching vLLM \(v([^)\s]+)\)"),
+    _told("model", "Initializing a V", r"model='([^']+)'"),
+    _told("tensor parallel", "Initializing a V", r"tensor_parallel_size=(\d+)"),
+    _told("architecture", "Resolved architecture", r"Resolved architecture: (\S+)"),
+    _told("attention", "AttentionBackendEnum.", r"Using AttentionBackendEnum\.(\w+) backend"),
+    _told("attention", "Forcing TRITON_ATTN", r"Forcing (TRITON_ATTN)", "{0}, forced"),
+    _told("attention", "_ATTN backend", r"Using (\w+_ATTN) backend"),
+    _told("experts", "MoE backend", r"Using '?(\w+)'? (\w+) MoE backend", "{0} ({1})"),
+    _told("FP4 products", "NvFp4LinearBackend.", r"NvFp4LinearBackend\.(\w+) for"),
+    _told("FP4 products", "NvFp4LinearKernel", r"Using (\w+)NvFp4LinearKernel"),
+    _told("checkpoint", "Checkpoint size:", r"Checkpoint size: ([\d.]+ GiB)"),
+    _told("weights", "Model loading took", r"Model loading took ([\d.]+) GiB", "{0} GiB"),
+    _told("loading", "Loading weights took", r"Loading weights took ([\d.]+) seconds", "{0} s"),
+    _told("CUDA graphs", "CUDA graph memory:", r"CUDA graph memory: ([\d.]+ GiB)"),
+    _told("CUDA graphs", "Graph capturing finished", r"in (\d+) secs?, took ([\d.]+ GiB)", "{1}"),
+    _told("KV cache", "Available KV cache memory:", r"cache memory: (\d[\d.]*) GiB", "{0} GiB"),
+    # From 0.27 on both are in one line; the CPU build says CPU from 0.30 on.
+    _told("KV tokens", "KV cache size:", r"KV cache size: ([\d,]+) tokens"),
+    _told(
+        "concurrency",
+        "Maximum concurrency for",
+        r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x",
+        "{1} requests of {0} tokens",
+    ),
+    _told("link", "NET/IB : Using", r"NET/IB : Using (\[0\].*?)(?:;|$)"),
+    _told("ranks", "in world size", r"rank \d+ in world size (\d+)"),
+    _told("up", "Application startup complete", r"(Application startup complete)"),
+    _told("requests", '"POST /v1/', r'"POST (/v1/\S+) HTTP/[\d.]+" 200', "{0} was answered"),
+    _told("end", "[shutdown] API server: shutdown", r"(shutdown triggered)", "it was told to stop"),
+)
+
+ANCHORS = tuple(dict.fromkeys(told.has for told in TOLD))
+
+RAY = "Ray"
+"""Among the speakers: Ray passes on what the ranks say."""
+
+
+@dataclass
+class Start:
+    """What one log or several of one launch told.
+
+    Attributes:
+        facts: name to what was told first.
+        cpu: it is the CPU build, which tells less.
+    """
+
+    facts: dict[str, str] = field(default_factory=dict)
+    cpu: bool = False
+
+    def take(self, text: str) -> list[str]:
+        """Learn from a line; the literals that are wanted no more."""
+        for told in TOLD:
+            if told.has not in text:
+                continue
+            self.cpu = self.cpu or "CPU KV cache" in text
+            match = told.pattern.search(text)
+            if match:
+                self.facts.setdefault(told.name, told.shown.format(*match.groups()))
+        return [a for a in ANCHORS if a in text and self._all_known(a)]
+
+    def _all_known(self, anchor: str) -> bool:
+        return all(told.name in self.facts for told in TOLD if told.has == anchor)
+
+    def in_order(self) -> dict[str, str]:
+        """The facts as a start tells them, whatever log they came from."""
+        names = dict.fromkeys(told.name for told in TOLD)
+        return {name: self.facts[name] for name in names if name in self.facts}
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are, as far as it is told."""
+        found = [int(self.facts.get(name, "1")) for name in ("tensor parallel", "ranks")]
+        return max(found)
+
+    def missing(self, speakers: Mapping[str, int]) -> list[str]:
+        """What a healthy start would have told.
+
+        Args:
+            speakers: who spoke in these logs, for whether every rank is among them.
+        """
+        if "vLLM" not in self.facts and "up" not in self.facts:
+            return []
+        said = []
+        if "KV tokens" not in self.facts:
+            said.append("the size of the KV cache: the engine was not set up")
+        if "up" not in self.facts:
+            said.append("`Application startup complete`: the server never took requests")
+        if self.size > 1:
+            said += self._of_several(speakers)
+        return said
+
+    def _of_several(self, speakers: Mapping[str, int]) -> list[str]:
+        said = []
+        if "link" not in self.facts and not self.cpu:
+            said.append("how NCCL goes between the nodes (NCCL_DEBUG=INFO tells it)")
+        ranks = {name for name in speakers if name.startswith("rank ")}
+        if 0 < len(ranks) < self.size and RAY not in speakers:  # Ray shows all ranks in the head's
+            said.append(
+                f"the log of {self.size - len(ranks)} of {self.size} ranks: give all ranks' logs"
+            )
+        return said
