@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from spark_cluster.errors import SparkClusterError
 from spark_cluster.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
+    from spark_cluster.planning.speed.estimate import Estimate
     from spark_cluster.project import Project
     from spark_cluster.userfiles.recipe_file import Measured
 
@@ -55,11 +57,29 @@ def headlines(recipe: Recipe) -> list[Measured]:
     return sorted(found.values(), key=lambda m: m.tp)
 
 
-def document(entry: Entry, expected: dict[int, Any]) -> dict[str, Any]:
+def expected(recipe: Recipe, project: Project) -> dict[int, Estimate]:
+    """Size to the predicted decode speed of one request; without what cannot be predicted.
+
+    Raises:
+        InvalidFile: the project's own calibration is wrong.
+    """
+    from spark_cluster.planning.speed import of_recipe
+    from spark_cluster.planning.speed.constants import load_constants
+
+    constants = load_constants(project)
+    found = {}
+    for tp in sizes(recipe):
+        with contextlib.suppress(SparkClusterError):  # the model's shape is not known, say
+            serving = of_recipe.serving_of(recipe, tp, project.folder)
+            found[tp] = of_recipe.expected(recipe, serving, constants=constants)
+    return found
+
+
+def document(entry: Entry, speeds: Mapping[int, Estimate]) -> dict[str, Any]:
     """As in `recipes list --json`.
 
     Args:
-        expected: size to what is predicted for it.
+        speeds: size to what is predicted for it.
     """
     about: dict[str, Any] = {"name": entry.name, "path": str(entry.path), "own": entry.own}
     if entry.recipe is None:
@@ -73,7 +93,7 @@ def document(entry: Entry, expected: dict[int, Any]) -> dict[str, Any]:
         "base": recipe.model.base,
         "quantization": recipe.model.quantization,
         "tensor_parallel": recipe.tensor_parallel.model_dump(),
-        "expected_tok_s": {str(tp): told for tp, told in expected.items()},
+        "expected_tok_s": {str(tp): speed.document() for tp, speed in speeds.items()},
         "measured_tok_s": [
             {"tp": m.tp, "decode_tok_s": m.decode_tok_s, "source": m.source, "note": m.note}
             for m in headlines(recipe)

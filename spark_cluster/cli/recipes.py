@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +11,7 @@ from spark_cluster.cli.app import App
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from spark_cluster.planning.speed.estimate import Estimate
     from spark_cluster.recipe import Recipe
     from spark_cluster.recipe_list import Entry
     from spark_cluster.userfiles.recipe_file import Measured
@@ -40,16 +41,16 @@ def command() -> None:
 @command.command("list")
 @click.pass_context
 def list_(ctx: click.Context) -> None:
-    """Lists the recipes: model, weights, sizes, expected and measured tokens/s of one request.
+    """Lists what can be served, with expected and measured tokens/s.
 
-    A file that is wrong is listed with the reason. Your own recipes hide ours of the same name.
+    The figures are those of one request. A file that is wrong is listed with the reason. Your own recipes hide ours of the same name.
     """
-    from spark_cluster.recipe_list import document, entries, sizes
+    from spark_cluster.recipe_list import document, entries, expected
 
     app: App = ctx.obj
-    told = [
-        (e, expected(e.recipe, sizes(e.recipe)) if e.recipe else {}) for e in entries(app.project)
-    ]
+    project = app.project
+    found = list(entries(project))
+    told = [(entry, expected(entry.recipe, project) if entry.recipe else {}) for entry in found]
     if app.as_json:
         app.print_json({"recipes": [document(entry, speeds) for entry, speeds in told]})
     else:
@@ -61,22 +62,22 @@ def list_(ctx: click.Context) -> None:
 @click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size (default: fewest).")
 @click.pass_context
 def show(ctx: click.Context, name: str, tp: int | None) -> None:
-    """Shows all of a recipe: what it is, the command line that it becomes, what was measured.
+    """Shows all of a recipe and the command line that it becomes.
 
     NAME is a recipe's name or a file.
     """
     from spark_cluster.recipe import load_recipe
-    from spark_cluster.recipe_list import sizes
+    from spark_cluster.recipe_list import expected
 
     app: App = ctx.obj
     recipe = load_recipe(name, app.project)
     size = tp or recipe.tensor_parallel.min
     args = recipe.args_for(size)
-    speeds = expected(recipe, sizes(recipe))
+    speeds = expected(recipe, app.project)
     if app.as_json:
         whole = recipe.model_dump(mode="json", exclude_none=True)
         line = ["vllm", "serve", recipe.model.node_path, *args]
-        shown = {str(n): told for n, told in speeds.items()}
+        shown = {str(n): speed.document() for n, speed in speeds.items()}
         app.print_json({"recipe": whole, "tp": size, "command": line, "expected_tok_s": shown})
     else:
         from spark_cluster.cli.recipes_show import show_recipe
@@ -84,12 +85,7 @@ def show(ctx: click.Context, name: str, tp: int | None) -> None:
         show_recipe(app.console, recipe, size, args, speeds)
 
 
-def expected(recipe: Recipe, tps: range) -> dict[int, Any]:  # noqa: ARG001
-    """Size to the predicted decode speed of one request, where the model is known."""
-    return {}
-
-
-def _list(app: App, told: list[tuple[Entry, dict[int, Any]]]) -> None:
+def _list(app: App, told: list[tuple[Entry, dict[int, Estimate]]]) -> None:
     from rich.markup import escape
 
     sources: dict[str, int] = {}
@@ -101,7 +97,7 @@ def _list(app: App, told: list[tuple[Entry, dict[int, Any]]]) -> None:
             app.console.print(f"[red]✘[/] {escape(str(entry.error))}", soft_wrap=True)
 
 
-def _table(told: list[tuple[Entry, dict[int, Any]]], sources: dict[str, int]) -> Table:
+def _table(told: list[tuple[Entry, dict[int, Estimate]]], sources: dict[str, int]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
@@ -125,8 +121,8 @@ def _table(told: list[tuple[Entry, dict[int, Any]]], sources: dict[str, int]) ->
     return table
 
 
-def _speeds(speeds: dict[int, Any]) -> str:
-    return "\n".join(_sized(tp, f"{told['expected']:.1f}") for tp, told in speeds.items())
+def _speeds(speeds: dict[int, Estimate]) -> str:
+    return "\n".join(_sized(tp, f"{speed.expected:.1f}") for tp, speed in speeds.items())
 
 
 def _measured(recipe: Recipe, sources: dict[str, int]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.padding import Padding
@@ -13,12 +13,13 @@ from rich.table import Table
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from spark_cluster.planning.speed.estimate import Estimate
     from spark_cluster.recipe import Recipe
     from spark_cluster.userfiles.recipe_file import Measured
 
 
 def show_recipe(
-    console: Console, recipe: Recipe, tp: int, args: list[str], speeds: dict[int, Any]
+    console: Console, recipe: Recipe, tp: int, args: list[str], speeds: dict[int, Estimate]
 ) -> None:
     """What it is, the command line of `tp` nodes, and what is known of it."""
     console.print(f"[bold]{escape(recipe.name)}[/]  {escape(recipe.description)}", soft_wrap=True)
@@ -42,7 +43,7 @@ def show_recipe(
         console.print(f"  [dim]{escape(f'[{number}]')}[/] {escape(source)}", soft_wrap=True)
 
 
-def _facts(recipe: Recipe, speeds: dict[int, Any]) -> Iterator[tuple[str, str]]:
+def _facts(recipe: Recipe, speeds: dict[int, Estimate]) -> Iterator[tuple[str, str]]:
     yield from _model(recipe)
     yield "image", escape(recipe.image.reference)
     if recipe.image.build:
@@ -66,9 +67,9 @@ def _facts(recipe: Recipe, speeds: dict[int, Any]) -> Iterator[tuple[str, str]]:
         yield "environment", escape(f"{key}={value}")
     yield from _ready(recipe)
     yield from _versions(recipe)
-    for tp, told in speeds.items():
-        span = f"{told['low']:.1f} to {told['high']:.1f}"
-        yield "expected", f"{told['expected']:.1f} tok/s at TP={tp} [dim]({span})[/]"
+    for tp, speed in speeds.items():
+        span = f"{speed.low:.1f} to {speed.high:.1f}, bandwidth alone {speed.roofline:.1f}"
+        yield "expected", f"{speed.expected:.1f} tok/s at TP={tp} [dim]({span})[/]"
 
 
 def _model(recipe: Recipe) -> Iterator[tuple[str, str]]:

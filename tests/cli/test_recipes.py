@@ -121,3 +121,22 @@ def test_headlines_are_one_for_each_source_and_size(tmp_path):
     assert [m.decode_tok_s for m in headlines(recipe)] == [36.9, 35]
     recipe = load_recipe("gemma4-26b-a4b-nvfp4", Project(tmp_path))
     assert [m.decode_tok_s for m in headlines(recipe)] == [51.6, 48.2], "not of three requests"
+
+
+def test_expected_speeds_of_every_shipped_model(ask):
+    found = json.loads(ask("recipes", "list", "--json"))["recipes"]
+    for recipe in found:
+        low, high = recipe["tensor_parallel"].values()
+        speeds = recipe["expected_tok_s"]
+        assert set(speeds) == {str(tp) for tp in range(low, high + 1)}, recipe["name"]
+        assert all(s["low"] <= s["expected"] <= s["high"] for s in speeds.values())
+    assert 6 < next(r for r in found if r["name"] == "gemma4-31b-nvfp4")["expected_tok_s"]["1"][
+        "expected"
+    ] < 8  # fmt: skip
+
+
+def test_a_model_that_nobody_knows_has_no_expected_speed(ask):
+    (ask.folder / "mine.yaml").write_text(OWN.format(name="mine"))
+    found = json.loads(ask("recipes", "show", "mine", "--json"))
+    assert found["expected_tok_s"] == {}
+    assert "expected" not in ask("recipes", "show", "mine")
