@@ -319,11 +319,12 @@ def _show(
         if many > 1:
             row(f"  with the drafter, all {many}, tok/s", drafted.total)
     row(f"prefill of {prompt:,}, tok/s", first.tokens_s, 0)
-    row("first response, ms", first.seconds.times(MS), 0)
+    alone = " (alone)" if many > 1 else ""
+    row(f"first response{alone}, ms", first.seconds.times(MS), 0)
     name = document["recipe"] or document["model"]
     app.console.print(
         f"[bold]{escape(str(name))}[/]: {document['quantization']} weights, "
-        f"{_kv(document['kv_dtype'])} KV cache, TP {document['tp']}, "
+        f"{_kv(document)} KV cache, TP {document['tp']}, "
         f"{document['context']:,} tokens of context",
         soft_wrap=True,
     )
@@ -341,9 +342,10 @@ def _show(
         app.console.print(f"[dim]{', '.join(whats)}: {escape(basis)}[/]", soft_wrap=True)
 
 
-def _kv(kv_dtype: str) -> str:
+def _kv(document: dict[str, Any]) -> str:
     """In words: without quantisation the cache is what the model computes in."""
-    return "bf16" if kv_dtype == "auto" else kv_dtype
+    found = str(document["kv_dtype"])
+    return "unquantised" if found == "auto" else found
 
 
 def _size(count: float) -> str:

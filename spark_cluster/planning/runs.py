@@ -170,7 +170,7 @@ def _csv_rows(path: Path, text: str) -> list[Any]:
     if rows and "test_name" in rows[0]:
         raise _invalid(
             path,
-            "llama-benchy's CSV does not tell prompt and depth apart",
+            "llama-benchy's CSV does not tell the prompt of a decode figure",
             "run it with --format json, or write points (metric,value,prompt,context,...)",
         )
     return rows

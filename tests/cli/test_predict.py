@@ -115,7 +115,7 @@ def test_drafting_as_asked(run):
         (("--recipe", "gemma4-31b-nvfp4", "--quantization", "fp8"), "go with --model"),
         (("--model", "google/gemma-4-31B-its"), "did you mean"),
         (("--model", "google/gemma-4-31B-it", "--quantization", "int3"), "no quantisation 'int3'"),
-        (("--model", "google/gemma-4-31B-it", "--kv-dtype", "fp3"), "no type 'fp3'"),
+        (("--model", "google/gemma-4-31B-it", "--kv-dtype", "fp3"), "no KV cache type 'fp3'"),
         (("--model", "google/gemma-4-31B-it", "--tp", "3"), "cannot be divided over 3"),
         (("--model", "google/gemma-4-31B-it", "--tp", "0"), "--tp"),
         (("--model", "google/gemma-4-31B-it", "--prompt", "0"), "--prompt"),

@@ -178,6 +178,28 @@ def test_what_a_node_reads_of_the_cache():
     assert Serving(HYBRID).kv_bytes(0) == 2 * 36 * 2 * (24576 + 524288)
 
 
+def test_other_types_of_cache():
+    assert Serving(GEMMA_31B, kv_dtype="nvfp4").kv_bytes(500) == 0.5625 * 500 * 450_560
+    asked = replace(GEMMA_31B, kv_dtype="fp8")  # by the checkpoint
+    assert Serving(asked).kv_bytes(500) == Serving(GEMMA_31B, kv_dtype="fp8").kv_bytes(500)
+    assert Serving(DEEPSEEK_LITE, kv_dtype="fp8_ds_mla").kv_bytes(10) == 27 * 656 * 10
+
+
+def test_without_cuda_graphs():
+    """What launches kernels is the limit of a model with experts, not of a large dense one."""
+    dense, moe = Serving(GEMMA_31B, "fp8"), Serving(find("openai/gpt-oss-120b"), "mxfp4")
+    for serving in (dense, moe):
+        with_graphs, eager = decode(serving, 500), decode(replace(serving, eager=True), 500)
+        assert eager.request.expected <= with_graphs.request.expected
+        assert eager.request.low < with_graphs.request.low
+        assert "--enforce-eager" in eager.basis
+    assert decode(replace(moe, eager=True), 500).request.expected == pytest.approx(26, rel=0.01)
+    measured = decode(replace(dense, eager=True), 192).request
+    assert measured.low <= 6.24 <= 6.88 <= measured.high
+    launch = Launch("a/b", quantization="fp8", args={"enforce-eager": True})
+    assert of_launch(launch, GEMMA_31B).eager
+
+
 def test_attention_counts_only_what_sees_everything():
     all_ = work(Serving(GEMMA_31B, "fp8"), 1000)
     assert all_.attention == 10 * 32 * 1024 * 1000**2
@@ -198,7 +220,7 @@ def test_counts_that_cannot_be():
         Serving(GEMMA_31B, tp=0)
     with pytest.raises(UsageError, match=r"32 attention heads .* 3 nodes"):
         Serving(GEMMA_31B, tp=3)
-    with pytest.raises(UsageError, match="no type 'fp7'"):
+    with pytest.raises(UsageError, match="no KV cache type 'fp7'"):
         Serving(GEMMA_31B, kv_dtype="fp7")
 
 

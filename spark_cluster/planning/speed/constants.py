@@ -61,6 +61,9 @@ class Constants:
             (vllm-project/recipes pull request 918); not fitted.
         attention_tflops: what attention reaches, forced to Triton for Gemma 4's head sizes.
         prefill_ms: of every request, ms.
+        eager_layer_ms: what launching the kernels of a layer one by one takes, ms; without CUDA
+            graphs a step is no shorter (26 instead of 59 tokens/s of gpt-oss-120b's 36 layers in
+            an owner's notes). Not fitted.
         link: what an all-reduce of a prefill reaches between two nodes, bytes/s.
         verify: how much longer a step takes that verifies drafted tokens, as a factor.
         draft_ms: one drafted token, ms.
@@ -80,6 +83,7 @@ class Constants:
     prefill_moe_tflops: float = 35.0
     attention_tflops: float = 12.37
     prefill_ms: float = 36.0
+    eager_layer_ms: float = 1.07
     link: float = 12.8e9
     verify: float = 1.2
     draft_ms: float = 4.61

@@ -65,7 +65,7 @@ def family(serving: Serving, doubt: Doubt) -> None:
         doubt.more(f"another family ({geometry.model_type})", 0.10)
     if geometry.latent or geometry.recurrent:
         doubt.more("its latent or recurrent layers", 0.10)
-    fitted = {"bf16", "nvfp4", "fp8"} | (set() if geometry.is_moe else {"fp8-online", "awq-int4"})
+    fitted = {"bf16", "nvfp4", "fp8", "fp8-online"} | (set() if geometry.is_moe else {"awq-int4"})
     if serving.quantization not in fitted:
         doubt.more(f"{serving.quantization} weights", 0.08)
     lies = formats(geometry, serving.quantization)

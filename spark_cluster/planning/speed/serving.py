@@ -7,20 +7,14 @@ from dataclasses import dataclass
 from spark_cluster.errors import UsageError
 from spark_cluster.launch import Launch
 from spark_cluster.planning.geometry import Geometry
+from spark_cluster.planning.kv.dtypes import (
+    FP8_DS_MLA,
+    FP8_DS_MLA_BYTES,
+    element,
+    state_bytes,
+)
 from spark_cluster.planning.weights import BYTES, must_be_known
 from spark_cluster.userfiles.recipe_file import Quantization
-
-_ELEMENT_BYTES = {
-    "bf16": 2.0,
-    "bfloat16": 2.0,
-    "fp16": 2.0,
-    "float16": 2.0,
-    "half": 2.0,
-    "fp8": 1.0,
-    "fp8_e4m3": 1.0,
-    "fp8_e5m2": 1.0,
-    "nvfp4": 0.5625,
-}
 
 
 @dataclass(frozen=True)
@@ -30,17 +24,19 @@ class Serving:
     Attributes:
         kv_dtype: of the cache, as `--kv-cache-dtype` names it.
         tp: tensor-parallel size, one node each.
+        eager: without CUDA graphs (`--enforce-eager`).
     """
 
     geometry: Geometry
     quantization: Quantization = "bf16"
     kv_dtype: str = "auto"
     tp: int = 1
+    eager: bool = False
 
     def __post_init__(self) -> None:
         if self.tp < 1:
             raise UsageError(f"tensor-parallel size: found {self.tp}, expected 1 or more")
-        kv_element_bytes(self.kv_dtype)
+        element(self.kv_dtype, self.geometry, latent=self.geometry.latent is not None)
         heads = [part.q_heads for part in self.geometry.attention]
         heads += [self.geometry.latent.q_heads] if self.geometry.latent else []
         if any(count % self.tp for count in heads):
@@ -59,33 +55,23 @@ class Serving:
         Args:
             context: tokens of the request that are in the cache.
         """
-        size, total = kv_element_bytes(self.kv_dtype), 0.0
+        latent, total = self.geometry.latent, 0.0
+        kind = element(self.kv_dtype, self.geometry, latent=latent is not None)
         for part in self.geometry.attention:
             seen = min(context, part.window) if part.window else context
             heads = max(1.0, part.kv_heads / self.tp)
-            total += part.layers * heads * (part.head_dim + part.value_dim) * seen * size
-        latent = self.geometry.latent
+            width = kind.width(part.head_dim) + kind.width(part.value_dim)
+            total += part.layers * heads * width * seen
         if latent:
-            width = latent.rank + latent.rope_dim + latent.index_dim
-            total += latent.layers * width * context * size
+            whole = latent.rank + latent.rope_dim + latent.index_dim
+            packed = kind.name == FP8_DS_MLA
+            width = FP8_DS_MLA_BYTES if packed else kind.width(whole)
+            total += latent.layers * width * context
         for layer in self.geometry.recurrent:  # a state is read and written
-            state = 4 if layer.state_dtype == "float32" else 2
-            state_bytes = 2 * layer.conv_elements + state * layer.state_elements
-            total += 2 * layer.layers * state_bytes / self.tp
+            state = state_bytes(None, self.geometry) * layer.conv_elements
+            state += state_bytes(layer.state_dtype, self.geometry) * layer.state_elements
+            total += 2 * layer.layers * state / self.tp
         return total
-
-
-def kv_element_bytes(kv_dtype: str) -> float:
-    """Bytes of one element of the cache.
-
-    Raises:
-        UsageError: no such type is known.
-    """
-    known = _ELEMENT_BYTES.get(kv_dtype.lower(), 2.0 if kv_dtype == "auto" else None)
-    if known is None:
-        names = ", ".join(["auto", *_ELEMENT_BYTES])
-        raise UsageError(f"no type '{kv_dtype}' of a KV cache", hint=f"types: {names}")
-    return known
 
 
 def of_launch(launch: Launch, geometry: Geometry) -> Serving:
@@ -98,7 +84,8 @@ def of_launch(launch: Launch, geometry: Geometry) -> Serving:
     kv_dtype = launch.text("kv-cache-dtype") or "auto"
     if kv_dtype == "auto":
         kv_dtype = checkpoint_kv_dtype(launch.model, quantization, geometry)
-    return Serving(geometry, quantization, kv_dtype, launch.tp)
+    eager = launch.args.get("enforce-eager") is True
+    return Serving(geometry, quantization, kv_dtype, launch.tp, eager)
 
 
 def _quantization(launch: Launch, geometry: Geometry) -> Quantization:

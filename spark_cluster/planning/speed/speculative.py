@@ -113,5 +113,5 @@ def speculative(
         roofline=roofline,
     )
     basis = doubt.text(constants.basis)
-    gain = request.expected * plain.seconds(serving.geometry.is_moe, constants)
+    gain = request.expected * step_seconds(serving, plain, constants)[1]
     return Speculative(request, request.times(concurrency), gained[0], gain, basis)
