@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -113,6 +114,11 @@ def _from_stdin(choice: Choice) -> Source:
 
 def _target(app: App, output: str | None, name: str | None) -> tuple[Path, str | None]:
     """The folder to write to, and the recipe's name where it is said."""
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+        raise UsageError(
+            f"--name: found '{name}', expected letters, digits, '_', '-' and '.'",
+            hint="folders go into --output",
+        )
     if output is None:
         return app.project.folder / "recipes", name
     path = Path(output).expanduser()

@@ -223,8 +223,9 @@ def _drafter(parts: Parts, args: dict[str, EngineValue], launch: Launch) -> None
     if "revision" in whole:
         drafter["revision"] = str(whole.pop("revision"))
     drafter["tokens"] = tokens
-    if whole:
-        drafter["options"] = whole
+    options = {key: value for key, value in whole.items() if value is not None}
+    if options:
+        drafter["options"] = options
     parts.fields["drafter"] = drafter
     parts.carry(what, "drafter")
 

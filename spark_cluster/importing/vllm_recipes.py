@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
+
 from spark_cluster.errors import UsageError
 from spark_cluster.importing import commandline, vllm_flags
 from spark_cluster.importing.naming import version_in
@@ -119,6 +121,7 @@ def read(source: Sourced, choice: Choice | None = None) -> Source:
     for key, block in pinned:
         _over(layers, key, block, "extra_args", "extra_env")
     left = _features(layers, choice, variant)
+    supported, no_version = _supported(model, variant)
     image = _image(model, variant, [block for _, block in pinned])
     return Source(
         _launch(layers, str(variant.get("model_id") or model["model_id"]), image, variant),
@@ -126,10 +129,10 @@ def read(source: Sourced, choice: Choice | None = None) -> Source:
         title=str(variant.get("model_id") or model["model_id"]),
         description=_description(data, variant),
         sizes=_sizes(data, variant),
-        supported=_supported(model, variant),
+        supported=supported,
         origin=f"vllm-project/recipes: {model['model_id']}, variant {choice.variant}",
         left_out=_dependencies(data) + left + _rest(data, variants, choice.variant),
-        notes=layers.notes + _warnings(data, variant, choice.variant),
+        notes=layers.notes + no_version + _warnings(data, variant, choice.variant),
     )
 
 
@@ -308,9 +311,13 @@ def _image(model: dict[str, Any], variant: dict[str, Any], pinned: list[dict[str
     return ""
 
 
-def _supported(model: dict[str, Any], variant: dict[str, Any]) -> str:
-    version = variant.get("min_vllm_version") or model.get("min_vllm_version")
-    return f">={as_word(version)}" if version else ""
+def _supported(model: dict[str, Any], variant: dict[str, Any]) -> tuple[str, list[str]]:
+    """The versions of vLLM as a specifier, and a note where the file names no version."""
+    version = as_word(variant.get("min_vllm_version") or model.get("min_vllm_version"))
+    try:
+        return (f">={Version(version)}" if version else ""), []
+    except InvalidVersion:
+        return "", [f"min_vllm_version is '{version}', which is no version"]
 
 
 def _description(data: dict[str, Any], variant: dict[str, Any]) -> str:

@@ -1,0 +1,197 @@
+"""`recipes import` as a shell sees it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from spark_cluster.cli import cli
+from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
+from spark_cluster.project import Project
+from spark_cluster.recipe import load_recipe
+
+LINE = (
+    "docker run -d --gpus all -p 8000:8000 -e HF_TOKEN=s3cret -v ~/m:/m example/vllm:1 "
+    "vllm serve example/Wren-7B --max-model-len 4096 --gpu-memory-utilization 0.6"
+)
+VLLM_RECIPE = """\
+model: {model_id: example/Wren-7B, base_args: [--trust-remote-code]}
+variants:
+  default: {precision: bf16}
+  fp8: {model_id: example/Wren-7B-FP8, docker_image: "example/vllm:2"}
+features:
+  tools: {args: [--enable-auto-tool-choice]}
+opt_in_features: [tools]
+"""
+
+pytestmark = pytest.mark.usefixtures("time_limit")
+
+
+@dataclass
+class Shell:
+    """`spark-cluster --project FOLDER recipes import ...`."""
+
+    folder: Path
+
+    def __call__(self, *words: str, stdin: str = "", as_json: bool = False) -> str:
+        """Standard output.
+
+        Raises:
+            SparkClusterError: as the command raises it.
+        """
+        options = ["--project", str(self.folder), *(["--json"] if as_json else [])]
+        result = CliRunner().invoke(cli, [*options, "recipes", "import", *words], input=stdin)
+        if isinstance(result.exception, SparkClusterError):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    def json(self, *words: str, stdin: str = "") -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self(*words, stdin=stdin, as_json=True))
+        return document
+
+    @property
+    def written(self) -> list[str]:
+        recipes = self.folder / "recipes"
+        return sorted(p.name for p in recipes.iterdir()) if recipes.is_dir() else []
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "100")
+    yield Shell(folder)
+
+
+def test_a_command_line_becomes_a_recipe_of_the_project(run: Shell) -> None:
+    said = run("--command", LINE)
+    assert run.written == ["wren-7b.yaml"]
+    recipe = load_recipe("wren-7b", Project(run.folder))
+    assert recipe.model.name == "example/Wren-7B"
+    assert recipe.engine_args == {"max-model-len": 4096}
+    assert "command line → recipes/wren-7b.yaml" in said
+    assert "kept as it is  --max-model-len" in said
+    assert "HF_TOKEN (value not shown)" in said
+    assert "spark-cluster lint wren-7b" in said
+    assert "s3cret" not in said
+    assert "s3cret" not in (run.folder / "recipes/wren-7b.yaml").read_text()
+    assert all(len(line) <= 101 for line in said.splitlines())
+
+
+def test_json(run: Shell) -> None:
+    document = run.json("--command", LINE, "--name", "wren")
+    assert document["ok"] is True
+    assert document["name"] == "wren"
+    assert document["kind"] == "command line"
+    assert document["file"] == str(run.folder / "recipes/wren.yaml")
+    assert document["kept"] == ["--max-model-len"]
+    assert {"what": "--gpus all", "where": "always so"} in document["carried"]
+    assert {one["what"] for one in document["left_out"]} >= {"--detach", "--publish 8000:8000"}
+    assert set(document) == {
+        "ok",
+        "file",
+        "name",
+        "kind",
+        "kept",
+        "carried",
+        "left_out",
+        "notes",
+        "to_do",
+    }
+
+
+def test_nothing_is_replaced_without_being_told(run: Shell) -> None:
+    run("--command", LINE)
+    path = run.folder / "recipes/wren-7b.yaml"
+    path.write_text("mine")
+    with pytest.raises(UsageError, match=r"wren-7b\.yaml exists") as caught:
+        run("--command", LINE)
+    assert "--force" in caught.value.hint
+    assert path.read_text() == "mine"
+    run("--command", LINE, "--force")
+    assert path.read_text().startswith("# Imported from a pasted command line.")
+    assert run.written == ["wren-7b.yaml"]
+
+
+def test_a_shipped_recipe_is_hidden_only_by_name(run: Shell) -> None:
+    line = "vllm serve example/lab-paris"
+    with pytest.raises(UsageError, match="lab-paris already, which this one would hide"):
+        run("--command", line)
+    assert run.written == []
+    run("--command", line, "--name", "lab-paris")
+    assert run.written == ["lab-paris.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [("there", "there/wren-7b.yaml"), ("there/", "there/wren-7b.yaml"), ("a/b.yaml", "a/b.yaml")],
+)
+def test_output(run: Shell, output: str, expected: str) -> None:
+    run("--command", LINE, "--output", output)
+    path = run.folder / expected
+    assert load_recipe(path, Project(run.folder)).name == path.stem
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_file_with_a_variant_and_a_feature(run: Shell) -> None:
+    source = run.folder / "wren.yaml"
+    source.write_text(VLLM_RECIPE)
+    run(str(source), "--variant", "fp8", "--feature", "tools")
+    recipe = load_recipe("wren-7b-fp8", Project(run.folder))
+    assert recipe.image.ref == "example/vllm:2"
+    assert recipe.engine_args == {"trust-remote-code": True, "enable-auto-tool-choice": True}
+
+
+def test_standard_input(run: Shell) -> None:
+    run("-", stdin=VLLM_RECIPE)
+    assert run.written == ["wren-7b.yaml"]
+    run("-", "--name", "line", stdin=LINE)
+    text = (run.folder / "recipes/line.yaml").read_text()
+    assert text.startswith("# Imported from standard input.")
+
+
+def test_standard_input_that_is_wrong_names_no_other_file(run: Shell) -> None:
+    with pytest.raises(InvalidFile) as caught:
+        run("-", stdin="vllm serve m \\\n --seed")
+    assert caught.value.where == "standard input:2"
+
+
+def test_model_and_image(run: Shell) -> None:
+    run("--command", "vllm serve /data/wren", "--model", "example/Wren", "--image", "e/vllm:3")
+    recipe = load_recipe("wren", Project(run.folder))
+    assert (recipe.model.name, recipe.model.path) == ("example/Wren", "/data/wren")
+    assert recipe.image.ref == "e/vllm:3"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "give either a file or --command"),
+        (("x.yaml", "--command", LINE), "both a file and --command"),
+        (("--command", "ls"), "no launch of vLLM"),
+        (("--command", LINE, "--name", "../x"), "--name: found '../x'"),
+        (("--command", LINE, "--name", "a", "--output", "b.yaml"), "a recipe is called as its"),
+        (("no.yaml",), "no such file"),
+    ],
+)
+def test_what_is_refused_writes_nothing(run: Shell, words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(SparkClusterError) as caught:
+        run(*words)
+    assert message in caught.value.message
+    assert caught.value.exit_code == 2
+    assert run.written == []
+
+
+def test_a_folder_that_cannot_be_written(run: Shell) -> None:
+    (run.folder / "recipes").write_text("a file")
+    with pytest.raises(UsageError, match="cannot be written"):
+        run("--command", LINE)
