@@ -14,6 +14,7 @@ from spark_cluster.errors import SparkClusterError
 if TYPE_CHECKING:
     from spark_cluster.doctor.examine import Diagnosis
     from spark_cluster.doctor.finding import Finding
+    from spark_cluster.issues.finding import Finding as Issue
     from spark_cluster.planning.pins import Pins
     from spark_cluster.recipe import Recipe
 from spark_cluster.userfiles.recipe_file import Probe
@@ -48,8 +49,8 @@ def command(ctx: click.Context, probe: bool, only: tuple[str, ...]) -> None:
     app: App = ctx.obj
     examine.must_be_known(only)
     started = time.monotonic()
-    recipe, known = _recipe(app), _pins(app)
-    with examine.Examination(app.inventory, app.nodes, recipe, known) as examination:
+    recipe, pins = _recipe(app), _pins(app)
+    with examine.Examination(app.inventory, app.nodes, recipe, pins) as examination:
         nodes = examination.observe()
         probed = None
         if probe and nodes:
@@ -57,10 +58,19 @@ def command(ctx: click.Context, probe: bool, only: tuple[str, ...]) -> None:
         found = [*examine.judge(nodes, probed), *examination.reachability()]
     diagnosis = examine.Diagnosis(tuple(examine.select(found, only)), examination.unreached)
     if app.as_json:
-        app.print_json({"checks": [finding.document() for finding in diagnosis.findings]})
+        known = [issue.document() for issue in _known_issues(diagnosis)]
+        checks = [finding.document() for finding in diagnosis.findings]
+        app.print_json({"checks": checks, "issues": known})
     else:
         _show(app, diagnosis, time.monotonic() - started)
     ctx.exit(diagnosis.exit_code)
+
+
+def _known_issues(diagnosis: Diagnosis) -> list[Issue]:
+    """What the catalogue knows of what was found."""
+    from spark_cluster import issues
+
+    return issues.live(diagnosis.findings)
 
 
 def _recipe(app: App) -> Recipe | None:
@@ -111,6 +121,9 @@ def _show(app: App, diagnosis: Diagnosis, seconds: float) -> None:
     if shown:
         app.console.print(table)
     app.console.print(_summary(diagnosis, seconds), soft_wrap=True)
+    known = [issue.id for issue in _known_issues(diagnosis)]
+    if known:
+        app.console.print(f"[dim]known issues: {', '.join(known)} (explain --about ID)[/]")
 
 
 def _text(finding: Finding) -> str:

@@ -126,7 +126,7 @@ def _verdict(explanation: Explanation) -> str:
         said = "[red]an effect is here, its cause is not[/]"
     else:
         said = "[red]the cause[/]" if cause.known else "[red]the earliest error[/]"
-    return f"{said}  [dim]{escape(names)}: {lines:,} lines[/]"
+    return f"{said}  [dim]{escape(names)}: {lines:,} line{'s' * (lines != 1)}[/]"
 
 
 def _place(seen: Seen) -> str:

@@ -54,13 +54,18 @@ def known_for(text: str) -> Finding | None:
     return search(text)
 
 
-def live(checks: Iterable[Checked] = (), rungs: Mapping[str, str] | None = None) -> list[Finding]:
+def live(
+    checks: Iterable[Checked] = (),
+    rungs: Mapping[str, str] | None = None,
+    launch: Launch | None = None,
+) -> list[Finding]:
     """The known issues that a live server shows.
 
     Args:
         checks: doctor's findings.
         rungs: rungs of readiness that failed, with what was seen instead.
+        launch: what serves, where it is known: of several causes only those that it can have.
     """
     from spark_cluster.issues.living import live as search
 
-    return search(checks, rungs or {})
+    return search(checks, rungs or {}, launch)

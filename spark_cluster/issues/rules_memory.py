@@ -5,16 +5,14 @@ from __future__ import annotations
 from spark_cluster.issues.case import Case
 from spark_cluster.issues.finding import Edit
 from spark_cluster.issues.rules import About, Made, rule
-from spark_cluster.planning.memory import GIB_KIB, HIGHEST, RESERVE_GIB, utilization
+from spark_cluster.planning.memory import GIB, GIB_KIB, HIGHEST, RESERVE_GIB, utilization
+from spark_cluster.planning.weights import load_peak_bytes
 
 HEADLESS = 0.85
 """Works where nothing else runs (Gemma 4 31B dense, part 9); safe is `memory.HIGHEST`."""
 
 TOTAL_GIB = 121.69
 """Of a Spark on current firmware; nodes that can be asked tell their own."""
-
-GB_PER_BILLION = {"31b": 58.2, "26b-a4b": 48.07}
-"""BF16 weights of Gemma 4, GiB, by what the name says (measured while loading)."""
 
 
 @rule("share-too-high")
@@ -58,10 +56,9 @@ def share_not_given(about: About, case: Case) -> Made:
 def online_fp8_load_peak(about: About, case: Case) -> Made:
     if case.quantization != "fp8-online":
         return None
-    size = _bf16_gib(case)
-    if size is None:
+    if case.geometry is None:
         return about.found(f"--quantization {case.launch.text('quantization') or 'fp8'}")
-    part = size / case.launch.tp
+    part = load_peak_bytes(case.geometry, "fp8-online") / GIB / case.launch.tp
     found = f"{part:.1f} GiB of BF16 weights on each node while loading"
     for facts in case.facts:
         available = facts.memory.available_kib / GIB_KIB
@@ -69,14 +66,6 @@ def online_fp8_load_peak(about: About, case: Case) -> Made:
             name = facts.hostname or "the node"
             return about.found(f"{found}, {name} has {available:.1f} available", severity="error")
     return about.found(found)
-
-
-def _bf16_gib(case: Case) -> float | None:
-    """The unquantised weights, GiB; None when nothing tells."""
-    for part, size in GB_PER_BILLION.items():
-        if case.family.startswith("gemma4") and case.matches([f"*{part}*"], case.names):
-            return size
-    return None
 
 
 @rule("ray-memory-monitor")

@@ -196,11 +196,26 @@ def climb(play: Play, endpoint: Endpoint, recipe: Recipe) -> str:
     client = Client(play.session(play.head), endpoint, play.head.name)
     for rung in recipe.readiness.rungs:
         play.bus.emit(Progress(play.head.name, "verify", rung.replace("_", " ")))
-        if rung == "answer":
-            answer = readiness.ask(play, endpoint, recipe.probe)
-        else:
-            RUNGS[rung](client)
+        try:
+            if rung == "answer":
+                answer = readiness.ask(play, endpoint, recipe.probe)
+            else:
+                RUNGS[rung](client)
+        except VerificationFailed as error:
+            raise _with_known(error, rung, recipe) from None
     return answer
+
+
+def _with_known(error: VerificationFailed, rung: str, recipe: Recipe) -> VerificationFailed:
+    """The error with the known issues of the recipe that this rung shows."""
+    from spark_cluster import issues
+    from spark_cluster.launch import of_recipe
+
+    launch = of_recipe(recipe, recipe.tensor_parallel.min)
+    known = [f for f in issues.live(rungs={rung: error.message}, launch=launch) if f.fix]
+    lines = [f"known: {f.title} ({f.id}): {f.fix}" for f in known]
+    hint = "\n  ".join([error.hint, *lines] if error.hint else lines)
+    return VerificationFailed(error.message, where=error.where, hint=hint)
 
 
 def _call(rung: str, client: Client, calls: Any, content: Any) -> None:

@@ -190,7 +190,9 @@ def _restarted(session: Session, head: str, times: int) -> str:
     """That the server does not stay up, and the first thing that its log complains of."""
     fault = logs.first_error({head: logs.read(session, SERVER)})
     said = f", its log says: {fault.text}" if fault else ""
-    return f"the server has been restarted {times} times{said}"
+    known = fault.known if fault else None
+    fix = f"; {known.title} ({known.id}): {known.fix}" if known else ""
+    return f"the server has been restarted {times} times{said}{fix}"
 
 
 def _endpoint(url: str, model: str, key: str | None) -> Endpoint | None:
