@@ -128,6 +128,12 @@ def _folder_name(parts: Parts, launch: Launch) -> str:
     for path in (launch.model, folder):
         if cached := _HUB_FOLDER.search(path):
             return f"{cached[1]}/{cached[2]}"
+    if "$" in folder:
+        parts.to_do.append(
+            f"only the shell knows what {folder} is: write the repository into model.name (or "
+            "import again with --model ORG/NAME)"
+        )
+        return "model"
     parts.to_do.append(
         f"write the repository that {folder} was downloaded from into model.name (or import again "
         "with --model ORG/NAME)"

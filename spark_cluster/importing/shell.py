@@ -1,7 +1,7 @@
-"""Splits a pasted shell text into commands and words, without running or expanding anything.
+"""Splits a pasted shell text into commands and words, without running anything.
 
 `$VAR`, `$(...)` and `~` stay as they are written: only the machine that runs the command knows what
-they stand for.
+they stand for. Variables that the text itself sets are the exception.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Command:
     left_out: list[str] = field(default_factory=list)
 
 
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([^$`]*)", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 _OPERATOR = re.compile(r"&&|\|\||;;|[;&|()]")
 _REDIRECTION = re.compile(r"(\d*|&)(>>|>\||>&|<<<|<<-?|<&|>|<)(&?)")
 # A backslash, then blanks or a comment up to the end of the line: a shell would not go on here, but
@@ -55,6 +57,7 @@ class _Splitter:
         self.line = line
         self.commands = [Command()]
         self.notes: list[str] = []
+        self.known: dict[str, str] = {}
 
     def run(self) -> None:
         while self.at < len(self.text):
@@ -71,13 +74,23 @@ class _Splitter:
                 self._redirect(redirection)
             elif operator := _OPERATOR.match(self.text, self.at):
                 self.at = operator.end()
-                self.commands.append(Command())
+                self._next_command()
             else:
                 self.commands[-1].words.append(self._word())
 
     def _newline(self) -> None:
         self.at += 1
         self.line += 1
+        self._next_command()
+
+    def _next_command(self) -> None:
+        """Begin a command; one that only sets variables makes them known to those that follow."""
+        texts = [word.text for word in self.commands[-1].words]
+        texts = texts[1:] if texts[:1] == ["export"] else texts
+        found = [_ASSIGNMENT.fullmatch(text) for text in texts]
+        for one in found if all(found) else []:
+            if one is not None:
+                self.known[one[1]] = one[2]
         self.commands.append(Command())
 
     def _to_end_of_line(self) -> None:
@@ -153,7 +166,7 @@ class _Splitter:
                 parts.append("" if escaped == "\n" else escaped)
                 self.at += 2
                 continue
-            if quote == '"' and self.text.startswith("$(", self.at):
+            if quote == '"' and char == "$":
                 parts.append(self._substitution())
                 continue
             parts.append(char)
@@ -166,7 +179,11 @@ class _Splitter:
         )
 
     def _substitution(self) -> str:
-        """`$VAR`, `${...}`, `$(...)` or backquotes, as written."""
+        """`$VAR`, `${...}`, `$(...)` or backquotes: as written, unless the text sets VAR."""
+        variable = _VARIABLE.match(self.text, self.at)
+        if variable and (variable[1] or variable[2]) in self.known:
+            self.at = variable.end()
+            return self.known[variable[1] or variable[2]]
         closing = {"${": "}", "$(": ")"}.get(self.text[self.at : self.at + 2])
         begin = self.at
         if self.text[begin] == "`":

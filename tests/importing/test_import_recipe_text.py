@@ -229,6 +229,11 @@ class TestModel:
         assert (recipe.model.name, recipe.model.path) == ("org/M-7B", None)
         assert imported.to_do == []
 
+    def test_a_variable_of_the_shell(self) -> None:
+        recipe, imported = of_command("docker run img vllm serve $MODEL")
+        assert (recipe.model.name, recipe.model.served_name) == ("model", "model")
+        assert "only the shell knows what $MODEL is" in imported.to_do[0]
+
     def test_model_and_image_given(self) -> None:
         digest = "sha256:" + "b" * 64
         imported = write(Source(parse(PART_9)), name="mine", model="org/m", image=f"i:1@{digest}")

@@ -53,6 +53,21 @@ def test_every_word_knows_its_line() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        ("A=x; run $A ${A} \"$A-y\" '$A' $B", ["run", "x", "x", "x-y", "$A", "$B"]),
+        ("export A=x B='y z'\nrun $A$B", ["run", "xy z"]),
+        ("A=x\nA=y\nrun $A", ["run", "y"]),
+        ("A=x run $A", ["A=x", "run", "$A"]),  # a shell does not know it yet either
+        ("A=${B:-x}\nrun $A", ["run", "$A"]),
+        ("A=x\nrun ${A:-y} $AB", ["run", "${A:-y}", "$AB"]),
+    ],
+)
+def test_variables_that_the_text_sets(text: str, last: list[str]) -> None:
+    assert texts(text)[-1] == last
+
+
 def test_redirections_are_told() -> None:
     (command,), _ = split("vllm serve m > /tmp/log 2>&1")
     assert command.left_out == [">/tmp/log", "2>&1"]
