@@ -131,12 +131,12 @@ class Started:
         """As Ctrl-C does it, or by another signal."""
         self.process.send_signal(number)
 
-    def end(self, *, status: int, timeout: float = 60.0) -> Ran:
-        """Wait for its end."""
+    def end(self, *, status: int | None, timeout: float = 60.0) -> Ran:
+        """Wait for its end; None takes any status but 0."""
         return ended(self, status, timeout)
 
 
-def ended(started: Started, status: int, timeout: float) -> Ran:
+def ended(started: Started, status: int | None, timeout: float) -> Ran:
     try:
         out, err = started.process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -147,7 +147,8 @@ def ended(started: Started, status: int, timeout: float) -> Ran:
         ) from None
     ran = Ran(started.words, started.process.returncode, out, err, time.monotonic() - started.began)
     assert "Traceback" not in ran.said, ran.said
-    assert ran.status == status, f"status {ran.status}, not {status}:\n{ran.said}"
+    fits = ran.status != 0 if status is None else ran.status == status
+    assert fits, f"status {ran.status}, not {status}:\n{ran.said}"
     return ran
 
 

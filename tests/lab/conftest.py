@@ -28,7 +28,8 @@ def lab() -> Iterator[Lab]:
         pytest.skip(WHY_NOT)
     lab = Lab.default()
     was_down = lab.state() == "down"
-    lab.up(2, progress=lambda text: print(text, file=sys.stderr))
+    # What an earlier run has left on the nodes (journals, keys) is none of these tests'.
+    lab.up(2, fresh=was_down, progress=lambda text: print(text, file=sys.stderr))
     yield lab
     if was_down:
         lab.down()
