@@ -43,7 +43,7 @@ class Doubt:
 
     def more(self, reason: str, down: float, up: float | None = None) -> None:
         """Widen the range."""
-        self.down += down
+        self.down = min(self.down + down, 0.9)
         self.up += down if up is None else up
         self.why.append(reason)
 

@@ -11,7 +11,7 @@ from spark_cluster.errors import UsageError
 from spark_cluster.planning.speed import decode as decoding
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import doubts, step, step_seconds
-from spark_cluster.planning.speed.estimate import Estimate
+from spark_cluster.planning.speed.estimate import Doubt, Estimate
 from spark_cluster.planning.speed.serving import Serving
 
 ERROR = 0.08
@@ -62,6 +62,32 @@ def tokens_per_step(acceptance: Sequence[float], drafted: int) -> float:
     return tokens
 
 
+def _gained(
+    drafted: int, acceptance: Sequence[float], accepted_share: float | None
+) -> tuple[float, float, float]:
+    """Tokens that a step gives: expected, at least, at most."""
+    if accepted_share is not None:
+        tokens_per_step([accepted_share], drafted)
+        known = 1 + drafted * accepted_share
+    elif acceptance:
+        known = tokens_per_step(acceptance, drafted)
+    else:
+        usual, least, most = (tokens_per_step([rate], drafted) for rate in USUAL)
+        return usual, least, most
+    return known, known, known
+
+
+def _doubts(serving: Serving, concurrency: int) -> Doubt:
+    """How far off it may be, but for the acceptance."""
+    doubt = doubts(serving, concurrency)
+    doubt.more("drafting", ERROR - decoding.ERROR)
+    if not serving.geometry.is_moe:
+        doubt.more("a dense model, with which no drafter was fitted", 0.10)
+    elif serving.quantization != "fp8":
+        doubt.more("its weights, as drafters were fitted with FP8 only", 0.10)
+    return doubt
+
+
 def speculative(
     serving: Serving,
     context: float,
@@ -85,19 +111,7 @@ def speculative(
         UsageError: a count or a rate that cannot be.
     """
     constants = constants or Constants()
-    if accepted_share is not None:
-        tokens_per_step([accepted_share], drafted)
-        gained = [1 + drafted * accepted_share] * 3
-    elif acceptance:
-        gained = [tokens_per_step(acceptance, drafted)] * 3
-    else:
-        gained = [tokens_per_step([rate], drafted) for rate in USUAL]
-    doubt = doubts(serving, concurrency)
-    doubt.more("drafting", ERROR - decoding.ERROR)
-    if not serving.geometry.is_moe:
-        doubt.more("a dense model, with which no drafter was fitted", 0.10)
-    elif serving.quantization != "fp8":
-        doubt.more("its weights, as drafters were fitted with FP8 only", 0.10)
+    gained, doubt = _gained(drafted, acceptance, accepted_share), _doubts(serving, concurrency)
     if len(set(gained)) > 1:
         doubt.why.append("an acceptance that nobody measured")
     plain = step(serving, context, concurrency)
