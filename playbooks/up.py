@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from spark_cluster.cluster import Spark
 from spark_cluster.engine.play import Play, RoleCall
 from spark_cluster.errors import Refused
-from spark_cluster.planning.memory import LOWEST, utilization
 from spark_cluster.planning.nodes import serving
 from spark_cluster.recipe import Recipe
 from spark_cluster.resources import Container
-from spark_cluster.serving import patches, readiness, rungs, startup_log, vram
+from spark_cluster.serving import admission, patches, readiness, rungs, startup_log, vram
 from spark_cluster.serving.endpoint import Endpoint, endpoint_of
 from spark_cluster.serving.engine import RAY, SERVER
 from spark_cluster.serving.result import Served, versions
 
 
-def main(play: Play, *, recipe: Recipe, tp: int) -> Served | None:
-    """Serve `recipe` over `tp` nodes; None where nothing can be verified (check mode, --tags)."""
+def main(play: Play, *, recipe: Recipe, tp: int, force: bool = False) -> Served | None:
+    """Serve `recipe` over `tp` nodes; None where nothing can be verified (check mode, --tags).
+
+    With `force` also what the plan says cannot work.
+    """
     servers, idle = plan_nodes(play, recipe, tp)
     endpoint = endpoint_of(play, recipe)
+    running = readiness.container_state(play, SERVER)
+    admission.must_work(play, recipe, servers, running, force=force)
     before = [] if play.check else vram.sample({n.name: play.session(n) for n in play.nodes})
     with play.stage("prepare"):
         link = ("network",) if tp > 1 else ()
@@ -32,8 +35,8 @@ def main(play: Play, *, recipe: Recipe, tp: int) -> Served | None:
             play.apply(idle, [Container(SERVER, state="absent"), Container(RAY, state="absent")])
     with play.stage("fetch"):
         fetch(play, servers, recipe)
-    share = memory_share(play, recipe, servers)
     with play.stage("start"):
+        share = admission.share(play, recipe, servers, running)
         start(play, servers, recipe, endpoint, share)
     if play.check:
         play.note("check mode: nothing was started, so nothing was verified")
@@ -63,6 +66,7 @@ def plan_nodes(play: Play, recipe: Recipe, tp: int) -> tuple[list[Spark], list[S
             hint="`runtime: docker` serves the same from an image",
         )
     recipe.args_for(tp)  # refuses a size that the recipe does not do
+    patches.uploads(recipe)  # refuses one that is not on the laptop
     return serving(play.nodes, tp)
 
 
@@ -96,42 +100,6 @@ def model_settings(recipe: Recipe) -> list[dict[str, Any]]:
         chosen = drafter.model_dump(include={"name", "revision"})
         found.append({**chosen, "path": drafter.node_path, "image": image})
     return found
-
-
-def memory_share(play: Play, recipe: Recipe, nodes: list[Spark]) -> float | None:
-    """The --gpu-memory-utilization for all ranks, from the node with the least room.
-
-    None when the recipe says how large the KV cache is. A server that runs keeps its share: the
-    memory that it holds itself is no reason to start it anew.
-    """
-    if recipe.gpu_memory_utilization is not None or "kv-cache-memory-bytes" in recipe.engine_args:
-        return None
-    running = readiness.container_state(play, SERVER)
-    if running.status == "running" and "--gpu-memory-utilization" in running.command:
-        at = running.command.index("--gpu-memory-utilization")
-        return float(running.command[at + 1])
-    if not play.check:  # page cache is not free memory to CUDA
-        play.on_each(nodes, partial(drop_caches, play))
-        play.refresh(nodes)
-    known = {node.name: node for node in play.nodes}
-    shares = {n.name: utilization(known[n.name].facts.memory) for n in nodes}
-    name, share = min(shares.items(), key=lambda item: item[1])
-    if share < LOWEST:
-        memory = known[name].facts.memory
-        raise Refused(
-            f"only {memory.available_kib / 2**20:.1f} of {memory.total_kib / 2**20:.1f} GiB are "
-            "available",
-            where=name,
-            hint="spark-cluster vram shows who holds it; spark-cluster down ends what we started",
-        )
-
-    return share
-
-
-def drop_caches(play: Play, node: Spark) -> None:
-    """Give the page cache back, as vLLM's start gate does not count it as free."""
-    play.session(node).run(["sync"], timeout=300)
-    play.session(node).run(["sysctl", "-q", "-w", "vm.drop_caches=3"], timeout=300)
 
 
 def start(

@@ -19,10 +19,16 @@ if TYPE_CHECKING:
 @click.option(
     "--recipe", "recipe_name", metavar="NAME", help="What to serve, instead of the inventory's."
 )
+@click.option("--force", is_flag=True, help="Also what the plan says cannot work.")
 @changing
 @click.pass_obj
 def command(
-    app: App, tp: int | None, recipe_name: str | None, exit_code: bool, options: Options
+    app: App,
+    tp: int | None,
+    recipe_name: str | None,
+    force: bool,
+    exit_code: bool,
+    options: Options,
 ) -> None:
     """Takes the nodes from whatever state they are in to a verified vLLM endpoint.
 
@@ -45,7 +51,7 @@ def command(
     with app.play(f"up --tp {size}", app.nodes, options) as run:
         playbook = app.project.load_playbook("up")
         play = run.open()
-        served = playbook.function(play, recipe=recipe, tp=size)
+        served = playbook.function(play, recipe=recipe, tp=size, force=force)
         run.finish()
         if app.as_json:
             app.print_json(run.document(**(served.document() if served is not None else {})))
@@ -66,7 +72,11 @@ def _show(app: App, served: Served) -> None:
         f"\n[bold]{served.endpoint.model}[/] at [bold cyan]{served.endpoint.url}[/]", end=""
     )
     console.print(f"  [dim]tp {served.tp}, recipe {served.recipe}[/]")
-    console.print(f"[green]✔[/] it answers: [bold]{served.answer}[/]", soft_wrap=True)
+    if served.answer:
+        console.print(f"[green]✔[/] it answers: [bold]{served.answer}[/]", soft_wrap=True)
+    others = [rung.replace("_", " ") for rung in served.rungs if rung != "answer"]
+    if others:
+        console.print(f"[green]✔[/] verified too: {', '.join(others)}")
     console.print(f"[dim]{_versions(served.versions)}[/]", soft_wrap=True)
     if served.endpoint.host == "127.0.0.1":
         head = app.inventory.head

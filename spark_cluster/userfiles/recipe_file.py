@@ -29,11 +29,11 @@ OWNED = {
     "tensor-parallel-size": "it is --tp on the command line, within tensor_parallel",
     "speculative-config": "it is the recipe's drafter",
     "gpu-memory-utilization": "it is the recipe's gpu_memory_utilization",
-    "distributed-executor-backend": "it is a setting of the role vllm",
+    "distributed-executor-backend": "it is the recipe's executor",
     "nnodes": "it follows from --tp",
     "node-rank": "it follows from --tp",
     "master-addr": "it follows from the inventory",
-    "master-port": "it follows from the inventory",
+    "master-port": "it is a setting of the role vllm",
     "headless": "it follows from --tp",
 }
 """Flags of vLLM that are no engine arguments of a recipe, and what they are instead."""

@@ -1,0 +1,113 @@
+"""What a recipe can ask for beyond the plain: an image built on the nodes, a patch, ranks without
+Ray, assertions about the log, and rungs; on real Docker and real vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commandline import CommandLine
+
+from spark_cluster.lab import LabNode
+
+pytestmark = pytest.mark.lab
+
+NAME = "lab-fields"
+BUILD = "  build:\n    why: a test\n    dockerfile: |\n      FROM spark-vllm:lab\n"
+FIELDS = """\
+executor: mp
+patches:
+  - {file: issue, origin: laptop, target: /etc/issue, why: a test}
+readiness:
+  rungs: [answer]
+  log_expect: ["headless multiproc executor"]   # only the worker's rank says it
+  log_forbid: ["Connecting to existing Ray cluster"]
+"""
+PREPARE = """\
+def main(play):
+    image = Image("spark-vllm:lab", archive="/srv/images/spark-vllm.tar")
+    play.apply(play.nodes, "containers", [image])
+"""
+
+
+def recipe_text() -> str:
+    """The lab's recipe with all of it."""
+    shipped = (Path(__file__).parents[2] / "recipes/lab-paris.yaml").read_text()
+    head, _, rest = shipped.partition("image:\n")
+    _, _, rest = rest.partition("\n\n")
+    kept = [part for part in rest.split("\n\n") if not part.startswith("readiness:")]
+    image = f"image:\n  ref: spark-cluster/lab-fields:1\n{BUILD}      RUN echo built > /etc/built\n"
+    return head.replace("lab-paris", NAME) + "\n".join((image, "\n\n".join(kept), FIELDS))
+
+
+@pytest.fixture(scope="module")
+def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    """A user with a recipe and a patch of their own, on nodes that have Docker and the base."""
+    made = CommandLine(tmp_path_factory.mktemp("fields"))
+    (made.home / "recipes").mkdir()
+    (made.home / "recipes/issue").write_text("patched\n")
+    (made.home / f"recipes/{NAME}.yaml").write_text(recipe_text())
+    made("down")
+    made("playbook", made.playbook(PREPARE))
+    yield made
+    made("down")
+
+
+def inside(node: LabNode, path: str) -> str:
+    return node.run(["docker", "exec", "spark-vllm", "cat", path]).stdout.strip()
+
+
+def change(user: CommandLine, old: str, new: str) -> None:
+    path = user.home / f"recipes/{NAME}.yaml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_it_serves_by_ranks_without_ray(user, spark1, spark2):
+    document = user.json("up", "--tp", "2", "--recipe", NAME)
+    assert "Paris" in document["answer"]
+    assert document["verified"] == ["answer"]
+    for node in (spark1, spark2):
+        assert inside(node, "/etc/built") == "built", "the image was built here"
+        assert inside(node, "/etc/issue") == "patched"
+        assert node.run(["docker", "ps", "--format", "{{.Names}}"]).stdout.split() == ["spark-vllm"]
+    found = user.json("status")
+    assert (found["state"], found["problems"], found["ray"]["nodes"]) == ("serving", [], 0)
+
+
+def test_again_changes_nothing(user):
+    assert user.json("up", "--tp", "2", "--recipe", NAME)["changed"] == 0
+
+
+def test_a_patch_that_is_missing_is_found_before_anything_is_changed(user):
+    (user.home / "recipes/issue").rename(user.home / "elsewhere")
+    ran = user("up", "--tp", "2", "--recipe", NAME, status=4)
+    assert "the patch" in ran.err
+    assert "is not on this machine" in ran.err
+    (user.home / "elsewhere").rename(user.home / "recipes/issue")
+
+
+def test_what_the_log_does_not_say(user):
+    change(user, 'headless multiproc executor"', 'headless multiproc executor", "MARLIN"')
+    ran = user("up", "--tp", "2", "--recipe", NAME, status=5)
+    assert "the engine's log does not say 'MARLIN'" in ran.err
+    change(user, ', "MARLIN"', "")
+
+
+def test_a_tool_call_without_the_flags(user):
+    """Real vLLM refuses it; a router would hide that."""
+    change(user, "rungs: [answer]", "rungs: [answer, tool_call]")
+    ran = user("up", "--tp", "2", "--recipe", NAME, status=5)
+    assert "tool call: the request failed (status 400)" in ran.err
+    assert "--enable-auto-tool-choice" in ran.err
+    change(user, "rungs: [answer, tool_call]", "rungs: [answer]")
+
+
+def test_a_rank_that_was_killed(user, spark2):
+    """All ranks begin anew: one does not join others that have begun."""
+    spark2.run(["docker", "kill", "spark-vllm"])
+    found = user.json("status", status=5)
+    assert "the rank's container on spark2 is exited" in found["problems"]
+    assert "Paris" in user.json("up", "--tp", "2", "--recipe", NAME)["answer"]
+    assert user.json("status")["state"] == "serving"
