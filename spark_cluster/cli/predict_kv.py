@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -21,6 +21,14 @@ FIELDS = (
     "max_model_len",
     "rule",
 )
+ROWS = {
+    "max_concurrency": ("requests of that length at once", "{:,.2f}"),
+    "gib_per_request": ("GiB a request", "{:,.2f}"),
+    "tokens": ('tokens, the log\'s "KV cache size"', "{:,}"),
+    "blocks": ("blocks", "{:,}"),
+    "blocks_per_request": ("blocks a request", "{:,}"),
+    "max_model_len": ("tokens of the longest request that fits", "{:,}"),
+}
 
 
 @click.command(name="kv")
@@ -38,9 +46,12 @@ FIELDS = (
     help="For models with recurrent layers; default: the version's.",
 )
 @click.option(
-    "--async-scheduling",
-    is_flag=True,
-    help="Count two batches in flight, as vLLM 0.26 and newer do on GPUs.",
+    "--device",
+    type=click.Choice(["cpu", "gpu"]),
+    default="cpu",
+    show_default=True,
+    help="For --json. cpu: one batch at a time, as vLLM on a CPU, which the rules are tested "
+    "against; gpu: two batches in flight, as on a Spark since vLLM 0.26.",
 )
 @click.pass_context
 def command(
@@ -54,12 +65,11 @@ def command(
     vllm_version: str | None,
     block_size: int | None,
     prefix_caching: bool | None,
-    async_scheduling: bool,
+    device: Literal["cpu", "gpu"],
 ) -> None:
     """How many requests and tokens a KV cache of a given size holds.
 
-    The arithmetic is that of the vLLM version that is asked for, and gives the figures that its
-    log prints.
+    The arithmetic is that of the vLLM version asked for; it gives the figures that its log prints.
     """
     from spark_cluster.errors import UsageError
     from spark_cluster.planning import kv
@@ -67,7 +77,7 @@ def command(
 
     app: App = ctx.obj
     geometry = find(model, app.project.folder)
-    length = max_model_len or geometry.max_positions
+    length = max_model_len if max_model_len is not None else geometry.max_positions
     if not length:
         raise UsageError(f"{model} does not say how long its context is; give --max-model-len")
     options: Options = {
@@ -78,44 +88,46 @@ def command(
         "block_size": block_size,
         "prefix_caching": prefix_caching,
     }
-    if async_scheduling:
-        options["batches_in_flight"] = kv.batches_in_flight(vllm_version)
-    found = kv.cache(geometry, kv_gib=kv_gib, max_model_len=length, **options)
     if app.as_json:
-        document = found.document()
+        options["device"] = device
+        document = kv.cache(geometry, kv_gib=kv_gib, max_model_len=length, **options).document()
         app.print_json({field: document[field] for field in FIELDS})
         return
-    _show(app, geometry, found, length=length, kv_gib=kv_gib)
+    spark = kv.cache(geometry, kv_gib=kv_gib, max_model_len=length, **options)
+    options["device"] = "cpu"
+    single = kv.cache(geometry, kv_gib=kv_gib, max_model_len=length, **options)
+    _show(app, geometry, spark, single, title=f"{kv_gib:g} GiB a GPU, {length:,} tokens a request")
+    if spark.max_concurrency < 1:
+        app.console.print(
+            f"[red]✘[/] vLLM does not start: one request of {length:,} tokens does not fit. "
+            f"--max-model-len {spark.max_model_len} would"
+        )
 
 
-def _show(app: App, geometry: Geometry, found: KvCache, *, length: int, kv_gib: float) -> None:
+def _show(app: App, geometry: Geometry, spark: KvCache, single: KvCache, *, title: str) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     console = app.console
-    console.print(f"[bold]{geometry.name}[/]  {kv_gib:g} GiB a GPU, {length:,} tokens a request")
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(justify="right", style="bold")
+    console.print(f"[bold]{escape(geometry.name)}[/]  {title}")
+    differ = spark != single
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=differ)
+    table.add_column("on a Spark", justify="right", style="bold")
+    if differ:
+        table.add_column("on a CPU", justify="right")
     table.add_column()
-    most = found.max_model_len
-    held = (
-        "the longest request that fits"
-        if most < geometry.max_positions
-        else "the longest request: all that the model was made for"
-    )
-    for figure, meaning in (
-        (f"{found.max_concurrency:.2f}", "requests of that length at once"),
-        (f"{found.gib_per_request:.2f}", "GiB a request"),
-        (f"{found.tokens:,}", 'tokens, as the log\'s "KV cache size"'),
-        (f"{found.blocks:,}", f"blocks, {found.blocks_per_request:,} a request"),
-        (f"{most:,}", f"tokens, {held}"),
-    ):
-        table.add_row(figure, meaning)
+    for field, (meaning, style) in ROWS.items():
+        found = [style.format(getattr(each, field)) for each in (spark, single)]
+        table.add_row(*found[: 2 if differ else 1], meaning)
     console.print(table)
-    if found.max_concurrency < 1:
-        console.print(f"[red]✘[/] vLLM does not start: a request of {length:,} tokens does not fit")
-    console.print(f"[dim]{found.rule}[/]")
+    if differ:
+        console.print(
+            "[dim]a Spark has two batches in flight (async scheduling), a CPU one; the figures of "
+            "a CPU are those that the rules are tested against[/]"
+        )
+    console.print(f"[dim]{escape(spark.rule)}[/]")
     if not geometry.known:
         console.print(
-            f"[yellow]the family {geometry.model_type!r} is not known; "
-            "its layout was guessed by its keys[/]"
+            f"[yellow]the family {escape(repr(geometry.model_type))} is not known; "
+            "its layers were read by their keys alone[/]"
         )

@@ -80,6 +80,7 @@ def _mamba2(keys: Keys, layers: int) -> Recurrent:
         conv_width=kernel - 1,
         groups=groups,
         group_elements=2 * state * (kernel - 1),
+        chunk=keys.positive("mamba_chunk_size", "chunk_size", default=256),
         state_dtype=_state_dtype(keys),
     )
 

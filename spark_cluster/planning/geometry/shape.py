@@ -66,6 +66,7 @@ class Recurrent:
         conv_width: tokens that the convolution looks back, one less than its kernel.
         groups: Mamba 2: groups of B and C; TP that does not divide them replicates some.
         group_elements: Mamba 2: elements of the convolution state for one group.
+        chunk: tokens that Mamba 2 works on at once.
         state_dtype: of the recurrent state, as the config says or vLLM sets it for the family;
             None: as the model's.
     """
@@ -78,6 +79,7 @@ class Recurrent:
     conv_width: int = 3
     groups: int = 0
     group_elements: int = 0
+    chunk: int = 0
     state_dtype: str | None = None
 
 

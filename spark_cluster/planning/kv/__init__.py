@@ -1,13 +1,12 @@
 """How much context fits: vLLM's KV cache arithmetic, version by version."""
 
 from spark_cluster.planning.kv.cache import KvCache, Options, bytes_for, cache
-from spark_cluster.planning.kv.rules import Rule, batches_in_flight, for_version
+from spark_cluster.planning.kv.rules import Rule, for_version
 
 __all__ = [
     "KvCache",
     "Options",
     "Rule",
-    "batches_in_flight",
     "bytes_for",
     "cache",
     "for_version",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 from spark_cluster.errors import UsageError
 from spark_cluster.planning.geometry import Geometry
@@ -28,8 +28,10 @@ class Options(TypedDict, total=False):
     block_size: `--block-size` (default 16).
     prefix_caching: None: the version's default, which matters for recurrent layers only.
     mamba_cache_mode: `align`, `all` or `none`; None: what vLLM takes for prefix caching.
-    batches_in_flight: 2 with async scheduling, see `rules.batches_in_flight` (default 1).
     drafted_tokens: of speculative decoding, for recurrent layers (default 0).
+    async_scheduling: the next batch is scheduled while one runs, vLLM's default on GPUs.
+    device: `gpu` (default) or `cpu`, where the same version has other kernels, float32 states of
+        GDN layers and no async scheduling.
     """
 
     kv_dtype: str
@@ -39,8 +41,9 @@ class Options(TypedDict, total=False):
     block_size: int | None
     prefix_caching: bool | None
     mamba_cache_mode: str | None
-    batches_in_flight: int
     drafted_tokens: int
+    async_scheduling: bool
+    device: Literal["gpu", "cpu"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ class KvCache:
     """What a server's log says about its cache, figures of one GPU.
 
     Attributes:
-        blocks: in the pool.
+        blocks: in the pool, counted in blocks of `--block-size`. Where vLLM takes longer ones
+            because a CPU's kernels want them, one of its blocks counts as several.
         blocks_per_request: that a request of full length needs.
         tokens: as "KV cache size" in the log.
         max_concurrency: requests of full length at once.
@@ -111,9 +115,10 @@ def cache(
         ),
         geometry.max_positions or max_model_len,
     )
+    unit = _unit(geometry, rule, options)
     return KvCache(
-        blocks=blocks,
-        blocks_per_request=needed,
+        blocks=blocks * unit,
+        blocks_per_request=needed * unit,
         tokens=tokens,
         max_concurrency=concurrency,
         gib_per_request=needed * shared.block_bytes / GIB,
@@ -142,8 +147,8 @@ def _wanted(length: int, rule: Rule, options: Options) -> Wanted:
     batched = options.get("max_num_batched_tokens", 2048)
     if batched < 1:
         raise UsageError(f"--max-num-batched-tokens should be at least 1, found {batched}")
-    flying = options.get("batches_in_flight", 1) if rule.in_flight else 1
-    return Wanted(length, flying * batched)
+    overlapping = options.get("async_scheduling", True) and options.get("device") != "cpu"
+    return Wanted(length, (2 if rule.in_flight and overlapping else 1) * batched)
 
 
 def _pool(geometry: Geometry, rule: Rule, length: int, options: Options) -> Pool:
@@ -152,20 +157,17 @@ def _pool(geometry: Geometry, rule: Rule, length: int, options: Options) -> Pool
     tp = options.get("tp", 1)
     if tp < 1:
         raise UsageError(f"the tensor-parallel size should be at least 1, found {tp}")
-    block = options.get("block_size") or BLOCK
-    if block < 1:
-        raise UsageError(f"--block-size should be at least 1, found {block}")
-    drafted = options.get("drafted_tokens", 0)
+    kv_dtype = options.get("kv_dtype", "auto")
     cut = Cut(
         geometry=geometry,
-        element=element(
-            options.get("kv_dtype", "auto"), geometry, latent=geometry.latent is not None
-        ),
+        element=element(kv_dtype, geometry, latent=geometry.latent is not None),
         tp=tp,
-        block=block,
+        block=_asked_block(options),
+        kernel=_kernel(rule, options),
         rule=rule,
-        states=_states(rule, options, drafted),
-        drafted=drafted,
+        mode=_mode(rule, options),
+        drafted=options.get("drafted_tokens", 0),
+        float_states=options.get("device") == "cpu",
     )
     parts = pages(cut)
     if not parts:
@@ -173,16 +175,38 @@ def _pool(geometry: Geometry, rule: Rule, length: int, options: Options) -> Pool
     return pool(parts, rule)
 
 
-def _states(rule: Rule, options: Options, drafted: int) -> int | None:
-    """Pages of state a request keeps; None: one for each block of tokens."""
+def _asked_block(options: Options) -> int:
+    block = options.get("block_size") or BLOCK
+    if block < 1:
+        raise UsageError(f"--block-size should be at least 1, found {block}")
+    return block
+
+
+def _kernel(rule: Rule, options: Options) -> int:
+    """Tokens of the smallest block of the attention's kernels; Triton and FlashAttention do 16."""
+    return rule.cpu_kernel if options.get("device") == "cpu" else BLOCK
+
+
+def _unit(geometry: Geometry, rule: Rule, options: Options) -> int:
+    """How many blocks of the size asked for one block counts as."""
+    sliding = any(part.kind == "sliding" for part in geometry.attention)
+    asked = _asked_block(options)
+    if not sliding or rule.sliding_block == "asked":
+        return 1
+    return max(1, _kernel(rule, options) // asked)
+
+
+def _mode(rule: Rule, options: Options) -> str:
+    """Mamba's cache mode."""
     caching = options.get("prefix_caching")
     caching = rule.hybrid_prefix_caching if caching is None else caching
     mode = options.get("mamba_cache_mode") or ("align" if caching else "none")
-    if mode == "all" and rule.all_mode:
-        return None
-    if mode not in ("align", "all", "none"):
-        raise UsageError(f"--mamba-cache-mode should be align, all or none, found {mode!r}")
-    return (2 if mode == "align" else 1) + drafted
+    known = ("none", "align", "all") if rule.all_mode else ("none", "align")
+    if mode not in known:
+        raise UsageError(
+            f"vLLM has no --mamba-cache-mode {mode!r}", hint=f"known are: {', '.join(known)}"
+        )
+    return mode
 
 
 def _longest(fits: Callable[[int], bool], most: int) -> int:

@@ -59,7 +59,7 @@ def pool(parts: list[Pages], rule: Rule) -> Pool:
 def _uniform(part: Pages) -> tuple[object, ...]:
     """Kinds that need the same number of blocks for the same tokens are alike."""
     kind = "full" if part.kind == "latent" else part.kind
-    return (kind, part.block, part.window, part.fixed)
+    return (kind, part.block, part.window, part.fixed, part.more)
 
 
 def _one_size(parts: list[Pages], rule: Rule) -> list[Pages]:
@@ -83,7 +83,7 @@ def _merged(parts: list[Pages]) -> list[Pages]:
     """Kinds that have become alike, together."""
     found: dict[tuple[object, ...], Pages] = {}
     for part in parts:
-        key = (part.kind, part.block, part.page, part.window, part.fixed)
+        key = (part.kind, part.block, part.page, part.window, part.fixed, part.more)
         before = found.get(key)
         found[key] = replace(part, layers=part.layers + before.layers) if before else part
     return list(found.values())

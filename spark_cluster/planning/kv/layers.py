@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from spark_cluster.errors import UsageError
@@ -33,7 +34,7 @@ class Pages:
         block: tokens of one block.
         page: bytes of one block in one layer.
         window: tokens that are seen, for `sliding` and `chunked`.
-        fixed: pages a request, for `state`; None: one for each block of tokens.
+        fixed: pages a request, for `state`; None: one for each block of tokens, and `more`.
     """
 
     kind: Literal["full", "latent", "sliding", "chunked", "state"]
@@ -42,6 +43,7 @@ class Pages:
     page: int
     window: int = 0
     fixed: int | None = None
+    more: int = 0
 
     def needed(self, wanted: Wanted) -> int:
         """Blocks that one request of full length needs at most, in one group of such layers."""
@@ -52,7 +54,7 @@ class Pages:
             return ceil(min(self.window + wanted.batched, wanted.length), self.block)
         if self.fixed is not None:
             return self.fixed
-        return ceil(wanted.length, self.block)
+        return ceil(wanted.length, self.block) + self.more
 
 
 def ceil(number: int, by: int) -> int:
@@ -67,17 +69,21 @@ class Cut:
     Attributes:
         element: of the KV cache.
         block: tokens of a block, as asked for or by default.
-        states: pages of state a request keeps; None: one for each block (cache mode `all`).
-        drafted: tokens that are drafted ahead; convolution states are longer by them.
+        kernel: tokens of the smallest block that the attention's kernels can do.
+        mode: of recurrent layers: `none`, `align` (prefix caching) or `all`.
+        drafted: tokens that are drafted ahead.
+        float_states: recurrent states are float32 whatever the model says (GDN on CPUs).
     """
 
     geometry: Geometry
     element: Element
     tp: int
     block: int
+    kernel: int
     rule: Rule
-    states: int | None = 1
+    mode: str = "none"
     drafted: int = 0
+    float_states: bool = False
 
 
 def pages(cut: Cut) -> list[Pages]:
@@ -86,11 +92,11 @@ def pages(cut: Cut) -> list[Pages]:
     Raises:
         UsageError: the model cannot be divided by the tensor-parallel size.
     """
-    found = [*_attention(cut), *_latent(cut)]
+    attention = [*_attention(cut), *_latent(cut)]
+    if not cut.geometry.recurrent:
+        return attention
     states = [_state(cut, part) for part in cut.geometry.recurrent]
-    if not states:
-        return found
-    return _aligned(cut, found, states)
+    return [*_lengthened(cut, attention, states), *_padded(cut, attention, states)]
 
 
 def _attention(cut: Cut) -> Iterator[Pages]:
@@ -98,9 +104,18 @@ def _attention(cut: Cut) -> Iterator[Pages]:
         layers = part.layers - part.borrowed
         if layers < 1:
             continue
+        block = _sliding_block(cut) if part.kind == "sliding" else cut.block
         width = cut.element.width(part.head_dim) + cut.element.width(part.value_dim)
-        page = cut.block * heads_each(part, cut.tp) * width
-        yield Pages(part.kind, layers, cut.block, page, part.window or 0)
+        page = block * heads_each(part, cut.tp) * width
+        yield Pages(part.kind, layers, block, page, part.window or 0)
+
+
+def _sliding_block(cut: Cut) -> int:
+    if cut.rule.sliding_block == "asked":
+        return cut.block
+    if cut.rule.sliding_block == "smallest":
+        return cut.kernel
+    return max(cut.kernel, cut.block // cut.kernel * cut.kernel)
 
 
 def heads_each(part: Attention, tp: int) -> int:
@@ -140,29 +155,47 @@ def _state(cut: Cut, part: Recurrent) -> Pages:
         conv += (cut.tp - part.groups) * part.group_elements
     if conv % cut.tp or part.state_elements % cut.tp:
         raise UsageError(f"the recurrent layers cannot be divided among {cut.tp} GPUs")
-    conv = conv // part.conv_width * (part.conv_width + cut.drafted) if part.conv_width else conv
+    if part.conv_width:
+        conv = conv // part.conv_width * (part.conv_width + cut.drafted)
+    kept = "float32" if cut.float_states else part.state_dtype
     size = conv // cut.tp * state_bytes(None, cut.geometry)
-    size += part.state_elements // cut.tp * state_bytes(part.state_dtype, cut.geometry)
-    return Pages("state", part.layers, cut.block, size, fixed=cut.states)
+    size += part.state_elements // cut.tp * state_bytes(kept, cut.geometry)
+    return Pages("state", part.layers, cut.block, size, fixed=_kept(cut, part))
 
 
-def _aligned(cut: Cut, attention: list[Pages], states: list[Pages]) -> list[Pages]:
-    """Attention blocks long enough that their page holds a state, and states padded to it."""
+def _kept(cut: Cut, part: Recurrent) -> int:
+    """States that one request keeps, unless there is one for each block."""
+    if cut.mode == "none":
+        return 1 + cut.drafted
+    return 2 + cut.drafted + int(part.kind in cut.rule.checkpoints)
+
+
+def _block(cut: Cut, attention: list[Pages], states: list[Pages]) -> int:
+    """Tokens of a block long enough that its page of attention holds a state."""
     state = max(part.page for part in states)
+    a_token = max(part.page // part.block for part in attention)
+    step = max(cut.kernel, cut.block) if cut.rule.block_alignment else cut.kernel
+    if cut.geometry.latent:
+        step = max(step, cut.rule.latent_alignment)
+    if cut.mode == "all":
+        step = math.lcm(step, max(part.chunk for part in cut.geometry.recurrent) or 1)
+    return max(cut.block, step * ceil(state, step * a_token))
+
+
+def _lengthened(cut: Cut, attention: list[Pages], states: list[Pages]) -> list[Pages]:
+    if not attention:
+        return []
+    block = _block(cut, attention, states)
+    return [replace(part, block=block, page=part.page // part.block * block) for part in attention]
+
+
+def _padded(cut: Cut, attention: list[Pages], states: list[Pages]) -> list[Pages]:
+    """States in pages as large as those of attention."""
     if not attention:
         return states
-    block = cut.block
-    if cut.geometry.latent:
-        block = max(block, cut.rule.state_alignment)
-    a_token = max(part.page // part.block for part in attention)
-    block *= ceil(state, block * a_token)
-    block = max(block, cut.block)
-    longer = [
-        Pages(part.kind, part.layers, block, part.page // part.block * block, part.window)
-        for part in attention
-    ]
-    page = block * a_token
-    return [
-        *longer,
-        *(Pages("state", part.layers, block, page, fixed=part.fixed) for part in states),
-    ]
+    block = _block(cut, attention, states)
+    page = block * max(part.page // part.block for part in attention)
+    if cut.mode == "all":
+        more = cut.drafted if cut.rule.speculative_states else 0
+        return [replace(part, block=block, page=page, fixed=None, more=more) for part in states]
+    return [replace(part, block=block, page=page) for part in states]

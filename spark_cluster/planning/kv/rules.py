@@ -39,7 +39,12 @@ class Rule:
         hybrid_prefix_caching: prefix caching is on by default for models with recurrent layers.
         speculative_states: in cache mode `all`, drafting keeps states of its own beside.
         all_mode: Mamba's cache mode `all` exists.
-        state_alignment: tokens to which a hybrid MLA model's block is aligned at least.
+        checkpoints: kinds of recurrent layers that keep one more state a request in mode `align`.
+        block_alignment: the block of a hybrid is a multiple of --block-size; before, of 16 tokens.
+        latent_alignment: tokens to which a hybrid MLA model's block is aligned at least.
+        sliding_block: the block of sliding layers is `asked` for by --block-size, is the
+            `smallest` that the attention's kernels can do, or the longest `fitting` into a page.
+        cpu_kernel: tokens of the smallest block of vLLM's attention for CPUs.
     """
 
     since: str
@@ -52,7 +57,11 @@ class Rule:
     hybrid_prefix_caching: bool = False
     speculative_states: bool = False
     all_mode: bool = True
-    state_alignment: int = 64
+    checkpoints: tuple[str, ...] = ()
+    block_alignment: bool = False
+    latent_alignment: int = 64
+    sliding_block: Literal["asked", "smallest", "fitting"] = "asked"
+    cpu_kernel: int = 16
 
 
 @cache
@@ -74,7 +83,7 @@ _CHANGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "0.20.0",
         "the block of a hybrid is aligned by its attention backend (_align_hybrid_block_size)",
-        {"state_alignment": 16},
+        {"block_alignment": True, "latent_alignment": 16},
     ),
     (
         "0.20.1",
@@ -92,6 +101,11 @@ _CHANGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"pads_attention": True},
     ),
     (
+        "0.25.0",
+        "sliding layers take the smallest block of their kernels (Attention.get_kv_cache_spec)",
+        {"sliding_block": "smallest"},
+    ),
+    (
         "0.26.0",
         "windows count every batch in flight (max_in_flight_tokens); prefix caching is on for "
         "hybrids (is_prefix_caching_supported)",
@@ -100,17 +114,24 @@ _CHANGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "0.27.0",
         "the block of a hybrid MLA model is a multiple of 128 (_align_hybrid_block_size)",
-        {"state_alignment": 128},
+        {"latent_alignment": 128},
     ),
     (
         "0.29.0",
-        "the null block is left aside in the check (get_kv_cache_configs)",
-        {"null_block": True},
+        "the null block is left aside in the check (get_kv_cache_configs); attention for CPUs "
+        "wants blocks of 32",
+        {"null_block": True, "cpu_kernel": 32},
+    ),
+    (
+        "0.30.0",
+        "sliding layers take the longest block that fits the page (_largest_kernel_block_within)",
+        {"sliding_block": "fitting"},
     ),
     (
         "0.32.0",
-        "MambaModelConfig has no cache mode all any more",
-        {"all_mode": False},
+        "MambaModelConfig has no cache mode all any more; Mamba 2 keeps a checkpoint of the "
+        "prefill (MambaMixer2.get_kv_cache_spec)",
+        {"all_mode": False, "checkpoints": ("mamba2",)},
     ),
 )
 
@@ -141,13 +162,3 @@ def for_version(version: str | None) -> tuple[Rule, str]:
     if wanted.release > Version(NEWEST_READ).release:
         return found, f"{text} (the newest known, read up to {NEWEST_READ}; {version} may differ)"
     return found, text if found.since == version else f"{text}, also for {version}"
-
-
-def batches_in_flight(version: str | None, *, async_scheduling: bool = True) -> int:
-    """How many batches' tokens a sliding window is kept for.
-
-    vLLM schedules the next batch while one runs, wherever it can: on GPUs with its own executors
-    (`async_scheduling` unset), not on CPUs. Before 0.26 the cache was not sized for it.
-    """
-    rule, _ = for_version(version)
-    return 2 if rule.in_flight and async_scheduling else 1
