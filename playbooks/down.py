@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +10,6 @@ from spark_cluster.errors import VerificationFailed
 from spark_cluster.resources import Container, Directory
 from spark_cluster.serving import vram
 from spark_cluster.serving.engine import RAY, RAY_HOME, SERVER
-
-FREE_WITHIN_S = 30.0
-"""Seconds that the memory of ended processes may take to come back."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +42,10 @@ def main(play: Play) -> Stopped | None:
     if play.check:
         return None
     with play.stage("prove"):
-        deadline = time.monotonic() + FREE_WITHIN_S
-        while True:
-            now = vram.sample(sessions)
-            if not any(reading.processes for reading in now):
-                return Stopped(before, now)
-            if time.monotonic() > deadline:
-                raise _held(now)
-            time.sleep(0.5)
+        now = vram.until_free(sessions)
+    if any(reading.processes for reading in now):
+        raise _held(now)
+    return Stopped(before, now)
 
 
 def _held(now: list[vram.NodeVram]) -> VerificationFailed:

@@ -13,7 +13,7 @@ from spark_cluster.errors import UsageError
 from spark_cluster.facts.model import Facts
 from spark_cluster.launch import Launch, of_recipe
 from spark_cluster.planning import geometry as shapes
-from spark_cluster.planning.fit import fit
+from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.memory import GIB
 from spark_cluster.planning.nearest import Nearest, nearest
 from spark_cluster.planning.plan import Plan, speed
@@ -117,6 +117,15 @@ class Planner:
             return memory_bytes(drafter, "bf16") / GIB
         return 0.0
 
+    def fit(self, subject: Subject, rooms: Sequence[Room]) -> Fit:
+        """What the launch takes on the first `tp` of the nodes.
+
+        Raises:
+            UsageError: the model's shape is known nowhere, or cannot be divided so.
+        """
+        geometry, launch = self.geometry(subject), subject.launch
+        return fit(launch, geometry, rooms[: launch.tp], self.weights_gib(subject, geometry))
+
     def plan(
         self,
         subject: Subject,
@@ -131,7 +140,7 @@ class Planner:
             facts: of the nodes that were asked.
         """
         launch, geometry = subject.launch, self.geometry(subject)
-        fitted = fit(launch, geometry, rooms[: launch.tp], self.weights_gib(subject, geometry))
+        fitted = self.fit(subject, rooms)
         if fitted.share is not None:
             launch = replace(launch, args={**launch.args, "gpu-memory-utilization": fitted.share})
         fast = speed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,9 @@ from spark_cluster.engine.session import Session
 from spark_cluster.errors import Failed
 from spark_cluster.facts import gather
 from spark_cluster.facts.model import Process
+
+FREE_WITHIN_S = 30.0
+"""Seconds that the memory of ended processes may take to come back."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,20 @@ def sample(sessions: Mapping[str, Session]) -> list[NodeVram]:
         total, available = memory.total_kib // 1024, memory.available_kib // 1024
         found.append(NodeVram(name, processes, total, available))
     return found
+
+
+def until_free(sessions: Mapping[str, Session]) -> list[NodeVram]:
+    """Wait for the memory of ended processes to come back, at most `FREE_WITHIN_S`.
+
+    Returns:
+        The last reading; processes in it hold memory still.
+    """
+    deadline = time.monotonic() + FREE_WITHIN_S
+    while True:
+        now = sample(sessions)
+        if not any(reading.processes for reading in now) or time.monotonic() > deadline:
+            return now
+        time.sleep(0.5)
 
 
 def peak(before: Iterable[NodeVram], now: Iterable[NodeVram]) -> list[NodeVram]:

@@ -1,4 +1,4 @@
-"""`up`, in parts: who serves, where the endpoint is, which share of the memory; `down`'s proof."""
+"""`up`, in parts: who serves, where the endpoint is, what is started with what."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ import pytest
 
 from spark_cluster.cluster import Spark
 from spark_cluster.errors import Failed, Refused
-from spark_cluster.facts.model import Facts, Interface, Memory
+from spark_cluster.facts.model import Facts, Interface
 from spark_cluster.project import Project, shipped_folder
 from spark_cluster.recipe import load_recipe
 from spark_cluster.serving.endpoint import management_ip
-from spark_cluster.serving.readiness import ContainerState
 from spark_cluster.userfiles.inventory_file import ServeEntry
 
 PROJECT = Project(shipped_folder(), shipped_folder())
 UP = PROJECT.load_playbook("up").function.__globals__
-GIB = 2**20
 
 
-def node(name, available=100, head=True, address="10.0.0.1", own=("10.0.0.1/24",)):
+def node(name, head=True, address="10.0.0.1", own=("10.0.0.1/24",)):
     interface = Interface("eth0", up=True, addresses=tuple(map(IPv4Interface, own)))
-    memory = Memory(121 * GIB, available * GIB)
-    facts = Facts(memory=memory, interfaces=(interface,))
+    facts = Facts(interfaces=(interface,))
     return Spark(name, address, is_head=head, facts=facts)
 
 
@@ -33,65 +30,12 @@ def recipe(**changes):
 
 
 class Play:
-    """What `memory_share` and its like ask of a play."""
+    """What the parts of `up` ask of a play."""
 
-    def __init__(self, *nodes, check=False):
-        self.nodes, self.check, self.done = list(nodes), check, []
+    def __init__(self, *nodes):
+        self.nodes, self.check = list(nodes), False
         self.head = nodes[0]
         self.inventory = SimpleNamespace(serve=ServeEntry())
-
-    def on_each(self, nodes, _job):
-        self.done.append(f"dropped {len(nodes)}")
-
-    def refresh(self, nodes):
-        self.done.append(f"refreshed {len(nodes)}")
-
-
-@pytest.fixture
-def container(monkeypatch):
-    """The server's container as it is now."""
-
-    def is_now(state):
-        monkeypatch.setattr(UP["readiness"], "container_state", lambda *_a: state)
-
-    is_now(ContainerState("absent"))
-    return is_now
-
-
-def test_the_share_is_that_of_the_node_with_least_room(container):
-    play = Play(node("a", 100), node("b", 60, head=False))
-    assert UP["memory_share"](play, recipe(), play.nodes) == 0.41
-    assert play.done[0] == "dropped 2", "page cache is given back first"
-    assert "refreshed 2" in play.done
-
-
-def test_check_mode_touches_no_cache(container):
-    play = Play(node("a", 100), check=True)
-    assert UP["memory_share"](play, recipe(), play.nodes) == 0.74
-    assert not any("dropped" in what for what in play.done)
-
-
-def test_too_little_memory(container):
-    play = Play(node("a", 100), node("b", 12, head=False))
-    with pytest.raises(Refused, match=r"only 12\.0 of 121\.0 GiB are available") as caught:
-        UP["memory_share"](play, recipe(), play.nodes)
-    assert caught.value.where == "b"
-    assert "vram" in caught.value.hint
-
-
-def test_a_server_that_runs_keeps_its_share(container):
-    """What it holds itself is no reason to start it anew."""
-    container(ContainerState("running", command=("x", "--gpu-memory-utilization", "0.61")))
-    play = Play(node("a", 5))
-    assert UP["memory_share"](play, recipe(), play.nodes) == 0.61
-    assert not any("dropped" in what for what in play.done)
-
-
-def test_a_share_that_the_recipe_gives(container):
-    play = Play(node("a", 5))
-    assert UP["memory_share"](play, recipe(gpu_memory_utilization=0.5), play.nodes) is None
-    given = recipe(engine_args={"kv-cache-memory-bytes": "64M"})
-    assert UP["memory_share"](play, given, play.nodes) is None
 
 
 def test_where_the_endpoint_binds():
