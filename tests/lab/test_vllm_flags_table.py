@@ -1,0 +1,64 @@
+"""The table of vLLM's flags against the parser of the vLLM that the lab serves with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from spark_cluster.importing.tables import table
+from spark_cluster.importing.vllm_flags import kinds
+from spark_cluster.lab import Lab
+from spark_cluster.lab.layout import Layout
+
+pytestmark = pytest.mark.lab
+
+ASK = """
+import json
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+actions = make_arg_parser(FlexibleArgumentParser())._actions
+told = {word: [type(a).__name__, a.nargs, a.dest] for a in actions for word in a.option_strings}
+print("TOLD" + json.dumps(told))
+"""
+BARE = ("BooleanOptionalAction", "_StoreTrueAction", "_StoreFalseAction")
+BY_NARGS = {"+": "several", "?": "optional"}
+
+
+def options() -> dict[str, tuple[str, str | None, str]]:
+    """Each option of vLLM's parser: the class of its action, its nargs, where the value goes."""
+    python = Layout.default().prepared / "vllm" / "bin" / "python"
+    done = subprocess.run([python, "-c", ASK], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("TOLD"))
+    return {word: tuple(told) for word, told in json.loads(line[4:]).items()}
+
+
+def shape(action: str, nargs: str | None) -> str:
+    if action in BARE:
+        return "bare"
+    return "append" if action == "_AppendAction" else BY_NARGS.get(nargs or "", "one word")
+
+
+def test_every_flag_takes_what_the_table_says(lab: Lab) -> None:
+    ours = kinds()
+    aliases = table("vllm_flags")["aliases"]
+    one_word = {"number", "size", "text", "json"}
+    wrong = {}
+    for word, (action, nargs, dest) in options().items():
+        name = word.lstrip("-")
+        if dest == "help" or name.startswith("no-"):
+            continue
+        if not word.startswith("--"):
+            assert table("vllm_flags")["short"][word] == dest.replace("_", "-")
+            continue
+        kind = ours.get(aliases.get(name, name))
+        if ("one word" if kind in one_word else kind) != shape(action, nargs):
+            wrong[name] = (kind, shape(action, nargs))
+    assert wrong == {}
+
+
+def test_the_table_has_no_flag_that_vllm_lacks(lab: Lab) -> None:
+    now = {name for names in table("vllm_flags")["flags"].values() for name in names}
+    assert now <= {word.lstrip("-") for word in options()}
