@@ -10,7 +10,7 @@ from typing import Any
 
 from spark_cluster.errors import UsageError
 from spark_cluster.importing import docker, naming, vllm_flags
-from spark_cluster.importing.programs import Program, find, identify
+from spark_cluster.importing.programs import Program, begin, find, identify
 from spark_cluster.importing.shell import Word
 from spark_cluster.importing.tables import table
 from spark_cluster.launch import Launch, Volume
@@ -97,9 +97,8 @@ def _inside(container: docker.Container) -> Program:
             where=f"line {line}",
             hint="expected `--model MODEL` or `vllm serve MODEL`",
         )
-    shown = " ".join(word.text for word in words[:3])
     raise UsageError(
-        f"the container does not start vLLM: found '{shown[:60]}'",
+        f"the container does not start vLLM: found '{begin(words)}'",
         where=f"line {words[0].line}",
         hint="expected `vllm serve MODEL ...` or `--model MODEL ...` after the image",
     )
@@ -111,7 +110,8 @@ def _reading(program: Program, container: docker.Container | None, env: dict[str
     args = flags.args
     model = _model(flags, program)
     volumes = tuple(container.volumes) if container else ()
-    image, _, digest = container.image.text.partition("@") if container else ("", "", "")
+    reference = container.image.text if container else program.image
+    image, _, digest = reference.partition("@")
     hints = _hints(model, args, volumes)
     base = naming.base_of(model, hints)
     quantization = naming.quantization_of(str(args.get("quantization", "")), model, base, hints)

@@ -57,8 +57,8 @@ _PARALLEL = {
     "data-parallel-start-rank": "one recipe is one replica",
     "uds": "the endpoint is a port: serve.port in the inventory",
     "config": "the file's flags are not in the command; write them under engine_args",
-    "hf-token": "a token is never written into a recipe; the laptop's HF_TOKEN downloads the model",
 }
+_NEVER = "a secret is never written into a recipe; the laptop's HF_TOKEN downloads the model"
 
 
 @dataclass(slots=True)
@@ -129,6 +129,8 @@ def folder_on_node(launch: Launch, path: str) -> str:
 def _flag(parts: Parts, flag: str, value: EngineValue, launch: Launch) -> None:
     if flag == "api-key":
         parts.leave("--api-key (value not shown)", OWNED[flag])
+    elif is_secret(flag.replace("-", "_")):
+        parts.leave(f"--{flag} (value not shown)", _NEVER)
     elif isinstance(value, str) and _UNEXPANDED.search(value):
         parts.leave(shown(flag, value), "only the shell that runs it knows the value")
     elif flag == "gpu-memory-utilization":
@@ -143,8 +145,7 @@ def _flag(parts: Parts, flag: str, value: EngineValue, launch: Launch) -> None:
         if value == 1:
             parts.carry(shown(flag, value), "always so")
             return
-        what = "--hf-token (value not shown)" if flag == "hf-token" else shown(flag, value)
-        parts.leave(what, _PARALLEL[flag])
+        parts.leave(shown(flag, value), _PARALLEL[flag])
     elif not _FLAG.fullmatch(flag):
         parts.leave(shown(flag, value), "its name is none that a flag of vLLM can have")
     elif flag in ("tokenizer", "chat-template") and isinstance(value, str):

@@ -9,10 +9,8 @@ from spark_cluster.errors import UsageError
 from spark_cluster.importing.shell import Command, Word, split
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _SERVER = "vllm.entrypoints.openai.api_server"
 _MAIN = "vllm.entrypoints.cli.main"
-_SHELLS = ("bash", "sh", "dash", "zsh")
 
 _WRAPPERS: dict[str, tuple[str, ...]] = {
     "sudo": ("-u", "-g", "-C", "-p"),
@@ -50,6 +48,7 @@ class Program:
         kind: docker, serve (`vllm serve`), server (the Python module) or other.
         words: what follows it; of another program all of them.
         env: assignments before it, and exports before the command.
+        image: of the container, when a script of another tool starts it.
         left_out: what stands around it and is not carried over, in words.
         notes: what was read with goodwill.
     """
@@ -57,6 +56,7 @@ class Program:
     kind: str
     words: list[Word]
     env: dict[str, str] = field(default_factory=dict)
+    image: str = ""
     left_out: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ def find(text: str, line: int = 1) -> Program:
     program.env = {**exported, **program.env}
     program.notes = [*notes, *program.notes]
     program.left_out += [f"redirection {text}" for text in command.left_out]
-    program.left_out += [f"command {_shown(other)}" for other in others if other.words]
+    program.left_out += [f"command `{begin(other.words)}`" for other in others if other.words]
     return program
 
 
@@ -104,14 +104,16 @@ def identify(words: list[Word]) -> Program:
     if not rest:
         return Program("export" if env else "other", words, env)
     name = rest[0].text.rpartition("/")[2]
-    if name in ("docker", "podman", "nvidia-docker"):
-        return _docker(rest, env, words)
-    if _PYTHON.fullmatch(name):
-        return _python(rest, env, words)
-    if name in _SHELLS:
-        return _shell(rest, env, words)
-    serves = name == "vllm" and rest[1:2] and rest[1].text == "serve"
-    return Program("serve", rest[2:], env) if serves else Program("other", words, env)
+    for names, reader in _READERS:
+        if names.fullmatch(name):
+            return reader(rest, env, words)
+    return Program("other", words, env)
+
+
+def _vllm(rest: list[Word], env: dict[str, str], words: list[Word]) -> Program:
+    if [word.text for word in rest[1:2]] == ["serve"]:
+        return Program("serve", rest[2:], env)
+    return Program("other", words, env)
 
 
 def _docker(rest: list[Word], env: dict[str, str], words: list[Word]) -> Program:
@@ -124,7 +126,9 @@ def _docker(rest: list[Word], env: dict[str, str], words: list[Word]) -> Program
         for at in range(2, len(rest)):
             inside = identify(rest[at:])
             if inside.kind in ("serve", "server"):
-                inside.left_out.append(f"docker exec {' '.join(w.text for w in rest[2:at])}")
+                plain = [word.text for word in rest[2:at] if "=" not in word.text]
+                inside.left_out.append(f"docker exec {' '.join(plain)}")
+                inside.env = {**env, **inside.env}
                 return inside
     return Program("other", words, env)
 
@@ -157,6 +161,39 @@ def _shell(rest: list[Word], env: dict[str, str], words: list[Word]) -> Program:
     return Program("other", words, env)
 
 
+def _launcher(rest: list[Word], env: dict[str, str], words: list[Word]) -> Program:
+    """`launch-cluster.sh -t IMAGE -e A=1 exec vllm serve ...` of spark-vllm-docker."""
+    texts = [word.text for word in rest]
+    if "exec" not in texts:
+        return Program("other", words, env)
+    at = texts.index("exec")
+    inside = identify(rest[at + 1 :])
+    if inside.kind not in ("serve", "server"):
+        return Program("other", words, env)
+    options = rest[1:at]
+    while options:
+        option, *options = options
+        if option.text == "-t" and options:
+            inside.image = options.pop(0).text
+        elif option.text == "-e" and options:
+            name, equals, value = options.pop(0).text.partition("=")
+            env = {**env, **({name: value} if equals else {})}
+        else:
+            inside.left_out.append(f"{rest[0].text.rpartition('/')[2]} {option.text}")
+    inside.env = {**env, **inside.env}
+    return inside
+
+
+_READERS = (
+    (re.compile(r"docker|podman|nvidia-docker"), _docker),
+    (re.compile(r"python(3(\.\d+)?)?"), _python),
+    (re.compile(r"bash|sh|dash|zsh"), _shell),
+    (re.compile(r"launch-cluster\.sh"), _launcher),
+    (re.compile(r"vllm"), _vllm),
+)
+"""Programs by name, and what reads their words."""
+
+
 def _unwrapped(words: list[Word]) -> tuple[list[Word], dict[str, str]]:
     """Without `sudo`, `nohup`, assignments and the like before the program."""
     env: dict[str, str] = {}
@@ -165,7 +202,9 @@ def _unwrapped(words: list[Word]) -> tuple[list[Word], dict[str, str]]:
         env |= more
         name = words[0].text.rpartition("/")[2] if words else ""
         texts = [word.text for word in words[:2]]
-        if texts == ["uv", "run"]:
+        if name == "uvx":
+            words = _after_options(words[1:], ("--from", "--with", "--python", "-p"))
+        elif texts == ["uv", "run"]:
             words = _after_options(words[2:], ("--with", "--python", "-p", "--project"))
         elif name in _WRAPPERS:
             words = _after_options(words[1:], _WRAPPERS[name])[_OPERANDS.get(name, 0) :]
@@ -196,9 +235,8 @@ def _no_launch(others: list[Command]) -> UsageError:
         return UsageError("no launch of vLLM: there is no command", hint=EXPECTED)
     rest = _unwrapped(words)[0] or words
     name = rest[0].text.rpartition("/")[2]
-    what = f"no launch of vLLM: found '{_shorten(' '.join(w.text for w in rest[:3]))}'"
     hint = EXPECTED
-    if name in ("uvx", "llama-benchy") or "llama-benchy" in [w.text for w in rest]:
+    if name == "llama-benchy":
         hint = f"llama-benchy measures a server that runs already; {EXPECTED}"
     elif name in ("run-recipe.sh", "run-recipe.py", "launch-cluster.sh", "sparkrun"):
         hint = (
@@ -207,13 +245,16 @@ def _no_launch(others: list[Command]) -> UsageError:
         )
     elif name == "docker" and len(rest) > 1 and rest[1].text in ("compose", "pull", "build"):
         hint = f"`docker {rest[1].text}` starts no container by itself; {EXPECTED}"
-    return UsageError(what, where=f"line {rest[0].line}", hint=hint)
+    where = f"line {rest[0].line}"
+    return UsageError(f"no launch of vLLM: found '{begin(words)}'", where=where, hint=hint)
 
 
-def _shown(command: Command) -> str:
-    return "`" + _shorten(" ".join(word.text for word in command.words)) + "`"
-
-
-def _shorten(text: str) -> str:
-    text = " ".join(text.split())
+def begin(words: list[Word]) -> str:
+    """How a command begins: no option, which may be followed by a secret, and no assignment."""
+    plain: list[str] = []
+    for word in (_assignments(words)[0] or words)[:3]:
+        if plain and word.text.startswith("-"):
+            break
+        plain.append(word.text.partition("=")[0])
+    text = " ".join(" ".join(plain).split())
     return text if len(text) <= 60 else f"{text[:56]}..."

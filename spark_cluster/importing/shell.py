@@ -150,7 +150,7 @@ class _Splitter:
         return Word("".join(parts), start, quoted)
 
     def _quoted(self, quote: str) -> str:
-        opened, begin = self.line, self.at
+        opened = self.line
         self.at += 1
         parts: list[str] = []
         while self.at < len(self.text):
@@ -171,9 +171,9 @@ class _Splitter:
                 continue
             parts.append(char)
             self.at += 1
-        rest = self.text[begin : begin + 30].splitlines()[0]
+        # What is in it may be a secret: it is not repeated.
         raise UsageError(
-            f"a quote is never closed: {rest}",
+            "a quote is never closed",
             where=f"line {opened}",
             hint=f"add the missing {quote}",
         )

@@ -191,7 +191,7 @@ class _Reader:
             read_as: EngineValue = True
         else:
             read_as = scalar(self._value(value, word))
-        how = "bare" if bare else f"with the value {json.dumps(read_as)}"
+        how = "bare" if bare else "with a value"
         self.flags.notes.append(
             f"line {word.line}: --{name} is not known here, read as {how}{hint}"
         )

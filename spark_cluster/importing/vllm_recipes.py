@@ -77,7 +77,7 @@ class _Layers:
             )
         if env is not None and not isinstance(env, dict):
             raise self.source.invalid([Problem(key, f"found {described(env)}, expected a mapping")])
-        words = [Word(as_word(word), 1) for word in args or []]
+        words = [Word(part, 1) for word in args or [] for part in _parts(as_word(word))]
         try:
             read = vllm_flags.read(words)
         except UsageError as error:
@@ -91,6 +91,12 @@ class _Layers:
             self.args[flag] = value
         self.notes += read.notes
         self.env |= {str(name): as_word(value) for name, value in (env or {}).items()}
+
+
+def _parts(text: str) -> list[str]:
+    """Some files have a flag and its value in one entry."""
+    flag, blank, value = text.partition(" ")
+    return [flag, value.strip()] if blank and flag.startswith("-") and "=" not in flag else [text]
 
 
 def claims(data: dict[str, Any]) -> bool:

@@ -164,7 +164,7 @@ variants:
     extra_args: ["--max-num-seqs", "64"]
     hardware_overrides:
       blackwell:
-        extra_args: ["--enable-chunked-prefill", "--max-model-len", "8192"]
+        extra_args: ["--enable-chunked-prefill", "--max-model-len 8192"]
       dgx_spark_gb10:
         docker_image: example/spark-vllm:dated
         docker_serve_command: vllm serve

@@ -126,6 +126,8 @@ class TestArticles:
         "podman run img vllm serve org/model -tp 2",
         "docker container run img vllm serve org/model -tp 2",
         "docker exec -it head vllm serve org/model -tp 2",
+        "uvx --from vllm vllm serve org/model -tp 2",
+        "./launch-cluster.sh -t img -n a,b --solo exec vllm serve org/model -tp 2",
         "docker pull img && docker run img vllm serve org/model -tp 2",
         "cd /srv\nsource .venv/bin/activate\nvllm serve org/model \\\n  -tp 2",
     ],
@@ -310,7 +312,7 @@ def test_what_names_tell(words: str, base: str | None, quantization: str | None)
     ("text", "where", "message", "hint"),
     [
         ("", "", "there is no command", "expected `docker run"),
-        ("ls -l", "line 1", "found 'ls -l'", "expected `docker run"),
+        ("ls -l", "line 1", "found 'ls'", "expected `docker run"),
         ("docker compose up", "line 1", "docker compose up", "starts no container by itself"),
         ("vllm bench serve --model m", "line 1", "vllm bench serve", "expected"),
         ("python train.py", "line 1", "python train.py", "expected"),
@@ -365,10 +367,39 @@ def test_errors_say_what_and_where(text: str, where: str, message: str, hint: st
     assert hint in caught.value.hint
 
 
-def test_a_secret_is_in_no_message() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "docker run -e HF_TOKEN='sEcReT img vllm serve m",
+        "docker run img bash -c 'export HF_TOKEN=sEcReT'",
+        "docker run -e hf_sEcReT! img vllm serve m",
+        "HF_TOKEN=sEcReT python train.py",
+        "export HF_TOKEN=sEcReT",
+        "huggingface-cli login --token sEcReT",
+        "curl -H 'Authorization: Bearer sEcReT' http://localhost",
+    ],
+)
+def test_a_secret_is_in_no_message(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse("docker run -e hf_sEcReT! img vllm serve m")
+        parse(text)
     assert "sEcReT" not in str(caught.value)
+
+
+def test_a_secret_is_in_nothing_that_is_told() -> None:
+    reading = read(
+        "HF_TOKEN=sEcReT hf login --token sEcReT; docker exec -e T=sEcReT c "
+        "vllm serve m --new-token sEcReT"
+    )
+    assert "sEcReT" not in " ".join([*reading.left_out, *reading.notes])
+
+
+def test_the_launcher_of_spark_vllm_docker() -> None:
+    reading = read(
+        "A=1 ./launch-cluster.sh -t vllm-node-tf5 -e B=2 --solo exec vllm serve org/m --port 8000"
+    )
+    assert reading.launch.image == "vllm-node-tf5"
+    assert reading.launch.env == {"A": "1", "B": "2"}
+    assert reading.left_out == ["launch-cluster.sh --solo"]
 
 
 NAMES = {

@@ -164,7 +164,8 @@ def test_a_drafter_that_is_not_whole_is_left_out(flags: str, why: str) -> None:
     ("flags", "what", "why"),
     [
         ("--api-key s3cret", "--api-key (value not shown)", "serve.api_key"),
-        ("--hf-token s3cret", "--hf-token (value not shown)", "a token is never written"),
+        ("--hf-token s3cret", "--hf-token (value not shown)", "a secret is never written"),
+        ("--new-token s3cret", "--new-token (value not shown)", "a secret is never written"),
         ("--nnodes 2", "--nnodes 2", "--tp"),
         ("--headless", "--headless", "--tp"),
         ("-pp 2", "--pipeline-parallel-size 2", "tensor parallelism only"),

@@ -94,8 +94,8 @@ def test_what_the_writer_meant_goes_on_and_is_noted(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("a\nb 'c d", "line 2", "quote is never closed: 'c d"),
-        ('a "b', "line 1", 'quote is never closed: "b'),
+        ("a\nb 'c d", "line 2", "quote is never closed"),
+        ('a "b', "line 1", "quote is never closed"),
         ("a $(b", "line 1", "'$(' is never closed"),
         ("a ${b", "line 1", "'${' is never closed"),
         ("a `b", "line 1", "'`' is never closed"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from functools import cache
 
 import pytest
 
@@ -26,10 +27,12 @@ BARE = ("BooleanOptionalAction", "_StoreTrueAction", "_StoreFalseAction")
 BY_NARGS = {"+": "several", "?": "optional"}
 
 
+@cache
 def options() -> dict[str, tuple[str, str | None, str]]:
     """Each option of vLLM's parser: the class of its action, its nargs, where the value goes."""
     python = Layout.default().prepared / "vllm" / "bin" / "python"
-    done = subprocess.run([python, "-c", ASK], capture_output=True, text=True, timeout=120)
+    command = [python, "-c", ASK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("TOLD"))
     return {word: tuple(told) for word, told in json.loads(line[4:]).items()}
