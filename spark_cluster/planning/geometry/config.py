@@ -126,10 +126,8 @@ def _one_kind(keys: Keys, kind: str, count: int, borrowed: int, heads: int) -> A
         head_dim = keys.positive("swa_head_dim", default=head_dim)
         value_dim = keys.positive("swa_v_head_dim", default=value_dim)
         kv_heads = keys.positive("swa_num_key_value_heads", default=kv_heads)
-    window = {
-        SLIDING: keys.get("sliding_window"),
-        CHUNKED: keys.get("attention_chunk_size"),
-    }.get(kind)
+    named = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}.get(kind)
+    window = keys.positive(named) if named else None
     if heads % kv_heads:
         raise keys.wrong(
             f"'num_key_value_heads' {kv_heads} does not divide 'num_attention_heads' {heads}"
