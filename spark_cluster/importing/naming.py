@@ -31,6 +31,12 @@ _QUANTIZATION_FLAG = {
 _BY_NAME = ("modelopt", "modelopt_mixed", "compressed-tensors", "humming", "quark")
 
 
+def quantization_named(word: object) -> Quantization | None:
+    """The quantisation that another tool's file calls by a word of its own: `nvfp4`, `bfloat16`."""
+    words = {**table("models")["quantization_words"], "bfloat16": "bf16", "awq4": "awq-int4"}
+    return cast("Quantization | None", words.get(str(word).lower()))
+
+
 def version_in(image: str) -> str | None:
     """The version of vLLM in an image, None when its tag does not say it."""
     data = table("images")

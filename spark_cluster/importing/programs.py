@@ -31,6 +31,9 @@ _WRAPPERS: dict[str, tuple[str, ...]] = {
 }
 """Programs that start another one, and those of their options that take a word."""
 
+_TELLING = ("nice", "ionice", "taskset", "timeout", "numactl")
+"""Those that change how the server runs, so that it is said when they are passed over."""
+
 _OPERANDS = {"timeout": 1}
 """Words of their own before the program that they start."""
 
@@ -100,13 +103,15 @@ def identify(words: list[Word]) -> Program:
     """What a command starts; kind `export` when it only sets variables, `other` when no vLLM."""
     if words and words[0].text in ("export", "set", "declare"):
         return Program("export", [], _assignments(words[1:])[1])
-    rest, env = _unwrapped(words)
+    rest, env, passed = _unwrapped(words)
     if not rest:
         return Program("export" if env else "other", words, env)
     name = rest[0].text.rpartition("/")[2]
     for names, reader in _READERS:
         if names.fullmatch(name):
-            return reader(rest, env, words)
+            program = reader(rest, env, words)
+            program.left_out[:0] = passed
+            return program
     return Program("other", words, env)
 
 
@@ -194,9 +199,11 @@ _READERS = (
 """Programs by name, and what reads their words."""
 
 
-def _unwrapped(words: list[Word]) -> tuple[list[Word], dict[str, str]]:
-    """Without `sudo`, `nohup`, assignments and the like before the program."""
+def _unwrapped(words: list[Word]) -> tuple[list[Word], dict[str, str], list[str]]:
+    """Without `sudo`, `nohup`, assignments and the like before the program; what was passed over
+    and changes how it runs."""
     env: dict[str, str] = {}
+    passed: list[str] = []
     while True:
         words, more = _assignments(words)
         env |= more
@@ -207,9 +214,12 @@ def _unwrapped(words: list[Word]) -> tuple[list[Word], dict[str, str]]:
         elif texts == ["uv", "run"]:
             words = _after_options(words[2:], ("--with", "--python", "-p", "--project"))
         elif name in _WRAPPERS:
-            words = _after_options(words[1:], _WRAPPERS[name])[_OPERANDS.get(name, 0) :]
+            rest = _after_options(words[1:], _WRAPPERS[name])[_OPERANDS.get(name, 0) :]
+            if name in _TELLING:
+                passed.append(" ".join(word.text for word in words[: len(words) - len(rest)]))
+            words = rest
         else:
-            return words, env
+            return words, env, passed
 
 
 def _after_options(words: list[Word], valued: tuple[str, ...]) -> list[Word]:

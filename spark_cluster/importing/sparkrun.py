@@ -8,6 +8,7 @@ from typing import Any
 
 from spark_cluster.errors import InvalidFile
 from spark_cluster.importing import templated
+from spark_cluster.importing.naming import quantization_named
 from spark_cluster.importing.result import Left
 from spark_cluster.importing.source import Source
 from spark_cluster.importing.template import as_word
@@ -78,9 +79,19 @@ def read(source: Sourced) -> Source:
         command, left = _structured(str(data["model"]), defaults)
     made = templated.launch_of(source, command)
     _executor(made, runtime, defaults, source)
+    _quantization(made, data)
     made.kind = "sparkrun recipe"
     made.left_out += left + templated.rest(source, set(templated.USED))
     return made
+
+
+def _quantization(made: Source, data: dict[str, Any]) -> None:
+    """The quantisation as `metadata` has it, where flags and names do not say it."""
+    metadata = data.get("metadata") or {}
+    for key in ("quantization", "model_dtype"):
+        named = quantization_named(metadata.get(key))
+        if made.launch.quantization is None and named is not None:
+            made.launch = replace(made.launch, quantization=named)
 
 
 def _served_name(

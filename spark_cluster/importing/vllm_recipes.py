@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 from spark_cluster.errors import UsageError
 from spark_cluster.importing import commandline, vllm_flags
-from spark_cluster.importing.naming import version_in
+from spark_cluster.importing.naming import quantization_named, version_in
 from spark_cluster.importing.result import Left
 from spark_cluster.importing.shell import Word
 from spark_cluster.importing.source import Source
@@ -274,10 +274,12 @@ def _launch(layers: _Layers, model: str, image: str, variant: dict[str, Any]) ->
         words += [f"--{flag}"] if value is True else [f"--{flag}", *map(as_word, many)]
     launch = commandline.parse(shlex.join(words))
     reference, _, digest = image.partition("@")
+    base = layers.source.data["model"]["model_id"]
+    named = quantization_named(variant.get("precision"))
     return Launch(
         model=launch.model,
-        base=launch.base,
-        quantization=launch.quantization,
+        base=base if base != model else None,
+        quantization=launch.quantization or named,
         image=reference,
         digest=digest,
         vllm=version_in(reference),
@@ -299,10 +301,11 @@ def _tp(variant: dict[str, Any]) -> int:
 
 
 def _sizes(data: dict[str, Any], variant: dict[str, Any]) -> tuple[int, int]:
-    """Fewest and most Sparks: one where the variant fits, two where it may be split."""
+    """Fewest and most Sparks: as many as the variant fits on, two where it may be split."""
     wanted = variant.get("vram_minimum_gb")
-    fits = not isinstance(wanted, int | float) or wanted <= _LARGEST_GB
-    low = max(_tp(variant), 1 if fits else 2)
+    low = _tp(variant)
+    while isinstance(wanted, int | float) and low * _LARGEST_GB < wanted < _LARGEST_GB * 64:
+        low *= 2
     split = "multi_node_tp" in (data.get("compatible_strategies") or [])
     return low, max(low, 2 if split else 1)
 

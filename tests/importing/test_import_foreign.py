@@ -104,6 +104,32 @@ class TestSparkrun:
         recipe, _ = made(tmp_path, text)
         assert recipe.executor == executor
 
+    @pytest.mark.parametrize(
+        ("metadata", "quantization"),
+        [
+            ("{quantization: nvfp4, model_dtype: bfloat16}", "nvfp4"),
+            ("{model_dtype: bfloat16}", "bf16"),
+            ("{quantization: unheard}", None),
+        ],
+    )
+    def test_metadata_say_the_quantisation(
+        self, tmp_path: Path, metadata: str, quantization: str | None
+    ) -> None:
+        text = f"model: example/Crane\nruntime: vllm\ncontainer: i\nmetadata: {metadata}\n"
+        recipe, _ = made(tmp_path, text)
+        assert recipe.model.quantization == quantization
+
+    def test_a_folded_command_under_taskset(self, tmp_path: Path) -> None:
+        text = (
+            "recipe_version: '2'\nmodel: example/Crane\ncontainer: i\ndefaults: {n: 2}\n"
+            "command: >\n  taskset -c 5-9,15-19 vllm serve {model}\n  --spec-method mtp \n"
+            "  --spec-tokens {n}\n  --async-scheduling\n"
+        )
+        recipe, imported = made(tmp_path, text)
+        assert recipe.drafter is not None
+        assert (recipe.drafter.method, recipe.drafter.tokens) == ("mtp", 2)
+        assert "taskset -c 5-9,15-19" in left(imported)
+
     def test_another_engine_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidFile, match="this recipe is for sglang; only recipes for vLLM"):
             made(tmp_path, SPARKRUN_SGLANG)
@@ -254,6 +280,14 @@ class TestVllmRecipes:
     def test_too_large_for_one_spark(self, tmp_path: Path) -> None:
         recipe, _ = made(tmp_path, VLLM_RECIPE.replace("gb: 72", "gb: 200"))
         assert (recipe.tensor_parallel.min, recipe.tensor_parallel.max) == (2, 2)
+        recipe, _ = made(tmp_path, VLLM_RECIPE.replace("gb: 72", "gb: 276"))
+        assert (recipe.tensor_parallel.min, recipe.tensor_parallel.max) == (4, 4)
+
+    def test_the_file_says_what_names_do_not(self, tmp_path: Path) -> None:
+        recipe, _ = made(tmp_path, VLLM_RECIPE)
+        assert (recipe.model.base, recipe.model.quantization) == (None, "bf16")
+        recipe, _ = made(tmp_path, VLLM_RECIPE, Choice("fp8"))
+        assert (recipe.model.base, recipe.model.quantization) == ("example/Finch-30B-A3B", "fp8")
 
     @pytest.mark.parametrize(
         ("old", "new", "message"),
