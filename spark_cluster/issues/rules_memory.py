@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from spark_cluster.facts.model import Facts
 from spark_cluster.issues.case import Case
 from spark_cluster.issues.finding import Edit
 from spark_cluster.issues.rules import About, Made, rule
-from spark_cluster.planning.memory import GIB, GIB_KIB, HIGHEST, RESERVE_GIB, utilization
+from spark_cluster.planning.memory import (
+    GIB,
+    GIB_KIB,
+    HIGHEST,
+    RESERVE_GIB,
+    gate_gib,
+    utilization,
+)
 from spark_cluster.planning.weights import load_peak_bytes
 
 HEADLESS = 0.85
@@ -21,19 +29,8 @@ def share_too_high(about: About, case: Case) -> Made:
     if share is None or not case.on_gpu:
         return None
     for facts in case.facts:
-        memory = facts.memory
-        can = utilization(memory)
-        if memory.total_kib and share > can:
-            free = memory.available_kib / GIB_KIB
-            return about.found(
-                f"--gpu-memory-utilization {share:g} wants {share * memory.total_kib / GIB_KIB:.1f}"
-                f" GiB, {facts.hostname or 'the node'} has {free:.1f} available",
-                severity="error" if share * memory.total_kib > memory.available_kib else "warning",
-                edit=Edit("flag", "gpu-memory-utilization", can) if can else None,
-                fix=f"--gpu-memory-utilization {can:g}, which leaves {RESERVE_GIB:g} GiB"
-                if can
-                else "stop what holds the memory: spark-cluster vram",
-            )
+        if facts.memory.total_kib and share > utilization(facts.memory):
+            return _more_than_there_is(about, share, facts)
     if share <= HIGHEST:
         return None
     wanted = share * TOTAL_GIB
@@ -42,6 +39,21 @@ def share_too_high(about: About, case: Case) -> Made:
         found,
         severity="warning" if share <= HEADLESS else "error",
         edit=Edit("flag", "gpu-memory-utilization", HIGHEST),
+    )
+
+
+def _more_than_there_is(about: About, share: float, facts: Facts) -> Made:
+    """What a node that was asked says to a share."""
+    memory, can = facts.memory, utilization(facts.memory)
+    total, available = memory.total_kib / GIB_KIB, memory.available_kib / GIB_KIB
+    refused = share * total > gate_gib(available) or share > HEADLESS
+    fix = f"--gpu-memory-utilization {can:g}, with which the node still answers when it is loaded"
+    return about.found(
+        f"--gpu-memory-utilization {share:g} wants {share * total:.1f} GiB, "
+        f"{facts.hostname or 'the node'} has {available:.1f} available",
+        severity="error" if refused else "warning",
+        edit=Edit("flag", "gpu-memory-utilization", can) if can else None,
+        fix=fix if can else "stop what holds the memory: spark-cluster vram names it",
     )
 
 

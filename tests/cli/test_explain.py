@@ -1,0 +1,82 @@
+"""`explain` as a shell sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from spark_cluster.cli import cli
+from spark_cluster.cli.app import App
+from spark_cluster.errors import InvalidFile, UsageError
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def run(*words: str, stdin: str = "", as_json: bool = False) -> str:
+    options = ["--json"] if as_json else []
+    result = CliRunner().invoke(
+        cli, [*options, "explain", *words], input=stdin, obj=App(), catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_cause_is_on_top():
+    text = run(str(DATA / "vllm_no_compiler.log"))
+    lines = text.splitlines()
+    assert lines[0].startswith("the cause")
+    assert "no C++ compiler" in lines[1]
+    assert "TORCHDYNAMO_DISABLE=1" in text
+    assert text.index("InvalidCxxCompiler") < text.index("what only follows")
+
+
+def test_an_effect_without_its_cause_says_so():
+    text = run(str(DATA / "vllm_worker_killed.log"))
+    assert text.startswith("an effect is here, its cause is not")
+    assert "worker-died" in text
+
+
+def test_all_ranks_are_fine():
+    text = run(str(DATA / "vllm_mp_rank0.log"), str(DATA / "vllm_mp_rank1.log"))
+    assert text.startswith("no error")
+    assert "not in the logs" not in text
+    assert "Application startup complete" in text
+
+
+def test_standard_input_and_json():
+    found = json.loads(run("-", stdin="RuntimeError: No CUDA GPUs are available\n", as_json=True))
+    assert found["cause"]["id"] == "gpu-dead"
+    assert found["cause"]["where"] == "standard input"
+    assert found["logs"] == [{"name": "standard input", "bytes": 41, "lines": 1}]
+
+
+def test_markup_in_a_log_is_text():
+    assert "ValueError: [red]x[/]" in run("-", stdin="ValueError: [red]x[/]\n")
+
+
+def test_about_an_issue():
+    text = run("--about", "nccl-sockets")
+    assert "/dev/infiniband" in text
+    assert "lint, explain, doctor (serving.nccl-sockets)" in text
+    everything = json.loads(run("--about", "all", as_json=True))["issues"]
+    assert len(everything) > 100
+    assert "nccl-sockets" in run("--about", "all")
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "said"),
+    [
+        ([], UsageError, "no log is given"),
+        (["/nowhere.log"], InvalidFile, "no such file"),
+        (["--about", "nccl-socket"], UsageError, "did you mean 'nccl-sockets'"),
+        (["--about", "all", "x.log"], UsageError, "takes no logs"),
+    ],
+)
+def test_mistakes(words, error, said):
+    with pytest.raises(error) as caught:
+        CliRunner().invoke(cli, ["explain", *words], obj=App(), catch_exceptions=False)
+    assert said in str(caught.value)
+    assert caught.value.exit_code == 2

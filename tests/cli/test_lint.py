@@ -1,0 +1,133 @@
+"""`lint` as a shell sees it: what it says, what it writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from spark_cluster.cli import cli
+from spark_cluster.errors import InvalidFile, UsageError
+
+GOOD = "vllm serve org/m --host 127.0.0.1 --gpu-memory-utilization 0.5"
+BAD = "vllm serve google/gemma-4-31B-it --host 127.0.0.1 --gpu-memory-utilization 0.5 " + (
+    "--enable-auto-tool-choice --tool-call-parser pythonic"
+)
+RECIPE = """\
+name: mine
+model: {name: google/gemma-4-31B-it, served_name: g}
+image: {ref: own:1}
+engine_args:
+  enable-auto-tool-choice: true
+  tool-call-parser: pythonic   # wrong
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "mine.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def run(*words: str, stdin: str = "", as_json: bool = False) -> Result:
+    options = ["--json"] if as_json else []
+    return CliRunner().invoke(cli, [*options, "lint", *words], input=stdin, catch_exceptions=False)
+
+
+def test_the_exit_status():
+    assert run("--command", GOOD).exit_code == 0
+    assert "no known issue" in run("--command", GOOD).output
+    assert run("--command", BAD).exit_code == 1
+    warned = run("--command", GOOD.replace("0.5", "0.82"))
+    assert warned.exit_code == 0
+    assert "1 warning" in warned.output
+
+
+def test_json():
+    result = run("--command", "-", stdin=BAD, as_json=True)
+    (found,) = json.loads(result.stdout)["issues"]
+    assert found == {
+        "id": "gemma4-pythonic-parser",
+        "severity": "error",
+        "title": found["title"],
+        "found": "--tool-call-parser pythonic",
+        "cause": found["cause"],
+        "fix": "--tool-call-parser gemma4",
+        "source": found["source"],
+        "flag": "--tool-call-parser",
+    }
+    assert result.exit_code == 1
+
+
+def test_a_command_is_mended_on_standard_output_alone():
+    result = run("--command", BAD, "--fix")
+    assert result.exit_code == 0
+    assert result.stdout == BAD.replace("pythonic", "gemma4") + "\n"
+    assert "gemma4-pythonic-parser" in result.stderr
+
+
+def test_a_recipe_is_mended_in_its_place(folder):
+    assert run("mine").exit_code == 1
+    result = run("mine", "--fix")
+    assert result.exit_code == 0
+    assert "tool-call-parser: gemma4" in (folder / "recipes" / "mine.yaml").read_text()
+    assert run("mine").exit_code == 0
+
+
+def test_a_recipe_is_mended_into_another_one(folder):
+    result = run("mine", "--fix", "--output", "recipes/better.yaml", as_json=True)
+    document = json.loads(result.stdout)
+    assert [f["id"] for f in document["fixed"]] == ["gemma4-pythonic-parser"]
+    assert document["output"] == "recipes/better.yaml"
+    assert (folder / "recipes" / "mine.yaml").read_text() == RECIPE
+    text = (folder / "recipes" / "better.yaml").read_text()
+    assert text.startswith("name: better\n")
+    assert "# wrong" in text
+    assert run("better").exit_code == 0
+
+
+def test_a_size():
+    """Over all sizes by default; an issue of the larger one says so."""
+    text = RECIPE.replace("pythonic", "gemma4").replace("own:1", "vllm/vllm-openai:v0.26.0")
+    Path("recipes/mine.yaml").write_text(text)
+    both = {f["id"]: f for f in json.loads(run("mine", as_json=True).stdout)["issues"]}
+    assert both["graphs-across-nodes"]["found"].endswith("(at --tp 2)")
+    one = run("mine", "--tp", "1", as_json=True)
+    assert "graphs-across-nodes" not in {f["id"] for f in json.loads(one.stdout)["issues"]}
+
+
+def test_a_script(folder):
+    (folder / "serve.sh").write_text(f"#!/bin/sh\n{BAD}\n")
+    assert run("./serve.sh").exit_code == 1
+    assert run("./serve.sh", "--fix").exit_code == 0
+    assert "--tool-call-parser gemma4" in (folder / "serve.sh").read_text()
+    assert (folder / "serve.sh").read_text().startswith("#!/bin/sh\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "said"),
+    [
+        (["mine", "--command", GOOD], UsageError, "contradict"),
+        (["mine", "--output", "x.yaml"], UsageError, "--fix is missing"),
+        (["nothing"], UsageError, "no recipe 'nothing'"),
+        (["./nothing.yaml"], InvalidFile, "no such recipe"),
+        (["--command", "ls -l"], UsageError, "no launch of vLLM"),
+        (["gemma4-31b-nvfp4", "--fix"], UsageError, "shipped recipe"),
+    ],
+)
+def test_mistakes(words, error, said):
+    with pytest.raises(error) as caught:
+        run(*words)
+    assert said in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_wrong_recipe_says_where(folder):
+    (folder / "recipes" / "mine.yaml").write_text(RECIPE + "sevrity: 1\n")
+    with pytest.raises(InvalidFile) as caught:
+        run("mine")
+    assert "mine.yaml:7" in str(caught.value)

@@ -1,0 +1,164 @@
+"""The catalogue itself: whole, findable, and with signs that are really recognised."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+import pytest
+
+from spark_cluster.doctor import logs as doctor_logs
+from spark_cluster.doctor import registry
+from spark_cluster.errors import InvalidFile
+from spark_cluster.issues import entries, known_for, lines, live
+from spark_cluster.issues.finding import ORDER
+from spark_cluster.issues.recognising import recognise
+from spark_cluster.issues.rules import rules
+from spark_cluster.userfiles.recipe_file import Rung
+
+CATALOGUE = entries.catalogue()
+TRAPS = (
+    *range(1, 19), *range(20, 27), *range(30, 36), *range(40, 47), *range(50, 54), *range(60, 72),
+)  # fmt: skip
+"""Numbers of the traps, claims and workarounds that were collected from the articles."""
+
+
+def test_everything_that_was_collected_is_in_it():
+    told = {trap for issue in CATALOGUE.values() for trap in issue.traps}
+    assert {f"T{number:02}" for number in TRAPS} <= told
+    assert {f"K{number:02}" for number in range(1, 23)} <= told
+
+
+def test_every_rule_has_its_entry_and_every_entry_its_rule():
+    assert set(rules()) == {issue.id for issue in CATALOGUE.values() if issue.rule}
+
+
+def test_what_is_looked_for_on_a_live_server_is_looked_for():
+    checks = {check.id for check in registry.ALL}
+    rungs = {f"rung:{name}" for name in get_args(Rung)}
+    named = {name for issue in CATALOGUE.values() for name in issue.live}
+    assert named <= checks | rungs
+
+
+@pytest.mark.parametrize("issue", CATALOGUE.values(), ids=lambda issue: issue.id)
+def test_an_entry(issue):
+    assert issue.source
+    assert not re.search(r"seed|/work|T\d\d\b", " ".join([issue.source, issue.cause, issue.fix]))
+    assert not issue.fix.endswith(".")
+    if issue.edit is not None and issue.edit.kind in ("flag", "env"):
+        assert issue.edit.name
+    if issue.flag.startswith("--") and issue.edit is not None and issue.edit.kind == "flag":
+        assert issue.edit.name == issue.flag[2:]
+
+
+@pytest.mark.parametrize(
+    ("issue", "sample"),
+    [(issue, sample) for issue in CATALOGUE.values() for sample in issue.samples],
+    ids=lambda value: getattr(value, "id", "sample"),
+)
+def test_what_was_seen_is_recognised(issue, sample):
+    assert issue.id in [found.id for found in recognise(lines.read(sample).text)]
+
+
+@pytest.mark.parametrize("issue", [i for i in CATALOGUE.values() if i.log], ids=lambda i: i.id)
+def test_every_sign_has_a_line_that_was_seen(issue):
+    """And its literal is in it, or the line would never be looked at in a long log."""
+    for words in issue.log:
+        if words.trace is None:
+            assert any(words.has in s and words.regex.search(s) for s in issue.samples), words.has
+
+
+@pytest.mark.parametrize("rule", doctor_logs.RULES, ids=lambda rule: rule.id)
+def test_what_doctor_looks_for_in_logs_is_known(rule):
+    found = known_for(lines.read(rule.sample).text)
+    assert found is not None
+    assert rule.id in CATALOGUE[found.id].live
+
+
+def test_a_trace_decides():
+    """The last line alone says little; where it was raised does."""
+    lone = "NotImplementedError"
+    assert recognise(lone) == []
+    assert known_for(f"  File x.py, line 1, in tie_weights\n{lone}").id == "gemma4-tie-weights"
+
+
+def test_harmless_lines_are_no_issue():
+    for text in (
+        "Using TRITON Fp8 MoE backend out of potential backends: ['TRITON']",
+        "Using 'MARLIN' NvFp4 MoE backend",
+        "Available KV cache memory: 66.95 GiB",
+        "Loading weights took 84.12 seconds",
+        "Avg Draft acceptance rate: 76.0%",
+        "NET/IB : Using [0]rocep1s0f1:1/RoCE [1]roceP2p1s0f1:1/RoCE [RO]; OOB enp1s0f1np1:10.0.0.1",
+        "KeyError: 'x'",
+        "",
+    ):
+        assert known_for(text) is None
+
+
+def test_live():
+    class Checked:
+        id, status, found, node = "serving.ray-oom", "fail", "spark-ray: killed", "spark2"
+
+    class Fine(Checked):
+        id, status = "driver.xid", "ok"
+
+    (found,) = live([Checked, Fine])
+    assert (found.id, found.where, found.found) == (
+        "ray-memory-monitor",
+        "spark2",
+        "spark-ray: killed",
+    )
+    found = live(rungs={"tool_call": "the call stays in the text"})
+    assert [f.severity for f in found] == sorted((f.severity for f in found), key=ORDER.get)
+    assert "gemma4-pythonic-parser" in [f.id for f in found]
+
+
+def test_live_tells_only_what_the_launch_can_have():
+    from spark_cluster.launch import Launch
+
+    launch = Launch("org/other", args={"tool-call-parser": "hermes"})
+    assert live(rungs={"tool_call": "x"}, launch=launch) == []
+    gemma = Launch("google/gemma-4-31B-it", args={"tool-call-parser": "pythonic"})
+    (found,) = live(rungs={"tool_call": "x"}, launch=gemma)
+    assert found.id == "gemma4-pythonic-parser"
+
+
+GOOD = """
+[[issue]]
+id = "a-b"
+title = "a title"
+severity = "info"
+symptom = "some"
+cause = "some"
+fix = "some"
+source = "some"
+confidence = "high"
+keyed_on = ["flag"]
+"""
+
+WRONG = [
+    (GOOD + "sevrity = 1", "a-b: sevrity"),
+    (GOOD.replace('"info"', '"bad"'), "a-b: severity"),
+    (GOOD.replace('"info"', '"error"'), "nothing can find it"),
+    (GOOD.replace('id = "a-b"', ""), "issue number 1: id"),
+    (GOOD.replace('"a-b"', '"A b"'), "A b: id"),
+    (GOOD + 'log = [{ has = "abcde", pattern = "(" }]', "no regular expression"),
+    (GOOD + 'log = [{ has = "abcde" }]', "without `samples`"),
+    (GOOD + 'versions = "0.19"', "no version specifier"),
+    (GOOD + "rule = true\nwhen = { moe = true }", "both say"),
+    (GOOD + GOOD, "already"),
+    ("[[issue", "not TOML"),
+    ("x = 1", "x: "),
+    ("issue = 3", "issue: "),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG)
+def test_a_wrong_file(tmp_path, text, said):
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidFile) as caught:
+        entries.gather([path])
+    assert said in str(caught.value)
+    assert "x.toml" in str(caught.value)
