@@ -29,7 +29,7 @@ def show_recipe(
     for title, text in _facts(recipe, speeds):
         table.add_row(title, text)
     console.print(table)
-    console.print(f"\n[bold]Command line[/] [dim]of each rank, TP={tp}[/]")
+    console.print(f"\n[bold]Command line[/] [dim]TP={tp}, the same on every rank[/]")
     for line in _command(recipe, args):
         console.print(f"  {line}", soft_wrap=True, highlight=False)
     console.print(Padding(f"[dim]{_added(recipe, tp, args)}[/]", (0, 0, 0, 2)))

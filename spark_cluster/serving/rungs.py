@@ -23,6 +23,9 @@ from spark_cluster.serving.judging import incoherent, red_square
 PATIENCE_S = 900.0
 """Seconds for one answer: 1,024 tokens at 7 tok/s are two and a half minutes."""
 
+LEAST = 200
+"""Characters of a story that was to have three hundred words; a shorter one proves nothing."""
+
 TOOL = "get_weather"
 TOOLS = [
     {
@@ -125,7 +128,7 @@ def coherence(client: Client) -> None:
     asked = "Tell a story about a lighthouse keeper and a storm, in about three hundred words."
     found = client.message("coherence", asked, max_tokens=400)
     text = f"{_reasoning(found)}\n{found.get('content') or ''}".strip()
-    why = incoherent(text)
+    why = incoherent(text) or ("it is much too short" if len(text) < LEAST else "")
     if why:
         raise client.wrong(
             f"coherence: {why}: {_short(text)!r}",

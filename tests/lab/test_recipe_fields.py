@@ -38,6 +38,7 @@ def recipe_text() -> str:
     _, _, rest = rest.partition("\n\n")
     kept = [part for part in rest.split("\n\n") if not part.startswith("readiness:")]
     image = f"image:\n  ref: spark-cluster/lab-fields:1\n{BUILD}      RUN echo built > /etc/built\n"
+    image += '      ENTRYPOINT ["vllm", "serve"]\n'  # as vllm/vllm-openai has it
     return head.replace("lab-paris", NAME) + "\n".join((image, "\n\n".join(kept), FIELDS))
 
 

@@ -148,6 +148,7 @@ WRONG = [
     ("coherence", message("!" * 400), "only 0% of it are letters: '!!!!", "kv-cache-dtype"),
     ("coherence", message(STORY[:300] + "and so it was. " * 80), "it repeats itself", "marlin"),
     ("coherence", message(""), "nothing was said", "NaN"),
+    ("coherence", message("Paris"), "it is much too short: 'Paris'", "NaN"),
     ("coherence", message(STORY, model="qwen"), "'qwen' answered, asked was 'gemma'", "router"),
     ("coherence", "<html>proxy</html>", "this is no completion: <html>", "has the port"),
     ("coherence", '{"choices": []}', "this is no completion", "has the port"),
