@@ -46,6 +46,15 @@ _HEAD = {
 }
 """Flags that the recipe's head says; `recipe_text` writes them."""
 
+_SPECULATIVE = {
+    "speculative-model": "model",
+    "num-speculative-tokens": "num_speculative_tokens",
+    "spec-method": "method",
+    "spec-model": "model",
+    "spec-tokens": "num_speculative_tokens",
+}
+"""Flags that are a key of --speculative-config, in versions before and after it."""
+
 _PARALLEL = {
     "pipeline-parallel-size": "the nodes share a model by tensor parallelism only",
     "data-parallel-size": "one recipe is one replica; serve it once for each Spark",
@@ -189,46 +198,33 @@ def _executor(parts: Parts, value: EngineValue) -> None:
 
 def _drafter(parts: Parts, args: dict[str, EngineValue], launch: Launch) -> None:
     """`--speculative-config`, its short forms, and what came before it."""
-    given = {
-        key: args.pop(flag)
-        for flag, key in (
-            ("speculative-model", "model"),
-            ("num-speculative-tokens", "num_speculative_tokens"),
-            ("spec-method", "method"),
-            ("spec-model", "model"),
-            ("spec-tokens", "num_speculative_tokens"),
-        )
-        if flag in args
-    }
+    given = {key: args.pop(flag) for flag, key in _SPECULATIVE.items() if flag in args}
     config = args.pop("speculative-config", None)
-    if config is None and not given:
-        return
     if config is not None and not isinstance(config, dict):
         parts.leave(shown("speculative-config", config), "its value is no JSON object")
         return
     whole: dict[str, Any] = {**given, **(config or {})}
+    if not whole:
+        return
     what = shown("speculative-config", whole)
     tokens = whole.pop("num_speculative_tokens", None)
-    if not isinstance(tokens, int) or not 1 <= tokens <= 32:
-        parts.leave(what, "the drafter's number of tokens (1 to 32) is not in it")
-        return
     model = whole.pop("model", None)
     method = whole.pop("method", None) or _method(str(model or ""))
-    if not method:
+    if not isinstance(tokens, int) or not 1 <= tokens <= 32:
+        parts.leave(what, "the drafter's number of tokens (1 to 32) is not in it")
+    elif not method:
         parts.leave(what, "neither method nor model of the drafter is in it")
-        return
-    drafter: dict[str, Any] = {"method": method}
-    if isinstance(model, str):
-        key, place = _drafter_model(model, launch)
-        drafter[key] = place
-    if "revision" in whole:
-        drafter["revision"] = str(whole.pop("revision"))
-    drafter["tokens"] = tokens
-    options = {key: value for key, value in whole.items() if value is not None}
-    if options:
-        drafter["options"] = options
-    parts.fields["drafter"] = drafter
-    parts.carry(what, "drafter")
+    else:
+        drafter: dict[str, Any] = {"method": method}
+        if isinstance(model, str):
+            key, place = _drafter_model(model, launch)
+            drafter[key] = place
+        if "revision" in whole:
+            drafter["revision"] = str(whole.pop("revision"))
+        drafter["tokens"] = tokens
+        options = {key: value for key, value in whole.items() if value is not None}
+        parts.fields["drafter"] = {**drafter, **({"options": options} if options else {})}
+        parts.carry(what, "drafter")
 
 
 def _drafter_model(model: str, launch: Launch) -> tuple[str, str]:

@@ -51,30 +51,9 @@ def write(
     Raises:
         InvalidFile: the source says something that no recipe can hold, with the fields.
     """
-    launch = source.launch
-    parts = sort(launch)
+    parts = sort(source.launch)
     parts.left_out[:0] = source.left_out
-    data: dict[str, Any] = {"name": name or slug(source.title or _named(launch))}
-    if source.description:
-        data["description"] = " ".join(source.description.split())[:300]
-    data["model"] = _model(parts, source, model)
-    data["image"] = _image(parts, launch, image)
-    low, high = source.sizes or (launch.tp, launch.tp)
-    data["tensor_parallel"] = {"min": low, "max": max(low, high)}
-    data |= {key: parts.fields[key] for key in ("executor",) if key in parts.fields}
-    sections = {
-        "engine_args": parts.engine_args,
-        "env": parts.env,
-        "mounts": parts.mounts,
-        "patches": parts.patches,
-        "drafter": parts.fields.get("drafter"),
-    }
-    data |= {key: value for key, value in sections.items() if value}
-    data["gpu_memory_utilization"] = parts.fields.get("gpu_memory_utilization", "auto")
-    vllm = {"version": launch.vllm, "supported": source.supported}
-    if any(vllm.values()):
-        data["vllm"] = {key: value for key, value in vllm.items() if value}
-    data["sources"] = [source.origin]
+    data = _data(parts, source, name, model, image)
     _check(data, source)
     return Imported(
         kind=source.kind,
@@ -86,6 +65,32 @@ def write(
         notes=source.notes,
         to_do=parts.to_do,
     )
+
+
+def _data(
+    parts: Parts, source: Source, name: str | None, model: str | None, image: str | None
+) -> dict[str, Any]:
+    """The recipe's fields in the order in which people read them; what is empty is left out."""
+    launch = source.launch
+    low, high = source.sizes or (launch.tp, launch.tp)
+    vllm = {"version": launch.vllm, "supported": source.supported}
+    data: dict[str, Any] = {
+        "name": name or slug(source.title or _named(launch)),
+        "description": " ".join(source.description.split())[:300],
+        "model": _model(parts, source, model),
+        "image": _image(parts, launch, image),
+        "tensor_parallel": {"min": low, "max": max(low, high)},
+        "executor": parts.fields.get("executor"),
+        "engine_args": parts.engine_args,
+        "env": parts.env,
+        "mounts": parts.mounts,
+        "patches": parts.patches,
+        "drafter": parts.fields.get("drafter"),
+        "gpu_memory_utilization": parts.fields.get("gpu_memory_utilization", "auto"),
+        "vllm": {key: value for key, value in vllm.items() if value},
+        "sources": [source.origin],
+    }
+    return {key: value for key, value in data.items() if value}
 
 
 def slug(text: str) -> str:
@@ -161,6 +166,11 @@ def _image(parts: Parts, launch: Launch, given: str | None) -> dict[str, Any]:
         )
         return {"ref": DEFAULT_IMAGE}
     ref, _, digest = reference.partition("@")
+    if "/" not in ref and not given:
+        parts.to_do.append(
+            f"{ref} is in no registry but Docker's own: if it was built on a node, write how into "
+            "image.build, or name one that can be pulled (or import again with --image REF)"
+        )
     digest = digest or ("" if given else launch.digest)
     return {"ref": ref, **({"digest": digest} if digest else {})}
 

@@ -120,7 +120,7 @@ def rest(source: Sourced, used: set[str]) -> list[Left]:
         if name in used or value in (None, [], {}, "", False):
             continue
         why = reasons.get(name, "this field is not known here")
-        if isinstance(value, list) and len(value) > 1:
+        if isinstance(value, list):
             left += [Left(f"{name}: {_short(one)}", why) for one in value]
         else:
             left.append(Left(f"{name}: {_short(value)}", why))

@@ -202,14 +202,14 @@ def test_flags_without_a_place(flags: str, what: str, why: str) -> None:
     ],
 )
 def test_options_of_docker_without_a_place(options: str, what: str | None, why: str) -> None:
-    _, imported = of_command(f"docker run {options} img vllm serve org/m")
+    _, imported = of_command(f"docker run {options} e/img vllm serve org/m")
     assert why in left(imported)[what or options]
     assert "s3cret" not in imported.text
 
 
 class TestModel:
     def test_a_repository(self) -> None:
-        recipe, imported = of_command("docker run img vllm serve org/M-7B --revision abc")
+        recipe, imported = of_command("docker run e/img vllm serve org/M-7B --revision abc")
         assert (recipe.name, recipe.model.name, recipe.model.revision) == (
             "m-7b",
             "org/M-7B",
@@ -219,19 +219,19 @@ class TestModel:
         assert carried(imported)["--revision abc"] == "model.revision"
 
     def test_a_folder_of_the_node(self) -> None:
-        recipe, imported = of_command("docker run -v /data/m:/m img vllm serve /m/seven")
+        recipe, imported = of_command("docker run -v /data/m:/m e/img vllm serve /m/seven")
         assert recipe.model.path == "/data/m/seven"
         assert recipe.model.name == "seven"
         assert len(imported.to_do) == 1
 
     def test_the_hub_s_cache(self) -> None:
         path = "/root/.cache/huggingface/hub/models--org--M-7B/snapshots/abc"
-        recipe, imported = of_command(f"docker run img vllm serve {path}")
+        recipe, imported = of_command(f"docker run e/img vllm serve {path}")
         assert (recipe.model.name, recipe.model.path) == ("org/M-7B", None)
         assert imported.to_do == []
 
     def test_a_variable_of_the_shell(self) -> None:
-        recipe, imported = of_command("docker run img vllm serve $MODEL")
+        recipe, imported = of_command("docker run e/img vllm serve $MODEL")
         assert (recipe.model.name, recipe.model.served_name) == ("model", "model")
         assert "only the shell knows what $MODEL is" in imported.to_do[0]
 
@@ -295,7 +295,7 @@ def test_whatever_the_words_are_the_text_is_read_back(
     words += [part for key, value in env.items() for part in ("-e", f"{key}={value}")]
     for source, target in volumes:
         words += ["--mount", f"type=bind,src=/{source.replace(',', '')},dst=/{target}"]
-    words += ["img", "vllm", "serve", "org/m"]
+    words += ["e/img", "vllm", "serve", "org/m"]
     words += [f"--{key}={value}" for key, value in args.items()]
     launch = parse(shlex.join(words))
     imported = to_recipe(launch)
