@@ -76,26 +76,32 @@ def _list(app: App, known: Mapping[str, Issue]) -> None:
 
 
 def _show(app: App, explanation: Explanation) -> None:
-    from rich.markup import escape
-
     from spark_cluster.cli.findings import show
 
     console = app.console
     cause = explanation.cause
     console.print(_verdict(explanation), soft_wrap=True)
-    main = [p for p in explanation.problems if not p.follows or p is cause]
+    now = [p for p in explanation.problems if not p.overcome]
+    main = [p for p in now if not p.follows or p is cause]
     for seen in main:
         if seen.finding.severity != "info":
             show(console, seen.finding, place=_place(seen))
-    effects = [p for p in explanation.problems if p.follows and p is not cause]
-    if effects:
-        console.print("[dim]what only follows:[/]")
-    for seen in effects:
-        console.print(f"  [dim]{escape(_where(seen))}  {escape(seen.finding.found)}[/]")
+    _list_seen(app, "what only follows", [p for p in now if p.follows and p is not cause])
+    past = [p for p in explanation.problems if p.overcome]
+    _list_seen(app, "before the server was up, so it did not stop it", past)
     for seen in main:
         if seen.finding.severity == "info":
             show(console, seen.finding, place=_place(seen))
     _show_start(app, explanation)
+
+
+def _list_seen(app: App, title: str, seen: list[Seen]) -> None:
+    from rich.markup import escape
+
+    if seen:
+        app.console.print(f"[dim]{title}:[/]")
+    for one in seen:
+        app.console.print(f"  [dim]{escape(_where(one))}  {escape(one.finding.found)}[/]")
 
 
 def _show_start(app: App, explanation: Explanation) -> None:

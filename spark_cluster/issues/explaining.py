@@ -11,7 +11,7 @@ from spark_cluster.issues import lines
 from spark_cluster.issues.finding import ORDER, Finding
 from spark_cluster.issues.reading import Candidate, Reader, Source
 from spark_cluster.issues.recognising import of_log, recognise, signs
-from spark_cluster.issues.startup import ANCHORS, RAY, Start
+from spark_cluster.issues.startup import ANCHORS, RAY, UP, Start
 
 MOST = 200
 """Different errors that are kept; the later ones follow from them."""
@@ -37,6 +37,7 @@ class Seen:
         number: of the line in its log.
         follows: it is an effect of something earlier.
         count: how often it was seen.
+        overcome: the server was up after it, so it stopped nothing; or it was before a restart.
         order: of the log among those given, and of the line in it; breaks ties.
     """
 
@@ -46,6 +47,7 @@ class Seen:
     follows: bool
     order: tuple[int, int]
     count: int = 1
+    overcome: bool = False
 
     @property
     def known(self) -> bool:
@@ -64,6 +66,7 @@ class Seen:
             "at": self.at,
             "count": self.count,
             "follows": self.follows,
+            "overcome": self.overcome,
         }
 
 
@@ -73,7 +76,7 @@ class Explanation:
 
     Attributes:
         problems: the earliest real error first, then other errors by time, then warnings, then
-            what only follows, then notes.
+            what only follows, then notes, then what the server got over.
         facts: what a healthy start tells.
         missing: what it would have told besides.
         logs: name, bytes and lines of each.
@@ -87,7 +90,7 @@ class Explanation:
     @property
     def cause(self) -> Seen | None:
         """The earliest real error; the earliest effect where the cause is in none of the logs."""
-        errors = [p for p in self.problems if p.finding.severity == "error"]
+        errors = [p for p in self.problems if p.finding.severity == "error" and not p.overcome]
         return min(errors, key=lambda p: p.follows) if errors else None
 
     def document(self) -> dict[str, Any]:
@@ -134,9 +137,10 @@ class _Log:
         self._kept: dict[str, Seen] = {}
         self._rank: dict[str, int] = {}
         self._told: dict[str, tuple[str, ...]] = {}
+        self._past: list[Seen] = []
 
     def seen(self) -> list[Seen]:
-        needed = {sign.has for sign in signs()}
+        needed = {UP, *(sign.has for sign in signs())}
         for candidate in self.reader.candidates():
             for text in candidate.text.split("\r"):  # a progress bar may stand before
                 if text:
@@ -144,7 +148,17 @@ class _Log:
             for anchor in self.start.take(candidate.text):
                 if anchor not in needed:
                     self.reader.drop(anchor)
-        return list(self._kept.values())
+            if UP in candidate.text:
+                self._came_up()
+        return [*self._past, *self._kept.values()]
+
+    def _came_up(self) -> None:
+        """The server is up: errors before it stopped nothing, or were those of an earlier run."""
+        for name, seen in list(self._kept.items()):
+            if seen.finding.severity == "error" or seen.follows:
+                self._past.append(replace(self._kept.pop(name), overcome=True))
+        del self._past[MOST:]
+        self._told.clear()
 
     def _look(self, candidate: Candidate, raw: str) -> None:
         line = lines.read(raw)
@@ -252,14 +266,15 @@ class _Before:
 
 def _ordered(found: list[Seen]) -> list[Seen]:
     """Of all logs: an issue once, causes by time first, effects and notes last."""
-    merged: dict[str, Seen] = {}
+    merged: dict[tuple[str, bool], Seen] = {}
     for seen in sorted(found, key=lambda s: (s.at, s.order)):
-        name = seen.finding.id or seen.finding.found
+        name = (seen.finding.id or seen.finding.found, seen.overcome)
         first = merged.get(name)
         merged[name] = seen if first is None else replace(first, count=first.count + seen.count)
 
     def place(seen: Seen) -> tuple[int, str, tuple[int, int]]:
         kind = ORDER[seen.finding.severity] + (2 if seen.follows else 0)
+        kind += len(ORDER) + 2 if seen.overcome else 0
         return kind, seen.at, seen.order
 
     return sorted(merged.values(), key=place)

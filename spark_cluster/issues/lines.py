@@ -1,19 +1,26 @@
 """One line of a log: who speaks, when, how seriously, and whether it tells of an error.
 
-Prefixes come in layers: `spark1 vllm: ` of `spark-cluster logs`, `name | ` of Compose, Docker's
-time stamp, Ray's `(RayWorkerProc pid=112, ip=10.77.0.2) `, vLLM's `(EngineCore pid=518) ERROR
-11-20 14:14:29 [core.py:1512] `; any of them may be missing.
+Prefixes come in layers, of which any may be missing: `spark1 vllm: ` of `spark-cluster logs`,
+`name | ` of Compose, Docker's time stamp (or its files' JSON), `Nov 20 14:14:29 spark1 kernel: ` of
+the journal, Ray's `(RayWorkerProc pid=112, ip=10.77.0.2) `, vLLM's `(EngineCore pid=518) ERROR
+11-20 14:14:29 [core.py:1512] `.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _OURS = re.compile(r"^(?:[\w.-]+ (?:vllm|ray): |[\w.-]+ +\| )")
-_DOCKER = re.compile(r"^(\d{4}-(\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.(\d+))?(?:Z|[+-]\d\d:\d\d))(?: |$)")
+_DOCKER = re.compile(
+    r"^(\d{4}-(\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.(\d+))?(?:Z|[+-]\d\d:?\d\d))(?: |$)"
+)
+_JOURNAL = re.compile(r"^([A-Z][a-z]{2}) ([ \d]\d) (\d\d:\d\d:\d\d)(?:\.(\d+))? ")
+_UNIT = re.compile(r"^[\w.-]+ [\w./@-]+(?:\[\d+\])?: ")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _SPEAKER = re.compile(r"^\(([A-Za-z_][\w:.-]*(?: [^()]{0,80})?)\) ?")
 _VLLM = re.compile(
     r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) +(\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.(\d+))?"
@@ -74,6 +81,8 @@ class Line:
 
 def read(raw: str) -> Line:
     """The parts of a line; never fails."""
+    if raw.startswith('{"log":'):
+        raw = _of_docker_file(raw)
     rest = ANSI.sub("", raw).strip() if "\x1b" in raw else raw.strip()
     if prefix := _OURS.match(rest):
         rest = rest[prefix.end() :]
@@ -81,6 +90,10 @@ def read(raw: str) -> Line:
     if docker := _DOCKER.match(rest):
         stamp, at = docker[1], _moment(docker[2], docker[3], docker[4])
         rest = rest[docker.end() :].strip()
+    elif (journal := _JOURNAL.match(rest)) and journal[1] in _MONTHS:
+        month = _MONTHS.index(journal[1]) + 1
+        at = _moment(f"{month:02}-{int(journal[2]):02}", journal[3], journal[4])
+        rest = _UNIT.sub("", rest[journal.end() :])
     speakers = []
     while speaker := _SPEAKER.match(rest):
         speakers.append(speaker[1])
@@ -90,6 +103,15 @@ def read(raw: str) -> Line:
     if "[repeated " in rest and (repeated := _REPEATED.search(rest)):
         repeats, rest = int(repeated[1]), rest[: repeated.start()]
     return Line(rest.strip(), at or own, stamp, " ".join(speakers), level, repeats)
+
+
+def _of_docker_file(raw: str) -> str:
+    """The line of a file of Docker's own (`CONTAINER-json.log`), as `docker logs -t` has it."""
+    try:
+        found = json.loads(raw)
+        return f"{found['time']} {found['log']}"
+    except (ValueError, KeyError, TypeError):
+        return raw
 
 
 def _stamped(rest: str) -> tuple[str, str, str]:

@@ -46,7 +46,7 @@ def finding(
     title = issue.title
     if issue.versions:
         if case.version is None:
-            title += f" (if its vLLM is {issue.versions})"
+            title += f" (if its vLLM is {issue.versions.replace('.dev0', '')})"
         else:
             found += f"{', ' if found else ''}vLLM {case.version}"
     change = issue.edit

@@ -11,7 +11,6 @@ from spark_cluster.issues.rules import About, Made, rule
 SECRET = re.compile(r"(?i)(^|_)(token|api_?key|password|passwd|secret)$")
 ANY = ("", "0.0.0.0", "::", "[::]")  # noqa: S104  (what is looked for, not what is bound)
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
-_VARIABLE = re.compile(r"\$\{?\w+(:?[-=?+][^}]*)?\}?")
 
 
 @rule("secret-in-sight")

@@ -21,6 +21,9 @@ def _told(name: str, has: str, pattern: str, shown: str = "{0}") -> Told:
     return Told(name, has, re.compile(pattern), shown)
 
 
+UP = "Application startup complete"
+"""What a server says when it takes requests."""
+
 TOLD = (
     _told("vLLM", "Initializing a V", r"engine \(v([^)\s]+)\)"),
     _told("vLLM", "vLLM API server version", r"vLLM API server version (\S+)"),
@@ -50,7 +53,7 @@ TOLD = (
     ),
     _told("link", "NET/IB : Using", r"NET/IB : Using (\[0\].*?)(?:;|$)"),
     _told("ranks", "in world size", r"rank \d+ in world size (\d+)"),
-    _told("up", "Application startup complete", r"(Application startup complete)"),
+    _told("up", UP, f"({UP})"),
     _told("requests", '"POST /v1/', r'"POST (/v1/\S+) HTTP/[\d.]+" 200', "{0} was answered"),
     _told("end", "[shutdown] API server: shutdown", r"(shutdown triggered)", "it was told to stop"),
 )

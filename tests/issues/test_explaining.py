@@ -154,6 +154,25 @@ def test_what_is_missing():
     assert explain("nothing of vLLM\n").missing == []
 
 
+UP = "INFO:     Application startup complete.\n"
+
+
+def test_what_the_server_got_over_is_no_cause():
+    """A traceback that a warning quotes, or the run before a restart."""
+    early = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'flash'\n"
+    explanation = explain(early + UP)
+    assert explanation.cause is None
+    (seen,) = explanation.problems
+    assert seen.overcome
+    again = explain(early + UP + "(W pid=1) RuntimeError: No CUDA GPUs are available\n" + early)
+    assert again.cause.finding.id == "gpu-dead"
+    assert [(p.finding.severity, p.overcome) for p in again.problems] == [
+        ("error", False), ("error", False), ("error", True),
+    ]  # fmt: skip
+    late = explain(UP + early)
+    assert late.cause.finding.found.startswith("ModuleNotFoundError")
+
+
 def test_the_document():
     document = explain(DRIVER, WORKER).document()
     assert document["cause"]["id"] == "cuda-out-of-memory"

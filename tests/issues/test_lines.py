@@ -51,6 +51,13 @@ PREFIXED = [
     ("vllm-1  | OSError: x", Line("OSError: x")),
     ("(a) text\x1b[32m [repeated 2x across cluster] (Ray deduplicates)\x1b[0m",
      Line("text", speaker="a", repeats=2)),
+    ('{"log":"OSError: x\\n","stream":"stderr","time":"2026-11-20T14:12:18.9Z"}',
+     Line("OSError: x", "11-20 14:12:18.900000", "2026-11-20T14:12:18.9Z")),
+    ('{"log":', Line('{"log":')),
+    ("Nov  2 14:12:18 spark-2a60 kernel: NVRM: Xid (PCI:000f:01:00): 119",
+     Line("NVRM: Xid (PCI:000f:01:00): 119", "11-02 14:12:18.000000")),
+    ("2026-11-20T14:12:18+0000 spark1 dockerd[9]: OSError: x",
+     Line("spark1 dockerd[9]: OSError: x", "11-20 14:12:18.000000", "2026-11-20T14:12:18+0000")),
     ("", Line("")),
 ]  # fmt: skip
 
