@@ -88,7 +88,7 @@ def _show(app: App, explanation: Explanation) -> None:
             show(console, seen.finding, place=_place(seen))
     _list_seen(app, "what only follows", [p for p in now if p.follows and p is not cause])
     past = [p for p in explanation.problems if p.overcome]
-    _list_seen(app, "before the server was up, so it did not stop it", past)
+    _list_seen(app, "before the server last came up, so it did not stop it", past)
     for seen in main:
         if seen.finding.severity == "info":
             show(console, seen.finding, place=_place(seen))

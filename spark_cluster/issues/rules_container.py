@@ -80,6 +80,12 @@ def without_gpu(about: About, case: Case) -> Made:
     return None if given or case.docker("privileged") else about.found("no --gpus")
 
 
+@rule("memory-limit-blind")
+def memory_limit(about: About, case: Case) -> Made:
+    limit = case.docker("memory")
+    return about.found(f"--memory {limit[0]}") if limit and case.on_gpu else None
+
+
 @rule("pair-without-host-network")
 def without_host_network(about: About, case: Case) -> Made:
     if not _of_a_pair(case) or "host" in case.docker("network"):

@@ -19,6 +19,9 @@ from spark_cluster.planning.weights import load_peak_bytes
 HEADLESS = 0.85
 """Works where nothing else runs (Gemma 4 31B dense, part 9); safe is `memory.HIGHEST`."""
 
+DEFAULT = 0.92
+"""What vLLM takes when it is told nothing (older ones 0.90)."""
+
 TOTAL_GIB = 121.69
 """Of a Spark on current firmware; nodes that can be asked tell their own."""
 
@@ -61,6 +64,12 @@ def _more_than_there_is(about: About, share: float, facts: Facts) -> Made:
 def share_not_given(about: About, case: Case) -> Made:
     if not case.is_command or "gpu-memory-utilization" in case.flags or not case.on_gpu:
         return None
+    for facts in case.facts:
+        total, free = facts.memory.total_kib / GIB_KIB, facts.memory.available_kib / GIB_KIB
+        if total and DEFAULT * total > gate_gib(free):
+            name = facts.hostname or "the node"
+            found = f"{DEFAULT:g} of {total:.1f} GiB, {name} has {free:.1f} available"
+            return about.found(found, severity="error")
     return about.found("no --gpu-memory-utilization")
 
 

@@ -13,7 +13,10 @@ NATIVE_FP4_BAD = ("0.19", "0.21.dev0")
 disagree, so a question decides (readiness rung `answer`)."""
 
 FORMATS = {
-    "compressed-tensors": ("redhatai/*", "*-fp8-dynamic", "*-fp8-block"),
+    "compressed-tensors": (
+        *("redhatai/*fp8*", "redhatai/*nvfp4*", "redhatai/*w4a16*", "redhatai/*w8a8*"),
+        *("*-fp8-dynamic", "*-fp8-block"),
+    ),
     "modelopt": ("nvidia/*fp4*", "nvidia/*fp8*", "bg-digitalservices/*nvfp4*"),
 }
 """Which quantiser made a checkpoint, by its name: what its config says as quant_method."""

@@ -171,6 +171,8 @@ FOUND = [
     ("quantization-twice",
      recipe("RedHatAI/gemma-4-26B-A4B-it-FP8-Dynamic", args={"quantization": "fp8"}),
      recipe("RedHatAI/gemma-4-26B-A4B-it-FP8-Dynamic")),
+    ("quantization-twice", recipe("RedHatAI/x-w4a16", args={"quantization": "fp8"}),
+     recipe("RedHatAI/x", args={"quantization": "fp8"})),
     ("quantization-twice", recipe("x", quantization="awq-int4", args={"quantization": "fp8"}),
      recipe("Qwen/Qwen3-FP8", quantization="fp8", args={"quantization": "fp8"})),
     ("quantization-twice",
@@ -201,6 +203,7 @@ FOUND = [
     ("open-to-the-network", docker(docker={"network": None, "publish": ["127.0.0.1:1:1", "80"]}),
      docker(docker={"network": None, "publish": "8000:8000"}, env={"VLLM_API_KEY": "$K"})),
     ("container-without-gpu", docker(docker={"gpus": None}), docker()),
+    ("memory-limit-blind", docker(docker={"memory": "100g"}), docker()),
     ("container-without-gpu", docker(docker={"gpus": None}),
      docker(docker={"gpus": None, "device": "nvidia.com/gpu=all"})),
     ("pair-without-host-network", pair(docker={"network": "bridge"}), pair()),
@@ -296,6 +299,15 @@ def test_the_share_in_the_light_of_what_the_node_has():
     assert none.edit is None
     assert "vram" in none.fix
     assert lint(launch, facts=[Facts()]) == []
+
+
+def test_the_share_that_nobody_gave():
+    launch = command(args={"gpu-memory-utilization": None})
+    severities = [
+        lint(launch, facts=facts)[0].severity
+        for facts in ((), [node(121.69, 118)], [node(121.69, 110)])
+    ]
+    assert severities == ["warning", "warning", "error"]
 
 
 def test_the_peak_of_online_quantisation():
