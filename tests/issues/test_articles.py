@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import article_commands as articles
+import linted_commands as articles
 import pytest
 
 from spark_cluster.importing import commandline
