@@ -37,7 +37,7 @@ def command(app: App, files: tuple[str, ...], about: str | None) -> None:
     from spark_cluster import issues
     from spark_cluster.issues import reading
 
-    explanation = issues.explain_logs(reading.sources(files))
+    explanation = issues.explain_logs(reading.sources(files, short=not app.as_json))
     if app.as_json:
         app.print_json(explanation.document())
     else:
@@ -101,7 +101,7 @@ def _list_seen(app: App, title: str, seen: list[Seen]) -> None:
     if seen:
         app.console.print(f"[dim]{title}:[/]")
     for one in seen:
-        app.console.print(f"  [dim]{escape(_where(one))}  {escape(one.finding.found)}[/]")
+        app.console.print(f"  [dim]{escape(one.where)}  {escape(one.finding.found)}[/]")
 
 
 def _show_start(app: App, explanation: Explanation) -> None:
@@ -137,9 +137,4 @@ def _verdict(explanation: Explanation) -> str:
 
 def _place(seen: Seen) -> str:
     times = f"  {seen.count} times" if seen.count > 1 else ""
-    return f"{_where(seen)}  {seen.at.removesuffix('.000000')}{times}"
-
-
-def _where(seen: Seen) -> str:
-    """File and line; the folder is in the first line of the output."""
-    return f"{seen.finding.where.rpartition('/')[2]}:{seen.number}"
+    return f"{seen.where}  {seen.at.removesuffix('.000000')}{times}"

@@ -47,11 +47,15 @@ def explain_logs(sources: Iterable[Source]) -> Explanation:
     return explain(sources)
 
 
-def known_for(text: str) -> Finding | None:
-    """The known issue that explains an error's text, or a line of a log; None when none does."""
+def known_for(text: str, before: str = "") -> Finding | None:
+    """The known issue that explains an error's text, or a line of a log; None when none does.
+
+    Args:
+        before: lines just before it, of the same process; a traceback stands there.
+    """
     from spark_cluster.issues.recognising import known_for as search
 
-    return search(text)
+    return search(text, before)
 
 
 def live(

@@ -247,18 +247,18 @@ class _Before:
 
     @property
     def trace(self) -> str:
-        """The last lines of the same speaker, as a traceback has them, and the line itself."""
+        """The last lines of the same speaker, as a traceback has them."""
         if not self._line.text or "Error" not in self._line.text:
             return ""
-        read = map(lines.read, self._candidate.context().splitlines()[-60:])
-        return "\n".join(r.text for r in read if r.speaker == self._line.speaker)
+        passed = self._candidate.context().splitlines()[-lines.TRACE :]
+        return lines.trace([lines.read(raw) for raw in passed], self._line.speaker)
 
     @property
     def at(self) -> str:
         """The line's time, or the last one before it."""
         if self._line.at:
             return self._line.at
-        for raw in reversed(self._candidate.context().splitlines()[-60:]):
+        for raw in reversed(self._candidate.context().splitlines()[-lines.TRACE :]):
             if at := lines.read(raw).at:
                 return at
         return ""

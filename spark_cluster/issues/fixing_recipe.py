@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from difflib import SequenceMatcher
 from io import StringIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_cluster.issues.finding import Edit
+
+if TYPE_CHECKING:
+    from ruamel.yaml import YAML
 
 _SEQUENCE = re.compile(r"(?m)^(?P<key> *)[\w-]+:[^\n\S]*(?:#.*)?\n(?P<dash> *)- ")
 _WIDE = 1 << 20
@@ -17,9 +21,33 @@ _WIDE = 1 << 20
 def fixed(text: str, edits: Iterable[Edit], name: str) -> str:
     """The recipe's text after the edits.
 
+    ruamel.yaml keeps comments but folds long lines its own way, so what it writes with and without
+    the edits is compared, and only the difference goes into the text.
+
     Args:
         name: of the recipe, which is how its file is called.
     """
+    document, plain = _loaded(text), _dumped(_loaded(text), text)
+    for edit in edits:
+        _apply(document, edit)
+    if document.get("name") != name:
+        document["name"] = name
+    edited = _dumped(document, text)
+    return _transplanted(text, plain, edited)
+
+
+def _loaded(text: str) -> Any:
+    return _yaml(text).load(text)
+
+
+def _dumped(document: Any, text: str) -> str:
+    out = StringIO()
+    _yaml(text).dump(document, out)
+    return out.getvalue()
+
+
+def _yaml(text: str) -> YAML:
+    """Set up to write as the text is written."""
     from ruamel.yaml import YAML
 
     yaml = YAML()
@@ -27,14 +55,33 @@ def fixed(text: str, edits: Iterable[Edit], name: str) -> str:
     yaml.width = _WIDE
     offset = _offset(text)
     yaml.indent(mapping=2, sequence=2 + offset, offset=offset)
-    document = yaml.load(text)
-    for edit in edits:
-        _apply(document, edit)
-    if document.get("name") != name:
-        document["name"] = name
-    out = StringIO()
-    yaml.dump(document, out)
-    return out.getvalue()
+    return yaml
+
+
+def _transplanted(text: str, plain: str, edited: str) -> str:
+    """The text with the difference between two others, of which `plain` says the same as it;
+    `edited` itself where the difference has no place in the text."""
+    original, base, new = (part.splitlines(keepends=True) for part in (text, plain, edited))
+    blocks = SequenceMatcher(None, base, original, autojunk=False).get_matching_blocks()
+    place = {block.a + i: block.b + i for block in blocks for i in range(block.size)}
+    result = list(original)
+    changes = SequenceMatcher(None, base, new, autojunk=False).get_opcodes()
+    for tag, begin, end, first, last in reversed(changes):
+        if tag == "equal":
+            continue
+        there = [place.get(index) for index in range(begin, end)]
+        at = there[0] if there else _after(place, begin)
+        if at is None or there != list(range(at, at + len(there))):
+            return edited
+        result[at : at + len(there)] = new[first:last]
+    return "".join(result)
+
+
+def _after(place: dict[int, int], index: int) -> int | None:
+    """Where new lines go that stand before line `index` of the base."""
+    if index - 1 in place:
+        return place[index - 1] + 1
+    return place.get(index, 0 if index == 0 else None)
 
 
 def can(edit: Edit) -> bool:

@@ -58,6 +58,10 @@ HARMLESS = ("DEBUG", "INFO", "WARNING")
 """Levels below an error; such a line may quote one."""
 
 
+TRACE = 60
+"""Lines before an error that may be its traceback."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line without its prefixes.
@@ -158,19 +162,27 @@ def is_echo(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An error and the line that told of it."""
+    """An error, the line that told of it, and what the same process said just before."""
 
     line: Line
     text: str
+    before: str = ""
 
 
 def errors_of(log: str) -> Iterator[Told]:
     """The errors of a whole text, in its order; a line without a time has the one before it's."""
     raw = log.splitlines()
     last = ""
+    passed: list[Line] = []
     for index, one in enumerate(raw):
         line = read(one)
         line, last = (line, line.at) if line.at else (replace(line, at=last), last)
         text = error_in(line, raw[index + 1] if index + 1 < len(raw) else "")
         if text:
-            yield Told(line, text)
+            yield Told(line, text, trace(passed, line.speaker))
+        passed.append(line)
+
+
+def trace(passed: list[Line], speaker: str) -> str:
+    """What a process said in the last lines, as a traceback has it."""
+    return "\n".join(line.text for line in passed[-TRACE:] if line.speaker == speaker)

@@ -59,11 +59,11 @@ class Candidate:
     following: str
 
 
-def of_file(name: str) -> Source:
-    """A file, or standard input for `-`."""
+def of_file(name: str, title: str = "") -> Source:
+    """A file, or standard input for `-`; it is called `title`, by default as it was given."""
     if name == "-":
         return Source("standard input", lambda: sys.stdin.buffer)
-    return Source(name, lambda: Path(name).expanduser().open("rb"))
+    return Source(title or name, lambda: Path(name).expanduser().open("rb"))
 
 
 def of_text(name: str, text: str) -> Source:
@@ -71,8 +71,11 @@ def of_text(name: str, text: str) -> Source:
     return Source(name, lambda: BytesIO(text.encode()))
 
 
-def sources(names: Iterable[str]) -> list[Source]:
+def sources(names: Iterable[str], *, short: bool = False) -> list[Source]:
     """Files to read, in the order given.
+
+    Args:
+        short: call them by the end of their path that tells them apart.
 
     Raises:
         UsageError: none is given, or one twice.
@@ -83,7 +86,21 @@ def sources(names: Iterable[str]) -> list[Source]:
         raise UsageError(f"{doubled} is given twice")
     if not given:
         raise UsageError("no log is given", hint="give files, or - for standard input")
-    return [of_file(name) for name in given]
+    return [of_file(name, _title(name, given) if short else "") for name in given]
+
+
+def _title(name: str, given: list[str]) -> str:
+    """The shortest end of a path that no other one has.
+
+    >>> [_title(n, ["/a/x/v.log", "/a/y/v.log"]) for n in ("/a/x/v.log", "/a/y/v.log")]
+    ['x/v.log', 'y/v.log']
+    """
+    parts = Path(name).parts
+    for length in range(1, len(parts)):
+        end = parts[-length:]
+        if sum(Path(other).parts[-length:] == end for other in given) == 1:
+            return "/".join(end)
+    return name
 
 
 class Reader:

@@ -51,18 +51,15 @@ def recognise(text: str, before: str = "") -> list[Issue]:
     return list(found.values())
 
 
-def known_for(text: str) -> Finding | None:
-    """The known issue that explains an error's text, or a line of a log; None when none does.
+def known_for(text: str, before: str = "") -> Finding | None:
+    """The known issue that explains an error; a cause rather than what only follows from one.
 
-    A cause is preferred to what only follows from one; several lines may be given at once, the
-    error last, as a traceback has them.
+    Args:
+        text: of the error, or of a line of a log.
+        before: lines just before it, of the same process.
     """
-    lines = text.strip().splitlines()
-    for index in range(len(lines) - 1, -1, -1):
-        found = recognise(lines[index], "\n".join(lines[:index]))
-        if found:
-            return of_log(found[0], lines[index].strip())
-    return None
+    found = recognise(text, before)
+    return of_log(found[0], text.strip()) if found else None
 
 
 def of_log(issue: Issue, found: str, where: str = "") -> Finding:

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.issues import fixing_command, fixing_recipe, lint
-from spark_cluster.issues.finding import Edit, Finding
+from spark_cluster.issues.finding import Edit, Finding, ordered
 from spark_cluster.launch import Launch, of_recipe
 from spark_cluster.userfiles.yamlfile import load, shown
 
 if TYPE_CHECKING:
     from spark_cluster.planning.geometry import Geometry
     from spark_cluster.project import Project
+
+YAML = (".yaml", ".yml", ".json")
 
 ROUNDS = 5
 """A fix may bring another issue to light; more rounds than that mean that two contradict."""
@@ -87,7 +89,7 @@ def of_target(name: str, project: Project, tp: int | None) -> Subject:
     from spark_cluster import importing
 
     launch = importing.read(path).launch
-    if launch.image or path.suffix in (".sh", ".txt", ""):
+    if path.suffix.lower() not in YAML:
         with contextlib.suppress(UsageError):
             return replace(of_command(path.read_text(encoding="utf-8"), tp), path=path)
     launch = launch if tp is None else replace(launch, tp=tp, nodes=tp)
@@ -95,7 +97,7 @@ def of_target(name: str, project: Project, tp: int | None) -> Subject:
 
 
 def _is_ours(path: Path) -> bool:
-    if path.suffix.lower() not in (".yaml", ".yml"):
+    if path.suffix.lower() not in YAML[:2]:
         return False
     try:
         data = load(path, "recipe").data
@@ -139,8 +141,6 @@ def findings(subject: Subject, text: str, project: Project) -> list[Finding]:
                 only = len(launches) > 1 and launch.tp > launches[0].tp
                 at = f" (at --tp {launch.tp})" if only else ""
                 found[finding.id] = replace(finding, found=finding.found + at)
-    from spark_cluster.issues.finding import ordered
-
     return ordered(list(found.values()))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from spark_cluster.engine.session import Session
@@ -16,18 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fault:
-    """An error line of one container; `at` is Docker's time stamp."""
+    """An error line of one container; `at` is Docker's time stamp, `before` its traceback."""
 
     where: str
     text: str
     at: str = ""
+    before: str = field(default="", repr=False, compare=False)
 
     @property
     def known(self) -> Finding | None:
         """The known issue that explains it; None when none does."""
         from spark_cluster.issues import known_for
 
-        return known_for(self.text)
+        return known_for(self.text, self.before)
 
     def advice(self, otherwise: str) -> str:
         """What to do about it, as an error's hint: the known issue and its fix.
@@ -75,7 +76,7 @@ def first_error(logs: Mapping[str, str]) -> Fault | None:
     if not causes:
         return None
     where, told = min(causes, key=lambda one: one[1].line.at)
-    return Fault(where, told.text, told.line.stamp)
+    return Fault(where, told.text, told.line.stamp, told.before)
 
 
 def _said(raw: str) -> str:

@@ -108,6 +108,19 @@ def test_a_script(folder):
     assert (folder / "serve.sh").read_text().startswith("#!/bin/sh\n")
 
 
+def test_another_tools_recipe(folder):
+    """It is looked at, and not taken for a script when it is to be mended."""
+    (folder / "their.yaml").write_text(
+        "model: google/gemma-4-31B-it\nruntime: vllm\ncontainer: own:1\n"
+        "defaults: {tool_call_parser: pythonic}\n"
+        f"command: |\n  {BAD}\n"
+    )
+    assert "gemma4-pythonic-parser" in run("./their.yaml", as_json=True).stdout
+    with pytest.raises(UsageError, match="another tool's file") as caught:
+        run("./their.yaml", "--fix")
+    assert "recipes import" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("words", "error", "said"),
     [

@@ -14,6 +14,7 @@ from spark_cluster.issues import entries, known_for, lines, live
 from spark_cluster.issues.finding import ORDER
 from spark_cluster.issues.recognising import recognise
 from spark_cluster.issues.rules import rules
+from spark_cluster.serving import logs as serving_logs
 from spark_cluster.userfiles.recipe_file import Rung
 
 CATALOGUE = entries.catalogue()
@@ -79,7 +80,21 @@ def test_a_trace_decides():
     """The last line alone says little; where it was raised does."""
     lone = "NotImplementedError"
     assert recognise(lone) == []
-    assert known_for(f"  File x.py, line 1, in tie_weights\n{lone}").id == "gemma4-tie-weights"
+    assert known_for(lone) is None
+    assert known_for(lone, "  File x.py, line 1, in tie_weights").id == "gemma4-tie-weights"
+
+
+def test_a_fault_of_up_knows_its_trace():
+    log = "(W pid=1)   File x.py, line 1, in tie_weights\n(W pid=1) NotImplementedError\n"
+    fault = serving_logs.first_error({"spark1": log})
+    assert fault.known.id == "gemma4-tie-weights"
+    said = serving_logs.advice(fault, "look at the logs")
+    assert "gemma4-tie-weights" in said
+    assert "0.22 or older" in said
+    assert said.endswith("look at the logs")
+    unknown = serving_logs.first_error({"spark1": "ValueError: new\n"})
+    assert unknown.known is None
+    assert serving_logs.advice(unknown, "x") == serving_logs.advice(None, "x") == "x"
 
 
 def test_harmless_lines_are_no_issue():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -49,6 +50,19 @@ def in_recipe(*edits: Edit) -> list[str]:
 
 def test_nothing_to_do_changes_nothing():
     assert in_recipe() == []
+
+
+SHIPPED = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_our_recipes_come_through_unchanged(path):
+    text = path.read_text()
+    assert fixing_recipe.fixed(text, [], path.stem) == text
+    edits = [Edit("flag", "max-model-len", 4321), Edit("env", "NEW", "1")]
+    lines = changed(text, fixing_recipe.fixed(text, edits, path.stem))
+    assert len(lines) <= 4
+    assert any("max-model-len: 4321" in line for line in lines)
 
 
 def test_a_flag():

@@ -145,3 +145,11 @@ def test_anchors_stand_for_longer_ones():
     literals = {b"Error", b"KeyError", b"NET/IB"}
     assert reading.minimal(literals) == {b"Error", b"NET/IB"}
     assert all(any(re.search(re.escape(m), lit) for m in reading.minimal(literals)) for lit in literals)  # noqa: E501  # fmt: skip
+
+
+def test_files_are_called_by_what_tells_them_apart():
+    names = ["/logs/spark1/vllm.log", "/logs/spark2/vllm.log", "/logs/ray.log", "-"]
+    assert [s.name for s in reading.sources(names, short=True)] == [
+        *("spark1/vllm.log", "spark2/vllm.log", "ray.log", "standard input"),
+    ]
+    assert [s.name for s in reading.sources(names[:3])] == names[:3]
