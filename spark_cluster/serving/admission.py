@@ -47,9 +47,7 @@ def must_work(
     rooms, facts = survey(play, subject.launch)
     if running.status == "running":
         rooms = [_without_ours(room) for room in rooms]
-        facts = [
-            replace(told, memory=room.memory) for told, room in zip(facts, rooms, strict=True)
-        ]
+        facts = [replace(told, memory=room.memory) for told, room in zip(facts, rooms, strict=True)]
     try:
         plan = planner.Planner(play.project).plan(subject, rooms, planner.Question(), facts)
     except UsageError as error:
