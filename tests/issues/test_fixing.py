@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_cluster.errors import InvalidFile
@@ -183,6 +183,7 @@ VALUES = {"max-model-len": 4096, "port": 8000, "enforce-eager": True}
 
 
 @given(st.lists(st.tuples(FLAGS, st.booleans()), max_size=6))
+@settings(deadline=None)
 def test_any_row_of_edits_leaves_a_launch(rows):
     edits = [Edit("flag", name, VALUES.get(name, "x") if put else None) for name, put in rows]
     before, text = commandline.parse(COMMAND), COMMAND

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_cluster.issues import lines
@@ -68,6 +68,7 @@ def test_the_layers(raw, line):
 
 
 @given(st.text())
+@settings(deadline=None)
 def test_no_line_is_too_strange(text):
     line = read(text)
     error_in(line, text)
@@ -80,6 +81,7 @@ def test_no_line_is_too_strange(text):
     st.sampled_from(["", "\x1b[36m(RayWorkerProc pid=5, ip=10.0.0.2)\x1b[0m "]),
     st.sampled_from(["", "(EngineCore pid=1) ", "(W pid=1) ERROR 11-20 14:14:29 [a.py:1] "]),
 )
+@settings(deadline=None)
 def test_no_layer_hides_an_error(said, first, second, third):
     line = read(f"{first}{second}{third}KeyError: {said}")
     assert error_in(line) == f"KeyError: {said.rstrip()}"

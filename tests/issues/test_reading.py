@@ -42,7 +42,7 @@ line = st.one_of(
 
 
 @given(st.lists(line, max_size=30), st.integers(1, 64), st.booleans())
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_pieces_of_any_size(lines, chunk, ended):
     data = ("\n".join(lines) + ("\n" if ended else "")).encode()
     with patch.object(reading, "CHUNK", chunk), patch.object(reading, "_must_be_text"):
@@ -50,6 +50,7 @@ def test_pieces_of_any_size(lines, chunk, ended):
 
 
 @given(st.binary(max_size=3000))
+@settings(deadline=None)
 def test_random_bytes_are_read_or_refused(data):
     try:
         explain_logs([source(data)])
@@ -58,6 +59,7 @@ def test_random_bytes_are_read_or_refused(data):
 
 
 @given(st.binary(max_size=200))
+@settings(deadline=None)
 def test_what_is_no_text_in_the_middle_is_tolerated(noise):
     data = b"fine\n" * 2000 + noise.replace(b"\n", b"") + b"\nValueError: real\n"
     explanation = explain_logs([source(data)])
