@@ -215,7 +215,7 @@ def _with_known(error: VerificationFailed, rung: str, recipe: Recipe) -> Verific
     from spark_cluster.launch import of_recipe
 
     launch = of_recipe(recipe, recipe.tensor_parallel.min)
-    known = [f for f in issues.live(rungs={rung: error.message}, launch=launch) if f.fix]
+    known = issues.live(rungs={rung: error.message}, launch=launch)
     lines = [f"known: {f.title} ({f.id}): {f.fix}" for f in known]
     hint = "\n  ".join([error.hint, *lines] if error.hint else lines)
     return VerificationFailed(error.message, where=error.where, hint=hint)
