@@ -107,8 +107,9 @@ class Start:
         Args:
             speakers: who spoke in these logs, for whether every rank is among them.
         """
-        if "vLLM" not in self.facts and "up" not in self.facts:
-            return []
+        if "vLLM" not in self.facts:
+            later = "up" in self.facts or "requests" in self.facts
+            return ["the server's start: the log begins later"] if later else []
         said = []
         if "KV tokens" not in self.facts:
             said.append("the size of the KV cache: the engine was not set up")

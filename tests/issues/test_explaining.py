@@ -146,15 +146,17 @@ def test_what_a_start_tells(line, name, said):
     assert explain(line).facts[name] == said
 
 
+UP = "INFO:     Application startup complete.\n"
+
+
 def test_what_is_missing():
     missing = explain(DRIVER).missing
     assert any("KV cache" in said for said in missing)
     assert any("never took requests" in said for said in missing)
     assert any("NCCL_DEBUG" in said for said in missing)
     assert explain("nothing of vLLM\n").missing == []
-
-
-UP = "INFO:     Application startup complete.\n"
+    tail = UP + 'INFO: 127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+    assert explain(tail).missing == ["the server's start: the log begins later"]
 
 
 def test_what_the_server_got_over_is_no_cause():

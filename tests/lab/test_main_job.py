@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -189,6 +190,20 @@ def test_status_of_what_serves(user):
     said = user("status").out
     assert "serving" in said
     assert URL in said
+
+
+def test_the_plan_said_what_the_engine_prints(user):
+    """The figures of the real vLLM, as its own log has them; nothing was started for the plan."""
+    planned = user.json("plan", "--tp", "2")
+    log = user("logs", "--tail", "4000", "--container", "vllm").out
+    printed = re.search(r"KV cache size: ([\d,]+) tokens", log)
+    assert printed is not None
+    assert int(printed[1].replace(",", "")) == planned["kv_tokens"]
+    concurrency = re.search(r"tokens per request: ([\d.]+)", log)
+    assert concurrency is not None
+    assert float(concurrency[1]) == pytest.approx(planned["max_concurrency"], abs=0.01)
+    assert planned["goes"] is True
+    assert [node["assumed"] for node in planned["nodes"]] == [False, False]
 
 
 def test_logs(user):
