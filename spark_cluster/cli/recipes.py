@@ -43,7 +43,8 @@ def command() -> None:
 def list_(ctx: click.Context) -> None:
     """Lists what can be served, with expected and measured tokens/s.
 
-    The figures are those of one request. A file that is wrong is listed with the reason. Your own recipes hide ours of the same name.
+    The figures are those of one request. A file that is wrong is listed with the reason. Your own
+    recipes hide ours of the same name.
     """
     from spark_cluster.recipe_list import document, entries, expected
 

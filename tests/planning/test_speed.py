@@ -147,7 +147,7 @@ OTHERS = [
 
 # The ranges were chosen with these figures in sight: they guard what is there, and prove no more.
 @pytest.mark.parametrize(("model", "quantization", "kv", "tp", "concurrency", "measured"), OTHERS)
-def test_other_published_figures_stay_in_the_range(model, quantization, kv, tp, concurrency, measured):
+def test_other_published_figures(model, quantization, kv, tp, concurrency, measured):
     found = decode(Serving(model, quantization, kv, tp), 1100, concurrency).total
     assert found.low <= measured <= found.high
 
