@@ -33,6 +33,7 @@ KNOWN = {
     "jamba",
     "llama",
     "llama4_text",
+    "ministral3",
     "mistral",
     "mixtral",
     "nemotron_h",
