@@ -79,12 +79,13 @@ def main(
             again = [role for role in roles if role is not drivers]  # it would ask to reboot twice
             play.apply(play.nodes, *again, must=False)
             play.refresh(play.nodes, must=False)
-    if firmware and not play.check:
+    if firmware:
         with play.stage("firmware"):
             _update_firmware(play, allow_reboot=allow_reboot)
     if not play.check:
         with play.stage("verify"):
             _verify(play, done, measure=bandwidth or _link_changed(applied))
+    _miss(play, done)
     _tell(play, done)
     return done
 
@@ -174,17 +175,29 @@ def updates(text: str) -> list[Command]:
 
 
 def _update_firmware(play: Play, *, allow_reboot: bool) -> None:
-    """What fwupd offers, node by node its own; then a reboot, with which most of it is flashed."""
-    for node in [n for n in play.nodes if "fwupd" in n.facts.packages]:
+    """What fwupd offers, node by node its own; then a reboot, with which most of it is flashed.
+
+    Check mode goes by what fwupd knows already: fetching its lists anew would be a change.
+    """
+    for node in play.nodes:
+        if "fwupd" not in node.facts.packages:
+            play.note(
+                "fwupd is not installed: its firmware was not looked at", warning=True, node=node
+            )
+            continue
         session = play.session(node)
-        session.run(["fwupdmgr", "refresh", "--json"], timeout=300)  # fails when it is fresh
+        if play.check:
+            play.note("firmware is looked up as of the last `fwupdmgr refresh` there", node=node)
+        else:
+            session.run(["fwupdmgr", "refresh", "--json"], timeout=300)  # fails when it is fresh
         wanted: list[Resource] = list(
             updates(session.run(["fwupdmgr", "get-updates", "--json"], timeout=120).stdout)
         )
         if not wanted:
             play.note("no firmware update is offered", node=node)
             continue
-        play.note("do not unplug it until it is back: firmware is being written", node=node)
+        if not play.check:
+            play.note("do not unplug it until it is back: firmware is being written", node=node)
         marker = File("/run/reboot-required", content="*** System restart required ***\n")
         reboot = Reboot("new firmware", allowed=allow_reboot, required=False, timeout_s=1200)
         play.apply(node, [*wanted, marker, reboot], must=False)
@@ -254,6 +267,23 @@ def slow(result: fabric.Bandwidth) -> str:
             "nodes down and unplug their power for a minute; a reboot does not cure it"
         )
     return f"{text}: is the MTU {result.hop.source.mtu} on both, and the cable made for 200 Gb/s?"
+
+
+def _miss(play: Play, done: Provisioned) -> None:
+    """Say what was left undone for want of nodes that `--limit` leaves out."""
+    selection = play.options.selection
+    between = {"network", "ssh_mesh"} - selection.skip_tags
+    if selection.tags:
+        between &= selection.tags
+    here = [node.name for node in play.nodes]
+    away = [name for name in play.inventory.nodes if name not in here and name not in play.out]
+    if not (between and away):
+        return
+    for name in here:
+        done.notes.setdefault(name, []).append(
+            f"without {', '.join(away)} in this run, SSH between the nodes and traffic over the "
+            "link were not looked at; spark-cluster provision for all nodes does that"
+        )
 
 
 def _tell(play: Play, done: Provisioned) -> None:

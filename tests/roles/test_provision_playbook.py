@@ -11,6 +11,7 @@ import pytest
 from role_samples import a_spark, together
 
 from spark_cluster.engine.events import Result
+from spark_cluster.engine.options import Options, Selection
 from spark_cluster.engine.play import Applied, RoleCall
 from spark_cluster.engine.session import Output
 from spark_cluster.errors import Failed, SparkClusterError
@@ -43,7 +44,9 @@ class Play:
         )
         self.applied, self.notes, self.ran, self.refreshed, self.learned = [], [], [], 0, []
         self.connections = SimpleNamespace(learn=self.learn)
+        self.options, self.out = Options(check=check), {}
         self.after_refresh = nodes
+        self.argvs = []
 
     def role(self, name, /, **given):
         return RoleCall(name, given)
@@ -77,6 +80,7 @@ class Play:
     def session(self, node):
         def run(argv, *, timeout=60.0):
             self.ran.append((node.name, argv[0]))
+            self.argvs.append((node.name, list(argv)))
             if isinstance(self.status, SparkClusterError):
                 raise self.status
             return Output(self.status, self.output, "")
@@ -140,11 +144,35 @@ def test_after_a_change_facts_are_asked_for_again_and_all_is_applied_again(play)
 
 def test_check_mode_only_looks(play):
     run = play(check=True, changes=[{"spark1": ["Netplan:/etc/x"]}])
-    PLAYBOOK.function(run, firmware=True, bandwidth=True)
+    PLAYBOOK.function(run, bandwidth=True)
     assert (len(run.applied), run.refreshed, run.ran, run.notes) == (1, 0, [], [])
     new = play(*together(a_spark(), a_spark(1, mesh_key="")), check=True)
     PLAYBOOK.function(new)
     assert "spark2 will get a key" in new.notes[0][1]
+
+
+def test_a_peer_that_is_not_in_the_run_is_told_of(play):
+    run = play(a_spark(1))
+    assert "without spark1 in this run" in PLAYBOOK.function(run).notes["spark2"][0]
+    assert "spark-cluster provision for all nodes" in run.notes[0][1]
+    broken = play(a_spark(1))
+    broken.out = {"spark1": Failed("no")}
+    assert PLAYBOOK.function(broken).notes == {}, "its own error has been shown"
+
+
+@pytest.mark.parametrize(
+    ("selection", "told"),
+    [
+        (Selection(tags=frozenset({"memory"})), False),
+        (Selection(tags=frozenset({"ssh_mesh"})), True),
+        (Selection(skip_tags=frozenset({"ssh_mesh"})), True),
+        (Selection(skip_tags=frozenset({"ssh_mesh", "network"})), False),
+    ],
+)
+def test_a_peer_matters_only_to_what_is_between_nodes(play, selection, told):
+    run = play(a_spark(1))
+    run.options = Options(selection=selection)
+    assert bool(PLAYBOOK.function(run).notes) is told
 
 
 def test_options_reach_their_roles(play):
@@ -247,7 +275,24 @@ def test_firmware_is_updated_only_when_asked_and_never_the_connectx(play):
     assert not resources[2].allowed
 
 
-def run_with(play, nodes, **options):
-    run = play(*nodes, output=json.dumps(DEVICES))
+def test_firmware_without_fwupd_is_told_of(play):
+    nodes = together(a_spark(packages={"fwupd": "2.0.20"}), a_spark(1))
+    run = run_with(play, nodes, firmware=True)
+    assert [text for node, text in run.notes if node == "spark2"] == [
+        "fwupd is not installed: its firmware was not looked at"
+    ]
+
+
+def test_check_mode_tells_which_firmware_and_writes_none(play):
+    nodes = together(a_spark(packages={"fwupd": "2.0.20"}), a_spark(1, packages={"fwupd": "2"}))
+    run = run_with(play, nodes, check=True, firmware=True)
+    assert [argv for _, argv in run.argvs] == [["fwupdmgr", "get-updates", "--json"]] * 2
+    assert "0x02009b0b to 0x02009c00" in run.applied[1][0][0].id
+    assert not any("unplug" in text for _, text in run.notes)
+    assert "fwupdmgr refresh" in run.notes[0][1]
+
+
+def run_with(play, nodes, *, check=False, **options):
+    run = play(*nodes, output=json.dumps(DEVICES), check=check)
     PLAYBOOK.function(run, **options)
     return run
