@@ -16,6 +16,9 @@ ANSWERS = {"y": "yes", "n": "no", "a": "all", "s": "stop"}
 class Stepper:
     """Asks on the terminal, one question at a time.
 
+    A run may come to the same change twice (`provision` applies its roles again with new facts):
+    a no holds until the end of the run, also when `all` is said later.
+
     Args:
         display: is quiet while a question stands.
         read: reads a line.
@@ -26,6 +29,7 @@ class Stepper:
         self.read = read
         self._lock = threading.Lock()
         self._decided = ""
+        self._refused: set[tuple[str, str]] = set()
 
     def ask(self, node: str, change: dict[str, Any]) -> str:
         """`yes`, `no`, `all` (ask no more) or `stop`, for one change of one node.
@@ -34,14 +38,20 @@ class Stepper:
             change: the resource's `id`, its `changes`, perhaps a `diff`.
         """
         with self._lock:
+            if (node, change["id"]) in self._refused:
+                return "no"
             if not self._decided:
                 with self.display.quiet():
                     self._show(node, change)
                     answer = self._answer()
+                if answer == "no":
+                    self._refused.add((node, change["id"]))
                 if answer not in ("all", "stop"):
                     return answer
                 self._decided = answer
-            return self._decided
+            # The agent asks no more after `all`; it must where something was refused.
+            refused_there = any(name == node for name, _ in self._refused)
+            return "yes" if self._decided == "all" and refused_there else self._decided
 
     def _show(self, node: str, change: dict[str, Any]) -> None:
         console = self.display.console

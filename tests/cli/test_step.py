@@ -54,6 +54,16 @@ def test_all_and_stop_hold_for_all_that_follows():
         assert out.getvalue().count("change it?") == 1
 
 
+def test_no_holds_when_the_same_comes_up_again_even_after_all():
+    other = {**CHANGE, "id": "File:/etc/other"}
+    asking, _, out = stepper("n", "a")
+    asked = [("spark1", CHANGE), ("spark1", CHANGE), ("spark2", CHANGE)]
+    asked += [("spark1", CHANGE), ("spark1", other)]
+    said = [asking.ask(node, change) for node, change in asked]
+    assert said == ["no", "no", "all", "no", "yes"]
+    assert out.getvalue().count("change it?") == 2
+
+
 def test_the_end_of_the_input_stops():
     assert stepper()[0].ask("spark1", CHANGE) == "stop"
 
