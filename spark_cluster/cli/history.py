@@ -109,9 +109,7 @@ def _show_runs(app: App, found: Answers) -> None:
         table.add_column(title, overflow="fold")
     listed = runs(found)
     for run in listed:
-        counts = [
-            f"{run['nodes'][n]['changes']} changes" if n in run["nodes"] else "" for n in found
-        ]
+        counts = [_count(run["nodes"].get(name)) for name in found]
         remark = f"\n[dim]reverted by {run['reverted_by']}[/]" if run["reverted_by"] else ""
         about = (run["user"] or "", escape(run["command"] or "") + remark)
         table.add_row(run["run"], _when(run["since"])[5:], *counts, *about)
@@ -119,6 +117,14 @@ def _show_runs(app: App, found: Answers) -> None:
         app.console.print(table)
     else:
         app.console.print("nothing was ever changed there by spark-cluster")
+
+
+def _count(done: dict[str, int] | None) -> str:
+    """How much a run changed on a node; a revert puts back files, with no resource of its own."""
+    if done is None:
+        return ""
+    number, what = (done["changes"], "change") if done["changes"] else (done["paths"], "file")
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _show_run(app: App, found: Answers) -> None:

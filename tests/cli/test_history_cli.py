@@ -104,7 +104,9 @@ def test_there_and_back(run, changed, tmp_path):
     assert not (tmp_path / "spark2/config").exists()
     assert "stays as the run left it" in out
     assert "Command:flash it  what it did stays  (spark1, spark2)" in out
-    assert "reverted by" in run("history")[1]
+    _, out, _ = run("history")
+    assert "reverted by" in out
+    assert out.count("1 file ") == 2, "a revert changes files, by no resource"
 
 
 def test_refused(run, changed, tmp_path):
