@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.finite import Finite
 
 if TYPE_CHECKING:
     from spark_cluster.planning.geometry import Geometry
@@ -34,7 +35,13 @@ ROWS = {
 @click.command(name="kv")
 @click.option("--model", required=True, metavar="NAME|DIR", help="On the hub, or its folder.")
 @click.option("--kv-dtype", default="auto", show_default=True, help="As --kv-cache-dtype.")
-@click.option("--kv-gib", type=float, required=True, metavar="G", help="The cache, GiB a GPU.")
+@click.option(
+    "--kv-gib",
+    type=Finite(min=0, min_open=True),
+    required=True,
+    metavar="G",
+    help="The cache, GiB a GPU.",
+)
 @click.option("--max-model-len", type=int, metavar="L", help="Tokens; default: the model's.")
 @click.option("--max-num-batched-tokens", type=int, default=2048, show_default=True, metavar="B")
 @click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="GPUs.")
@@ -98,9 +105,10 @@ def command(
     single = kv.cache(geometry, kv_gib=kv_gib, max_model_len=length, **options)
     _show(app, geometry, spark, single, title=f"{kv_gib:g} GiB a GPU, {length:,} tokens a request")
     if spark.max_concurrency < 1:
+        longest = spark.max_model_len
+        would = f"--max-model-len {longest} would" if longest else "no request does"
         app.console.print(
-            f"[red]✘[/] vLLM does not start: one request of {length:,} tokens does not fit. "
-            f"--max-model-len {spark.max_model_len} would"
+            f"[red]✘[/] vLLM does not start: one request of {length:,} tokens does not fit, {would}"
         )
 
 

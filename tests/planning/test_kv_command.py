@@ -1,0 +1,90 @@
+"""`predict kv` as its users see it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from spark_cluster.cli.app import App
+from spark_cluster.cli.predict_kv import command
+from spark_cluster.errors import UsageError
+
+KEYS = ["blocks", "blocks_per_request", "tokens", "max_concurrency", "gib_per_request"]
+KEYS += ["max_model_len", "rule"]
+
+
+def call(*words: str, as_json: bool = True) -> Result:
+    app = App(None, None, "all", as_json=as_json, verbose=False)
+    return CliRunner().invoke(command, [*words], obj=app, env={"COLUMNS": "100"})
+
+
+def document(*words: str) -> dict[str, float]:
+    result = call(*words)
+    assert result.exit_code == 0, result.output
+    found: dict[str, float] = json.loads(result.output)
+    return found
+
+
+PART_9 = ["--model", "nvidia/Gemma-4-31B-IT-NVFP4", "--kv-dtype", "fp8", "--kv-gib", "66.95"]
+PART_9 += ["--max-model-len", "32768", "--max-num-batched-tokens", "2048", "--tp", "1"]
+PART_9 += ["--vllm-version", "0.19.0"]
+PLAIN = ["--model", "google/gemma-4-31B-it", "--kv-gib", "8", "--max-model-len", "32768"]
+
+
+def test_the_published_log() -> None:
+    found = document(*PART_9)
+    assert list(found) == KEYS
+    assert (found["blocks"], found["blocks_per_request"], found["tokens"]) == (54845, 1989, 146240)
+    assert round(found["max_concurrency"], 2) == 27.57
+    assert found["max_model_len"] == 262144
+
+
+def test_as_the_oracle_by_default_and_as_a_spark_when_asked() -> None:
+    found = document(*PLAIN, "--vllm-version", "0.32.0")
+    assert (found["tokens"], found["blocks_per_request"]) == (53835, 1994)
+    spark = document(*PLAIN, "--vllm-version", "0.32.0", "--device", "gpu")
+    assert spark["blocks_per_request"] == 1024 + 5 * 321
+
+
+def test_the_screen_shows_both_where_they_differ() -> None:
+    both = call(*PLAIN, "--vllm-version", "0.32.0", as_json=False).output
+    assert "1.25" in both
+    assert "1.64" in both
+    assert "two batches in flight" in both
+    one = call(*PART_9, as_json=False).output
+    assert "27.57" in one
+    assert "146,240" in one
+    assert "in flight" not in one
+
+
+def test_a_request_that_does_not_fit() -> None:
+    said = call("--model", "google/gemma-4-31B-it", "--kv-gib", "1", as_json=False).output
+    assert "does not start" in said
+    assert "--max-model-len 11" in said
+
+
+def test_a_folder_and_an_unknown_family(tmp_path) -> None:
+    config = {"model_type": "brand_new", "num_hidden_layers": 2, "num_attention_heads": 4}
+    config |= {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ["--model", str(tmp_path), "--kv-gib", "1"]
+    with pytest.raises(UsageError, match="--max-model-len"):
+        CliRunner().invoke(command, words, obj=App(), catch_exceptions=False)
+    said = call(*words, "--max-model-len", "1024", as_json=False).output
+    assert "'brand_new' is not known" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--model", "nobody/nothing", "--kv-gib", "1"],
+        [*PLAIN, "--kv-dtype", "int3"],
+        [*PLAIN, "--tp", "5"],
+        [*PLAIN, "--vllm-version", "newest"],
+        [*PLAIN, "--max-model-len", "0"],
+    ],
+)
+def test_mistakes(words: list[str]) -> None:
+    assert isinstance(call(*words).exception, UsageError)

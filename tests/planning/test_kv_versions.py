@@ -1,0 +1,64 @@
+"""Our rules against the functions of many versions of vLLM, run from their sources.
+
+Made by `python -m benchmarks.kv_oracle --sources FOLDER`: the layers are those of a GPU with blocks
+of 16 tokens; a row is what `benchmarks/kv_oracle/older.py` says it is.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from benchmarks.kv_oracle.older import LONGEST
+from benchmarks.kv_oracle.questions import questions
+from spark_cluster.planning import kv
+from spark_cluster.planning.geometry import Geometry, from_config
+from spark_cluster.planning.kv.rules import NEWEST_READ, rules
+
+SAID: dict[str, list[list[Any]]] = json.loads(
+    (Path(__file__).parents[1] / "data" / "kv_versions.json").read_text()
+)
+WRONG_LONGEST = Version("0.18.9")
+"""Up to here vLLM looked at the first group of layers only, when it asked whether a request fits:
+it starts with lengths that it can never serve."""
+
+
+@pytest.fixture(scope="module")
+def geometries() -> dict[str, Geometry]:
+    return {question.name: from_config(question.config, question.name) for question in questions()}
+
+
+def test_every_rule_was_asked() -> None:
+    assert {rule.since for rule in rules()} - {"0.32.0"} <= SAID.keys()  # 0.32 is the lab's own
+    assert NEWEST_READ in SAID
+
+
+@pytest.mark.parametrize("version", SAID)
+def test_a_version(version: str, geometries: dict[str, Geometry]) -> None:
+    assert len(SAID[version]) > 100
+    for row in SAID[version]:
+        model, fp8, size, length, batch, flying, blocks, concurrency, block, longest = row
+        found = kv.cache(
+            geometries[model],
+            kv_bytes=size,
+            max_model_len=length,
+            max_num_batched_tokens=batch,
+            kv_dtype="fp8" if fp8 else "bfloat16",
+            vllm=version,
+            async_scheduling=flying == 2,
+            prefix_caching=True,
+        )
+        if blocks is None:
+            assert found.max_model_len < length, row
+        else:
+            assert (found.blocks, found.max_concurrency, found.block_size) == (
+                blocks,
+                concurrency,
+                block,
+            ), row
+        if Version(version) > WRONG_LONGEST:
+            assert min(found.max_model_len, LONGEST) == longest, row
