@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from spark_cluster.errors import InvalidFile
 from spark_cluster.settings import merged
 from spark_cluster.userfiles import patterns
-from spark_cluster.userfiles.inventory_checks import FIRST_HOST, check
+from spark_cluster.userfiles.inventory_checks import FIRST_HOST, check, strangers
 from spark_cluster.userfiles.inventory_file import (
     BecomeEntry,
     FabricInterface,
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from spark_cluster.project import Project
 
 CONNECT_TIMEOUT_S = 10.0
+
+DEFAULT = "inventory.yaml"
+"""Of the project folder, when no inventory is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,27 +149,31 @@ def load_inventory(name: str | Path | None, project: Project) -> Inventory:
         InvalidFile: it does not exist or is wrong.
         UsageError: there is no inventory of that name.
     """
+    roles = project.list("roles")
     if name is not None:
-        return read_inventory(project.resolve("inventories", name))
-    path = project.folder / "inventory.yaml"
+        return read_inventory(project.resolve("inventories", name), roles)
+    path = project.folder / DEFAULT
     if not path.exists():
         raise InvalidFile(
             "no such inventory",
             where=shown(path),
             hint="`spark-cluster init` writes one; or name one with --inventory",
         )
-    return read_inventory(path)
+    return read_inventory(path, roles)
 
 
-def read_inventory(path: Path) -> Inventory:
+def read_inventory(path: Path, roles: Collection[str] | None = None) -> Inventory:
     """Reads and checks an inventory file.
+
+    Args:
+        roles: names that settings may be for; None takes any.
 
     Raises:
         InvalidFile: with every problem and its line.
     """
     source = load(path, "inventory")
     entry = validate(InventoryFile, source)
-    problems = check(entry)
+    problems = check(entry) + (strangers(entry, roles) if roles is not None else [])
     if problems:
         raise source.invalid(problems)
     head = next((n for n, e in entry.nodes.items() if "head" in e.roles), next(iter(entry.nodes)))

@@ -58,19 +58,24 @@ def headlines(recipe: Recipe) -> list[Measured]:
 
 
 def expected(recipe: Recipe, project: Project) -> dict[int, Estimate]:
-    """Size to the predicted decode speed of one request; without what cannot be predicted.
+    """Size to the predicted decode speed of one request; without what cannot be predicted, such as
+    the speed of the lab's tiny model, which nothing here was fitted to.
 
     Raises:
         InvalidFile: the project's own calibration is wrong.
     """
     from spark_cluster.planning.speed import of_recipe
     from spark_cluster.planning.speed.constants import load_constants
+    from spark_cluster.planning.speed.estimate import SMALLEST
+    from spark_cluster.planning.weights import step_bytes
 
     constants = load_constants(project)
     found = {}
     for tp in sizes(recipe):
         with contextlib.suppress(SparkClusterError):  # the model's shape is not known, say
             serving = of_recipe.serving_of(recipe, tp, project.folder)
+            if step_bytes(serving.geometry, serving.quantization) < SMALLEST:
+                continue
             found[tp] = of_recipe.expected(recipe, serving, constants=constants)
     return found
 

@@ -57,6 +57,13 @@ class App:
 
         return Project(Path(self.project_folder or ".").resolve())
 
+    @property
+    def inventory_is_missing(self) -> bool:
+        """Nobody named one and the project has none, which some commands can do without."""
+        from spark_cluster.inventory import DEFAULT
+
+        return self.inventory_name is None and not (self.project.folder / DEFAULT).exists()
+
     @cached_property
     def inventory(self) -> Inventory:
         """The inventory, read and checked."""

@@ -78,7 +78,7 @@ def _subject(app: App, target: str | None, text: str | None, tp: int | None) -> 
         if target is not None:
             raise UsageError("a recipe and --command contradict each other", hint="leave one out")
         return subjects.of_command(sys.stdin.read() if text == "-" else text, tp)
-    name = target or app.inventory.serve.recipe
+    name = target or (None if app.inventory_is_missing else app.inventory.serve.recipe)
     if name is None:
         raise UsageError(
             "nothing says what to look at",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.finite import Finite
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from spark_cluster.planning.purpose import Purpose
     from spark_cluster.planning.room import Room
 
+NAME_ONE = "name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME}` in the inventory"
 PURPOSES = ("latency", "throughput", "capacity")
 
 
@@ -29,7 +31,7 @@ PURPOSES = ("latency", "throughput", "capacity")
 @click.option("--offline", is_flag=True, help="Ask no node; assume idle Sparks.")
 @click.option(
     "--available",
-    type=click.FloatRange(1, 4096),
+    type=Finite(1, 4096),
     metavar="GIB",
     help="With --offline: memory that each node has available (default 118).",
 )
@@ -67,7 +69,9 @@ def command(
 
     app: App = ctx.obj
     if available is not None and not offline:
-        raise UsageError("--available is what --offline assumes; nodes are asked otherwise")
+        raise UsageError(
+            "--available is what --offline assumes; nodes are asked otherwise", hint="add --offline"
+        )
     planner = Planner(app.project)
     subject = _subject(app, recipe_name, text, tp, offline=offline)
     least = 2 if purpose else 1
@@ -100,13 +104,11 @@ def _subject(
         return planner.of_a_command(commandline.parse(text), tp)
     from spark_cluster.recipe import load_recipe
 
+    if name is None and app.inventory_is_missing:
+        raise UsageError("nothing says what is to be served", hint=NAME_ONE)
     name = name or app.inventory.serve.recipe
     if name is None:
-        raise UsageError(
-            "nothing says what is to be served",
-            hint="name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME}` in the "
-            "inventory",
-        )
+        raise UsageError("nothing says what is to be served", hint=NAME_ONE)
     recipe = load_recipe(name, app.project)
     sizes = recipe.tensor_parallel
     size = sizes.min if offline else min(max(len(app.nodes), sizes.min), sizes.max)

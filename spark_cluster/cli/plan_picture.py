@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from spark_cluster.planning.speed.estimate import Estimate
 
 WIDTH = 48
+BRICKS = {"in use now": "■", "weights": "█", "KV cache": "▒", "runtime": "▓", "left": "░"}
+"""Told apart without colours, too: in a file, a pipe, a black-and-white terminal."""
 MARKS = {"error": "[red]✘[/]", "warning": "[yellow]![/]", "info": "[dim]i[/]"}
 
 
@@ -31,7 +33,7 @@ def show(console: Console, plan: Plan) -> None:
     console.print(f"[dim]{escape(launch.model)}, {plan.fit.serving.quantization}[/]\n")
     for room in plan.fit.rooms:
         _bar(console, plan.fit, room)
-    console.print(_legend(plan.fit))
+    console.print(_legend(plan.fit), soft_wrap=True)
     console.print()
     console.print(_figures(plan))
     console.print(f"[dim]{escape(_basis(plan))}[/]", soft_wrap=True)
@@ -56,11 +58,11 @@ def _bar(console: Console, fit: Fit, room: Room) -> None:
     parts = _parts(fit, room)
     scale = WIDTH / max(room.total_gib, sum(gib for *_, gib in parts))
     line, drawn, gone = Text(), 0, 0.0
-    for _, style, gib in parts:
+    for label, style, gib in parts:
         gone += gib
         cells = round(gone * scale) - drawn
         drawn += cells
-        line.append(("░" if style == "green" else "█") * cells, style=style)
+        line.append(BRICKS[label] * cells, style=style)
     name = Text(f"{room.name:<10} {room.total_gib:6.1f} GiB  ")
     over = sum(gib for *_, gib in parts) - room.total_gib
     if over > 0.05:
@@ -71,7 +73,7 @@ def _bar(console: Console, fit: Fit, room: Room) -> None:
 def _legend(fit: Fit) -> Text:
     line = Text(" " * 10)
     for label, style, gib in _parts(fit, fit.rooms[0]):
-        line.append("░ " if style == "green" else "█ ", style=style)
+        line.append(f"{BRICKS[label]} ", style=style)
         line.append(f"{label} {gib:.1f}  ")
     return line
 
@@ -187,6 +189,8 @@ def _verdict(console: Console, plan: Plan) -> None:
         console.print(f"[red]✘[/] known not to work: {', '.join(errors)}", soft_wrap=True)
     for near in plan.nearest:
         console.print(f"  would work: [cyan]{escape(near.change)}[/] ({near.why})", soft_wrap=True)
+    if plan.fit.reasons and not plan.nearest:
+        console.print("  nothing near it would work: free memory, or serve a smaller model")
     console.print("[red]no-go[/]")
 
 
@@ -195,10 +199,10 @@ def show_advice(console: Console, title: str, advice: Advice) -> None:
     users = "1 user" if advice.users == 1 else f"{advice.users} users at a time"
     console.print(f"[bold]{escape(title)}[/] for {advice.purpose}, {users}\n")
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for name in ("tok/s each", "tok/s in all", "first response", "full-length requests"):
         table.add_column(name, justify="right")
-    table.add_column("", overflow="fold")
+    table.add_column("")
     for one in advice.topologies:
         best = one is advice.best
         table.add_row(
@@ -207,12 +211,17 @@ def show_advice(console: Console, title: str, advice: Advice) -> None:
             f"{one.tok_s_total:.1f}",
             f"{one.ttfr_s:.2f} s",
             f"{one.requests:.1f}",
-            f"[red]{escape(one.why_not[0])}[/]" if one.why_not else "",
+            "[red]no[/]" if one.why_not else "",
             style="bold" if best else "dim" if one.why_not else None,
         )
     console.print(table)
+    for one in advice.topologies:
+        for reason in one.why_not:
+            console.print(f"[red]✘[/] {one.title}: {escape(reason)}", soft_wrap=True)
     console.print()
     if advice.best is None:
         console.print(f"[red]✘[/] {escape(advice.why)}", soft_wrap=True)
     else:
         console.print(f"[bold]{advice.best.title}[/]: {escape(advice.why)}", soft_wrap=True)
+        if advice.needs:
+            console.print(f"[dim]with {escape(' and '.join(advice.needs))}[/]", soft_wrap=True)

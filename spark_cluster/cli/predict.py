@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.finite import Finite
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 GB = 1e9
 MS = 1e3
-ANSWER = 512
+ANSWER = 1024
 """Tokens of an answer when --context is not given; half of it is in the cache on average."""
 
 
@@ -123,7 +124,7 @@ def command(
 @click.option(
     "--context",
     type=click.IntRange(min=0),
-    help="Tokens in the cache while decoding (default: cached, prompt, half an answer of 512).",
+    help="Tokens in the cache while decoding (default: cached, prompt, half an answer of 1024).",
 )
 @click.option(
     "--concurrency",
@@ -140,7 +141,7 @@ def command(
 )
 @click.option(
     "--accepted-share",
-    type=click.FloatRange(0, 1),
+    type=Finite(0, 1),
     help="Of all drafts, instead, as vLLM's metrics tell it.",
 )
 @click.pass_obj

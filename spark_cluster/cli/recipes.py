@@ -123,7 +123,8 @@ def _table(told: list[tuple[Entry, dict[int, Estimate]]], sources: dict[str, int
 
 
 def _speeds(speeds: dict[int, Estimate]) -> str:
-    return "\n".join(_sized(tp, f"{speed.expected:.1f}") for tp, speed in speeds.items())
+    lines = (_sized(tp, f"{speed.expected:.1f}") for tp, speed in speeds.items())
+    return "\n".join(lines) or "[dim]not predicted[/]"
 
 
 def _measured(recipe: Recipe, sources: dict[str, int]) -> str:

@@ -121,9 +121,19 @@ def explain(sources: Iterable[Source]) -> Explanation:
     return Explanation(
         problems=_ordered(found),
         facts=start.in_order(),
-        missing=start.missing(speakers),
+        missing=[*_nothing(read, found, start), *start.missing(speakers)],
         logs=read,
     )
+
+
+def _nothing(
+    read: Iterable[tuple[str, int, int]], found: list[Seen], start: Start
+) -> Iterator[str]:
+    """Logs without an error because they say nothing at all."""
+    lengths = {name: count for name, _, count in read}
+    yield from (f"a single line: {name} is empty" for name, count in lengths.items() if not count)
+    if any(lengths.values()) and not found and not start.facts:
+        yield "a word of vLLM, Ray or NCCL that is known here: is it a log of theirs?"
 
 
 class _Log:

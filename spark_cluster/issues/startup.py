@@ -111,13 +111,19 @@ class Start:
             later = "up" in self.facts or "requests" in self.facts
             return ["the server's start: the log begins later"] if later else []
         said = []
-        if "KV tokens" not in self.facts:
+        follows = self._is_of_others(speakers)
+        if "KV tokens" not in self.facts and not follows:
             said.append("the size of the KV cache: the engine was not set up")
-        if "up" not in self.facts:
+        if "up" not in self.facts and not follows:
             said.append("`Application startup complete`: the server never took requests")
         if self.size > 1:
             said += self._of_several(speakers)
         return said
+
+    def _is_of_others(self, speakers: Mapping[str, int]) -> bool:
+        """Only later ranks speak: the first one tells of the cache, and serves."""
+        ranks = {name for name in speakers if name.startswith("rank ")}
+        return self.size > 1 and bool(ranks) and "rank 0" not in ranks and RAY not in speakers
 
     def _of_several(self, speakers: Mapping[str, int]) -> list[str]:
         said = []

@@ -27,7 +27,9 @@ BUSY_GIB = 8.0
 """More than this in use before the start means a desktop or another program, GiB."""
 
 BATCHED_TOKENS = 2048
-"""vLLM's default on GB10: the KV tokens that 0.19 logged fit this and not 8,192 (part 9)."""
+"""vLLM's default on GB10. GPUs of 70 GiB and more get 8,192, but it asks NVML what they have, which
+does not answer on GB10 (vLLM pull request 57378, open in September 2026). The KV tokens that 0.19
+logged fit this and not 8,192, too (part 9)."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ def fit(launch: Launch, geometry: Geometry, rooms: Sequence[Room], weights_gib: 
         remarks=(),
     )
     reasons = (*_shape(launch, geometry, rooms), *_memory(fitted), *_disk(fitted))
-    return replace(fitted, reasons=reasons, remarks=tuple(_remarks(fitted)))
+    fitted = replace(fitted, reasons=reasons)
+    return replace(fitted, remarks=tuple(_remarks(fitted)))
 
 
 def context_length(launch: Launch, geometry: Geometry) -> int:
@@ -208,7 +211,8 @@ def _on_node(fitted: Fit, room: Room) -> list[str]:
         how = " while loading" if fitted.peak_gib > fitted.weights_gib else ""
         return [
             f"{room.name}: the weights take {fitted.peak_gib:.1f} GiB{how}, and "
-            f"{room.available_gib:.1f} are available{held}"
+            f"{room.available_gib:.1f} are available, of which the system keeps "
+            f"{memory.RESERVE_GIB:g}{held}"
         ]
     if reserved > gate:
         return [
@@ -218,7 +222,8 @@ def _on_node(fitted: Fit, room: Room) -> list[str]:
     if reserved > memory.safe_gib(room.available_gib):
         left = room.available_gib - reserved - memory.OUTSIDE_GIB
         return [
-            f"{room.name}: {reserved:.1f} of {room.available_gib:.1f} GiB available would leave "
+            f"{room.name}: {reserved:.1f} of {room.available_gib:.1f} GiB available, and "
+            f"{memory.OUTSIDE_GIB:g} that vLLM takes beside its share, would leave "
             f"{max(left, 0):.1f} for everything else; below {memory.RESERVE_GIB:g} a Spark stops "
             f"answering{held}"
         ]
@@ -263,18 +268,35 @@ def _remarks(fitted: Fit) -> list[str]:
         if cached >= 1:
             dropped = f"{cached:.1f} GiB of page cache are dropped before the start"
             found.append(f"{room.name}: {dropped}")
+    found += _drafter_remarks(fitted.launch)
     if fitted.share is None:
         return found
     if fitted.launch.number("gpu-memory-utilization") and fitted.share > fitted.highest:
         found.append(f"at most {fitted.highest:.2f} is safe here, and {fitted.share:g} is given")
     elif fitted.needed < fitted.share and fitted.launch.number("gpu-memory-utilization"):
         found.append(f"{fitted.needed:.2f} would do for what is asked")
-    if any(room.held or room.total_gib - room.available_gib > BUSY_GIB for room in fitted.rooms):
+    busy = any(r.held or r.total_gib - r.available_gib > BUSY_GIB for r in fitted.rooms)
+    if busy and fitted.fits:
         found.append(
             f"other programs hold memory: with --kv-cache-memory-bytes {kv_knob_bytes(fitted)} "
             "vLLM does not measure what they leave"
         )
     return found
+
+
+def _drafter_remarks(launch: Launch) -> list[str]:
+    """A drafter with a KV cache of its own takes some of what is counted for the model.
+
+    Gemma 4's drafters read the model's (vllm-project/speculators 586), n-grams need none.
+    """
+    config = launch.args.get("speculative-config")
+    if not isinstance(config, dict):
+        return []
+    method, name = str(config.get("method", "")), str(config.get("model", ""))
+    shares = "gemma" in f"{method} {name} {launch.model} {launch.base}".lower() and "mtp" in method
+    if shares or method in ("ngram", "ngram_gpu", "suffix"):
+        return []
+    return ["the KV cache of the drafter's own layers is not counted: somewhat fewer tokens fit"]
 
 
 def kv_knob_bytes(fitted: Fit) -> int:

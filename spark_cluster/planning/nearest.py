@@ -10,6 +10,8 @@ from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.geometry import Geometry
 from spark_cluster.planning.room import Room
 
+AUTO = "gpu_memory_utilization: auto"
+
 STEP = 1024
 """A proposed --max-model-len is a multiple of it, tokens."""
 
@@ -39,24 +41,36 @@ def nearest(
 ) -> list[Nearest]:
     """The smallest changes that make it fit, each tried; nothing when none does.
 
+    Where no single one does, a safe share of the memory together with another one is tried.
+
     Args:
         rooms: all nodes that there are.
         largest_tp: what the recipe can be split over.
     """
-    return [
-        Nearest(change, why)
-        for launch, change, why in _candidates(fitted, len(rooms), largest_tp)
-        if fit(launch, geometry, rooms[: launch.tp], fitted.weights_gib * fitted.launch.tp).fits
-    ]
+    whole = fitted.weights_gib * fitted.launch.tp
+
+    def tried(launch: Launch) -> Fit:
+        return fit(launch, geometry, rooms[: launch.tp], whole)
+
+    def working(start: Fit, before: str = "") -> list[Nearest]:
+        return [
+            Nearest(f"{before}{change}", why)
+            for launch, change, why in _candidates(start, len(rooms), largest_tp)
+            if tried(launch).fits
+        ]
+
+    found = working(fitted)
+    if found or not fitted.launch.number("gpu-memory-utilization"):
+        return found
+    return working(tried(_without_share(fitted.launch)), f"{AUTO} and ")
 
 
 def _candidates(fitted: Fit, nodes: int, largest_tp: int) -> Iterator[tuple[Launch, str, str]]:
     launch = fitted.launch
     if launch.number("gpu-memory-utilization"):
-        args = {k: v for k, v in launch.args.items() if k != "gpu-memory-utilization"}
         yield (
-            replace(launch, args=args),
-            "gpu_memory_utilization: auto",
+            _without_share(launch),
+            AUTO,
             f"at most {fitted.highest:.2f} is safe on these nodes",
         )
     cache = fitted.cache
@@ -73,6 +87,11 @@ def _candidates(fitted: Fit, nodes: int, largest_tp: int) -> Iterator[tuple[Laun
             f"--tp {tp}",
             f"{fitted.weights_gib * launch.tp / tp:.1f} GiB of weights on each node",
         )
+
+
+def _without_share(launch: Launch) -> Launch:
+    args = {k: v for k, v in launch.args.items() if k != "gpu-memory-utilization"}
+    return replace(launch, args=args)
 
 
 def _with(launch: Launch, flag: str, value: int | str) -> Launch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -61,13 +62,18 @@ class Topology:
 
 @dataclass(frozen=True)
 class Advice:
-    """Which one serves a purpose best, and why; `best` is None when none fits."""
+    """Which one serves a purpose best, and why; `best` is None when none fits.
+
+    Attributes:
+        needs: flags of the best one that the launch does not have.
+    """
 
     purpose: Purpose
     users: int
     best: Topology | None
     why: str
     topologies: tuple[Topology, ...]
+    needs: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """As in `plan --for ... --json`."""
@@ -76,6 +82,7 @@ class Advice:
             "users": self.users,
             "best": self.best.name if self.best else None,
             "why": self.why,
+            "needs": list(self.needs),
             "topologies": [topology.document() for topology in self.topologies],
         }
 
@@ -153,7 +160,20 @@ def advise(
     other = topology("one", "the other Spark", 1, rooms[1:2])
     found = (one, both, _replicas(one, other, users.count))
     best, why = _choose(purpose, found)
-    return Advice(purpose, users.count, best, why, found)
+    needs = _needs(best, launch, users.count) if best else ()
+    return Advice(purpose, users.count, best, why, found, needs)
+
+
+def _needs(best: Topology, launch: Launch, users: int) -> tuple[str, ...]:
+    found = []
+    share, had = best.fit.share, launch.number("gpu-memory-utilization")
+    at_a_time = launch.number("max-num-seqs")
+    if share is not None and (had or at_a_time) and share != had:  # else it is what `auto` gives
+        found.append(f"--gpu-memory-utilization {share:.2f}")
+    each = math.ceil(users / 2) if best.name == "replicas" else users
+    if at_a_time and at_a_time < each:
+        found.append(f"--max-num-seqs {each} (it has {at_a_time:g})")
+    return tuple(found)
 
 
 def sized(launch: Launch, tp: int) -> Launch:

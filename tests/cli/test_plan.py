@@ -61,10 +61,39 @@ def test_what_a_plan_looks_like():
         assert text in result.output
 
 
+def test_the_picture_is_read_without_colours_and_as_large_as_its_figures():
+    lines = run("gemma4-31b-fp8", "--offline", "--tp", "2").output.splitlines()
+    bars = [line for line in lines if line.startswith("spark")]
+    legend = next(line for line in lines if "in use now" in line)
+    for bar in bars:
+        drawn = bar.split("GiB", 1)[1].strip()
+        assert len(drawn) == 48
+        for part in legend.split("  "):
+            brick, gib = part.strip()[:1], part.split()[-1:]
+            if gib:
+                assert drawn.count(brick) == pytest.approx(float(gib[0]) / 121.7 * 48, abs=1)
+
+
+@pytest.mark.parametrize("columns", ["80", "100", "120"])
+def test_the_comparison_keeps_its_columns(columns):
+    words = ["plan", "gemma4-26b-a4b-nvfp4", "--offline", "--for", "latency"]
+    lines = CliRunner().invoke(cli, words, env={"COLUMNS": columns}).output.splitlines()
+    assert [line for line in lines if "a replica on each  " in line]
+    assert "✘ TP=2 over both: the recipe is not known to run with --tp 2" in lines
+    assert len(lines[2].rstrip()) <= int(columns), "the head of the table is one line"
+
+
+def test_without_an_inventory_the_way_out_is_a_recipe(tmp_path):
+    for words in (["plan", "--offline"], ["lint"]):
+        with pytest.raises(UsageError) as caught:
+            CliRunner().invoke(cli, ["--project", str(tmp_path), *words], catch_exceptions=False)
+        assert "name a recipe" in str(caught.value.hint)
+
+
 def test_no_go():
     result = run("gemma4-31b-fp8", "--offline", "--tp", "1", "--available", "60")
     assert result.exit_code == 4
-    assert "58.2 GiB while loading, and 60.0 are available" in result.output
+    assert "58.2 GiB while loading, and 60.0 are available, of which" in result.output
     assert "would work: --tp 2" in result.output
     assert "no-go" in result.output
 

@@ -57,7 +57,7 @@ def test_a_recipe(run):
     assert found["decode_tok_s"]["roofline"] == pytest.approx(8.6, rel=0.02)
     assert found["bytes_per_token"] == pytest.approx(31.8e9, rel=0.01)
     assert found["speculative"] is None
-    assert found["context"] == 768
+    assert found["context"] == 1024, "as in plan and recipes list"
 
 
 def test_a_recipe_with_a_drafter_as_a_table(run):

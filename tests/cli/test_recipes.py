@@ -48,6 +48,11 @@ def test_the_list_has_every_shipped_recipe_and_what_was_measured(ask):
     assert max(map(len, said.splitlines())) <= 100
 
 
+def test_a_toy_gets_no_speed_of_a_spark(ask):
+    (line,) = (line for line in ask("recipes", "list").splitlines() if "lab-paris" in line)
+    assert "not predicted" in line
+
+
 def test_the_list_as_json(ask):
     found = {r["name"]: r for r in json.loads(ask("recipes", "list", "--json"))["recipes"]}
     one = found["gemma4-31b-fp8"]
@@ -128,6 +133,9 @@ def test_expected_speeds_of_every_shipped_model(ask):
     for recipe in found:
         low, high = recipe["tensor_parallel"].values()
         speeds = recipe["expected_tok_s"]
+        if recipe["name"] == "lab-paris":  # a toy on a CPU: nothing here was fitted to its like
+            assert speeds == {}
+            continue
         assert set(speeds) == {str(tp) for tp in range(low, high + 1)}, recipe["name"]
         assert all(s["low"] <= s["expected"] <= s["high"] for s in speeds.values())
     assert 6 < next(r for r in found if r["name"] == "gemma4-31b-nvfp4")["expected_tok_s"]["1"][

@@ -59,6 +59,9 @@ def test_two_ranks_that_run_by_themselves():
     assert explanation.facts["tensor parallel"] == "2"
     assert explanation.facts["KV tokens"] == "4,194,304"
     assert explanation.facts["up"] == "Application startup complete"
+    later = of_data("vllm_mp_rank1.log").missing
+    assert not any("never took requests" in said or "KV cache" in said for said in later)
+    assert "the log of 1 of 2 ranks: give all ranks' logs" in later
     alone = of_data("vllm_mp_rank0.log")
     assert alone.missing == ["the log of 1 of 2 ranks: give all ranks' logs"]
 
@@ -154,7 +157,8 @@ def test_what_is_missing():
     assert any("KV cache" in said for said in missing)
     assert any("never took requests" in said for said in missing)
     assert any("NCCL_DEBUG" in said for said in missing)
-    assert explain("nothing of vLLM\n").missing == []
+    assert "is it a log of theirs?" in explain("nothing of vLLM\n").missing[0]
+    assert explain("").missing == ["a single line: log0 is empty"]
     tail = UP + 'INFO: 127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
     assert explain(tail).missing == ["the server's start: the log begins later"]
 

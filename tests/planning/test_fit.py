@@ -122,6 +122,24 @@ def test_other_programs_make_the_cache_size_the_better_knob():
     assert f"--kv-cache-memory-bytes {kv_knob_bytes(found)}" in remark
     assert kv_knob_bytes(found) <= found.kv_gib * GIB
     assert not fitted(launch(max_num_seqs=1)).remarks
+    too_much = fitted(launch(max_num_seqs=1, gpu_memory_utilization=0.5), busy(40))
+    assert not any("--kv-cache-memory-bytes" in r for r in too_much.remarks), "it would not help"
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "counted"),
+    [
+        ("mtp", "google/gemma-4-31B-it-assistant", True),  # reads the cache of the model
+        ("gemma4_mtp", "google/gemma-4-31B-it-assistant", True),
+        ("ngram", "", True),
+        ("eagle3", "RedHatAI/gemma-4-31B-it-speculator.eagle3", False),
+        ("draft_model", "google/gemma-4-E2B-it", False),
+    ],
+)
+def test_a_drafter_with_layers_of_its_own_takes_some_of_the_cache(method, model, counted):
+    config = {"method": method, "model": model, "num_speculative_tokens": 3}
+    remarks = fitted(launch(speculative_config=config)).remarks
+    assert any("drafter's own layers" in remark for remark in remarks) is not counted
 
 
 def changes(one: Launch, rooms, largest_tp=2) -> list[str]:
@@ -144,6 +162,11 @@ def test_what_would_work():
     assert changes(online, rooms) == ["--tp 2"]
     assert changes(online, rooms, largest_tp=1) == []
     assert changes(replace(launch(), quantization="bf16"), busy(20)) == []
+    # Neither a safe share nor a second node by itself: both together.
+    both = launch(gpu_memory_utilization=0.5, max_num_seqs=4)
+    rooms = [busy(40)[0], busy(40)[0]]
+    assert changes(both, rooms) == ["gpu_memory_utilization: auto and --tp 2"]
+    assert changes(both, rooms, largest_tp=1) == []
 
 
 @given(

@@ -35,6 +35,27 @@ def advice(purpose, users=1, model=LLAMA, quantization="fp8", available=None, si
     )
 
 
+def test_what_the_best_one_needs_besides():
+    geometry = find(LLAMA)
+    args = {"max-model-len": 8192, "max-num-seqs": 4, "gpu-memory-utilization": 0.5}
+    launch = Launch(LLAMA, quantization="fp8", args=args)
+
+    def needs(users):
+        about = {
+            "weights_gib": memory_bytes(geometry, "fp8") / GIB,
+            "constants": Constants(),
+        }
+        asked = Users(users, 1024, 2048)
+        found = advise("throughput", asked, launch, geometry, assumed(2), **about)
+        return found.best.name, found.needs
+
+    assert needs(2) == ("tp2", ("--gpu-memory-utilization 0.80",))
+    assert needs(32) == (
+        "replicas",
+        ("--gpu-memory-utilization 0.80", "--max-num-seqs 16 (it has 4)"),
+    )
+
+
 def test_latency_is_for_both_together():
     found = advice("latency")
     assert found.best is not None

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spark_cluster.planning.speed.serving import Serving
-from spark_cluster.planning.weights import formats
+from spark_cluster.planning.weights import formats, step_bytes
+
+SMALLEST = 1e8
+"""Bytes of weights read for a token below which other things than reading decide; the smallest
+model that the constants were fitted on reads 3.3 GB."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ def family(serving: Serving, doubt: Doubt) -> None:
         doubt.more("a family that is guessed by its shape", 0.20)
     elif not geometry.model_type.startswith("gemma4"):
         doubt.more(f"another family ({geometry.model_type})", 0.10)
+    if step_bytes(geometry, serving.quantization) < SMALLEST:
+        doubt.more("a model so small that reading it takes no time", 0.50)
     if geometry.latent or geometry.recurrent:
         doubt.more("its latent or recurrent layers", 0.10)
     fitted = {"bf16", "nvfp4", "fp8", "fp8-online"} | (set() if geometry.is_moe else {"awq-int4"})

@@ -13,8 +13,9 @@ from spark_cluster.planning.speed.serving import Serving, of_launch
 from spark_cluster.planning.speed.speculative import speculative
 from spark_cluster.recipe import Recipe
 
-CONTEXT = 768
-"""Tokens in the cache of a request when nothing is said: a prompt of 512 and half an answer."""
+CONTEXT = 1024
+"""Tokens in the cache of a request when nothing is said, as in `plan` and `predict speed`: a prompt
+of 512 and half an answer."""
 
 
 def serving_of(recipe: Recipe, tp: int, *folders: Path) -> Serving:
