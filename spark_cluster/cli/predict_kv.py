@@ -55,10 +55,9 @@ ROWS = {
 @click.option(
     "--device",
     type=click.Choice(["cpu", "gpu"]),
-    default="cpu",
-    show_default=True,
     help="For --json. cpu: one batch at a time, as vLLM on a CPU, which the rules are tested "
-    "against; gpu: two batches in flight, as on a Spark since vLLM 0.26.",
+    "against; gpu: two batches in flight, as on a Spark since vLLM 0.26. Default: cpu, and beside "
+    "it `on_a_spark`.",
 )
 @click.pass_context
 def command(
@@ -72,7 +71,7 @@ def command(
     vllm_version: str | None,
     block_size: int | None,
     prefix_caching: bool | None,
-    device: Literal["cpu", "gpu"],
+    device: Literal["cpu", "gpu"] | None,
 ) -> None:
     """How many requests and tokens a KV cache of a given size holds.
 
@@ -95,14 +94,13 @@ def command(
         "block_size": block_size,
         "prefix_caching": prefix_caching,
     }
-    if app.as_json:
-        options["device"] = device
-        document = kv.cache(geometry, kv_gib=kv_gib, max_model_len=length, **options).document()
-        app.print_json({field: document[field] for field in FIELDS})
-        return
     spark = kv.cache(geometry, kv_gib=kv_gib, max_model_len=length, **options)
     options["device"] = "cpu"
     single = kv.cache(geometry, kv_gib=kv_gib, max_model_len=length, **options)
+    if app.as_json:
+        document = _fields(spark if device == "gpu" else single)
+        app.print_json(document if device else {**document, "on_a_spark": _fields(spark)})
+        return
     _show(app, geometry, spark, single, title=f"{kv_gib:g} GiB a GPU, {length:,} tokens a request")
     if spark.max_concurrency < 1:
         longest = spark.max_model_len
@@ -110,6 +108,14 @@ def command(
         app.console.print(
             f"[red]✘[/] vLLM does not start: one request of {length:,} tokens does not fit, {would}"
         )
+
+
+def _fields(cache: KvCache) -> dict[str, object]:
+    """As in `--json`; a concurrency with two decimals, as logs have it."""
+    document = cache.document()
+    document["max_concurrency"] = round(cache.max_concurrency, 2)
+    document["gib_per_request"] = round(cache.gib_per_request, 4)
+    return {field: document[field] for field in FIELDS}
 
 
 def _show(app: App, geometry: Geometry, spark: KvCache, single: KvCache, *, title: str) -> None:

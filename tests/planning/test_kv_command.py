@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -20,10 +21,10 @@ def call(*words: str, as_json: bool = True) -> Result:
     return CliRunner().invoke(command, [*words], obj=app, env={"COLUMNS": "100"})
 
 
-def document(*words: str) -> dict[str, float]:
+def document(*words: str) -> dict[str, Any]:
     result = call(*words)
     assert result.exit_code == 0, result.output
-    found: dict[str, float] = json.loads(result.output)
+    found: dict[str, Any] = json.loads(result.output)
     return found
 
 
@@ -35,9 +36,9 @@ PLAIN = ["--model", "google/gemma-4-31B-it", "--kv-gib", "8", "--max-model-len",
 
 def test_the_published_log() -> None:
     found = document(*PART_9)
-    assert list(found) == KEYS
+    assert list(found) == [*KEYS, "on_a_spark"]
     assert (found["blocks"], found["blocks_per_request"], found["tokens"]) == (54845, 1989, 146240)
-    assert round(found["max_concurrency"], 2) == 27.57
+    assert found["max_concurrency"] == 27.57, "as the log has it"
     assert found["max_model_len"] == 262144
 
 
@@ -46,6 +47,8 @@ def test_as_the_oracle_by_default_and_as_a_spark_when_asked() -> None:
     assert (found["tokens"], found["blocks_per_request"]) == (53835, 1994)
     spark = document(*PLAIN, "--vllm-version", "0.32.0", "--device", "gpu")
     assert spark["blocks_per_request"] == 1024 + 5 * 321
+    assert found["on_a_spark"] == spark
+    assert list(spark) == KEYS
 
 
 def test_the_screen_shows_both_where_they_differ() -> None:
