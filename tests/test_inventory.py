@@ -267,6 +267,33 @@ def test_load_by_name_path_and_default(tmp_path: Path) -> None:
         load_inventory(tmp_path / "nope.yaml", project)
 
 
+def test_settings_of_a_role_that_does_not_exist(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """\
+nodes:
+  spark1: {address: 10.0.0.1, roles: [head], settings: {memroy: {swap: "off"}}}
+  spark2: {address: 10.0.0.2}
+settings:
+  power: {clock_cap: false}
+  nosuch: {}
+group_settings:
+  worker: {mine: {}}
+""",
+    )
+    with pytest.raises(InvalidFile) as caught:
+        load_inventory(None, Project(tmp_path))
+    text = str(caught.value)
+    assert "inventory.yaml:2: nodes.spark1.settings.memroy: no role 'memroy'" in text
+    assert "did you mean 'memory'?" in text
+    assert "settings.nosuch: no role 'nosuch'; roles: bootstrap, caches" in text
+    assert "group_settings.worker.mine" in text
+    assert "settings.power" not in text
+    for name in ("memroy", "mine", "nosuch"):
+        (tmp_path / "roles" / name).mkdir(parents=True)
+    assert load_inventory(None, Project(tmp_path)).path == path
+
+
 @pytest.mark.parametrize("name", ["one-spark", "two-sparks", "lab"])
 def test_shipped_inventories_are_sound(name: str, tmp_path: Path) -> None:
     inventory = load_inventory(name, Project(tmp_path))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from typing import Any
 
 from spark_cluster.userfiles.fields import is_ip
 from spark_cluster.userfiles.inventory_file import InventoryFile
@@ -27,6 +28,21 @@ def check(entry: InventoryFile) -> list[Problem]:
         *_pool(entry),
         *_interfaces(entry),
         *_subnets(entry),
+    ]
+
+
+def strangers(entry: InventoryFile, roles: Collection[str]) -> list[Problem]:
+    """Settings for roles that do not exist: they would be read by nobody."""
+    layers: dict[Key, dict[str, Any]] = {("settings",): entry.settings}
+    for group, given in entry.group_settings.items():
+        layers["group_settings", group] = given
+    for name, node in entry.nodes.items():
+        layers["nodes", name, "settings"] = node.settings
+    return [
+        Problem((*layer, role), f"no role '{role}'; {did_you_mean(role, roles, 'roles')}")
+        for layer, given in layers.items()
+        for role in given
+        if role not in roles
     ]
 
 
