@@ -153,13 +153,13 @@ class Play:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """A named, timed part of the run, shown as such."""
+        """A named, timed part of the run, shown as such; not ok when a node is lost in it."""
         self.bus.emit(StageStarted(name))
         started = time.monotonic()
-        ok = False
+        ok, lost = False, len(self.out)
         try:
             yield
-            ok = True
+            ok = len(self.out) == lost
         finally:
             seconds = time.monotonic() - started
             self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 3)

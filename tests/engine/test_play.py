@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 
 from spark_cluster.engine.connections import side_by_side
-from spark_cluster.engine.events import Applying, Bus, NodeFailed, Recap, Result
+from spark_cluster.engine.events import Applying, Bus, NodeFailed, Recap, Result, StageFinished
 from spark_cluster.engine.options import Options, Selection
 from spark_cluster.engine.play import Play
 from spark_cluster.errors import Failed, InvalidFile, Unreachable, UsageError
@@ -332,6 +332,15 @@ def test_secrets_in_names_are_masked_but_found(make, tmp_path):
 
 
 # -- stages, together, on_each ---------------------------------------------------------------------
+
+
+def test_a_stage_that_lost_a_node_is_not_ok(make):
+    play = make()
+    with play.stage("one"):
+        play.apply(play.nodes[0], [Command("breaks", ("false",))], must=False)
+    with play.stage("two"):
+        pass
+    assert [e.ok for e in play.events if isinstance(e, StageFinished)] == [False, True]
 
 
 def test_stages(make):
