@@ -53,7 +53,9 @@ class Settings(BaseModel):
         "have them), the later one gets new ones",
     )
     time: Literal["auto", "chrony", "systemd-timesyncd", "none"] = Field(
-        default="auto", description="what keeps the clock; `auto` takes what is installed"
+        default="auto",
+        description="what keeps the clock, by its package, which must be installed; `auto` takes "
+        "what is, and leaves the clock to others where neither is",
     )
 
 

@@ -30,8 +30,8 @@ class Settings(BaseModel):
 
     packages: tuple[str, ...] | None = Field(
         default=None,
-        description="apt packages; None takes docker-ce where it is (DGX OS ships it), else "
-        "the distribution's docker.io",
+        description="apt packages; null takes docker-ce where it is (DGX OS ships it), else "
+        "the distribution's docker.io, and on DGX OS nvidia-container-toolkit",
     )
     users: bool = Field(
         default=True,
@@ -44,7 +44,7 @@ class Settings(BaseModel):
     log_files: int = Field(default=3, ge=1, description="logs that are kept of a container")
     data_root: str | None = Field(
         default=None,
-        description="folder for images and containers, on the disk with room; None leaves it. "
+        description="folder for images and containers, on the disk with room; null leaves it. "
         "What is in the old one is not moved",
     )
     min_free_gib: float = Field(
@@ -91,9 +91,12 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
 
 def _packages(node: Spark) -> tuple[str, ...]:
     if "docker-ce" in node.facts.packages:
-        return ("docker-ce",)
-    # Only Debian 13 and later split the client off.
-    return DEBIAN if node.facts.os.startswith("debian") else DEBIAN[:1]
+        docker: tuple[str, ...] = ("docker-ce",)
+    else:  # only Debian 13 and later split the client off
+        docker = DEBIAN if node.facts.os.startswith("debian") else DEBIAN[:1]
+    # Elsewhere no repository that is set up has it.
+    dgx = node.facts.dgx_version is not None and node.facts.os.startswith("ubuntu")
+    return (*docker, TOOLKIT) if dgx else docker
 
 
 def _daemon(settings: Settings) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Settings(BaseModel):
     )
     packages: tuple[str, ...] | None = Field(
         default=None,
-        description="further packages, at any version; None takes rdma-core and perftest on DGX OS",
+        description="further packages, at any version; null takes rdma-core and perftest on DGX OS",
     )
     allow_known_bad: bool = Field(
         default=False, description="install a pinned version that is known not to work"

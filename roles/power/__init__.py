@@ -31,7 +31,9 @@ class Settings(BaseModel):
         "memory and loses next to nothing, prefill about the ratio of the clocks",
     )
     persistence: bool = Field(
-        default=True, description="keep the driver loaded while nobody uses the GPU"
+        default=True,
+        description="keep the driver loaded while nobody uses the GPU, so that the cap stays in "
+        "force; set with the cap at every boot, without it nvidia-persistenced decides",
     )
 
     @model_validator(mode="after")

@@ -104,8 +104,23 @@ def test_docker_as_it_comes(role):
     [("debian 13", ["docker.io", "docker-cli"]), ("ubuntu 24.04", ["docker.io"])],
 )
 def test_docker_of_the_distribution(role, os, packages):
-    package = one(role("containers", a_spark(os=os, packages={})), "Package")
+    node = a_spark(os=os, packages={}, dgx_version=None)
+    package = one(role("containers", node), "Package")
     assert [package.package, *package.also] == packages
+
+
+@pytest.mark.parametrize(
+    ("packages", "expected"),
+    [
+        ({"docker-ce": "29"}, ["docker-ce", "nvidia-container-toolkit"]),
+        ({}, ["docker.io", "nvidia-container-toolkit"]),
+    ],
+)
+def test_the_toolkit_comes_with_docker_on_dgx_os(role, packages, expected):
+    package = one(role("containers", a_spark(packages=packages)), "Package")
+    assert [package.package, *package.also] == expected
+    by_hand = one(role("containers", a_spark(packages=packages), packages=("podman",)), "Package")
+    assert (by_hand.package, by_hand.also) == ("podman", ())
 
 
 def test_data_root_and_more_keys(role):
