@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
@@ -14,6 +14,8 @@ from spark_cluster.resources import Command, File, Package, Resource, Service, S
 
 TEMPLATES = Path(__file__).parent / "templates"
 HELPER = "/usr/local/sbin/spark-drop-caches"
+Expression = Annotated[str, Field(pattern=r"^[^'\"\\\n]+$")]
+"""Stands within quotes in a file of systemd's, where quotes and backslashes mean something."""
 
 
 class Settings(BaseModel):
@@ -34,12 +36,12 @@ class Settings(BaseModel):
     earlyoom_swap_percent: int = Field(
         default=80, ge=0, le=100, description="and only below so much free swap"
     )
-    earlyoom_prefer: str = Field(
+    earlyoom_prefer: Expression = Field(
         default="(vllm|VLLM|ray|python3)",
-        description="processes to end first, a regular expression",
+        description="processes to end first, a regular expression; without quotes or backslashes",
     )
-    earlyoom_avoid: str = Field(
-        default="(systemd|sshd|dockerd)", description="processes to spare, a regular expression"
+    earlyoom_avoid: Expression = Field(
+        default="(systemd|sshd|dockerd)", description="processes to spare; as above"
     )
     headless: bool | None = Field(
         default=None,

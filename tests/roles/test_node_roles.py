@@ -47,6 +47,13 @@ def test_memory_settings(role):
     ]
 
 
+@pytest.mark.parametrize("text", ["it's", 'a"b', r"a\b", "", "a\nb"])
+def test_earlyoom_is_given_no_broken_quotes(role, text):
+    with pytest.raises(ValidationError):
+        role("memory", a_spark(), earlyoom_avoid=text)
+    assert role("memory", a_spark(), earlyoom_avoid="(^|/)(sshd|X org)$")
+
+
 # --- power ------------------------------------------------------------------------------------
 
 
