@@ -134,7 +134,7 @@ def known_bad(seen: Observations) -> Verdict:
         raise NotSeen("the list of known combinations (roles/drivers/pins.json): not there")
     bad = seen.pins.running(seen.facts)
     if not bad:
-        return ok(shown)
+        return ok(shown + (", known to be good" if seen.pins.known_good(seen.facts) else ""))
     worst = min(bad, key=lambda b: b.severity != "error")
     problem = fail if worst.severity == "error" else warn
     return problem(shown, cause=worst.what, fix=worst.fix)

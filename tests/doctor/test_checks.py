@@ -245,6 +245,16 @@ def test_no_earlier_boot_is_no_trouble(said: str) -> None:
     assert found("driver.power-off", previous=("", 1, said)).status == "ok"
 
 
+def test_a_combination_that_is_known_to_be_good_is_said_to_be() -> None:
+    (known,) = (check for check in registry.NODE if check.id == "driver.known-bad")
+    good = {
+        "kernel": "6.17.0-1014-nvidia\n",
+        "gpu": seen().output("gpu").replace("580.126.09", "580.142"),
+    }
+    assert known.finding(seen(**good), "spark1").found.endswith("driver 580.142, known to be good")
+    assert "known" not in known.finding(seen(), "spark1").found
+
+
 def test_one_spark_alone_needs_no_link() -> None:
     alone = {"linked": False}
     bare = {"hcas": ALL_DOWN, "containers": "[]", "logs": "", "apps": "", "holders": ""}
