@@ -194,7 +194,9 @@ def _show(app: App, path: Path, imported: Imported) -> None:
         console.print(f"[dim]note[/] {escape(note)}")
     for task in imported.to_do:
         console.print(f"[yellow]to do[/] {escape(task)}")
-    console.print(f"Next: spark-cluster lint {imported.name}", soft_wrap=True)
+    listed = path.resolve().parent == (app.project.folder / "recipes").resolve()
+    target = imported.name if listed else shown(path)
+    console.print(f"Next: spark-cluster lint {escape(target)}", soft_wrap=True)
 
 
 def _table(app: App, titles: tuple[str, str], rows: list[tuple[str, str]]) -> None:

@@ -27,8 +27,11 @@ from spark_cluster.userfiles.recipe_file import EngineValue
 from spark_cluster.userfiles.suggest import did_you_mean
 from spark_cluster.userfiles.yamlfile import Key, Problem, Sourced, described
 
-HARDWARE = ("dgx_spark_gb10", "blackwell", "nvidia")
-"""A DGX Spark in that project's words (taxonomy.yaml), the most exact first."""
+SPARK = ("dgx_spark_gb10", "gb10")
+"""A DGX Spark in that project's words (taxonomy.yaml), now and in files of early 2026."""
+
+HARDWARE = (*SPARK, "blackwell", "nvidia")
+"""What a DGX Spark is, the most exact first."""
 
 _LARGEST_GB = 119
 """Of a Spark's 128 GB memory what Linux sees, GB of `vram_minimum_gb`."""
@@ -184,8 +187,8 @@ def _hardware(block: dict[str, Any], key: Key) -> list[tuple[Key, dict[str, Any]
     overrides = block.get("hardware_overrides")
     if not isinstance(overrides, dict):
         return []
-    exact, *general = HARDWARE
-    names = [next((name for name in general if name in overrides), ""), exact]
+    general = HARDWARE[len(SPARK) :]
+    names = [next((n for n in words if n in overrides), "") for words in (general, SPARK)]
     return [
         ((*key, "hardware_overrides", name), overrides[name])
         for name in names
@@ -338,13 +341,14 @@ def _description(data: dict[str, Any], variant: dict[str, Any]) -> str:
 
 def _warnings(data: dict[str, Any], variant: dict[str, Any], name: str) -> list[str]:
     notes = []
-    state = ((data.get("meta") or {}).get("hardware") or {}).get(HARDWARE[0])
+    hardware = (data.get("meta") or {}).get("hardware") or {}
+    state = next((hardware[name] for name in SPARK if name in hardware), None)
     if state == "unsupported":
         notes.append("the file says that this model does not run on a DGX Spark yet")
     elif state is None:
         notes.append("the file says nothing about DGX Spark")
     supported = variant.get("supported_hardware")
-    if isinstance(supported, list) and HARDWARE[0] not in supported:
+    if isinstance(supported, list) and not set(SPARK) & set(map(str, supported)):
         notes.append(f"the file does not name DGX Spark for the variant {name}")
     return notes
 

@@ -33,6 +33,12 @@ class Edit:
     value: EngineValue | None
     replaces: str | None = None
 
+    @property
+    def written(self) -> str:
+        """What is changed, as it is written on a command line or in a recipe."""
+        dashes = "--" if self.kind in ("flag", "docker") else ""
+        return f"{dashes}{self.name}" if self.name else self.kind
+
 
 @dataclass(frozen=True)
 class Finding:

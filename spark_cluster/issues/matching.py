@@ -60,7 +60,7 @@ def finding(
         cause=cause or issue.cause,
         fix=fix or issue.fix,
         source=issue.source,
-        flag=issue.flag,
+        flag=issue.flag or (edit.written if edit else ""),
         edit=edit,
     )
 

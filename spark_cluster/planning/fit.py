@@ -97,6 +97,9 @@ def fit(launch: Launch, geometry: Geometry, rooms: Sequence[Room], weights_gib: 
     needed = memory.least(weights + runtime + asked + SPARE_GIB, smallest)
     share, kv_gib = _share(launch, smallest, weights + runtime, needed, highest)
     cache = _cache(launch, serving, kv_gib)
+    if cache and takes_what_fits(launch) and cache.max_concurrency < 1 <= cache.max_model_len:
+        shorter = {**launch.args, "max-model-len": cache.max_model_len}
+        return fit(replace(launch, args=shorter), geometry, rooms, weights_gib)
     fitted = Fit(
         launch,
         serving,
@@ -119,7 +122,13 @@ def fit(launch: Launch, geometry: Geometry, rooms: Sequence[Room], weights_gib: 
 
 def context_length(launch: Launch, geometry: Geometry) -> int:
     """--max-model-len, or what the model can do."""
-    return int(launch.number("max-model-len") or geometry.max_positions)
+    given = launch.number("max-model-len")
+    return int(given) if given and not takes_what_fits(launch) else geometry.max_positions
+
+
+def takes_what_fits(launch: Launch) -> bool:
+    """`--max-model-len auto`, or -1: the longest request that the cache holds."""
+    return launch.args.get("max-model-len") in ("auto", -1, "-1")
 
 
 def batched_tokens(launch: Launch) -> int:
@@ -185,6 +194,10 @@ def _shape(launch: Launch, geometry: Geometry, rooms: Sequence[Room]) -> list[st
     found = []
     if len(rooms) < launch.tp:
         found.append(f"tensor-parallel size {launch.tp} needs {launch.tp} nodes, one GPU each")
+    for flag in ("max-num-seqs", "max-num-batched-tokens", "max-model-len"):
+        value = launch.number(flag)
+        if value is not None and value < 1 and not (value == -1 and takes_what_fits(launch)):
+            found.append(f"--{flag} {value:g}: vLLM wants 1 or more")
     length = context_length(launch, geometry)
     if geometry.max_positions and length > geometry.max_positions:
         found.append(
@@ -269,6 +282,8 @@ def _remarks(fitted: Fit) -> list[str]:
             dropped = f"{cached:.1f} GiB of page cache are dropped before the start"
             found.append(f"{room.name}: {dropped}")
     found += _drafter_remarks(fitted.launch)
+    if any(name.startswith("VLLM_CPU_") for name in fitted.launch.env):
+        found.append("it is for the CPU build of vLLM: the speeds are none of a Spark's GPU")
     if fitted.share is None:
         return found
     if fitted.launch.number("gpu-memory-utilization") and fitted.share > fitted.highest:

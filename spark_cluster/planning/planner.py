@@ -141,7 +141,7 @@ class Planner:
         """
         launch, geometry = subject.launch, self.geometry(subject)
         fitted = self.fit(subject, rooms)
-        if fitted.share is not None:
+        if fitted.share is not None and launch.origin == "recipe":  # by hand nobody computes it
             launch = replace(launch, args={**launch.args, "gpu-memory-utilization": fitted.share})
         fast = speed(
             fitted,

@@ -135,8 +135,9 @@ def test_a_shipped_recipe_is_hidden_only_by_name(run: Shell) -> None:
     [("there", "there/wren-7b.yaml"), ("there/", "there/wren-7b.yaml"), ("a/b.yaml", "a/b.yaml")],
 )
 def test_output(run: Shell, output: str, expected: str) -> None:
-    run("--command", LINE, "--output", output)
+    told = run("--command", LINE, "--output", output)
     path = run.folder / expected
+    assert f"Next: spark-cluster lint {expected}" in told, "it is not among the project's recipes"
     assert load_recipe(path, Project(run.folder)).name == path.stem
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     assert path.stat().st_mode & 0o777 == 0o644

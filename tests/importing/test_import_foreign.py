@@ -274,6 +274,10 @@ class TestVllmRecipes:
     def test_notes_when_sparks_are_not_named(self, tmp_path: Path) -> None:
         _, imported = made(tmp_path, VLLM_RECIPE, Choice("fp8"))
         assert "the file does not name DGX Spark for the variant fp8" in imported.notes
+        # Files of early 2026 call it gb10 alone.
+        older = VLLM_RECIPE.replace("dgx_spark_gb10", "gb10")
+        assert made(tmp_path, older)[1].notes == made(tmp_path, VLLM_RECIPE)[1].notes
+        assert made(tmp_path, older)[0].engine_args == made(tmp_path, VLLM_RECIPE)[0].engine_args
         text = VLLM_RECIPE.replace("gb10: verified", "gb10: unsupported")
         _, imported = made(tmp_path, text)
         assert any("does not run on a DGX Spark yet" in note for note in imported.notes)

@@ -140,3 +140,13 @@ def test_no_false_alarm_on_what_is_shipped(path):
     found = {f.id: f for f in subjects.findings(subject, subject.text, PROJECT)}
     assert ids(found, "error") == set()
     assert ids(found, "warning") == TRUE_OF_OURS.get(path.stem, set())
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_every_finding_that_can_be_mended_names_its_flag(name):
+    for finding in found_in(getattr(articles, name)).values():
+        assert finding.flag or finding.edit is None, finding.id
+    flags = {f.id: f.flag for f in found_in(articles.PART_9).values()}
+    assert flags["open-to-the-network"] == "--publish"
+    flags = {f.id: f.flag for f in found_in(articles.SINGLE).values()}
+    assert flags["moe-setting-on-dense"] == "VLLM_FLASHINFER_MOE_BACKEND"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spark_cluster.facts.model import Facts, Memory
@@ -327,3 +329,13 @@ def test_a_version_that_nobody_knows():
     assert "(if its vLLM is <0.20" in found["fp8-31b-scale-keys"].title
     assert "gemma4-before-0.19" not in found
     assert ids(recipe(GEMMA, vllm="no version")) == ids(recipe(GEMMA))
+
+
+def test_an_fp8_kv_cache_on_two_nodes():
+    launch = Launch(
+        "google/gemma-4-31B-it", vllm="0.19.1", args={"kv-cache-dtype": "fp8"}, tp=2, nodes=2
+    )
+    name = "gemma4-fp8-kv-several-nodes"
+    assert name in {f.id for f in lint(launch)}
+    for other in (replace(launch, tp=1, nodes=1), replace(launch, vllm="0.22.1")):
+        assert name not in {f.id for f in lint(other)}

@@ -99,6 +99,31 @@ def test_a_context_that_is_too_long():
     assert "the longest that fits has" in reason
 
 
+@pytest.mark.parametrize("auto", ["auto", -1])
+def test_a_context_as_long_as_fits(auto):
+    found = fitted(launch(max_model_len=auto, kv_cache_memory_bytes=8 * GIB))
+    assert found.fits
+    assert found.cache is not None
+    assert found.cache.max_concurrency >= 1
+    assert 32_768 < found.max_model_len < 262_144
+    roomy = fitted(launch(max_model_len=auto))
+    assert roomy.max_model_len == 262_144, "the model's own"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("max_num_seqs", 0), ("max_num_batched_tokens", 0), ("max_model_len", -5)],
+)
+def test_counts_that_vllm_refuses(flag, value):
+    reasons = fitted(launch(**{flag: value})).reasons
+    assert f"--{flag.replace('_', '-')} {value}: vLLM wants 1 or more" in reasons
+
+
+def test_the_cpu_build_is_no_spark():
+    one = replace(launch(), env={"VLLM_CPU_OMP_THREADS_BIND": "nobind"})
+    assert any("CPU build" in remark for remark in fitted(one).remarks)
+
+
 def test_shapes_that_cannot_be_divided():
     with pytest.raises(UsageError, match=r"32 attention heads of .* cannot be divided over 3"):
         fitted(replace(launch(), tp=3, nodes=3), assumed(3))
