@@ -11,7 +11,10 @@ from spark_cluster.doctor.driver import fwupd_devices
 from spark_cluster.doctor.finding import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.doctor.observations import Observations, of_hca
 
-ALIGN = "bring the older one up: spark-cluster provision --tags drivers"
+ALIGN = (
+    "bring the older one up, with the DGX Dashboard; or pin one version for both (settings: "
+    "drivers: pins) and spark-cluster provision --tags drivers"
+)
 NETWORK = "spark-cluster provision --tags network"
 CLOCK_S = 10.0
 OWN_FLAGS = (

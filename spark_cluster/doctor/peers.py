@@ -32,8 +32,16 @@ def names(nodes: Pair) -> Verdict:
             lost.append(f"{seen.node} has no name for {peer.node}")
     if not lost:
         return ok("in /etc/hosts")
+    _link_is_up(nodes)
     avahi = [seen.units.get("avahi-daemon", {}).get("ActiveState") for seen in nodes]
     return ok("through avahi") if set(avahi) == {"active"} else warn("; ".join(lost))
+
+
+def _link_is_up(nodes: Pair) -> None:
+    """Raise NotSeen when it is not: with it go the addresses that names may lead to."""
+    for seen in nodes:
+        if seen.hcas and not seen.twins:
+            raise NotSeen(f"the link of {seen.node} is down, and has no address to find a name of")
 
 
 @check(

@@ -79,7 +79,8 @@ def containers(seen: Observations) -> Verdict:
             f"{e.name} is {e.status} (status {e.exit_code}){_because(e)}" for e in down
         )
         return fail(shown) if any(e.ours for e in down) else warn(shown)
-    again = [f"{e.name} was restarted {e.restarts} times" for e in engines if e.restarts]
+    often = {e.name: "once" if e.restarts == 1 else f"{e.restarts} times" for e in engines}
+    again = [f"{e.name} was restarted {often[e.name]}" for e in engines if e.restarts]
     if again:
         return warn("; ".join(again), cause="it ended and Docker started it again")
     return ok(", ".join(f"{e.name} runs" for e in engines if e.running) or NONE)
@@ -193,11 +194,14 @@ def gid_index(seen: Observations) -> Verdict:
 def address(seen: Observations) -> Verdict:
     fabric = {h.interface for h in seen.hcas}
     own = {str(a.ip) for i in seen.interfaces if i.name in fabric for a in i.addresses}
+    others = {str(a.ip) for i in seen.interfaces if i.name not in fabric for a in i.addresses}
     shown = []
     for engine in _linked(seen):
         for variable in ("VLLM_HOST_IP", "RAY_NODE_IP_ADDRESS"):
             value = engine.env.get(variable)
             if value is not None and value not in own:
+                if not own and value not in others:
+                    raise NotSeen("no interface of the link has an address now")
                 return fail(f"{engine.name}: {variable}={value} is no address of the link")
         for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
             value = engine.env.get(variable)

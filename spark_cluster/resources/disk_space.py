@@ -56,7 +56,7 @@ class DiskSpace(Resource):
                 f"the disk of {self.path} has {free:.1f} GiB free of {size:.0f} GiB; "
                 f"{self.free_gib:g} GiB are needed{purpose}",
                 f"`du -xh {shown} | sort -h | tail` shows what takes it; unused images go with "
-                "`docker image prune -a`, models with `spark-cluster models prune`",
+                "`docker image prune -a`",
             )
         return {"enough": True}
 

@@ -165,6 +165,8 @@ SICK: list[tuple[str, dict[str, Any], str, str]] = [
      "spark-vllm is exited (status 1)"),
     ("serving.containers", {"containers": inspected(1, "spark-vllm", RestartCount=3)}, "warn",
      "restarted 3 times"),
+    ("serving.containers", {"containers": inspected(1, "spark-vllm", RestartCount=1)}, "warn",
+     "restarted once"),
     ("serving.rdma-device", {"containers": NO_RDMA}, "fail", "spark-ray was started without"),
     ("serving.memlock", {"containers": inspected(1, "spark-ray", HostConfig__Ulimits=None)}, "fail",
      "spark-ray: default"),
@@ -327,6 +329,27 @@ def test_nodes_that_are_not_alike(
     assert words in finding.found
     assert finding.cause
     assert finding.fix
+
+
+def without_link(number: int) -> str:
+    """`ip -j addr` while the cable is out: networkd takes the twins' addresses away."""
+    rows = interfaces(number)
+    return json.dumps([{**r, "addr_info": []} if "np" in r["ifname"] else r for r in rows])
+
+
+def test_what_hangs_on_a_link_that_is_down_is_not_known() -> None:
+    """The cable is what is wrong: neither the engine's address nor /etc/hosts is to blame."""
+    address = found("serving.address", ip=without_link(1), hcas=ALL_DOWN)
+    assert (address.status, address.fix) == ("unknown", "")
+    assert "no interface of the link has an address" in address.found
+    both = [seen(n, ip=without_link(n), hcas=ALL_DOWN) for n in (1, 2)]
+    names = PAIR["pair.names"].finding(both, "spark1+spark2")
+    assert names.status == "unknown"
+    assert "the link of spark1 is down" in names.found
+    fresh = [seen(n, ip=without_link(n), hosts="127.0.0.1 localhost\n") for n in (1, 2)]
+    assert PAIR["pair.names"].finding(fresh, "spark1+spark2").status == "warn"
+    lan = with_env(1, "spark-ray", VLLM_HOST_IP="192.168.1.163")
+    assert found("serving.address", ip=without_link(1), containers=lan).status == "fail"
 
 
 def test_the_same_arguments_in_another_order_are_the_same() -> None:
