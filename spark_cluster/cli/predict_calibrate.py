@@ -119,6 +119,14 @@ def _show(app: App, found: Calibration, path: Path, left_out: list[str]) -> None
             "more different ones, would tell more",
             soft_wrap=True,
         )
+    for said in found.far_off:
+        app.console.print(f"[yellow]far off[/] {escape(said)}", soft_wrap=True)
+    if found.far_off:
+        app.console.print(
+            "what is far off was run otherwise than said, or is a mistake of the measurement: look "
+            "at it before you rely on the fit",
+            soft_wrap=True,
+        )
     for reason in left_out:
         app.console.print(f"[yellow]left out[/] {escape(reason)}", soft_wrap=True)
     app.console.print(f"written to {escape(shown(path))}", soft_wrap=True)

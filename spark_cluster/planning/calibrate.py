@@ -26,6 +26,9 @@ fitted before it; with less, noise decides."""
 STRANGE = 3.0
 """Points this many times off are not of the model, quantisation or TP that the user named."""
 
+FAR = 0.25
+"""A point whose time the fit still misses by more than this is worth a look by the user."""
+
 MINOR = frozenset({"eta_kv", "attention_tflops"})
 """Constants that noise in a few points can drive anywhere."""
 
@@ -76,6 +79,7 @@ class Calibration:
         before: mean absolute relative error with the constants that were there before.
         after: the same with the fitted ones.
         left_out: the same of each point by a fit without it; None when too few points are left.
+        far_off: points that the fit does not describe, in words.
     """
 
     constants: Constants
@@ -85,6 +89,7 @@ class Calibration:
     before: float
     after: float
     left_out: float | None
+    far_off: tuple[str, ...] = ()
 
     def document(self) -> dict[str, object]:
         """The content of a calibration file."""
@@ -99,6 +104,7 @@ class Calibration:
                 "after": round(self.after, 4),
                 "left_one_out": None if self.left_out is None else round(self.left_out, 4),
             },
+            "far_off": list(self.far_off),
         }
 
 
@@ -181,7 +187,18 @@ def calibrate(points: Sequence[Point], constants: Constants | None = None) -> Ca
         before=mean_error(points, start),
         after=mean_error(points, fit),
         left_out=system.left_out_error(active, others),
+        far_off=tuple(_far_off(points, fit)),
     )
+
+
+def _far_off(points: Iterable[Point], constants: Constants) -> Iterable[str]:
+    for point in points:
+        time = point.predicted(constants)
+        if abs(time / point.seconds - 1) > FAR:
+            decodes = point.metric == "decode_tok_s"
+            expected = f"{1 / time:.1f} tok/s" if decodes else f"{time * 1e3:,.0f} ms"
+            measured = f"{point.value:.1f}" if decodes else f"{point.value:,.0f}"
+            yield f"{point.label}: {measured} measured, {expected} expected even so"
 
 
 def _own_link(constants: Constants) -> Constants:

@@ -91,6 +91,16 @@ def test_an_outlier_decides_little():
     assert found.constants.eta_dense == pytest.approx(0.78, rel=0.01)
 
 
+def test_what_the_fit_does_not_describe_is_told():
+    good = runs(DENSE, Constants())
+    assert calibrate(good).far_off == ()
+    slow = replace(good[0], value=good[0].value / 2, label="own.json: benchmark 7")
+    (said,) = calibrate([*good, slow]).far_off
+    assert said.startswith("own.json: benchmark 7: ")
+    assert "tok/s expected even so" in said
+    assert calibrate([*good, slow]).document()["far_off"] == [said]
+
+
 @settings(max_examples=40)
 @given(st.floats(0.4, 0.98), st.floats(0.3, 0.95), st.floats(0.0, 0.03), st.integers(0, 2**32))
 def test_noise_does_not_lead_astray(eta, eta_kv, noise, seed):
