@@ -237,8 +237,18 @@ def _drivers(play: Play, node: Spark) -> list[SparkClusterError]:
     said = pins.waiting(settings.pins, node.facts)
     if node.facts.nvml_error:
         said.insert(0, f"nvidia-smi does not answer: {node.facts.nvml_error.splitlines()[0]}")
+    return [VerificationFailed(text, where=node.name, hint=_in_force(text)) for text in said]
+
+
+def _in_force(text: str) -> str:
+    """What to do about something that is installed and does not run."""
     hint = "a reboot brings it into force: spark-cluster provision --allow-reboot"
-    return [VerificationFailed(text, where=node.name, hint=hint) for text in said]
+    if not text.startswith("kernel"):
+        return hint
+    return (
+        f"{hint}; if another one runs after it, the boot loader takes that: purge the newer "
+        "linux-image package, or set GRUB_DEFAULT in /etc/default/grub and run update-grub"
+    )
 
 
 def _measure(play: Play, found: Iterable[fabric.Hop], done: Provisioned) -> None:

@@ -216,6 +216,19 @@ def test_a_driver_that_does_not_answer(play):
     assert "--allow-reboot" in done.failures["spark1"][0].hint
 
 
+def test_a_pinned_kernel_that_does_not_run(tmp_path):
+    path = tmp_path / "inventory.yaml"
+    pins = 'settings: {drivers: {pins: {linux-image-6.17.0-1008-nvidia: "1"}}}\n'
+    path.write_text(INVENTORY + pins)
+    nodes = together(
+        *(a_spark(i, packages={"linux-image-6.17.0-1008-nvidia": "1"}) for i in (0, 1))
+    )
+    failure = PLAYBOOK.function(Play(nodes, read_inventory(path))).failures["spark1"][0]
+    assert failure.message.startswith("kernel 6.17.0-1014-nvidia runs")
+    assert "--allow-reboot" in failure.hint
+    assert "GRUB_DEFAULT" in failure.hint, "a reboot alone takes the newest kernel again"
+
+
 def test_known_bad_is_said(play):
     run = play(*together(a_spark(kernel="6.17.0-1008-nvidia"), a_spark(1)))
     assert "6.17.0-1008" in PLAYBOOK.function(run).notes["spark1"][0]
