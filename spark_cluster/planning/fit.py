@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spark_cluster.launch import Launch
@@ -181,12 +181,37 @@ def _cache(launch: Launch, serving: Serving, kv_gib: float) -> kv.KvCache | None
 
 
 def _rule(launch: Launch, serving: Serving) -> kv.Options:
+    """All of a launch that its cache depends on."""
+    block, drafts = launch.number("block-size"), _drafts(launch).get("num_speculative_tokens")
     return kv.Options(
         kv_dtype=serving.kv_dtype,
         max_num_batched_tokens=batched_tokens(launch),
         tp=launch.tp,
         vllm=launch.vllm,
+        block_size=int(block) if block is not None else None,
+        prefix_caching=_switch(launch, "enable-prefix-caching"),
+        mamba_cache_mode=launch.text("mamba-cache-mode") or None,
+        drafted_tokens=drafts if isinstance(drafts, int) and drafts > 0 else 0,
+        async_scheduling=_switch(launch, "async-scheduling") is not False,
+        device="cpu" if _on_cpu(launch) else "gpu",
     )
+
+
+def _switch(launch: Launch, flag: str) -> bool | None:
+    """A flag that can be given as `--FLAG` and `--no-FLAG`; None when it is not."""
+    value = launch.args.get(flag)
+    if launch.args.get(f"no-{flag}") is True:
+        return False
+    return value if isinstance(value, bool) else None
+
+
+def _drafts(launch: Launch) -> Mapping[str, object]:
+    config = launch.args.get("speculative-config")
+    return config if isinstance(config, dict) else {}
+
+
+def _on_cpu(launch: Launch) -> bool:
+    return any(name.startswith("VLLM_CPU_") for name in launch.env)
 
 
 def _shape(launch: Launch, geometry: Geometry, rooms: Sequence[Room]) -> list[str]:
@@ -282,7 +307,7 @@ def _remarks(fitted: Fit) -> list[str]:
             dropped = f"{cached:.1f} GiB of page cache are dropped before the start"
             found.append(f"{room.name}: {dropped}")
     found += _drafter_remarks(fitted.launch)
-    if any(name.startswith("VLLM_CPU_") for name in fitted.launch.env):
+    if _on_cpu(fitted.launch):
         found.append("it is for the CPU build of vLLM: the speeds are none of a Spark's GPU")
     if fitted.share is None:
         return found
@@ -304,8 +329,8 @@ def _drafter_remarks(launch: Launch) -> list[str]:
 
     Gemma 4's drafters read the model's (vllm-project/speculators 586), n-grams need none.
     """
-    config = launch.args.get("speculative-config")
-    if not isinstance(config, dict):
+    config = _drafts(launch)
+    if not config:
         return []
     method, name = str(config.get("method", "")), str(config.get("model", ""))
     shares = "gemma" in f"{method} {name} {launch.model} {launch.base}".lower() and "mtp" in method

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from spark_cluster.errors import UsageError
 from spark_cluster.facts.model import Memory, Process
 from spark_cluster.launch import Launch
+from spark_cluster.planning import kv
 from spark_cluster.planning.fit import fit, kv_bytes_given, kv_knob_bytes
 from spark_cluster.planning.geometry import find
 from spark_cluster.planning.memory import GIB, GIB_KIB
@@ -97,6 +98,32 @@ def test_a_context_that_is_too_long():
     (reason,) = fitted(one).reasons
     assert "a request of 32,768 tokens needs 2." in reason
     assert "the longest that fits has" in reason
+
+
+HYBRID = find("Qwen/Qwen3.6-35B-A3B")
+
+
+@pytest.mark.parametrize(
+    ("args", "more"),
+    [
+        ({"no-enable-prefix-caching": True}, {"prefix_caching": False}),
+        ({"enable-prefix-caching": False}, {"prefix_caching": False}),
+        ({"enable-prefix-caching": True}, {"prefix_caching": True}),
+        ({"block-size": 64}, {"block_size": 64}),
+        ({"mamba-cache-mode": "align"}, {"mamba_cache_mode": "align"}),
+        (
+            {"speculative-config": {"method": "mtp", "num_speculative_tokens": 3}},
+            {"drafted_tokens": 3},
+        ),
+        ({"no-async-scheduling": True}, {"async_scheduling": False}),
+    ],
+)
+@pytest.mark.parametrize("geometry", [HYBRID, DENSE], ids=["hybrid", "sliding"])
+def test_the_cache_is_that_of_the_flags(geometry, args, more):
+    shared = {"max-model-len": 32768, "kv-cache-memory-bytes": 8 * GIB}
+    one = Launch(geometry.name, quantization="fp8", vllm="0.32.0", args={**shared, **args})
+    found = fit(one, geometry, assumed(1), 20.0)
+    assert found.cache == kv.cache(geometry, kv_gib=8, max_model_len=32768, vllm="0.32.0", **more)
 
 
 @pytest.mark.parametrize("auto", ["auto", -1])
