@@ -100,7 +100,7 @@ def _figures(plan: Plan) -> Table:
     table.add_row(
         "",
         f"[dim]{speed.decode.bytes_per_token / 1e9:.2f} GB read for a token; 273 GB/s by itself "
-        f"would give {speed.decode.request.roofline:.1f}[/]",
+        f"would give {speed.decode.request.roofline:,.1f}[/]",
     )
     first = speed.prefill
     table.add_row(
@@ -127,9 +127,13 @@ def _cache(fit: Fit) -> str:
     if cache is None:
         return "[red]no room[/]"
     requests = f"{cache.max_concurrency:.1f} requests"
+    at_a_time = fit.launch.number("max-num-seqs")
+    fewer = at_a_time is not None and at_a_time < int(cache.max_concurrency)
+    limit = f"; --max-num-seqs lets {at_a_time:g} run" if fewer else ""
+    kind = "unquantised" if fit.serving.kv_dtype == "auto" else fit.serving.kv_dtype
     return (
-        f"{fit.kv_gib:.2f} GiB a node, {fit.serving.kv_dtype}: {requests} "
-        f"of {fit.max_model_len:,} tokens at a time  [dim](vLLM prints {cache.tokens:,} tokens)[/]"
+        f"{fit.kv_gib:.2f} GiB a node, {kind}: {requests} of {fit.max_model_len:,} tokens at a "
+        f"time{limit}  [dim](vLLM prints {cache.tokens:,} tokens)[/]"
     )
 
 

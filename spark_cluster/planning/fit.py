@@ -308,7 +308,9 @@ def _remarks(fitted: Fit) -> list[str]:
             found.append(f"{room.name}: {dropped}")
     found += _drafter_remarks(fitted.launch)
     if _on_cpu(fitted.launch):
-        found.append("it is for the CPU build of vLLM: the speeds are none of a Spark's GPU")
+        found.append(
+            "it is made for the CPU build of vLLM, and the speeds are those of a Spark's GPU"
+        )
     if fitted.share is None:
         return found
     if fitted.launch.number("gpu-memory-utilization") and fitted.share > fitted.highest:

@@ -115,6 +115,12 @@ def test_a_share_that_nobody_gives_is_told_of_a_command_and_computed_for_a_recip
     assert "share-not-given" not in {issue["id"] for issue in found["issues"]}
 
 
+def test_more_places_than_requests_that_may_run():
+    text = " ".join(run("gemma4-26b-a4b-fp8", "--offline").output.split())
+    assert "9.8 requests of 65,536 tokens at a time; --max-num-seqs lets 4 run" in text
+    assert "lets 4 run" not in run("gemma4-31b-fp8", "--offline", "--tp", "2").output, "4.9 fit"
+
+
 def test_more_users_than_places():
     found = document("gemma4-31b-nvfp4", "--users", "8")
     assert found["concurrency"] == 8
