@@ -175,3 +175,15 @@ def test_a_models_own_config_comes_first(tmp_path):
     }  # fmt: skip
     (model / "config.json").write_text(json.dumps(config))
     assert document("own", project=tmp_path)["weights_gib"] == pytest.approx(14.96, abs=0.02)
+
+
+def test_one_speed_for_one_thing_whichever_command_tells_it():
+    def told(*words):
+        return json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)
+
+    for recipe in told("recipes", "list")["recipes"]:
+        for tp, expected in recipe["expected_tok_s"].items():
+            name = recipe["name"]
+            assert document(name, "--tp", tp)["decode_tok_s"] == expected
+            alone = told("predict", "speed", "--recipe", name, "--tp", tp)
+            assert (alone["speculative"] or alone)["decode_tok_s"] == expected
