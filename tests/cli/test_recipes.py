@@ -48,6 +48,18 @@ def test_the_list_has_every_shipped_recipe_and_what_was_measured(ask):
     assert max(map(len, said.splitlines())) <= 100
 
 
+def test_what_was_measured_lies_in_the_range_that_is_expected(ask):
+    found = json.loads(ask("recipes", "list", "--json"))["recipes"]
+    told = [(r, m) for r in found for m in r["measured_tok_s"]]
+    assert len(told) >= 12
+    for recipe, measured in told:
+        expected = recipe["expected_tok_s"][str(measured["tp"])]
+        # Short prompts are a little faster than the 1,024 tokens of context that are assumed.
+        assert expected["low"] <= measured["decode_tok_s"] <= 1.02 * expected["high"], recipe[
+            "name"
+        ]
+
+
 def test_a_toy_gets_no_speed_of_a_spark(ask):
     (line,) = (line for line in ask("recipes", "list").splitlines() if "lab-paris" in line)
     assert "not predicted" in line

@@ -114,7 +114,8 @@ def test_drafting_without_a_measured_acceptance_has_a_wide_range():
     known = speculative(serving, 768, 4, (0.91, 0.90, 0.89, 0.85)).request
     unknown = speculative(serving, 768, 4)
     assert unknown.request.high - unknown.request.low > 2 * (known.high - known.low)
-    assert unknown.request.low < 58 < 85 < unknown.request.high  # prose and predictable text
+    fp8_kv = speculative(Serving(GEMMA_26B, "fp8", "fp8"), 768, 4).request
+    assert fp8_kv.low < 51 < 53.7 < 88 < fp8_kv.high, "prose, and what is easy to foresee"
     assert "nobody measured" in unknown.basis
 
 
