@@ -234,7 +234,7 @@ def _verify(play: Play, done: Provisioned, *, measure: bool) -> None:
 def _drivers(play: Play, node: Spark) -> list[SparkClusterError]:
     """nvidia-smi answers, and what is pinned is what runs."""
     settings: Any = play.project.load_role("drivers").settings_for(play.inventory.nodes[node.name])
-    said = pins.waiting(settings.pins, node.facts)
+    said = pins.waiting(settings.pinned, node.facts)
     if node.facts.nvml_error:
         said.insert(0, f"nvidia-smi does not answer: {node.facts.nvml_error.splitlines()[0]}")
     return [VerificationFailed(text, where=node.name, hint=_in_force(text)) for text in said]

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from spark_cluster.cluster import Spark
 from spark_cluster.errors import Refused
 from spark_cluster.planning.pins import load
 from spark_cluster.project.template import render
 from spark_cluster.resources import Command, File, Hold, Package, Reboot, Resource
+from spark_cluster.userfiles.suggest import did_you_mean
 
 TEMPLATES = Path(__file__).parent / "templates"
 PINS = Path(__file__).parent / "pins.json"
@@ -31,8 +32,14 @@ class Settings(BaseModel):
     pins: dict[str, str] = Field(
         default={},
         description="package to version, as `apt-cache policy` shows it: nvidia-driver-580-open, "
-        "linux-image-6.17.0-1021-nvidia, nvidia-container-toolkit, cuda-toolkit-13-0. With * in "
-        "name or version a pin only tells apt what to prefer (libnvidia-*: 580.126.09*)",
+        "linux-image-6.17.0-1021-nvidia, nvidia-container-toolkit, cuda-toolkit-13-0. A version "
+        "may end in *; with * in its name a pin only tells apt what to prefer "
+        "(libnvidia-*: 580.126.09*)",
+    )
+    set: str | None = Field(
+        default=None,
+        description="pins that ship with this role, by name, beneath `pins`: known-good is driver "
+        "580.142, which is known to be good with kernel 6.17.0-1014 (see its pins.json)",
     )
     hold: bool = Field(
         default=True, description="let nothing but this role change the pinned packages"
@@ -61,11 +68,24 @@ class Settings(BaseModel):
         default=False, description="reboot when that is needed; `provision --allow-reboot`"
     )
 
+    @field_validator("set")
+    @classmethod
+    def _known_set(cls, name: str | None) -> str | None:
+        if name is not None and name not in load(PINS).sets:
+            raise ValueError(f"found {name!r}; {did_you_mean(name, load(PINS).sets, 'pin sets')}")
+        return name
+
+    @property
+    def pinned(self) -> dict[str, str]:
+        """The pins of the chosen set, and those of the inventory, which win."""
+        chosen = load(PINS).sets[self.set] if self.set is not None else {}
+        return {**chosen, **self.pins}
+
 
 def role(node: Spark, settings: Settings) -> Iterator[Resource]:
     """Preferences, packages, holds; a reboot when they need one; the firmware's state."""
     pins = load(PINS)
-    bad = [b for b in pins.pinned(settings.pins, node.facts) if b.severity == "error"]
+    bad = [b for b in pins.pinned(settings.pinned, node.facts) if b.severity == "error"]
     if bad and not settings.allow_known_bad:
         raise Refused(bad[0].what, where=f"{node.name}: drivers.pins", hint=bad[0].fix)
     yield _preferences(settings)
@@ -90,14 +110,14 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
 
 
 def exact(settings: Settings) -> dict[str, str]:
-    """The pins that name one package and one version."""
-    return {k: v for k, v in settings.pins.items() if "*" not in k + v}
+    """The pins that name one package; those are installed."""
+    return {name: version for name, version in settings.pinned.items() if "*" not in name}
 
 
 def _preferences(settings: Settings) -> File:
     return File(
         PREFERENCES,
-        content=render(TEMPLATES, "apt.pref.j2", pins=settings.pins, never=settings.never),
+        content=render(TEMPLATES, "apt.pref.j2", pins=settings.pinned, never=settings.never),
     )
 
 

@@ -99,6 +99,8 @@ def stand_ins() -> list[Deb]:
             for version in ("1.19.0-1", "1.19.1-1")
         ),
         Deb("nvidia-spark-grub-kho", "1.0"),
+        # fwupd's command is a stand-in of its own; a node that has the package is asked with it.
+        Deb("fwupd", "99.0-1"),
     ]
 
 

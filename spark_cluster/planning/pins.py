@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -33,10 +33,15 @@ class Bad:
 
 @dataclass(frozen=True)
 class Pins:
-    """What is known, as in `roles/drivers/pins.json`."""
+    """What is known, as in `roles/drivers/pins.json`.
+
+    Attributes:
+        sets: pins (package to version) that go together, by the name of the set.
+    """
 
     good: tuple[Mapping[str, Any], ...]
     rules: tuple[Mapping[str, Any], ...]
+    sets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def running(self, facts: Facts) -> list[Bad]:
         """What is known to be bad of what a node runs now."""
@@ -62,7 +67,8 @@ class Pins:
 def load(path: Path) -> Pins:
     """The data in a file."""
     data = json.loads(path.read_text())
-    return Pins(tuple(data["known_good"]), tuple(data["known_bad"]))
+    sets = {name: found["pins"] for name, found in data.get("sets", {}).items()}
+    return Pins(tuple(data["known_good"]), tuple(data["known_bad"]), sets)
 
 
 def driver(facts: Facts) -> str:
@@ -77,13 +83,14 @@ def waiting(pins: Mapping[str, str], facts: Facts) -> list[str]:
     """Pinned packages that are installed but not what runs; a reboot brings them into force."""
     found = []
     for package, version in pins.items():
-        if facts.packages.get(package) != version:
+        installed = facts.packages.get(package)
+        if installed is None or not fnmatchcase(installed, version):
             continue
-        upstream = version.rpartition(":")[2]
+        upstream = installed.rpartition(":")[2]
         kernel = package.removeprefix("linux-image-")
         if package.startswith("nvidia-driver-") and facts.gpu is not None:
             if not upstream.startswith(facts.gpu.driver):
-                found.append(f"driver {facts.gpu.driver} runs, {version} is installed")
+                found.append(f"driver {facts.gpu.driver} runs, {installed} is installed")
         elif kernel != package and kernel[:1].isdigit() and facts.kernel != kernel:
             found.append(f"kernel {facts.kernel} runs, {kernel} is installed")
     return found

@@ -35,7 +35,8 @@ class Package(Resource):
     Args:
         package: its name in apt.
         also: more packages for the same call of apt.
-        version: exactly this one of `package`; None takes any that is there.
+        version: exactly this one of `package`; with * at its end any that begins so, the newest
+            when it has to be installed. None takes any that is there.
         state: `present` or `absent` (`absent` keeps configuration files).
         change_held: change it even when it is held (apt-mark hold); that releases it, so a `Hold`
             comes after it.
@@ -70,7 +71,7 @@ class Package(Resource):
                 raise InvalidResource(f"Package: {name!r} is not the name of a Debian package")
         if self.state not in ("present", "absent"):
             raise InvalidResource(f"Package {self.package}: state {self.state!r} is unknown")
-        if self.version is not None and not re.fullmatch(r"[0-9][A-Za-z0-9.+~:-]*", self.version):
+        if self.version is not None and not re.fullmatch(r"\d[A-Za-z0-9.+~:-]*\*?", self.version):
             raise InvalidResource(f"Package {self.package}: {self.version!r} is not a version")
         if self.version is not None and self.state == "absent":
             raise InvalidResource(f"Package {self.package}: a version goes with state present only")
@@ -99,7 +100,7 @@ class Package(Resource):
             for name in {package, f"{package}:{architecture}"} & set(self._names):
                 state[name] = _STATES.get(status[1], "absent")
                 if name == self.package:
-                    state["version"] = version
+                    state["version"] = self.version if self._fits(version) else version
                 if status[0] == "h":
                     held.append(name)
         return {**state, "held": held}
@@ -123,6 +124,11 @@ class Package(Resource):
             update(host)  # the lists were older than the mirror
             done = apt(host, *arguments)
         explained(done, f"installing {' '.join(wanted)}")
+
+    def _fits(self, version: str) -> bool:
+        """Whether a version is the one that is wanted, or one of them."""
+        wanted = self.version or ""
+        return version == wanted or (wanted[-1:] == "*" and version.startswith(wanted[:-1]))
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -170,7 +176,8 @@ class Package(Resource):
         """What apt could not install: names without a candidate, or `name=version`."""
         known = policy(host, self._names)
         unknown = [name for name in self._names if not known.get(name)]
-        if self.version and self.package not in unknown and self.version not in known[self.package]:
+        fits = self.package in unknown or any(map(self._fits, known[self.package]))
+        if self.version and not fits:
             unknown.append(f"{self.package}={self.version}")
         return unknown
 

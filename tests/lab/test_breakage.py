@@ -14,7 +14,7 @@ from spark_cluster.lab import breakage
 from spark_cluster.lab.breakages import link
 from spark_cluster.lab.breakages.model import Breakage, give_back, keep
 from spark_cluster.lab.standins import fwupdmgr, hardware, ibdev2netdev, rdma, swapoff
-from spark_cluster.lab.standins.state import DEFAULTS
+from spark_cluster.lab.standins.state import DEFAULTS, load, save
 from spark_cluster.lab.standins.sysfs import gid_table
 
 NETPLAN = """\
@@ -137,7 +137,7 @@ def test_swapoff_knows_the_nodes_own_swap_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = tmp_path / "state.json"
-    monkeypatch.setattr(swapoff, "STATE_FILE", state)
+    monkeypatch.setattr(swapoff, "save", lambda changes: save(changes, state))
     monkeypatch.setattr(swapoff, "load", lambda: dict(DEFAULTS))
     monkeypatch.setattr(swapoff, "ask_for_refresh", lambda: None)
     assert swapoff.main(["/dev/sda2"]) == 4
@@ -156,6 +156,8 @@ def test_swapoff_knows_the_nodes_own_swap_only(
          "Update State:       Failed"),
         (["get-history", "--json"], {"firmware_update_error": "expected"}, 0, '"UpdateState": 3'),
         (["get-updates", "--json"], {}, 2, "No updatable devices"),
+        (["get-updates", "--json"], {"firmware_offers": {"USB-PD": "0x2"}}, 0, '"Version": "0x2"'),
+        (["update", "--json"], {}, 2, "No updatable devices"),
     ],
 )  # fmt: skip
 def test_fwupdmgr(
@@ -169,3 +171,19 @@ def test_fwupdmgr(
     monkeypatch.setattr(fwupdmgr, "load", lambda: DEFAULTS | changes)
     assert fwupdmgr.main(argv) == status
     assert said in capsys.readouterr().out
+
+
+def test_fwupdmgr_flashes_what_it_is_told_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    state = tmp_path / "state.json"
+    save({"firmware_offers": {"USB-PD": "0x2", "Embedded Controller": "0x9"}}, state)
+    monkeypatch.setattr(fwupdmgr, "load", lambda: load(state))
+    monkeypatch.setattr(fwupdmgr, "save", lambda changes: save(changes, state))
+    usb = fwupdmgr.identifier("USB-PD")
+    assert fwupdmgr.main(["update", usb, "--assume-yes", "--json"]) == 0
+    versions = {device["Name"]: device["Version"] for device in fwupdmgr.devices(load(state))}
+    assert versions["USB-PD"] == "0x2"
+    assert versions["Embedded Controller"] == fwupdmgr.VERSIONS["Embedded Controller"]
+    assert list(load(state)["firmware_offers"]) == ["Embedded Controller"]
+    assert fwupdmgr.main(["update", usb]) == 2

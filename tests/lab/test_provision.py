@@ -318,7 +318,7 @@ def test_pins_holds_and_a_reboot(provisioned, first, second):
         add_repository(node.root)
         root(node, "apt-get update -q")
         root(node, "apt-get install -y -q mlnx-fw-updater=24.10-1")
-    provisioned.settings = pinned("580.142", **{"nvidia-container-toolkit": "1.19.0-1"})
+    provisioned.settings = {"drivers": {"set": "known-good"}}
     document = provisioned.provision(status=5)
     for node in document["nodes"].values():
         assert node["skipped"] == 1, "a reboot was needed and not allowed"
@@ -344,6 +344,20 @@ def test_another_version_and_back(provisioned, first):
         assert installed(first) == f"{version}{REVISION} hold"
         said = root(first, "nvidia-smi --query-gpu=driver_version --format=csv,noheader")
         assert said == version
+
+
+def test_firmware_is_told_and_updated_when_asked(provisioned, first, second):
+    """fwupd's command is a stand-in; what is offered for the ConnectX-7 is never flashed."""
+    root(first, "apt-get install -y -q fwupd")
+    connectx = "MT2910 Family (ConnectX-7)"
+    first.set_state(firmware_offers={"USB-PD": "0x00000520", connectx: "28.47.1088"})
+    told = provisioned.provision("--limit", first.name)["nodes"][first.name]["firmware"]
+    assert told["USB-PD"] == "0x00000516", "looked at, and left"
+    provisioned.provision("--firmware", "--allow-reboot", "--limit", first.name)
+    told = provisioned.provision("--limit", first.name)["nodes"][first.name]["firmware"]
+    assert told["USB-PD"] == "0x00000520"
+    assert told[connectx] == "28.45.4028"
+    first.set_state(firmware_offers=None, firmware_versions=None)
 
 
 def test_pins_that_cannot_be(provisioned, first, second):

@@ -61,6 +61,26 @@ def test_version_up_and_down(apt):
     assert "versions that it knows: 26.1, 28.1" in result.error
 
 
+def test_any_version_that_begins_so(apt):
+    with apt.state("apt") as state:
+        state["lists"]["docker.io"] = state["mirror"]["docker.io"] = [
+            "29.0",
+            "28.1.2",
+            "28.1",
+            "2.8",
+        ]
+    pinned = Package("docker.io", version="28.*")
+    assert apt.apply(pinned).verdict == "change"
+    with apt.state("apt") as state:
+        assert state["installed"]["docker.io"]["version"] == "28.1.2", "the newest of them"
+        state["installed"]["docker.io"]["version"] = "28.1"
+    assert apt.apply(pinned).verdict == "ok"
+    assert apt.apply(Package("docker.io", version="29*")).verdict == "change"
+    assert (
+        "apt knows no package docker.io=30*" in apt.apply(Package("docker.io", version="30*")).error
+    )
+
+
 def test_lists_are_refreshed_when_old_or_when_the_package_is_new(apt):
     old = time.time() - 90_000
     os.utime(apt.path("/var/lib/apt/lists/partial"), (old, old))

@@ -1,6 +1,7 @@
 """drivers: pins, holds, what is known to be bad, a reboot only for what needs one."""
 
 import pytest
+from pydantic import ValidationError
 from role_samples import a_spark, ids, one
 
 from spark_cluster.errors import Refused
@@ -44,6 +45,24 @@ def test_pins_are_installed_held_and_reboot_when_they_must(role):
     assert reboot.triggers() == (f"Package:{DRIVER}",)
     assert (reboot.allowed, reboot.required) == (True, False)
     assert "Package: libnvidia-*\nPin: version 580.142*\nPin-Priority: 1001" in resources[0].content
+
+
+def test_a_set_of_pins_that_ships(role):
+    resources = role("drivers", a_spark(), set="known-good", packages=())
+    driver = one(resources, "Package", DRIVER)
+    assert driver.version == "580.142*"
+    assert one(resources, "Package", "nvidia-container-toolkit").version == "1.19.0*"
+    assert "Package: libnvidia-*\nPin: version 580.142*" in resources[0].content
+    own = role("drivers", a_spark(), set="known-good", pins={DRIVER: VERSION}, packages=())
+    assert one(own, "Package", DRIVER).version == VERSION, "the inventory's own pin wins"
+    with pytest.raises(ValidationError, match="did you mean 'known-good'"):
+        role("drivers", a_spark(), set="know-good")
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN.sets))
+def test_sets_that_ship_hold_nothing_known_to_be_bad(name):
+    assert KNOWN.pinned(KNOWN.sets[name], a_spark(packages={}).facts) == []
+    assert KNOWN.sets[name]
 
 
 def test_what_must_never_change_is_held_where_it_is_installed(role):
@@ -111,3 +130,5 @@ def test_what_is_installed_but_does_not_run_yet():
         "kernel 6.17.0-1014-nvidia runs, 6.17.0-1021-nvidia is installed",
     ]
     assert pins.waiting({DRIVER: VERSION}, a_spark(packages={DRIVER: VERSION}).facts) == []
+    by_prefix = pins.waiting({DRIVER: "580.159*"}, facts)
+    assert by_prefix == ["driver 580.142 runs, 580.159.03-1 is installed"]

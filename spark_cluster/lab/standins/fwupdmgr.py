@@ -1,4 +1,4 @@
-"""fwupdmgr: get-devices, get-history, get-updates and refresh, of a Spark that is up to date."""
+"""fwupdmgr: get-devices, get-history, get-updates, update and refresh, of a Spark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from hashlib import sha1
 from typing import Any
 
-from .state import load
+from .state import load, save
 
 VERSIONS = {
     "Embedded Controller": "0x03000302",
@@ -40,6 +40,28 @@ def history(state: dict[str, Any]) -> list[dict[str, Any]]:
     return [device | {"UpdateState": FAILED, "UpdateError": state["firmware_update_error"]}]
 
 
+def offered(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """Devices for which there is something newer; none unless a test says so."""
+    offers = state["firmware_offers"]
+    return [
+        device | {"Releases": [{"Version": offers[device["Name"]]}]}
+        for device in devices(state)
+        if device["Name"] in offers
+    ]
+
+
+def update(state: dict[str, Any], words: list[str], as_json: bool) -> int:
+    """Flash what is offered, for one device or for all."""
+    wanted = [d for d in offered(state) if not words or d["DeviceId"] in words]
+    if not wanted:
+        return tell([], "No updatable devices", as_json)
+    new = {d["Name"]: d["Releases"][0]["Version"] for d in wanted}
+    left = {n: v for n, v in state["firmware_offers"].items() if n not in new}
+    save({"firmware_versions": state["firmware_versions"] | new, "firmware_offers": left})
+    print("{}" if as_json else "Successfully installed firmware")
+    return 0
+
+
 def tell(found: list[dict[str, Any]], nothing: str, as_json: bool) -> int:
     """Print devices, or that there are none."""
     if not found:
@@ -61,13 +83,15 @@ def tell(found: list[dict[str, Any]], nothing: str, as_json: bool) -> int:
 
 def main(argv: list[str]) -> int:
     state, as_json = load(), "--json" in argv
-    command = next((word for word in argv if not word.startswith("-")), "")
+    command, *words = [word for word in argv if not word.startswith("-")] or [""]
     if command == "get-devices":
         return tell(devices(state), "No detected devices", as_json)
     if command == "get-history":
         return tell(history(state), "No history", as_json)
-    if command in ("get-updates", "get-upgrades", "update", "upgrade"):
-        return tell([], "No updatable devices", as_json)
+    if command in ("get-updates", "get-upgrades"):
+        return tell(offered(state), "No updatable devices", as_json)
+    if command in ("update", "upgrade"):
+        return update(state, words, as_json)
     if command == "refresh":
         print("Metadata is up to date; use --force to refresh again.")
         return NOTHING

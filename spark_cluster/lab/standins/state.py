@@ -42,6 +42,7 @@ DEFAULTS: dict[str, Any] = {
     "pcie_width": {},  # hca -> lanes, instead of 4
     "roce_v2": True,  # whether the GID tables have entries of RoCE v2
     "firmware_versions": {},  # device -> version, as fwupd shows it
+    "firmware_offers": {},  # device -> the version that fwupd has for it
     "firmware_update_error": "",  # of the last update, e.g. "failed to run update on reboot: ..."
     "product": "NVIDIA_DGX_Spark",
 }
@@ -61,6 +62,18 @@ def load(path: Path = STATE_FILE) -> dict[str, Any]:
     except FileNotFoundError:
         changes = {}
     return DEFAULTS | {name: value for name, value in changes.items() if value is not None}
+
+
+def save(changes: dict[str, Any], path: Path = STATE_FILE) -> None:
+    """Change some of the state for good, as hardware remembers it."""
+    try:
+        known = json.loads(path.read_text())
+    except FileNotFoundError:
+        known = {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".new")
+    beside.write_text(json.dumps(known | changes))
+    beside.rename(path)
 
 
 def hcas(state: dict[str, Any]) -> dict[str, str]:

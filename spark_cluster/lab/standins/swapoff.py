@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 from .hardware import SWAP_FILE, ask_for_refresh
-from .state import STATE_FILE, load
+from .state import load, save
 
 
 def main(argv: list[str]) -> int:
@@ -17,7 +16,6 @@ def main(argv: list[str]) -> int:
               file=sys.stderr)  # fmt: skip
         return 4
     if load()["swap_total_kb"]:
-        state = json.loads(STATE_FILE.read_text()) if STATE_FILE.exists() else {}
-        STATE_FILE.write_text(json.dumps(state | {"swap_total_kb": 0}))
+        save({"swap_total_kb": 0})
         ask_for_refresh()
     return 0

@@ -6,6 +6,7 @@
 
 import sys
 import time
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -141,10 +142,10 @@ def install(state: dict[str, Any], _root: Path, more: dict[str, Any], names: lis
         raise Refuse(100, "E: Packages need to be removed but remove is disabled.")
     for word in names:
         name, _, version = word.partition("=")
-        versions = state["lists"].get(name)
-        if not versions or (version and version not in versions):
+        versions = [v for v in state["lists"].get(name, []) if fnmatchcase(v, version or "*")]
+        if not versions:
             raise Refuse(100, f"E: Unable to locate package {name}")
-        wanted = version or versions[0]
+        wanted = versions[0]
         if state.get("offline") or wanted not in state["mirror"].get(name, []):
             said = (
                 "Temporary failure resolving 'mirror'" if state.get("offline") else "404  Not Found"
