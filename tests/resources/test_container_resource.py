@@ -24,7 +24,7 @@ SECRET = dataclasses.replace(RAY, secret_files={"/run/keys/api": Secret("hunter2
 @pytest.fixture
 def docker(node, monkeypatch):
     node.install("docker", "systemd")
-    monkeypatch.setattr(module, "STAYS_S", 0.5)
+    monkeypatch.setattr(module, "STAYS_S", 0.1)
     node.path("/srv/models").mkdir(parents=True)
     with node.state("docker") as state:
         state["images"] = {"vllm:1": image()}
@@ -137,7 +137,8 @@ def test_trigger_makes_it_anew_once(docker):
 
 
 @pytest.mark.parametrize("restart", ["unless-stopped", "no"])
-def test_end_right_after_the_start_is_a_failure_with_its_log(docker, restart):
+def test_end_right_after_the_start_is_a_failure_with_its_log(docker, restart, monkeypatch):
+    monkeypatch.setattr(module, "STAYS_S", 0.6)  # it dies at the third look
     with docker.state("docker") as state:
         state["behaviour"] = {"ray": {"dies": 3, "log": "ValueError: no such model\n"}}
     result = docker.apply(dataclasses.replace(RAY, restart=restart))
