@@ -241,6 +241,8 @@ class Lab:
 
     def trust(self) -> None:
         """Write the nodes' present host keys into the lab's known_hosts."""
+        for node in self.nodes:
+            remember_host_keys(node.layout)
         write_known_hosts(self.layout, [node.layout for node in self.nodes])
 
     def _each(self, action: Callable[[LabNode], None]) -> None:
