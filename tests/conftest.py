@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from spark_cluster.engine import payload
 from spark_cluster.engine.channel import PipeChannel
@@ -17,6 +19,15 @@ from spark_cluster.errors import Unreachable
 from spark_cluster.facts.model import Facts
 
 LIMIT_S = 10
+
+# How long an example takes decides nothing; where CI is set, each run has the same examples.
+settings.register_profile(
+    "spark",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
+)
+settings.load_profile("spark")
 
 
 def pytest_configure() -> None:
