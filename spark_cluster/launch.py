@@ -6,8 +6,9 @@ A recipe becomes one (`of_recipe`), and so does a command line that somebody pas
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from spark_cluster.recipe import Recipe
@@ -65,6 +66,35 @@ class Launch:
     origin: Literal["recipe", "command"] = "recipe"
     ready_timeout_s: float | None = None
     executor: str | None = None
+
+    @property
+    def speculative(self) -> Mapping[str, object]:
+        """`--speculative-config`, whoever wrote it; empty without one."""
+        value = self.args.get("speculative-config")
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                return {}
+        return value if isinstance(value, dict) else {}
+
+    @property
+    def drafted_tokens(self) -> int:
+        """Tokens drafted in a step; 0 without a drafter."""
+        count = self.speculative.get("num_speculative_tokens")
+        return count if isinstance(count, int) and count > 0 else 0
+
+    def at_size(self, tp: int) -> Launch:
+        """The same over another number of nodes."""
+        return replace(self, tp=tp, nodes=tp).with_flags({"tensor-parallel-size": tp})
+
+    def with_flags(self, flags: Mapping[str, EngineValue]) -> Launch:
+        """The same with these flags, in place of what they were."""
+        return replace(self, args={**self.args, **flags})
+
+    def without_flags(self, *flags: str) -> Launch:
+        """The same without these flags."""
+        return replace(self, args={k: v for k, v in self.args.items() if k not in flags})
 
     def number(self, flag: str) -> float | None:
         """A flag's value as a number; None when it is not given or is none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,17 +81,6 @@ class Case:
     def image(self) -> str:
         """The image without the registry that is meant anyway."""
         return self.launch.image.removeprefix("docker.io/")
-
-    @cached_property
-    def speculative(self) -> Mapping[str, object]:
-        """`--speculative-config`, whoever wrote it; empty without one."""
-        value = self.launch.args.get("speculative-config")
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except ValueError:
-                return {}
-        return value if isinstance(value, dict) else {}
 
     @property
     def is_command(self) -> bool:

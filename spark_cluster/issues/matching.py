@@ -70,7 +70,7 @@ def _seen(when: When, case: Case) -> list[str] | None:
     plain = [
         not when.moe or case.is_moe is True,
         when.moe is not False or case.is_moe is False,
-        when.speculative is None or bool(case.speculative) == when.speculative,
+        when.speculative is None or bool(case.launch.speculative) == when.speculative,
         when.several_nodes is None or case.several_nodes == when.several_nodes,
         not when.on_gpu or case.on_gpu,
         not when.quantization or case.quantization in when.quantization,

@@ -80,8 +80,7 @@ def batched_below_seqs(about: About, case: Case) -> Made:
     batched, seqs = case.launch.number("max-num-batched-tokens"), case.launch.number("max-num-seqs")
     if batched is None or seqs is None:
         return None
-    drafted = case.speculative.get("num_speculative_tokens", 0)
-    each = 1 + (drafted if isinstance(drafted, int) else 0)
+    each = 1 + case.launch.drafted_tokens
     if batched >= seqs * each:
         return None
     need = int(seqs * each)

@@ -88,7 +88,7 @@ def quantization_twice(about: About, case: Case) -> Made:
 def drafter_bugs(about: About, case: Case) -> Made:
     if not case.family.startswith("gemma4") or case.launch.dockerfile:
         return None
-    method = str(case.speculative.get("method", ""))
+    method = str(case.launch.speculative.get("method", ""))
     if method not in ("mtp", "gemma4_mtp"):
         return None
     target = "/model_executor/models/gemma4_mtp.py"
@@ -99,9 +99,9 @@ def drafter_bugs(about: About, case: Case) -> Made:
 
 @rule("mtp-method-renamed")
 def method_renamed(about: About, case: Case) -> Made:
-    if case.speculative.get("method") != "gemma4_mtp":
+    if case.launch.speculative.get("method") != "gemma4_mtp":
         return None
-    config = {**case.speculative, "method": "mtp"}
+    config = {**case.launch.speculative, "method": "mtp"}
     return about.found('"method":"gemma4_mtp"', edit=Edit("flag", "speculative-config", config))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spark_cluster.launch import Launch
@@ -98,8 +98,8 @@ def fit(launch: Launch, geometry: Geometry, rooms: Sequence[Room], weights_gib: 
     share, kv_gib = _share(launch, smallest, weights + runtime, needed, highest)
     cache = _cache(launch, serving, kv_gib)
     if cache and takes_what_fits(launch) and cache.max_concurrency < 1 <= cache.max_model_len:
-        shorter = {**launch.args, "max-model-len": cache.max_model_len}
-        return fit(replace(launch, args=shorter), geometry, rooms, weights_gib)
+        shorter = launch.with_flags({"max-model-len": cache.max_model_len})
+        return fit(shorter, geometry, rooms, weights_gib)
     fitted = Fit(
         launch,
         serving,
@@ -182,7 +182,7 @@ def _cache(launch: Launch, serving: Serving, kv_gib: float) -> kv.KvCache | None
 
 def _rule(launch: Launch, serving: Serving) -> kv.Options:
     """All of a launch that its cache depends on."""
-    block, drafts = launch.number("block-size"), _drafts(launch).get("num_speculative_tokens")
+    block = launch.number("block-size")
     return kv.Options(
         kv_dtype=serving.kv_dtype,
         max_num_batched_tokens=batched_tokens(launch),
@@ -191,7 +191,7 @@ def _rule(launch: Launch, serving: Serving) -> kv.Options:
         block_size=int(block) if block is not None else None,
         prefix_caching=_switch(launch, "enable-prefix-caching"),
         mamba_cache_mode=launch.text("mamba-cache-mode") or None,
-        drafted_tokens=drafts if isinstance(drafts, int) and drafts > 0 else 0,
+        drafted_tokens=launch.drafted_tokens,
         async_scheduling=_switch(launch, "async-scheduling") is not False,
         device="cpu" if _on_cpu(launch) else "gpu",
     )
@@ -203,11 +203,6 @@ def _switch(launch: Launch, flag: str) -> bool | None:
     if launch.args.get(f"no-{flag}") is True:
         return False
     return value if isinstance(value, bool) else None
-
-
-def _drafts(launch: Launch) -> Mapping[str, object]:
-    config = launch.args.get("speculative-config")
-    return config if isinstance(config, dict) else {}
 
 
 def _on_cpu(launch: Launch) -> bool:
@@ -331,7 +326,7 @@ def _drafter_remarks(launch: Launch) -> list[str]:
 
     Gemma 4's drafters read the model's (vllm-project/speculators 586), n-grams need none.
     """
-    config = _drafts(launch)
+    config = launch.speculative
     if not config:
         return []
     method, name = str(config.get("method", "")), str(config.get("model", ""))

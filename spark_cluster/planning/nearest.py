@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from spark_cluster.launch import Launch
 from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.geometry import Geometry
 from spark_cluster.planning.room import Room
 
+SHARE = "gpu-memory-utilization"
 AUTO = "gpu_memory_utilization: auto"
 
 STEP = 1024
@@ -60,16 +61,16 @@ def nearest(
         ]
 
     found = working(fitted)
-    if found or not fitted.launch.number("gpu-memory-utilization"):
+    if found or not fitted.launch.number(SHARE):
         return found
-    return working(tried(_without_share(fitted.launch)), f"{AUTO} and ")
+    return working(tried(fitted.launch.without_flags(SHARE)), f"{AUTO} and ")
 
 
 def _candidates(fitted: Fit, nodes: int, largest_tp: int) -> Iterator[tuple[Launch, str, str]]:
     launch = fitted.launch
-    if launch.number("gpu-memory-utilization"):
+    if launch.number(SHARE):
         yield (
-            _without_share(launch),
+            launch.without_flags(SHARE),
             AUTO,
             f"at most {fitted.highest:.2f} is safe on these nodes",
         )
@@ -77,22 +78,14 @@ def _candidates(fitted: Fit, nodes: int, largest_tp: int) -> Iterator[tuple[Laun
     if cache is not None and cache.max_concurrency < 1:
         length = cache.max_model_len // STEP * STEP
         if length >= SHORTEST:
-            shorter = _with(launch, "max-model-len", length)
+            shorter = launch.with_flags({"max-model-len": length})
             yield shorter, f"--max-model-len {length}", "less context"
     if not fitted.serving.kv_dtype.startswith("fp8"):
-        yield _with(launch, "kv-cache-dtype", "fp8"), "--kv-cache-dtype fp8", "half the KV cache"
+        smaller = launch.with_flags({"kv-cache-dtype": "fp8"})
+        yield smaller, "--kv-cache-dtype fp8", "half the KV cache"
     for tp in range(launch.tp * 2, min(nodes, largest_tp) + 1):
         yield (
-            replace(launch, tp=tp, nodes=tp),
+            launch.at_size(tp),
             f"--tp {tp}",
             f"{fitted.weights_gib * launch.tp / tp:.1f} GiB of weights on each node",
         )
-
-
-def _without_share(launch: Launch) -> Launch:
-    args = {k: v for k, v in launch.args.items() if k != "gpu-memory-utilization"}
-    return replace(launch, args=args)
-
-
-def _with(launch: Launch, flag: str, value: int | str) -> Launch:
-    return replace(launch, args={**launch.args, flag: value})

@@ -138,10 +138,8 @@ def speed(
         UsageError: a count that cannot be.
     """
     plain = decode(fit.serving, context, concurrency, constants)
-    config = fit.launch.args.get("speculative-config")
-    drafts = config.get("num_speculative_tokens") if isinstance(config, dict) else None
-    drafted = None
-    if isinstance(drafts, int) and drafts > 0:
+    drafts, drafted = fit.launch.drafted_tokens, None
+    if drafts:
         drafted = speculative(
             fit.serving,
             context,

@@ -17,7 +17,7 @@ from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.memory import GIB
 from spark_cluster.planning.nearest import Nearest, nearest
 from spark_cluster.planning.plan import Plan, speed
-from spark_cluster.planning.purpose import Advice, Purpose, Users, advise, sized
+from spark_cluster.planning.purpose import Advice, Purpose, Users, advise
 from spark_cluster.planning.room import Room
 from spark_cluster.planning.speed.constants import Constants, load_constants
 from spark_cluster.planning.speed.serving import of_launch
@@ -68,7 +68,7 @@ def of_a_recipe(recipe: Recipe, tp: int) -> Subject:
 
 def of_a_command(launch: Launch, tp: int | None) -> Subject:
     """A command line at its own size, or at another one."""
-    return Subject(launch.model, launch if tp in (None, launch.tp) else sized(launch, tp or 1))
+    return Subject(launch.model, launch if tp in (None, launch.tp) else launch.at_size(tp or 1))
 
 
 class Planner:
@@ -123,7 +123,10 @@ class Planner:
         Raises:
             UsageError: the model's shape is known nowhere, or cannot be divided so.
         """
-        geometry, launch = self.geometry(subject), subject.launch
+        return self._fit(subject, self.geometry(subject), rooms)
+
+    def _fit(self, subject: Subject, geometry: shapes.Geometry, rooms: Sequence[Room]) -> Fit:
+        launch = subject.launch
         return fit(launch, geometry, rooms[: launch.tp], self.weights_gib(subject, geometry))
 
     def plan(
@@ -140,9 +143,9 @@ class Planner:
             facts: of the nodes that were asked.
         """
         launch, geometry = subject.launch, self.geometry(subject)
-        fitted = self.fit(subject, rooms)
+        fitted = self._fit(subject, geometry, rooms)
         if fitted.share is not None and launch.origin == "recipe":  # by hand nobody computes it
-            launch = replace(launch, args={**launch.args, "gpu-memory-utilization": fitted.share})
+            launch = launch.with_flags({"gpu-memory-utilization": fitted.share})
         fast = speed(
             fitted,
             self.constants,

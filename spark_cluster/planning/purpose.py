@@ -23,6 +23,10 @@ REPLICAS = ((1, 1.00), (7, 1.13), (8, 1.30), (16, 1.75), (32, 1.91))
 Sparks (community topology benchmark). Our formulas know no queueing, so this is measured."""
 
 
+LIMITS = ("gpu-memory-utilization", "kv-cache-memory-bytes", "max-num-seqs")
+"""Flags that limit the cache or the requests at a time."""
+
+
 @dataclass(frozen=True)
 class Topology:
     """One way to use the nodes.
@@ -133,8 +137,10 @@ def advise(
     if users.count < 1:
         raise UsageError(f"--users: found {users.count}, expected 1 or more")
 
+    roomy = launch.without_flags(*LIMITS)
+
     def topology(name: str, title: str, tp: int, nodes: Sequence[Room]) -> Topology:
-        fitted = fit(sized(_roomy(launch), tp), geometry, nodes, weights_gib)
+        fitted = fit(roomy.at_size(tp), geometry, nodes, weights_gib)
         fast = speed(
             fitted,
             constants,
@@ -174,18 +180,6 @@ def _needs(best: Topology, launch: Launch, users: int) -> tuple[str, ...]:
     if at_a_time and at_a_time < each:
         found.append(f"--max-num-seqs {each} (it has {at_a_time:g})")
     return tuple(found)
-
-
-def sized(launch: Launch, tp: int) -> Launch:
-    """The same launch over another number of nodes."""
-    return replace(launch, tp=tp, nodes=tp, args={**launch.args, "tensor-parallel-size": tp})
-
-
-def _roomy(launch: Launch) -> Launch:
-    """Without what limits the cache or the requests at a time."""
-    limits = ("gpu-memory-utilization", "kv-cache-memory-bytes", "max-num-seqs")
-    args = {flag: value for flag, value in launch.args.items() if flag not in limits}
-    return replace(launch, args=args)
 
 
 def _why_not(fitted: Fit, sizes: tuple[int, int]) -> tuple[str, ...]:
