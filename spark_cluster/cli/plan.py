@@ -128,7 +128,7 @@ def _rooms(
 
     with app.play("plan", app.nodes, Options(), change=False) as run:
         play = run.open()
-        rooms, facts = survey(play, subject.launch)
+        rooms, facts = survey(play, subject.node_path)
         run.finish()
     missing = least - len(rooms)
     if missing > 0:

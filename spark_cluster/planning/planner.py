@@ -36,6 +36,7 @@ class Subject:
         sizes: fewest and most nodes that it is known to run on.
         acceptance: of drafted tokens by position, where it was measured.
         folders: where the model's own files may be on this machine.
+        node_path: the model's folder on the nodes.
     """
 
     title: str
@@ -43,6 +44,7 @@ class Subject:
     sizes: tuple[int, int] = (1, 2)
     acceptance: tuple[float, ...] = ()
     folders: tuple[Path, ...] = ()
+    node_path: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ def of_a_recipe(recipe: Recipe, tp: int) -> Subject:
         (recipe.tensor_parallel.min, recipe.tensor_parallel.max),
         tuple(recipe.drafter.acceptance) if recipe.drafter else (),
         (directory,) if directory else (),
+        recipe.model.node_path,
     )
 
 

@@ -10,16 +10,21 @@ from spark_cluster.planning.room import Room, of_facts
 
 if TYPE_CHECKING:
     from spark_cluster.engine.play import Play
-    from spark_cluster.launch import Launch
 
-DONE = "/srv/models/{name}/.complete"
-"""What the role `models` leaves when a download is whole."""
+DONE = ".complete"
+"""What the role `models` leaves in a model's folder when a download is whole."""
 
 
-def survey(play: Play, launch: Launch) -> tuple[list[Room], list[Facts]]:
-    """The nodes' rooms and facts, the head first: one question each, all at once."""
-    done = DONE.format(name=launch.model.replace("/", "--"))
-    question = {**gather.MEMORY, "files": {"meminfo": "/proc/meminfo", "done": done}}
+def survey(play: Play, folder: str) -> tuple[list[Room], list[Facts]]:
+    """The nodes' rooms and facts, the head first: one question each, all at once.
+
+    Args:
+        folder: of the model on the nodes.
+    """
+    question = {
+        **gather.MEMORY,
+        "files": {"meminfo": "/proc/meminfo", "done": f"{folder}/{DONE}"},
+    }
     nodes = sorted(play.nodes, key=lambda node: not node.is_head)
     waiting = [(node, play.session(node).submit("gather", **question)) for node in nodes]
     rooms, facts = [], []

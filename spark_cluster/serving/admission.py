@@ -44,7 +44,7 @@ def must_work(
     from spark_cluster.planning.survey import survey
 
     subject = planner.of_a_recipe(recipe, tp)
-    rooms, facts = survey(play, subject.launch)
+    rooms, facts = survey(play, recipe.model.node_path)
     if running.status == "running":
         rooms = [_without_ours(room) for room in rooms]
         facts = [replace(told, memory=room.memory) for told, room in zip(facts, rooms, strict=True)]
