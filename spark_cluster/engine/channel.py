@@ -68,9 +68,12 @@ class PipeChannel:
         try:
             if not self._selector.select(timeout):
                 raise TimeoutError
-            return os.read(self._process.stdout.fileno(), 65536)
+            data = os.read(self._process.stdout.fileno(), 65536)
         except ValueError:  # closed meanwhile
             return b""
+        if not data:
+            self._listener.join(timeout=1)  # its last words are part of the end
+        return data
 
     def said(self) -> str:
         return "".join(self._said)
