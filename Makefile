@@ -7,17 +7,28 @@ CACHE ?= $(if $(filter 0,$(shell id -u)),/var/cache/spark-cluster,$(HOME)/.cache
 KEY := $(shell { cat pyproject.toml; pwd; } | sha256sum | cut -c1-12)
 VENV := $(CACHE)/venv-$(KEY)
 RUN := $(VENV)/bin/spark-cluster
+# One line a package, so that a first installation is not a silent minute.
+SHOW_PACKAGES = sed -un -e 's/^Collecting \([A-Za-z0-9._-]*\).*/  \1/p' -e 's/^Installing .*/  installing them/p'
+PIP = $(VENV)/bin/pip install --disable-pip-version-check --progress-bar off
+PYTEST := $(VENV)/bin/python -m pytest tests
+SLOWEST := --durations=10 --durations-min=1
+# Many tests wait for a process or a limit: two for each core.
+WORKERS := -n $(shell echo $$((2 * $$(nproc 2>/dev/null || echo 2))))
+# What hangs in C code does not see the tests' own limit: the worker is ended, the others go on.
+HANGS := -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
+NONE_IS_FINE := || test $$? = 5
 
-.PHONY: demo test check pure lab-tests bench env clean help
+.PHONY: demo test check pure lab-tests soak bench env tools clean help
 
 help:
 	@echo "make demo       two simulated Sparks, and 'spark-cluster up --tp 2' on them (root, Linux)"
 	@echo "make test       everything: ruff, mypy, pure tests, lab tests (those need root and Linux)"
 	@echo "make pure       ruff, mypy and the pure tests only"
+	@echo "make soak       the long campaigns: thousands of examples, hundreds of kills (hours)"
 	@echo "make bench      the engine against its peers, on the lab"
 	@echo "make clean      take the lab down and remove what is cached"
 
-demo: env
+demo: $(VENV)/ready
 	@$(RUN) lab up
 	@$(RUN) -i lab trust
 	@$(RUN) -i lab up --tp 2
@@ -27,11 +38,16 @@ demo: env
 
 test: pure lab-tests
 
-pure: check
-	@$(VENV)/bin/python -m pytest tests -m "not lab" -n auto
+pure: check tools
+	@$(PYTEST) -m "not lab and not soak" $(WORKERS) $(SLOWEST) $(HANGS)
 
-lab-tests: env
-	@$(VENV)/bin/python -m pytest tests -m lab
+lab-tests: env tools
+	@$(PYTEST) -m "lab and not soak" $(SLOWEST)
+
+soak: env tools
+	@$(PYTEST) -m "hypothesis and not lab and not soak" --hypothesis-profile=soak $(WORKERS)
+	@$(PYTEST) -m "soak and not lab" -v -s $(NONE_IS_FINE)
+	@$(PYTEST) -m "soak and lab" -v -s $(NONE_IS_FINE)
 
 check: env
 	@$(VENV)/bin/ruff check .
@@ -42,17 +58,26 @@ bench: env
 	@$(RUN) lab up
 	@$(VENV)/bin/python -m benchmarks.engine --tools ours,floor,ansible,mitogen,pyinfra
 
-env: $(VENV)/ready
+env: $(VENV)/ready-for-tests
+
+# What the tests call and a fresh machine lacks (sshd, which is neither started nor enabled).
+tools: $(VENV)/ready
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then $(RUN) lab tools --tests; fi
 
 $(VENV)/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V). Give another: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "python3-venv is missing: installing it"; apt-get update -qq && apt-get install -y -qq python3-venv; }
-	@echo "making the environment in $(VENV)"
+	@echo "making the Python environment in $(VENV) (about half a minute)"
 	@rm -rf $(VENV) && mkdir -p $(CACHE) && $(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/pip install -qq --disable-pip-version-check -e '.[dev]'
+	@set -o pipefail; $(PIP) -e . | $(SHOW_PACKAGES)
 	@ln -sfn $(VENV) .venv
+	@touch $@
+
+$(VENV)/ready-for-tests: $(VENV)/ready
+	@echo "adding what the tests need to the Python environment"
+	@set -o pipefail; $(PIP) -e '.[dev]' | $(SHOW_PACKAGES)
 	@touch $@
 
 clean:

@@ -29,12 +29,16 @@ class Artefact:
         name: what it is called in progress lines.
         recipe: everything its content depends on; other text is another artefact.
         build: fills the (existing, empty) directory it is given.
+        usual_s, usual_mb: seconds and megabytes that it usually takes (measured on two quiet
+            cores), for estimates.
     """
 
     folder: Path
     name: str
     recipe: str
     build: Callable[[Path], None]
+    usual_s: float = 1.0
+    usual_mb: int = 0
 
     @property
     def key(self) -> str:
@@ -43,6 +47,11 @@ class Artefact:
     @property
     def path(self) -> Path:
         return self.folder / f"{self.name}-{self.key}"
+
+    @property
+    def unfinished(self) -> Path:
+        """Where it is built before it is renamed."""
+        return self.folder / f".{self.name}-{self.key}.new"
 
     @property
     def ready(self) -> bool:
@@ -54,7 +63,7 @@ class Artefact:
             return
         started = time.monotonic()
         progress(f"{self.name}: building")
-        beside = self.folder / f".{self.name}-{self.key}.new"
+        beside = self.unfinished
         clear(beside)
         beside.mkdir(parents=True)
         self.build(beside)

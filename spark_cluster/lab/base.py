@@ -44,7 +44,7 @@ def base_tree(layout: Layout, machine: Distribution) -> Artefact:
     """The base tree for this machine's family."""
     distribution = machine.at(DEBIAN_RELEASE) if machine.family == "debian" else machine
     options = apt_options()
-    recipe = "\n".join([*PACKAGES, SETUP, distribution.sources(), options, "1"])
+    recipe = "\n".join([*PACKAGES, SETUP, distribution.sources(), options, "2"])
     logs = layout.prepared
 
     def build(tree: Path) -> None:
@@ -54,23 +54,28 @@ def base_tree(layout: Layout, machine: Distribution) -> Artefact:
         (tree / "etc/environment").write_text(
             'PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\n'
         )
-        shutil.copy2("/etc/resolv.conf", tree / "etc/resolv.conf", follow_symlinks=True)
+        resolver = tree / "etc/resolv.conf"
+        resolver.unlink(missing_ok=True)  # a link of systemd-resolved's, to nothing yet
+        shutil.copyfile("/etc/resolv.conf", resolver)
         with (logs / "base.log").open("a") as log:
             log.write("-- setting up\n")
         run(["chroot", tree, "sh", "-c", SETUP], log=logs / "base.log")
 
-    return Artefact(layout.prepared, "base", recipe, build)
+    return Artefact(layout.prepared, "base", recipe, build, usual_s=40, usual_mb=310)
 
 
 def bootstrap(tree: Path, source: Distribution, packages: list[str], log: Path) -> None:
     """Put a minimal system into a directory, from the mirror that this machine uses."""
     log.unlink(missing_ok=True)
-    command: list[str | Path] = ["debootstrap", "--variant=minbase", f"--keyring={source.keyring}"]
-    command += [f"--components={source.components.replace(' ', ',')}"]
-    command += [f"--include={','.join(packages)}", source.release, tree, source.mirror]
-    run(command, log=log)
-    for old in ("sources.list", "sources.list.d/debian.sources", "sources.list.d/ubuntu.sources"):
-        (tree / "etc/apt" / old).unlink(missing_ok=True)
+    command: list[str | Path] = ["mmdebstrap", "--mode=root", "--variant=minbase"]
+    command += [f"--keyring={source.keyring}", f"--include={','.join(packages)}"]
+    command += [f"--aptopt={option}" for option in apt_options().splitlines()]
+    command += ["--dpkgopt=force-unsafe-io", source.release, tree, "-"]
+    run(command, log=log, stdin=source.sources())
+    its_own = ("apt.conf.d/99mmdebstrap", "sources.list", "sources.list.d/*")
+    for path in (path for pattern in its_own for path in (tree / "etc/apt").glob(pattern)):
+        path.unlink()
+    (tree / "etc/dpkg/dpkg.cfg.d/99mmdebstrap").unlink(missing_ok=True)
     (tree / "etc/apt/sources.list.d" / f"{source.family}.sources").write_text(source.sources())
     keyring = tree / source.keyring.relative_to("/")
     if not keyring.exists():

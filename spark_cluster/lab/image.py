@@ -34,7 +34,7 @@ CREATED = "2026-01-01T00:00:00Z"
 
 def image_tree(layout: Layout, machine: Distribution) -> Artefact:
     """The image's file system. Its Python is the machine's own, so wheels for it are at hand."""
-    recipe = "\n".join([*PACKAGES, *NOT_NEEDED, machine.sources(), "1"])
+    recipe = "\n".join([*PACKAGES, *NOT_NEEDED, machine.sources(), "2"])
 
     def build(tree: Path) -> None:
         bootstrap(tree, machine, PACKAGES, layout.prepared / "image-tree.log")
@@ -43,7 +43,7 @@ def image_tree(layout: Layout, machine: Distribution) -> Artefact:
             (tree / name).mkdir()
         (tree / "opt/vllm").mkdir()
 
-    return Artefact(layout.prepared, "image-tree", recipe, build)
+    return Artefact(layout.prepared, "image-tree", recipe, build, usual_s=35, usual_mb=130)
 
 
 def image(layout: Layout, tree: Artefact) -> Artefact:
@@ -57,7 +57,7 @@ def image(layout: Layout, tree: Artefact) -> Artefact:
         write_docker_archive(folder / TAR, layer, IMAGE_TAG, ENVIRONMENT)
         layer.unlink()
 
-    return Artefact(layout.prepared, "image", recipe, build)
+    return Artefact(layout.prepared, "image", recipe, build, usual_mb=130)
 
 
 def write_docker_archive(

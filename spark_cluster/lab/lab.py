@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.lab import cgroup, network, power
+from spark_cluster.lab import cgroup, disk, network, power
 from spark_cluster.lab.artefact import mounts_below
 from spark_cluster.lab.layout import BRIDGE, CABLES, MAX_NODES, Layout, NodeLayout
 from spark_cluster.lab.machine import Progress, install_missing_tools, require_root_on_linux
@@ -102,6 +102,7 @@ class Lab:
                 return "broken"
             return "up" if all(node.state == "running" for node in nodes) else "partly up"
         left = network.leftovers(self.layout.nodes()) or nodes or "running" in states
+        left = left or disk.leftovers(self.layout)
         return "broken" if left else "down"
 
     def status(self) -> dict[str, Any]:
@@ -178,7 +179,7 @@ class Lab:
         with self.locked(progress):
             if not fresh and self.state() == "up" and len(self.nodes) == nodes:
                 return False
-            install_missing_tools(progress)
+            install_missing_tools(progress)  # before anything below calls one of them
             self._clear_the_way(nodes, progress)
             made = self.prepare(progress)
             if not self.nodes:
@@ -233,7 +234,7 @@ class Lab:
 
     def _must_be_gone(self) -> None:
         nodes = self.layout.nodes()
-        left = network.leftovers(nodes)
+        left = network.leftovers(nodes) + disk.leftovers(self.layout)
         left += [f"mount {point}" for point in mounts_below(self.layout.state / "nodes")]
         left += [str(g) for node in nodes for g in cgroup.groups(node.name) if g.exists()]
         if left:

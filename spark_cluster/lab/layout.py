@@ -14,6 +14,8 @@ SUBNET = "10.89.0.0/24"
 GATEWAY = "10.89.0.1"
 CABLES = "spark-cables"
 """Network namespace with the far ends of the fabric ports: the cables between the nodes."""
+NEIGHBOUR = "spark-neighbour"
+"""Network namespace of a machine next to the nodes, which tests make and take away."""
 RULE_COMMENT = "spark-cluster-lab"
 
 MANAGEMENT = "enP7s7"
@@ -52,17 +54,32 @@ class NodeLayout:
         return self.directory / "root"
 
     @property
+    def image(self) -> Path:
+        """The node's disk, when it has one of its own (see disk.py)."""
+        return self.directory / "disk.img"
+
+    @property
+    def disk(self) -> Path:
+        """Where the disk of its own is mounted."""
+        return self.directory / "disk"
+
+    @property
+    def storage(self) -> Path:
+        """Holds all that the node has written."""
+        return self.disk if self.image.exists() else self.directory
+
+    @property
     def upper(self) -> Path:
-        return self.directory / "upper"
+        return self.storage / "upper"
 
     @property
     def work(self) -> Path:
-        return self.directory / "work"
+        return self.storage / "work"
 
     @property
     def docker(self) -> Path:
         """Bound over /var/lib/docker: overlayfs does not stack on overlayfs."""
-        return self.directory / "docker"
+        return self.storage / "docker"
 
     @property
     def host_keys(self) -> Path:

@@ -7,7 +7,8 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +18,32 @@ from spark_cluster.lab.shell import output, run
 Progress = Callable[[str], None]
 
 TOOLS = {
-    "debootstrap": "debootstrap",
+    "mmdebstrap": "mmdebstrap",
     "systemd-nspawn": "systemd-container",
     "iptables": "iptables",
+    "iptables-save": "iptables",
     "ip": "iproute2",
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
     "nsenter": "util-linux",
+    "setsid": "util-linux",
+    "mount": "mount",
+    "umount": "mount",
+    "mkfs.ext4": "e2fsprogs",
+    "tar": "tar",
+    "dpkg-deb": "dpkg",
 }
+"""Every program that the lab calls on this machine, and the package that has it."""
+
+TEST_TOOLS = {"sshd": "openssh-server", "haproxy": "haproxy"}
+"""What the tests call beyond that. Installed, but neither started nor enabled."""
+
+TEST_SERVICES = {
+    "openssh-server": ("ssh.service", "ssh.socket"),
+    "haproxy": ("haproxy.service",),
+}
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 KEYRINGS = {
     "debian": Path("/usr/share/keyrings/debian-archive-keyring.gpg"),
     "ubuntu": Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg"),
@@ -48,9 +67,25 @@ def require_root_on_linux() -> None:
         )
 
 
-def install_missing_tools(progress: Progress) -> None:
-    """Install what the lab needs from the machine's own packages."""
-    missing = sorted({package for tool, package in TOOLS.items() if not shutil.which(tool)})
+def missing_packages(*, tests: bool = False) -> list[str]:
+    """Packages that the lab (with `tests`, also the tests) needs and this machine lacks."""
+    tools = TOOLS | TEST_TOOLS if tests else TOOLS
+    return sorted({package for tool, package in tools.items() if not which(tool)})
+
+
+def which(tool: str) -> str | None:
+    """Where a program is; a user's PATH may leave out the folders of administration."""
+    return shutil.which(tool) or shutil.which(tool, path=SYSTEM_PATH)
+
+
+def install_missing_tools(progress: Progress, *, tests: bool = False) -> None:
+    """Install what the lab needs from the machine's own packages.
+
+    Raises:
+        UsageError: this machine has no apt.
+        Failed: apt could not install them.
+    """
+    missing = missing_packages(tests=tests)
     if not missing:
         return
     if not shutil.which("apt-get"):
@@ -61,7 +96,26 @@ def install_missing_tools(progress: Progress) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     run(["apt-get", "update", "-q"], env=environment)
     install = ["apt-get", "install", "-q", "-y", "--no-install-recommends", *missing]
-    run(install, env=environment)
+    services = [unit for package in missing for unit in TEST_SERVICES.get(package, ())]
+    with _stay_off(services) if services else nullcontext():
+        run(install, env=environment)
+
+
+@contextmanager
+def _stay_off(services: list[str]) -> Iterator[None]:
+    """Have apt install servers for the tests without opening this machine to the network."""
+    policy = Path("/usr/sbin/policy-rc.d")
+    ours = not policy.exists()
+    if ours:
+        policy.write_text("#!/bin/sh\nexit 101\n")
+        policy.chmod(0o755)
+    try:
+        yield
+    finally:
+        if ours:
+            policy.unlink()
+    if shutil.which("systemctl"):
+        run(["systemctl", "--quiet", "disable", *services], check=False)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ So a cable can be pulled out of sight of the nodes, and both ends lose their car
 from __future__ import annotations
 
 import json
-import re
 import shlex
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from spark_cluster.lab.layout import (
     FABRIC,
     GATEWAY,
     MANAGEMENT,
+    NEIGHBOUR,
     RULE_COMMENT,
     SUBNET,
     UNCABLED,
@@ -28,8 +29,11 @@ from spark_cluster.lab.layout import (
 from spark_cluster.lab.shell import output, run
 
 FABRIC_MTU = 9216
+NEIGHBOUR_PORT = "lan-other"
 CONF = Path("/proc/sys/net/ipv4/conf")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+NETNS = Path("/run/netns")
+SYS_NET = Path("/sys/class/net")
 
 
 def ip(*commands: str, namespace: str = "", check: bool = True) -> None:
@@ -39,12 +43,21 @@ def ip(*commands: str, namespace: str = "", check: bool = True) -> None:
 
 
 def namespaces() -> set[str]:
-    return {line.split()[0] for line in output(["ip", "netns", "list"]).splitlines() if line}
+    """Names of the machine's network namespaces. Asks no program: none may be installed yet."""
+    return {entry.name for entry in NETNS.iterdir()} if NETNS.is_dir() else set()
 
 
 def links() -> set[str]:
-    """Names of the machine's own network interfaces."""
-    return {link["ifname"] for link in json.loads(output(["ip", "-json", "link"]) or "[]")}
+    """Names of the machine's own network interfaces. Asks no program, as above."""
+    return {entry.name for entry in SYS_NET.iterdir()}
+
+
+def saved_rules(*options: str) -> list[str]:
+    """The lab's own firewall rules as `iptables-save` prints them; none without iptables."""
+    if not shutil.which("iptables-save"):
+        return []
+    lines = output(["iptables-save", *options]).splitlines()
+    return [line for line in lines if line.startswith("-A") and RULE_COMMENT in line]
 
 
 def default_interface() -> str:
@@ -105,9 +118,8 @@ def forward(layout: Layout, outside: str) -> None:
 def lower_bridge(layout: Layout) -> None:
     """Take away all of the machine's side, however much of it is there."""
     for table in ("nat", "filter"):
-        for line in output(["iptables-save", "-t", table]).splitlines():
-            if line.startswith("-A") and RULE_COMMENT in line:
-                run(["iptables", "-w", "-t", table, "-D", *shlex.split(line)[1:]], check=False)
+        for rule in saved_rules("-t", table):
+            run(["iptables", "-w", "-t", table, "-D", *shlex.split(rule)[1:]], check=False)
     if layout.forwarding.exists():
         before = json.loads(layout.forwarding.read_text())
         if before["boot"] == BOOT_ID.read_text():
@@ -115,6 +127,7 @@ def lower_bridge(layout: Layout) -> None:
                 if (CONF / interface).exists():
                     (CONF / interface / "forwarding").write_text(value)
         layout.forwarding.unlink()
+    detach_neighbour()
     if CABLES in namespaces():
         run(["ip", "netns", "delete", CABLES])
     if BRIDGE in links():
@@ -162,6 +175,14 @@ def detach(node: NodeLayout) -> None:
         run(["ip", "netns", "delete", node.name])
 
 
+def detach_neighbour() -> None:
+    """Take a test's machine next to the nodes away; its end of the cable goes with it."""
+    if NEIGHBOUR in namespaces():
+        run(["ip", "netns", "delete", NEIGHBOUR])
+    if NEIGHBOUR_PORT in links():
+        ip(f"link delete {NEIGHBOUR_PORT}", check=False)
+
+
 def pulled(layout: Layout) -> set[str]:
     """Ports whose cable is out: fabric ports by interface, management ports by far end."""
     return set(layout.pulled.read_text().split()) if layout.pulled.exists() else set()
@@ -193,8 +214,7 @@ def settle(layout: Layout, nodes: Sequence[NodeLayout]) -> None:
 
 def leftovers(nodes: Iterable[NodeLayout]) -> list[str]:
     """What of the lab's networks exists on this machine."""
-    found = sorted(namespaces() & {CABLES, *(node.name for node in nodes)})
-    found += sorted(links() & {BRIDGE, *(node.port for node in nodes)})
-    saved = output(["iptables-save"])
-    found += [f"rule {rule}" for rule in re.findall(rf"-A (.*{RULE_COMMENT}.*)", saved)]
+    found = sorted(namespaces() & {CABLES, NEIGHBOUR, *(node.name for node in nodes)})
+    found += sorted(links() & {BRIDGE, NEIGHBOUR_PORT, *(node.port for node in nodes)})
+    found += [f"rule {rule.removeprefix('-A ')}" for rule in saved_rules()]
     return found

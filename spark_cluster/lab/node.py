@@ -179,18 +179,38 @@ class LabNode:
             power.off(self.layout, orderly=orderly)
             network.settle(self.lab.layout, [node.layout for node in self.lab.nodes])
 
-    def reset(self, *, new_host_keys: bool = False, wait: bool = True) -> None:
+    def cut_power(self) -> None:
+        """Cut the power of a node that was reset with a disk of its own; `boot` switches it on.
+
+        Unlike after `poweroff(orderly=False)`, what it had not synced is lost.
+
+        Raises:
+            Failed: it has no disk of its own.
+        """
+        if not self.layout.image.exists():
+            raise Failed("has no disk of its own: reset(own_disk=True)", where=self.name)
+        with self.lab.locked():
+            layouts = [node.layout for node in self.lab.nodes]
+            power.cut(self.layout)
+            power.insert(self.lab.layout, self.layout, self.lab.prepared())
+            network.settle(self.lab.layout, layouts)
+
+    def reset(
+        self, *, new_host_keys: bool = False, own_disk: bool = False, wait: bool = True
+    ) -> None:
         """Make it a fresh Spark: everything in it is thrown away, then it boots.
 
         Args:
             new_host_keys: as after a reinstallation. The lab's known_hosts is left as it is, so
                 that whoever reads it meets a changed host key; `Lab.trust()` updates it.
+            own_disk: give it a disk of its own, for `cut_power`; another reset takes it away.
         """
         with self.lab.locked():
             power.off(self.layout, orderly=False)
             if new_host_keys:
                 make_host_keys(self.layout, new=True)
-            power.insert(self.lab.layout, self.layout, self.lab.prepared(), fresh=True)
+            prepared = self.lab.prepared()
+            power.insert(self.lab.layout, self.layout, prepared, fresh=True, own_disk=own_disk)
             power.on(self.lab.layout, self.layout, len(self.lab.nodes))
         if wait:
             self.wait()

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from spark_cluster.errors import Failed
-from spark_cluster.lab import cgroup, network
+from spark_cluster.lab import cgroup, disk, network
 from spark_cluster.lab.artefact import clear, mounts_below, unmount
 from spark_cluster.lab.layout import Layout, NodeLayout
 from spark_cluster.lab.prepare import Prepared
@@ -21,6 +21,7 @@ from spark_cluster.lab.supervisor import BINDS_FILE
 
 SUPERVISOR = [sys.executable, "-m", "spark_cluster.lab.supervisor"]
 PACKAGE_PARENT = Path(__file__).parents[2]
+UNSAFE_DPKG = "etc/dpkg/dpkg.cfg.d/lab"
 ORDERLY = 20.0
 """Seconds a node gets to power off by itself (Docker gives its containers 10)."""
 
@@ -45,13 +46,27 @@ def state(node: NodeLayout) -> str:
     return "orphaned" if cgroup.processes(node.name) else "off"
 
 
-def insert(layout: Layout, node: NodeLayout, prepared: Prepared, *, fresh: bool = False) -> bool:
-    """Mount the node's file system, and make it first if it is not there; True if it was made."""
+def insert(
+    layout: Layout,
+    node: NodeLayout,
+    prepared: Prepared,
+    *,
+    fresh: bool = False,
+    own_disk: bool = False,
+) -> bool:
+    """Mount the node's file system, and make it first if it is not there; True if it was made.
+
+    Args:
+        own_disk: what is made has a disk of its own, whose power can be cut.
+    """
     lower = f"{prepared.standins.path}:{prepared.base.path}"
     made_over = node.lower_record.read_text() if node.lower_record.exists() else ""
     new = fresh or made_over != lower
     if new:
         wipe(node)
+        if own_disk:
+            disk.make(node)
+    disk.attach(node)
     for path in (node.upper, node.work, node.root, node.docker):
         path.mkdir(parents=True, exist_ok=True)
     if not mounts_below(node.root):
@@ -61,6 +76,9 @@ def insert(layout: Layout, node: NodeLayout, prepared: Prepared, *, fresh: bool 
     if new:
         seed(layout, node)
         node.lower_record.write_text(lower)
+        if own_disk:  # dpkg has to sync there, as on a Spark
+            (node.root / UNSAFE_DPKG).unlink(missing_ok=True)
+            disk.sync(node)
     binds = {prepared.image.path: "/srv/images", prepared.vllm.path: "/opt/vllm"}
     text = "".join(f"{source}:{target}\n" for source, target in binds.items())
     (node.directory / BINDS_FILE).write_text(text)
@@ -103,6 +121,17 @@ def force_off(node: NodeLayout) -> None:
         raise Failed("does not switch off", where=node.name)
 
 
+def cut(node: NodeLayout) -> None:
+    """Cut the power of a node with a disk of its own: what it has not synced is lost."""
+    cgroup.freeze(node.name)
+    disk.cut(node)
+    force_off(node)
+    node.powered.unlink(missing_ok=True)
+    cgroup.remove(node.name)
+    unmount(node.root)
+    disk.detach(node)
+
+
 def wait_for_end(node: NodeLayout, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while supervisor(node) or cgroup.processes(node.name):
@@ -115,12 +144,14 @@ def wait_for_end(node: NodeLayout, seconds: float) -> bool:
 def remove(node: NodeLayout) -> None:
     """Take away a switched-off node's mounts and network."""
     unmount(node.root)
+    disk.detach(node)
     network.detach(node)
 
 
 def wipe(node: NodeLayout) -> None:
     """Throw a node's file system and its containers away."""
     unmount(node.root)
+    disk.remove(node)
     for path in (node.upper, node.work, node.docker, node.lower_record, node.console):
         clear(path)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from spark_cluster.lab import vllm_env
 from spark_cluster.lab.artefact import Artefact
 from spark_cluster.lab.base import base_tree
+from spark_cluster.lab.build_progress import BuildProgress
 from spark_cluster.lab.image import TAR, image, image_tree
 from spark_cluster.lab.layout import Layout
 from spark_cluster.lab.machine import Progress, install_missing_tools, this_distribution
@@ -71,8 +72,15 @@ def prepare(layout: Layout, progress: Progress) -> Prepared:
 
 
 def make_missing(prepared: Prepared, progress: Progress) -> None:
-    """Build side by side what does not depend on each other."""
+    """Build side by side what does not depend on each other, and show how far it is."""
+    missing = [artefact for artefact in prepared.all if not artefact.ready]
     started = time.monotonic()
+    with BuildProgress(missing, progress).shown():
+        _build(prepared, progress)
+    progress(f"prepared in {time.monotonic() - started:.1f} s")
+
+
+def _build(prepared: Prepared, progress: Progress) -> None:
 
     def for_nodes() -> None:
         prepared.standins.make(progress)
@@ -89,4 +97,3 @@ def make_missing(prepared: Prepared, progress: Progress) -> None:
         both = [pool.submit(thing.make, progress) for thing in (prepared.image, prepared.models)]
         for work in both:
             work.result()
-    progress(f"prepared in {time.monotonic() - started:.1f} s")

@@ -72,7 +72,7 @@ def vllm_environment(layout: Layout, tree: Artefact) -> Artefact:
         finally:
             shutil.rmtree(assets)
 
-    return Artefact(layout.prepared, "vllm", recipe, build)
+    return Artefact(layout.prepared, "vllm", recipe, build, usual_s=87, usual_mb=2600)
 
 
 def model(layout: Layout, tree: Artefact, environment: Artefact) -> Artefact:
@@ -95,7 +95,7 @@ def model(layout: Layout, tree: Artefact, environment: Artefact) -> Artefact:
         for path in (folder / MODEL).iterdir():
             path.chmod(0o644)
 
-    return Artefact(layout.prepared, "models", script, build)
+    return Artefact(layout.prepared, "models", script, build, usual_s=27, usual_mb=1)
 
 
 def texts(folder: Traversable) -> list[str]:

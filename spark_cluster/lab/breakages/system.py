@@ -127,11 +127,11 @@ def stop_earlyoom(node: LabNode) -> None:
     sh(node, "systemctl stop earlyoom")
 
 
-def leave_group(node: LabNode) -> None:
+def join_group(node: LabNode) -> None:
     must_have(node, "docker.service")
     keep(node, "docker-group", "/etc/group")
     keep(node, "docker-group", "/etc/gshadow")
-    sh(node, "gpasswd -d $1 docker", USER)
+    sh(node, "gpasswd -a $1 docker", USER)
 
 
 BREAKAGES = (
@@ -221,8 +221,8 @@ BREAKAGES = (
         act=stop_docker, mend=script("systemctl start docker"),
     ),
     Breakage(
-        "docker-group", "the login user is not in the group docker", ("serving.docker-group",),
-        act=leave_group,
+        "docker-group", "the login user is in the group docker", ("serving.docker-group",),
+        act=join_group,
     ),
     Breakage(
         "tailscale-ssh", "Tailscale SSH is on", ("system.tailscale-ssh",), act=tailscale,

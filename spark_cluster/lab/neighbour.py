@@ -1,0 +1,73 @@
+"""A machine next to the nodes on the management network, which is none of theirs.
+
+It has no key and no account: what it reaches, anyone on the owner's network reaches. It also knows
+how Linux answers: it has routes to the fabric's addresses by way of the nodes' management ports.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import spark_cluster.port_scan
+from spark_cluster.lab.layout import BRIDGE, GATEWAY, NEIGHBOUR, SUBNET
+from spark_cluster.lab.network import NEIGHBOUR_PORT, detach_neighbour, ip
+from spark_cluster.lab.shell import output, run
+
+ADDRESS = f"{GATEWAY.rsplit('.', 1)[0]}.66"
+PORT = "eth0"
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """The machine, for as long as the context is open."""
+
+    def run(self, argv: Sequence[str], *, check: bool = True) -> str:
+        """Run a program of this machine there; what it printed."""
+        return run(["ip", "netns", "exec", NEIGHBOUR, *argv], check=check).stdout
+
+    def start(self, argv: Sequence[str]) -> subprocess.Popen[str]:
+        """Begin a program there and do not wait."""
+        whole = ["ip", "netns", "exec", NEIGHBOUR, *argv]
+        return subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def open_ports(self, *addresses: str) -> dict[str, set[int]]:
+        """Every TCP port that accepts a connection, by address: all 65535 are tried."""
+        told = output(["ip", "netns", "exec", NEIGHBOUR, "python3", "-I", scanner(), *addresses])
+        return {address: set(ports) for address, ports in json.loads(told).items()}
+
+
+@contextmanager
+def neighbour(routes: Mapping[str, str]) -> Iterator[Neighbour]:
+    """Plug it into the lab's bridge, and take it away again.
+
+    Args:
+        routes: addresses that are not on the bridge to the address of the node that has them.
+    """
+    detach_neighbour()
+    try:
+        run(["ip", "netns", "add", NEIGHBOUR])
+        ip(
+            f"link add {NEIGHBOUR_PORT} type veth peer name {PORT} netns {NEIGHBOUR}",
+            f"link set {NEIGHBOUR_PORT} master {BRIDGE}",
+            f"link set {NEIGHBOUR_PORT} up",
+        )
+        ip(
+            "link set lo up",
+            f"addr add {ADDRESS}/{SUBNET.split('/')[1]} dev {PORT}",
+            f"link set {PORT} up",
+            *(f"route add {far}/32 via {via}" for far, via in routes.items()),
+            namespace=NEIGHBOUR,
+        )
+        yield Neighbour()
+    finally:
+        detach_neighbour()
+
+
+def scanner() -> str:
+    """The scan as a program of its own, which imports nothing of ours."""
+    return str(Path(spark_cluster.port_scan.__file__))
