@@ -1,7 +1,8 @@
-"""What several folders of tests share: a limit on time, real agents on scratch roots."""
+"""What several folders of tests share: hang limits, real agents on scratch roots."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from spark_cluster.engine.session import Session
 from spark_cluster.errors import Unreachable
 from spark_cluster.facts.model import Facts
 
-LIMIT_S = 10
+pytest_plugins = ["hang_limit"]
 
 # How long an example takes decides nothing; where CI is set, each run has the same examples.
 settings.register_profile(
@@ -27,6 +28,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="CI" in os.environ,
 )
+settings.register_profile("soak", settings.get_profile("spark"), max_examples=5000)
 settings.load_profile("spark")
 
 
@@ -37,18 +39,28 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture
-def time_limit() -> Iterator[None]:
-    """Fails a test that hangs, instead of the whole suite."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave campaigns out, also where -m says nothing of them."""
+    if "soak" in config.getoption("-m"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("soak")]
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
 
-    def too_long(_signal: int, _frame: object) -> None:
-        raise TimeoutError(f"the test took more than {LIMIT_S} s")
 
-    old = signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(LIMIT_S)
+@pytest.fixture(autouse=True)
+def as_a_process_begins() -> Iterator[None]:
+    """Undo what the program does to the process that it has for itself, for the next test: at its
+    end Ctrl-C is ignored, which children inherit, and nothing is collected while it starts."""
     yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, old)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.enable()
+
+
+@pytest.fixture
+def time_limit() -> None:
+    """Nothing: every test has its limit."""
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +73,10 @@ def agents_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def agent(
     tmp_path: Path, agents_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Session]]:
-    """`agent("spark1")`: a session with a real agent whose root is the folder of that name."""
+    """`agent("spark1")`: a session with a real agent whose root is the folder of that name.
+
+    At the end each agent has to go by itself.
+    """
     monkeypatch.setenv("HOME", str(agents_home))
     started: list[Session] = []
 
@@ -75,6 +90,8 @@ def agent(
     yield start
     for session in started:
         session.close()
+    channels = [session._channel for session in started]
+    assert not any(isinstance(c, PipeChannel) and c.was_killed for c in channels), "it hung"
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from typing import Any
 
 from spark_cluster.agent.faults import OUR_FAULT, explain, our_fault
 from spark_cluster.agent.host import Cancelled, Host
-from spark_cluster.agent.masking import mask
+from spark_cluster.agent.masking import MASK, mask
+from spark_cluster.agent.output import shortened
 from spark_cluster.resources.base import (
     Missing,
     RebootNeeded,
@@ -26,7 +27,13 @@ Ask = Callable[[dict[str, Any]], str]
 Changes = dict[str, tuple[Any, Any]]
 Waiting = Mapping[str, Sequence[str]]
 
+DIFF_LIMIT = 1024 * 1024
+"""Characters of one diff that are shown."""
+
 OK, CHANGE, UNKNOWN, FAILED, SKIPPED = "ok", "change", "unknown", "failed", "skipped"
+
+_OF_ANY_FILE = {"kind", "sha256", "mode", "owner", "group", "restart", "rollback"}
+"""Attributes that say nothing of what is in a file."""
 
 
 class Stopped(Exception):
@@ -66,6 +73,8 @@ class Document:
         Raises:
             Cancelled: the laptop is gone; the resource in hand was finished or left as it was.
         """
+        if not self.host.check:
+            self.host.temporary.clean()
         for number, resource in enumerate(self.resources):
             if self.host.processes.cancelled.is_set():
                 raise Cancelled
@@ -117,12 +126,13 @@ class Document:
         if not changes:
             return {"verdict": OK, **_output(actual)}
         said = resource.permit(host, changes)
-        event: dict[str, Any] = {"verdict": CHANGE, "changes": _told(changes)}
+        event: dict[str, Any] = {"verdict": CHANGE, "changes": self._told(resource, changes)}
         if said:
             event["reason"] = said
-        text = resource.diff(host, actual) if self.diff else ""
+        text = shortened(resource.diff(host, actual), DIFF_LIMIT) if self.diff else ""
         if text:
-            event["diff"] = text
+            secret = self._is_secret(resource)
+            event["diff"] = f"{secret}: secret content, not shown\n" if secret else text
         if host.check:
             resource.plan(host, actual)
             host.overlay.claim(resource.provides(), resource.id)
@@ -166,11 +176,24 @@ class Document:
             if resource.id in triggers:
                 host.owe(other)
         resource.converge(host, actual)
-        left = differences(resource.settled(host), resource.desired())
+        left = self._told(resource, differences(resource.settled(host), resource.desired()))
         if left:
             wanted = ", ".join(f"{k} is {a!r}, not {d!r}" for k, (a, d) in left.items())
             raise ResourceError(f"it did not converge: {wanted}")
-        self._done(resource, _told(changes))
+        self._done(resource, self._told(resource, changes))
+
+    def _is_secret(self, resource: Resource) -> str:
+        """The file that a resource is about, if what is in it is secret; else nothing."""
+        path = getattr(resource, "path", "")
+        return path if isinstance(path, str) and path and self.host.is_secret(path) else ""
+
+    def _told(self, resource: Resource, changes: Changes) -> dict[str, list[Any]]:
+        """Changes as they may be told: without what a secret file holds now."""
+        told = {name: [is_now, then] for name, (is_now, then) in changes.items()}
+        if self._is_secret(resource):
+            for name in told.keys() - _OF_ANY_FILE:
+                told[name][0] = None if told[name][0] is None else MASK
+        return told
 
     def _waiting(self) -> Iterator[tuple[str, Sequence[str]]]:
         """Who acts when others change: id, and whose change."""
@@ -189,7 +212,7 @@ class Document:
         return {
             "id": resource.id,
             "boot_id": self.host.boot_id(),
-            "changes": _told(changes),
+            "changes": self._told(resource, changes),
             "timeout_s": getattr(resource, "timeout_s", 300.0),
         }
 
@@ -212,10 +235,6 @@ def apply(
 ) -> dict[str, Any]:
     """Apply a document; see `Document`."""
     return Document(resources, host, emit, diff).apply()
-
-
-def _told(changes: Changes) -> dict[str, list[Any]]:
-    return {name: [is_now, then] for name, (is_now, then) in changes.items()}
 
 
 def _output(actual: State) -> dict[str, Any]:

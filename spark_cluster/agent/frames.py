@@ -10,8 +10,16 @@ import json
 import struct
 from typing import Any, Protocol
 
-LIMIT = 256 * 1024 * 1024
-"""Longest frame, bytes: more than any document, less than what would hurt."""
+LIMIT = 128 * 1024 * 1024
+"""Longest frame, bytes; who sends checks it as well as who receives. More than any document and
+than two outputs at their limit (agent/output.py), each byte of which JSON may need six for."""
+
+PIECE = 1024 * 1024
+"""Bytes of a content in one frame: contents of any size travel in pieces."""
+
+
+class TooLong(ValueError):
+    """A message that is longer than a frame may be."""
 
 
 class Reader(Protocol):
@@ -19,12 +27,18 @@ class Reader(Protocol):
 
 
 def pack(message: dict[str, Any] | bytes) -> bytes:
-    """One frame."""
+    """One frame.
+
+    Raises:
+        TooLong: it would be longer than LIMIT.
+    """
     data = (
         message
         if isinstance(message, bytes)
         else json.dumps(message, separators=(",", ":")).encode()
     )
+    if len(data) > LIMIT:
+        raise TooLong(f"{len(data) >> 20} MiB, of which {LIMIT >> 20} MiB can be sent at once")
     return struct.pack(">I", len(data)) + data
 
 

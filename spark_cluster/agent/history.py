@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.agent.journal import Journal
+from spark_cluster.agent.durable import read_lines
+from spark_cluster.agent.journal import CONTENTS_GONE, CONTENTS_LIMIT, Journal, runs_in_order
+from spark_cluster.agent.secret_paths import SecretPaths
 from spark_cluster.resources.base import ResourceError
 
 FOLDER = "var/lib/spark-cluster/journal"
@@ -27,9 +29,7 @@ class History:
 
     def runs(self) -> list[str]:
         """Ids of the runs that changed something, the oldest first."""
-        if not self.folder.is_dir():
-            return []
-        return sorted(p.name for p in self.folder.iterdir() if (p / "changes.jsonl").exists())
+        return [p.name for p in runs_in_order(self.folder) if (p / "changes.jsonl").exists()]
 
     def find(self, name: str) -> str:
         """The run of this id, or of the only one that begins with it.
@@ -52,22 +52,35 @@ class History:
         return Journal(self.folder, run)
 
     def entries(self, run: str) -> list[Entry]:
-        """What a run did, in order; a last line that a power cut tore is left out."""
-        found = []
-        text = (self.folder / run / "changes.jsonl").read_text(errors="replace")
-        for line in text.splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(entry, dict):
-                found.append(entry)
-        return found
+        """What a run did, in order; entries that a crash tore are left out."""
+        found, _ = read_lines(self.folder / run / "changes.jsonl")
+        return [entry for entry in found if isinstance(entry, dict)]
+
+    def notes(self, run: str) -> list[str]:
+        """What is to be said of a run's journal itself: torn entries, contents that are gone."""
+        _, torn = read_lines(self.folder / run / "changes.jsonl")
+        notes = []
+        if torn:
+            number = "one entry was" if torn == 1 else f"{torn} entries were"
+            change = "its change" if torn == 1 else "their changes"
+            notes.append(f"{number} torn by a crash before {change} began; the others are whole")
+        if (self.folder / run / CONTENTS_GONE).exists():
+            limit = f"{CONTENTS_LIMIT >> 30} GiB"
+            notes.append(
+                "it cannot be reverted any more: what it replaced was removed, the oldest first, "
+                f"to keep the journal below {limit}"
+            )
+        return notes
 
     def about(self, run: str) -> dict[str, Any]:
-        """Who ran what and when, and how much it changed."""
+        """Who ran what and when, and how much it changed.
+
+        `reverts` is the run that this one put back; `reverting` the one that it was to put back
+        when it was killed.
+        """
         entries = self.entries(run)
         told = self._told(run)
+        began, ended = _revert_of(entries)
         return {
             "run": run,
             "since": told.get("since") or (entries[0]["time"] if entries else None),
@@ -75,14 +88,39 @@ class History:
             "command": told.get("command"),
             "changes": sum(e["action"] == "converged" for e in entries),
             "paths": len({e["path"] for e in entries if e["action"] == "file"}),
-            "reverts": next((e["of"] for e in entries if e["action"] == "reverted"), None),
+            "reverts": ended,
+            "reverting": began,
+            "notes": self.notes(run),
         }
 
     def overview(self) -> dict[str, Any]:
-        """All runs, the newest first; `reverted_by` names the run that put one back."""
+        """All runs, the newest first.
+
+        `reverted_by` names the run that put one back, `half_reverted_by` one that was killed
+        before it had put back all.
+        """
         runs = [self.about(run) for run in reversed(self.runs())]
         by = {run["reverts"]: run["run"] for run in reversed(runs) if run["reverts"]}
-        return {"runs": [{**run, "reverted_by": by.get(run["run"])} for run in runs]}
+        half = {
+            run["reverting"]: run["run"]
+            for run in reversed(runs)
+            if run["reverting"] and run["run"] not in by
+        }
+        return {
+            "runs": [
+                {
+                    **run,
+                    "reverted_by": by.get(run["run"]),
+                    "half_reverted_by": half.get(run["run"]),
+                }
+                for run in runs
+            ]
+        }
+
+    def half_revert(self, run: str) -> str | None:
+        """The run that was killed while it put `run` back, and that is to be continued."""
+        listed = {item["run"]: item["half_reverted_by"] for item in self.overview()["runs"]}
+        return listed.get(run)
 
     def document(self, run: str) -> dict[str, Any]:
         """One run with its changes, in order."""
@@ -90,15 +128,15 @@ class History:
 
     def changed_later(self, path: str, run: str) -> dict[str, Any] | None:
         """The last run after `run` that changed `path`."""
-        for later in reversed([r for r in self.runs() if r > run]):
+        runs = self.runs()
+        for later in reversed(runs[runs.index(run) + 1 :] if run in runs else []):
             if any(e.get("path") == path for e in self.entries(later)):
                 return self.about(later)
         return None
 
     def secret_paths(self) -> set[str]:
         """Paths that any run declared as a Secret: what they hold is not shown."""
-        entries = (entry for run in self.runs() for entry in self.entries(run))
-        return {entry["path"] for entry in entries if entry.get("secret")}
+        return SecretPaths(self.folder).known()
 
     def _told(self, run: str) -> dict[str, Any]:
         try:
@@ -106,6 +144,19 @@ class History:
         except (OSError, ValueError):
             return {}
         return told if isinstance(told, dict) else {}
+
+
+def _revert_of(entries: list[Entry]) -> tuple[str | None, str | None]:
+    """The run that these entries began to put back and have not, and the one that they have."""
+    began = ended = None
+    for entry in entries:
+        if entry["action"] == "reverting":
+            began = entry["of"]
+        elif entry["action"] == "undone":
+            began = None
+        elif entry["action"] == "reverted":
+            began, ended = None, entry["of"]
+    return began, ended
 
 
 def _shown(entry: Entry) -> Entry:

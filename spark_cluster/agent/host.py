@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
 import stat
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent import units
+from spark_cluster.agent.durable import naming, sync_folder, write_file
 from spark_cluster.agent.faults import explain
-from spark_cluster.agent.journal import Journal, file_shape, folder_shape, naming
+from spark_cluster.agent.journal import Journal, file_shape, folder_shape
 from spark_cluster.agent.overlay import Overlay
-from spark_cluster.agent.processes import (
-    SEARCH_PATH,
-    Cancelled,
-    Completed,
-    Processes,
-    as_user,
-    kill,
-    listen,
-)
+from spark_cluster.agent.processes import SEARCH_PATH, Cancelled, Completed, Processes
+from spark_cluster.agent.temporary import TemporaryFiles, mounts_below
 from spark_cluster.resources.base import Blob, ResourceError, Unknown
 
 __all__ = ["SEARCH_PATH", "STATE", "Cancelled", "Completed", "Host", "Processes", "explain"]
 
 STATE = "/var/lib/spark-cluster"
 RUN = "/run/spark-cluster"
+PIECE = 1024 * 1024
+"""Bytes of a file that are in memory at a time."""
+
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
-def _no_blob(blob: Blob) -> bytes:
+def _no_blob(blob: Blob) -> Iterable[bytes]:
     raise ResourceError(f"the content {blob.sha256[:12]} did not come with the document")
 
 
@@ -54,7 +48,7 @@ class Host:
         root: where the file system begins; a scratch folder in tests.
         run: id of the run, for the journal.
         check: observe only.
-        fetch: brings a Blob's content from the laptop.
+        fetch: brings a Blob's content from the laptop, piece by piece.
         progress: shows one line of what is going on.
         note: tells something that stays to be read.
         ask_for_proof: asks the laptop to leave a file (its path) over a new connection.
@@ -66,7 +60,7 @@ class Host:
     root: Path = Path("/")
     run_id: str = "none"
     check: bool = False
-    fetch: Callable[[Blob], bytes] = _no_blob
+    fetch: Callable[[Blob], Iterable[bytes]] = _no_blob
     progress: Callable[[str], None] = _silent
     note: Callable[[str], None] = _silent
     ask_for_proof: Callable[[str], None] = _silent
@@ -85,7 +79,17 @@ class Host:
     @cached_property
     def journal(self) -> Journal:
         """This run's changes on this node."""
-        return Journal(self.path(f"{STATE}/journal"), self.run_id, self.owner)
+        folder = self.path(f"{STATE}/journal")
+        return Journal(folder, self.run_id, self.owner, self.secrets)
+
+    @cached_property
+    def temporary(self) -> TemporaryFiles:
+        """This node's temporary files."""
+        return TemporaryFiles(self.path(STATE))
+
+    def is_secret(self, name: str) -> bool:
+        """Whether a run has declared that what is at this path is secret."""
+        return self.journal.secret_paths.has(name, self.path(name))
 
     def boot_id(self) -> str:
         """What tells this boot from the last one."""
@@ -121,19 +125,69 @@ class Host:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def digest(self, name: str) -> str | None:
+        """SHA-256 (hex) of what `read` would return, of which little is in memory at a time.
+
+        Raises:
+            ResourceError, Unknown: as `read`.
+        """
+        if self.check and name in (*self.overlay.opaque, *self.overlay.files):
+            data = self.read(name)
+            return None if data is None else hashlib.sha256(data).hexdigest()
+        found = hashlib.sha256()
+        try:
+            for piece in self.pieces(name):
+                found.update(piece)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return found.hexdigest()
+
+    def size(self, name: str) -> int:
+        """Bytes of what `read` would return; 0 when it would return None."""
+        if self.check and name in (*self.overlay.opaque, *self.overlay.files):
+            return len(self.read(name) or b"")
+        path = self.path(name)
+        return path.stat().st_size if path.exists() else 0
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """Content of a regular file that is there, piece by piece.
+
+        Raises:
+            ResourceError: there is something else than a regular file.
+        """
+        path = self.path(name)
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ResourceError(f"{name} is not a regular file")
+        with path.open("rb") as source:
+            while piece := source.read(PIECE):
+                yield piece
+
     def content(self, value: str | bytes | Blob) -> bytes:
         """The bytes of a declared content, fetched from the laptop when they did not travel."""
         if isinstance(value, Blob):
-            data = self.fetch(value)
-            if hashlib.sha256(data).hexdigest() != value.sha256:
-                raise ResourceError("content was damaged on its way; run again")
-            return data
+            return b"".join(self.contents(value))
         return value.encode() if isinstance(value, str) else value
+
+    def contents(self, value: str | bytes | Blob) -> Iterator[bytes]:
+        """The same, piece by piece.
+
+        Raises:
+            ResourceError: after the last piece: what came is not what was declared.
+        """
+        if not isinstance(value, Blob):
+            yield self.content(value)
+            return
+        came = hashlib.sha256()
+        for piece in self.fetch(value):
+            came.update(piece)
+            yield piece
+        if came.hexdigest() != value.sha256:
+            raise ResourceError("content was damaged on its way; run again")
 
     def write(
         self,
         name: str,
-        data: bytes,
+        data: bytes | Iterable[bytes],
         *,
         mode: int | None = None,
         uid: int = -1,
@@ -144,6 +198,7 @@ class Host:
         """Replace a file whole: written beside, synced, validated, renamed; the old one is kept.
 
         Args:
+            data: all of it, or piece by piece.
             mode: permission bits; None keeps those of the old file, 0o644 for a new one.
             uid, gid: owner; -1 keeps the old file's, the agent's own for a new one.
             secret: what the old file holds is not kept. So it is when the new one holds a text
@@ -152,10 +207,14 @@ class Host:
         """
         target = self.path(name)
         old = target.lstat() if target.exists() and not target.is_symlink() else None
-        handle, beside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        beside = self.temporary.beside(target)
+        handle = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with naming(target), os.fdopen(handle, "wb") as out:
-                out.write(data)
+                written = _Written(self.secrets)
+                for piece in (data,) if isinstance(data, bytes) else data:
+                    out.write(piece)
+                    written.add(piece)
                 out.flush()
                 os.fchown(
                     handle,
@@ -164,35 +223,31 @@ class Host:
                 )  # before the mode: it takes set-user-id bits away
                 os.fchmod(handle, mode if mode is not None else _mode_of(old))
                 os.fsync(handle)
-                digest = hashlib.sha256(data).hexdigest()
-                after = file_shape(os.fstat(handle), digest)
+                after = file_shape(os.fstat(handle), written.digest.hexdigest())
             if validate is not None:
-                validate(Path(beside))
-            secret = secret or any(len(s) >= 8 and s.encode() in data for s in self.secrets)
+                validate(beside)
+            secret = secret or written.secret
             self.journal.keep(self.current, target, name, after, secret=secret)
-            Path(beside).replace(target)
-            _sync_folder(target.parent)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                Path(beside).unlink()
-            raise
+            beside.replace(target)
+        finally:
+            self.temporary.done(beside)
+        sync_folder(target.parent)
 
     def link(self, name: str, target: str, *, uid: int = -1, gid: int = -1) -> None:
         """Put a symbolic link to `target` in the place of what is there."""
         path = self.path(name)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.symlink_to(target)
+        beside = self.temporary.beside(path)
         try:
+            beside.symlink_to(target)
             os.lchown(beside, uid, gid)
             status = beside.lstat()
             owned = {"uid": status.st_uid, "gid": status.st_gid}
             after = {"kind": "link", "link": target, **owned}
             self.journal.keep(self.current, path, name, after)
             beside.replace(path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
-        _sync_folder(path.parent)
+        finally:
+            self.temporary.done(beside)
+        sync_folder(path.parent)
 
     def directory(
         self, name: str, *, mode: int | None = None, uid: int = -1, gid: int = -1
@@ -209,8 +264,9 @@ class Host:
             if parent and not self.path(parent).is_dir():
                 self.directory(parent)
             self.journal.keep(self.current, path, name, {"kind": "directory"})
-            path.mkdir(mode=0o755)
-            path.chmod(0o755)
+            path.mkdir(mode=0o755 if mode is None else mode & 0o755)
+            path.chmod(0o755 if mode is None else mode & 0o755)
+            sync_folder(path.parent)
         elif mode is not None or (uid, gid) != (-1, -1):
             self.journal.keep(self.current, path, name, folder_shape(path.stat(), mode, uid, gid))
         if (uid, gid) != (-1, -1):
@@ -218,14 +274,24 @@ class Host:
         if mode is not None:
             path.chmod(mode)
 
-    def remove(self, name: str) -> None:
-        """Remove a file or link, or a folder with all in it; what is removed is kept."""
+    def remove(self, name: str, *, keep: bool = True) -> None:
+        """Remove a file or link, or a folder with all in it.
+
+        Args:
+            keep: what is removed is kept in the journal; unset, only that it was removed is.
+        """
         target = self.path(name)
-        self.journal.keep(self.current, target, name, None)
-        if target.is_dir() and not target.is_symlink():
+        self.journal.keep(self.current, target, name, None, tree=keep)
+        if not target.is_dir() or target.is_symlink():
+            target.unlink(missing_ok=True)
+        elif mounts_below(target):  # it cannot be renamed, or not be removed whole
             shutil.rmtree(target)
         else:
-            target.unlink(missing_ok=True)
+            beside = self.temporary.beside(target)
+            target.rename(beside)
+            self.temporary.done(beside)
+        if target.parent.is_dir():
+            sync_folder(target.parent)
 
     # -- commands ------------------------------------------------------------------------------
 
@@ -243,50 +309,29 @@ class Host:
     ) -> Completed:
         """Run a command and wait.
 
+        Of an output longer than OUTPUT_LIMIT (agent/output.py) the middle is left out.
+
         Args:
-            timeout: seconds.
-            heard: is told each line of output as it comes (`stdin` is empty then).
-            must_finish: go on to its end even when the laptop is gone (package managers).
+            timeout: seconds; then it is ended with all that it started.
+            heard: is told each line of output as it comes.
+            must_finish: go on even when the laptop is gone (package managers), to `timeout`.
             user: run as this user, with their groups.
 
         Raises:
-            ResourceError: there is no such command, or it took too long.
+            ResourceError: there is no such command, or it took too long (`TooLong`).
             Cancelled: it was ended because the laptop is gone.
         """
         if self.processes.cancelled.is_set() and not must_finish:
             raise Cancelled
-        environment = {"PATH": self.search_path, "LANG": "C.UTF-8", "HOME": "/root", **(env or {})}
-        try:
-            process = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environment,
-                cwd=cwd,
-                start_new_session=True,
-                **as_user(user),
-            )
-        except FileNotFoundError as error:
-            raise ResourceError(f"{error.filename}: no such command or folder") from None
-        except PermissionError as error:
-            raise ResourceError(f"{error.filename}: permission denied") from None
-        with self._watched(process, must_finish):
-            try:
-                if heard is None:
-                    out, err = process.communicate(stdin, timeout=timeout)
-                else:
-                    out, err = listen(process, heard, timeout)
-            except subprocess.TimeoutExpired:
-                kill(process)
-                raise ResourceError(f"{argv[0]}: not done after {timeout:g} s") from None
-        if self.processes.cancelled.is_set() and not must_finish:
-            raise Cancelled
-        return Completed(
-            tuple(argv),
-            process.returncode,
-            out.decode(errors="replace"),
-            err.decode(errors="replace"),
+        return self.processes.run(
+            argv,
+            stdin=stdin,
+            heard=heard,
+            env={"PATH": self.search_path, "LANG": "C.UTF-8", "HOME": "/root", **(env or {})},
+            cwd=cwd,
+            timeout=timeout,
+            must_finish=must_finish,
+            user=user,
         )
 
     def run_unit(
@@ -310,7 +355,7 @@ class Host:
         Args:
             key: whose work it is, e.g. a resource's id.
             stdin, env: travel in a file that only root reads and that is gone at once.
-            timeout: seconds from its begin.
+            timeout: seconds from its begin; kept on the node, also while nobody waits for it.
             heard: is told each line of output as it comes; otherwise `progress` is.
             survives: it goes on when the laptop is gone or interrupts; otherwise it is ended.
             recorded: when it ended while nobody watched, take that result, once, instead of
@@ -324,17 +369,6 @@ class Host:
             key, tuple(argv), stdin, env or {}, timeout, user, heard, survives, recorded
         )
         return units.run(self, work)
-
-    @contextlib.contextmanager
-    def _watched(self, process: subprocess.Popen[bytes], must_finish: bool) -> Iterator[None]:
-        if must_finish:
-            yield
-            return
-        self.processes.add(process.pid)
-        try:
-            yield
-        finally:
-            self.processes.remove(process.pid)
 
     def which(self, command: str) -> str | None:
         """Path of a command on the node."""
@@ -372,8 +406,7 @@ class Host:
         """Note that `resource` must act again; survives a run that dies before it does."""
         marker = self._marker(resource)
         marker.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        marker.write_text(f"{resource}\n{self.boot_id()}\n")
-        _sync_folder(marker.parent)
+        write_file(marker, f"{resource}\n{self.boot_id()}\n".encode())
 
     def owed(self, resource: str) -> bool:
         """Whether `resource` must act again."""
@@ -389,13 +422,23 @@ class Host:
         self._marker(resource).unlink(missing_ok=True)
 
 
+class _Written:
+    """What was written: its digest, and whether one of the secrets is in it."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._secrets = [s.encode() for s in secrets if len(s) >= 8]
+        self._overlap = max((len(s) for s in self._secrets), default=1) - 1
+        self._end = b""
+        self.digest = hashlib.sha256()
+        self.secret = False
+
+    def add(self, piece: bytes) -> None:
+        self.digest.update(piece)
+        if self._secrets:
+            searched = self._end + piece
+            self.secret = self.secret or any(s in searched for s in self._secrets)
+            self._end = searched[-self._overlap :]
+
+
 def _mode_of(old: os.stat_result | None) -> int:
     return stat.S_IMODE(old.st_mode) if old is not None else 0o644
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

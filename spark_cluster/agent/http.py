@@ -1,42 +1,128 @@
-"""One HTTP request from this node, with no proxy and no redirect."""
+"""One HTTP request from this node, with no proxy and no redirect, limited in time and size."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
-import urllib.error
-import urllib.request
+import queue
+import socket
+import threading
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+BODY_LIMIT = 16 * 1024 * 1024
+"""Bytes of an answer's body that are taken."""
+
+BLOCK = 64 * 1024
+"""Bytes read at once."""
+
+Reply = dict[str, Any]
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_args: Any, **_kwargs: Any) -> None:
-        return None
-
-
-def ask(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Status and body of `url`; status 0 and a `reason` when there is no answer.
+def ask(request: Mapping[str, Any]) -> Reply:
+    """Status and body of `url`; status 0 and a `reason` when there is no whole answer.
 
     Args:
-        request: url, and perhaps method, headers, body (text) and timeout (seconds).
+        request: url, and perhaps method, headers, body (text), timeout (seconds for all of it:
+            looking up the name, connecting, sending, and the answer to its last byte), and
+            two files of this node: `bearer_file`, whose content is the bearer token (without the
+            file the request goes without a token), and `certificate`, in PEM form (exactly this
+            one is accepted, and its SHA-256 is returned).
     """
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
-    body = request.get("body")
+    timeout = float(request.get("timeout", 10.0))
+    call = _Call(request, time.monotonic() + timeout)
+    threading.Thread(target=call.make, daemon=True).start()
     try:
-        call = urllib.request.Request(  # noqa: S310  (the laptop gives the address)
-            request["url"],
-            data=None if body is None else body.encode(),
-            headers=dict(request.get("headers", {})),
-            method=request.get("method", "GET"),
-        )
-        with opener.open(call, timeout=float(request.get("timeout", 10.0))) as answer:
-            return {"status": answer.status, "body": answer.read().decode(errors="replace")}
-    except urllib.error.HTTPError as error:
-        return {"status": error.code, "body": error.read().decode(errors="replace")}
-    except urllib.error.URLError as error:
-        return {"status": 0, "body": "", "reason": str(error.reason)}
-    except (OSError, http.client.HTTPException) as error:
-        return {"status": 0, "body": "", "reason": str(error) or type(error).__name__}
-    except ValueError:  # its text would show the header, which may be a key
-        reason = "the address or a header has characters that HTTP cannot carry"
-        return {"status": 0, "body": "", "reason": reason}
+        return call.reply.get(timeout=timeout)
+    except queue.Empty:
+        call.abandon()
+        return _no_answer(f"no whole answer within {timeout:g} s")
+
+
+class _Call:
+    """A request in a thread of its own: looking up a name knows no limit, and a server that drips
+    keeps each limit of a socket."""
+
+    def __init__(self, request: Mapping[str, Any], until: float) -> None:
+        self.reply: queue.Queue[Reply] = queue.Queue()
+        self._request = request
+        self._until = until
+        self._connection: http.client.HTTPConnection | None = None
+
+    def make(self) -> None:
+        try:
+            self.reply.put(self._make())
+        except (OSError, http.client.HTTPException) as error:
+            self.reply.put(_no_answer(str(error) or type(error).__name__))
+        except ValueError:  # its text would show the header, which may be a key
+            self.reply.put(
+                _no_answer("the address or a header has characters that HTTP cannot carry")
+            )
+
+    def abandon(self) -> None:
+        """Have the thread end soon."""
+        waits_for = self._connection.sock if self._connection is not None else None
+        if waits_for is not None:
+            with contextlib.suppress(OSError):
+                waits_for.shutdown(socket.SHUT_RDWR)
+
+    def _make(self) -> Reply:
+        where = urlsplit(self._request["url"])
+        if where.scheme not in ("http", "https") or where.hostname is None:
+            raise ValueError(where.scheme)
+        left = max(0.1, self._until - time.monotonic())
+        certificate = self._request.get("certificate")
+        told = {}
+        if certificate is not None:
+            from spark_cluster.agent.pinned_tls import PinnedConnection, fingerprint
+
+            told["certificate"] = fingerprint(certificate)
+            self._connection = PinnedConnection(
+                where.hostname, where.port, told["certificate"], timeout=left
+            )
+        elif where.scheme == "https":
+            self._connection = http.client.HTTPSConnection(where.hostname, where.port, timeout=left)
+        else:
+            self._connection = http.client.HTTPConnection(where.hostname, where.port, timeout=left)
+        body = self._request.get("body")
+        headers = {"Connection": "close", **self._request.get("headers", {})}
+        headers |= _bearer(self._request.get("bearer_file"))
+        if body is not None:
+            headers.setdefault("Content-Type", "application/x-www-form-urlencoded")
+        path = f"{where.path or '/'}?{where.query}" if where.query else where.path or "/"
+        with contextlib.closing(self._connection):
+            self._connection.request(
+                self._request.get("method", "GET"),
+                path,
+                None if body is None else body.encode(),
+                headers,
+            )
+            answer = self._connection.getresponse()
+            return {**_read(answer), **told}
+
+
+def _read(answer: http.client.HTTPResponse) -> Reply:
+    data = bytearray()
+    while part := answer.read(BLOCK):
+        data += part
+        if len(data) > BODY_LIMIT:
+            return _no_answer(
+                f"the answer (status {answer.status}) has more than {BODY_LIMIT >> 20} MiB"
+            )
+    return {"status": answer.status, "body": data.decode(errors="replace")}
+
+
+def _no_answer(reason: str) -> Reply:
+    return {"status": 0, "body": "", "reason": reason}
+
+
+def _bearer(path: str | None) -> dict[str, str]:
+    """The header with a token that never leaves the node."""
+    try:
+        token = Path(path).read_text().strip() if path else ""
+    except OSError:
+        token = ""
+    return {"Authorization": f"Bearer {token}"} if token else {}

@@ -2,14 +2,12 @@
 
 `FOLDER/RUN/run.json` says who ran what, `changes.jsonl` holds an entry a change, and `before/` the
 contents that were replaced, by digest. Only root may read it, since contents can be private. The
-content of a file that was declared as a Secret is not kept at all, so such a file cannot be put
-back: what is worth rotating must not lie around in a journal.
+content of a file that is or was declared as a Secret is not kept at all, so such a file cannot be
+put back: what is worth rotating must not lie around in a journal.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -17,9 +15,12 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from spark_cluster.agent.durable import append_line, make_folder, naming, sync_folder, write_file
+from spark_cluster.agent.secret_paths import SecretPaths
 
 Shape = dict[str, Any]
 """What is at a path: `kind` (file, link, directory, special), `mode`, `uid`, `gid`, and `sha256` of
@@ -28,8 +29,20 @@ a file or `link` of a link. None stands for nothing."""
 KEPT = 200
 """Runs of which the journal is kept."""
 
+CONTENTS_LIMIT = 4 * 1024**3
+"""Bytes of replaced contents that are kept on a node, of all runs together: the oldest go first."""
+
 TREE_LIMIT = 64 * 1024 * 1024
 """Bytes of a removed folder that are kept; of a larger one nothing is."""
+
+SEARCHED = 16 * 1024 * 1024
+"""Bytes of a replaced file up to which it is searched for the secrets of the request."""
+
+CONTENTS_GONE = "contents-removed"
+"""A file in a run's folder: what it replaced was removed to stay below CONTENTS_LIMIT."""
+
+_lock = threading.Lock()
+"""Several documents of one run can be at work at once."""
 
 
 class Journal:
@@ -42,22 +55,31 @@ class Journal:
         folder: the node's journal folder.
         run: id of the run.
         owner: who runs what, as the holder of the node's lock told it.
+        secrets: texts that no kept content may hold.
     """
 
-    def __init__(self, folder: Path, run: str, owner: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        run: str,
+        owner: Mapping[str, Any] | None = None,
+        secrets: frozenset[str] = frozenset(),
+    ) -> None:
         self.folder = folder / run
         self.run = run
         self.owner = dict(owner or {})
-        self._lock = threading.Lock()
+        self.spared = ""
+        """A run whose journal must not be removed to make room: the one that is put back."""
+        self.secret_paths = SecretPaths(folder)
+        self._secrets = tuple(text.encode() for text in secrets if len(text) >= 8)
+        self._bytes: int | None = None
 
     def record(self, resource: str, action: str, **details: Any) -> None:
         """Add an entry; `details` must be JSON and hold no secret."""
         entry = {"time": time.time(), "run": self.run, "resource": resource, "action": action}
-        line = json.dumps({**entry, **details}, sort_keys=True) + "\n"
-        with self._lock:
-            if not self.folder.is_dir():
-                self._begin()
-            _append(self.folder / "changes.jsonl", line.encode())
+        with _lock:
+            self._begin()
+            append_line(self.folder / "changes.jsonl", {**entry, **details})
 
     def keep(
         self,
@@ -67,18 +89,26 @@ class Journal:
         after: Shape | None,
         *,
         secret: bool = False,
+        tree: bool = True,
     ) -> None:
         """Record that what is at `path` (known to users as `shown`) is about to become `after`.
 
         Args:
             after: as far as it is known; None when nothing will be there.
-            secret: the file is declared as a Secret: what it holds is not kept.
+            secret: the file is declared as a Secret: what it holds is not kept. So it is when an
+                earlier run has declared it so, or when it holds a secret of this request.
+            tree: keep what is in a folder that is about to be removed.
         """
+        with _lock:
+            self._begin()
         before = shape(path)
+        secret = secret or self._is_secret(path, shown, before)
+        if secret:
+            self.secret_paths.add(shown, path)
         if before is not None and before["kind"] == "file":
             before["kept"] = not secret and self._content(path, before["sha256"])
         elif before is not None and before["kind"] == "directory" and after is None:
-            before["tree"] = self._tree(path)
+            before["tree"] = self._tree(path, shown) if tree else None
         secrecy = {"secret": True} if secret else {}
         self.record(resource, "file", path=shown, before=before, after=after, **secrecy)
 
@@ -87,24 +117,41 @@ class Journal:
         return self.folder / "before" / digest
 
     def _begin(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Make this run's folder, numbered after all others: clocks can be behind."""
+        if (self.folder / "run.json").exists():
+            return
+        make_folder(self.folder)
         self.folder.parent.chmod(0o700)
-        told = {"run": self.run, "since": time.time(), **self.owner}
-        _write(self.folder / "run.json", json.dumps(told).encode())
-        runs = sorted(p for p in self.folder.parent.iterdir() if p.is_dir())
-        for old in runs[:-KEPT]:
-            if old != self.folder:
+        others = [p for p in runs_in_order(self.folder.parent) if p != self.folder]
+        number = max(map(_number, others), default=0) + 1
+        told = {"run": self.run, "since": time.time(), **self.owner, "number": number}
+        write_file(self.folder / "run.json", json.dumps(told).encode())
+        for old in others[: max(0, len(others) + 1 - KEPT)]:
+            if old.name != self.spared:
                 shutil.rmtree(old, ignore_errors=True)
+        for left in self.folder.parent.glob("*/before/.*"):  # by a run that was killed
+            if left.parent != self.folder / "before":
+                left.unlink(missing_ok=True)
+
+    def _is_secret(self, path: Path, shown: str, found: Shape | None) -> bool:
+        if self.secret_paths.has(shown, path):
+            return True
+        if found is None or found["kind"] != "file" or not self._secrets:
+            return False
+        if path.stat().st_size > SEARCHED:
+            return False
+        data = path.read_bytes()
+        return any(text in data for text in self._secrets)
 
     def _content(self, path: Path, digest: str) -> bool:
-        """Keep a file's content; False when it is not what it was a moment ago."""
+        """Keep a file's content; False when it is not what it was a moment ago, or too much."""
         target = self.kept(digest)
         if target.exists():
             return True
-        with self._lock:
-            if not self.folder.is_dir():
-                self._begin()
-        target.parent.mkdir(exist_ok=True, mode=0o700)
+        with _lock:
+            if not self._make_room(path.stat().st_size):
+                return False
+        make_folder(target.parent)
         beside = target.with_name(f".{digest}.{threading.get_ident()}")
         copied = hashlib.sha256()
         handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -122,23 +169,81 @@ class Journal:
             beside.unlink()
             return False
         beside.rename(target)
+        sync_folder(target.parent)
         return True
 
-    def _tree(self, folder: Path) -> list[Shape] | None:
-        """All that is in a folder, with contents kept; None when that is too much."""
-        paths = sorted(folder.rglob("*"))
-        files = [p for p in paths if p.is_file() and not p.is_symlink()]
-        if sum(p.stat().st_size for p in files) > TREE_LIMIT:
+    def _make_room(self, size: int) -> bool:
+        """Whether `size` bytes more may be kept; contents of the oldest runs are removed for it."""
+        if self._bytes is None:
+            self._bytes = sum(map(_contents, runs_in_order(self.folder.parent)))
+        self._bytes += size
+        for old in runs_in_order(self.folder.parent) if self._bytes > CONTENTS_LIMIT else ():
+            held = 0 if old.name in (self.run, self.spared) else _contents(old)
+            if held and self._bytes > CONTENTS_LIMIT:
+                write_file(old / CONTENTS_GONE, b"")
+                shutil.rmtree(old / "before", ignore_errors=True)
+                self._bytes -= held
+        fits = self._bytes <= CONTENTS_LIMIT
+        self._bytes -= 0 if fits else size
+        return fits
+
+    def _tree(self, folder: Path, shown: str) -> list[Shape] | None:
+        """All that is in a folder, with contents kept; None when that cannot be."""
+        if why_not_kept(folder):
             return None
         found = []
-        for path in paths:
+        for path in sorted(folder.rglob("*")):
             item = shape(path)
+            inside = str(path.relative_to(folder))
             if item is None or item["kind"] == "special":
                 return None
-            if item["kind"] == "file" and not self._content(path, item["sha256"]):
+            if self._is_secret(path, f"{shown}/{inside}", item):
+                self.secret_paths.add(f"{shown}/{inside}", path)
+                item.update(kept=False, secret=True)
+            elif item["kind"] == "file" and not self._content(path, item["sha256"]):
                 return None
-            found.append({"path": str(path.relative_to(folder)), **item})
+            found.append({"path": inside, **item})
         return found
+
+
+def runs_in_order(folder: Path) -> list[Path]:
+    """The folders of all runs in a node's journal folder, the oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if p.is_dir()), key=lambda p: (_number(p), p.name))
+
+
+def _number(run: Path) -> int:
+    """A run's number; 0 of one of before they had numbers."""
+    try:
+        return int(json.loads((run / "run.json").read_text()).get("number", 0))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return 0
+
+
+def _contents(run: Path) -> int:
+    """Bytes of the contents that a run's journal keeps."""
+    try:
+        return sum(item.stat().st_size for item in os.scandir(run / "before"))
+    except OSError:
+        return 0
+
+
+def why_not_kept(folder: Path) -> str:
+    """Why a folder that is removed could not be put back; empty when it could."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            continue  # it went away meanwhile
+        if stat.S_ISREG(status.st_mode):
+            total += status.st_size
+        elif not stat.S_ISDIR(status.st_mode) and not stat.S_ISLNK(status.st_mode):
+            return f"{path.name} in it is a socket, pipe or device"
+    if total > TREE_LIMIT:
+        return f"it holds more than {TREE_LIMIT >> 20} MiB"
+    return ""
 
 
 def shape(path: Path) -> Shape | None:
@@ -180,38 +285,3 @@ def digest_of(path: Path) -> str:
         for block in iter(lambda: source.read(1 << 20), b""):
             digest.update(block)
     return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Give an error of reading or writing the file's name: a write to a full disk has none."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        raise
-
-
-def _append(path: Path, line: bytes) -> None:
-    """Add a line, all of it or nothing."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    size = os.fstat(handle).st_size
-    try:
-        with naming(path):
-            if os.write(handle, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(handle)
-    except OSError:
-        os.ftruncate(handle, size)
-        raise
-    finally:
-        os.close(handle)
-
-
-def _write(path: Path, data: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with naming(path), os.fdopen(handle, "wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(handle)

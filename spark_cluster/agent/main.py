@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import queue
+import select
+import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,27 +28,68 @@ ALIVE_EVERY = 5.0
 GONE_AFTER = 30.0
 """Seconds without a word from the laptop (which answers each sign of life): it is gone."""
 
+LOOK_EVERY = 1.0
+"""Seconds between two looks whether the laptop is there."""
+
+LEAVE_S = 8.0
+"""Seconds that the end may take, what must finish aside: more than a command needs to be ended
+(TERM_GRACE and KILL_GRACE of agent/processes.py). With GONE_AFTER and LOOK_EVERY under 40."""
+
 BATCH = 0.05
 """Seconds that small events may wait for company, so that fifty `ok` are one packet."""
 
+ALWAYS_FITS = 4096
+"""Bytes that can be written to a pipe or socket which has room at all (PIPE_BUF, pipe(7))."""
+
+ROOM_MS = 500
+"""Milliseconds after which who waits for room looks whether that is still wanted."""
+
+PART = 64 * 1024
+"""Bytes from the laptop that are a sign of life, also in the middle of a frame."""
+
+ASKED = 4 * frames.PIECE
+"""Bytes of a content that are asked for at once."""
+
+AHEAD = 2 * ASKED
+"""Bytes of a content that may be on their way or wait here."""
+
 
 class Writer:
-    """Frames out, from any thread; small events wait a moment for company."""
+    """Frames out, from any thread; small events wait a moment for company.
+
+    Who writes waits for the laptop to read, which may never be: `broken` ends that wait.
+    """
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
         self._lock = threading.Lock()
         self._waiting: list[bytes] = []
         self._sent = time.monotonic()
+        self._room = select.poll()
+        self._room.register(handle, select.POLLOUT)
         self.broken = threading.Event()
         self.secrets: set[str] = set()
 
     def send(self, message: dict[str, Any], *, now: bool = True, masked: bool = True) -> None:
-        """Write a frame; with `now=False` it may wait up to BATCH seconds."""
+        """Write a frame; with `now=False` it may wait up to BATCH seconds.
+
+        Raises:
+            frames.TooLong: it is longer than a frame may be.
+        """
+        frame = frames.pack(mask(message, self.secrets) if masked else message)
         with self._lock:
-            self._waiting.append(frames.pack(mask(message, self.secrets) if masked else message))
+            self._waiting.append(frame)
             if now or time.monotonic() - self._sent > BATCH:
                 self._flush()
+
+    def alive(self) -> None:
+        """Give a sign of life, unless something is being written, which is one."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._waiting.append(frames.pack({"event": "alive"}))
+                self._flush()
+            finally:
+                self._lock.release()
 
     def idle(self) -> float:
         """Seconds since something was sent."""
@@ -55,8 +100,9 @@ class Writer:
         self._waiting.clear()
         self._sent = time.monotonic()
         try:
-            while data:
-                data = data[os.write(self._handle, data) :]
+            while data and not self.broken.is_set():
+                if self._room.poll(ROOM_MS):
+                    data = data[os.write(self._handle, data[:ALWAYS_FITS]) :]
         except OSError:
             self.broken.set()
 
@@ -70,72 +116,114 @@ class Agent:
         self.node = Node(root)
         self.heard = time.monotonic()
         self._workers: list[threading.Thread] = []
-        self._blobs: dict[tuple[int, str], queue.Queue[bytes]] = {}
+        self._pieces: dict[tuple[int, str], queue.Queue[bytes]] = {}
         self._answers: dict[int, queue.Queue[str]] = {}
+        self._taken: dict[int, queue.Queue[int]] = {}
 
     def serve(self, first: list[dict[str, Any]]) -> None:
-        """Serve until the stream ends; what must finish (apt) is waited for."""
+        """Serve until the stream ends; then `leave`."""
         threading.Thread(target=self._stay_alive, daemon=True).start()
-        try:
+        with contextlib.suppress(OSError, ValueError):  # a torn stream ends it as an ended one does
             for message in first:
                 self._take(message)
-            while (request := frames.read(self.stream)) is not None:
-                self.heard = time.monotonic()
+            while (request := frames.read(self)) is not None:
                 self._take(request)
-        except (OSError, ValueError):
-            pass  # a torn stream ends the agent as an ended one does
+        self.leave()
+
+    def read(self, size: int, /) -> bytes:
+        """What comes from the laptop, `size` bytes unless it ends; each part is a sign of life."""
+        data = bytearray()
+        while len(data) < size:
+            part = self.stream.read(min(size - len(data), PART))
+            if not part:
+                break
+            self.heard = time.monotonic()
+            data += part
+        return bytes(data)
+
+    def leave(self) -> None:
+        """End what runs and free the node's lock, within LEAVE_S seconds; what must finish (apt) is
+        waited for to its own limit."""
+        self.writer.broken.set()
         self.node.processes.cancel()
-        for worker in self._workers:
-            worker.join()
+        quiet = time.monotonic()
+        while any(worker.is_alive() for worker in self._workers):
+            if self.node.processes.finishing_until() > time.monotonic():
+                quiet = time.monotonic()
+            elif time.monotonic() - quiet > LEAVE_S:
+                break
+            time.sleep(0.01)
+        self.node.processes.kill()
         self.node.lock.release()
 
     def _take(self, message: dict[str, Any]) -> None:
-        op = message.get("op")
+        op, number = message.get("op"), message.get("req", 0)
         if op == "alive":
             return
         if op == "blob":
-            data = frames.read_raw(self.stream) or b""
-            waiting = self._blobs.get((message.get("req", 0), message.get("sha256", "")))
-            if waiting is not None:
-                waiting.put(data)
-            return
-        if op == "answer":
-            asking = self._answers.get(message.get("req", 0))
-            if asking is not None:
-                asking.put(str(message.get("answer")))
-            return
-        self._workers = [w for w in self._workers if w.is_alive()]
-        worker = threading.Thread(target=self._answer, args=(message,))
-        self._workers.append(worker)
-        worker.start()
+            piece = frames.read_raw(self) or b""
+            _put(self._pieces.get((number, message.get("sha256", ""))), piece)
+        elif op == "answer":
+            _put(self._answers.get(number), str(message.get("answer")))
+        elif op == "taken":
+            _put(self._taken.get(number), int(message.get("size", 0)))
+        else:
+            self._workers = [w for w in self._workers if w.is_alive()]
+            worker = threading.Thread(target=self._answer, args=(message,), daemon=True)
+            self._workers.append(worker)
+            worker.start()
 
     def _answer(self, request: dict[str, Any]) -> None:
         number = request.get("req", 0)
         self.writer.secrets.update(secrets_in(request))
+        reply = {"req": number, "event": "done", **carry_out(self.node, request, self._way(number))}
+        # Facts and answers are for the program, not for show: masked, a short secret would damage
+        # them.
+        shown = request.get("op") not in ("gather", "http") or "error" in reply
+        try:
+            self.writer.send(reply, masked=shown)
+        except frames.TooLong as error:
+            text = f"the answer is too long: {error}"
+            self.writer.send({"req": number, "event": "done", "error": text, "hint": ""})
+
+    def _way(self, number: int) -> Laptop:
+        """The way back to who sent request `number`."""
 
         def emit(event: dict[str, Any]) -> None:
             quiet = event.get("event") == "result" and event.get("verdict") == "ok"
-            self.writer.send({"req": number, **event}, now=not quiet)
+            try:
+                self.writer.send({"req": number, **event}, now=not quiet)
+            except frames.TooLong as error:
+                raise ResourceError(f"what there is to tell is too long: {error}") from None
 
-        def fetch(blob: Blob) -> bytes:
-            waiting = self._blobs.setdefault((number, blob.sha256), queue.Queue())
-            emit({"event": "need", "sha256": blob.sha256})
-            return self._wait(waiting)
+        def fetch(blob: Blob) -> Iterator[bytes]:
+            waiting = self._pieces.setdefault((number, blob.sha256), queue.Queue())
+            asked = got = 0
+            while got < blob.size:
+                while asked < min(blob.size, got + AHEAD):
+                    size = min(ASKED, blob.size - asked)
+                    need = {"sha256": blob.sha256, "from": asked, "size": size}
+                    emit({"event": "need", **need})
+                    asked += size
+                piece = self._wait(waiting)
+                if not piece:
+                    raise ResourceError(
+                        f"the laptop has no more than {got} of {blob.size} bytes of a content",
+                        "its file was changed meanwhile; run again",
+                    )
+                got += len(piece)
+                yield piece
 
         def ask(question: dict[str, Any]) -> str:
             waiting = self._answers.setdefault(number, queue.Queue())
             emit({"event": "ask", **question})
             return self._wait(waiting)
 
-        laptop = Laptop(emit, fetch, ask)
-        reply = {"req": number, "event": "done", **carry_out(self.node, request, laptop)}
-        # Facts and answers are for the program, not for show: masked, a short secret would damage
-        # them.
-        shown = request.get("op") not in ("gather", "http") or "error" in reply
-        self.writer.send(reply, masked=shown)
+        taken = self._taken.setdefault(number, queue.Queue())
+        return Laptop(emit, fetch, ask, taken)
 
     def _wait(self, waiting: queue.Queue[T]) -> T:
-        """What the laptop sends."""
+        """What the laptop sends; it lives, or `_stay_alive` ends all."""
         while True:
             try:
                 return waiting.get(timeout=1.0)
@@ -149,15 +237,21 @@ class Agent:
         return max(self.writer.idle(), time.monotonic() - self.heard) >= ALIVE_EVERY
 
     def _stay_alive(self) -> None:
-        while True:
-            time.sleep(1.0)
-            if self.asks_for_life():
-                self.writer.send({"event": "alive"})
-            if self.writer.broken.is_set() or time.monotonic() - self.heard > GONE_AFTER:
-                self.node.processes.cancel()
-                for worker in self._workers:
-                    worker.join()
-                os._exit(1)
+        """Nothing here may wait for the laptop, nor for a thread that does."""
+        try:
+            while not self.writer.broken.is_set() and time.monotonic() - self.heard <= GONE_AFTER:
+                time.sleep(LOOK_EVERY)
+                if self.asks_for_life():
+                    self.writer.alive()
+            self.leave()
+        finally:
+            os._exit(1)
+
+
+def _put(waiting: queue.Queue[T] | None, value: T) -> None:
+    """Hand it to who waits for it, if anybody does."""
+    if waiting is not None:
+        waiting.put(value)
 
 
 def main(stream: frames.Reader, first: list[dict[str, Any]], root: str = "/") -> None:
@@ -172,4 +266,12 @@ def main(stream: frames.Reader, first: list[dict[str, Any]], root: str = "/") ->
     os.dup2(2, 1)
     os.umask(0o022)
     sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123
+    signal.signal(signal.SIGTERM, _ended)
     Agent(stream, handle, Path(root)).serve(first)
+    os._exit(0)  # whatever thread still waits for something, nobody waits for it
+
+
+def _ended(_number: int, _frame: object) -> None:
+    """Who ends the agent ends all that it runs."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise OSError("ended by a signal")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
-import selectors
-import subprocess
+import queue
 import sys
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent.apply import Document
 from spark_cluster.agent.faults import OUR_FAULT, explain, our_fault
+from spark_cluster.agent.gathering import Gathering
 from spark_cluster.agent.host import SEARCH_PATH, Cancelled, Host, Processes
 from spark_cluster.agent.lock import Locked, NodeLock
 from spark_cluster.agent.masking import secrets_in
@@ -23,10 +23,16 @@ from spark_cluster.resources.base import Blob, ResourceError, from_wire
 Request = Mapping[str, Any]
 Reply = dict[str, Any]
 Emit = Callable[[Reply], None]
-Fetch = Callable[[Blob], bytes]
+Fetch = Callable[[Blob], Iterable[bytes]]
 Ask = Callable[[Reply], str]
 
 LOCK_FILE = "run/spark-cluster.lock"
+
+GATHER_S = 20.0
+"""Seconds that each reading command may take, unless the laptop says otherwise."""
+
+STREAM_AHEAD = 1024 * 1024
+"""Characters of streamed output that may be on their way, or wait on the laptop to be shown."""
 
 REBOOT_S = 1.0
 """Seconds between the promise to reboot and its begin."""
@@ -34,11 +40,16 @@ REBOOT_S = 1.0
 
 @dataclass(frozen=True)
 class Laptop:
-    """The way back to who asked: events out, contents and a person's answers in."""
+    """The way back to who asked: events out, contents and a person's answers in.
+
+    Attributes:
+        taken: how many characters of streamed output were shown, as the laptop tells it.
+    """
 
     emit: Emit
     fetch: Fetch
     ask: Ask
+    taken: queue.Queue[int]
 
 
 @dataclass
@@ -108,39 +119,12 @@ def do_gather(node: Node, request: Request, _laptop: Laptop) -> Reply:
     """Run reading commands side by side and read files; what is missing is None.
 
     A command is an argument list, or several lists of which the first one counts that has an
-    answer.
+    answer. What was not done in time is None as well, and `late` tells of it.
     What this process knows of its machine by itself comes along as `machine`.
     """
-    commands: Mapping[str, list[Any]] = request.get("commands", {})
-    host = node.host(request)
-
-    def one(argv: list[Any]) -> Reply | None:
-        choices = argv if argv and isinstance(argv[0], list) else [argv]
-        last = None
-        for choice in choices:
-            try:
-                done = host.run(choice, timeout=float(request.get("timeout", 20.0)))
-            except (ResourceError, OSError):
-                continue
-            except Cancelled:
-                return None
-            last = {"status": done.status, "stdout": done.stdout, "stderr": done.stderr}
-            if done.status == 0 and done.stdout:
-                return last
-        return last
-
-    outputs: Reply = dict.fromkeys(commands)
-    workers = [
-        threading.Thread(target=lambda n=name, a=argv: outputs.update({n: one(a)}))
-        for name, argv in commands.items()
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    files = {name: _text(host, path) for name, path in request.get("files", {}).items()}
-    trees = {name: _tree(host, pattern) for name, pattern in request.get("trees", {}).items()}
-    return {"commands": outputs, "files": files, "trees": trees, "machine": _machine(node.root)}
+    gathering = Gathering(node.host(request), float(request.get("timeout", GATHER_S)))
+    wanted = (request.get(what, {}) for what in ("commands", "files", "trees"))
+    return {**gathering.all(*wanted), "machine": _machine(node.root)}
 
 
 def _machine(root: Path) -> Reply:
@@ -156,25 +140,8 @@ def _machine(root: Path) -> Reply:
     }
 
 
-def _text(host: Host, path: str) -> str | None:
-    try:
-        return host.path(path).read_text(errors="replace")
-    except OSError:
-        return None
-
-
-def _tree(host: Host, pattern: str) -> dict[str, str]:
-    """Every readable file that matches a glob, path to text (sysfs has one value a file)."""
-    found = {}
-    for path in sorted(host.root.glob(pattern.lstrip("/"))):
-        text = _text(host, str(path.relative_to(host.root)))
-        if text is not None:
-            found["/" + str(path.relative_to(host.root))] = text
-    return found
-
-
 def do_run(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """One command: status and outputs."""
+    """One command: status and outputs, and how much of these was too much to be kept."""
     done = node.host(request, laptop).run(
         request["argv"],
         stdin=str(request.get("stdin", "")).encode(),
@@ -182,38 +149,38 @@ def do_run(node: Node, request: Request, laptop: Laptop) -> Reply:
         timeout=float(request.get("timeout", 60.0)),
         user=request.get("user"),
     )
-    return {"status": done.status, "stdout": done.stdout, "stderr": done.stderr}
+    return {
+        "status": done.status,
+        "stdout": done.stdout,
+        "stderr": done.stderr,
+        "left_out": done.left_out,
+    }
 
 
 def do_stream(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """One command whose output is sent as it comes, until it ends or the laptop cancels."""
-    process = subprocess.Popen(
-        request["argv"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={"PATH": SEARCH_PATH, "LANG": "C.UTF-8", "HOME": "/root"},
-        start_new_session=True,
-    )
-    assert process.stdout is not None  # noqa: S101  (it is a pipe)
-    node.processes.add(process.pid)
+    """One command whose output is sent as it comes, until it ends or the laptop cancels.
+
+    What was sent and not yet shown there is limited; the command waits meanwhile.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    selector = selectors.DefaultSelector()
-    selector.register(process.stdout, selectors.EVENT_READ)
-    try:
-        while not node.processes.cancelled.is_set():
-            if not selector.select(timeout=0.5):
-                continue
-            data = os.read(process.stdout.fileno(), 65536)
-            if not data:
-                break
-            laptop.emit({"event": "output", "text": decoder.decode(data)})
-    finally:
-        node.processes.remove(process.pid)
-        if process.poll() is None and node.processes.cancelled.is_set():
-            process.terminate()
-        status = process.wait()
-    return {"status": status}
+    cancelled = node.processes.cancelled
+    ahead = 0
+
+    def take(_number: int, data: bytes) -> None:
+        nonlocal ahead
+        text = decoder.decode(data)
+        laptop.emit({"event": "output", "text": text})
+        ahead += len(text)
+        while ahead > STREAM_AHEAD and not cancelled.is_set():
+            with contextlib.suppress(queue.Empty):
+                ahead -= laptop.taken.get(timeout=0.1)
+
+    environment = {"PATH": SEARCH_PATH, "LANG": "C.UTF-8", "HOME": "/root"}
+    unlimited = float("inf")
+    with node.processes.start(
+        request["argv"], env=environment, timeout=unlimited, merged=True
+    ) as running:
+        return {"status": running.attend(take, cancelled)}
 
 
 def do_reboot(node: Node, request: Request, laptop: Laptop) -> Reply:

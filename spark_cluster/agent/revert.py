@@ -1,236 +1,144 @@
-"""Puts back what a run changed: byte for byte, in reverse order, all of it or nothing.
+"""Puts back what a run changed: byte for byte, all of it or nothing.
 
 First everything is looked at: each path must be as the run left it. Only when all of them are, the
-first one is touched. What is put back is a change like any other, with journal entries of its
-own, so that a revert can be reverted too.
+plan is written to the journal and then the first path is touched. What is put back is a change like
+any other, with journal entries of its own, so that a revert can be reverted too. A revert that was
+killed is continued from its plan by the next revert of the same run.
 """
 
 from __future__ import annotations
 
-import time
+import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from spark_cluster.agent.durable import sync_folder
 from spark_cluster.agent.faults import explain
-from spark_cluster.agent.history import Entry, History
+from spark_cluster.agent.history import History
 from spark_cluster.agent.host import Host
-from spark_cluster.agent.journal import Journal, Shape, digest_of, shape
-from spark_cluster.resources.base import ResourceError, resource_class
+from spark_cluster.agent.journal import Journal, Shape, shape
+from spark_cluster.agent.revert_plan import Plan, Planner, Step, matches, on_the_way, same
+from spark_cluster.agent.temporary import is_temporary
+from spark_cluster.resources.base import ResourceError
 from spark_cluster.resources.file import unified
 
 Emit = Callable[[dict[str, Any]], None]
 
-_NOT_KEPT = "what it held before is not kept in the journal"
-
-
-@dataclass(frozen=True)
-class Step:
-    """One change to take back: `path` becomes `before`, as it was kept in `journal`."""
-
-    path: str
-    before: Shape | None
-    after: Shape | None
-    resource: str
-    secret: bool = False
-
-
-@dataclass
-class Plan:
-    """What taking back a run comes to.
-
-    Attributes:
-        steps: the changes to take back, in this order.
-        refused: path to why it cannot be put back; with any of these nothing is done.
-        left: (what, why) of all that stays as the run left it.
-    """
-
-    steps: list[Step] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-    left: list[tuple[str, str]] = field(default_factory=list)
-
 
 def revert(host: Host, run: str, emit: Emit, *, diff: bool = False) -> dict[str, Any]:
-    """Take back a run on this node.
+    """Put back what a run changed on this node, or continue a revert of it that was killed.
 
     Args:
         run: its id.
         emit: takes one event a path, as for a resource.
 
     Returns:
-        `ok`, the run's id as `of`, and as `left` what stays as the run left it.
+        `ok`, the run's id as `of`, as `left` what stays as the run left it; where there is
+        something to say of its journal, `notes`; after a killed revert its run as `continued`.
 
     Raises:
         ResourceError: something cannot be written; all is as it was before.
     """
     history = History(host.root)
-    planner = _Planner(host, history, run)
-    plan = planner.plan()
-    reply = {"of": run, "left": [{"what": what, "why": why} for what, why in plan.left]}
+    killed = history.half_revert(run)
+    if not host.check:
+        host.temporary.clean()
+    if killed is not None:
+        host = dataclasses.replace(host, run_id=killed)
+        plan = _Rest(host, history, run, killed).plan()
+    else:
+        plan = Planner(host, history, run).plan()
+    reply: dict[str, Any] = {
+        "of": run,
+        "left": [{"what": what, "why": why} for what, why in plan.left],
+    }
+    if notes := history.notes(run):
+        reply["notes"] = notes
+    if killed is not None:
+        reply["continued"] = killed
     for path, why in plan.refused.items():
         name = _named(path, shape(host.path(path)))
         emit({"event": "result", "id": name, "verdict": "failed", "error": why})
     if plan.refused:
         return {**reply, "ok": False}
-    secret = history.secret_paths() if diff else set()
-    events = [_event(host, planner, path) for path in planner.changed()]
-    for event in events if diff else ():
-        event["diff"] = _diff(host, planner, event["path"], secret=event["path"] in secret)
-    if not host.check and plan.steps:
-        _carry_out(host, history, run, plan.steps)
+    changes = _net(plan.steps)
+    events = [_event(step) for step in changes]
+    if diff:
+        for event, step in zip(events, changes, strict=True):
+            event["diff"] = _diff(host, history.journal(run), step)
+    if not host.check and (plan.steps or killed):
+        _carry_out(host, history, run, plan, begun=killed is not None)
     for event in events:
         emit(event)
     return {**reply, "ok": True}
 
 
-class _Planner:
-    """Walks a run's entries backwards, over a picture of what will be there by then."""
+class _Rest:
+    """What is still to be done of a revert that was killed."""
 
-    def __init__(self, host: Host, history: History, run: str) -> None:
+    def __init__(self, host: Host, history: History, run: str, killed: str) -> None:
         self.host = host
+        self.planner = Planner(host, history, run)
         self.history = history
-        self.run = run
-        self.journal = history.journal(run)
-        self._will_be: dict[str, Shape | None] = {}
-        self._lost: set[str] = set()
-        self._plan = Plan()
+        entries = history.entries(killed)
+        begun = [e for e in entries if e["action"] == "reverting" and e["of"] == run][-1]
+        self.steps = [Step(**step) for step in begun["steps"]]
+        self.left = [(item["what"], item["why"]) for item in begun["left"]]
 
     def plan(self) -> Plan:
-        """The steps, or why there are none."""
-        entries = self.history.entries(self.run)
-        for entry in reversed(entries):
-            if entry["action"] == "file" and entry["path"] not in self._lost:
-                self._take_back(entry)
-        self._plan.left += _beyond_files(entries)
-        return self._plan
+        """The steps that were not taken, or why they cannot be any more."""
+        plan = Plan(left=list(self.left))
+        states: dict[str, list[Step]] = {}
+        for step in self.steps:
+            states.setdefault(step.path, []).append(step)
+        for path, steps in states.items():
+            current = shape(self.host.path(path))
+            if not self._is_expected(steps, current):
+                plan.refused[path] = self.planner.since(path, current)
+        going = {step.path for step in self.steps if step.then is None}
+        for step in self.steps:
+            current = shape(self.host.path(step.path))
+            final = states[step.path][-1].then
+            if same(current, final) or (step.then is None and current is None):
+                continue  # done
+            if step.then is None and self._holds_more(step.path, going):
+                plan.left.append((step.path, "something is in it"))
+                continue
+            is_file = step.then is not None and step.then["kind"] == "file"
+            if step.then is not None and is_file and not self.planner.has_content(step.then):
+                plan.refused[step.path] = f"what {step.path} held is not kept any more"
+            plan.steps.append(dataclasses.replace(step, now=current))
+        return plan
 
-    def changed(self) -> list[str]:
-        """Paths that will be another thing than they are, in order."""
-        return [
-            path
-            for path, then in sorted(self._will_be.items())
-            if not _same(then, shape(self.host.path(path)))
-        ]
+    def _is_expected(self, steps: list[Step], current: Shape | None) -> bool:
+        """Whether a path is as before the revert, as after it, or on the way."""
+        return any(
+            same(current, step.now)
+            or matches(step.then, current)
+            or on_the_way(step.now, step.then, current)
+            for step in steps
+        )
 
-    def will_be(self, path: str) -> Shape | None:
-        """What is at a path after the steps so far."""
-        if path not in self._will_be:
-            return shape(self.host.path(path))
-        return self._will_be[path]
-
-    def content(self, then: Shape | None) -> bytes:
-        """What a file to be put back held."""
-        if then is None or then["kind"] != "file":
-            return b""
-        return self.journal.kept(then["sha256"]).read_bytes()
-
-    def _take_back(self, entry: Entry) -> None:
-        path, before, after = entry["path"], entry["before"], entry.get("after")
-        current = self.will_be(path)
-        if "after" not in entry:
-            self._refuse(path, f"{path}: an older version did not record what it was changed to")
-            return
-        if _matches(before, current) and self._all_there(path, before):
-            return  # it never came to it: the power was cut
-        if not _matches(after, current):
-            self._refuse(path, self._since(path, current))
-            return
-        if before is None and after is not None and after["kind"] == "directory":
-            if self._holds_more(path):
-                self._plan.left.append((path, "something is in it"))
-                return
-        elif not self._kept(before):
-            self._lost.add(path)
-            why = "its content is secret, and not kept" if entry.get("secret") else _NOT_KEPT
-            self._plan.left.append((path, why))
-            return
-        if before is not None and current is None and not self._has_folder(path):
-            self._refuse(path, f"{path.rsplit('/', 1)[0]}, where it was, is gone")
-            return
-        self._will_be[path] = before
-        for item in (before or {}).get("tree") or ():
-            self._will_be[f"{path}/{item['path']}"] = item
-        self._plan.steps.append(Step(path, before, after, entry["resource"]))
-
-    def _refuse(self, path: str, why: str) -> None:
-        self._lost.add(path)
-        self._plan.refused[path] = why
-
-    def _kept(self, before: Shape | None) -> bool:
-        """Whether the journal has all that is needed to make it again."""
-        if before is None or before["kind"] == "link":
-            return True
-        if before["kind"] == "directory":
-            if "tree" not in before:
-                return True
-            items = before["tree"]
-            return items is not None and all(self._kept({"kept": True, **i}) for i in items)
-        if before["kind"] != "file" or not before.get("kept", True):
+    def _holds_more(self, folder: str, going: set[str]) -> bool:
+        path = self.host.path(folder)
+        if path.is_symlink() or not path.is_dir():
             return False
-        kept = self.journal.kept(before["sha256"])
-        return kept.is_file() and digest_of(kept) == before["sha256"]
-
-    def _all_there(self, path: str, before: Shape | None) -> bool:
-        """Whether a folder has all that it had before it was to be removed."""
-        items = (before or {}).get("tree") or ()
-        return all(_matches(item, self.will_be(f"{path}/{item['path']}")) for item in items)
-
-    def _holds_more(self, folder: str) -> bool:
-        """Whether something will be in a folder that the steps do not take away."""
-        there = self.host.path(folder)
-        names = {f"{folder}/{p.name}" for p in (there.iterdir() if there.is_dir() else ())}
-        names |= {p for p in self._will_be if p.rsplit("/", 1)[0] == folder}
-        return any(self.will_be(name) is not None for name in names)
-
-    def _has_folder(self, path: str) -> bool:
-        parent = path.rsplit("/", 1)[0]
-        if not parent or self.host.path(parent).is_dir():
-            return True
-        found = self.will_be(parent)
-        return found is not None and found["kind"] == "directory"
-
-    def _since(self, path: str, current: Shape | None) -> str:
-        """Who changed a path since the run did."""
-        later = self.history.changed_later(path, self.run)
-        if later is not None:
-            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(later["since"] or 0))
-            who = f"{later['user'] or 'someone'}, `{later['command'] or '?'}`, {when}"
-            return f"{path} was changed since, by run {later['run']} ({who}): revert that one first"
-        if current is None:
-            return f"{path} was removed since, by something else than spark-cluster"
-        status = self.host.path(path).lstat()
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_ctime))
-        return f"{path} was changed since, by something else than spark-cluster (at {when})"
+        names = (p.name for p in path.iterdir() if not is_temporary(p.name))
+        return any(f"{folder}/{name}" not in going for name in names)
 
 
-def _matches(wanted: Shape | None, found: Shape | None) -> bool:
-    """Whether what is there is `wanted`, as far as that was known."""
-    if wanted is None or found is None:
-        return wanted is found
-    known = ("kind", "sha256", "link", "mode", "uid", "gid")
-    return all(found.get(k) == wanted[k] for k in known if k in wanted)
+def _net(steps: list[Step]) -> list[Step]:
+    """One step a path, by path: what goes to make room for something else is not told by itself."""
+    found: dict[str, Step] = {}
+    for step in steps:
+        before = found.get(step.path, step)
+        found[step.path] = dataclasses.replace(step, now=before.now)
+    return [found[path] for path in sorted(found)]
 
 
-def _same(one: Shape | None, other: Shape | None) -> bool:
-    return _matches(one, other) and _matches(other, one)
-
-
-def _beyond_files(entries: list[Entry]) -> list[tuple[str, str]]:
-    """The resources of a run whose work is more than files, and what of it stays."""
-    found = {}
-    for entry in entries:
-        if entry["action"] in ("converged", "repaired"):
-            kind = resource_class(str(entry["resource"]).partition(":")[0])
-            stays = "what it did stays" if kind is None else kind.reverts
-            if stays:
-                found[entry["resource"]] = stays
-    return list(found.items())
-
-
-def _event(host: Host, planner: _Planner, path: str) -> dict[str, Any]:
+def _event(step: Step) -> dict[str, Any]:
     """What becomes of one path."""
-    now, then = shape(host.path(path)), planner.will_be(path)
+    now, then = step.now, step.then
     names = ("kind", "sha256", "link", "mode", "uid", "gid")
     told = {
         name: [_plain(name, (now or {}).get(name)), _plain(name, (then or {}).get(name))]
@@ -239,19 +147,19 @@ def _event(host: Host, planner: _Planner, path: str) -> dict[str, Any]:
     }
     if now is None or then is None:
         told = {"kind": [(now or {"kind": "absent"})["kind"], (then or {"kind": "absent"})["kind"]]}
-    name = _named(path, then or now)
-    return {"event": "result", "id": name, "path": path, "verdict": "change", "changes": told}
+    name = _named(step.path, then or now)
+    return {"event": "result", "id": name, "path": step.path, "verdict": "change", "changes": told}
 
 
-def _diff(host: Host, planner: _Planner, path: str, *, secret: bool) -> str:
-    now, then = shape(host.path(path)), planner.will_be(path)
-    if "file" not in ((now or {}).get("kind"), (then or {}).get("kind")):
+def _diff(host: Host, journal: Journal, step: Step) -> str:
+    kinds = [(side or {}).get("kind") for side in (step.now, step.then)]
+    if "file" not in kinds:
         return ""
-    if secret:
-        return f"{path}: secret content, not shown\n"
-    held = now is not None and now["kind"] == "file"
-    before = host.path(path).read_bytes() if held else b""
-    return unified(path, before, planner.content(then))
+    if host.is_secret(step.path):
+        return f"{step.path}: secret content, not shown\n"
+    before = host.path(step.path).read_bytes() if kinds[0] == "file" else b""
+    then = step.then if kinds[1] == "file" else None
+    return unified(step.path, before, journal.kept(then["sha256"]).read_bytes() if then else b"")
 
 
 def _named(path: str, found: Shape | None) -> str:
@@ -265,55 +173,57 @@ def _plain(name: str, value: Any) -> Any:
 # -- doing it --------------------------------------------------------------------------------------
 
 
-def _carry_out(host: Host, history: History, run: str, steps: list[Step]) -> None:
+def _carry_out(host: Host, history: History, run: str, plan: Plan, *, begun: bool) -> None:
     """Take the steps; when one cannot be taken, take those before it back again."""
-    journal = history.journal(run)
-    taken: list[Step] = []
+    journal, name = history.journal(run), "Revert:" + run
+    at = ""
+    host.journal.spared = run
     try:
-        for step in steps:
-            host.current = step.resource
-            taken.append(step)
-            _put(host, journal, step.path, step.before)
+        if not begun:
+            left = [{"what": what, "why": why} for what, why in plan.left]
+            steps = [step.to_dict() for step in plan.steps]
+            host.journal.record(name, "reverting", of=run, steps=steps, left=left)
+        for step in plan.steps:
+            host.current, at = step.resource, step.path
+            _put(host, journal, step.path, step.then)
     except (OSError, ResourceError) as error:
         why = explain(error, host.root) if isinstance(error, OSError) else error.message
-        raise ResourceError(
-            f"{taken[-1].path} cannot be put back: {why}", _undone(host, history)
-        ) from error
-    host.current = "Revert:" + run
-    host.journal.record(host.current, "reverted", of=run)
+        what = f"{at} cannot be put back" if at else "nothing can be put back"
+        raise ResourceError(f"{what}: {why}", _undone(host, history, run)) from error
+    host.current = name
+    host.journal.record(name, "reverted", of=run)
 
 
-def _undone(host: Host, history: History) -> str:
+def _undone(host: Host, history: History, run: str) -> str:
     """Take back what this revert has done so far; what to say of it."""
     try:
-        for step in _Planner(host, history, host.run_id).plan().steps:
-            _put(host, history.journal(host.run_id), step.path, step.before)
+        if host.run_id in history.runs():
+            for step in Planner(host, history, host.run_id).plan().steps:
+                _put(host, history.journal(host.run_id), step.path, step.then)
+            host.journal.record("Revert:" + run, "undone", of=run)
     except (OSError, ResourceError):
-        return f"a part was put back; `spark-cluster revert {host.run_id}` takes that back again"
+        return f"a part was put back; `spark-cluster revert {run}` again does the rest"
     return "all is again as it was before"
 
 
-def _put(host: Host, journal: Journal, path: str, before: Shape | None) -> None:
+def _put(host: Host, journal: Journal, path: str, then: Shape | None) -> None:
     """Make what was at a path once."""
     target = host.path(path)
-    if before is None:
-        _remove(host, path, target)
+    if then is None:
+        if target.is_dir() and not target.is_symlink():
+            host.journal.keep(host.current, target, path, None)
+            target.rmdir()
+            sync_folder(target.parent)
+        elif target.exists() or target.is_symlink():
+            host.remove(path)
         return
-    uid, gid = before["uid"], before["gid"]
-    if before["kind"] == "file":
-        data = journal.kept(before["sha256"]).read_bytes()
-        host.write(path, data, mode=before["mode"], uid=uid, gid=gid)
-    elif before["kind"] == "link":
-        host.link(path, before["link"], uid=uid, gid=gid)
+    uid, gid = then["uid"], then["gid"]
+    if then["kind"] == "file":
+        kept = journal.kept(then["sha256"])
+        with kept.open("rb") as source:
+            pieces = iter(lambda: source.read(1 << 20), b"")
+            host.write(path, pieces, mode=then["mode"], uid=uid, gid=gid)
+    elif then["kind"] == "link":
+        host.link(path, then["link"], uid=uid, gid=gid)
     else:
-        host.directory(path, mode=before["mode"], uid=uid, gid=gid)
-        for item in before.get("tree") or ():
-            _put(host, journal, f"{path}/{item['path']}", item)
-
-
-def _remove(host: Host, path: str, target: Path) -> None:
-    if target.is_dir() and not target.is_symlink():
-        host.journal.keep(host.current, target, path, None)
-        target.rmdir()
-    else:
-        host.remove(path)
+        host.directory(path, mode=then["mode"], uid=uid, gid=gid)

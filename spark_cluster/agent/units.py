@@ -7,6 +7,7 @@ later run that wants the same finds it: running, or ended with a result that nob
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -19,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.agent import moment, processes
 from spark_cluster.agent.faults import explain
+from spark_cluster.agent.output import LINE_LIMIT
 from spark_cluster.agent.processes import Cancelled, Completed
 from spark_cluster.resources.base import ResourceError
 
@@ -41,6 +44,18 @@ PROGRESS_S = 0.25
 
 OUTPUT_LIMIT = 4 * 1024 * 1024
 """Bytes of each output that are kept for the result: the last ones."""
+
+BLOCK = 1024 * 1024
+"""Bytes of an output that are read at once."""
+
+TELL_S = 2.0
+"""Seconds in which systemd must take an order, while the laptop is gone and the lock waits."""
+
+ENDING_S = 10.0
+"""Seconds that systemd gives a unit between SIGTERM and SIGKILL of its whole cgroup."""
+
+LAST_RESORT_S = 60.0
+"""Seconds after the limit of the work (which worker.py keeps) at which systemd ends its unit."""
 
 ROOM_LEFT = 64 * 1024
 """Bytes: with less free space, a command that said nothing could not say it."""
@@ -111,14 +126,15 @@ class _Unit:
         return _running(self.folder)
 
     def since(self) -> str:
-        return time.strftime("%H:%M:%S", time.localtime(self._begun()))
+        begun = _read(self.folder / "begun") or moment.now()
+        return time.strftime("%H:%M:%S", time.localtime(begun["time"]))
 
     def unwatched(self) -> Completed | None:
         """The result of work that ended while nobody watched, when that is wanted; it is taken."""
-        result = self._result()
-        if result is None or time.time() - result["ended"] > STALE_S:
+        result = _read(self.folder / "status")
+        if result is None or moment.age(result) > STALE_S:
             return None
-        when = time.strftime("%H:%M:%S", time.localtime(result["ended"]))
+        when = time.strftime("%H:%M:%S", time.localtime(result["time"]))
         what = f"{self.work.key}: {self.work.argv[0]} ended at {when} while nobody watched"
         if "error" in result or not self.work.recorded:
             return None
@@ -144,46 +160,64 @@ class _Unit:
             "env": environment,
             "stdin": base64.b64encode(work.stdin).decode("ascii"),
             "user": work.user,
+            "timeout": work.timeout,
         }
+        (self.folder / "asked").write_text(json.dumps(moment.now()))
         handle = os.open(self.folder / "work", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as out:
             json.dump(told, out)
         try:
-            self.host.run(self._systemd_run()).check(f"starting a unit for {work.key}")
+            self._start()
         except ResourceError:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         until = time.monotonic() + BEGIN_S
         while not (self.folder / "begun").exists():
             if time.monotonic() > until:
+                self._stop()
                 raise ResourceError(
                     f"{work.key}: its unit {self.name} does not begin", self._advice()
                 )
-            time.sleep(0.01)
+            if self.host.processes.cancelled.wait(0.01):  # it begins or not, without us
+                raise Cancelled
+
+    def _start(self) -> None:
+        done = self.host.run(self._systemd_run())
+        if done.status != 0:  # perhaps the one before it is still being ended
+            self._systemctl_stop(3 * ENDING_S)
+            done = self.host.run(self._systemd_run())
+        done.check(f"starting a unit for {self.work.key}")
 
     def watch(self) -> Completed:
         """Tell what it prints until it ends, and take its result.
 
+        Its limit is the worker's to keep; here it is only what is waited for, a little longer.
+
         Raises:
+            ResourceError: it was not done in time, or was ended from outside.
             Cancelled: the laptop is gone; the work goes on, unless it shall not.
         """
         heard = self.work.heard or _seldom(self.host.progress)
         tails = [_Tail(self.folder / name, heard) for name in ("out", "err")]
-        until = self._begun() + self.work.timeout
+        begun = _read(self.folder / "begun") or moment.now()
+        graces = processes.TERM_GRACE + processes.KILL_GRACE + processes.DRAIN_S
+        limit = self.work.timeout + graces + ENDING_S
         wait = 0.02
         while self.running():
             moved = [tail for tail in tails if tail.read()]
             wait = 0.02 if moved else min(wait * 1.5, 0.5)
             if self.host.processes.cancelled.wait(wait):
                 if not self.work.survives:
-                    self._stop()
+                    self._stop(wait=False)
                 raise Cancelled
-            if time.time() > until:
+            if moment.age(begun) > limit:
                 self._stop()
-                raise ResourceError(f"{self.work.argv[0]}: not done after {self.work.timeout:g} s")
+                raise processes.TooLong(
+                    f"{self.work.argv[0]}: not done after {self.work.timeout:g} s"
+                )
         for tail in tails:
             tail.read(last=True)
-        result = self._result()
+        result = _read(self.folder / "status")
         if result is None:
             raise ResourceError(
                 f"{self.work.key}: {self.work.argv[0]} was ended from outside "
@@ -197,8 +231,9 @@ class _Unit:
     def _systemd_run(self) -> list[str]:
         properties = {
             "Description": f"spark-cluster: {self.work.key}",
-            "RuntimeMaxSec": f"{self.work.timeout + 60:.0f}",
-            "TimeoutStopSec": "10",
+            "RuntimeMaxSec": f"{self.work.timeout + LAST_RESORT_S:.0f}",
+            "TimeoutStopSec": f"{ENDING_S:.0f}",
+            "KillMode": "control-group",
         }
         code = str(Path(__file__).resolve().parents[2])
         return [
@@ -207,26 +242,21 @@ class _Unit:
             f"--unit={self.name}",
             *(f"--property={name}={value}" for name, value in properties.items()),
             "--",
-            *(sys.executable, "-I", "-S", "-c", CODE, code, str(self.folder)),
+            *(sys.executable, "-I", "-S", "-B", "-c", CODE, code, str(self.folder)),
         ]
 
-    def _stop(self) -> None:
-        self.host.run(("systemctl", "stop", self.name), timeout=30, must_finish=True)
+    def _stop(self, *, wait: bool = True) -> None:
+        """End the unit with all that is in it; without `wait` systemd is only told to."""
+        if wait:
+            self._systemctl_stop(3 * ENDING_S)
+        else:
+            self._systemctl_stop(TELL_S, "--no-block")
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _begun(self) -> float:
-        try:
-            return float(json.loads((self.folder / "begun").read_text())["time"])
-        except (OSError, ValueError):
-            return time.time()
-
-    def _result(self) -> dict[str, Any] | None:
-        """What the worker told at its end; None when it told nothing."""
-        try:
-            result = json.loads((self.folder / "status").read_text())
-        except (OSError, ValueError):
-            return None
-        return result if isinstance(result, dict) else None
+    def _systemctl_stop(self, timeout: float, *options: str) -> None:
+        with contextlib.suppress(ResourceError):  # systemd goes on with it, whatever we wait for
+            argv = ("systemctl", "stop", *options, self.name)
+            self.host.run(argv, timeout=timeout, must_finish=True)
 
     def _take(self, result: dict[str, Any]) -> Completed:
         """The result, of which nothing stays on the node."""
@@ -234,7 +264,7 @@ class _Unit:
         free = shutil.disk_usage(self.folder).free
         shutil.rmtree(self.folder, ignore_errors=True)
         if "error" in result:
-            raise ResourceError(result["error"])
+            raise ResourceError(result["error"], result.get("hint", ""))
         if result["status"] != 0 and free < ROOM_LEFT and not err.strip():
             raise ResourceError(
                 f"{self.work.key}: {self.work.argv[0]} ended with status {result['status']}: "
@@ -259,19 +289,26 @@ class _Tail:
         """Tell what has come; whether anything has."""
         try:
             with self._path.open("rb") as source:
-                source.seek(self._at)
-                data = source.read()
+                if source.seek(0, os.SEEK_END) < self._at:  # it got too long, and was emptied
+                    self._at = 0
+                begin = source.seek(self._at)
+                while data := source.read(BLOCK):
+                    self._at += len(data)
+                    self._tell(data)
         except FileNotFoundError:
             return False
-        self._at += len(data)
+        if last:
+            self._tell(b"\n")
+        return self._at > begin
+
+    def _tell(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
-        if last and self._rest:
+        if len(self._rest) > LINE_LIMIT:
             lines.append(self._rest)
             self._rest = b""
         for line in lines:
             if line.strip():
                 self._heard(line.decode(errors="replace").rstrip())
-        return bool(data)
 
 
 def _seldom(tell: Callable[[str], None]) -> Callable[[str], None]:
@@ -311,12 +348,28 @@ def _text(path: Path) -> str:
         return ""
 
 
+def _read(path: Path) -> dict[str, Any] | None:
+    """What the worker told in one of its files; None when it told nothing."""
+    try:
+        told = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return told if isinstance(told, dict) else None
+
+
 def _forget_old(folder: Path) -> None:
-    """Remove what ended long ago and nobody asked for."""
+    """Remove what ended long ago and nobody asked for, and what never began: it holds secrets."""
     if not folder.is_dir():
         return
     for old in folder.iterdir():
-        status = old / "status"
-        old_enough = status.is_file() and time.time() - status.stat().st_mtime > 7 * STALE_S
-        if old_enough and not _running(old):
+        if _running(old):
+            continue
+        status, asked = _read(old / "status"), _read(old / "asked") or {}
+        if status is not None:
+            forgotten = moment.age(status) > 7 * STALE_S
+        elif (old / "begun").exists():
+            forgotten = moment.age(asked) > 7 * STALE_S
+        else:
+            forgotten = moment.age(asked) > 2 * BEGIN_S
+        if forgotten:
             shutil.rmtree(old, ignore_errors=True)

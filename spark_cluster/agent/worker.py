@@ -2,26 +2,35 @@
 
 The agent that started it may be gone long before the end, so all is said in the unit's folder:
 `work` (read once and removed: it may hold secrets), `begun`, `out`, `err`, `status`. The lock on
-`lock` is held while it runs, so that whoever comes later can tell running from dead.
+`lock` is held while it runs, so that whoever comes later can tell running from dead. The limit of
+the work is kept here, with or without an agent; systemd's own, a little later, is the last resort.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
 import json
 import os
 import signal
-import subprocess
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from spark_cluster.agent.processes import as_user
+from spark_cluster.agent import moment
+from spark_cluster.agent.processes import Running
 from spark_cluster.resources.base import ResourceError
 
 ROOM = 4096
 """Bytes of the status file, taken at the start: a disk that gets full must not hide the end."""
+
+OUTPUT_ROOM = 64 * 1024 * 1024
+"""Bytes of one output on the disk; of a longer one only what comes last is there."""
+
+LOOK_EVERY_S = 1.0
+"""Seconds between two looks at the length of the outputs."""
 
 
 def main(name: str) -> None:
@@ -34,35 +43,42 @@ def main(name: str) -> None:
     work = json.loads((folder / "work").read_bytes())
     (folder / "work").unlink()
     (folder / "status").write_text(" " * ROOM)
-    (folder / "begun").write_text(json.dumps({"time": time.time(), "pid": os.getpid()}))
+    (folder / "begun").write_text(json.dumps({**moment.now(), "pid": os.getpid()}))
     _tell(folder / "status", _run(folder, work))
+    os._exit(0)  # whatever the command left behind is systemd's to end
 
 
 def _run(folder: Path, work: dict[str, Any]) -> dict[str, Any]:
-    with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+    with (folder / "out").open("ab") as out, (folder / "err").open("ab") as err:
+        threading.Thread(target=_bound, args=((out, err), OUTPUT_ROOM), daemon=True).start()
         try:
-            process = subprocess.Popen(
+            running = Running(
                 work["argv"],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=err,
                 env=work["env"],
-                start_new_session=True,
+                user=work["user"],
+                timeout=work["timeout"],
+                files=(out, err),
                 umask=0o022,
-                **as_user(work["user"]),
             )
-        except FileNotFoundError as error:
-            return {"error": f"{error.filename}: no such command or folder"}
-        except PermissionError as error:
-            return {"error": f"{error.filename}: permission denied"}
+            stdin = base64.b64decode(work["stdin"])
+            status = running.attend(lambda *_: None, threading.Event(), stdin)
         except ResourceError as error:
-            return {"error": error.message}
-        process.communicate(base64.b64decode(work["stdin"]))
-        return {"status": process.returncode}
+            return {"error": error.message, "hint": error.hint}
+        return {"status": status}
+
+
+def _bound(outputs: tuple[BinaryIO, ...], room: int) -> None:
+    """Empty a file that gets too long; who appends to it goes on at its new end."""
+    while not any(output.closed for output in outputs):
+        for output in outputs:
+            with contextlib.suppress(ValueError, OSError):  # closed in this moment
+                if os.fstat(output.fileno()).st_size > room:
+                    os.ftruncate(output.fileno(), 0)
+        time.sleep(LOOK_EVERY_S)
 
 
 def _tell(path: Path, result: dict[str, Any]) -> None:
-    text = json.dumps({**result, "ended": time.time()})
+    text = json.dumps({**result, **moment.now()})
     with path.open("r+b") as out:
         out.write(text.ljust(ROOM).encode())
         out.flush()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.resources.base import (
     InvalidResource,
+    LaptopFile,
     Missing,
     Resource,
     ResourceError,
@@ -18,6 +19,7 @@ from spark_cluster.resources.base import (
 if TYPE_CHECKING:
     from spark_cluster.resources.authorized_key import AuthorizedKey
     from spark_cluster.resources.built_image import BuiltImage
+    from spark_cluster.resources.clock_cap import ClockCap
     from spark_cluster.resources.command import Command
     from spark_cluster.resources.container import Container
     from spark_cluster.resources.directory import Directory
@@ -34,8 +36,10 @@ if TYPE_CHECKING:
     from spark_cluster.resources.line import Line
     from spark_cluster.resources.machine_id import MachineId
     from spark_cluster.resources.netplan import Netplan
+    from spark_cluster.resources.nft_table import NftTable
     from spark_cluster.resources.package import Package
     from spark_cluster.resources.reboot import Reboot
+    from spark_cluster.resources.self_signed_certificate import SelfSignedCertificate
     from spark_cluster.resources.service import Service
     from spark_cluster.resources.ssh_key import SshKey
     from spark_cluster.resources.swap import Swap
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AuthorizedKey",
     "BuiltImage",
+    "ClockCap",
     "Command",
     "Container",
     "Directory",
@@ -59,15 +64,18 @@ __all__ = [
     "InvalidResource",
     "JsonKeys",
     "KernelModule",
+    "LaptopFile",
     "Line",
     "MachineId",
     "Missing",
     "Netplan",
+    "NftTable",
     "Package",
     "Reboot",
     "Resource",
     "ResourceError",
     "Secret",
+    "SelfSignedCertificate",
     "Service",
     "Skip",
     "SshKey",

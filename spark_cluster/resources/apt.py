@@ -144,7 +144,7 @@ def explained(done: Completed, doing: str) -> None:
     if lock:
         holder = _holder(done.stdout + done.stderr) or f"a lock: {lock[0].removeprefix('E: ')}"
         raise ResourceError(
-            f"{doing}: waited {LOCK_WAIT_S:.0f} s in vain for {holder}",
+            f"{doing}: gave up after waiting {LOCK_WAIT_S:.0f} s for {holder}",
             "let it finish (a fresh machine updates itself for some minutes), then run again",
         )
     for pattern, why, hint in _WHY:

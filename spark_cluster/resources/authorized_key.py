@@ -9,7 +9,6 @@ import hashlib
 import os
 import pwd
 import re
-import secrets
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,6 +31,8 @@ KEY_TYPES = (
     "ssh-rsa",
 )
 _OPTIONS = re.compile(r'(?:[^\s"]|"(?:\\"|[^"])*")+[ \t]+')
+_OPTION = re.compile(r'[A-Za-z0-9-]+(="[^"\\\x00-\x1f\x7f]*")?')
+_LINES = re.compile(rb"[^\n]*\n|[^\n]+")
 _FOLDER, _FILE = ".ssh", "authorized_keys"
 
 
@@ -40,13 +41,16 @@ class AuthorizedKey(Resource):
     """One key in a user's `~/.ssh/authorized_keys` (made, with its folder, for that user only).
 
     Other lines, their order, options and comments stay byte for byte. A key that is there with
-    another comment or with options counts as present. Links in the home folder are not followed.
+    another comment counts as present, and so does one with options unless `options` is given.
+    Links in the home folder are not followed.
 
     Args:
         user: who may log in with it.
         key: one line of a `.pub` file, without options.
         state: `present` or `absent`.
         sole: other keys with the same comment go: they are of a machine that was wiped since.
+        options: what the key may be used for, as in sshd(8): `from="10.0.0.1"`,
+            `no-port-forwarding`; () for no limits. None leaves what is there.
 
     Raises:
         Missing: there is no such user, or no home folder.
@@ -63,6 +67,7 @@ class AuthorizedKey(Resource):
     key: str
     state: str = field(default="present", kw_only=True)
     sole: bool = field(default=False, kw_only=True)
+    options: tuple[str, ...] | None = field(default=None, kw_only=True)
 
     def validate(self) -> None:
         valid_name("AuthorizedKey: user", self.user)
@@ -73,6 +78,12 @@ class AuthorizedKey(Resource):
             raise InvalidResource(
                 f"AuthorizedKey of {self.user}: sole goes with state present and a comment"
             )
+        for option in self.options or ():
+            if isinstance(self.options, str) or not _OPTION.fullmatch(option):
+                raise InvalidResource(
+                    f"AuthorizedKey of {self.user}: option {option!r}: give a list of words like "
+                    'no-port-forwarding or from="10.0.0.1"'
+                )
 
     @property
     def name(self) -> str:
@@ -93,8 +104,8 @@ class AuthorizedKey(Resource):
         with self._folder(host) as folder:
             content = self._content(host, folder)
             return {
-                "key": "present" if any(map(self._is_mine, content.splitlines())) else "absent",
-                "former": sum(map(self._is_former, content.splitlines())),
+                "key": self._state(content),
+                "former": sum(map(self._is_former, content.split(b"\n"))),
                 "folder": _access(os.fstat(folder)) if folder is not None else "absent",
                 "file": _access(_look(folder)),
             }
@@ -116,7 +127,11 @@ class AuthorizedKey(Resource):
             shown = self._shown(host)
             after = {"kind": "file", "mode": 0o600, "sha256": sha256(data), **owned}
             host.journal.keep(host.current, host.path(shown), shown, after)
-            _replace(folder, data, entry.pw_uid, entry.pw_gid)
+            beside = host.temporary.beside(host.path(shown))
+            try:
+                _replace(folder, beside.name, data, entry.pw_uid, entry.pw_gid)
+            finally:
+                host.temporary.done(beside)
 
     def plan(self, host: Host, actual: State) -> None:
         with self._folder(host) as folder:
@@ -196,15 +211,31 @@ class AuthorizedKey(Resource):
         same = self.sole and _comment(text) == _comment(self.key)
         return same and bool(split_line(text)[1]) and not self._is_mine(line)
 
+    def _state(self, content: bytes) -> str:
+        mine = [line for line in content.split(b"\n") if self._is_mine(line)]
+        if not mine:
+            return "absent"
+        return "present" if all(map(self._is_limited_so, mine)) else "present, with other options"
+
+    def _is_limited_so(self, line: bytes) -> bool:
+        found = split_line(line.decode(errors="replace"))[0]
+        return self.options is None or found == ",".join(self.options)
+
+    def _line(self) -> bytes:
+        options = ",".join(self.options or ())
+        return f"{options} {self.key.strip()}".strip().encode() + b"\n"
+
     def _after(self, before: bytes) -> bytes:
-        lines = [x for x in before.splitlines(keepends=True) if not self._is_former(x)]
+        lines = [x for x in _LINES.findall(before) if not self._is_former(x)]
         before = b"".join(lines)
         if self.state == "absent":
             return b"".join(line for line in lines if not self._is_mine(line))
-        if any(map(self._is_mine, lines)):
+        mine = [line for line in lines if self._is_mine(line)]
+        if mine and all(map(self._is_limited_so, mine)):
             return before
+        before = b"".join(line for line in lines if line not in mine)
         gap = b"" if not before or before.endswith(b"\n") else b"\n"
-        return before + gap + self.key.strip().encode() + b"\n"
+        return before + gap + self._line()
 
 
 def parse_key(line: str) -> tuple[str, str]:
@@ -309,9 +340,8 @@ def _access(found: os.stat_result | None) -> str:
     return f"{stat.S_IMODE(found.st_mode):04o} {owner}"
 
 
-def _replace(folder: int, data: bytes, uid: int, gid: int) -> None:
-    """Write beside and rename, all inside the opened folder."""
-    beside = f".{_FILE}.{secrets.token_hex(6)}"
+def _replace(folder: int, beside: str, data: bytes, uid: int, gid: int) -> None:
+    """Write to a temporary name and rename, all inside the opened folder."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     handle = os.open(beside, flags, 0o600, dir_fd=folder)
     try:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import hashlib
 import importlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -89,6 +91,28 @@ class Blob:
 
     sha256: str
     size: int
+
+
+@dataclass(frozen=True)
+class LaptopFile:
+    """Content of a file of the laptop; of any size, since little of it is in memory at a time.
+
+    What is sent is a Blob; the file is read when a node lacks it.
+
+    Args:
+        path: on the laptop.
+    """
+
+    path: Path
+
+    def blob(self) -> Blob:
+        """Its digest and size now. Raises OSError when it cannot be read."""
+        found, size = hashlib.sha256(), 0
+        with self.path.open("rb") as source:
+            while piece := source.read(1 << 20):
+                found.update(piece)
+                size += len(piece)
+        return Blob(found.hexdigest(), size)
 
 
 @dataclass(frozen=True)
@@ -198,6 +222,15 @@ def ids(resources: Iterable[Resource | str]) -> tuple[str, ...]:
     return tuple(r.id if isinstance(r, Resource) else r for r in resources)
 
 
+def lines_of(text: str) -> list[str]:
+    """The lines of a configuration file, without their ends.
+
+    Only a line feed ends one, as for the programs that read these files: a form feed or U+2028 in a
+    comment does not.
+    """
+    return text.removesuffix("\n").split("\n") if text else []
+
+
 def absolute(path: str, what: str) -> None:
     """Raise InvalidResource unless `path` is absolute, has no `..` and is written the short way."""
     if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
@@ -224,12 +257,13 @@ def valid_mode(mode: int | None, what: str) -> None:
 def resource_class(name: str) -> type[Resource] | None:
     """The class of a resource's type; `AuthorizedKey` is in `authorized_key.py` beside this file.
 
-    Looked up when it is used, so that a run imports only what it needs.
+    Looked up when it is used, so that a run imports only what it needs. A class is in REGISTRY
+    before the rest of its module was run: the import waits for a thread that is at that.
     """
-    if name not in REGISTRY and re.fullmatch(r"[A-Z][A-Za-z0-9]*", name):
-        module = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+    if re.fullmatch(r"[A-Z][A-Za-z0-9]*", name):
+        module = f"{__package__}.{re.sub(r'(?<!^)(?=[A-Z])', '_', name).lower()}"
         with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(f"{__package__}.{module}")
+            importlib.import_module(REGISTRY[name].__module__ if name in REGISTRY else module)
     return REGISTRY.get(name)
 
 

@@ -42,8 +42,8 @@ class Command(Resource):
         env: variables beside PATH, LANG and HOME; Secrets go here or into `stdin`.
         stdin: what it reads.
         user: run as this user.
-        timeout_s: seconds.
-        must_finish: not ended when the laptop is gone; for what takes seconds.
+        timeout_s: seconds; then it is ended with all that it started.
+        must_finish: not ended when the laptop is gone, but at `timeout_s`; for what takes seconds.
         long: it runs in a systemd unit of its own, which goes on when the laptop is gone; the
             next run waits for it, or takes its result. For what takes minutes.
         survives: with `long`: it goes on; otherwise it is ended with the laptop's run.

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 SECRETS = "/var/lib/spark-cluster/secrets"
 SPEC, ARGV = "spark-cluster.spec", "spark-cluster.argv"
 STAYS_S = 2.0
-"""Seconds that a container must run after its start."""
+"""Seconds that a container must run after its start; it is looked at at least once."""
+
+LOOK_EVERY_S = 0.2
 
 RESTARTS = ("no", "always", "unless-stopped", "on-failure")
 
@@ -200,7 +202,7 @@ class Container(Resource):
         words += [w for k, v in sorted(self.ulimits.items()) for w in ("--ulimit", f"{k}={v}")]
         words += [w for m in self.mounts for w in ("--mount", _mount(m))]
         for path in sorted(self.secret_files):
-            words += ["--mount", _mount(f"{SECRETS}/{self.container}/{_file(path)}:{path}:ro")]
+            words += ["--mount", _mount(f"{secret_path(self.container, path)}:{path}:ro")]
         words += [w for k, v in sorted(self.labels.items()) for w in ("--label", f"{k}={v}")]
         words += [w for k, v in sorted(self.env.items()) for w in ("--env", f"{k}={v}")]
         return (*words, self.image, *self.command)
@@ -298,11 +300,13 @@ class Container(Resource):
             docker(host, "rm", "-f", self.container)
             done.check(f"starting container {self.container}")
         until = time.monotonic() + STAYS_S
-        while time.monotonic() < until:
-            time.sleep(0.2)
+        while True:
+            time.sleep(LOOK_EVERY_S)
             found = _told(inspect(host, "container", self.container))
             if found["state"] != "running" or found.get("restarts"):
                 raise self._ended(host, found)
+            if time.monotonic() >= until:
+                return
 
     def _ended(self, host: Host, found: State) -> ResourceError:
         """It ended at once: end its restarts too, and say what it said."""
@@ -348,6 +352,11 @@ class Container(Resource):
                 out.write(value.encode())
                 out.flush()
                 os.fsync(out.fileno())
+
+
+def secret_path(container: str, path: str) -> str:
+    """Where the node keeps the secret file that a container sees as `path`."""
+    return f"{SECRETS}/{container}/{_file(path)}"
 
 
 def _split(mount: str) -> tuple[str, str, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_cluster.resources.base import (
     InvalidResource,
@@ -29,6 +30,8 @@ class Directory(Resource):
         mode: permission bits; None leaves them (a new one gets 755).
         owner, group: names; None leaves them.
         state: `present` or `absent` (`absent` removes all that is in it).
+        keep: with `absent`, keep what is removed in the journal, so that it can be reverted; unset
+            for a program's runtime data.
 
     Example:
         Directory("/srv/models", mode=0o755, owner="nvidia")
@@ -41,6 +44,7 @@ class Directory(Resource):
     owner: str | None = field(default=None, kw_only=True)
     group: str | None = field(default=None, kw_only=True)
     state: str = field(default="present", kw_only=True)
+    keep: bool = field(default=True, kw_only=True)
 
     def validate(self) -> None:
         absolute(self.path, "Directory")
@@ -80,9 +84,20 @@ class Directory(Resource):
             )
         return state
 
+    def permit(self, host: Host, changes: Mapping[str, tuple[Any, Any]]) -> str:
+        """Say before it is removed that it cannot be put back."""
+        from spark_cluster.agent.journal import why_not_kept  # only known on the node
+
+        why = why_not_kept(host.path(self.path)) if self.state == "absent" and self.keep else ""
+        said = f"{self.path} is removed for good, revert cannot put it back: {why}" if why else ""
+        if host.check or not said:
+            return said
+        host.note(said)
+        return ""
+
     def converge(self, host: Host, actual: State) -> None:
         if self.state == "absent":
-            host.remove(self.path)
+            host.remove(self.path, keep=self.keep)
             return
         uid, gid = owner_ids(self.owner, self.group)
         host.directory(self.path, mode=self.mode, uid=uid, gid=gid)

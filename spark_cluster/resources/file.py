@@ -6,26 +6,36 @@ import difflib
 import grp
 import hashlib
 import pwd
+import re
+import shutil
 import stat
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_cluster.resources.base import (
     Blob,
     InvalidResource,
+    LaptopFile,
     Missing,
     Resource,
     ResourceError,
     Secret,
     State,
+    Unknown,
     absolute,
     valid_mode,
 )
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.agent.host import Completed, Host
 
+
+NOT_RUN = (126, 127)
+"""Status of `env` and of shells when the program cannot be run or is not there."""
 
 _SAID = {"directory": "directory", "special": "device, socket or pipe"}
 
@@ -36,12 +46,14 @@ class File(Resource):
 
     Args:
         path: where, absolute.
-        content: all of it; a Secret is shown in no diff. None with `state="absent"`.
+        content: all of it, or `LaptopFile(path)`; a Secret is shown in no diff. None with
+            `state="absent"`.
         mode: permission bits.
         owner, group: names; None leaves them (a new file is the agent's).
         state: `present` or `absent`.
         validate_with: a command that must end with status 0 on the new file before it takes the old
-            one's place; `{}` stands for the new file's path, e.g. `("visudo", "-cf", "{}")`.
+            one's place; `{}` stands for the new file's path, e.g. `("visudo", "-cf", "{}")`. It
+            must only look: check mode runs it too, on a copy.
 
     Example:
         File("/etc/motd", content="Welcome\\n", mode=0o644)
@@ -50,7 +62,7 @@ class File(Resource):
     reverts = ""
 
     path: str
-    content: str | bytes | Blob | None = field(default=None, kw_only=True)
+    content: str | bytes | Blob | LaptopFile | None = field(default=None, kw_only=True)
     mode: int = field(default=0o644, kw_only=True)
     owner: str | None = field(default=None, kw_only=True)
     group: str | None = field(default=None, kw_only=True)
@@ -93,21 +105,53 @@ class File(Resource):
             )
         return state
 
+    def permit(self, host: Host, changes: Mapping[str, tuple[Any, Any]]) -> str:
+        """In check mode, ask `validate_with` about a copy: the real run asks before it writes.
+
+        Raises:
+            ResourceError: the new file is not valid.
+            Unknown: its content, or the command, is not on the node yet; or it is not valid now,
+                and what this run changes before it may make it so.
+        """
+        content = self._content
+        if not host.check or not self.validate_with or content is None:
+            return ""
+        if isinstance(content, Blob):
+            raise Unknown("its content has not come yet, so that it cannot be validated")
+        if host.which(self.validate_with[0]) is None:
+            raise Unknown(f"there is no {self.validate_with[0]} yet, by which it is validated")
+        scratch = Path(tempfile.mkdtemp(prefix="spark-cluster-"))
+        try:
+            copy = scratch / self.path.rsplit("/", 1)[1]
+            copy.touch(mode=0o600)
+            copy.write_bytes(host.content(content))
+            found = self._asked(host, copy)
+        finally:
+            shutil.rmtree(scratch)
+        earlier = host.overlay.claims or host.overlay.files or host.overlay.opaque
+        if found.status and (earlier or found.status in NOT_RUN):
+            raise Unknown("it can be validated only after what this run changes before it")
+        self._must_be_valid(found)
+        return ""
+
+    def _asked(self, host: Host, new: Path) -> Completed:
+        return host.run([str(new) if a == "{}" else a for a in self.validate_with])
+
+    def _must_be_valid(self, found: Completed) -> None:
+        found.check(f"the new {self.path} is not valid, the old one stays")
+
+    def _validate(self, host: Host, new: Path) -> None:
+        self._must_be_valid(self._asked(host, new))
+
     def converge(self, host: Host, actual: State) -> None:
         if self.state == "absent":
             host.remove(self.path)
             return
-        assert self.content is not None  # noqa: S101  (validate says so)
+        content = self._content
+        assert content is not None  # noqa: S101  (validate says so)
         uid, gid = owner_ids(self.owner, self.group)
-        if actual.get("sha256") == self._digest():
-            data = host.read(self.path) or b""
-        else:
-            data = host.content(self.content)
-
-        def check(beside: Path) -> None:
-            argv = [str(beside) if a == "{}" else a for a in self.validate_with]
-            host.run(argv).check(f"the new {self.path} is not valid, the old one stays")
-
+        same = actual.get("sha256") == self._digest()
+        data = host.pieces(self.path) if same else host.contents(content)
         host.write(
             self.path,
             data,
@@ -115,30 +159,38 @@ class File(Resource):
             uid=uid,
             gid=gid,
             secret=isinstance(self.content, Secret),
-            validate=check if self.validate_with else None,
+            validate=partial(self._validate, host) if self.validate_with else None,
         )
 
     def plan(self, host: Host, actual: State) -> None:
         if self.state == "absent":
             host.overlay.files[self.path] = None
-        elif isinstance(self.content, Blob):
+        elif isinstance(self._content, Blob):
             host.overlay.opaque[self.path] = self.id
-        elif self.content is not None:
-            host.overlay.files[self.path] = host.content(self.content)
+        elif self._content is not None:
+            host.overlay.files[self.path] = host.content(self._content)
 
     def diff(self, host: Host, actual: State) -> str:
         if isinstance(self.content, Secret):
             return f"{self.path}: secret content, not shown\n"
+        content = self._content
+        if isinstance(content, Blob):
+            size = host.size(self.path) if actual["kind"] == "file" else 0
+            return f"{self.path}: {size} bytes become {content.size} bytes\n"
         before = b"" if actual["kind"] != "file" else host.read(self.path) or b""
-        if isinstance(self.content, Blob):
-            return f"{self.path}: {len(before)} bytes become {self.content.size} bytes\n"
-        after = b"" if self.content is None else host.content(self.content)
+        after = b"" if content is None else host.content(content)
         return unified(self.path, before, after)
 
+    @property
+    def _content(self) -> str | bytes | Blob | None:
+        """As a node gets it."""
+        return self.content.blob() if isinstance(self.content, LaptopFile) else self.content
+
     def _digest(self) -> str:
-        if isinstance(self.content, Blob):
-            return self.content.sha256
-        data = self.content.encode() if isinstance(self.content, str) else self.content
+        content = self._content
+        if isinstance(content, Blob):
+            return content.sha256
+        data = content.encode() if isinstance(content, str) else content
         return sha256(data or b"")
 
 
@@ -163,10 +215,8 @@ def observe_path(host: Host, path: str, *, needs_parent: bool) -> State:
                 f"the folder {parent} does not exist",
                 "declare a Directory for it",
             ) from None
-        content = host.read(path)
-        if content is None:
-            return {"kind": "absent"}
-        return {"kind": "file", "sha256": sha256(content)}
+        digest = host.digest(path)
+        return {"kind": "absent"} if digest is None else {"kind": "file", "sha256": digest}
     state: State = {
         "kind": _kind(status.st_mode),
         "mode": f"{stat.S_IMODE(status.st_mode):04o}",
@@ -174,7 +224,7 @@ def observe_path(host: Host, path: str, *, needs_parent: bool) -> State:
         "group": _group_name(status.st_gid),
     }
     if state["kind"] == "file":
-        state["sha256"] = sha256(host.read(path) or b"")
+        state["sha256"] = host.digest(path) or sha256(b"")
     return state
 
 
@@ -207,8 +257,8 @@ def unified(path: str, before: bytes, after: bytes) -> str:
     except UnicodeDecodeError:
         return f"{path}: binary, {len(before)} bytes become {len(after)} bytes\n"
     lines = difflib.unified_diff(
-        old.splitlines(keepends=True),
-        new.splitlines(keepends=True),
+        re.findall(r"[^\n]*\n|[^\n]+", old),
+        re.findall(r"[^\n]*\n|[^\n]+", new),
         f"{path} (now)",
         f"{path} (then)",
     )

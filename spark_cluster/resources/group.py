@@ -14,9 +14,17 @@ if TYPE_CHECKING:
 
 
 def valid_name(kind: str, name: str) -> None:
-    """Raise InvalidResource unless Debian takes `name` for a user or group."""
-    if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", name):
-        raise InvalidResource(f"{kind} {name!r}: use 1 to 32 of a-z 0-9 _ -, first a letter or _")
+    """Raise InvalidResource unless `name` can be a user or group on some system.
+
+    What may be made is up to useradd and groupadd there; one that exists, perhaps in a directory
+    service (`Some.Body`, `who@example.org`, `domain users`), is taken as it is.
+    """
+    unfit = re.search(r"[:,/\x00-\x1f\x7f]|^[-+~ ]| $", name)
+    if unfit or not name or len(name) > 256 or name in (".", "..") or name.isdigit():
+        raise InvalidResource(
+            f"{kind} {name!r}: a name has 1 to 256 characters, none of them : , / or a control "
+            "character, the first not - + ~ or a blank, and is no number"
+        )
 
 
 def valid_number(kind: str, name: str, what: str, number: int | None) -> None:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import InvalidResource, Resource, State
+from spark_cluster.resources.base import InvalidResource, Resource, State, lines_of
 from spark_cluster.resources.file import unified
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Hostname(Resource):
 
     def observe(self, host: Host) -> State:
         live = host.path(_LIVE)
-        content = (host.read(FILE) or b"").decode(errors="replace").splitlines()
+        content = lines_of((host.read(FILE) or b"").decode(errors="replace"))
         named = [line.strip() for line in content if line.strip() and not line.startswith("#")]
         return {
             "live": live.read_text().strip() if live.exists() else None,

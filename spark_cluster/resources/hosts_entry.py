@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import InvalidResource, Missing, Resource, State
+from spark_cluster.resources.base import InvalidResource, Missing, Resource, State, lines_of
 from spark_cluster.resources.file import unified
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class HostsEntry(Resource):
             if not host.path("/etc").is_dir():
                 raise Missing("path:/etc", "there is no /etc on this node")
             return []
-        return content.decode(errors="surrogateescape").splitlines()
+        return lines_of(content.decode(errors="surrogateescape"))
 
     def _after(self, host: Host) -> bytes:
         kept, there = [], False

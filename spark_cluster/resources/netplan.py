@@ -39,7 +39,8 @@ class Netplan(Resource):
 
     The file is validated by netplan itself before it takes its place. When the addresses do not
     come, or the laptop cannot open a new connection afterwards, the old file is put back and
-    applied: by this resource, or, when the node is cut off, by a timer that was set before.
+    applied: by this resource, or, when the node is cut off, by a timer that was set before, or,
+    when the node is switched off and on meanwhile, at the next boot before there is a network.
 
     Args:
         path: the file, under /etc/netplan.
@@ -115,7 +116,7 @@ class Netplan(Resource):
         try:
             self._apply(host)
         except ResourceError:
-            self._put_back(host, rollback.before())
+            self._put_back(host, rollback)
             rollback.refuse()
             rollback.disarm()
             raise
@@ -133,7 +134,7 @@ class Netplan(Resource):
         )
 
     def _rollback(self, host: Host) -> Rollback:
-        return Rollback(host, self.path, ("netplan", "apply"))
+        return Rollback(host, self.path, ("netplan", "apply"), ("netplan", "generate"))
 
     def _write(self, host: Host) -> None:
         data = self.content.encode()
@@ -193,10 +194,13 @@ class Netplan(Resource):
                 )
             time.sleep(0.1)
 
-    def _put_back(self, host: Host, before: bytes | None) -> None:
+    def _put_back(self, host: Host, rollback: Rollback) -> None:
+        before = rollback.before()
         if before is None:
             host.remove(self.path)
         else:
-            host.write(self.path, before, mode=0o600)
+            data, status = before
+            mode = stat.S_IMODE(status.st_mode)
+            host.write(self.path, data, mode=mode, uid=status.st_uid, gid=status.st_gid)
         with contextlib.suppress(ResourceError):
             host.run(("netplan", "apply"), timeout=60)

@@ -1,39 +1,76 @@
-"""A file that puts itself back, unless somebody says in time that the node is still reached."""
+"""A file that puts itself back, unless somebody says in time that the node is still reached.
+
+Two things put it back: a timer of systemd's that runs out, and, when the power was switched off and
+on before it did, a unit of the next boot that is done before the network is configured.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
 import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_cluster.agent.durable import make_folder, sync_folder, write_file
 from spark_cluster.resources.base import ResourceError
 
 if TYPE_CHECKING:
     from spark_cluster.agent.host import Host
 
-FOLDER = "/run/spark-cluster/rollback"
+FOLDER = "/var/lib/spark-cluster/rollback"
+UNITS = "/etc/systemd/system"
+WANTS = f"{UNITS}/sysinit.target.wants"
+
 _SCRIPT = """#!/bin/sh
 # Puts {path} back as it was: nobody has said that this node is still reached.
+# It can be cut off by a power cut anywhere, and be run again.
 set -e
-if [ -e {before} ]; then
-    cp -p {before} {beside}
+cd {folder}
+if [ -e before ]; then
+    cp -p before {beside}
+    sync {beside}
     mv {beside} {path}
-else
+elif [ -e absent ]; then
     rm -f {path}
+else
+    exit 1
 fi
-rm -rf {folder}
+sync {parent}
 echo {run} > {refused}
+cd /
+rm -rf {gone}
+mv {folder} {gone}
+rm -rf {gone} {wanted} {unit}
+if [ "$1" = boot ]; then
+    exec {at_boot}
+fi
 exec {then}
+"""
+
+_UNIT = """[Unit]
+Description=Put back {path}, a change of which nobody has confirmed
+ConditionPathExists={folder}
+DefaultDependencies=no
+RequiresMountsFor={folder} {path}
+After=local-fs.target systemd-remount-fs.service
+Before=network-pre.target systemd-networkd.service NetworkManager.service shutdown.target
+Conflicts=shutdown.target
+
+[Service]
+Type=oneshot
+ExecStart=/bin/sh {folder}/rollback boot
+TimeoutStartSec=60
 """
 
 
 @dataclass(frozen=True)
 class Rollback:
-    """What will put `path` back by itself, in a timer of systemd's that outlives this process.
+    """What will put `path` back by itself, whatever becomes of this process and of the power.
 
     While it is armed, what was there before the first unconfirmed change is kept: a run that dies
     does not make its own change the one to go back to.
@@ -41,11 +78,13 @@ class Rollback:
     Args:
         path: the file.
         then: a command that brings the old file into force.
+        at_boot: a command that does it before the network is configured.
     """
 
     host: Host
     path: str
     then: tuple[str, ...]
+    at_boot: tuple[str, ...]
 
     @property
     def folder(self) -> Path:
@@ -65,49 +104,93 @@ class Rollback:
     def refuse(self) -> None:
         """Note that the change had to be put back: a run that was cut off by it goes on here, and
         must not make it again."""
-        self._refused.parent.mkdir(parents=True, exist_ok=True)
-        self._refused.write_text(self.host.run_id + "\n")
+        self._refused.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_file(self._refused, f"{self.host.run_id}\n".encode())
 
-    def before(self) -> bytes | None:
-        """What was there before the first unconfirmed change."""
+    def before(self) -> tuple[bytes, os.stat_result] | None:
+        """What was there before the first unconfirmed change, with its mode and owner."""
         kept = self.folder / "before"
-        return kept.read_bytes() if kept.exists() else None
+        return (kept.read_bytes(), kept.stat()) if kept.exists() else None
 
     def arm(self, after_s: float) -> None:
-        """Keep what is there now, and put it back after so many seconds."""
-        target = self.host.path(self.path)
+        """Keep what is there now, and put it back after so many seconds, or at the next boot."""
         if not self.armed:
-            beside = self.folder.with_name(f".{self._label}")
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir(parents=True, mode=0o700)
-            if target.exists():
-                shutil.copy2(target, beside / "before")
-            beside.rename(self.folder)
-        script = self.folder / "rollback"
-        beside_target = target.with_name(f".{target.name}.rollback")
-        names = {
-            "path": target,
-            "before": self.folder / "before",
-            "beside": beside_target,
-            "folder": self.folder,
-            "refused": self._refused,
-            "run": self.host.run_id,
-        }
-        quoted = {name: shlex.quote(str(value)) for name, value in names.items()}
-        script.write_text(_SCRIPT.format(**quoted, then=shlex.join(self.then)))
+            self._keep()
+        write_file(self.folder / "rollback", self._script().encode())
+        unit = _UNIT.format(path=self.host.path(self.path), folder=self.folder)
+        make_folder(self._wanted.parent, 0o755)
+        write_file(self._unit_file, unit.encode(), 0o644)
+        if not self._wanted.is_symlink():
+            self._wanted.symlink_to(f"../{self._unit_file.name}")
+            sync_folder(self._wanted.parent)
         self._stop()
         self.host.run(
             (
                 *("systemd-run", "--quiet", "--collect", f"--unit={self._unit}"),
                 *(f"--on-active={after_s:g}", "--timer-property=AccuracySec=1s"),
-                *("--", "/bin/sh", str(script)),
+                *("--", "/bin/sh", str(self.folder / "rollback"), "timer"),
             )
         ).check(f"a timer that puts {self.path} back in case this node is cut off")
 
     def disarm(self) -> None:
         """It stays as it is now."""
         self._stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for path in (self._wanted, self._unit_file):
+            if path.is_symlink() or path.exists():
+                path.unlink()
+                sync_folder(path.parent)
+        if self.armed:  # by a rename: half of it would put half of it back
+            shutil.rmtree(self._gone, ignore_errors=True)
+            self.folder.rename(self._gone)
+            sync_folder(self.folder.parent)
+        shutil.rmtree(self._gone, ignore_errors=True)
+
+    def _keep(self) -> None:
+        """Copy what is there, with mode and owner, and sync it."""
+        target, beside = self.host.path(self.path), self.folder.with_name(f".{self._label}")
+        shutil.rmtree(beside, ignore_errors=True)
+        make_folder(beside)
+        if target.exists():
+            status = target.stat()
+            kept = beside / "before"
+            write_file(kept, target.read_bytes(), stat.S_IMODE(status.st_mode))
+            os.chown(kept, status.st_uid, status.st_gid)
+            kept.chmod(stat.S_IMODE(status.st_mode))
+        else:
+            write_file(beside / "absent", b"")
+        sync_folder(beside)
+        beside.rename(self.folder)
+        sync_folder(self.folder.parent)
+
+    def _script(self) -> str:
+        target = self.host.path(self.path)
+        names = {
+            "path": target,
+            "parent": target.parent,
+            "beside": target.with_name(f".{target.name}.rollback"),
+            "folder": self.folder,
+            "gone": self._gone,
+            "refused": self._refused,
+            "run": self.host.run_id,
+            "unit": self._unit_file,
+            "wanted": self._wanted,
+        }
+        quoted = {name: shlex.quote(str(value)) for name, value in names.items()}
+        return _SCRIPT.format(
+            **quoted, then=shlex.join(self.then), at_boot=shlex.join(self.at_boot)
+        )
+
+    @property
+    def _gone(self) -> Path:
+        return self.folder.with_name(f".{self._label}.gone")
+
+    @property
+    def _unit_file(self) -> Path:
+        return self.host.path(f"{UNITS}/spark-cluster-restore-{self._label}.service")
+
+    @property
+    def _wanted(self) -> Path:
+        return self.host.path(f"{WANTS}/{self._unit_file.name}")
 
     @property
     def _refused(self) -> Path:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_cluster.resources.base import (
     InvalidResource,
     Missing,
     Resource,
     ResourceError,
+    Skip,
     State,
     ids,
 )
@@ -38,6 +40,9 @@ class Service(Resource):
         enabled: started at boot: True, False, or None to leave it.
         restart_when: resources (or ids) of the same document whose change restarts it.
         reload: reload instead of restart, for what can.
+        in_use: a command that prints who uses it, one name a line (nothing when nobody does): a
+            restart that is due then waits for a later run, and the run says so.
+        allow_restart: restart it all the same.
         timeout_s: seconds for a start, stop or restart.
 
     Raises:
@@ -56,6 +61,8 @@ class Service(Resource):
     enabled: bool | None = field(default=None, kw_only=True)
     restart_when: tuple[Resource | str, ...] = field(default=(), kw_only=True)
     reload: bool = field(default=False, kw_only=True)
+    in_use: tuple[str, ...] = field(default=(), kw_only=True)
+    allow_restart: bool = field(default=False, kw_only=True)
     timeout_s: float = field(default=180.0, kw_only=True)
 
     def validate(self) -> None:
@@ -110,6 +117,21 @@ class Service(Resource):
             "unit_file": "changed since" if stale else "as loaded",
             "state": f"{known['ActiveState']} ({known['SubState']})",
         }
+
+    def permit(self, host: Host, changes: Mapping[str, tuple[Any, Any]]) -> str:
+        if "restart" not in changes or not self.in_use:
+            return ""
+        users = ", ".join(host.run(self.in_use, timeout=60).stdout.split())
+        if not users:
+            return ""
+        if not self.allow_restart:
+            text = f"would restart {self.unit}, which ends {users}: its new settings wait"
+            host.note(
+                f"{text}. `spark-cluster provision --allow-restart` restarts it now; otherwise it "
+                "is done by the next run after `spark-cluster down`"
+            )
+            raise Skip(text)
+        return f"{'would restart' if host.check else 'restarts'} {self.unit}, which ends {users}"
 
     def converge(self, host: Host, actual: State) -> None:
         if actual["unit_file"] != "as loaded":

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import InvalidResource, Resource, State
+from spark_cluster.resources.base import InvalidResource, Resource, State, lines_of
 from spark_cluster.resources.file import unified
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Swap(Resource):
         return {"in_use": [], "at_boot": []}
 
     def observe(self, host: Host) -> State:
-        rows = (host.read("/proc/swaps") or b"").decode(errors="replace").splitlines()[1:]
+        rows = lines_of((host.read("/proc/swaps") or b"").decode(errors="replace"))[1:]
         lines = [line for line in self._fstab(host) if _LINE.match(line)]
         return {
             "in_use": [row.split()[0] for row in rows if row.split()],
@@ -71,7 +71,7 @@ class Swap(Resource):
 
     def _fstab(self, host: Host) -> list[str]:
         content = host.read(FSTAB) or b""
-        return content.decode(errors="surrogateescape").splitlines()
+        return lines_of(content.decode(errors="surrogateescape"))
 
     def _after(self, host: Host) -> bytes:
         lines = [_MARK + line if _LINE.match(line) else line for line in self._fstab(host)]

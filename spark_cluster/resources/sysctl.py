@@ -8,7 +8,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import InvalidResource, Missing, Resource, ResourceError, State
+from spark_cluster.resources.base import (
+    InvalidResource,
+    Missing,
+    Resource,
+    ResourceError,
+    State,
+    lines_of,
+)
 from spark_cluster.resources.file import unified
 
 if TYPE_CHECKING:
@@ -140,7 +147,7 @@ class Sysctl(Resource):
     def _set_by(self, content: str) -> str | None:
         """The value that a file gives, if it does."""
         found, own = None, self._place.replace(".", "/")
-        for line in content.splitlines():
+        for line in lines_of(content):
             key, equals, value = line.partition("=")
             if equals and key.strip().lstrip("-").replace(".", "/") == own:
                 found = _plain(value)

@@ -7,6 +7,9 @@ import sys
 import textwrap
 
 import pytest
+from waiting import HANG_S
+
+from spark_cluster.agent import units
 
 SYSTEMD_RUN = """
 import json, os, subprocess, sys
@@ -24,7 +27,7 @@ open(units, "w").write(json.dumps(known))
 
 SYSTEMCTL = """
 import json, os, signal, sys, time
-action, unit = sys.argv[1:]
+action, *_options, unit = sys.argv[1:]
 pid = json.loads(open({root!r} + "/units.json").read())[unit]["pid"]
 assert action == "stop", sys.argv
 children = open("/proc/%d/task/%d/children" % (pid, pid)).read().split()
@@ -59,7 +62,8 @@ class SystemdRoot:
 
 
 @pytest.fixture
-def systemd(tmp_path):
+def systemd(tmp_path, monkeypatch):
+    monkeypatch.setattr(units, "TELL_S", HANG_S)  # the fake one itself does what it is told
     root = tmp_path / "spark1"
     root.mkdir()
     return SystemdRoot(root)

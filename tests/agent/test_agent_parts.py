@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import os
+import re
+import shlex
+import urllib.parse
 from pathlib import Path
 
 import pytest
@@ -15,15 +19,14 @@ from spark_cluster.agent.apply import apply
 from spark_cluster.agent.host import Host, explain
 from spark_cluster.agent.masking import MASK, mask, secrets_in
 from spark_cluster.agent.overlay import Overlay
-from spark_cluster.resources import Command, File
+from spark_cluster.resources import Command, File, JsonKeys
 from spark_cluster.resources.base import Secret, to_wire
 
-pytestmark = pytest.mark.usefixtures("time_limit")
 
-
-def results(root, *resources, **options):
+def results(root, *resources, diff=False, **options):
     events = []
-    reply = apply(resources, Host(root=root, run_id="r", **options), events.append)
+    host = Host(root=root, run_id="r", **options)
+    reply = apply(resources, host, events.append, diff=diff)
     return reply["ok"], [e for e in events if e["event"] == "result"]
 
 
@@ -102,11 +105,72 @@ json_values = st.recursive(
 )
 
 
-@given(json_values, st.text("xyz", min_size=1, max_size=3))
+# As people's and programs' secrets are: printable text with quotes and backslashes, several lines,
+# some of Unicode. A "*" would be found again in the mask itself.
+secret_texts = st.text(
+    st.sampled_from("abcXYZ019 \"'\\\\$`{}%&/+=-_:;,#\n\t\r\x1b\x00äß€\u2028😀"),
+    min_size=1,
+    max_size=60,
+).filter(lambda text: text.strip())
+
+WRITTEN = {
+    "as it is": str,
+    "json": json.dumps,
+    "json in UTF-8": lambda s: json.dumps(s, ensure_ascii=False),
+    "repr": repr,
+    "repr of bytes": lambda s: repr(s.encode()),
+    "repr of a message with both quotes": lambda s: repr(f"""it's {s} "so" """),
+    "repr of JSON": lambda s: repr(json.dumps(s)),
+    "json in JSON": lambda s: json.dumps(json.dumps({"key": s})),
+    "shell": shlex.quote,
+    "URL": lambda s: urllib.parse.quote(s, safe=""),
+    "URL path": urllib.parse.quote,
+    "form": urllib.parse.quote_plus,
+}
+
+
+@given(json_values, secret_texts)
 def test_no_text_holds_the_secret_afterwards(value, secret):
-    masked = mask(value, [secret])
-    texts = list(_texts(masked))
-    assert not any(secret in text.replace(MASK, " ") for text in texts)
+    texts = list(_texts(mask([value, f"a{secret}b{secret}", {"k": [secret]}], [secret])))
+    assert not any(secret in text.replace(MASK, "\x01") for text in texts)
+
+
+@given(secret_texts, st.sampled_from(sorted(WRITTEN)))
+def test_nor_does_one_in_which_a_program_has_escaped_it(secret, how):
+    written = WRITTEN[how](secret)
+    masked = mask(written, [secret])
+    assert MASK in masked, written
+    around = re.sub(r"[\\\"'bkey:{} it's\"so]|\*\*\*", "", masked)
+    assert around == "", (written, masked)
+
+
+@given(secret_texts.filter(lambda s: len(s.encode()) >= 12), st.binary(max_size=7))
+def test_nor_does_base64_of_a_text_with_it(secret, before):
+    encoded = base64.b64encode(before + b":" + secret.encode() + b"\n").decode()
+    masked = mask(encoded, [secret])
+    assert MASK in masked
+    parts = [part + "=" * (-len(part) % 4) for part in masked.split(MASK)]
+    assert all(len(part) < 16 for part in parts), (
+        "what is around it, and no more than 2 bytes of it"
+    )
+
+
+@given(st.lists(secret_texts, min_size=2, max_size=4))
+def test_nor_does_a_diff_of_its_lines(lines):
+    secret = "\n".join(lines)
+    diff = "".join(f"+  {line}  \n" for line in secret.split("\n"))
+    masked = mask(diff, [secret])
+    for line in secret.split("\n"):
+        assert len(line.strip()) < 8 or line.strip() not in masked.replace(MASK, "\x01")
+
+
+def test_what_jsonkeys_and_a_traceback_show_of_a_secret_with_quotes(tmp_path):
+    secret = Secret('hun"ter\\2\n- 1st')
+    (tmp_path / "c.json").write_text("{}")
+    _, (result,) = results(tmp_path, JsonKeys("/c.json", keys={"a": str(secret)}), diff=True)
+    assert "hun" in result["diff"]
+    said = mask({**result, "error": f"ValueError: {[str(secret)]!r}"}, {str(secret)})
+    assert "ter" not in json.dumps([said["diff"], said["error"], said["changes"]])
 
 
 def _texts(value):

@@ -344,7 +344,7 @@ def populate(node, start):
 
 
 @given(starts, st.lists(st.lists(changes, max_size=6), max_size=3))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_any_runs_reverted_in_reverse_order_give_back_the_same_tree(start, runs):
     with tempfile.TemporaryDirectory() as folder:
         node = Node(Path(folder))

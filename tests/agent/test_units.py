@@ -3,10 +3,10 @@
 import json
 import os
 import threading
-import time
 from contextlib import suppress
 
 import pytest
+from waiting import until
 
 from spark_cluster.agent import units
 from spark_cluster.agent.host import Cancelled, Host
@@ -14,8 +14,6 @@ from spark_cluster.engine.document import document
 from spark_cluster.errors import Unreachable
 from spark_cluster.resources import Command, Package, ResourceError, Secret
 from spark_cluster.resources.apt import apt
-
-pytestmark = pytest.mark.usefixtures("time_limit")
 
 
 @pytest.fixture
@@ -53,11 +51,15 @@ def gate(systemd):
     (systemd.root / "way").touch()  # whatever of it still waits goes its way
 
 
-def until(condition, seconds=5):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)
+def opens(gate, tell):
+    """A `note` of a host that opens the gate when it says that the work still goes on."""
+
+    def note(text):
+        tell(text)
+        if "is still at work there" in text:
+            gate.open()
+
+    return note
 
 
 def abandoned(host, gate, **options):
@@ -116,7 +118,7 @@ def test_stdin_and_environment_stay_private(host, systemd, gate):
 def test_running_work_is_gone_on_with(host, systemd, gate):
     abandoned(host, gate)
     later, heard = host(), []
-    threading.Timer(0.2, gate.open).start()
+    later.note = opens(gate, later.notes.append)
     done = later.run_unit("key", gate.argv, heard=heard.append)
     assert (done.status, done.stdout, done.stderr) == (3, "begun\nfinished\n", "so-so\n")
     assert sorted(heard) == ["begun", "finished", "so-so"]
@@ -162,7 +164,7 @@ def test_a_result_that_nobody_saw_is_not_taken_by_what_can_be_done_again(host, s
 def test_an_old_result_says_nothing(host, systemd, gate):
     folder = ended_unwatched(host, systemd, gate)
     status = json.loads((folder / "status").read_text())
-    status["ended"] -= units.STALE_S + 1
+    status["monotonic"] -= units.STALE_S + 1
     (folder / "status").write_text(json.dumps(status))
     host().run_unit("key", gate.argv, recorded=True)
     assert [unit["starts"] for unit in systemd.units()] == [2]
@@ -170,8 +172,9 @@ def test_an_old_result_says_nothing(host, systemd, gate):
 
 def test_a_result_that_nobody_ever_asked_for_goes_some_day(host, systemd, gate):
     folder = ended_unwatched(host, systemd, gate)
-    old = time.time() - 8 * units.STALE_S
-    os.utime(folder / "status", (old, old))
+    status = json.loads((folder / "status").read_text())
+    status["monotonic"] -= 8 * units.STALE_S
+    (folder / "status").write_text(json.dumps(status))
     host().run_unit("other", ("true",))
     assert systemd.folders == []
 
@@ -222,6 +225,15 @@ def test_what_cannot_be_begun(host, systemd):
     assert systemd.folders == []
 
 
+def test_the_work_is_for_root_alone(host, systemd):
+    """It holds secrets, until it has begun."""
+    work = systemd.root / "var/lib/spark-cluster/units/*/work"
+    script = f"#!/bin/sh\nstat -c 'mode %a' {work} >&2; exit 1\n"
+    (systemd.root / "usr/local/bin/systemd-run").write_text(script)
+    with pytest.raises(ResourceError, match="mode 600"):
+        host().run_unit("key", ("true",), stdin=b"secret")
+
+
 def test_nothing_is_begun_for_a_laptop_that_is_gone(host, systemd):
     gone = host()
     gone.processes.cancel()
@@ -267,9 +279,9 @@ def test_the_next_agent_goes_on_with_the_work_of_one_that_was_killed(agent, syst
     gate.wait()
     kill_agent(first, pending)
     events = []
+    note = opens(gate, str)
     pending = submit(agent(), command)
-    threading.Timer(0.2, gate.open).start()
-    assert pending.wait(events.append)["ok"]
+    assert pending.wait(lambda e: (events.append(e), note(str(e.get("text")))))["ok"]
     assert events[-1]["verdict"] == "change"
     assert any("is still at work there" in e["text"] for e in events if e["event"] == "note")
     assert any(e["text"] in ("begun", "finished") for e in events if e["event"] == "progress")
@@ -310,6 +322,6 @@ def test_apt_goes_on_and_is_waited_for(host, systemd, gate):
     thread.join()
     later = host()
     later.current = first.current
-    threading.Timer(0.2, gate.open).start()
+    later.note = opens(gate, later.notes.append)
     assert apt(later, "install", "x").status == 0
     assert [unit["starts"] for unit in systemd.units()] == [1]

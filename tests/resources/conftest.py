@@ -27,6 +27,7 @@ COMMANDS = {
     "systemd": ("systemctl", "journalctl"),
     "accounts": ("useradd", "usermod", "userdel", "groupadd", "groupmod", "groupdel"),
     "docker": ("docker",),
+    "nft": ("nft",),
     "network": ("netplan", "ip", "systemd-run", "systemctl"),
 }
 

@@ -70,6 +70,35 @@ def test_the_only_one_with_its_comment(accounts):
             AuthorizedKey("me", **invalid, sole=True)
 
 
+LIMITS = ('from="10.0.0.1,::1"', "no-port-forwarding")
+
+
+@pytest.mark.parametrize(
+    "line", ["", f"{ONE} mine", f'from="10.0.0.2" {ONE} x', f"{','.join(LIMITS)} {ONE}\n{ONE}"]
+)
+def test_limits_of_a_key(accounts, line):
+    accounts.put(FILE, f"{TWO} other\n" + (f"{line}\n" if line else ""), mode=0o600)
+    accounts.path("/home/me/.ssh").chmod(0o700)
+    limited = AuthorizedKey("me", f"{ONE} me@laptop", options=LIMITS)
+    assert accounts.check(limited).verdict == "change"
+    assert accounts.apply(limited).verdict == "change"
+    assert accounts.path(FILE).read_text() == (
+        f'{TWO} other\nfrom="10.0.0.1,::1",no-port-forwarding {ONE} me@laptop\n'
+    )
+    assert accounts.apply(limited).verdict == "ok"
+    assert accounts.apply(KEY).verdict == "ok", "it leaves the limits as they are"
+    assert accounts.apply(AuthorizedKey("me", ONE, options=())).verdict == "change"
+    assert accounts.path(FILE).read_text() == f"{TWO} other\n{ONE}\n"
+
+
+@pytest.mark.parametrize(
+    "options", [("a b",), ('from="x" y',), ("a\n",), ('x="\n"',), "abc", ("",)]
+)
+def test_limits_that_are_none(options):
+    with pytest.raises(InvalidResource, match="option"):
+        AuthorizedKey("me", ONE, options=options)
+
+
 def test_a_certificate_authority_is_not_the_key(accounts):
     accounts.put(FILE, f"cert-authority {ONE}\n", mode=0o600)
     assert accounts.apply(KEY).verdict == "change"

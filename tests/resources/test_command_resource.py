@@ -1,6 +1,7 @@
 """Command: each way to know whether it has to run."""
 
 import pytest
+from waiting import FAR_S
 
 from spark_cluster.resources import Command, File, InvalidResource, Secret
 
@@ -73,7 +74,8 @@ def test_other_statuses_can_be_fine(node):
 
 
 def test_too_long_and_no_such_command(node):
-    assert "not done after 0.2 s" in node.apply(Command("x", ("sleep", "9"), timeout_s=0.2)).error
+    slow = Command("x", ("sleep", str(FAR_S)), timeout_s=0.2)
+    assert "not done after 0.2 s" in node.apply(slow).error
     assert "no-such-thing: no such command" in node.apply(Command("x", ("no-such-thing",))).error
 
 

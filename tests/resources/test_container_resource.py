@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 from resource_samples import image
+from waiting import HANG_S
 
 from spark_cluster.resources import Container, Directory, File, Image, InvalidResource, Secret
 from spark_cluster.resources import container as module
@@ -24,7 +25,8 @@ SECRET = dataclasses.replace(RAY, secret_files={"/run/keys/api": Secret("hunter2
 @pytest.fixture
 def docker(node, monkeypatch):
     node.install("docker", "systemd")
-    monkeypatch.setattr(module, "STAYS_S", 0.1)
+    monkeypatch.setattr(module, "STAYS_S", 0.0)
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.0)
     node.path("/srv/models").mkdir(parents=True)
     with node.state("docker") as state:
         state["images"] = {"vllm:1": image()}
@@ -66,9 +68,13 @@ def test_absent_is_started_and_then_left(docker):
         {"labels": {"a": "b"}},
     ],
 )
-def test_other_arguments_make_it_anew(docker, change):
+def test_other_arguments_make_another_container(change):
+    assert dataclasses.replace(RAY, **change).spec != RAY.spec
+
+
+def test_another_one_takes_its_place(docker):
     docker.apply(RAY)
-    other = dataclasses.replace(RAY, **change)
+    other = dataclasses.replace(RAY, command=("sleep", "9"))
     assert docker.check(other).verdict == "change"
     assert docker.apply(other).verdict == "change"
     assert docker.apply(other).verdict == "ok"
@@ -80,12 +86,12 @@ def test_order_of_variables_does_not_matter(docker):
     assert docker.apply(dataclasses.replace(RAY, env={"A": "1", "B": "2"})).verdict == "ok"
 
 
-@pytest.mark.parametrize("status", ["exited", "created", "restarting", "paused", "dead"])
-def test_not_running_is_made_anew(docker, status):
+def test_not_running_is_made_anew(docker):
     docker.apply(RAY)
-    with docker.state("docker") as state:
-        state["containers"]["ray"]["State"] = {"Status": status, "ExitCode": 137}
-    assert docker.check(RAY).verdict == "change"
+    for status in ("exited", "created", "restarting", "paused", "dead"):
+        with docker.state("docker") as state:
+            state["containers"]["ray"]["State"] = {"Status": status, "ExitCode": 137}
+        assert docker.check(RAY).verdict == "change", status
     assert docker.apply(RAY).verdict == "change"
     assert made(docker) == 2
 
@@ -138,7 +144,7 @@ def test_trigger_makes_it_anew_once(docker):
 
 @pytest.mark.parametrize("restart", ["unless-stopped", "no"])
 def test_end_right_after_the_start_is_a_failure_with_its_log(docker, restart, monkeypatch):
-    monkeypatch.setattr(module, "STAYS_S", 0.6)  # it dies at the third look
+    monkeypatch.setattr(module, "STAYS_S", HANG_S)  # it dies at the third look
     with docker.state("docker") as state:
         state["behaviour"] = {"ray": {"dies": 3, "log": "ValueError: no such model\n"}}
     result = docker.apply(dataclasses.replace(RAY, restart=restart))
@@ -147,6 +153,7 @@ def test_end_right_after_the_start_is_a_failure_with_its_log(docker, restart, mo
     assert running(docker)["State"]["Status"] == "exited"
     with docker.state("docker") as state:
         state["behaviour"] = {}
+    monkeypatch.setattr(module, "STAYS_S", 0.0)
     assert docker.apply(RAY).verdict == "change"
 
 

@@ -2,10 +2,20 @@
 
 import errno
 import os
+import socket
 
 import pytest
 
-from spark_cluster.resources import Directory, File, InvalidResource, Line, Secret, Unknown
+from spark_cluster.agent import journal as journal_module
+from spark_cluster.resources import (
+    Directory,
+    File,
+    HostsEntry,
+    InvalidResource,
+    Line,
+    Secret,
+    Unknown,
+)
 from spark_cluster.resources.base import Blob
 
 
@@ -125,7 +135,7 @@ class TestFile:
 
         def fetch(blob):
             fetched.append(blob)
-            return b"big"
+            return [b"b", b"ig"]
 
         big = File("/etc/big", content=Blob(hashlib.sha256(b"big").hexdigest(), 3))
         assert node.apply(big, host=node.host(fetch=fetch)).verdict == "change"
@@ -314,3 +324,80 @@ def test_directory_that_an_earlier_resource_makes_is_not_guessed(node):
     host.overlay.claim(("path:/etc/docker",), "Package:docker.io")
     with pytest.raises(Unknown, match=r"after: Package:docker\.io"):
         Directory("/etc/docker", mode=0o755).observe(host)
+
+
+# -- lines of configuration files ----------------------------------------------------------------
+
+ODD = "# a form feed \x0c10.0.0.9 spark9, \x0b, \x1c, \x85 and \u2028 10.0.0.8 spark8\n"
+
+
+def test_only_a_line_feed_ends_a_line_of_hosts(node):
+    node.put("/etc/hosts", f"{ODD}127.0.0.1 localhost\n")
+    entry = HostsEntry("spark1", address="10.0.0.1")
+    result = node.apply(entry)
+    assert result.verdict == "change"
+    assert node.path("/etc/hosts").read_bytes().decode() == (
+        f"{ODD}127.0.0.1 localhost\n10.0.0.1 spark1\n"
+    )
+    assert result.event["diff"].count("\n+") == 2, "the head and one line"
+    assert node.apply(HostsEntry("spark9", address="10.0.0.9")).verdict == "change"
+
+
+def test_validate_with_is_asked_in_check_mode_too(node):
+    node.put("/etc/sudoers", "old\n")
+    node.bin.mkdir(exist_ok=True)
+    asked = node.root / "asked"
+    validator = node.bin / "looks"
+    validator.write_text(f'#!/bin/sh\n[ -e {asked} ] && exit 1\ngrep -q good "$1"\n')
+    good = File("/etc/sudoers", content="good\n", validate_with=("looks", "{}"))
+    bad = File("/etc/sudoers", content="bad\n", validate_with=("looks", "{}"))
+    result = node.check(good)
+    assert result.verdict == "unknown"
+    assert "there is no looks yet, by which it is validated" in result.event["reason"]
+    validator.chmod(0o755)
+    assert node.check(good).verdict == "change"
+    result = node.check(bad)
+    assert result.verdict == "failed"
+    assert "the new /etc/sudoers is not valid, the old one stays" in result.error
+    assert node.apply(bad).verdict == "failed"
+    assert node.path("/etc/sudoers").read_text() == "old\n"
+
+
+def test_what_is_validated_with_things_that_are_to_come_is_unknown_in_check_mode(node):
+    """As a proxy's configuration, which names a certificate and needs the package."""
+    node.put("/etc/hosts", "")
+    config = File("/etc/proxy.cfg", content="a\n", validate_with=("env", "no-such-proxy", "{}"))
+    assert node.check(config).verdict == "unknown"
+    needs = File("/etc/proxy.cfg", content="a\n", validate_with=("grep", "-q", "key", "{}"))
+    assert node.check(needs).verdict == "failed", "nothing is to come"
+    result = node.check(File("/etc/key", content="k\n"), needs)
+    assert result.verdict == "unknown"
+    assert "only after what this run changes before it" in result.event["reason"]
+
+
+def test_a_removal_that_cannot_be_reverted_is_said_before(node, monkeypatch):
+    node.put("/opt/x/file", "more than ten bytes")
+    gone = Directory("/opt/x", state="absent")
+    monkeypatch.setattr(journal_module, "TREE_LIMIT", 10)
+    said = "/opt/x is removed for good, revert cannot put it back: it holds more than 0 MiB"
+    assert node.check(gone).event["reason"] == said
+    there = []
+    host = node.host()
+    host.note = lambda text: there.append((text, node.path("/opt/x/file").exists()))
+    assert node.apply(gone, host=host).verdict == "change"
+    assert there == [(said, True)]
+
+
+def test_a_socket_in_a_folder_that_is_removed(node):
+    node.path("/run/x").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(node.path("/run/x/s")))
+    assert "s in it is a socket" in node.check(Directory("/run/x", state="absent")).event["reason"]
+
+
+def test_runtime_data_is_removed_and_not_kept(node):
+    node.put("/opt/ray/session/log", "log")
+    assert node.apply(Directory("/opt/ray", state="absent", keep=False)).verdict == "change"
+    assert not node.path("/opt/ray").exists()
+    kept = node.path("/var/lib/spark-cluster/journal").glob("*/before/*")
+    assert list(kept) == []

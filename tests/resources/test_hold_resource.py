@@ -71,7 +71,7 @@ def test_lock_is_waited_for(apt, monkeypatch):
     with apt.state("apt") as state:
         state["locked"] = 99
     result = apt.apply(Hold("updater"))
-    assert "in vain for a lock: dpkg: error: dpkg frontend lock was locked" in result.error
+    assert " s for a lock: dpkg: error: dpkg frontend lock was locked" in result.error
 
 
 def test_not_debian(node):

@@ -1,5 +1,9 @@
 """Netplan: validated before, proven after, put back when the node is not reached any more."""
 
+import os
+import re
+import shlex
+import shutil
 import subprocess
 
 import pytest
@@ -12,6 +16,9 @@ PATH = "/etc/netplan/40-cx7.yaml"
 TWINS = {"enp1s0f1np1": "192.168.177.11/24", "enP2p1s0f1np1": "192.168.178.11/24"}
 CONTENT = "".join(f"# {name} {address} 9000\n" for name, address in TWINS.items())
 OLD = "# enp1s0f1np1 10.9.9.9/24 1500\n"
+OTHERS = (1, 2) if os.geteuid() == 0 else (os.getuid(), os.getgid())
+"""Whose the old file is; only root can give it away."""
+
 WANTED = Netplan(PATH, content=CONTENT, addresses=TWINS, mtu=9000, confirm_within_s=0.3)
 
 
@@ -52,6 +59,39 @@ def verbs(node):
     return [c[:2] for c in node.calls("network") if c[0] in ("netplan", "systemd-run")]
 
 
+def nothing_armed(node):
+    """Neither what was there before is kept, nor is there a unit that would put it back."""
+    units = list(node.path("/etc/systemd/system").rglob("*spark-cluster*"))
+    kept = list(node.path("/var/lib/spark-cluster/rollback").glob("**/before"))
+    return (units, kept, timers(node)) == ([], [], {})
+
+
+def cut_off(node, resource=WANTED):
+    """Apply it on a node that is not reached afterwards: nobody confirms, and the run is gone."""
+    host = node.host()
+    host.ask_for_proof = lambda _path: host.processes.cancelled.set()
+    with pytest.raises(Cancelled):
+        node.apply(resource, host=host)
+    return host.run_id
+
+
+def power_cycle(node):
+    """Switch it off and on: /run and its timers are gone, then what is wanted at boot is done."""
+    shutil.rmtree(node.path("/run"), ignore_errors=True)
+    with node.state("network") as state:
+        state["timers"] = {}
+    for link in node.path("/etc/systemd/system/sysinit.target.wants").iterdir():
+        unit = link.read_text()
+        condition = re.search("^ConditionPathExists=(.*)$", unit, re.M)[1]
+        if os.path.exists(condition):
+            argv = shlex.split(re.search("^ExecStart=(.*)$", unit, re.M)[1])
+            environment = {"PATH": f"{node.bin}:/usr/bin:/bin"}
+            subprocess.run(argv, check=True, env=environment, timeout=120)
+    node.install("network")
+    apply = [str(node.bin / "netplan"), "apply"]  # what networkd does as it starts
+    subprocess.run(apply, check=True, timeout=120)
+
+
 def as_wanted(node):
     return {n: v for n, v in links(node).items() if n in TWINS} == {
         name: ([address], 9000) for name, address in TWINS.items()
@@ -64,7 +104,7 @@ def test_addresses_come_and_stay(network):
     assert as_wanted(network)
     assert network.path(PATH).stat().st_mode & 0o777 == 0o600
     assert timers(network) == {}
-    assert not list(network.path("/run/spark-cluster").glob("**/before"))
+    assert nothing_armed(network)
     assert apply(network).verdict == "ok"
 
 
@@ -129,10 +169,7 @@ def test_a_node_that_is_cut_off_puts_it_back_by_itself(network, before):
     """The laptop is gone in the middle: the timer's script is what is left."""
     if before:
         network.put(PATH, before, mode=0o600)
-    host = network.host()
-    host.ask_for_proof = lambda _path: host.processes.cancelled.set()
-    with pytest.raises(Cancelled):
-        network.apply(WANTED, host=host)
+    run = cut_off(network)
     assert as_wanted(network)
     ((unit, argv),) = timers(network).items()
     assert unit == "spark-cluster-rollback-etc-netplan-40-cx7-yaml"
@@ -141,16 +178,77 @@ def test_a_node_that_is_cut_off_puts_it_back_by_itself(network, before):
     path = network.path(PATH)
     assert (path.read_text() if path.exists() else None) == before
     assert links(network)["enp1s0f1np1"] == ((["10.9.9.9/24"], 1500) if before else ([], 1500))
-    (left,) = network.path("/run/spark-cluster/rollback").iterdir()
-    assert left.read_text().strip() == host.run_id
+    (left,) = network.path("/var/lib/spark-cluster/rollback").iterdir()
+    assert left.read_text().strip() == run
+    assert nothing_armed_but(network, unit)
+
+
+def nothing_armed_but(node, timer):
+    """As after the script: the timer itself is systemd's to forget."""
+    with node.state("network") as state:
+        state["timers"].pop(timer, None)
+    return nothing_armed(node)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+@pytest.mark.parametrize("before", [OLD, None])
+def test_a_power_cycle_before_the_timer_runs_out_brings_the_old_file_back(network, before, mode):
+    if before:
+        network.put(PATH, before, mode=mode)
+        os.chown(network.path(PATH), *OTHERS)
+    cut_off(network)
+    assert as_wanted(network)
+    power_cycle(network)
+    path = network.path(PATH)
+    assert (path.read_text() if path.exists() else None) == before
+    assert links(network)["enp1s0f1np1"] == ((["10.9.9.9/24"], 1500) if before else ([], 1500))
+    if before:
+        status = path.stat()
+        assert (status.st_mode & 0o7777, status.st_uid, status.st_gid) == (mode, *OTHERS)
+    assert nothing_armed(network)
+    assert network.check(WANTED).verdict == "change", "a file that nobody confirmed is not done"
+    power_cycle(network)
+    assert (path.read_text() if path.exists() else None) == before
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_a_power_cut_while_it_is_put_back_at_boot(network, steps):
+    """The script is ended after each of its steps: the next boot does the rest."""
+    network.put(PATH, OLD, mode=0o644)
+    cut_off(network)
+    (folder,) = network.path("/var/lib/spark-cluster/rollback").iterdir()
+    script = (folder / "rollback").read_text()
+    lines = script.splitlines(keepends=True)
+    places = [i for i, x in enumerate(lines) if x.lstrip().startswith(("cp", "sync", "mv", "echo"))]
+    places += [i for i, x in enumerate(lines) if x.startswith(("rm", "cd /"))]
+    if steps <= len(places):
+        place = sorted(places)[steps - 1]
+        cut = "".join([*lines[: place + 1], "kill -9 $$\n", *lines[place + 1 :]])
+        subprocess.run(["sh", "-c", cut], check=False, timeout=120)
+    power_cycle(network)
+    assert network.path(PATH).read_text() == OLD
+    assert network.path(PATH).stat().st_mode & 0o777 == 0o644
+
+
+def test_what_was_confirmed_stays_over_a_power_cycle(network):
+    network.put(PATH, OLD, mode=0o644)
+    assert apply(network).verdict == "change"
+    power_cycle(network)
+    assert as_wanted(network)
+    assert apply(network).verdict == "ok"
+
+
+def test_the_old_mode_and_owner_come_back_too(network):
+    network.put(PATH, OLD, mode=0o644)
+    os.chown(network.path(PATH), *OTHERS)
+    assert network.apply(WANTED, host=network.host()).verdict == "failed"
+    status = network.path(PATH).stat()
+    assert (status.st_mode & 0o777, status.st_uid, status.st_gid) == (0o644, *OTHERS)
 
 
 def test_a_change_that_nobody_confirmed_is_not_taken_for_done(network):
     network.put(PATH, OLD, mode=0o600)
-    host = network.host()
-    host.ask_for_proof = lambda _path: host.processes.cancelled.set()
-    with pytest.raises(Cancelled):
-        network.apply(WANTED, host=host)
+    cut_off(network)
     result = network.check(WANTED)
     assert result.event["changes"] == {"rollback": ["pending", "none"]}
     assert network.apply(WANTED, host=network.host()).verdict == "failed"

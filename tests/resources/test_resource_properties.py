@@ -16,6 +16,7 @@ from spark_cluster.agent.host import Host
 from spark_cluster.resources import (
     AuthorizedKey,
     BuiltImage,
+    ClockCap,
     Command,
     Container,
     Directory,
@@ -33,10 +34,12 @@ from spark_cluster.resources import (
     Line,
     MachineId,
     Netplan,
+    NftTable,
     Package,
     Reboot,
     Resource,
     Secret,
+    SelfSignedCertificate,
     Service,
     SshKey,
     Swap,
@@ -83,8 +86,14 @@ ANY = {
         addresses=mappings,
         mtu=st.sampled_from([1500, 9000]),
     ),
+    "NftTable": st.builds(
+        NftTable,
+        table=names.map(lambda n: f"spark_cluster_{n}"),
+        chains=text.map(lambda rules: f"chain x {{ {rules} }}"),
+        if_refused=text,
+    ),
     "AuthorizedKey": st.builds(AuthorizedKey, user=names, key=st.just(public_key())),
-    "HostKeys": st.builds(HostKeys, taken=words),
+    "HostKeys": st.builds(HostKeys, taken=words, prepare=st.booleans()),
     "HostsEntry": st.builds(HostsEntry, host=names, address=st.just("10.0.0.1")),
     "JsonKeys": st.builds(
         JsonKeys,
@@ -92,7 +101,11 @@ ANY = {
         keys=st.dictionaries(names, st.one_of(text, mappings, maybe), min_size=1, max_size=3),
     ),
     "MachineId": st.builds(MachineId, taken=words),
+    "SelfSignedCertificate": st.builds(
+        SelfSignedCertificate, path=paths, names=st.lists(names, min_size=1).map(tuple)
+    ),
     "SshKey": st.builds(SshKey, path=paths, owner=names, comment=text),
+    "ClockCap": st.builds(ClockCap, unit=names, max_mhz=st.integers(1, 4000)),
     "Swap": st.just(Swap()),
     "DiskSpace": st.builds(DiskSpace, path=paths, free_gib=st.floats(0.1, 1e5)),
     "Hold": st.builds(Hold, package=names, also=st.lists(names).map(tuple), held=maybe),
@@ -143,7 +156,7 @@ def test_every_resource_is_tested_here():
 @pytest.mark.parametrize("kind", sorted(ANY))
 def test_wire_round_trip(kind):
     @given(ANY[kind])
-    @settings(max_examples=60)
+    @settings(max_examples=settings.default.max_examples // 5)
     def check(resource):
         back = from_wire(json.loads(json.dumps(to_wire(resource))))
         assert back == by_id(resource)
@@ -179,7 +192,6 @@ wanted = st.text("ab= ", min_size=1, max_size=6)
 
 
 @given(raw, wanted, st.sampled_from([None, "^a", "b"]), st.sampled_from(["present", "absent"]))
-@settings(max_examples=200, deadline=None)
 def test_line_is_idempotent_and_keeps_the_others(before, line, match, state):
     try:
         resource = Line("/f", line=line, match=match, state=state)

@@ -22,7 +22,8 @@ def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> No
     elif command == "ip":
         show(state)
     elif argv[0] == "generate":
-        for file in Path(argv[2]).glob("*/netplan/*.yaml"):
+        base = Path(argv[2]) if len(argv) > 2 else root
+        for file in base.glob("*/netplan/*.yaml"):
             if "BROKEN" in file.read_text():
                 raise Refuse(78, f"{file.name}:1:1: Invalid YAML")
     else:

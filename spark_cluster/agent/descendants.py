@@ -1,0 +1,78 @@
+"""Which processes belong to a command: its session, its children and theirs, what it left behind.
+
+A child that began a session of its own is found by its parent; one whose parent has ended, too, by
+a variable that every command gets. Only /proc/PID/stat is read of all processes: reading more of
+one that hangs in a driver can hang itself.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+MARK = "SPARK_CLUSTER_COMMAND"
+"""The variable that tells, in the environment of all that a command starts, which command."""
+
+GONE = "ZX"
+"""States of /proc/PID/stat of what has ended and only waits to be collected."""
+
+BLOCKED = "D"
+"""State of a process in uninterruptible sleep: the kernel or a driver holds it."""
+
+
+class Process(NamedTuple):
+    """A process as /proc/PID/stat tells it; `start` is in clock ticks since boot."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    session: int
+    start: int
+
+
+def process(pid: int) -> Process | None:
+    """What there is under this number."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as source:  # noqa: PTH123  (hundreds of them)
+            text = source.read().decode(errors="replace")
+    except OSError:
+        return None
+    name, _, tail = text.partition("(")[2].rpartition(")")
+    fields = tail.split()
+    return Process(pid, name, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def belonging(leader: Process, mark: str) -> list[Process]:
+    """All living processes of a command.
+
+    Args:
+        leader: the process that was started, which leads a session; it may have ended, but must
+            not have been collected, so that its number is not another's.
+        mark: the value of MARK that it got.
+    """
+    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    found = (process(number) for number in numbers)
+    others = [p for p in found if p is not None and p.start >= leader.start]
+    mine: set[int] = set()
+    added = {leader.pid}
+    while added:
+        mine |= added
+        added = _kin(others, mine) or {p.pid for p in others if _is_marked(p, mine, mark)}
+    return [p for p in others if p.pid in mine and p.state not in GONE]
+
+
+def _kin(others: list[Process], mine: set[int]) -> set[int]:
+    """Children of these, and who is in a session that one of these leads."""
+    return {p.pid for p in others if p.pid not in mine and (p.parent in mine or p.session in mine)}
+
+
+def _is_marked(found: Process, mine: set[int], mark: str) -> bool:
+    """Whether it got the variable: all that is left to tell when its parent has ended."""
+    if found.pid in mine or found.state == BLOCKED or found.state in GONE:
+        return False
+    try:
+        with open(f"/proc/{found.pid}/environ", "rb") as source:  # noqa: PTH123
+            return f"{MARK}={mark}".encode() in source.read().split(b"\0")
+    except OSError:
+        return False

@@ -1,0 +1,149 @@
+"""Reading commands and files of a node, side by side: none that hangs may hold up the rest."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spark_cluster.agent import processes
+from spark_cluster.agent.host import Host
+from spark_cluster.agent.output import TEXT_LIMIT, shortened
+from spark_cluster.agent.processes import Cancelled, TooLong
+from spark_cluster.resources.base import ResourceError
+
+FILE_S = 5.0
+"""Seconds that reading one file, or the files of one glob, may take."""
+
+Answer = dict[str, Any]
+
+
+class Gathering:
+    """What is read for one request.
+
+    Args:
+        timeout: seconds that each command may take; one that has to be killed takes the graces of
+            agent/processes.py longer.
+    """
+
+    def __init__(self, host: Host, timeout: float) -> None:
+        self._host = host
+        self._timeout = timeout
+        self._commands: dict[str, Answer | None] = {}
+        self._files: dict[str, str | None] = {}
+        self._trees: dict[str, dict[str, str]] = {}
+        self._late: dict[str, str] = {}
+
+    def all(
+        self,
+        commands: Mapping[str, Sequence[Any]],
+        files: Mapping[str, str],
+        trees: Mapping[str, str],
+    ) -> Answer:
+        """Read it all; None for what is not there or does not answer, `late` for why not."""
+        self._commands = dict.fromkeys(commands)
+        self._files = dict.fromkeys(files)
+        self._trees = {name: {} for name in trees}
+        threads = {
+            name: threading.Thread(target=self._command, args=(name, argv), daemon=True)
+            for name, argv in commands.items()
+        }
+        for thread in threads.values():
+            thread.start()
+        self._read([*(("file", *f) for f in files.items()), *(("tree", *t) for t in trees.items())])
+        graces = processes.TERM_GRACE + processes.KILL_GRACE + processes.DRAIN_S
+        until = time.monotonic() + self._timeout + graces + FILE_S
+        for name, thread in threads.items():
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():  # not even its start came to an end
+                self._late.setdefault(name, f"{commands[name][0]}: it hangs")
+        return {
+            "commands": dict(self._commands),
+            "files": dict(self._files),
+            "trees": dict(self._trees),
+            "late": dict(self._late),
+        }
+
+    def _command(self, name: str, argv: Sequence[Any]) -> None:
+        choices = argv if argv and isinstance(argv[0], list) else [argv]
+        until = time.monotonic() + self._timeout
+        left = self._timeout
+        for choice in choices:
+            try:
+                done = self._host.run(choice, timeout=left)
+            except TooLong as error:
+                self._late[name] = error.message
+                return
+            except (ResourceError, OSError):
+                continue
+            except Cancelled:
+                return
+            self._commands[name] = {
+                "status": done.status,
+                "stdout": done.stdout,
+                "stderr": done.stderr,
+            }
+            if done.status == 0 and done.stdout:
+                return
+            left = max(0.1, until - time.monotonic())
+
+    def _read(self, wanted: Sequence[tuple[str, str, str]]) -> None:
+        """Read files in a thread of their own; one that hangs is left behind with its thread."""
+        waiting = deque(wanted)
+        while waiting:
+            reader = _Reader(self, waiting)
+            while reader.is_alive():
+                reader.join(0.1)
+                if reader.is_alive() and time.monotonic() - reader.since > FILE_S:
+                    _, name, path = reader.at
+                    self._late[name] = f"{path}: reading it hangs"
+                    break
+
+    def take(self, kind: str, name: str, path: str) -> None:
+        """Read one file, or the files of one glob."""
+        if kind == "file":
+            self._files[name] = _text(self._host, path)
+        else:
+            self._trees[name] = _tree(self._host, path)
+
+
+class _Reader(threading.Thread):
+    """Reads what is waiting, one after the other."""
+
+    def __init__(self, gathering: Gathering, waiting: deque[tuple[str, str, str]]) -> None:
+        super().__init__(daemon=True)
+        self._gathering = gathering
+        self._waiting = waiting
+        self.since = time.monotonic()
+        self.at = ("", "", "")
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            try:
+                item = self._waiting.popleft()
+            except IndexError:
+                return
+            self.at, self.since = item, time.monotonic()
+            self._gathering.take(*item)
+
+
+def _text(host: Host, path: str) -> str | None:
+    try:
+        with host.path(path).open("rb") as source:
+            data = source.read(TEXT_LIMIT + 1)
+    except OSError:
+        return None
+    return shortened(data.decode(errors="replace"), TEXT_LIMIT)
+
+
+def _tree(host: Host, pattern: str) -> dict[str, str]:
+    """Every readable file that matches a glob, path to text (sysfs has one value a file)."""
+    found = {}
+    for path in sorted(host.root.glob(pattern.lstrip("/"))):
+        text = _text(host, str(path.relative_to(host.root)))
+        if text is not None:
+            found["/" + str(path.relative_to(host.root))] = text
+    return found

@@ -1,0 +1,73 @@
+"""Processes that do not end: for tests of what waits for them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from waiting import until
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+"""Of cgroup version 1: SIGKILL does not take a process that is frozen there."""
+
+
+@contextlib.contextmanager
+def freezer() -> Iterator[Path]:
+    """A cgroup whose processes are in uninterruptible sleep; thawed and removed at the end."""
+    if not os.access(FREEZER, os.W_OK) or not (FREEZER / "cgroup.procs").exists():
+        pytest.skip("no freezer of cgroup version 1 here, or not root")
+    group = Path(tempfile.mkdtemp(prefix="spark-cluster-test-", dir=FREEZER))
+    try:
+        (group / "freezer.state").write_text("FROZEN")
+        yield group
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        until(lambda: not (group / "cgroup.procs").read_text(), what="the frozen processes' end")
+        until(lambda: _removed(group), what="the removal of the cgroup")
+
+
+def _removed(group: Path) -> bool:
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
+
+
+def hangs_in(group: Path) -> tuple[str, ...]:
+    """A command that goes to uninterruptible sleep, in which SIGKILL does not reach it."""
+    return ("sh", "-c", f"echo $$ > {group}/cgroup.procs; sleep 600")
+
+
+def lives(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/stat").read_text()
+        return text.rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def with_a_limit(attempt: Callable[[float], object]) -> None:
+    """Try with a limit of a second, and with longer ones where the machine is too busy for what
+    has to happen before it: `attempt(limit_s)` is true once it did happen."""
+    for limit_s in (1.0, 10.0, 60.0):
+        if attempt(limit_s):
+            return
+    raise AssertionError("it did not come about within a minute")
+
+
+def pid_in(path: Path) -> int:
+    """The number that a command wrote into a file, once it has."""
+    return int(until(lambda: path.exists() and path.read_text().strip(), what=str(path)))
+
+
+def ended(pid: int) -> None:
+    """Wait for a process to be gone."""
+    until(lambda: not lives(pid), what=f"the end of process {pid}")
+
+
+def seconds(began: float) -> float:
+    return time.monotonic() - began

@@ -1,0 +1,78 @@
+"""What is on the disk when, so that a power cut at any moment leaves all of it or nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from spark_cluster.agent.apply import apply
+from spark_cluster.agent.host import Host
+from spark_cluster.resources import Command, Directory, File
+from spark_cluster.resources.base import Resource
+
+JOURNAL = "var/lib/spark-cluster/journal"
+
+
+@pytest.fixture
+def synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Each path that was synced, and what /f held then."""
+    found: list[tuple[str, str]] = []
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        path = Path(f"/proc/self/fd/{handle}").resolve()
+        target = tmp_path / "f"
+        held = target.read_text() if target.exists() else ""
+        found.append((str(path.relative_to(tmp_path)), held))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
+
+
+def run(root: Path, *resources: Resource) -> list[str]:
+    events: list[dict[str, object]] = []
+    apply(resources, Host(root=root, run_id="r1"), events.append)
+    return [str(e["verdict"]) for e in events if e["event"] == "result"]
+
+
+def test_a_file_is_on_the_disk_before_it_takes_the_old_ones_place(tmp_path, synced):
+    (tmp_path / "f").write_text("old")
+    assert run(tmp_path, File("/f", content="new")) == ["change"]
+    beside = [held for path, held in synced if path.startswith(".f.")]
+    assert beside == ["old"], "its content, while the old one is in place"
+    assert synced[-1][1] == "new"
+    assert (".", "new") in synced, "the folder, once it is in place"
+
+
+def test_the_journal_is_on_the_disk_before_the_change(tmp_path, synced):
+    (tmp_path / "f").write_text("old")
+    run(tmp_path, File("/f", content="new"))
+    before = [path for path, held in synced if held == "old"]
+    assert f"{JOURNAL}/r1/.run.json.new" in before
+    assert f"{JOURNAL}/r1" in before
+    assert f"{JOURNAL}/r1/changes.jsonl" in before
+    (kept,) = (tmp_path / JOURNAL / "r1/before").iterdir()
+    assert any(path.startswith(f"{JOURNAL}/r1/before/.{kept.name}") for path in before)
+    entry = json.loads((tmp_path / JOURNAL / "r1/changes.jsonl").read_text().splitlines()[0])
+    assert entry["action"] == "file"
+
+
+def test_a_restart_that_is_owed_is_on_the_disk_before_the_change(tmp_path, synced):
+    (tmp_path / "f").write_text("old")
+    config = File("/f", content="new")
+    run(tmp_path, config, Command("restart", ("true",), when_changed=(config,)))
+    assert ("var/lib/spark-cluster/pending", "old") in synced
+
+
+def test_only_root_reads_the_journal(tmp_path):
+    (tmp_path / "f").write_text("old")
+    run(tmp_path, File("/f", content="new"), Directory("/d"))
+    assert stat.S_IMODE((tmp_path / JOURNAL).stat().st_mode) == 0o700
+    files = [path for path in (tmp_path / JOURNAL).rglob("*") if path.is_file()]
+    assert len(files) == 3
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}

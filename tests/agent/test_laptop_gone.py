@@ -1,0 +1,230 @@
+"""A laptop that is gone frees the node: whatever runs there, however it went, in bounded time.
+
+No agent here is killed by the test's own end of the pipe: each has to end by itself.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+from hung_processes import ended, freezer, hangs_in, pid_in
+from raw_agent import RawAgent, document
+from waiting import FAR_S, HANG_S, until
+
+from spark_cluster.resources import Command, File
+
+
+@pytest.fixture
+def start(tmp_path):
+    """`start(main__GONE_AFTER=1.0)`: a real agent on a scratch root."""
+    started = []
+
+    def begin(**limits):
+        started.append(RawAgent(tmp_path, **limits))
+        return started[-1]
+
+    yield begin
+    for agent in started:
+        agent.close()
+
+
+def hung_up(agent):
+    """The connection was cut, and sshd closed the agent's input."""
+    agent.hang_up()
+
+
+def silent(agent):
+    """The laptop sleeps: it reads nothing and says nothing, and the connection stays."""
+    agent.fall_silent()
+
+
+def half_open(agent):
+    """What the agent sends is taken (by the kernel of a laptop that froze), and never answered."""
+    agent.fall_silent()
+    threading.Thread(target=agent.drain, daemon=True).start()
+
+
+def asked_to_end(agent):
+    """Somebody on the node ends it there."""
+    agent.process.send_signal(signal.SIGTERM)
+
+
+GOES = [hung_up, silent, half_open, asked_to_end]
+
+SCRIPTS = {
+    "plain": "echo $$ > {pid}; exec sleep {far}",
+    "ignores-term": "trap '' TERM; echo $$ > {pid}; while :; do sleep 1; done",
+    "own-session": "setsid sh -c 'trap \"\" TERM; echo $$ > {pid}; while :; do sleep 1; done'; :",
+    "closed-outputs": "exec > /dev/null 2>&1; trap '' TERM; echo $$ > {pid}; "
+    "while :; do sleep 1; done",
+    "says-much": "trap '' TERM; echo $$ > {pid}; while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxx; done",
+}
+
+
+@pytest.mark.parametrize(
+    ("goes", "op", "script"),
+    [
+        *((hung_up, op, script) for op in ("run", "stream") for script in SCRIPTS),
+        *((goes, op, "ignores-term") for goes in GOES[1:] for op in ("run", "stream")),
+        (silent, "stream", "says-much"),
+    ],
+)
+def test_whatever_runs_is_ended_and_the_lock_is_free(start, tmp_path, goes, op, script):
+    agent = start()
+    agent.lock()
+    text = SCRIPTS[script].format(pid=tmp_path / "pid", far=FAR_S)
+    agent.send(op, req=1, argv=["sh", "-c", text], timeout=FAR_S)
+    pid = pid_in(tmp_path / "pid")
+    goes(agent)
+    agent.ends()
+    assert agent.lock_is_free()
+    ended(pid)
+
+
+@pytest.mark.parametrize(
+    ("goes", "op"),
+    [(hung_up, "run"), (silent, "stream"), (hung_up, "gather"), (silent, "gather")],
+)
+def test_a_program_in_uninterruptible_sleep_does_not_keep_the_lock(start, goes, op):
+    with freezer() as group:
+        agent = start()
+        agent.lock()
+        argv = list(hangs_in(group))
+        what = {"commands": {"gpu": argv}} if op == "gather" else {"argv": argv}
+        agent.send(op, req=1, timeout=FAR_S, **what)
+        until((group / "cgroup.procs").read_text, what="the frozen process")
+        goes(agent)
+        agent.ends()
+        assert agent.lock_is_free()
+
+
+def test_a_document_in_the_middle(start, tmp_path):
+    agent = start()
+    agent.lock()
+    text = SCRIPTS["ignores-term"].format(pid=tmp_path / "pid")
+    stubborn = Command("stubborn", ("sh", "-c", text), creates="/none", timeout_s=FAR_S)
+    resources = document(File("/a", content="1"), stubborn, File("/b", content="2"))
+    agent.send("apply", req=1, resources=resources, run="r1")
+    pid = pid_in(tmp_path / "pid")
+    agent.hang_up()
+    agent.ends()
+    assert agent.lock_is_free()
+    ended(pid)
+    assert (tmp_path / "a").exists()
+    assert not (tmp_path / "b").exists()
+
+
+def test_what_must_finish_finishes_with_the_lock_held(start, tmp_path):
+    agent = start(main__LEAVE_S=0.5)
+    agent.lock()
+    script = (
+        f"touch {tmp_path}/begun; while ! test -e {tmp_path}/way; do sleep 0.05; done; "
+        f"touch {tmp_path}/made"
+    )
+    command = Command("apt", ("sh", "-c", script), creates="/made", must_finish=True)
+    agent.send("apply", req=1, resources=document(command, File("/b", content="2")), run="r1")
+    until((tmp_path / "begun").exists)
+    agent.hang_up()
+    with pytest.raises(Exception, match="timed out"):
+        agent.process.wait(timeout=1.5)  # three times as long as anything else would take
+    assert not agent.lock_is_free()
+    (tmp_path / "way").touch()
+    agent.ends()
+    assert agent.lock_is_free()
+    assert (tmp_path / "made").exists()
+    assert not (tmp_path / "b").exists()
+    journal = (tmp_path / "var/lib/spark-cluster/journal/r1/changes.jsonl").read_text()
+    assert '"converged"' in journal
+
+
+def test_what_must_finish_has_a_limit_of_its_own(start, tmp_path):
+    agent = start()
+    agent.lock()
+    text = SCRIPTS["ignores-term"].format(pid=tmp_path / "pid")
+    command = Command("stuck", ("sh", "-c", text), creates="/m", must_finish=True, timeout_s=4)
+    agent.send("apply", req=1, resources=document(command), run="r1")
+    pid = pid_in(tmp_path / "pid")
+    agent.hang_up()
+    agent.ends()
+    ended(pid)
+
+
+# -- a reader that stops reading -----------------------------------------------------------------
+
+
+def test_a_full_pipe_does_not_freeze_the_watchdog(start, tmp_path):
+    """Ctrl-Z on `logs -f`: the pipe is full, and each writer waits with it."""
+    agent = start(operations__STREAM_AHEAD=1 << 40)
+    agent.lock()
+    for number in range(3):
+        agent.send("stream", req=number, argv=["yes", "x" * 4000])
+    agent.fall_silent()
+    agent.ends()
+    assert agent.lock_is_free()
+
+
+def test_a_reader_that_stops_for_a_while_loses_nothing(start):
+    agent = start(main__GONE_AFTER=HANG_S, operations__STREAM_AHEAD=1 << 40)
+    agent.send("run", req=1, argv=["head", "-c", "3000000", "/dev/zero"])
+    agent.send("stream", req=2, argv=["sh", "-c", "seq 100000; exit 7"])
+    threading.Event().wait(1.0)  # the pipe is full by now; if not, the test shows less
+    text, done = "", {}
+    while set(done) != {1, 2}:
+        found = agent.next("done") if text.endswith("100000\n") else next_of(agent)
+        if found["event"] == "output":
+            text += found["text"]
+        else:
+            done[found["req"]] = found
+    assert text == "".join(f"{n}\n" for n in range(1, 100_001))
+    assert (done[2]["status"], len(done[1]["stdout"])) == (7, 3_000_000)
+
+
+def next_of(agent):
+    from spark_cluster.agent import frames
+
+    while True:
+        found = frames.read(agent.process.stdout)
+        if found["event"] != "alive":
+            return found
+        agent.send("alive")
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["head -c 45000000 /dev/zero", "yes 'a line of text' | head -c 300000000"],
+    ids=["45-MB-of-NUL", "300-MB-of-text"],
+)
+def test_an_output_of_any_length_is_bounded_in_memory_and_said_to_be_cut(start, script):
+    agent = start(main__GONE_AFTER=HANG_S)
+    agent.send("run", req=1, argv=["true"])
+    agent.next("done")
+    before = agent.peak_mib()
+    agent.send("run", req=2, argv=["sh", "-c", f"{script}; exit 3"], timeout=FAR_S)
+    done = agent.next("done")
+    assert done["status"] == 3
+    assert done["left_out"] > 30_000_000
+    assert "MiB left out" in done["stdout"]
+    assert len(done["stdout"]) < 9 << 20
+    assert agent.peak_mib() - before < 200
+
+
+def test_a_stream_waits_for_who_shows_it(start):
+    """Nobody acknowledges: what is on its way stays within the limit, and the command waits."""
+    agent = start(main__GONE_AFTER=HANG_S)
+    agent.send("stream", req=1, argv=["sh", "-c", "yes xxxxxxx | head -c 30000000; exit 5"])
+    came = 0
+    while came <= 1 << 20:
+        came += len(agent.next("output")["text"])
+    assert came <= (1 << 20) + (64 << 10)
+    while True:
+        agent.send("taken", req=1, size=came)
+        found = next_of(agent)
+        if found["event"] == "done":
+            break
+        came = len(found["text"])
+    assert found["status"] == 5

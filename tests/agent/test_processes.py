@@ -1,0 +1,264 @@
+"""Commands on a node: each has a limit that holds, is ended whole, and its output is bounded."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+from hung_processes import ended, freezer, hangs_in, lives, pid_in, with_a_limit
+from waiting import FAR_S, until
+
+from spark_cluster.agent import gathering, main, output, processes
+from spark_cluster.agent.host import Cancelled, Host
+from spark_cluster.agent.operations import Laptop, Node, carry_out
+from spark_cluster.agent.processes import Processes, Running
+from spark_cluster.doctor import registry
+from spark_cluster.doctor.observations import Observations
+from spark_cluster.resources import ResourceError
+
+SHIPPED_GRACES = processes.TERM_GRACE + processes.KILL_GRACE
+
+FAR = FAR_S / 2
+"""Seconds within which nothing returns that waits for what it must not wait for."""
+
+
+@pytest.fixture(autouse=True)
+def graces(monkeypatch):
+    """What takes a signal is waited for: a busy machine may be late with its end."""
+    monkeypatch.setattr(processes, "TERM_GRACE", 0.3)
+    monkeypatch.setattr(processes, "KILL_GRACE", 30.0)
+
+
+@pytest.fixture
+def given_up(monkeypatch):
+    """For what SIGKILL does not take."""
+    monkeypatch.setattr(processes, "KILL_GRACE", 0.3)
+
+
+@pytest.fixture
+def host(tmp_path):
+    return Host(root=tmp_path)
+
+
+def test_a_child_that_holds_the_outputs_is_not_waited_for(host, tmp_path):
+    """`communicate` reads to the end of the pipes, which what a command left behind holds open."""
+    began = time.monotonic()
+    script = f"setsid sleep {FAR_S} & echo $! > {tmp_path}/pid; echo hi"
+    assert host.run(("sh", "-c", script), timeout=FAR).stdout == "hi\n"
+    assert time.monotonic() - began < FAR
+    pid = pid_in(tmp_path / "pid")
+    assert lives(pid), "what a command leaves behind on purpose stays: it may be a daemon"
+    host.run(("kill", str(pid)))
+
+
+def test_output_after_the_end_of_the_one_who_was_started_is_read(host):
+    script = "(sleep 0.1; echo later) & echo first"
+    assert host.run(("sh", "-c", script)).stdout in ("first\nlater\n", "first\n")
+    assert host.run(("sh", "-c", "head -c 3000000 /dev/zero")).stdout == "\0" * 3_000_000
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("echo $$ > {pid}; exec sleep {far}", id="plain"),
+        pytest.param("trap '' TERM; echo $$ > {pid}; while :; do sleep 1; done", id="no-term"),
+        pytest.param("setsid sh -c 'echo $$ > {pid}; sleep {far}'; :", id="own-session"),
+        pytest.param(
+            "(setsid sh -c 'echo $$ > {pid}; exec sleep {far}' &); sleep {far}", id="orphan"
+        ),
+        pytest.param(
+            "(setsid sh -c 'trap \"\" TERM; echo $$ > {pid}; while :; do sleep 1; done' "
+            "> /dev/null 2>&1 < /dev/null &); sleep {far}",
+            id="daemon-no-term",
+        ),
+        pytest.param("exec > /dev/null 2>&1; echo $$ > {pid}; sleep {far}", id="closed-outputs"),
+    ],
+)
+def test_a_limit_ends_all_that_was_started(host, tmp_path, script):
+    pid = tmp_path / "pid"
+    text = script.format(pid=pid, far=FAR_S)
+    began = time.monotonic()
+
+    def attempt(limit_s):
+        with pytest.raises(ResourceError, match=f"sh: not done after {limit_s:g} s"):
+            host.run(("sh", "-c", text), timeout=limit_s)
+        return pid.exists() and pid.read_text()
+
+    with_a_limit(attempt)
+    assert time.monotonic() - began < FAR
+    ended(pid_in(pid))
+
+
+def test_the_limit_of_what_must_finish_holds_too(host):
+    with pytest.raises(ResourceError, match=r"sleep: not done after 0\.2 s"):
+        host.run(("sleep", str(FAR_S)), timeout=0.2, must_finish=True)
+
+
+def test_a_limit_with_lines_that_are_told(host):
+    heard = []
+    script = f"echo one; (setsid sleep {FAR_S} &); sleep {FAR_S}"
+
+    def attempt(limit_s):
+        with pytest.raises(ResourceError, match=f"not done after {limit_s:g} s"):
+            host.run(("sh", "-c", script), timeout=limit_s, heard=heard.append)
+        return heard
+
+    with_a_limit(attempt)
+    assert heard == ["one"]
+
+
+def test_a_laptop_that_is_gone_ends_what_does_not_want_to_end(host, tmp_path):
+    script = f"trap '' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 1; done"
+    caught = []
+
+    def run():
+        try:
+            host.run(("sh", "-c", script), timeout=FAR)
+        except Cancelled as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    pid = pid_in(tmp_path / "pid")
+    host.processes.cancel()
+    until(lambda: caught, what="the end of the command")
+    ended(pid)
+
+
+def test_large_input_to_one_that_does_not_read(host):
+    with pytest.raises(ResourceError, match="not done after 1 s"):
+        host.run(("sleep", str(FAR_S)), stdin=b"x" * 1_000_000, timeout=1)
+    assert host.run(("true",), stdin=b"x" * 1_000_000).status == 0
+    assert len(host.run(("cat",), stdin=b"x" * 1_000_000).stdout) == 1_000_000
+
+
+# -- what SIGKILL does not take ------------------------------------------------------------------
+
+
+def test_uninterruptible_sleep_is_given_up(host, given_up):
+    with freezer() as group:
+        began = time.monotonic()
+        with pytest.raises(ResourceError) as caught:
+            host.run(hangs_in(group), timeout=0.5)
+        assert time.monotonic() - began < FAR
+    assert "sh: not done after 0.5 s" in caught.value.message
+    assert "does not end, not even by SIGKILL (process " in caught.value.message
+    assert "is in uninterruptible sleep: the kernel or a driver holds it" in caught.value.message
+    assert "journalctl -k" in caught.value.hint
+
+
+def test_what_does_not_take_a_signal_is_given_up(host, given_up, monkeypatch, tmp_path):
+    """The same where no process can be frozen."""
+    script = f"echo $$ > {tmp_path}/pid; exec sleep {FAR_S}"
+    with monkeypatch.context() as patch:
+        patch.setattr(processes.os, "kill", lambda *_: None)
+        with pytest.raises(ResourceError, match="sleep does not end, not even by SIGKILL"):
+            host.run(("sh", "-c", script), timeout=0.5)
+    host.run(("kill", "-9", str(pid_in(tmp_path / "pid"))))
+
+
+def gathered(tmp_path, **request):
+    laptop = Laptop(lambda _: None, lambda _: [], lambda _: "", None)
+    return carry_out(Node(tmp_path), {"op": "gather", **request}, laptop)
+
+
+def test_the_rest_of_the_facts_comes_when_one_program_hangs(tmp_path, given_up):
+    answer = {}
+
+    def attempt(limit_s):
+        with freezer() as group:
+            commands = {"gpu": list(hangs_in(group)), "date": ["echo", "today"]}
+            files = {"hosts": "/etc/hosts"}
+            answer.update(gathered(tmp_path, commands=commands, files=files, timeout=limit_s))
+        return answer["commands"]["date"]
+
+    with_a_limit(attempt)
+    assert answer["commands"]["gpu"] is None
+    assert answer["commands"]["date"]["stdout"] == "today\n"
+    assert "not even by SIGKILL" in answer["late"]["gpu"]
+    assert set(answer["late"]) == {"gpu"}
+
+
+def test_doctor_tells_a_program_that_hangs_from_one_that_is_missing(tmp_path):
+    commands = {"gpu": ["sleep", str(FAR_S)], "tools": ["echo"], "kernel_log": ["nothing-such"]}
+    seen = Observations("spark1", gathered(tmp_path, commands=commands, timeout=0.3))
+    check = next(c for c in registry.NODE if c.id == "driver.gpu-present")
+    finding = check.finding(seen, "spark1")
+    assert (finding.status, finding.found) == ("fail", "sleep: not done after 0.3 s")
+    assert "hangs" in finding.cause
+    assert "reboot" in finding.fix
+    assert seen.facts.nvml_error == "sleep: not done after 0.3 s"
+    others = [c.finding(seen, "spark1") for c in registry.NODE if "gpu" in c.needs]
+    assert all("not done after" in f.found or f.status != "ok" for f in others)
+    assert not any("there is no nvidia-smi" in f.found for f in others)
+
+
+def test_files_after_one_that_hangs_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(gathering, "FILE_S", 0.3)
+    os.mkfifo(tmp_path / "hangs")  # nobody ever writes to it
+    (tmp_path / "text").write_text("here")
+    answer = gathered(tmp_path, files={"a": "/hangs", "b": "/text"}, trees={"c": "/te*"})
+    assert answer["files"] == {"a": None, "b": "here"}
+    assert answer["trees"] == {"c": {"/text": "here"}}
+    assert answer["late"] == {"a": "/hangs: reading it hangs"}
+    (tmp_path / "hangs").open("w").close()  # the reader ends
+
+
+# -- output --------------------------------------------------------------------------------------
+
+
+def test_of_a_long_output_begin_and_end_are_kept(host, monkeypatch):
+    monkeypatch.setattr(output, "OUTPUT_LIMIT", 1000)
+    done = host.run(("sh", "-c", "echo begin; seq 100000; echo end; exit 3"))
+    assert done.status == 3
+    assert done.stdout.startswith("begin\n1\n2\n")
+    assert done.stdout.endswith("99999\n100000\nend\n")
+    assert "KiB left out: the output is too long to be kept whole" in done.stdout
+    assert len(done.stdout) < 1200
+    assert done.left_out == 6 + 588895 + 4 - 1000
+
+
+def test_pieces_of_any_size_are_kept_in_bounded_memory():
+    kept = output.Kept(1000)
+    for number in range(100_000):
+        kept.add(b"%d " % number)
+    assert len(kept._head) + len(kept._tail) <= 2000
+    assert kept.text().startswith("0 1 2 ")
+    assert kept.text().endswith(" 99998 99999 ")
+    short = output.Kept(1000)
+    short.add(b"caf\xc3")
+    short.add(b"\xa9")
+    assert (short.text(), short.left_out) == ("café", 0)
+
+
+def test_a_line_without_end_is_told_in_parts(monkeypatch):
+    monkeypatch.setattr(output, "LINE_LIMIT", 100)
+    heard = []
+    lines = output.Lines(heard.append)
+    for _ in range(50):
+        lines.add(b"x" * 30)
+    lines.end()
+    assert "".join(heard) == "x" * 1500
+    assert max(map(len, heard)) < 200
+
+
+# -- promises about constants --------------------------------------------------------------------
+
+
+def test_forty_seconds_after_the_laptops_last_word_the_lock_is_free():
+    """With the values as they ship; `graces` has made two of them smaller here."""
+    assert SHIPPED_GRACES + processes.TICK < main.LEAVE_S
+    assert main.GONE_AFTER + main.LOOK_EVERY + main.LEAVE_S < 40
+
+
+def test_what_runs_is_known_only_as_long_as_it_runs(tmp_path):
+    known = Processes()
+    environment = {"PATH": processes.SEARCH_PATH}
+    with known.start(("true",), env=environment, timeout=FAR) as running:
+        assert isinstance(running, Running)
+        assert known._snapshot() == [running]
+        assert running.attend(lambda *_: None, known.cancelled) == 0
+    assert known._snapshot() == []
+    assert known.finishing_until() == 0

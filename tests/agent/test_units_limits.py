@@ -1,0 +1,225 @@
+"""The limit of long work: kept on the monotonic clock, with or without an agent, by all of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+from hung_processes import ended, lives, pid_in, with_a_limit
+from waiting import FAR_S, until
+
+from spark_cluster.agent import moment, units, worker
+from spark_cluster.agent.host import Cancelled, Host
+from spark_cluster.resources import ResourceError, Secret
+
+STEP_S = 400 * 24 * 3600.0
+"""By how much the wall's clock is set forward, seconds."""
+
+
+@pytest.fixture
+def host(systemd):
+    def make():
+        found = Host(root=systemd.root)
+        found.notes = []
+        found.note = found.notes.append
+        return found
+
+    return make
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """`clock(seconds)`: the wall's clock is set, for this process."""
+    real = time.time
+
+    def step(seconds):
+        monkeypatch.setattr(moment.time, "time", lambda: real() + seconds)
+
+    return step
+
+
+def waits(folder):
+    """A script that waits until `folder/way` is there."""
+    return (
+        f"echo $$ > {folder}/pid; while ! test -e {folder}/way; do sleep 0.02; done; echo finished"
+    )
+
+
+def lose_watcher(host, argv, **options):
+    """Begin work and lose who waits for it, once its command runs."""
+    watcher = host()
+
+    def watch():
+        with suppress(Cancelled):
+            watcher.run_unit("key", argv, **options)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    pid = pid_in(watcher.root / "pid")
+    watcher.processes.cancel()
+    thread.join()
+    return pid
+
+
+@pytest.mark.parametrize("step", [STEP_S, -STEP_S])
+def test_a_clock_step_ends_no_work(host, systemd, clock, step):
+    watcher = host()
+    done = []
+    argv = ("sh", "-c", waits(systemd.root))
+    thread = threading.Thread(target=lambda: done.append(watcher.run_unit("key", argv)))
+    thread.start()
+    pid_in(systemd.root / "pid")
+    clock(step)
+    thread.join(1.0)  # it looks at its limit every half second
+    assert thread.is_alive()
+    (systemd.root / "way").touch()
+    thread.join()
+    assert (done[0].status, done[0].stdout) == (0, "finished\n")
+
+
+@pytest.mark.parametrize("step", [STEP_S, -STEP_S])
+def test_a_clock_step_takes_no_result_away(host, systemd, clock, step):
+    """For what must not be done twice, such as flashing a firmware."""
+    argv = ("sh", "-c", waits(systemd.root))
+    lose_watcher(host, argv)
+    (systemd.root / "way").touch()
+    (folder,) = systemd.folders
+    until(lambda: not units._running(folder))
+    clock(step)
+    later = host()
+    assert later.run_unit("key", argv, recorded=True).stdout == "finished\n"
+    assert "this is its result" in later.notes[0]
+    assert [unit["starts"] for unit in systemd.units()] == [1]
+
+
+def test_ages_of_an_earlier_boot(clock):
+    """The monotonic clock began anew, so the wall's has to do; the future is now."""
+    said = {**moment.now(), "boot": "an earlier one", "monotonic": 1e9}
+    assert moment.age(said) < 60
+    clock(3600)
+    assert 3599 < moment.age(said) < 3660
+    clock(-3600)
+    assert moment.age(said) == 0
+    assert moment.age({}) > 1e9, "of what tells no moment nothing is known: it is old"
+
+
+def test_work_that_was_cut_by_a_reboot_is_begun_again_whatever_its_limit_was(host, systemd):
+    argv = ("sh", "-c", waits(systemd.root))
+    pid = lose_watcher(host, argv, timeout=1000)
+    (unit,) = systemd.units()
+    host().run(("kill", "-9", str(unit["pid"]), str(pid)))
+    (folder,) = systemd.folders
+    until(lambda: not units._running(folder))
+    begun = json.loads((folder / "begun").read_text())
+    begun |= {"boot": "an earlier one", "monotonic": 1e9}
+    (folder / "begun").write_text(json.dumps(begun))
+    (systemd.root / "way").touch()
+    assert host().run_unit("key", argv, timeout=1000).stdout == "finished\n"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "trap '' TERM; echo $$ > {root}/pid; while :; do sleep 1; done",
+        "setsid sh -c 'trap \"\" TERM; echo $$ > {root}/pid; while :; do sleep 1; done'; :",
+    ],
+    ids=["ignores-term", "own-session"],
+)
+def test_the_limit_holds_when_nobody_watches(host, systemd, script, monkeypatch):
+    graces = (
+        "from spark_cluster.agent import processes\n"
+        "processes.TERM_GRACE = processes.KILL_GRACE = 0.3\n"
+    )
+    monkeypatch.setattr(units, "CODE", units.CODE.replace("main(sys", f"{graces}main(sys"))
+    argv = ("sh", "-c", script.format(root=systemd.root))
+    pid = lose_watcher(host, argv, timeout=4)
+    ended(pid)
+    (folder,) = systemd.folders
+    until(lambda: not units._running(folder))
+    assert "sh: not done after 4 s" in json.loads((folder / "status").read_text())["error"]
+
+
+def test_the_limit_is_told_to_who_watches(host, systemd):
+    def attempt(limit_s):
+        with pytest.raises(ResourceError, match=f"sh: not done after {limit_s:g} s"):
+            host().run_unit("key", ("sh", "-c", waits(systemd.root)), timeout=limit_s)
+        pid = systemd.root / "pid"
+        return pid.exists() and pid.read_text()
+
+    with_a_limit(attempt)
+    assert systemd.folders == []
+    ended(pid_in(systemd.root / "pid"))
+
+
+def test_a_worker_that_keeps_no_limit_is_ended_with_all_of_its_unit(host, systemd, monkeypatch):
+    """The watcher waits a little longer than the worker does, and stops the unit then."""
+    monkeypatch.setattr(units, "ENDING_S", 0.2)
+    monkeypatch.setattr(units.processes, "TERM_GRACE", 0.1)
+    monkeypatch.setattr(units.processes, "KILL_GRACE", 0.1)
+    careless = (
+        "from spark_cluster.agent import worker\n"
+        "running = worker.Running\n"
+        "worker.Running = lambda *a, timeout, **k: running(*a, timeout=1e6, **k)\n"
+    )
+    monkeypatch.setattr(units, "CODE", units.CODE.replace("main(sys", f"{careless}main(sys"))
+    with pytest.raises(ResourceError, match="sleep: not done after 1 s"):
+        host().run_unit("key", ("sleep", str(FAR_S)), timeout=1)
+    (unit,) = systemd.units()
+    assert not lives(unit["pid"])
+    assert systemd.folders == []
+
+
+def test_systemd_is_told_the_last_resort(host, systemd):
+    host().run_unit("key", ("true",), timeout=100)
+    options = systemd.units()[0]["options"]
+    assert "--property=RuntimeMaxSec=160" in options
+    assert "--property=KillMode=control-group" in options
+    assert "--property=TimeoutStopSec=10" in options
+
+
+def test_a_unit_that_never_begins_leaves_no_secret(host, systemd, monkeypatch):
+    monkeypatch.setattr(units, "BEGIN_S", 0.2)
+    (systemd.root / "usr/local/bin/systemd-run").write_text("#!/bin/sh\nexit 0\n")
+    (systemd.root / "usr/local/bin/systemctl").write_text("#!/bin/sh\nexit 0\n")
+    with pytest.raises(ResourceError, match="does not begin"):
+        host().run_unit("key", ("true",), env={"TOKEN": Secret("hunter2")})
+    assert systemd.folders == []
+
+
+def test_what_a_killed_agent_left_of_a_unit_that_never_began_goes(host, systemd):
+    """SIGKILL between the file with the secrets and the start of the unit."""
+    folder = systemd.root / "var/lib/spark-cluster/units/0123456789abcdef"
+    folder.mkdir(parents=True)
+    (folder / "work").write_text("hunter2")
+    (folder / "asked").write_text(json.dumps(moment.now()))
+    host().run_unit("other", ("true",))
+    assert folder.exists(), "it may be about to begin"
+    said = moment.now()
+    said["monotonic"] -= 3 * units.BEGIN_S
+    (folder / "asked").write_text(json.dumps(said))
+    host().run_unit("other", ("true",))
+    assert not folder.exists()
+
+
+def test_the_output_of_long_work_is_bounded_on_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "LOOK_EVERY_S", 0.01)
+    path = tmp_path / "out"
+    with path.open("ab") as out:
+        threading.Thread(target=worker._bound, args=((out,), 10_000), daemon=True).start()
+        told = []
+        tail = units._Tail(path, told.append)
+        for number in range(2000):
+            out.write(b"%d\n" % number * 3)
+            out.flush()
+            if number % 100 == 0:
+                tail.read()
+                time.sleep(0.02)
+        assert until(lambda: path.stat().st_size < 10_000)
+        out.write(b"end\n")
+        out.flush()
+        tail.read(last=True)
+    assert told[0] == "0"
+    assert told[-1] == "end"

@@ -1,0 +1,54 @@
+"""The command line through its own entry point, in this process: as a shell sees it, but quick."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from spark_cluster.cli import main
+
+
+@dataclass
+class Done:
+    """What a shell sees."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*args: str, cwd: Path) -> Done:
+    """`spark-cluster ARGS` in this folder."""
+    out, err = io.StringIO(), io.StringIO()
+    argv = mock.patch.object(sys, "argv", ["spark-cluster", *args])
+    outputs = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+    with contextlib.chdir(cwd), argv, outputs[0], outputs[1], pytest.raises(SystemExit) as ended:
+        main()
+    assert "Traceback" not in err.getvalue()
+    return Done(ended.value.code, out.getvalue(), err.getvalue())
+
+
+class Program:
+    """`spark-cluster` in a scratch project and home."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        (folder / "home").mkdir(exist_ok=True)
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("HOME", str(folder / "home"))
+        for name in ("XDG_STATE_HOME", "SSH_AUTH_SOCK"):
+            monkeypatch.delenv(name, raising=False)
+
+    def __call__(self, *args: str) -> Done:
+        return run(*args, cwd=self.folder)
+
+    def put(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)

@@ -1,0 +1,86 @@
+"""SelfSignedCertificate, made and read by the real openssl."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from spark_cluster.resources import Directory, InvalidResource, SelfSignedCertificate
+from spark_cluster.resources import self_signed_certificate as module
+
+PATH = "/etc/app/tls.pem"
+MADE = SelfSignedCertificate(PATH, ("spark1", "10.89.0.11", "fd00::1"))
+FOLDER = Directory("/etc/app")
+
+
+def openssl(path, *arguments):
+    argv = ["openssl", "x509", "-in", str(path), "-noout", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+
+
+def test_absent_becomes_present_and_stays(node):
+    assert node.check(FOLDER, MADE).verdict == "change"
+    assert node.apply(FOLDER, MADE).verdict == "change"
+    path = node.path(PATH)
+    assert path.stat().st_mode & 0o777 == 0o600
+    shown = openssl(path, "-text")
+    for words in ("CA:FALSE", "DNS:spark1", "IP Address:10.89.0.11", "IP Address:FD00:0:0",
+                  "Digital Signature", "prime256v1"):  # fmt: skip
+        assert words in shown
+    before = path.read_bytes()
+    assert b"PRIVATE KEY" in before
+    assert node.apply(FOLDER, MADE).verdict == "ok"
+    assert node.check(FOLDER, MADE).verdict == "ok"
+    assert path.read_bytes() == before
+
+
+def test_a_mode_that_shows_the_key_is_repaired_and_the_certificate_kept(node):
+    node.apply(FOLDER, MADE)
+    path = node.path(PATH)
+    before = path.read_bytes()
+    path.chmod(0o644)
+    assert node.apply(MADE).verdict == "change"
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (before, 0o600)
+
+
+@pytest.mark.parametrize(
+    ("names", "verdict"),
+    [
+        (("10.89.0.11",), "ok"),
+        (("SPARK1", "fd00:0::1"), "ok"),
+        (("spark1", "10.89.0.12"), "change"),
+        (("spark", "10.89.0.11"), "change"),
+    ],
+)
+def test_a_new_one_only_when_a_name_is_missing(node, names, verdict):
+    node.apply(FOLDER, MADE)
+    assert node.apply(SelfSignedCertificate(PATH, names)).verdict == verdict
+
+
+def test_one_that_has_run_out_or_is_damaged_is_made_again(node, monkeypatch):
+    monkeypatch.setattr(module, "DAYS", 0)
+    node.apply(FOLDER, MADE)
+    monkeypatch.undo()
+    assert node.check(MADE).verdict == "change"
+    assert node.apply(MADE).verdict == "change"
+    node.put(PATH, "nonsense", 0o600)
+    assert node.apply(MADE).verdict == "change"
+    assert node.apply(MADE).verdict == "ok"
+
+
+def test_the_private_key_is_nowhere_else(node):
+    result = node.apply(FOLDER, MADE)
+    node.apply(SelfSignedCertificate(PATH, ("other",)))  # replaces it
+    holding = [p for p in node.root.rglob("*") if p.is_file() and b"PRIVATE KEY" in p.read_bytes()]
+    assert holding == [node.path(PATH)]
+    assert "PRIVATE KEY" not in json.dumps(result.event)
+
+
+@pytest.mark.parametrize(
+    "names", [(), ("a b",), ("x\nsubjectAltName = DNS:bank",), ("a,DNS:b",), ("-x",), ("",)]
+)
+def test_names_that_would_be_read_as_configuration(names):
+    with pytest.raises(InvalidResource, match="SelfSignedCertificate"):
+        SelfSignedCertificate(PATH, names)

@@ -1,0 +1,37 @@
+"""Waiting in tests. Limits end hangs and never decide a test: far above what a busy machine takes.
+Races are gated by events (a file, a line, a lock), not by pauses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+HANG_S = 120.0
+"""Seconds after which something is taken to hang."""
+
+FAR_S = 600
+"""Seconds that a process sleeps of which a test shows that nobody waits for it."""
+
+
+def until(
+    condition: Callable[[], T], limit_s: float = HANG_S, what: str = "", every_s: float = 0.01
+) -> T:
+    """Return the first true value of a condition.
+
+    Args:
+        limit_s: seconds; a hang limit.
+        what: what is waited for, for the message.
+        every_s: seconds between two looks.
+
+    Raises:
+        AssertionError: it did not come about within the limit.
+    """
+    deadline = time.monotonic() + limit_s
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what or 'what was waited for'}: not within {limit_s:g} s")
+        time.sleep(every_s)
+    return found
