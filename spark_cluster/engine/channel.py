@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import Protocol
+
+TAKES_NOTHING_S = 30.0
+"""Seconds in which an agent takes not one byte more; then it is lost."""
+
+ENDS_WITHIN_S = 20.0
+"""Seconds that an agent may take to end: more than its own limit (LEAVE_S of agent/main.py)."""
 
 
 class Channel(Protocol):
@@ -36,6 +44,9 @@ class PipeChannel:
 
     Args:
         argv: the command; its first word is replaced by this interpreter when it is `python3`.
+
+    Attributes:
+        was_killed: it did not end by itself when the connection did.
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
@@ -43,6 +54,7 @@ class PipeChannel:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
+        self.was_killed = False
         self._said: list[str] = []
         self._selector = selectors.DefaultSelector()
         assert self._process.stdout is not None  # noqa: S101  (it is a pipe)
@@ -57,9 +69,15 @@ class PipeChannel:
 
     def send(self, data: bytes) -> None:
         assert self._process.stdin is not None  # noqa: S101  (it is a pipe)
+        rest, since = memoryview(data), time.monotonic()
         try:
-            self._process.stdin.write(data)
-            self._process.stdin.flush()
+            while rest:
+                handle = self._process.stdin.fileno()
+                if select.select([], [handle], [], 1.0)[1]:
+                    rest = rest[os.write(handle, rest[: select.PIPE_BUF]) :]
+                    since = time.monotonic()
+                elif time.monotonic() - since > TAKES_NOTHING_S:
+                    raise OSError(f"the agent takes nothing since {TAKES_NOTHING_S:g} s")
         except ValueError:
             raise BrokenPipeError("closed") from None
 
@@ -89,8 +107,9 @@ class PipeChannel:
             with contextlib.suppress(BrokenPipeError):  # what it did not take any more
                 self._process.stdin.close()
         try:
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=ENDS_WITHIN_S)
         except subprocess.TimeoutExpired:
+            self.was_killed = True
             self._process.kill()
             self._process.wait()
         self._listener.join(timeout=1)

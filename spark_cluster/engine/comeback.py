@@ -18,9 +18,9 @@ FIRST_TRY_S = 3.0
 PAUSES = (0.5, 5.0)
 """Seconds between two tries: at first, and at most."""
 
-RECONNECT_S = 20.0
-"""Seconds for which a lost node is looked for. Its agent notices no later than 30 s after the last
-word, of which half have passed by then, and frees the lock."""
+RECONNECT_S = 30.0
+"""Seconds for which a lost node is looked for. Its agent frees the lock no later than 40 s after
+the last word, of which 15 have passed by then."""
 
 ADVICE = (
     "look at its screen, if it has one. A firmware update can leave a Spark dark until its power "

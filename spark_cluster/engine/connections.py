@@ -154,6 +154,8 @@ class Connections:
         self._sessions: dict[str, Session] = {}
         self._opening: dict[str, Future[SparkClusterError | None]] = {}
         self._seconds: dict[str, float] = {}
+        self.closing = False
+        """Whether the run is over, so that a connection that ends is not made again."""
 
     def begin(self) -> None:
         """Start to connect to all, side by side, while the caller does something else."""
@@ -230,22 +232,59 @@ class Connections:
         self.facts[name] = gather.facts(facts.wait())
         self.users[name] = str(self._connections[name].open().user)
 
-    def learn(self, name: str) -> tuple[Path, list[str]]:
-        """Write a connected node's host keys, as its facts have them, into known_hosts.
+    def announce_host_keys(self, name: str) -> tuple[Path, list[str]]:
+        """Write the host keys that a node has ready into known_hosts, next to those of now.
 
-        They came over a connection whose host key was verified, so nobody can be between.
+        They come over a connection whose host key was verified: nobody else can have sent them.
 
         Returns:
-            The file, and the keys' fingerprints.
-        """
-        from spark_cluster.engine import hostkeys
+            The file, and the new keys' fingerprints; none when it has none ready.
 
-        reached = self._connections[name].open()
-        keys = self.facts[name].host_keys
-        shown = hostkeys.told(name, str(reached.host), int(reached.port), keys)
-        path = hostkeys.file_of(target(self.nodes[name]))
-        hostkeys.write(path, shown)
-        return path, [f"{key.kind} {key.fingerprint}" for key in shown]
+        Raises:
+            Failed: the file cannot be written.
+        """
+        from spark_cluster.engine import host_key_change
+        from spark_cluster.facts.parsers import public_keys
+        from spark_cluster.resources.host_keys import PREPARED
+
+        answer = self._sessions[name].request("gather", trees={"next": f"{PREPARED}/*/key.pub"})
+        keys = public_keys(answer["trees"]["next"].values())
+        wanted = target(self.nodes[name])
+        return host_key_change.announce(wanted, keys, self.facts[name].host_keys)
+
+    def verify_host_keys(self, name: str) -> bool:
+        """Connect once more, and when the new host keys are shown, remove those they replace.
+
+        Returns:
+            Whether any were removed.
+
+        Raises:
+            SparkClusterError: the node does not let one in, or known_hosts cannot be written.
+        """
+        connection = self.dial(self.nodes[name])
+        try:
+            return self._forget_replaced(name, connection)
+        finally:
+            connection.close()
+
+    def forget_replaced_host_keys(self, name: str) -> bool:
+        """The same over the connection of this run, for what one that was cut has left."""
+        return self._forget_replaced(name, self._connections[name])
+
+    def _forget_replaced(self, name: str, connection: SshConnection) -> bool:
+        from spark_cluster.engine import host_key_change
+        from spark_cluster.facts.parsers import public_keys
+
+        wanted = target(self.nodes[name])
+        if not host_key_change.is_under_way(wanted):
+            return False
+        transport = connection.open().transport
+        assert transport is not None  # noqa: S101  (it is open)
+        shown = transport.get_remote_server_key().asbytes()
+        trees = {"keys": gather.TREES["host_keys"]}
+        answer = self._sessions[name].request("gather", trees=trees)
+        current = public_keys(answer["trees"]["keys"].values())
+        return bool(host_key_change.forget_replaced(wanted, shown, current))
 
     def prove(self, name: str, path: str) -> None:
         """Leave a file on a node over a new connection, as a proof that it still lets one in.
@@ -277,6 +316,7 @@ class Connections:
 
     def close(self) -> None:
         """End all agents and connections."""
+        self.closing = True
         with contextlib.suppress(SparkClusterError):
             side_by_side({name: s.close for name, s in list(self._sessions.items())})
         for connection in list(self._connections.values()):

@@ -95,7 +95,7 @@ class Delivery:
         if "stopped" in reply:
             shown = self._shown(reply["stopped"])
             raise Failed(
-                f"stopped before {shown}, as you wished",
+                f"stopped by the user before {shown}",
                 where=self.node,
                 hint=f"--start-at '{shown}' goes on there",
             )
@@ -113,7 +113,9 @@ class Delivery:
                 reply = self._send(rest, rebooted)
             except Unreachable as lost:
                 undone = sum(name in self.results for name in ids)
-                if self.options.check or undone in (lost_at, len(ids)) or self._has_failed():
+                if self.connections.closing or undone in (lost_at, len(ids)):
+                    raise
+                if self.options.check or self._has_failed():
                     raise  # in check mode the picture of what would be is lost too
                 self._reconnect(lost, ids[undone])
                 begin = lost_at = undone
@@ -129,6 +131,7 @@ class Delivery:
     def _send(self, part: Document, rebooted: dict[str, Any] | None) -> dict[str, Any]:
         pending = self.connections.session(self.node).submit(
             "apply",
+            part.longest_step_s,
             resources=part.resources,
             run=self.connections.run,
             check=self.options.check,
@@ -187,8 +190,9 @@ class Delivery:
 
     def _failed(self) -> Failed:
         result = next(r for r in self.results.values() if r.verdict == "failed")
-        return Failed(
-            f"{result.resource}: {result.error}",
+        name = result.resource.partition(":")[2]
+        return Failed(  # a command's error begins with its title, which is in the id already
+            f"{result.resource}: {result.error.removeprefix(f'{name}: ')}",
             where=f"{self.node}: role {result.role}",
             hint=result.hint,
         )

@@ -1,4 +1,4 @@
-"""How a node is reached: ssh_config, jump hosts, keys, a password for a first contact, host keys.
+"""Connecting to a node: sockets, jump hosts, keys, a password for a first contact, host keys.
 
 fabric accepts any host key unless told otherwise, paramiko never sets TCP_NODELAY (a factor of 4 at
 5 ms) and prefers slow ciphers, keepalives do not find a dead peer: all that is put right here.
@@ -8,61 +8,36 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
+import signal
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+import subprocess
+import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.engine.known_hosts import USER_FILE, host_name, known
+from spark_cluster.engine import host_key_errors
+from spark_cluster.engine.ssh_route import Hop, Target, route
 from spark_cluster.errors import Unreachable
 
 if TYPE_CHECKING:
     import fabric
     import paramiko
 
+    from spark_cluster.engine.host_key_check import HostKeyCheck
+
+__all__ = ["CIPHERS", "Target", "connect", "dial", "hang_up", "socket_to", "unreachable"]
+
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
 DEAD_PEER_MS = 15_000
 """TCP_USER_TIMEOUT, milliseconds: sent data unanswered for so long ends the connection."""
+PROXY_GRACE_S = 2.0
+"""Seconds that a ProxyCommand has to end in when its connection is closed."""
 
 # Otherwise Python prints paramiko's own words for what is an error of ours, or none (a port that
 # does not listen yet).
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where and how to reach one node.
-
-    Args:
-        name: as in the inventory; for messages.
-        host: address, name, or alias of the user's ssh_config.
-        user, port: None leaves it to ssh_config (and then the local user, 22).
-        identity_file: a private key to offer first.
-        known_hosts: a file of host keys beside the user's own.
-        jump: `[user@]host[:port]` to go through; None leaves it to ssh_config.
-        connect_timeout_s: seconds for each of TCP, banner and authentication.
-        sudo_password: asked for when it is needed; returns None when there is none.
-        login_password: asked for when the node takes no key, for a first contact; it goes to this
-            node only, never to a jump host. Returns None when there is none.
-    """
-
-    name: str
-    host: str
-    user: str | None = None
-    port: int | None = None
-    identity_file: Path | None = None
-    known_hosts: Path | None = None
-    jump: str | None = None
-    connect_timeout_s: float = 10.0
-    sudo_password: Callable[[], str | None] = field(default=lambda: None)
-    login_password: Callable[[], str | None] = field(default=lambda: None)
-
-
-def fingerprint(key: paramiko.PKey) -> str:
-    """`SHA256:...` as `ssh-keygen -l` prints it."""
-    return str(key.fingerprint)
 
 
 class KeysRefused(Unreachable):
@@ -74,94 +49,89 @@ def connect(target: Target) -> fabric.Connection:
 
     Raises:
         Unreachable: with the reason, and what to do about it.
+        InvalidFile: ssh_config cannot be read.
+        Failed: a file of host keys cannot be read.
     """
+    hops = route(target)
     password = target.login_password()
     if password is not None and target.identity_file is None:
         # All keys of the agent and of ~/.ssh could be more than sshd lets one connection try.
         with contextlib.suppress(KeysRefused):
-            return _dialled(target, None)
-    return _dialled(target, password)
+            return dial(hops, target)
+    return dial(hops, target, password)
 
 
-def _dialled(target: Target, password: str | None) -> fabric.Connection:
-    connection = hops_to(target, password)[0]
-    dial(connection, target)
-    return connection
+def dial(hops: Sequence[Hop], target: Target, password: str | None = None) -> fabric.Connection:
+    """An open connection to the last of some hosts, through those before it.
 
-
-def dial(connection: fabric.Connection, target: Target) -> None:
-    """Open a connection of `hops_to`, and those that it goes through.
+    With a password the node itself is offered that, after the key that the inventory names.
 
     Raises:
         Unreachable: with the reason, and what to do about it.
     """
-    last = connection
-    while last.gateway and not isinstance(last.gateway, str):
-        last = last.gateway
-    if not last.gateway:  # the one that opens a real socket
-        last.connect_kwargs["sock"] = tcp(last.host, last.port, target)
+    sock = socket_to(hops[0], target)
+    connection = None
     try:
-        _open(connection, target)
+        for hop in hops:
+            connection = _connection(hop, target, connection, password if hop.is_node else None)
+            if hop is hops[0]:
+                connection.connect_kwargs["sock"] = sock
+            _open(connection, hop, target)
     except BaseException:  # half-open ones count for sshd's MaxStartups
         hang_up(connection)
+        sock.close()
         raise
+    assert connection is not None  # noqa: S101  (a route has at least one host)
+    return connection
 
 
-def hang_up(connection: fabric.Connection) -> None:
+def hang_up(connection: fabric.Connection | None) -> None:
     """Close a connection, open or half-open, and those that it goes through."""
     hop = connection
-    while hop and not isinstance(hop, str):
+    while hop is not None:
         hop.client.close()
         hop = hop.gateway
 
 
-def hops_to(target: Target, password: str | None = None) -> list[fabric.Connection]:
-    """The connection to a node, not opened, and after it the jump hosts that it goes through.
-
-    With a password the node itself is offered that, after the key that the inventory names.
-    """
+def _connection(
+    hop: Hop, target: Target, gateway: fabric.Connection | None, password: str | None
+) -> fabric.Connection:
+    """A connection that is not open: strict host keys, time-outs and quick ciphers."""
     import fabric
+    import paramiko
 
-    config = fabric.Config()
-    config.load_ssh_config()
-    gateway = _jump(target, config)
-    options: dict[str, Any] = {"config": config}
-    if gateway is not None:
-        options["gateway"] = gateway
-    connection = fabric.Connection(
-        target.host,
-        user=target.user,
-        port=target.port,
-        connect_kwargs={**_auth(target), **_with(password)},
+    from spark_cluster.engine.host_key_check import HostKeyCheck, StrictPolicy
+
+    settings = hop.settings
+    # An explicit and empty configuration: the files have been read, by `route`.
+    made = fabric.Connection(
+        settings.host,
+        user=settings.user,
+        port=settings.port,
+        gateway=gateway,
+        config=fabric.Config(ssh_config=paramiko.SSHConfig()),
+        connect_kwargs={**_auth(hop), **_with(password)},
         connect_timeout=None,
-        **options,
     )
-    hops = [connection]
-    while hops[-1].gateway and not isinstance(hops[-1].gateway, str):
-        hops.append(hops[-1].gateway)
-    for hop in hops:
-        _prepare(hop, target)
-    return hops
+    check = HostKeyCheck.of(settings, target.known_hosts)
+    made.client.set_missing_host_key_policy(StrictPolicy(check))
+
+    def transport(sock: Any, **options: Any) -> paramiko.Transport:
+        return new_transport(sock, check, **options)
+
+    made.connect_kwargs.update(
+        banner_timeout=target.connect_timeout_s,
+        auth_timeout=target.connect_timeout_s,
+        channel_timeout=target.connect_timeout_s,
+        transport_factory=transport,
+    )
+    return made
 
 
-def _jump(target: Target, config: fabric.Config) -> fabric.Connection | None:
-    import fabric
-
-    if target.jump is None:
-        return None
-    gateway = None
-    for hop in target.jump.split(","):
-        gateway = fabric.Connection(
-            hop.strip(), config=config, gateway=gateway, connect_kwargs=_auth(target)
-        )
-    return gateway
-
-
-def _auth(target: Target) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if target.identity_file is not None:
-        options["key_filename"] = [str(target.identity_file)]
-    return options
+def _auth(hop: Hop) -> dict[str, Any]:
+    first = [hop.identity_file] if hop.identity_file is not None else []
+    files = [str(path) for path in (*first, *hop.settings.identity_files)]
+    return {"key_filename": files} if files else {}
 
 
 def _with(password: str | None) -> dict[str, Any]:
@@ -170,47 +140,63 @@ def _with(password: str | None) -> dict[str, Any]:
     return {"password": password, "allow_agent": False, "look_for_keys": False}
 
 
-def _prepare(hop: fabric.Connection, target: Target) -> None:
-    """Strict host keys, time-outs and quick ciphers, before anything is opened."""
-    import paramiko
+def new_transport(sock: Any, check: HostKeyCheck, **options: Any) -> paramiko.Transport:
+    """A transport with quick ciphers that asks for the host key that is known."""
+    from spark_cluster.engine.host_key_check import Transport
 
-    client = hop.client
-    name = host_name(hop.host, hop.port)
-    for kind, key in known(name, (USER_FILE.expanduser(), target.known_hosts)).items():
-        client.get_host_keys().add(name, kind, key)
-    client.set_missing_host_key_policy(_strict())
-
-    def transport(sock: Any, **kwargs: Any) -> paramiko.Transport:
-        made = paramiko.Transport(sock, **kwargs)
-        security = made.get_security_options()
-        quick = [c for c in CIPHERS if c in security.ciphers]
-        security.ciphers = (*quick, *(c for c in security.ciphers if c not in quick))
-        return made
-
-    hop.connect_kwargs.update(
-        banner_timeout=target.connect_timeout_s,
-        auth_timeout=target.connect_timeout_s,
-        channel_timeout=target.connect_timeout_s,
-        transport_factory=transport,
-    )
+    made = Transport(sock, check=check, **options)
+    security = made.get_security_options()
+    quick = [c for c in CIPHERS if c in security.ciphers]
+    security.ciphers = (*quick, *(c for c in security.ciphers if c not in quick))
+    return made
 
 
-def _strict() -> paramiko.MissingHostKeyPolicy:
-    import paramiko
-
-    class Strict(paramiko.MissingHostKeyPolicy):
-        def missing_host_key(
-            self, _client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
-        ) -> None:
-            raise _UnknownHostKey(hostname, key)
-
-    return Strict()
+# -- sockets ---------------------------------------------------------------------------------------
 
 
-class _UnknownHostKey(Exception):
-    def __init__(self, hostname: str, key: paramiko.PKey) -> None:
-        super().__init__(hostname)
-        self.key = key
+def socket_to(hop: Hop, target: Target) -> socket.socket:
+    """A socket to the first host of a route: TCP, or the user's ProxyCommand.
+
+    Raises:
+        Unreachable: no such name, refused, no answer.
+    """
+    if hop.settings.proxy_command:
+        return _proxy(hop.settings.proxy_command)
+    return tcp(hop.settings.host, hop.settings.port, target)
+
+
+def _proxy(command: str) -> socket.socket:
+    """The other end of a program; it ends when the socket is closed.
+
+    paramiko's own ProxyCommand waits up to 0.1 s for each packet, spins when the program has
+    ended, and runs no shell, as ssh does.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        end = theirs.fileno()
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f"exec {command}"], stdin=end, stdout=end, start_new_session=True
+        )
+    return _ProxySocket(ours, process)
+
+
+class _ProxySocket(socket.socket):
+    """A socket to a program that is ended, as ssh ends it, when the socket is closed."""
+
+    def __init__(self, ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(fileno=ours.detach())
+        self._process = process
+        threading.Thread(target=process.wait, daemon=True).start()
+
+    def close(self) -> None:
+        super().close()
+        for ends, wait_s in ((signal.SIGHUP, PROXY_GRACE_S), (signal.SIGKILL, 0.0)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if self._process.poll() is None:
+                    os.killpg(self._process.pid, ends)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(wait_s)
+                return
 
 
 def tcp(host: str, port: int, target: Target) -> socket.socket:
@@ -252,49 +238,52 @@ def tcp(host: str, port: int, target: Target) -> socket.socket:
     return sock
 
 
-def _open(connection: fabric.Connection, target: Target) -> None:
+# -- opening, and what is said when it does not work -----------------------------------------------
+
+
+def _open(connection: fabric.Connection, hop: Hop, target: Target) -> None:
     import paramiko
+
+    from spark_cluster.engine.host_key_check import HostKeyRefused
 
     try:
         connection.open()
-    except _UnknownHostKey as error:
+    except HostKeyRefused as error:
+        raise host_key_errors.refused(error.judgement, hop, target) from None
+    except paramiko.ChannelException as error:
         raise Unreachable(
-            f"the host key of {error} is not known: {error.key.get_name()} "
-            f"{fingerprint(error.key)}",
+            f"the jump host does not reach {hop.place}: {error.text}",
             where=target.name,
-            hint="compare it with the node's own, then accept it: "
-            f"spark-cluster trust --limit {target.name}",
-        ) from None
-    except paramiko.BadHostKeyException as error:
-        raise Unreachable(
-            f"THE HOST KEY HAS CHANGED: {fingerprint(error.key)} came, "
-            f"{fingerprint(error.expected_key)} is known",
-            where=target.name,
-            hint="a reinstalled node has a new key; if it was not reinstalled, someone is between. "
-            f"When you know why: spark-cluster trust --replace --limit {target.name}",
+            hint="check on the jump host that it can: its sshd may forbid AllowTcpForwarding",
         ) from None
     except paramiko.PasswordRequiredException:
         raise KeysRefused(
             "the private key has a passphrase",
             where=target.name,
-            hint="add it to your agent first: ssh-add " + str(target.identity_file or ""),
+            hint="add it to your agent first: ssh-add " + str(hop.identity_file or ""),
         ) from None
     except paramiko.AuthenticationException:
-        raise _refused(connection, target) from None
+        raise _refused(connection, hop, target) from None
     except (paramiko.SSHException, OSError, EOFError) as error:
         # Of a refused key in the old PEM form paramiko keeps only that it tried other forms last.
         if re.fullmatch(r"encountered \w+ key, expected \w+ key", str(error)):
-            raise _refused(connection, target) from None
+            raise _refused(connection, hop, target) from None
         raise unreachable(target, str(error) or "the connection was cut") from None
 
 
-def _refused(connection: fabric.Connection, target: Target) -> Unreachable:
-    where = f"{connection.user}@{connection.host}:{connection.port}"
+def _refused(connection: fabric.Connection, hop: Hop, target: Target) -> Unreachable:
+    where = f"{connection.user}@{hop.place}"
     if "password" in connection.connect_kwargs:
         return Unreachable(
             f"{where} does not accept the password",
             where=target.name,
             hint="check `user` in the inventory, and that sshd there lets passwords in",
+        )
+    if not hop.is_node:
+        return Unreachable(
+            f"the jump host {where} accepts none of the offered keys",
+            where=target.name,
+            hint="check its user and key in `jump` of the inventory, or in ~/.ssh/config",
         )
     return KeysRefused(
         f"{where} accepts none of the offered keys",

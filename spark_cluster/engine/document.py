@@ -6,10 +6,11 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from spark_cluster.errors import Failed
-from spark_cluster.resources.base import Blob, Resource, Secret, to_wire
+from spark_cluster.resources.base import Blob, LaptopFile, Resource, Secret, to_wire
 from spark_cluster.resources.file import File
 
 INLINE = 8 * 1024
@@ -21,7 +22,12 @@ class Document:
     """What is sent: resources as JSON, and the contents that stay here until asked for."""
 
     resources: list[dict[str, Any]]
-    blobs: dict[str, bytes]
+    blobs: dict[str, bytes | Path]
+
+    @property
+    def longest_step_s(self) -> float:
+        """Seconds that one of the resources may take, by its own limit; 0 when none names one."""
+        return max((float(r.get("timeout_s", 0.0)) for r in self.resources), default=0.0)
 
 
 def check(resources: Sequence[Resource], where: str) -> None:
@@ -38,25 +44,44 @@ def check(resources: Sequence[Resource], where: str) -> None:
     for resource in resources:
         for trigger in resource.triggers():
             if trigger not in known:
-                raise Failed(f"{resource.id} waits for {trigger}, which is not there", where=where)
+                raise Failed(
+                    f"{resource.id} is to act on changes of {trigger}, which is not declared",
+                    where=where,
+                )
 
 
 def document(resources: Sequence[Resource]) -> Document:
     """Pack resources for the wire."""
-    blobs: dict[str, bytes] = {}
+    blobs: dict[str, bytes | Path] = {}
     return Document([to_wire(_lighter(r, blobs)) for r in resources], blobs)
 
 
-def _lighter(resource: Resource, blobs: dict[str, bytes]) -> Resource:
+def _lighter(resource: Resource, blobs: dict[str, bytes | Path]) -> Resource:
     if not isinstance(resource, File) or isinstance(resource.content, (Secret, Blob, type(None))):
         return resource
     content = resource.content
+    if isinstance(content, LaptopFile):
+        return dataclasses.replace(resource, content=_of_file(content, blobs))
     data = content.encode() if isinstance(content, str) else content
     if len(data) <= INLINE:
         return resource
     blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
     blobs[blob.sha256] = data
     return dataclasses.replace(resource, content=blob)
+
+
+def _of_file(content: LaptopFile, blobs: dict[str, bytes | Path]) -> bytes | Blob:
+    """A file of the laptop: itself when it is small."""
+    try:
+        if content.path.stat().st_size <= INLINE:
+            return content.path.read_bytes()
+        blob = content.blob()
+    except OSError as error:
+        raise Failed(
+            f"{content.path}: {error.strerror}", hint="it is to be sent to a node"
+        ) from None
+    blobs[blob.sha256] = content.path
+    return blob
 
 
 def tagged(resources: Iterable[Resource], role: str) -> list[Resource]:

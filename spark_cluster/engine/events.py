@@ -133,7 +133,7 @@ class Bus:
 
     def __init__(self, *sinks: Sink) -> None:
         self._sinks = list(sinks)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a sink may have something to tell itself
 
     def add(self, sink: Sink) -> None:
         self._sinks.append(sink)
@@ -179,7 +179,10 @@ class Recap:
             tally.seconds += event.seconds
             self.last.pop(event.node, None)
         elif isinstance(event, NodeFailed):
-            self.nodes.setdefault(event.node, Tally()).unreachable = event.unreachable
+            tally = self.nodes.setdefault(event.node, Tally())
+            tally.unreachable = event.unreachable
+            if not event.unreachable:  # a role may refuse it before any resource could fail
+                tally.failed = max(tally.failed, 1)
 
     def close(self) -> None:
         return None

@@ -4,35 +4,45 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
-import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from spark_cluster.engine import known_hosts
-from spark_cluster.engine.dialling import Target, dial, fingerprint, hang_up, hops_to, tcp
-from spark_cluster.engine.known_hosts import USER_FILE, host_name
+import paramiko
+
+from spark_cluster.engine import known_hosts_file
+from spark_cluster.engine.dialling import dial, hang_up, new_transport, socket_to
+from spark_cluster.engine.host_key_check import HostKeyCheck, Judgement
+from spark_cluster.engine.known_hosts import HostName, Verdict
+from spark_cluster.engine.ssh_config import lookup
+from spark_cluster.engine.ssh_route import Hop, Target, route
 from spark_cluster.errors import Failed, Unreachable
 
-if TYPE_CHECKING:
-    pass
+_VERDICTS = {
+    Verdict.KNOWN: "trusted",
+    Verdict.NEW: "new",
+    Verdict.CHANGED: "changed",
+    Verdict.REVOKED: "revoked",
+}
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The key that a node shows.
+    """The key that a host shows.
 
     Attributes:
         node: its name in the inventory.
-        host: as known_hosts names it: `host`, or `[host]:port` beside port 22.
+        host: as known_hosts names it: `host`, `[host]:port` for another port than 22, or its
+            HostKeyAlias.
         kind: e.g. `ssh-ed25519`.
         fingerprint: as `ssh-keygen -l` prints it.
         line: for known_hosts.
+        verdict: `new`, `trusted`, `changed` or `revoked`.
         known: the fingerprint that is known instead; the same when it is trusted already; None
             when the host is new.
+        place: `FILE:LINE` that decided; or empty.
+        certificate_fault: why a certificate that came with the key does not count; or empty.
     """
 
     node: str
@@ -40,109 +50,117 @@ class Shown:
     kind: str
     fingerprint: str
     line: str
-    known: str | None
-
-    @property
-    def verdict(self) -> str:
-        """`new`, `trusted` or `changed`."""
-        if self.known is None:
-            return "new"
-        return "trusted" if self.known == self.fingerprint else "changed"
+    verdict: str
+    known: str | None = None
+    place: str = ""
+    certificate_fault: str = ""
 
 
-def show(target: Target) -> Shown:
-    """Ask a node for its host key; nothing is sent to it that it could misuse.
+def show(target: Target, hops: Sequence[Hop] | None = None) -> Shown:
+    """Ask a host for its host key; nothing is sent to it that it could misuse.
+
+    Args:
+        target: the node.
+        hops: the way to the host that is asked, the last of them; all of the node's by default.
 
     Raises:
         Unreachable: it does not answer, or speaks no SSH.
     """
-    import paramiko
-
+    hops = hops or route(target)
+    check = HostKeyCheck.of(hops[-1].settings, target.known_hosts)
     with contextlib.ExitStack() as stack:
-        host, port, sock = _reach(target, stack)
-        transport = paramiko.Transport(sock)
+        sock = _socket(hops, target, stack)
+        transport = new_transport(sock, check)
         stack.callback(transport.close)
         transport.banner_timeout = target.connect_timeout_s
-        name = host_name(host, port)
-        known = known_hosts.known(name, (USER_FILE.expanduser(), target.known_hosts))
-        if known:  # what is known of a host decides which of its keys is asked for
-            security = transport.get_security_options()
-            kinds = [k for k in security.key_types if _kind_of_key(k) in known]
-            security.key_types = (*kinds, *(k for k in security.key_types if k not in kinds))
         try:
             transport.start_client(timeout=target.connect_timeout_s)
             key = transport.get_remote_server_key()  # raises when nothing came in time
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise Unreachable(f"SSH failed: {error or 'cut'}", where=target.name) from None
-    # Known by a key of another kind is known, too: this one is not to be taken for a new host's.
-    old = known.get(key.get_name()) or next(iter(known.values()), None)
+    return _shown(target.name, check.name.name, check.judge(key))
+
+
+def _shown(node: str, host: str, found: Judgement) -> Shown:
     return Shown(
-        target.name,
-        name,
-        key.get_name(),
-        fingerprint(key),
-        f"{name} {key.get_name()} {key.get_base64()}",
-        fingerprint(old) if old is not None else None,
+        node,
+        host,
+        found.kind,
+        found.fingerprint,
+        known_hosts_line(host, found.kind, found.blob),
+        _VERDICTS[found.verdict],
+        found.line.fingerprint if found.line is not None else None,
+        found.revoked_by or (found.line.place if found.line is not None else ""),
+        found.certificate_fault,
     )
 
 
-def told(node: str, host: str, port: int, keys: Iterable[str]) -> list[Shown]:
-    """Host keys (`TYPE BASE64`) that a node told over a connection verified with another key."""
-    name = host_name(host, port)
-    found = []
-    for key in keys:
-        kind, blob = key.split()[:2]
-        digest = hashlib.sha256(base64.b64decode(blob)).digest()
-        printed = "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
-        found.append(Shown(node, name, kind, printed, f"{name} {kind} {blob}", None))
-    return found
+def known_hosts_line(host: str, kind: str, blob: bytes) -> str:
+    """A line of known_hosts."""
+    return f"{host} {kind} {base64.b64encode(blob).decode()}"
 
 
-def _kind_of_key(algorithm: str) -> str:
-    """An RSA key has one name in known_hosts and others, after the hash, on the wire."""
-    return "ssh-rsa" if algorithm.startswith("rsa-sha2-") else algorithm
+def _socket(
+    hops: Sequence[Hop], target: Target, stack: contextlib.ExitStack
+) -> socket.socket | paramiko.Channel:
+    """A connection to the last host, through the others (whose keys must be known already)."""
+    if len(hops) == 1:
+        sock = socket_to(hops[0], target)
+        stack.callback(sock.close)
+        return sock
+    gateway = dial(hops[:-1], target)
+    stack.callback(hang_up, gateway)
+    assert gateway.transport is not None  # noqa: S101  (it is open)
+    address, limit = (hops[-1].settings.host, hops[-1].settings.port), target.connect_timeout_s
+    try:
+        through = gateway.transport.open_channel("direct-tcpip", address, ("", 0), timeout=limit)
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        raise Unreachable(
+            f"the jump host does not reach {hops[-1].place}: {error or 'cut'}", where=target.name
+        ) from None
+    assert isinstance(through, paramiko.Channel)  # noqa: S101
+    return through
 
 
 def file_of(target: Target) -> Path:
-    """The known_hosts file that is written for a node: the inventory's, or the user's own."""
-    return target.known_hosts or USER_FILE.expanduser()
+    """The known_hosts file that is written for a node: the inventory's, or the user's own.
+
+    Raises:
+        Failed: there is none.
+    """
+    files = names_and_files(target)[1]
+    if not files:
+        raise Failed(
+            "there is no file for its host key: UserKnownHostsFile is none",
+            where=target.name,
+            hint="give `known_hosts` in the inventory",
+        )
+    return files[0]
+
+
+def names_and_files(target: Target) -> tuple[HostName, list[Path]]:
+    """How a node is named in known_hosts, and the files of its user, the one to be written first.
+
+    Those of the whole machine are read only.
+    """
+    settings = lookup(target.host, target.user, target.port)
+    own = [target.known_hosts] if target.known_hosts is not None else []
+    check = HostKeyCheck.of(settings, target.known_hosts)
+    return check.name, list(dict.fromkeys((*own, *settings.user_known_hosts)))
 
 
 def write(path: Path, accepted: Iterable[Shown]) -> None:
-    """Add accepted keys; older plain lines of the same host and kind go. Written beside, renamed.
+    """Add accepted keys; of a host whose key has changed the older ones go.
 
     Raises:
         Failed: the file cannot be written.
     """
     keys = list(accepted)
-    path = path.resolve()  # a link stays one
-    replaced = {(key.host, key.kind) for key in keys}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        old = path.read_text().splitlines() if path.exists() else []
-        kept = [line for line in old if not _is_of_any(line, replaced)]
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as out:
-            out.write("".join(f"{line}\n" for line in [*kept, *(key.line for key in keys)]))
-        beside.replace(path)
-    except OSError as error:
-        raise Failed(f"cannot be written: {error.strerror}", where=str(path)) from None
+    changed = {key.host for key in keys if key.verdict == "changed"}
 
+    def change(lines: list[bytes]) -> list[bytes]:
+        kept = [known_hosts_file.without(line, changed) for line in lines]
+        added = list(dict.fromkeys(key.line.encode() for key in keys))
+        return [*(line for line in kept if line is not None and line not in added), *added]
 
-def _is_of_any(line: str, keys: set[tuple[str, str]]) -> bool:
-    return any(known_hosts.is_of(line, host) and line.split()[1] == kind for host, kind in keys)
-
-
-def _reach(target: Target, stack: contextlib.ExitStack) -> tuple[str, int, socket.socket]:
-    """Host, port and a connection, through the jump hosts (whose keys must be known already)."""
-    connection = hops_to(target)[0]
-    host, port = str(connection.host), int(connection.port)
-    if connection.gateway:
-        if not isinstance(connection.gateway, str):
-            dial(connection.gateway, target)
-            stack.callback(hang_up, connection.gateway)
-        return host, port, connection.open_gateway()
-    sock = tcp(host, port, target)
-    stack.callback(sock.close)
-    return host, port, sock
+    known_hosts_file.update(path, change)

@@ -1,67 +1,257 @@
-"""Reads known_hosts files: the keys that are known of one host.
+"""What known_hosts files say of a host: its keys, the authorities of its certificates, revocations.
 
-paramiko's own reader gives the whole file up at the first line that it does not understand, such as
-`@cert-authority` or a damaged one.
+The rules are those of OpenSSH (sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT", and its hostfile.c and
+sshconnect.c). paramiko's own reader is not used: it knows no markers, patterns and negation, keeps
+one key of a kind, and gives up at bytes that are not UTF-8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import paramiko
+from spark_cluster.errors import Failed
 
-USER_FILE = Path("~/.ssh/known_hosts")
+CERTIFICATE = "-cert-v01@openssh.com"
+"""How the name of an algorithm ends whose host keys are certificates."""
+
+_MARKERS = {b"@revoked": "revoked", b"@cert-authority": "authority"}
+_PARTS = {"ssh-ed25519": 2, "sk-ssh-ed25519@openssh.com": 3, "ssh-rsa": 3}
+"""Fields of a public key by its kind; an ECDSA key has 3 too, with a security key 4."""
 
 
-def known(name: str, files: Iterable[Path | None]) -> dict[str, paramiko.PKey]:
-    """Kind to key of a host; what a later file says wins.
+class Verdict(Enum):
+    """What the files say of a key that a host shows."""
+
+    KNOWN = "known"
+    NEW = "new"
+    CHANGED = "changed"
+    REVOKED = "revoked"
+
+
+@dataclass(frozen=True)
+class HostName:
+    """The names under which a host's key is looked up.
+
+    Attributes:
+        name: `host`, `[host]:port` for another port than 22, or the HostKeyAlias.
+        without_port: the host alone, asked for when nothing is known of `[host]:port`; or empty.
+        principal: what a certificate must be made out for.
+    """
+
+    name: str
+    without_port: str
+    principal: str
+
+    @classmethod
+    def of(cls, host: str, port: int, alias: str = "") -> HostName:
+        """The names of a host at a port, or those of its alias."""
+        if alias:
+            return cls(alias.lower(), "", alias.lower())
+        host = host.lower()
+        if port == 22:
+            return cls(host, "", host)
+        return cls(f"[{host}]:{port}", host, host)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line that says something of a host.
+
+    Attributes:
+        marker: empty for a plain key, `revoked` or `authority`.
+        kind: the key's, e.g. `ssh-ed25519`.
+        blob: the key.
+    """
+
+    path: Path
+    number: int
+    marker: str
+    kind: str
+    blob: bytes
+
+    @property
+    def place(self) -> str:
+        """`FILE:LINE`."""
+        return f"{self.path}:{self.number}"
+
+    @property
+    def fingerprint(self) -> str:
+        """Of its key."""
+        return fingerprint(self.blob)
+
+
+def fingerprint(blob: bytes) -> str:
+    """`SHA256:...` of a public key, as `ssh-keygen -l` prints it."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def lines_of(name: str, files: Iterable[Path]) -> list[Line]:
+    """All lines that speak of a host, in the order of the files; damaged ones are passed over.
+
+    Raises:
+        Failed: a file is there and cannot be read: a revoked key could be in it.
+    """
+    return [line for path in files for line in _read(path, name)] if name else []
+
+
+def judge(
+    lines: Sequence[Line], blob: bytes, authority: bytes | None = None
+) -> tuple[Verdict, Line | None]:
+    """The verdict on a key, and the line that decided it.
 
     Args:
-        name: `host`, or `[host]:port` beside port 22.
+        lines: all that speak of the host.
+        blob: the key without its certificate.
+        authority: the key that signed its certificate; None for a plain key. A certificate is
+            `KNOWN` when its authority is, which says nothing yet of what is in it.
     """
-    found: dict[str, paramiko.PKey] = {}
-    for path in files:
-        for line in _lines(path):
-            key = _key(line) if is_of(line, name) else None
-            if key is not None:
-                found[key.get_name()] = key
+    for line in lines:
+        if line.marker == "revoked" and line.blob in (blob, authority):
+            return Verdict.REVOKED, line
+    wanted, marker = (blob, "") if authority is None else (authority, "authority")
+    candidates = [line for line in lines if line.marker == marker]
+    for line in candidates:
+        if line.blob == wanted:
+            return Verdict.KNOWN, line
+    if authority is not None or not candidates:
+        return Verdict.NEW, None
+    same = [line for line in candidates if line.kind == kind_of(blob)]
+    return Verdict.CHANGED, (same or candidates)[0]
+
+
+def algorithms(
+    lines: Sequence[Line], preferred: Sequence[str], *, certificates: bool = False
+) -> tuple[str, ...]:
+    """Host key algorithms in the order in which they are asked for.
+
+    A host with several keys is to show one that is known. Certificates are asked for only where
+    an authority or a revocation speaks of the host: with others they would decide nothing.
+
+    Args:
+        lines: all that speak of the host.
+        preferred: in the user's order.
+        certificates: ask for them in any case.
+    """
+    plain = {line.kind for line in lines if not line.marker}
+    marked = {line.marker for line in lines} - {""}
+    wanted = certificates or bool(marked)
+    offered = [name for name in preferred if wanted or not name.endswith(CERTIFICATE)]
+    if offered and _kind_of_algorithm(offered[0]) in plain:
+        return tuple(offered)
+
+    def is_first(name: str) -> bool:
+        certified = name.endswith(CERTIFICATE) and "authority" in marked
+        return certified or _kind_of_algorithm(name) in plain
+
+    return tuple(sorted(offered, key=lambda name: not is_first(name)))
+
+
+def kind_of(blob: bytes) -> str:
+    """The kind that a public key names itself."""
+    size = int.from_bytes(blob[:4], "big")
+    return blob[4 : 4 + size].decode(errors="replace")
+
+
+def matches(name: str, patterns: bytes) -> bool:
+    """Whether the first field of a line speaks of a host.
+
+    Args:
+        name: in lower case.
+        patterns: a hashed name, or patterns with commas between, of which `!` excludes.
+    """
+    if patterns.startswith(b"|"):
+        return is_hash_of(name, patterns)
+    found = False
+    for pattern in patterns.split(b","):
+        text = pattern.decode("utf-8", "surrogateescape").lower()
+        if _fits(name, text.removeprefix("!")):
+            if text.startswith("!"):
+                return False
+            found = True
     return found
 
 
-def host_name(host: str, port: int) -> str:
-    """As known_hosts names a host."""
-    return host if port == 22 else f"[{host}]:{port}"
+def is_hash_of(name: str, hashed: bytes) -> bool:
+    """Whether `|1|SALT|HASH` is the hash of a name."""
+    try:
+        _, version, salt, digest = hashed.split(b"|")
+        key, wanted = base64.b64decode(salt, validate=True), base64.b64decode(digest, validate=True)
+    except (ValueError, binascii.Error):
+        return False
+    made = hmac.new(key, name.encode("utf-8", "surrogateescape"), hashlib.sha1).digest()
+    return version == b"1" and hmac.compare_digest(made, wanted)
 
 
-def is_of(line: str, name: str) -> bool:
-    """Whether a line, hashed or plain, gives a key of this host."""
-    import paramiko
+@dataclass(frozen=True)
+class Fields:
+    """A line of a file, taken apart; `names` as it stands there."""
 
+    marker: bytes
+    names: bytes
+    kind: str
+    blob: bytes
+
+
+def parse(line: bytes) -> Fields | None:
+    """A line's parts; None for a comment, an empty or a damaged line."""
     words = line.split()
-    if len(words) < 3 or words[0].startswith(("@", "#")):
-        return False
-    if not words[0].startswith("|1|"):
-        return name in words[0].split(",")
-    try:
-        return bool(paramiko.HostKeys.hash_host(name, words[0]) == words[0])
-    except (ValueError, IndexError, AssertionError):
-        return False
-
-
-def _lines(path: Path | None) -> Iterator[str]:
-    if path is not None and path.is_file():
-        yield from path.read_text(errors="replace").splitlines()
-
-
-def _key(line: str) -> paramiko.PKey | None:
-    from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
-    from paramiko.ssh_exception import SSHException
-
-    try:
-        entry = HostKeyEntry.from_line(" ".join(line.split()[:3]))
-    except (InvalidHostKey, SSHException, ValueError):
+    marker = words.pop(0) if words and words[0].startswith(b"@") else b""
+    if len(words) < 3 or words[0].startswith((b"#", b"@")) or marker not in (b"", *_MARKERS):
         return None
-    return entry.key if entry is not None else None
+    kind = words[1].decode(errors="replace")
+    try:
+        blob = base64.b64decode(words[2], validate=True)
+    except (ValueError, binascii.Error):
+        return None
+    return Fields(marker, words[0], kind, blob) if _is_whole(kind, blob) else None
+
+
+def _read(path: Path, name: str) -> Iterator[Line]:
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return
+    except OSError as error:
+        raise Failed(
+            f"cannot be read: {error.strerror}",
+            where=str(path),
+            hint="it may say that a host key is revoked, so nothing is accepted without it",
+        ) from None
+    for number, text in enumerate(content.split(b"\n"), start=1):
+        found = parse(text)
+        if found is not None and matches(name, found.names):
+            marker = _MARKERS.get(found.marker, "")
+            yield Line(path, number, marker, found.kind, found.blob)
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """`*` is any text, `?` any one character; all else is itself."""
+    words = {"*": ".*", "?": "."}
+    text = "".join(words.get(c) or re.escape(c) for c in re.sub(r"\*+", "*", pattern))
+    return re.fullmatch(text, name, re.DOTALL) is not None
+
+
+def _is_whole(kind: str, blob: bytes) -> bool:
+    """Whether a key is of the kind that its line says, and not cut."""
+    parts, rest = 0, blob
+    while len(rest) >= 4:
+        size = int.from_bytes(rest[:4], "big")
+        if len(rest) < 4 + size:
+            return False
+        parts, rest = parts + 1, rest[4 + size :]
+    wanted = _PARTS.get(kind) or (4 if kind.startswith("sk-") else 3)
+    return not rest and parts == wanted and kind_of(blob) == kind
+
+
+def _kind_of_algorithm(name: str) -> str:
+    """An RSA key has one name in known_hosts and others, after the hash, on the wire."""
+    plain = name.removesuffix(CERTIFICATE)
+    return "ssh-rsa" if plain.startswith("rsa-sha2-") else plain

@@ -22,6 +22,11 @@ COMMAND = (
 )
 """Drops lines up to the marker (sudo may not have taken the password), then runs the bootstrap."""
 
+READY = b'{"event":"ready"}'
+
+READY_COMMAND = f"import os\nos.write(1,{len(READY).to_bytes(4, 'big') + READY!r})\n{COMMAND}"
+"""The same for who waits until sudo has let it through."""
+
 ROOT_FOLDER = "/var/lib/spark-cluster/agent"
 USER_FOLDER = "~/.cache/spark-cluster/agent"
 
@@ -42,13 +47,30 @@ def code() -> bytes:
 
 @cache
 def digest() -> str:
-    """SHA-256 of `code()`, hex."""
+    """SHA-256 of the files in `code()`, hex, as the bootstrap computes it from what it finds."""
+    total = hashlib.sha256()
+    with zipfile.ZipFile(io.BytesIO(code())) as archive:
+        for name in sorted(archive.namelist()):
+            data = archive.read(name)
+            total.update(f"{name} {len(data)}\n".encode() + data)
+    return total.hexdigest()
+
+
+@cache
+def zip_digest() -> str:
+    """SHA-256 of `code()` itself, hex: by it the bootstrap knows the zip from a request."""
     return hashlib.sha256(code()).hexdigest()
 
 
-def argv(run: str) -> list[str]:
-    """The agent's command line; `run` is only a label for who looks at the process list."""
-    return ["python3", "-I", "-S", "-u", "-c", COMMAND, "spark-cluster-agent", run]
+def argv(run: str, *, says_ready: bool = False) -> list[str]:
+    """The agent's command line.
+
+    Args:
+        run: a label for who looks at the process list.
+        says_ready: it says that it runs before it gets its code.
+    """
+    command = READY_COMMAND if says_ready else COMMAND
+    return ["python3", "-I", "-S", "-u", "-c", command, "spark-cluster-agent", run]
 
 
 def opening(first: bytes, *, root: str, as_root: bool) -> bytes:
@@ -61,5 +83,5 @@ def opening(first: bytes, *, root: str, as_root: bool) -> bytes:
     """
     source = (PACKAGE / "agent" / "bootstrap.py").read_bytes()
     folder = ROOT_FOLDER if as_root and root == "/" else USER_FOLDER
-    head = frames.pack({"sha256": digest(), "folder": folder, "root": root})
+    head = frames.pack({"sha256": digest(), "zip": zip_digest(), "folder": folder, "root": root})
     return MARKER + b"\n%d\n" % len(source) + source + head + first

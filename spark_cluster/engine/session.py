@@ -6,10 +6,12 @@ import contextlib
 import io
 import itertools
 import queue
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent import frames
@@ -19,13 +21,28 @@ from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 
 OnEvent = Callable[[dict[str, Any]], None]
 OnAsk = Callable[[dict[str, Any]], str]
-Blobs = Mapping[str, bytes]
+Blobs = Mapping[str, bytes | Path]
+"""Contents by SHA-256: themselves, or the file of the laptop that has them."""
 
 LOST_AFTER = 15.0
 """Seconds of silence (the agent gives a sign of life every 5) after which the node is lost."""
 
 START_WITHIN = 30.0
 """Seconds an agent may take to say its first word."""
+
+OVERDUE_S = 60.0
+"""Seconds after its own limit at which an answer is waited for no longer, alive as the agent may
+be: more than it needs to end what hangs."""
+
+USUAL_S = 300.0
+"""Limit, in seconds, of a request that names none."""
+
+LONGEST_STEP_S = 4 * 3600.0
+"""Limit, in seconds, of one step of a document, unless a resource names a longer one: that of the
+longest whose limit is fixed (pulling an image)."""
+
+ACKNOWLEDGED = 64 * 1024
+"""Characters of streamed output after which the agent is told that they were shown."""
 
 
 @dataclass(frozen=True)
@@ -35,24 +52,38 @@ class Output:
     status: int
     stdout: str
     stderr: str
+    left_out: int = 0
+    """Bytes of its outputs that were too much to be kept."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An HTTP answer that a node got; `status` 0 and a `reason` when there was none."""
+    """An HTTP answer that a node got; `status` 0 and a `reason` when there was none.
+
+    `certificate` is the SHA-256 (hex) of the server's, where one was asked for.
+    """
 
     status: int
     body: str
     reason: str = ""
+    certificate: str = ""
 
 
 class Pending:
-    """A request on its way."""
+    """A request on its way.
 
-    def __init__(self, session: Session, number: int) -> None:
+    Args:
+        limit: seconds without any word about this request after which it is waited for no longer;
+            infinite for what has no end of its own.
+    """
+
+    def __init__(self, session: Session, number: int, op: str, limit: float) -> None:
         self.session = session
         self.number = number
+        self.op = op
+        self.limit = limit
         self.mailbox: queue.Queue[dict[str, Any] | SparkClusterError] = queue.Queue()
+        self._shown = 0
 
     def wait(
         self,
@@ -69,20 +100,21 @@ class Pending:
 
         Raises:
             Unreachable: the connection is gone, or was lost meanwhile.
-            Failed: the node could not do it.
+            Failed: the node could not do it, or does not get done with it.
         """
         try:
             while True:
-                event = self.mailbox.get()
+                event = self._next()
                 if isinstance(event, SparkClusterError):
                     raise event
                 if event["event"] == "need":
-                    self.session.give(self.number, event["sha256"], (blobs or {})[event["sha256"]])
+                    self.session.give(self.number, event, (blobs or {})[event["sha256"]])
                 elif event["event"] == "ask":
                     self.session.answer(self.number, on_ask(event) if on_ask else "yes")
                 elif event["event"] != "done":
                     if on_event is not None:
                         on_event(event)
+                    self._acknowledge(event)
                 elif "error" in event:
                     hint = event.get("hint", "")
                     raise Failed(event["error"], where=self.session.node, hint=hint)
@@ -90,6 +122,31 @@ class Pending:
                     return event
         finally:
             self.session.forget(self.number)
+
+    def _next(self) -> dict[str, Any] | SparkClusterError:
+        """What comes next. Raises Failed when nothing comes, although the agent lives."""
+        until = time.monotonic() + self.limit
+        while True:
+            left = until - time.monotonic()
+            if left <= 0 and not self.session.receiving:
+                raise Failed(
+                    f"`{self.op}` got no answer for {self.limit:.0f} s, although the agent there "
+                    "lives: something on the node hangs",
+                    where=self.session.node,
+                    hint="look there for processes in uninterruptible sleep (`ps axl`, state D) "
+                    "and at `journalctl -k`; a reboot may be all that helps",
+                )
+            with contextlib.suppress(queue.Empty):
+                return self.mailbox.get(timeout=min(max(left, 0.1), threading.TIMEOUT_MAX))
+
+    def _acknowledge(self, event: dict[str, Any]) -> None:
+        """Tell the agent what was shown of its stream, so that it sends more."""
+        if event["event"] != "output":
+            return
+        self._shown += len(event["text"])
+        if self._shown >= ACKNOWLEDGED:
+            self.session.tell_shown(self.number, self._shown)
+            self._shown = 0
 
 
 class Session:
@@ -100,7 +157,8 @@ class Session:
         channel: a fresh connection on which the agent's command was started.
         as_root: whether the agent runs as root there.
         root: where the node's file system begins; "/" but in tests.
-        prelude: bytes before all else (the sudo password's line).
+        password: what sudo may ask for. It alone is sent until the agent has said its first word:
+            sudo would take what comes after it for a second and a third try.
         explain: turns what was said on standard error by an agent that never spoke into an error.
     """
 
@@ -111,7 +169,7 @@ class Session:
         *,
         as_root: bool = True,
         root: str = "/",
-        prelude: bytes = b"",
+        password: str | None = None,
         explain: Callable[[str, int | None], SparkClusterError | None] = lambda _said, _status: (
             None
         ),
@@ -120,7 +178,9 @@ class Session:
         self._channel = channel
         self._as_root = as_root
         self._root = root
-        self._prelude = prelude
+        self._password = password
+        self._held: list[bytes] | None = None
+        """What waits for sudo to have taken the password; None when nothing has to."""
         self._explain = explain
         self._numbers = itertools.count(1)
         self._queues: dict[int, queue.Queue[dict[str, Any] | SparkClusterError]] = {}
@@ -129,12 +189,18 @@ class Session:
         self._error: SparkClusterError | None = None
         self._spoken = False
         self._closing = False
+        self._buffer = _Buffer()
 
-    def submit(self, op: str, **what: Any) -> Pending:
-        """Send a request without waiting, so that several share one turn of the network."""
-        pending = Pending(self, next(self._numbers))
+    def submit(self, op: str, step_s: float = 0.0, /, **what: Any) -> Pending:
+        """Send a request without waiting, so that several share one turn of the network.
+
+        Args:
+            step_s: the longest time that one step of it may take, seconds; more than usual.
+        """
+        pending = Pending(self, next(self._numbers), op, _limit(op, what.get("timeout"), step_s))
+        data = self._packed({"op": op, "req": pending.number, **what})
         self._queues[pending.number] = pending.mailbox
-        self._send({"op": op, "req": pending.number, **what})
+        self._send(data)
         return pending
 
     def request(
@@ -157,7 +223,8 @@ class Session:
     ) -> Output:
         """Run one command on the node and wait (`timeout` seconds)."""
         reply = self.request("run", argv=argv, stdin=stdin, timeout=timeout, user=user)
-        return Output(reply["status"], reply["stdout"], reply["stderr"])
+        left_out = reply.get("left_out", 0)
+        return Output(reply["status"], reply["stdout"], reply["stderr"], left_out)
 
     def http(
         self,
@@ -167,8 +234,15 @@ class Session:
         headers: Mapping[str, str] | None = None,
         body: str | None = None,
         timeout: float = 10.0,
+        bearer_file: str = "",
+        certificate: str | None = None,
     ) -> Answer:
-        """One HTTP request made by the node; what is in `headers` stays inside the channel."""
+        """One HTTP request made by the node; what is in `headers` stays inside the channel.
+
+        Args:
+            bearer_file: a file on the node with a bearer token, which stays there.
+            certificate: PEM file on the node; https takes exactly this one.
+        """
         reply = self.request(
             "http",
             url=url,
@@ -176,8 +250,11 @@ class Session:
             headers=dict(headers or {}),
             body=body,
             timeout=timeout,
+            bearer_file=bearer_file,
+            certificate=certificate,
         )
-        return Answer(reply["status"], reply["body"], reply.get("reason", ""))
+        told = reply.get("certificate", "")
+        return Answer(reply["status"], reply["body"], reply.get("reason", ""), told)
 
     def close(self) -> None:
         """End the conversation; the agent finishes what must be finished and goes."""
@@ -186,15 +263,27 @@ class Session:
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join(timeout=5)
 
-    def give(self, number: int, sha256: str, data: bytes) -> None:
-        """Send the content that request `number` asked for."""
-        head = frames.pack({"op": "blob", "req": number, "sha256": sha256})
-        with self._lock, contextlib.suppress(OSError, EOFError):  # the reader tells why
-            self._channel.send(head + frames.pack(data))
+    def give(self, number: int, need: Mapping[str, Any], content: bytes | Path) -> None:
+        """Send what request `number` asked for of a content, piece by piece.
+
+        Where the content has less than that, an empty piece says so.
+        """
+        head = frames.pack({"op": "blob", "req": number, "sha256": need["sha256"]})
+        for piece in _pieces(content, int(need.get("from", 0)), need.get("size")):
+            self._put(head + frames.pack(piece))
 
     def answer(self, number: int, text: str) -> None:
         """Send the answer to what request `number` asked."""
-        self._send({"op": "answer", "req": number, "answer": text})
+        self._send(self._packed({"op": "answer", "req": number, "answer": text}))
+
+    def tell_shown(self, number: int, size: int) -> None:
+        """Tell that so many characters of request `number`'s stream were shown."""
+        self._put(frames.pack({"op": "taken", "req": number, "size": size}))
+
+    @property
+    def receiving(self) -> bool:
+        """Whether a message is on its way of which only a part has come."""
+        return self._buffer.is_partial
 
     @property
     def at_work(self) -> bool:
@@ -207,25 +296,44 @@ class Session:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _send(self, message: dict[str, Any]) -> None:
-        data = frames.pack(message)
+    def _packed(self, message: dict[str, Any]) -> bytes:
+        try:
+            return frames.pack(message)
+        except frames.TooLong as error:
+            raise Failed(
+                f"`{message['op']}` is too much to be sent: {error}", where=self.node
+            ) from None
+
+    def _send(self, data: bytes) -> None:
         with self._lock:
             if self._error is not None:
                 raise self._error
             if self._reader is None:
+                wait = self._password is not None
                 opening = payload.opening(data, root=self._root, as_root=self._as_root)
-                data = self._prelude + opening
-                self._prelude = b""
+                data = b"" if self._password is None else self._password.encode() + b"\n"
+                if wait:
+                    self._held = [opening]
+                else:
+                    data += opening
+                self._password = None
                 reader = threading.Thread(
                     target=self._read, name=f"session {self.node}", daemon=True
                 )
                 reader.start()
                 self._reader = reader  # started: `close` may come from another thread
+            elif self._held is not None:
+                self._held.append(data)
+                return
             with contextlib.suppress(OSError, EOFError):  # the reader knows why, and tells all
                 self._channel.send(data)
 
+    def _put(self, data: bytes) -> None:
+        """Send it, if that can be; when not, the reader tells why."""
+        with self._lock, contextlib.suppress(OSError, EOFError):
+            self._channel.send(data)
+
     def _read(self) -> None:
-        buffer = _Buffer()
         heard = time.monotonic()
         while True:
             try:
@@ -244,7 +352,7 @@ class Session:
                 return
             heard = time.monotonic()
             try:
-                for event in buffer.feed(data):
+                for event in self._buffer.feed(data):
                     self._dispatch(event)
                     if self._error is not None:
                         return
@@ -258,7 +366,11 @@ class Session:
     def _dispatch(self, event: dict[str, Any]) -> None:
         self._spoken = True
         kind = event.get("event")
-        if kind == "need_code":
+        if kind == "ready":
+            with self._lock:
+                held, self._held = b"".join(self._held or []), None
+                self._channel.send(held)
+        elif kind == "need_code":
             with self._lock:
                 self._channel.send(frames.pack(payload.code()))
         elif kind == "alive":
@@ -318,6 +430,11 @@ class _Buffer:
     def __init__(self) -> None:
         self._data = bytearray()
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether a frame has begun."""
+        return bool(self._data)
+
     def feed(self, data: bytes) -> list[dict[str, Any]]:
         self._data += data
         events = []
@@ -332,3 +449,36 @@ class _Buffer:
                 events.append(event)
             del self._data[: 4 + size]
         return events
+
+
+def _limit(op: str, timeout: float | None, step_s: float) -> float:
+    """Seconds without a word after which a request is given up; see `Pending`."""
+    if op == "stream":
+        return float("inf")
+    if op in ("apply", "revert"):  # each step tells its end, and may take its own time
+        return max(LONGEST_STEP_S, step_s) + OVERDUE_S
+    return (timeout or USUAL_S) + OVERDUE_S
+
+
+def _pieces(content: bytes | Path, begin: int, size: int | None) -> Iterator[bytes]:
+    """A part of a content, in frames' size; an empty piece where it has less."""
+    if isinstance(content, bytes):
+        source: Any = io.BytesIO(content)
+    else:
+        try:
+            source = content.open("rb")
+        except OSError:
+            yield b""
+            return
+    with source:
+        source.seek(begin)
+        left = size if size is not None else sys.maxsize
+        while left > 0:
+            try:
+                piece = source.read(min(left, frames.PIECE))
+            except OSError:
+                piece = b""
+            yield piece
+            if not piece:
+                return
+            left -= len(piece)

@@ -26,12 +26,14 @@ class TakenBack:
         of: full id of the run; empty when it changed nothing there.
         paths: what was put back, or in check mode would be.
         left: (what, why) of all that stays as the run left it.
+        continued: the run of a revert that was killed, which this one has continued.
         error: why nothing was put back.
     """
 
     of: str = ""
     paths: list[Result] = field(default_factory=list)
     left: list[tuple[str, str]] = field(default_factory=list)
+    continued: str = ""
     error: SparkClusterError | None = None
 
 
@@ -76,6 +78,19 @@ def _on_node(session: Session, bus: Bus, wanted: dict[str, Any], done: TakenBack
         return reply
     done.of = reply["of"]
     done.left = [(item["what"], item["why"]) for item in reply["left"]]
+    done.continued = reply.get("continued", "")
+    for note in reply.get("notes", ()):
+        bus.emit(Note(f"run {done.of}: {note}", "warning", session.node))
+    if done.continued and not failed:
+        does = "would continue" if wanted["check"] else "continued"
+        text = f"{does} run {done.continued}, a revert of the same run that was killed"
+        bus.emit(
+            Note(
+                f"{text}; to take it back: spark-cluster revert {done.continued}",
+                "info",
+                session.node,
+            )
+        )
     if failed:
         others = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
         raise Failed(

@@ -1,11 +1,12 @@
 """One SSH connection to one node, and the channels of agents on it.
 
-fabric makes the connection (it reads ssh_config and chains jump hosts, see engine/dialling.py); the
+fabric makes the connection and chains jump hosts (see engine/dialling.py); the
 agent's channel is paramiko's own, because fabric polls and starts threads for each command.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import threading
 import time
@@ -14,9 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_cluster.engine import payload
-from spark_cluster.engine.dialling import Target, connect, hang_up, unreachable
+from spark_cluster.engine.channel import TAKES_NOTHING_S
+from spark_cluster.engine.dialling import connect, hang_up, unreachable
 from spark_cluster.engine.refusal import PROMPT, why_no_agent
 from spark_cluster.engine.session import Session
+from spark_cluster.engine.ssh_route import Target
 from spark_cluster.errors import Unreachable
 
 if TYPE_CHECKING:
@@ -40,11 +43,15 @@ class SshChannel:
 
     def send(self, data: bytes) -> None:
         rest = memoryview(data)
+        since = time.monotonic()
         while rest:
             try:
                 rest = rest[self._channel.send(bytes(rest[:SLICE])) :]
+                since = time.monotonic()
             except TimeoutError:  # that of `receive`; a full window may need longer
-                continue
+                if time.monotonic() - since > TAKES_NOTHING_S:
+                    self._channel.close()  # half a frame was sent: nothing can follow it
+                    raise OSError(f"the node takes nothing since {TAKES_NOTHING_S:g} s") from None
 
     def receive(self, timeout: float) -> bytes:
         self._channel.settimeout(timeout)
@@ -64,7 +71,8 @@ class SshChannel:
         return int(self._channel.recv_exit_status())
 
     def close(self) -> None:
-        self._channel.close()
+        with contextlib.suppress(OSError, EOFError):  # of a connection that has ended already
+            self._channel.close()
 
 
 class SshConnection:
@@ -115,19 +123,16 @@ class SshConnection:
         connection = self.open()
         is_root = connection.user == "root"
         argv = payload.argv(run)
-        prelude = b""
-        if become and not is_root:
-            password = self.target.sudo_password()
-            if password is None:
-                argv = ["sudo", "-n", "--", *argv]
-            else:
-                argv = ["sudo", "-S", "-p", PROMPT, "--", *argv]
-                prelude = password.encode() + b"\n"
+        password = self.target.sudo_password() if become and not is_root else None
+        if password is not None:
+            argv = ["sudo", "-S", "-p", PROMPT, "--", *payload.argv(run, says_ready=True)]
+        elif become and not is_root:
+            argv = ["sudo", "-n", "--", *argv]
         return Session(
             self.target.name,
             self.channel(argv),
             as_root=become or is_root,
-            prelude=prelude,
+            password=password,
             explain=partial(why_no_agent, self.target.name, str(connection.user)),
         )
 

@@ -59,6 +59,7 @@ FILES = {
     "cmdline": "/proc/cmdline",
     "reboot_required": "/var/run/reboot-required",
     "mesh_key": f"{MESH_KEY}.pub",
+    "local_ports": "/proc/sys/net/ipv4/ip_local_port_range",
 }
 TREES = {
     "host_keys": "/etc/ssh/ssh_host_*_key.pub",
@@ -83,6 +84,7 @@ def facts(answer: Mapping[str, Any]) -> Facts:
     commands = answer["commands"]
     smi = commands.get("gpu")
     smi_fails = smi is not None and smi["status"] != 0
+    hangs = str(answer.get("late", {}).get("gpu", ""))
     hcas = _out(commands, "hcas")
     trees = answer.get("trees", {})
     gids = parsers.gid_indexes({k: v for name in TREES for k, v in trees.get(name, {}).items()})
@@ -101,7 +103,7 @@ def facts(answer: Mapping[str, Any]) -> Facts:
         disk_total_bytes=machine["disk_total"],
         disk_free_bytes=machine["disk_free"],
         gpu=None if smi_fails else parsers.gpu(_out(commands, "gpu")),
-        nvml_error=(smi["stdout"] + smi["stderr"]).strip() if smi_fails else "",
+        nvml_error=(smi["stdout"] + smi["stderr"]).strip() if smi_fails else hangs,
         dgx_version=parsers.dgx_version(files["dgx"]),
         interfaces=parsers.ip_addr(_out(commands, "ip")),
         hcas=tuple(
@@ -115,6 +117,7 @@ def facts(answer: Mapping[str, Any]) -> Facts:
         reboot_required=answer["files"].get("reboot_required") is not None,
         host_keys=parsers.public_keys(trees.get("host_keys", {}).values()),
         mesh_key=next(iter(parsers.public_keys([files["mesh_key"]])), ""),
+        local_ports=parsers.port_range(files["local_ports"]),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from ipaddress import IPv4Interface
 
+from spark_cluster.ports import EPHEMERAL
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -86,7 +88,7 @@ class Facts:
     Attributes:
         os: `ID VERSION_ID` of /etc/os-release, e.g. `ubuntu 24.04`.
         dgx_version: last OTA (or software build) version of DGX OS; None on another system.
-        nvml_error: what nvidia-smi said instead of answering.
+        nvml_error: what nvidia-smi said instead of answering, or that it hangs.
         docker: version of the running daemon; None when there is none (or it may not be asked).
         packages: installed packages that roles decide by (`gather.PACKAGES`), name to version.
         held: those of them that apt must not change (`apt-mark hold`).
@@ -95,6 +97,7 @@ class Facts:
         host_keys: the node's SSH host keys, `TYPE BASE64`, as read over the verified connection.
         mesh_key: the public key with which it logs in to the other nodes; empty before there is.
         disk_free_bytes: of the root file system.
+        local_ports: first and last of the ports that the kernel picks by itself.
     """
 
     hostname: str = ""
@@ -120,6 +123,7 @@ class Facts:
     reboot_required: bool = False
     host_keys: tuple[str, ...] = ()
     mesh_key: str = ""
+    local_ports: tuple[int, int] = EPHEMERAL
 
     def interface(self, name: str) -> Interface | None:
         return next((i for i in self.interfaces if i.name == name), None)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Interface
 
 from spark_cluster.facts.model import Gpu, Hca, Interface, Memory, Process
+from spark_cluster.ports import EPHEMERAL
 
 NOT_TOLD = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "")
 
@@ -15,7 +16,7 @@ NOT_TOLD = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "")
 def key_values(text: str) -> dict[str, str]:
     """`KEY="value"` lines; of a key that comes twice the last one counts."""
     found = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         key, equals, value = line.partition("=")
         if equals and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key.strip()):
             found[key.strip()] = value.strip().strip("\"'")
@@ -152,3 +153,11 @@ def gid_indexes(files: Mapping[str, str]) -> dict[str, int]:
         if files.get(f"{place[1]}/gid_attrs/types/{place[3]}", "").strip() == "RoCE v2":
             found[place[2]] = min(int(place[3]), found.get(place[2], int(place[3])))
     return found
+
+
+def port_range(text: str) -> tuple[int, int]:
+    """First and last port of net.ipv4.ip_local_port_range; the kernel's default without one."""
+    words = text.split()
+    if len(words) != 2 or not all(word.isdigit() for word in words):
+        return EPHEMERAL
+    return int(words[0]), int(words[1])

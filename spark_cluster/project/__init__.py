@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.userfiles.suggest import did_you_mean
 from spark_cluster.userfiles.yamlfile import shown
 
@@ -105,12 +105,15 @@ class Project:
 
         Raises:
             UsageError: there is no such role.
+            Refused: others can write it.
             InvalidFile: its code is wrong, with the line.
         """
         from spark_cluster.project.role import load_role
 
         if name not in self._roles:
-            self._roles[name] = load_role(name, self.find("roles", name))
+            folder = self.find("roles", name)
+            self.must_be_own(folder, f"role {name}")
+            self._roles[name] = load_role(name, folder)
         return self._roles[name]
 
     def load_playbook(self, name: str | Path) -> Playbook:
@@ -118,11 +121,35 @@ class Project:
 
         Raises:
             UsageError: there is no such playbook.
+            Refused: others can write it.
             InvalidFile: its code is wrong, with the line.
         """
         from spark_cluster.project.playbook import load_playbook
 
-        return load_playbook(self.resolve("playbooks", name))
+        path = self.resolve("playbooks", name)
+        self.must_be_own(path, f"playbook {path.stem}")
+        return load_playbook(path)
+
+    def must_be_own(self, path: Path, what: str) -> None:
+        """Look whether others could have written something; what is shipped is the program.
+
+        Raises:
+            Refused: they could; with the folder and the command that changes it.
+        """
+        problem = self.foreign(path)
+        if problem is not None:
+            found, advice = problem
+            raise Refused(f"{what} is not used: {found}", hint=advice)
+
+    def foreign(self, path: Path) -> tuple[str, str] | None:
+        """What lets others write something, and what to do; None when nobody else can."""
+        from spark_cluster.project import trust
+
+        path = path.absolute()
+        if path.is_relative_to(self.shipped):
+            return None
+        top = self.folder if path.is_relative_to(self.folder) else path.parent
+        return trust.foreign(path, top)
 
 
 def _is_one(kind: Kind, path: Path) -> bool:

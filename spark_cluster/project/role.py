@@ -28,7 +28,7 @@ class Role:
         name: the name of its folder.
         path: its `__init__.py`.
         settings_model: its pydantic model `Settings`.
-        function: its generator function `role(ctx, settings)`.
+        function: its generator function `role(node, settings)`.
     """
 
     name: str
@@ -81,9 +81,9 @@ def load_role(name: str, folder: Path) -> Role:
     function = getattr(module, "role", None)
     if not inspect.isgeneratorfunction(function):
         raise InvalidFile(
-            f"{what}: no generator function role(ctx, settings)",
+            f"{what}: no generator function role(node, settings)",
             where=_line(module, path, "role"),
-            hint="a role yields resources: `def role(ctx, settings): yield File(...)`",
+            hint="a role yields resources: `def role(node, settings): yield File(...)`",
         )
     return Role(name, path, settings, function)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from own_sshd import SSHD, Sshd, start_sshd
 from scratch_nodes import ScratchNode, play_over
+from waiting import HANG_S
 
 from spark_cluster.engine import comeback
 from spark_cluster.engine.transport import SshConnection, Target
@@ -62,7 +63,7 @@ def ssh(sshd: Sshd, home: Path) -> Iterator[Callable[..., SshConnection]]:
             "user": getpass.getuser(),
             "port": sshd.port,
             "identity_file": sshd.key,
-            "connect_timeout_s": 3.0,
+            "connect_timeout_s": HANG_S,
         }
         made.append(SshConnection(Target(**{**usual, **options})))
         return made[-1]
@@ -78,7 +79,7 @@ def nodes(tmp_path, agents_home, monkeypatch):
     monkeypatch.setenv("HOME", str(agents_home))
     monkeypatch.setattr(comeback, "FIRST_TRY_S", 0.0)
     monkeypatch.setattr(comeback, "PAUSES", (0.01, 0.05))
-    monkeypatch.setattr(comeback, "RECONNECT_S", 5.0)
+    monkeypatch.setattr(comeback, "RECONNECT_S", HANG_S)
     return {name: ScratchNode(tmp_path / name) for name in ("spark1", "spark2")}
 
 

@@ -2,12 +2,11 @@
 
 import pytest
 from scratch_nodes import BOOT_ID
+from waiting import FAR_S, HANG_S
 
 from spark_cluster.engine.options import Options
 from spark_cluster.errors import Failed, NotBack, Unreachable
 from spark_cluster.resources import Command, File, Reboot
-
-pytestmark = pytest.mark.usefixtures("time_limit")
 
 BEFORE, AFTER = File("/before", content="1"), File("/after", content="2")
 
@@ -42,8 +41,11 @@ def test_reboot_and_the_rest_of_the_document_in_one_recap(start, nodes):
 def test_one_that_does_not_come_back_and_one_that_does(start, nodes):
     nodes["spark1"].put("stays_down", "100000")
     play, events = start()
-    document = [BEFORE, reboot(timeout_s=0.3), AFTER]
-    play.apply(play.nodes, document, must=False)
+    within = {"spark1": 0.3, "spark2": HANG_S}
+    play.on_each(
+        play.nodes,
+        lambda n: play.apply(n, [BEFORE, reboot(timeout_s=within[n.name]), AFTER], must=False),
+    )
     error = play.out["spark1"]
     assert isinstance(error, NotBack)
     assert error.exit_code == 3
@@ -114,7 +116,7 @@ def test_another_run_that_takes_the_lock_meanwhile(start, nodes):
 def test_not_beside_other_work_of_the_run(start, nodes):
     play, _ = start("spark1")
     (spark,) = play.nodes
-    play.session(spark).submit("run", argv=["sleep", "9"])
+    play.session(spark).submit("run", argv=["sleep", str(FAR_S)])
     with pytest.raises(Failed, match="other work of this run is going on on this node"):
         play.apply(play.nodes, [BEFORE, reboot()])
 
@@ -200,7 +202,7 @@ def test_step_all_and_stop(start, nodes):
     assert len(asked) == 1
     options, asked = stepping("yes", "stop")
     play, events = start("spark2", options=options)
-    with pytest.raises(Failed, match=f"stopped before {AFTER.id}, as you wished") as caught:
+    with pytest.raises(Failed, match=f"stopped by the user before {AFTER.id}") as caught:
         play.apply(play.nodes, [BEFORE, AFTER, File("/last", content="3")])
     assert caught.value.hint == f"--start-at '{AFTER.id}' goes on there"
     assert events.verdicts("spark2") == {BEFORE.id: "change"}

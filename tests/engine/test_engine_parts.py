@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import struct
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 from spark_cluster.agent import bootstrap, frames
 from spark_cluster.engine import payload, record
@@ -21,6 +24,7 @@ from spark_cluster.engine.events import (
     Changing,
     Event,
     NodeFailed,
+    Note,
     Recap,
     Result,
     RunStarted,
@@ -30,9 +34,6 @@ from spark_cluster.engine.record import Record, new_run
 from spark_cluster.errors import Failed
 from spark_cluster.resources import Command, Directory, File, Secret, Service
 from spark_cluster.resources.base import Blob
-
-pytestmark = pytest.mark.usefixtures("time_limit")
-
 
 # -- payload and bootstrap ---------------------------------------------------------------------
 
@@ -108,7 +109,7 @@ def start(source, sent):
         input=payload.MARKER + b"\n%d\n" % len(source) + source + sent,
         capture_output=True,
         check=False,
-        timeout=5,
+        timeout=HANG_S,
     )
     return frames.read(io.BytesIO(done.stdout)), done
 
@@ -122,7 +123,8 @@ def test_bootstrap_on_an_old_python():
 
 
 def head(folder):
-    return frames.pack({"sha256": payload.digest(), "folder": str(folder), "root": "/"})
+    digests = {"sha256": payload.digest(), "zip": payload.zip_digest()}
+    return frames.pack({**digests, "folder": str(folder), "root": "/"})
 
 
 def test_bootstrap_without_room(tmp_path):
@@ -182,7 +184,9 @@ def test_a_document_is_checked():
     with pytest.raises(Failed, match=r"spark1: File:/a is declared twice"):
         check([file, file], "spark1")
     restart = Command("restart", ("true",), when_changed=(file,))
-    with pytest.raises(Failed, match="Command:restart waits for File:/a, which is not there"):
+    with pytest.raises(
+        Failed, match="Command:restart is to act on changes of File:/a, which is not declared"
+    ):
         check([restart], "spark1")
     check([restart, file], "spark1")
 
@@ -308,6 +312,41 @@ def test_old_records_go(tmp_path, monkeypatch):
         Record(f"2026010{i}-000000-aaaa", tmp_path).close()
     names = sorted(p.name for p in (tmp_path / "runs").iterdir())
     assert names == [f"2026010{i}-000000-aaaa.jsonl" for i in (2, 3, 4)] + ["notes.txt"]
+
+
+def test_a_clock_that_is_behind_does_not_cost_the_run_its_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "KEPT", 3)
+    for name in ("20301111-a", "20301111-b", "20301111-c", "20200101-a", "20200101-b"):
+        Record(name, tmp_path).close()
+    left = {path.stem for path in (tmp_path / "runs").glob("*.jsonl")}
+    assert left == {"20301111-c", "20200101-a", "20200101-b"}
+
+
+def test_a_full_disk_ends_the_record_and_not_the_run(monkeypatch):
+    """/dev/full takes nothing: what a run tells goes on, with one warning."""
+    seen: list[Event] = []
+
+    class Seen:
+        def take(self, event: Event) -> None:
+            seen.append(event)
+
+        def close(self) -> None:
+            return None
+
+    bus = Bus()
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Record("r1", Path(folder), lambda why: bus.emit(Note(why, "warning")))
+        os.close(kept._handle)
+        kept._handle = os.open("/dev/full", os.O_WRONLY)
+        bus.add(kept)
+        bus.add(Seen())
+        for number in range(3):
+            bus.emit(Note(f"event {number}"))
+        bus.close()
+    texts = [event.text for event in seen if isinstance(event, Note)]
+    (warning,) = [text for text in texts if not text.startswith("event")]
+    assert "cannot be written any more (No space left on device)" in warning
+    assert sorted(set(texts) - {warning}) == ["event 0", "event 1", "event 2"]
 
 
 def test_where_the_record_is(tmp_path, monkeypatch):

@@ -1,9 +1,7 @@
-"""The first login with a password, and host keys that a node tells over a verified connection."""
+"""The first login with a password, and the laptop's key."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,7 +11,6 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from spark_cluster.engine import hostkeys
 from spark_cluster.engine.connections import target
 from spark_cluster.engine.laptop import public_key
 from spark_cluster.engine.transport import SshConnection, Target
@@ -21,7 +18,6 @@ from spark_cluster.errors import Unreachable
 from spark_cluster.inventory import Node
 from spark_cluster.userfiles.secret import Secret
 
-pytestmark = pytest.mark.usefixtures("time_limit")
 PASSWORD = "correct horse"
 
 
@@ -127,6 +123,16 @@ def test_no_password_for_a_host_that_is_not_known(server, wanted):
     assert server.passwords == []
 
 
+def test_no_password_for_a_jump_host(server, wanted):
+    """It is the node's; whoever runs the host on the way must not learn it."""
+    jump = f"me@127.0.0.1:{server.port}"
+    through = replace(wanted, host="10.0.0.1", jump=jump, login_password=lambda: PASSWORD)
+    with pytest.raises(Unreachable, match="accepts none"):
+        SshConnection(through).open()
+    assert server.keys > 0, "it was asked to let us through"
+    assert server.passwords == []
+
+
 def test_it_is_the_sudo_password_too(monkeypatch):
     monkeypatch.setenv("FIRST", PASSWORD)
     node = Node("spark1", "10.0.0.1", 0, "head", login_password=Secret(env="FIRST"))
@@ -134,18 +140,6 @@ def test_it_is_the_sudo_password_too(monkeypatch):
     assert target(node).sudo_password() == PASSWORD
     assert target(replace(node, login_password=None)).sudo_password() is None
     assert PASSWORD not in repr(node)
-
-
-def test_host_keys_that_a_node_tells_take_the_place_of_the_old_ones(tmp_path):
-    blob = base64.b64encode(b"new").decode()
-    digest = base64.b64encode(hashlib.sha256(b"new").digest()).decode().rstrip("=")
-    known = tmp_path / "known_hosts"
-    known.write_text("10.0.0.1 ssh-ed25519 T0xE\n10.0.0.2 ssh-ed25519 T0xE\n")
-    shown = hostkeys.told("spark1", "10.0.0.1", 22, [f"ssh-ed25519 {blob}"])
-    assert shown[0].fingerprint == f"SHA256:{digest}"
-    hostkeys.write(known, shown)
-    assert known.read_text() == f"10.0.0.2 ssh-ed25519 T0xE\n10.0.0.1 ssh-ed25519 {blob}\n"
-    assert hostkeys.told("n", "h", 2222, [f"ssh-rsa {blob}"])[0].line.startswith("[h]:2222 ssh-rsa")
 
 
 def test_the_laptops_key(tmp_path):

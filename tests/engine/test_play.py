@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from waiting import HANG_S
 
 from spark_cluster.engine.connections import side_by_side
 from spark_cluster.engine.events import Applying, Bus, NodeFailed, Recap, Result, StageFinished
@@ -18,8 +19,6 @@ from spark_cluster.errors import Failed, InvalidFile, Unreachable, UsageError
 from spark_cluster.inventory import read_inventory
 from spark_cluster.project import Project
 from spark_cluster.resources import Command, Directory, File, Line, Secret
-
-pytestmark = pytest.mark.usefixtures("time_limit")
 
 INVENTORY = """\
 nodes:
@@ -132,7 +131,7 @@ def test_events_come_while_things_happen_and_in_order(make):
 
 def meeting(folder: Path, me: str, other: str) -> Command:
     """Ends well only when the other node is at work at the same time."""
-    wait = f"for i in $(seq 100); do [ -e {folder}/{other} ] && exit 0; sleep 0.05; done; exit 1"
+    wait = f"while ! [ -e {folder}/{other} ]; do sleep 0.02; done"
     return Command("meet", ("sh", "-c", f"touch {folder}/{me}; {wait}"))
 
 
@@ -176,6 +175,29 @@ def test_a_failure_ends_the_run_once_the_others_are_done(make, tmp_path):
     assert list(play.out) == ["spark1"]
     assert [e.node for e in play.events.of(NodeFailed)] == ["spark1"]
     assert play.recap.nodes["spark1"].failed == 1
+
+
+def test_a_node_that_a_role_refuses_has_failed(make, tmp_path):
+    """Before any of its resources could: the recap does not say that nothing failed there."""
+    refuses = GREET + (
+        "    if node.name == 'spark1':\n"
+        "        from spark_cluster.errors import Refused\n"
+        "        raise Refused('not on this one')\n"
+    )
+    put(tmp_path / "roles/greet/__init__.py", refuses)
+    play = make()
+    play.apply(play.nodes, "greet", must=False)
+    assert [tally.failed for tally in play.recap.nodes.values()] == [1, 0]
+    assert play.recap.nodes["spark2"].change == 2
+
+
+def test_a_command_that_fails_is_named_once(make):
+    play = make()
+    wanted = Command("/data is mounted", ("false",), reads=True)
+    with pytest.raises(Failed) as caught:
+        play.apply(play.nodes, [wanted])
+    assert caught.value.message.count("is mounted") == 1
+    assert caught.value.message.startswith("Command:/data is mounted: false ended with status 1")
 
 
 def test_a_failure_that_may_be(make, tmp_path):
@@ -352,7 +374,7 @@ def test_stages(make):
     with pytest.raises(ValueError, match="oops"), play.stage("two"):
         raise ValueError("oops")
     assert list(play.seconds) == ["one", "two"]
-    assert 0.05 <= play.seconds["one"] < 1
+    assert 0.05 <= play.seconds["one"] < HANG_S
     names = [(type(e).__name__, e.stage, getattr(e, "ok", None)) for e in play.events]
     assert names == [
         ("StageStarted", "one", None),
@@ -366,7 +388,7 @@ def test_stages(make):
 
 def test_together(make):
     play = make()
-    here = threading.Barrier(2, timeout=3)  # passed only by two at once
+    here = threading.Barrier(2, timeout=HANG_S)  # passed only by two at once
     assert play.together(here.wait, here.wait) in ([0, 1], [1, 0])
     done = []
 

@@ -10,8 +10,6 @@ from spark_cluster.engine.taking_back import revert
 from spark_cluster.errors import Failed
 from spark_cluster.resources import Command, File
 
-pytestmark = pytest.mark.usefixtures("time_limit")
-
 CONFIG = File("/config", content="new\n")
 
 

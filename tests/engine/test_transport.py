@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -16,15 +17,15 @@ from types import SimpleNamespace
 import paramiko
 import pytest
 from own_sshd import free_port, keygen, start_sshd
+from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.engine import hostkeys, payload
+from spark_cluster.engine import session as session_module
 from spark_cluster.engine.dialling import CIPHERS, Target
 from spark_cluster.engine.session import Session
-from spark_cluster.engine.transport import SshConnection
-from spark_cluster.engine.tunnel import Tunnel
+from spark_cluster.engine.transport import SshChannel, SshConnection
 from spark_cluster.errors import Unreachable
 
-pytestmark = pytest.mark.usefixtures("time_limit")
 ME = getpass.getuser()
 
 
@@ -32,7 +33,7 @@ def run(connection, *argv):
     """What a command prints, through a bare channel."""
     channel = connection.channel(argv)
     found = b""
-    while data := channel.receive(5):
+    while data := channel.receive(HANG_S):
         found += data
     assert channel.status() == 0, channel.said()
     channel.close()
@@ -44,7 +45,7 @@ def refusal(connection):
     with pytest.raises(Unreachable) as caught:
         connection.open()
     for left in set(threading.enumerate()) - before:
-        assert not isinstance(left, paramiko.Transport) or left.join(1) or not left.is_alive()
+        assert not isinstance(left, paramiko.Transport) or left.join(HANG_S) or not left.is_alive()
     assert caught.value.where == "spark1"
     assert caught.value.exit_code == 3
     return caught.value
@@ -61,7 +62,13 @@ def test_a_connection_and_its_socket(ssh, trusted):
     assert transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 15_000
     assert transport.local_cipher == transport.remote_cipher == CIPHERS[0]
     assert "gcm" in transport.local_cipher
-    assert transport.auth_timeout == transport.banner_timeout == 3.0
+    assert transport.auth_timeout == transport.banner_timeout == HANG_S
+
+
+def test_a_laptop_without_the_socket_option(ssh, trusted, monkeypatch):
+    """macOS has no TCP_USER_TIMEOUT."""
+    monkeypatch.delattr(socket, "TCP_USER_TIMEOUT")
+    assert run(ssh(), "echo", "x") == "x\n"
 
 
 def test_an_agent_over_ssh(ssh, trusted, agents_home, tmp_path):
@@ -97,6 +104,41 @@ def test_an_alias_of_ssh_config(ssh, sshd, trusted, home):
     assert transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
+STUBBORN = """\
+import os, signal, socket, sys, threading
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+def up():
+    while True:
+        peer.sendall(os.read(0, 65536))
+threading.Thread(target=up, daemon=True).start()
+while data := peer.recv(65536):
+    os.write(1, data)
+threading.Event().wait()
+"""
+
+
+def test_a_proxy_command_is_ended_with_its_connection(ssh, sshd, trusted, home, tmp_path):
+    (tmp_path / "proxy.py").write_text(STUBBORN)
+    pid = tmp_path / "pid"
+    command = f"echo $$ > {pid}; exec {sys.executable} {tmp_path}/proxy.py {sshd.port}"
+    (home / ".ssh/config").write_text(f'Host 127.0.0.1\n  ProxyCommand sh -c "{command}"\n')
+    connection = ssh()
+    assert run(connection, "echo", "x") == "x\n"
+    proxy = int(pid.read_text())
+    os.kill(proxy, 0)
+    connection.close()
+    until(lambda: not _alive(proxy), what="the end of the ProxyCommand, which ignores SIGHUP")
+
+
+def _alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_through_a_jump_host(ssh, sshd, second_sshd, trusted):
     trusted.write_text(sshd.host_line + second_sshd.host_line)
     connection = ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}")
@@ -127,28 +169,30 @@ def test_the_jump_hosts_key_is_checked_too(ssh, sshd, second_sshd, trusted):
 
 def test_what_is_sent_waits_for_a_slow_reader(ssh, trusted):
     """The window of a channel is full for longer than a read waits: nothing of it may be lost."""
-    channel = ssh().channel(["sh", "-c", "echo ready; sleep 1; wc -c"])
-    assert channel.receive(5) == b"ready\n"
+    channel = ssh().channel(["sh", "-c", "echo ready; sleep 0.4; wc -c"])
+    assert channel.receive(HANG_S) == b"ready\n"
     with pytest.raises(TimeoutError):
         channel.receive(0.05)
     channel.send(b"x" * 8_000_000)
     channel._channel.shutdown_write()
-    assert channel.receive(5) == b"8000000\n"
+    assert channel.receive(HANG_S) == b"8000000\n"
 
 
-def test_a_connection_that_is_cut(ssh, trusted, agents_home, tmp_path):
+def test_a_connection_that_is_cut(ssh, trusted, agents_home, tmp_path, monkeypatch):
+    monkeypatch.setattr(session_module, "LOST_AFTER", FAR_S)  # a cut is seen, not waited for
     argv = ["env", f"HOME={agents_home}", *payload.argv("test")]
     session = Session("spark1", ssh().channel(argv), as_root=False, root=str(tmp_path))
     parent = session.run(["sh", "-c", 'tr "\\0" "\\n" < /proc/$PPID/stat'])
     agent = int(parent.stdout.split()[0])
     shell = int(parent.stdout.rpartition(")")[2].split()[1])
     started = time.monotonic()
-    pending = session.submit("run", argv=["sleep", "30"])
-    time.sleep(0.2)
+    begun = tmp_path / "begun"
+    pending = session.submit("run", argv=["sh", "-c", f"touch {begun}; exec sleep {FAR_S}"])
+    until(begun.exists)
     os.kill(_sshd_of(shell, agent), signal.SIGKILL)
     with pytest.raises(Unreachable, match="connection was lost"):
         pending.wait()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < HANG_S
     session.close()
 
 
@@ -188,6 +232,8 @@ def test_a_changed_host_key(ssh, sshd, second_sshd, trusted):
     assert "THE HOST KEY HAS CHANGED" in error.message
     assert f"{_fingerprint(sshd)} came" in error.message
     assert f"{_fingerprint(second_sshd)} is known" in error.message
+    assert f"({trusted}:1)" in error.message
+    assert "possible man-in-the-middle" in error.hint
     assert "trust --replace --limit spark1" in error.hint
 
 
@@ -218,14 +264,37 @@ def test_a_known_rsa_key_of_a_host_that_has_others_too(ssh, sshd, trusted, tmp_p
         server.stop()
 
 
-def test_a_known_hosts_with_lines_that_paramiko_does_not_read(ssh, sshd, trusted):
+def test_a_known_hosts_with_lines_that_paramiko_does_not_read(ssh, sshd, second_sshd, trusted):
     key = sshd.host_line.split(" ", 1)[1]
-    trusted.write_text(
-        f"nonsense\n@cert-authority *.example.org {key}@revoked * {key}# a comment\n\n"
+    other = second_sshd.host_line.split(" ", 1)[1]
+    trusted.write_bytes(
+        f"nonsense\n@cert-authority *.example.org {key}@revoked * {other}# a comment\n\n"
         f"|1|x|y ssh-ed25519 b\n{sshd.host_line.split()[0]} ssh-ed25519 !!!notbase64\n"
-        f"x ssh-ed25519 AAAA\n{sshd.host_line}"
+        f"x ssh-ed25519 AAAA\n".encode()
+        + b"\xff\xfe\n"
+        + sshd.host_line.encode()
     )
     assert run(ssh(), "echo", "x") == "x\n"
+
+
+def test_a_revoked_key_is_refused(ssh, sshd, trusted):
+    key = sshd.host_line.split(" ", 1)[1]
+    trusted.write_text(f"# stolen\n@revoked * {key}{sshd.host_line}")
+    error = refusal(ssh())
+    assert "REVOKED HOST KEY" in error.message
+    assert _fingerprint(sshd) in error.message
+    assert f"revoked by {trusted}:2" in error.message
+    assert "possible man-in-the-middle" in error.hint
+    assert "ssh-keygen -A" in error.hint
+    shown = hostkeys.show(ssh().target)
+    assert (shown.verdict, shown.place) == ("revoked", f"{trusted}:2")
+
+
+def test_a_revoked_key_of_a_jump_host(ssh, sshd, second_sshd, trusted):
+    key = second_sshd.host_line.split(" ", 1)[1]
+    trusted.write_text(f"@revoked * {key}{sshd.host_line}{second_sshd.host_line}")
+    error = refusal(ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}"))
+    assert f"REVOKED HOST KEY: the jump host [127.0.0.1]:{second_sshd.port} shows" in error.message
 
 
 def test_the_inventorys_known_hosts_wins_over_an_older_one_of_the_user(
@@ -293,16 +362,14 @@ def silent(greeting=b""):
         thread.start()
         yield server.getsockname()[1]
         server.shutdown(socket.SHUT_RDWR)
-    thread.join(2)
+    thread.join(HANG_S)
     for connection in held:
         connection.close()
 
 
 def test_a_port_that_says_nothing(ssh, trusted):
-    started = time.monotonic()
     with silent() as port:
         error = refusal(ssh(port=port, connect_timeout_s=0.4))
-    assert time.monotonic() - started < 4
     assert "banner" in error.message
 
 
@@ -385,73 +452,6 @@ def test_trust_of_what_does_not_answer(ssh, home):
         hostkeys.show(ssh(port=port, connect_timeout_s=0.4).target)
 
 
-def test_trust_on_the_command_line(sshd, home, tmp_path, monkeypatch):
-    import json
-
-    from click.testing import CliRunner
-
-    from spark_cluster.cli import cli
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "inventory.yaml").write_text(
-        f"ssh: {{user: {ME}, port: {sshd.port}}}\nnodes:\n  spark1: {{address: 127.0.0.1}}\n"
-    )
-
-    def trust(*options):
-        done = CliRunner().invoke(cli, ["trust", "--json", *options])
-        return done.exit_code, json.loads(done.stdout)["nodes"][0]
-
-    known = home / ".ssh/known_hosts"
-    status, node = trust()
-    assert (status, node["was"], node["trusted"], known.exists()) == (1, "new", False, False)
-    status, node = trust("--yes")
-    assert (status, node["was"], node["trusted"]) == (0, "new", True)
-    status, node = trust()
-    assert (status, node["was"], node["trusted"]) == (0, "trusted", True)
-    known.write_text(f"[127.0.0.1]:{sshd.port} ssh-ed25519 " + _other_key(tmp_path) + "\n")
-    before = known.read_text()
-    status, node = trust("--yes")
-    assert (status, node["was"], node["trusted"]) == (1, "changed", False)
-    assert known.read_text() == before
-    status, node = trust("--yes", "--replace")
-    assert (status, node["was"], node["trusted"]) == (0, "changed", True)
-    assert known.read_text() == sshd.host_line
-
-
-def _other_key(folder):
-    return keygen(folder / "other").with_suffix(".pub").read_text().split()[1]
-
-
-# -- tunnel ---------------------------------------------------------------------------------------
-
-
-def test_a_tunnel_to_a_port_that_answers_later(ssh, trusted):
-    port = free_port()
-    with Tunnel(ssh(), port) as tunnel:
-        for _ in range(2):
-            with socket.create_connection(("127.0.0.1", tunnel.port), timeout=3) as client:
-                assert client.recv(100) == b"", "refused there: closed here"
-        with socket.create_server(("127.0.0.1", port)) as server:
-            thread = threading.Thread(target=_echo, args=(server,))
-            thread.start()
-            with socket.create_connection(("127.0.0.1", tunnel.port), timeout=3) as client:
-                data = os.urandom(300_000)
-                threading.Thread(target=client.sendall, args=(data,), daemon=True).start()
-                back = b""
-                while len(back) < len(data):
-                    back += client.recv(65536)
-                assert back == data
-            thread.join(3)
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", tunnel.port), timeout=3)
-
-
-def _echo(server):
-    with server.accept()[0] as client:
-        while data := client.recv(65536):
-            client.sendall(data)
-
-
 @pytest.mark.parametrize("when", ["open_session", "exec_command"])
 def test_a_connection_that_ended_just_before(when):
     """paramiko raises the bare EOFError that ended its transport, as while a node shuts down."""
@@ -465,3 +465,37 @@ def test_a_connection_that_ended_just_before(when):
     connection._fabric = SimpleNamespace(transport=SimpleNamespace(open_session=opens))
     with pytest.raises(Unreachable, match="the connection was cut"):
         connection.channel(["true"])
+
+
+def test_closing_a_channel_whose_connection_has_ended():
+    """paramiko raises the same when it cannot tell the other side; click takes it for Ctrl-C."""
+
+    def ended():
+        raise EOFError
+
+    SshChannel(SimpleNamespace(close=ended)).close()
+
+
+@pytest.mark.parametrize(
+    ("options", "gets_in"),
+    [
+        ('from="192.168.177.11,10.89.0.11,127.0.0.0/8,::1",no-port-forwarding', True),
+        ('from="192.168.177.11,10.89.0.11",no-port-forwarding', False),
+    ],
+)
+def test_limits_of_a_mesh_key_as_sshd_reads_them(ssh, second_sshd, home, options, gets_in):
+    """As the role ssh_mesh writes them: from the node's own addresses, and no tunnels."""
+    (home / ".ssh/known_hosts").write_text(second_sshd.host_line)
+    allowed = second_sshd.folder / "authorized_keys"
+    before = allowed.read_text()
+    allowed.write_text(f"{options} {before}")
+    try:
+        connection = ssh(port=second_sshd.port)
+        if not gets_in:
+            assert "accepts none of the offered keys" in refusal(connection).message
+            return
+        assert run(connection, "echo", "x") == "x\n"
+        with pytest.raises(paramiko.ChannelException):
+            connection.open().transport.open_channel("direct-tcpip", ("127.0.0.1", 1), ("", 0))
+    finally:
+        allowed.write_text(before)

@@ -123,11 +123,11 @@ def test_two_projects_have_their_own_role(project: Project, tmp_path: Path) -> N
         (
             "from pydantic import BaseModel\nclass Settings(BaseModel): pass\n"
             "def role(ctx, settings):\n    return []\n",
-            "roles/r/__init__.py:3: role r: no generator function role(ctx, settings)",
+            "roles/r/__init__.py:3: role r: no generator function role(node, settings)",
         ),
         (
             "from pydantic import BaseModel\nclass Settings(BaseModel): pass\n",
-            "roles/r/__init__.py:1: role r: no generator function role(ctx, settings)",
+            "roles/r/__init__.py:1: role r: no generator function role(node, settings)",
         ),
     ],
 )

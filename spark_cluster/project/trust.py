@@ -1,0 +1,69 @@
+"""Whether others could have written what is about to be run.
+
+Roles and playbooks are code, and a recipe names the image that runs as root on the nodes. So they
+are taken only from folders that nobody but their user (and root) can write.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from spark_cluster.userfiles.yamlfile import shown
+
+
+def foreign(path: Path, top: Path) -> tuple[str, str] | None:
+    """What is wrong with a file (or a folder and all in it), or with the folders above it up to
+    `top`, and what to do; None when nobody else can write any of them."""
+    for part in _parts(path, top):
+        problem = why_foreign(part)
+        if problem is not None:
+            found, advice = problem
+            return f"{shown(part)} {found}", advice
+    return None
+
+
+def why_foreign(path: Path) -> tuple[str, str] | None:
+    """What is wrong with a file or folder, and what to do; None when it is the user's own."""
+    try:
+        about = path.stat()
+    except OSError:
+        return None  # it is not there, or whoever opens it says why not
+    name = shlex.quote(str(path))
+    if about.st_uid not in _own_ids():
+        return (
+            f"belongs to another user (number {about.st_uid})",
+            f"look at what is in it; then: sudo chown {os.getuid()} {name}",
+        )
+    # In a folder like /tmp nobody replaces what is not theirs, and that is looked at by itself.
+    shared = stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX
+    if about.st_mode & stat.S_IWOTH and not shared:
+        return "can be written by everybody", f"look at what is in it; then: chmod o-w {name}"
+    if about.st_mode & stat.S_IWGRP and about.st_gid not in (0, os.getgid()) and not shared:
+        return (
+            f"can be written by another group (number {about.st_gid})",
+            f"look at what is in it; then: chmod g-w {name}",
+        )
+    return None
+
+
+def _own_ids() -> set[int]:
+    """Root, the user, and who became root with sudo."""
+    own = {0, os.getuid()}
+    sudo = os.environ.get("SUDO_UID", "")
+    return own | {int(sudo)} if os.getuid() == 0 and sudo.isdigit() else own
+
+
+def _parts(path: Path, top: Path) -> Iterator[Path]:
+    """From the top down, and last what is in a folder; where links lead to, too."""
+    path, top = path.absolute(), top.absolute()
+    above = [folder for folder in path.parents if folder.is_relative_to(top)]
+    yield from reversed(above or [path.parent])
+    if path.resolve() != path:
+        yield path.resolve().parent
+    yield path
+    if path.is_dir():
+        yield from sorted(path.rglob("*"))

@@ -1,0 +1,47 @@
+"""docs/promises.md: every promise of the README is there, and every test that it names exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+CHECKOUT = Path(__file__).parents[2]
+PROMISES = (CHECKOUT / "docs/promises.md").read_text()
+ROWS = [line.split(" | ") for line in PROMISES.splitlines() if line.startswith("| ")]
+IDS = sorted(set(re.findall(r"`(tests/[^`]+)`", PROMISES)))
+
+
+def section(text: str, title: str) -> str:
+    """What stands under a heading of the second level."""
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_every_promise_of_the_readme_is_held() -> None:
+    told = section((CHECKOUT / "README.md").read_text(), "What it promises")
+    promised = re.findall(r"^- \*\*(.+?)\*\*", told, re.M)
+    assert promised, "the README promises something"
+    held = section(PROMISES, "What it promises")
+    assert [text for text in promised if f"**{text}**" not in held] == []
+
+
+def test_every_promise_names_a_test() -> None:
+    assert [row[0] for row in ROWS if "promise" not in row[0] and "`tests/" not in row[-1]] == []
+
+
+def named(test_id: str) -> bool:
+    """Whether a test of this id is written down."""
+    file, *names = test_id.split("::")
+    if not (CHECKOUT / file).is_file():
+        return False
+    scope: list[ast.stmt] = ast.parse((CHECKOUT / file).read_text()).body
+    for name in names:
+        found = [node for node in scope if getattr(node, "name", None) == name]
+        if not found:
+            return False
+        scope = getattr(found[0], "body", [])
+    return not names or names[-1].startswith("test_")
+
+
+def test_every_test_that_is_named_exists() -> None:
+    assert [test_id for test_id in IDS if not named(test_id)] == []

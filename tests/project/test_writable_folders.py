@@ -1,0 +1,148 @@
+"""Code from folders that others can write is not run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from spark_cluster.cli import cli
+from spark_cluster.errors import Refused, SparkClusterError
+from spark_cluster.project import Project, trust
+
+CODE = """
+from pathlib import Path
+from pydantic import BaseModel
+
+Path(__file__).with_name("was-run").touch()
+
+
+class Settings(BaseModel):
+    pass
+
+
+def role(node, settings):
+    yield from ()
+
+
+def main(play):
+    pass
+"""
+OTHER = 12345
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    project = tmp_path / "project"
+    for name in ("roles/drivers/__init__.py", "playbooks/p.py"):
+        (project / name).parent.mkdir(parents=True)
+        (project / name).write_text(CODE)
+    (project / "inventory.yaml").write_text("nodes: {a: {address: 127.0.0.1, port: 1}}\n")
+    return project
+
+
+def was_run(folder: Path) -> bool:
+    return any(folder.rglob("was-run"))
+
+
+def load(folder: Path) -> None:
+    project = Project(folder)
+    project.load_role("drivers")
+    project.load_playbook("p")
+
+
+def test_the_users_own_is_run(folder: Path) -> None:
+    load(folder)
+    assert was_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("part", "mode"),
+    [
+        (".", 0o777),
+        ("roles", 0o777),
+        ("roles/drivers", 0o777),
+        ("roles/drivers/__init__.py", 0o666),
+    ],
+)
+def test_what_everybody_can_write_is_not_run(folder: Path, part: str, mode: int) -> None:
+    (folder / part).chmod(mode)
+    with pytest.raises(
+        Refused, match=r"role drivers is not used: .* can be written by everybody"
+    ) as e:
+        load(folder)
+    assert f"chmod o-w {folder / part}" in e.value.hint
+    assert not was_run(folder)
+
+
+def test_doctor_and_playbook_run_nothing_in_such_a_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.chmod(0o777)
+    monkeypatch.chdir(folder)
+    for words in (["doctor"], ["playbook", "p"], ["playbook", "./playbooks/p.py"], ["provision"]):
+        done = CliRunner().invoke(cli, words)
+        assert isinstance(done.exception, SparkClusterError), (words, done.output)
+    assert not was_run(folder)
+    done = CliRunner().invoke(cli, ["doctor"])
+    assert isinstance(done.exception, Refused)
+    assert "role drivers is not used" in str(done.exception)
+    assert "which machines are changed" in done.stderr  # the inventory is data: it is read
+
+
+def test_a_playbook_by_path(folder: Path, tmp_path: Path) -> None:
+    (folder / "playbooks").chmod(0o777)
+    with pytest.raises(Refused, match="playbook p is not used"):
+        Project(tmp_path).load_playbook(folder / "playbooks/p.py")
+    (folder / "playbooks").chmod(0o755)
+    Project(tmp_path).load_playbook(folder / "playbooks/p.py")
+
+
+def test_a_folder_like_tmp(folder: Path) -> None:
+    """Others may make files in it, and not replace this user's."""
+    folder.chmod(0o1777)
+    load(folder)
+
+
+@needs_root
+def test_what_belongs_to_others_or_their_group(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    path = folder / "roles/drivers"
+    os.chown(path, OTHER, 0)
+    assert "belongs to another user" in str(trust.why_foreign(path))
+    with pytest.raises(Refused, match="belongs to another user"):
+        load(folder)
+    monkeypatch.setenv("SUDO_UID", str(OTHER))
+    assert trust.why_foreign(path) is None
+    os.chown(path, 0, OTHER)
+    path.chmod(0o775)
+    assert "another group" in str(trust.why_foreign(path))
+    os.chown(path, 0, 0)
+    assert trust.why_foreign(path) is None
+
+
+@needs_root
+def test_a_module_that_somebody_put_into_a_role(folder: Path) -> None:
+    module = folder / "roles/drivers/helper.py"
+    module.write_text("")
+    os.chown(module, OTHER, OTHER)
+    with pytest.raises(Refused, match=r"helper\.py belongs to another user"):
+        load(folder)
+
+
+def test_a_recipe_that_others_can_write_is_not_served(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "recipes").mkdir()
+    text = "name: r\nmodel: {name: org/m, served_name: m}\nimage: {ref: x}\n"
+    (folder / "recipes/r.yaml").write_text(text)
+    (folder / "recipes").chmod(0o777)
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(cli, ["up", "--recipe", "r"])
+    assert "recipe r is not used" in str(done.exception)
+    assert CliRunner().invoke(cli, ["recipes", "show", "r"]).exit_code == 0  # it is only read
