@@ -30,14 +30,22 @@ class Stopped:
 
 
 def main(play: Play) -> Stopped | None:
-    """The server first, then Ray; None in check mode."""
+    """The server and its proxy first, then Ray; None in check mode."""
     sessions = {node.name: play.session(node) for node in play.nodes}
     before = [] if play.check else vram.sample(sessions)
     with play.stage("stop"):
-        play.apply(play.nodes, [Container(SERVER, state="absent", stop_timeout_s=30)])
         play.apply(
             play.nodes,
-            [Container(RAY, state="absent", stop_timeout_s=2), Directory(RAY_HOME, state="absent")],
+            [Container(SERVER, state="absent", stop_timeout_s=30)],
+            play.role("endpoint"),
+        )
+        play.apply(
+            play.nodes,
+            [
+                Container(RAY, state="absent", stop_timeout_s=2),
+                Directory(RAY_HOME, state="absent", keep=False),
+            ],
+            play.role("firewall", state="absent"),
         )
     if play.check:
         return None

@@ -47,6 +47,7 @@ def main(
     play: Play,
     *,
     allow_reboot: bool = False,
+    allow_restart: bool = False,
     firmware: bool = False,
     bandwidth: bool = False,
     laptop_keys: Mapping[str, str] | None = None,
@@ -55,6 +56,7 @@ def main(
 
     Args:
         allow_reboot: reboot a node when something that was changed needs it.
+        allow_restart: restart Docker for new settings although that ends the engine that serves.
         firmware: update firmware with fwupd.
         bandwidth: measure the link even when nothing of it was changed.
         laptop_keys: node to the public key that shall log in from now on.
@@ -64,8 +66,12 @@ def main(
         "bootstrap", **({"laptop_keys": dict(laptop_keys)} if laptop_keys else {})
     )
     drivers = play.role("drivers", **({"allow_reboot": True} if allow_reboot else {}))
-    roles = [bootstrap, drivers, *_link(play), "memory", "power", "containers", "caches"]
+    containers = play.role("containers", **({"allow_restart": True} if allow_restart else {}))
+    roles = [bootstrap, drivers, *_link(play), "memory", "power", containers, "caches"]
     with play.stage("apply"):
+        if not play.check:
+            for node in play.nodes:  # of a run that was cut
+                play.connections.forget_replaced_host_keys(node.name)
         if _shares_host_keys(play.nodes) and not play.check:
             _own_host_keys(play, bootstrap, done)
         applied = play.apply(play.nodes, *roles, must=False)
@@ -105,17 +111,41 @@ def _shares_host_keys(nodes: list[Spark]) -> bool:
 
 
 def _own_host_keys(play: Play, bootstrap: RoleCall, done: Provisioned) -> None:
-    """New host keys for the later node, told to the laptop before it has to connect again."""
-    applied = play.apply(play.nodes, bootstrap, must=False)
+    """New host keys for the later node, which the laptop knows before they are in force.
+
+    Whatever is cut in between, known_hosts has the key that the node shows: the new ones are
+    written next to the old ones first, and the old ones go when a new one was seen.
+    """
+    ready = play.apply(play.nodes, play.role("bootstrap", prepare_host_keys=True), must=False)
+    told = {}
+    for node in play.nodes:
+        if node.name in ready.results:
+            path, prints = play.connections.announce_host_keys(node.name)
+            told.update({node.name: (path, prints)} if prints else {})
+    play.apply(play.nodes, bootstrap, must=False)
     play.refresh(play.nodes, must=False)
     for node in play.nodes:
-        if not any(i.startswith("HostKeys:") for i in applied.changes(node.name)):
+        if node.name not in told:
             continue
-        path, prints = play.connections.learn(node.name)
+        path, prints = told[node.name]
         done.notes.setdefault(node.name, []).append(
             f"it has new SSH host keys ({', '.join(prints)}); they came over the connection that "
             f"was verified with the old one, and are in {path} now. Other machines that know the "
             "node will say that its key has changed"
+        )
+        _forget_old_host_keys(play, node, done)
+
+
+def _forget_old_host_keys(play: Play, node: Spark, done: Provisioned) -> None:
+    try:
+        seen = play.connections.verify_host_keys(node.name)
+    except SparkClusterError as error:
+        done.failures.setdefault(node.name, []).append(error)
+        return
+    if not seen:
+        done.notes.setdefault(node.name, []).append(
+            "its sshd still shows the old host key: `systemctl reload ssh` there; both are in "
+            "known_hosts until the next run"
         )
 
 

@@ -7,13 +7,25 @@ from typing import Any
 from spark_cluster.cluster import Spark
 from spark_cluster.engine.play import Play, RoleCall
 from spark_cluster.errors import Refused
+from spark_cluster.laptop_files import must_be_allowed
 from spark_cluster.planning.nodes import serving
 from spark_cluster.recipe import Recipe
 from spark_cluster.resources import Container
-from spark_cluster.serving import admission, patches, readiness, rungs, startup_log, vram
-from spark_cluster.serving.endpoint import Endpoint, endpoint_of
+from spark_cluster.serving import (
+    admission,
+    caches,
+    firewall,
+    patches,
+    ray_state,
+    readiness,
+    rungs,
+    startup_log,
+    vram,
+)
+from spark_cluster.serving.endpoint import LABEL, Endpoint, endpoint_of
 from spark_cluster.serving.engine import RAY, SERVER
 from spark_cluster.serving.result import Served, versions
+from spark_cluster.serving.secret_env import secrets_of_laptop
 
 
 def main(play: Play, *, recipe: Recipe, tp: int, force: bool = False) -> Served | None:
@@ -23,16 +35,22 @@ def main(play: Play, *, recipe: Recipe, tp: int, force: bool = False) -> Served 
     """
     servers, idle = plan_nodes(play, recipe, tp)
     endpoint = endpoint_of(play, recipe)
+    warn_if_open(play, endpoint.host)
+    if recipe.secret_env:
+        names = ", ".join(ref.env for ref in recipe.secret_env.values())
+        play.note(f"the recipe has the containers given {names} of this machine's environment")
     running = readiness.container_state(play, SERVER)
     admission.must_work(play, recipe, servers, running, force=force)
     before = [] if play.check else vram.sample({n.name: play.session(n) for n in play.nodes})
     with play.stage("prepare"):
-        link = ("network",) if tp > 1 else ()
-        made = play.apply(servers, *link, "containers", "caches")
+        link = ("network", guard(play, recipe, servers)) if tp > 1 else ()
+        front = ("haproxy",) if endpoint.engine_port is not None else ()
+        made = play.apply(servers, *link, "containers", "caches", *front)
         if made.changed and not play.check:
             play.refresh(servers)  # Docker's version, the fabric's addresses
         if idle:
-            play.apply(idle, [Container(SERVER, state="absent"), Container(RAY, state="absent")])
+            gone = [Container(SERVER, state="absent"), Container(RAY, state="absent")]
+            play.apply(idle, gone, play.role("endpoint"), play.role("firewall", state="absent"))
     with play.stage("fetch"):
         fetch(play, servers, recipe)
     with play.stage("start"):
@@ -50,12 +68,26 @@ def main(play: Play, *, recipe: Recipe, tp: int, force: bool = False) -> Served 
         peak = readiness.healthy(play, endpoint, recipe.ready_timeout_s, ranks)
     with play.stage("verify"):
         startup_log.must_fit(play, servers, recipe.readiness)
-        answer = rungs.climb(play, endpoint, recipe)
+        answer = rungs.climb(play, endpoint, recipe, tp)
         now = vram.sample({n.name: play.session(n) for n in play.nodes})
         peak = vram.peak(peak, now)
-        found = versions(play, endpoint, recipe.ray.dashboard_port if _on_ray(recipe, tp) else None)
+        told = endpoint.request(play.session(play.head), "/version")
+        found = versions(play, told, recipe.ray.dashboard_port if _on_ray(recipe, tp) else None)
     asked = tuple(recipe.readiness.rungs)
-    return Served(endpoint, recipe.name, tp, answer, before, peak, now, found, asked)
+    return Served(
+        endpoint, recipe.name, tp, answer, before, peak, now, found, asked, told.certificate
+    )
+
+
+def warn_if_open(play: Play, host: str) -> None:
+    """Say at each run that the endpoint asks for no key, although others reach it."""
+    serve = play.inventory.serve
+    if serve.open and not serve.on_loopback:
+        play.note(
+            f"serve.open: anyone who reaches {host} may use the endpoint; "
+            "`api_key: {env: NAME}` in its place asks for a key",
+            warning=True,
+        )
 
 
 def plan_nodes(play: Play, recipe: Recipe, tp: int) -> tuple[list[Spark], list[Spark]]:
@@ -66,8 +98,12 @@ def plan_nodes(play: Play, recipe: Recipe, tp: int) -> tuple[list[Spark], list[S
             hint="`runtime: docker` serves the same from an image",
         )
     recipe.args_for(tp)  # refuses a size that the recipe does not do
+    must_be_allowed(recipe)
     patches.uploads(recipe)  # refuses one that is not on the laptop
-    return serving(play.nodes, tp)
+    secrets_of_laptop(recipe)  # refuses what is not set
+    servers, idle = serving(play.nodes, tp)
+    _cache_root(play, servers)  # refuses what differs
+    return servers, idle
 
 
 def fetch(play: Play, nodes: list[Spark], recipe: Recipe) -> None:
@@ -91,32 +127,41 @@ def fetch(play: Play, nodes: list[Spark], recipe: Recipe) -> None:
 
 def model_settings(recipe: Recipe) -> list[dict[str, Any]]:
     """The role models' settings, for the model and for a drafter from the hub."""
-    model, drafter, image = recipe.model, recipe.drafter, recipe.image.reference
+    model, drafter = recipe.model, recipe.drafter
+    mounts = tuple(mount.volume for mount in recipe.mounts)
+    common = {"image": recipe.image.reference, "mounts": mounts}
     chosen = model.model_dump(include={"name", "revision", "source", "directory"})
-    found = [
-        {**chosen, "path": model.node_path, "image": image, "patches": patches.uploads(recipe)}
-    ]
+    found = [{**common, **chosen, "path": model.node_path, "patches": patches.uploads(recipe)}]
     if drafter is not None and drafter.name is not None:
         chosen = drafter.model_dump(include={"name", "revision"})
-        found.append({**chosen, "path": drafter.node_path, "image": image})
+        found.append({**common, **chosen, "path": drafter.node_path})
     return found
+
+
+def guard(play: Play, recipe: Recipe, nodes: list[Spark]) -> RoleCall:
+    """The firewall, which must be in force before anything of the engine starts."""
+    if play.inventory.trusted_network:
+        play.note(firewall.OPEN, warning=True)
+    return play.role("firewall", **firewall.settings(play.inventory, recipe, nodes))
 
 
 def start(
     play: Play, nodes: list[Spark], recipe: Recipe, endpoint: Endpoint, share: float | None
 ) -> None:
-    """Ray on all nodes, head first; then the server."""
+    """Ray on all nodes, head first; then the server, and the proxy in front of it."""
     tp = len(nodes)
-    common = engine_settings(recipe, tp, endpoint)
+    guarded = firewall.state_for(play.inventory, tp)
+    shared = engine_settings(recipe, tp, endpoint, guarded)
+    common = {**shared, "cache_root": _cache_root(play, nodes)}
+    if _on_ray(recipe, tp):
+        common["ray_token"] = ray_state.token(play.session(nodes[0]))
     server = play.role(
         "vllm",
         **common,
         args=tuple(recipe.args_for(tp, share)),
-        host=endpoint.host,
-        port=endpoint.port,
+        port=endpoint.engine_port or endpoint.port,
         ray_port=recipe.ray.port,
         ranks=tuple(node.name for node in nodes),
-        api_key=endpoint.api_key,
     )
     options = recipe.ray.model_dump(exclude={"join_timeout_s"})
     anew = ray(play, nodes, play.role("ray", **common, **options))
@@ -125,12 +170,22 @@ def start(
         play.apply(nodes[0], [Container(SERVER, state="absent")])
     if _on_ray(recipe, tp) and not play.check:
         readiness.ray_cluster(play, tp, recipe.ray.dashboard_port, recipe.ray.join_timeout_s)
-    made = play.apply(nodes, server)
+        readiness.ray_asks_for_its_token(play, recipe.ray.dashboard_port)
+    proxy = play.role("endpoint", **endpoint.proxy_settings())
+    # Who has the port gives it up before the other takes it.
+    order = (server, proxy) if endpoint.engine_port is not None else (proxy, server)
+    # Alone, and with nothing of Ray left, a node needs no firewall.
+    unguarded = [play.role("firewall", state="absent")] if tp == 1 else []
+    made = play.apply(nodes, *order, *unguarded)
     changed = [node for node in nodes if f"Container:{SERVER}" in made.changes(node.name)]
     if recipe.executor == "mp" and 0 < len(changed) < tp and not play.check:
         # A rank does not join others that have begun already.
         play.apply(nodes, [Container(SERVER, state="absent", stop_timeout_s=5)])
         play.apply(nodes, server)
+
+
+def _cache_root(play: Play, nodes: list[Spark]) -> str:
+    return caches.root_of_all(play.inventory.nodes[node.name] for node in nodes)
 
 
 def _on_ray(recipe: Recipe, tp: int) -> bool:
@@ -148,8 +203,14 @@ def ray(play: Play, nodes: list[Spark], role: RoleCall) -> bool:
     return anew or workers.changed
 
 
-def engine_settings(recipe: Recipe, tp: int, endpoint: Endpoint) -> dict[str, Any]:
-    """What the roles ray and vllm share."""
+def engine_settings(
+    recipe: Recipe, tp: int, endpoint: Endpoint, guarded: str = "absent"
+) -> dict[str, Any]:
+    """What the roles ray and vllm share.
+
+    Args:
+        guarded: whether there is a firewall, for the containers' label.
+    """
     drafter = recipe.drafter.node_path if recipe.drafter else None
     return {
         "image": recipe.image.reference,
@@ -161,13 +222,15 @@ def engine_settings(recipe: Recipe, tp: int, endpoint: Endpoint) -> dict[str, An
             *((f"{drafter}:{drafter}:ro",) if drafter else ()),
             *patches.mounts(recipe),
         ),
-        "env": dict(recipe.env),
+        "env": recipe.plain_env,
+        "secret_env": secrets_of_laptop(recipe),
         "labels": {
             "spark-cluster.recipe": recipe.name,
             "spark-cluster.model": endpoint.model,
             "spark-cluster.tp": str(tp),
             "spark-cluster.executor": recipe.executor,
-            "spark-cluster.endpoint": endpoint.url,
+            LABEL: endpoint.engine_url,
             "spark-cluster.dashboard": str(recipe.ray.dashboard_port),
+            firewall.LABEL: guarded,
         },
     }

@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from spark_cluster import sudoers
 from spark_cluster.cluster import Spark
 from spark_cluster.project.template import render
 from spark_cluster.resources import (
@@ -52,6 +53,11 @@ class Settings(BaseModel):
         description="of two nodes with the same machine id or SSH host keys (some makers' images "
         "have them), the later one gets new ones",
     )
+    prepare_host_keys: bool = Field(
+        default=False,
+        description="only make such new SSH host keys ready, and put none into force; `provision` "
+        "asks for it first, so that this laptop knows them before they are shown",
+    )
     time: Literal["auto", "chrony", "systemd-timesyncd", "none"] = Field(
         default="auto",
         description="what keeps the clock, by its package, which must be installed; `auto` takes "
@@ -61,13 +67,17 @@ class Settings(BaseModel):
 
 def role(node: Spark, settings: Settings) -> Iterator[Resource]:
     """Keys, sudo, name, identity, time."""
+    if settings.prepare_host_keys:
+        if settings.unique_identity:
+            yield _host_keys(node, prepare=True)
+        return
     keys = [settings.laptop_keys.get(node.name, ""), *settings.authorized_keys]
     for key in dict.fromkeys(filter(None, (key.strip() for key in keys))):
         yield AuthorizedKey(node.user, key)
     if settings.passwordless_sudo and node.user != "root":
         yield File(
-            f"/etc/sudoers.d/90-spark-cluster-{node.user}",
-            content=render(TEMPLATES, "sudoers.j2", user=node.user),
+            f"/etc/sudoers.d/90-spark-cluster-{sudoers.file_name(node.user)}",
+            content=render(TEMPLATES, "sudoers.j2", user=sudoers.user_word(node.user)),
             mode=0o440,
             owner="root",
             group="root",
@@ -100,11 +110,15 @@ def _name(node: Spark, settings: Settings) -> Iterator[Resource]:
 
 
 def _identity(node: Spark) -> Iterator[Resource]:
-    others = _earlier(node)
-    yield MachineId(taken=tuple(other.facts.machine_id for other in others))
-    keys = HostKeys(taken=tuple(key for other in others for key in other.facts.host_keys))
+    yield MachineId(taken=tuple(other.facts.machine_id for other in _earlier(node)))
+    keys = _host_keys(node)
     yield keys
     yield Service("ssh", running=None, restart_when=(keys,), reload=True)
+
+
+def _host_keys(node: Spark, *, prepare: bool = False) -> HostKeys:
+    taken = tuple(key for other in _earlier(node) for key in other.facts.host_keys)
+    return HostKeys(taken=taken, prepare=prepare)
 
 
 def _clock(node: Spark, settings: Settings) -> str | None:

@@ -8,13 +8,15 @@ from pydantic import BaseModel, Field
 
 from spark_cluster.cluster import Spark
 from spark_cluster.resources import Command, Directory, DiskSpace, Resource
-from spark_cluster.serving.engine import CACHES
+from spark_cluster.serving.engine import CACHE_ROOT, CACHES
 
 
 class Settings(BaseModel):
     """Settings of the role `caches`."""
 
-    root: str = Field(default="/var/cache/spark-cluster/engine", description="folder on the node")
+    root: str = Field(
+        default=CACHE_ROOT, description="folder on the node; the same on all nodes that serve"
+    )
     owner: str = Field(
         default="root", description="whose the folders are; containers write there as root"
     )

@@ -1,4 +1,8 @@
-"""Docker: installed, running, with the GPU, with logs that end, usable by the login user."""
+"""Docker: installed, running, with the GPU, with logs that end.
+
+Members of the group docker are root on the node: `docker run -v /:/host` asks for no password. So
+the login user is put into it only where the inventory says so.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,17 @@ from spark_cluster.resources import (
     Service,
     User,
 )
+from spark_cluster.serving.engine import RAY, SERVER
 
 DEBIAN = ("docker.io", "docker-cli")
 TOOLKIT = "nvidia-container-toolkit"
 CDI = "/etc/cdi/nvidia.yaml"
 DAEMON = "/etc/docker/daemon.json"
+SERVING = (
+    *("docker", "ps", "--format", "{{.Names}}"),
+    *("--filter", f"name=^{SERVER}$", "--filter", f"name=^{RAY}$"),
+)
+"""Prints which of the engine's containers run."""
 
 
 class Settings(BaseModel):
@@ -34,9 +44,10 @@ class Settings(BaseModel):
         "the distribution's docker.io, and on DGX OS nvidia-container-toolkit",
     )
     users: bool = Field(
-        default=True,
-        description="put the login user into the group docker. Every login from then on is in it, "
-        "so is every run of ours; a shell that is open already joins with `newgrp docker`",
+        default=False,
+        description="put the login user into the group docker, whose members are root on the node "
+        "without a password; nothing of ours needs it. Every login from then on is in it; a shell "
+        "that is open already joins with `newgrp docker`",
     )
     log_max_size: str = Field(
         default="50m", description="size of a container's log at which a new one begins; '' leaves"
@@ -49,6 +60,11 @@ class Settings(BaseModel):
     )
     min_free_gib: float = Field(
         default=5.0, ge=0, description="GiB that must be free for images; 0 does not look"
+    )
+    allow_restart: bool = Field(
+        default=False,
+        description="restart Docker for new settings although that ends the engine that serves; "
+        "`provision --allow-restart`",
     )
     daemon: dict[str, Any] = Field(
         default={}, description=f"more keys of {DAEMON}; yours that are not named stay"
@@ -84,7 +100,14 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
         yield from settled
     if settings.cdi and TOOLKIT in node.facts.packages and node.facts.gpu is not None:
         yield _specification()
-    yield Service("docker", running=True, enabled=True, restart_when=settled)
+    yield Service(
+        "docker",
+        running=True,
+        enabled=True,
+        restart_when=settled,
+        in_use=SERVING,
+        allow_restart=settings.allow_restart,
+    )
     if settings.users and node.user != "root":
         yield User(node.user, groups=("docker",))
 

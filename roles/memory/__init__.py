@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from spark_cluster import sudoers
 from spark_cluster.cluster import Spark
 from spark_cluster.project.template import render
 from spark_cluster.resources import Command, File, Package, Resource, Service, Swap, Sysctl
@@ -99,7 +100,9 @@ def _helper(node: Spark) -> Iterator[Resource]:
     if node.user != "root":
         yield File(
             "/etc/sudoers.d/91-spark-cluster-drop-caches",
-            content=render(TEMPLATES, "sudoers.j2", user=node.user, helper=HELPER),
+            content=render(
+                TEMPLATES, "sudoers.j2", user=sudoers.user_word(node.user), helper=HELPER
+            ),
             mode=0o440,
             owner="root",
             group="root",

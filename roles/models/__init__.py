@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,15 @@ from pydantic import BaseModel, Field
 
 from spark_cluster.cluster import Spark
 from spark_cluster.errors import Refused
-from spark_cluster.resources import Command, Directory, File, Resource, Secret
+from spark_cluster.resources import Command, Directory, File, LaptopFile, Resource, Secret
 
 LARGEST_UPLOAD = 512 * 1024 * 1024
 """Bytes of a laptop's folder that are sent; larger models belong on the hub or on the node."""
 
-DOWNLOAD = 'hf download "$0" --revision "$1" --local-dir "$2" && echo "$0@$1" > "$2/.complete"'
+DOWNLOADS = "/run/spark-cluster-downloads"
+"""Folder on the node, a tmpfs, for the hub token while a download lasts."""
+
+SCRIPT = Path(__file__).parent / "templates" / "download.sh"
 
 
 class Settings(BaseModel):
@@ -31,6 +35,12 @@ class Settings(BaseModel):
         default={}, description="path on the node to the laptop's file that is to lie there"
     )
     image: str = Field(default="", description="image whose `hf` command downloads")
+    mounts: tuple[str, ...] = Field(
+        default=(), description="what `hf` needs of the node, SOURCE:TARGET; it may only read it"
+    )
+    endpoint: str = Field(
+        default="", description="address of a mirror of the hub; it gets the hub token, too"
+    )
     token_env: str = Field(
         default="HF_TOKEN", description="variable of the laptop with a hub token, when it is set"
     )
@@ -49,9 +59,9 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
 
 def _patches(patches: dict[str, Path]) -> Iterator[Resource]:
     for folder in sorted({path.rpartition("/")[0] for path in patches}):
-        yield Directory(folder, mode=0o755)
+        yield Directory(folder, mode=0o700)  # containers see the file itself
     for path, file in patches.items():
-        yield File(path, content=file.read_bytes())
+        yield File(path, content=LaptopFile(file))
 
 
 def _upload(settings: Settings) -> Iterator[Resource]:
@@ -72,25 +82,36 @@ def _upload(settings: Settings) -> Iterator[Resource]:
     for parent in sorted({p.parent for p in files} - {folder}):
         yield Directory(f"{settings.path}/{parent.relative_to(folder)}", mode=0o755)
     for path in files:
-        yield File(f"{settings.path}/{path.relative_to(folder)}", content=path.read_bytes())
+        yield File(f"{settings.path}/{path.relative_to(folder)}", content=LaptopFile(path))
 
 
 def _download(settings: Settings) -> Resource:
-    """`hf download` in the engine's own image; the token is in no argument list."""
+    """`hf download` in the engine's own image, as a unit that outlives the connection.
+
+    The token goes to standard input, and from there into a file that only root reads.
+    """
     token = os.environ.get(settings.token_env, "")
-    run = ("docker", "run", "--rm", "--network", "host", "--entrypoint", "sh")
-    mount = ("--mount", f"type=bind,src={settings.path},dst={settings.path}")
-    keys = ("--env", "HF_TOKEN") if token else ()
-    arguments = (settings.name, settings.revision, settings.path)
+    options = [f"--env=HF_ENDPOINT={settings.endpoint}"] if settings.endpoint else []
+    for mount in settings.mounts:
+        source, target = mount.split(":")[:2]
+        options.append(f"--mount=type=bind,source={source},target={target},readonly")
+    repository = (settings.name, settings.revision, settings.path)
     return Command(
         f"download {settings.name}",
-        (*run, *mount, *keys, settings.image, "-c", DOWNLOAD, *arguments),
+        (
+            *("sh", "-c", SCRIPT.read_text(encoding="utf-8"), "download"),
+            *(DOWNLOADS, container_name(settings.path), settings.image, *repository, *options),
+        ),
         unless=(
-            "grep",
-            "-qx",
-            f"{settings.name}@{settings.revision}",
+            *("grep", "-qxFe", f"{settings.name}@{settings.revision}"),
             f"{settings.path}/.complete",
         ),
-        env={"HF_TOKEN": Secret(token)} if token else {},
+        stdin=Secret(token) if token else "",
         timeout_s=settings.download_timeout_s,
+        long=True,
     )
+
+
+def container_name(path: str) -> str:
+    """Name of the container that downloads into a folder of the node; there is one at a time."""
+    return f"spark-download-{hashlib.sha256(path.encode()).hexdigest()[:12]}"

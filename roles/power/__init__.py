@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from spark_cluster.cluster import Spark
 from spark_cluster.project.template import render
-from spark_cluster.resources import File, Resource, Service
+from spark_cluster.resources import ClockCap, File, Resource, Service
 
 TEMPLATES = Path(__file__).parent / "templates"
 UNIT = "spark-clock-cap"
@@ -55,3 +55,5 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
     # With a driver that does not answer (a reboot may be due) it can only be set up for later.
     answers = node.facts.gpu is not None
     yield Service(UNIT, running=True if answers else None, enabled=True, restart_when=(unit,))
+    if answers:  # the unit is `active` also after somebody has lifted what it set
+        yield ClockCap(UNIT, max_mhz=settings.max_mhz)

@@ -1,4 +1,10 @@
-"""The nodes reach each other over the fabric by name, with keys of their own."""
+"""The nodes reach each other over the fabric by name, with keys of their own.
+
+Who is root on one node can use that node's key, and log in to the others as their login user. Where
+that user may use sudo without a password (`bootstrap: {passwordless_sudo: true}`, or a rule of your
+own) or is in the group docker, the root of one node is the root of all. Leave the role out with
+`--skip-tags ssh_mesh` where the nodes must not trust each other: serving does not need it.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +24,7 @@ from spark_cluster.resources import (
     Resource,
     SshKey,
 )
+from spark_cluster.userfiles.fields import is_ip
 
 TEMPLATES = Path(__file__).parent / "templates"
 CLIENT = "/etc/ssh/ssh_config.d/40-spark-cluster.conf"
@@ -34,6 +41,11 @@ class Settings(BaseModel):
         default=True,
         description="let the plain names (spark2) mean the fabric too, where /etc/hosts does not "
         "say otherwise already",
+    )
+    restrict: bool = Field(
+        default=True,
+        description="let a node's key log in from that node's own addresses only, and forward no "
+        "port, agent or X11; false sets no limits",
     )
     peers: tuple[str, ...] = Field(
         default=(),
@@ -62,7 +74,12 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
             yield HostsEntry(member.name, address=member.fabric_ip, any_address=True)
     # The node itself too: launchers like mpirun log in to every host of their list.
     for member in members:
-        yield AuthorizedKey(node.user, f"{member.facts.mesh_key} {_comment(member)}", sole=True)
+        yield AuthorizedKey(
+            node.user,
+            f"{member.facts.mesh_key} {_comment(member)}",
+            sole=True,
+            options=_limits(member, itself=member.name == node.name) if settings.restrict else (),
+        )
     yield File(KNOWN_HOSTS, content=render(TEMPLATES, "known_hosts.j2", members=members))
     yield File(
         CLIENT,
@@ -75,6 +92,18 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
             known_hosts=KNOWN_HOSTS,
         ),
     )
+
+
+def _limits(member: Spark, *, itself: bool) -> tuple[str, ...]:
+    """What a member's key may be used for: logins from its fabric and its management address.
+
+    The latter because a name in /etc/hosts that was there before leads over the management network.
+    """
+    sources = [str(link.address.ip) for link in member.links]
+    sources += [member.address] if is_ip(member.address) else []
+    sources += ["127.0.0.0/8", "::1"] if itself else []
+    words = ("no-agent-forwarding", "no-port-forwarding", "no-X11-forwarding")
+    return (f'from="{",".join(sources)}"', *words)
 
 
 def complete(node: Spark, settings: Settings) -> tuple[Spark, ...]:

@@ -8,29 +8,36 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 
 from spark_cluster.cluster import Spark
 from spark_cluster.errors import Failed
-from spark_cluster.resources import Container, Secret
-from spark_cluster.serving.engine import RAY_HOME, SERVER, EngineSettings, container
+from spark_cluster.ports import EnginePorts
+from spark_cluster.resources import Container
+from spark_cluster.serving.engine import (
+    LOOPBACK,
+    RAY_HOME,
+    SERVER,
+    EngineSettings,
+    container,
+    ray_authentication,
+)
 
-KEY_FILE = "/run/secrets/api-key"
-WITH_KEY = f'VLLM_API_KEY="$(cat {KEY_FILE})" && export VLLM_API_KEY && exec "$0" "$@"'
+PORTS = EnginePorts()
 
 
 class Settings(EngineSettings):
     """Settings of the role `vllm`; `up` gives them from the recipe and the inventory."""
 
     args: tuple[str, ...] = Field(description="arguments of `vllm serve MODEL`, all ranks' alike")
-    host: str = Field(default="127.0.0.1", description="address the endpoint binds to")
-    port: int = Field(default=8000, description="port of the endpoint")
-    ray_port: int = Field(default=6379, description="of Ray's head")
-    master_port: int = Field(default=29501, description="where ranks of the executor mp meet")
+    port: int = Field(default=8000, description="vLLM's port on the head's loopback")
+    ray_port: int = Field(default=PORTS.gcs, description="of Ray's head")
+    master_port: int = Field(
+        default=PORTS.master, description="where ranks of the executor mp meet"
+    )
     ranks: tuple[str, ...] = Field(
         default=(), description="names of the nodes that serve by the executor mp, the head first"
     )
-    api_key: SecretStr | None = Field(default=None, description="key that requests must carry")
     stop_timeout_s: int = Field(default=30, description="seconds to end in before it is killed")
 
 
@@ -53,8 +60,9 @@ def _server(node: Spark, settings: Settings, command: tuple[str, ...]) -> Contai
     hangs for ever; and the head's address.
     """
     if settings.tp == 1:
-        return _with_key(node, settings, command)
-    return _with_key(
+        return _answering(node, settings, command)
+    variables, secrets = ray_authentication(settings)
+    return _answering(
         node,
         settings,
         (*command, "--distributed-executor-backend=ray"),
@@ -62,7 +70,9 @@ def _server(node: Spark, settings: Settings, command: tuple[str, ...]) -> Contai
         env={
             "RAY_ADDRESS": f"{node.fabric_ip}:{settings.ray_port}",
             "VLLM_RPC_BASE_PATH": "/tmp/ray",  # noqa: S108  (in the container)
+            **variables,
         },
+        secret_files=secrets,
         pid="host",
     )
 
@@ -81,27 +91,21 @@ def _rank(node: Spark, settings: Settings, command: tuple[str, ...]) -> Containe
         f"--master-port={settings.master_port}",
     )
     if rank == 0:
-        return _with_key(node, settings, command)
+        return _answering(node, settings, command)
     return container(
         node, SERVER, (*command, "--headless"), settings, stop_timeout_s=settings.stop_timeout_s
     )
 
 
-def _with_key(
+def _answering(
     node: Spark, settings: Settings, command: tuple[str, ...], **options: Any
 ) -> Container:
-    """The container that answers requests."""
-    command += (f"--host={settings.host}", f"--port={settings.port}")
-    secrets: dict[str, Secret] = {}
-    if settings.api_key is not None:
-        secrets[KEY_FILE] = Secret(settings.api_key.get_secret_value())
-        command = ("sh", "-c", WITH_KEY, *command)
+    """The container that answers requests, on the loopback: a key is the proxy's to ask for.
+
+    What vLLM itself would guard by a key is a part of its paths, and it would hand the key on to
+    all of Ray's workers in their environment.
+    """
+    command += (f"--host={LOOPBACK}", f"--port={settings.port}")
     return container(
-        node,
-        SERVER,
-        command,
-        settings,
-        secret_files=secrets,
-        stop_timeout_s=settings.stop_timeout_s,
-        **options,
+        node, SERVER, command, settings, stop_timeout_s=settings.stop_timeout_s, **options
     )

@@ -15,6 +15,8 @@ REBOOT = "spark-cluster exec -b -l {node} -- systemctl reboot"
 DRIVERS = "spark-cluster provision --tags drivers --limit {node}"
 DRAIN = "shut {node} down, unplug its power supply from AC for 60 s, start it again"
 
+DEAD = f"journalctl -k -b on {{node}} for what the driver says; {REBOOT}; if it stays so: {DRAIN}"
+
 XID = re.compile(r"Xid \(?[^)]*\)?: (\d+)")
 GSP_TIMEOUT = "119"
 FLASHER = "mlnx-fw-updater"
@@ -63,6 +65,8 @@ def library_match(seen: Observations) -> Verdict:
     rows=(22,),
 )
 def gpu_present(seen: Observations) -> Verdict:
+    if seen.hangs("gpu"):
+        return fail(seen.hangs("gpu"), cause="the driver or the GPU hangs", fix=DEAD)
     smi = seen.ran("gpu")
     timeouts = xids(seen).count(GSP_TIMEOUT)
     tail = f"; Xid {GSP_TIMEOUT} {timeouts} times since boot" if timeouts else ""
@@ -185,7 +189,7 @@ def clocks(seen: Observations) -> Verdict:
             cause="a limit is in force: heat, power, or clocks locked by hand",
             fix="nvidia-smi -q -d PERFORMANCE,CLOCK on {node}; nvidia-smi -rgc unlocks",
         )
-    return fail(f"{shown}, and no reason for throttling")
+    return fail(f"{shown}, and nvidia-smi gives no reason for throttling")
 
 
 @check(
@@ -213,7 +217,7 @@ def power_off(seen: Observations) -> Verdict:
     if seen.units.get("spark-clock-cap", {}).get("ActiveState") != "active":
         return warn(found)
     return warn(
-        f"{found}; the clock cap is in force",
+        f"{found}; the clocks are capped at boot",
         cause="power was cut, or the node froze: its memory may have run out",
         fix="journalctl -b -1 -e on {node} shows what it was at; this goes with the next shutdown",
     )

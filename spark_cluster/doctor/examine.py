@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from spark_cluster.doctor.probed import Probed
 from spark_cluster.doctor.question import Context, question, sources
 from spark_cluster.engine.connections import side_by_side, target
 from spark_cluster.errors import SparkClusterError, Unreachable, UsageError
+from spark_cluster.serving.caches import root_on
 
 if TYPE_CHECKING:
     from spark_cluster.engine.session import Session
@@ -110,7 +111,7 @@ class Examination:
         user = str(connection.open().user)
         session = connection.session("doctor", become=True)
         self._sessions[node.name] = session
-        context = self._context(user)
+        context = self._context(user, node)
         answer = session.request("gather", **question(context), timeout=TIMEOUT_S)
         self.seconds[node.name] = time.monotonic() - started
         return Observations(
@@ -119,15 +120,17 @@ class Examination:
             user=user,
             linked=len(self.inventory.nodes) > 1,
             mtu=self.inventory.mtu,
+            docker_users=node.settings_for("containers").data.get("users") is True,
             pins=self.pins,
             _sources=sources(context),
         )
 
-    def _context(self, user: str) -> Context:
+    def _context(self, user: str, node: Node) -> Context:
+        context = Context(user, logs.WORDS, cache_root=root_on(node))
         if self.recipe is None:
-            return Context(user, logs.WORDS)
+            return context
         paths = (self.recipe.model.node_path,)
-        return Context(user, logs.WORDS, paths, self.recipe.ray.dashboard_port)
+        return replace(context, model_paths=paths, dashboard=self.recipe.ray.dashboard_port)
 
 
 def judge(

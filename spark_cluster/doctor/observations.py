@@ -45,6 +45,7 @@ class Observations:
         user: who logs in there.
         linked: whether there are other nodes, so that a link is needed.
         mtu: what the inventory wants on the link, bytes.
+        docker_users: the inventory puts the login user into the group docker.
         pins: combinations of kernel and driver that are known; None when they are not at hand.
     """
 
@@ -53,6 +54,7 @@ class Observations:
     user: str = "root"
     linked: bool = True
     mtu: int = 9000
+    docker_users: bool = False
     pins: Pins | None = field(default=None, repr=False)
     _sources: Mapping[str, Source] = field(default_factory=lambda: sources(Context()), repr=False)
     _prefix: str = ""
@@ -91,7 +93,8 @@ class Observations:
         """
         found = self.answer["files"].get(name)
         if found is None:
-            raise NotSeen(f"{self._prefix}{self._sources[name].label}: not there")
+            why = self.hangs(name) or f"{self._sources[name].label}: not there"
+            raise NotSeen(self._prefix + why)
         return str(found)
 
     def there(self, name: str) -> bool:
@@ -102,8 +105,14 @@ class Observations:
         """The files of a glob: path to text, without the line's end; empty when there is none."""
         return {path: text.strip() for path, text in self.answer["trees"][name].items()}
 
+    def hangs(self, name: str) -> str:
+        """What the agent says of a command that was not done in time; empty when it was."""
+        return str(self.answer.get("late", {}).get(name, ""))
+
     def _why_not(self, name: str) -> str:
         source = self._sources[name]
+        if self.hangs(name):
+            return self.hangs(name)
         if source.tool and self.answer["commands"].get("tools") and not self.has(source.tool):
             return f"{source.label}: there is no {source.tool} on the node"
         if source.tool:

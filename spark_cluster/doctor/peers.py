@@ -25,7 +25,7 @@ def names(nodes: Pair) -> Verdict:
         addresses = {str(a.ip) for i in peer.interfaces for a in i.addresses}
         known = [
             line.split()
-            for line in seen.text("hosts").splitlines()
+            for line in seen.text("hosts").split("\n")
             if not line.lstrip().startswith("#")
         ]
         if not any(w and w[0] in addresses and not w[0].startswith("127.") for w in known):

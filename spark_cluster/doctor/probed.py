@@ -65,6 +65,36 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class OpenPort:
+    """A port that answers the laptop, and is neither sshd's nor the endpoint's.
+
+    Attributes:
+        program: what listens there, as the node says; empty when it does not tell.
+        engines: it is one of those that the engine is told to use.
+    """
+
+    node: str
+    port: int
+    program: str
+    engines: bool
+
+
+@dataclass(frozen=True)
+class PortScan:
+    """What a scan from the laptop found.
+
+    Attributes:
+        tried: ports that were tried, of all nodes together.
+        complete: whether those were all; otherwise the time was up.
+    """
+
+    open: tuple[OpenPort, ...]
+    tried: int
+    complete: bool
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Probed:
     """All that was probed; None for what was not tried, with the reason in `why_not`."""
 
@@ -73,4 +103,5 @@ class Probed:
     transfers: tuple[Transfer, ...] | None = None
     rdma: tuple[Rdma, ...] | None = None
     answer: Answer | None = None
+    ports: PortScan | None = None
     why_not: Mapping[str, str] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TypeVar
 
 from spark_cluster.doctor.check import check
@@ -123,6 +124,38 @@ def completion(probed: Probed) -> Verdict:
             cause="wrong kernels, or a damaged copy of the model",
         )
     return ok(f"it says {answer.text[:80]!r}")
+
+
+ENGINE = re.compile(r"ray|vllm|gcs_server|EngineCor", re.IGNORECASE)
+"""Programs of the engine, as the kernel cuts their names off."""
+
+
+@check(
+    "network.open-ports",
+    title="nothing but sshd and the endpoint answers this laptop",
+    needs=("every TCP port, tried from here",),
+    severity="risks",
+    cause="who reaches Ray or a rank of vLLM runs what they like there, as root",
+    fix="spark-cluster up puts the firewall back; `trusted_network: true` goes without one",
+)
+def open_ports(probed: Probed) -> Verdict:
+    scan = _tried(probed, "ports", probed.ports)
+    shown = ", ".join(
+        f"{p.node} {p.port}{f' ({p.program})' if p.program else ''}" for p in scan.open
+    )
+    tried = f"{scan.tried} ports tried in {scan.seconds:.0f} s"
+    if not scan.complete:
+        tried += ", then the time was up"
+    engines = [p for p in scan.open if p.engines or ENGINE.search(p.program)]
+    if engines:
+        return fail(f"open to this laptop: {shown}; {tried}")
+    if scan.open:
+        return warn(
+            f"open to this laptop: {shown}; {tried}",
+            cause="services of the node's own, none of the engine's",
+            fix="stop those that nobody needs, or close their ports in your firewall",
+        )
+    return ok(f"nothing else answers; {tried}")
 
 
 def _tried(probed: Probed, name: str, value: T | None) -> T:

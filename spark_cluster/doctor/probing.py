@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster import fabric
 from spark_cluster.cluster import sparks
-from spark_cluster.doctor import transfer
+from spark_cluster.doctor import ports, transfer
 from spark_cluster.doctor.engines import Engine
 from spark_cluster.doctor.finding import NotSeen
 from spark_cluster.doctor.observations import Observations
@@ -17,6 +17,7 @@ from spark_cluster.doctor.probed import Answer, Ping, Probed, Rdma, Transfer
 from spark_cluster.engine.session import Session
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.fabric import Hop
+from spark_cluster.ports import EnginePorts, Span
 
 if TYPE_CHECKING:
     from spark_cluster.inventory import Inventory
@@ -30,10 +31,17 @@ Sessions = Mapping[str, Session]
 
 @dataclass(frozen=True)
 class Question:
-    """What the endpoint is asked, and with which key."""
+    """What the endpoint is asked, and with which key.
+
+    Attributes:
+        scan: also try which ports of the nodes answer this laptop.
+        spans: the engine's ports, which are tried first.
+    """
 
     probe: Probe
     key: str | None = field(default=None, repr=False)
+    scan: bool = False
+    spans: tuple[Span, ...] = EnginePorts().spans
 
 
 def probe(
@@ -53,12 +61,16 @@ def probe(
     answer = _answer(nodes, sessions, question)
     if answer is None:
         why_not["answer"] = "no server of ours runs on these nodes"
+    tried = ports.look(inventory, sessions, question.spans) if question.scan else "not asked for"
+    if isinstance(tried, str):
+        why_not["ports"] = tried
     return Probed(
         full_size=inventory.mtu - fabric.HEADERS,
         pings=pings(hops, sessions, inventory.mtu) if hops else None,
         transfers=transfers(hops, sessions) if hops else None,
         rdma=rdma(hops, sessions) if hops and not lacking else None,
         answer=answer,
+        ports=None if isinstance(tried, str) else tried,
         why_not=why_not,
     )
 
@@ -140,19 +152,20 @@ def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Rdma, ...]:
 
 def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Question) -> Answer | None:
     """The endpoint's answer, asked by the node where the server runs."""
-    from spark_cluster.serving.endpoint import Endpoint
+    from spark_cluster.serving.endpoint import running
+    from spark_cluster.serving.proxy import DESCRIPTION
     from spark_cluster.serving.readiness import ask_once
 
     for seen in nodes:
         for engine in _engines(seen):
-            url = engine.labels.get("spark-cluster.endpoint", "")
-            host, _, port = url.removeprefix("http://").removesuffix("/v1").rpartition(":")
-            if not engine.is_server or not engine.running or not port.isdigit():
+            if not engine.is_server or not engine.running:
                 continue
-            model = engine.labels["spark-cluster.model"]
-            endpoint = Endpoint(host, int(port), model, question.key)
             session = sessions[seen.node]
-            health = session.http(endpoint.path("/health"), headers=endpoint.headers, timeout=5)
+            told = session.request("gather", files={"endpoint": DESCRIPTION})["files"]
+            endpoint = running(engine.labels, told["endpoint"], question.key)
+            if endpoint is None:
+                continue
+            health = endpoint.request(session, "/health", timeout=5)
             said = ask_once(session, endpoint, question.probe, timeout=20)
             expected = question.probe.expect
             return Answer(health.status, said.status, said.text or said.why, expected)

@@ -9,6 +9,10 @@ from typing import Any
 from spark_cluster.doctor import scripts
 from spark_cluster.doctor.scripts import shell
 from spark_cluster.facts import gather
+from spark_cluster.ports import EnginePorts
+from spark_cluster.serving import firewall
+from spark_cluster.serving.engine import CACHE_ROOT
+from spark_cluster.serving.ray_state import TOKEN_FILE
 
 GPU_LOAD = (
     "utilization.gpu,clocks.sm,power.draw,clocks_event_reasons.sw_power_cap,"
@@ -18,7 +22,7 @@ GPU_LOAD = (
 KERNEL_WORDS = r"Xid|NV_ERR_NO_MEMORY|mlx5_core.*(fatal|health|failed)|Out of memory: Killed"
 TOOLS = (
     *("nvidia-smi", "docker", "tailscale", "fwupdmgr", "ib_write_bw", "ping", "curl"),
-    *("journalctl", "dpkg-query", "systemctl", "awk", "find"),
+    *("journalctl", "dpkg-query", "systemctl", "awk", "find", "nft"),
 )
 """Whose absence explains why there is no answer."""
 
@@ -52,13 +56,15 @@ class Context:
         user: the login user.
         log_words: what to look for in the engine containers' logs.
         model_paths: folders of models beside the usual ones.
+        cache_root: folder of the engine's caches.
         dashboard: port of Ray's dashboard on the head's loopback.
     """
 
     user: str = "root"
     log_words: Sequence[str] = ()
     model_paths: Sequence[str] = ()
-    dashboard: int = 8265
+    cache_root: str = CACHE_ROOT
+    dashboard: int = EnginePorts().dashboard
 
 
 def sources(context: Context) -> dict[str, Source]:
@@ -130,10 +136,13 @@ def _engine(context: Context) -> dict[str, Source]:
     return {
         **{n: Source(label, argv=argv, tool="docker") for n, (label, argv) in scripted.items()},
         "ray": Source(
-            f"Ray's State API ({ray})", argv=("curl", "-sS", "-m", "4", ray), tool="curl"
+            f"Ray's State API ({ray})", argv=shell(scripts.RAY, TOKEN_FILE, ray), tool="curl"
         ),
+        "firewall": Source("nft list table", argv=firewall.LIST, tool="nft"),
         "models": Source(
-            "model folders", argv=shell(scripts.MODELS, *context.model_paths), tool="find"
+            "model folders",
+            argv=shell(scripts.MODELS, context.cache_root, *context.model_paths),
+            tool="find",
         ),
     }
 
@@ -162,6 +171,7 @@ def _system(context: Context) -> dict[str, Source]:
         "hosts": "/etc/hosts",
         "reboot_packages": "/var/run/reboot-required.pkgs",
         "init": "/proc/1/comm",
+        "firewall_kept": firewall.KEPT,
     }
     return {
         **{n: Source(label, argv=argv, tool=tool) for n, (label, argv, tool) in commands.items()},

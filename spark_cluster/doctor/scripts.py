@@ -22,6 +22,12 @@ docker container inspect $names
 """
 )
 
+RAY = """\
+[ -r "$1" ] || exec curl -sS -m 4 "$2"
+printf 'Authorization: Bearer %s' "$(cat "$1")" | curl -sS -m 4 -H @- "$2"
+"""
+"""Ray's dashboard, asked with the token of a file: on standard input, so that no one sees it."""
+
 IMAGES = (
     _ENGINES.format(all="-a")
     + """\
@@ -88,15 +94,18 @@ true
 
 MODELS = """\
 hub=.cache/huggingface/hub/models--
+caches=$1
+shift
 for folder in /srv/models/* "/root/$hub"* /home/*/"$hub"* \\
-    /var/cache/spark-cluster/engine/huggingface/hub/models--* "$@"; do
+    "$caches"/huggingface/hub/models--* "$@"; do
   [ -d "$folder" ] || continue
   printf '==> %s\\n' "$folder"
   find -L "$folder" -name blobs -prune -o -type f -printf '%s %P\\n' | sort -k 2 | head -n 2000
 done
 true
 """
-"""Files of every model that the node keeps; a link whose target is missing is none."""
+"""Files of every model that the node keeps, `$1` being the folder of the caches; a link whose
+target is missing is none."""
 
 SSH_FOLDER = 'stat -c "%F %U %a" "$(getent passwd "$1" | cut -d: -f6)/.ssh"'
 

@@ -11,6 +11,7 @@ from spark_cluster.doctor.finding import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.doctor.link import GID_TYPES
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.facts.parsers import compute_apps
+from spark_cluster.serving import firewall
 
 UP = "spark-cluster up"
 CONTAINERS = "spark-cluster provision --tags containers --limit {node}"
@@ -44,11 +45,11 @@ def docker(seen: Observations) -> Verdict:
 
 @check(
     "serving.docker-group",
-    title="the login user may use Docker",
+    title="the login user is in the group docker only where the inventory says so",
     needs=("group",),
     severity="blocks",
     cause="permission denied at /var/run/docker.sock: the user is not in the group docker",
-    fix=CONTAINERS + ", then log in anew",
+    fix=CONTAINERS + ", then log in again",
     rows=(29,),
 )
 def docker_group(seen: Observations) -> Verdict:
@@ -58,9 +59,19 @@ def docker_group(seen: Observations) -> Verdict:
         return ok("root logs in")
     if "docker" not in groups:
         return ok("there is no group docker: Docker is not installed")
-    if seen.user in groups["docker"]:
-        return ok(f"{seen.user} is in the group docker")
-    return fail(f"{seen.user} is not in the group docker")
+    member = seen.user in groups["docker"]
+    if member and not seen.docker_users:
+        return warn(
+            f"{seen.user} is in the group docker, and so is root on the node without a password",
+            cause="Docker starts containers that see and change the whole node",
+            fix=f"sudo gpasswd -d {seen.user} docker; if it is meant so, `users: true` for the "
+            "role containers under settings in the inventory",
+        )
+    if member:
+        return ok(f"{seen.user} is in the group docker (root on the node), as the inventory says")
+    if seen.docker_users:
+        return fail(f"{seen.user} is not in the group docker, as the inventory says it should be")
+    return ok(f"{seen.user} is not in the group docker; `sudo docker` works")
 
 
 @check(
@@ -231,6 +242,32 @@ def ray_nodes(seen: Observations) -> Verdict:
     alive = _alive(seen.output("ray"))
     shown = f"{len(alive)} of {tp} nodes: {', '.join(alive)}"
     return ok(shown) if len(alive) >= tp else fail(shown)
+
+
+@check(
+    "serving.firewall",
+    title="the engine's ports are open to its own nodes only",
+    needs=("tools", "containers", "logs", "firewall"),
+    severity="risks",
+    cause="the rules were flushed or changed since `up`: who reaches Ray or a rank of vLLM over "
+    "the network runs what they like there, as root",
+    fix=UP + " puts them back",
+    link=True,
+)
+def guarded(seen: Observations) -> Verdict:
+    engines = [e for e in _linked(seen) if e.ours]
+    if not engines:
+        return ok(NONE)
+    if any(e.labels.get(firewall.LABEL, "absent") == "absent" for e in engines):
+        return warn(
+            "there is no firewall around the engine's ports",
+            cause="`trusted_network: true`, or an older spark-cluster started the engine",
+            fix="take trusted_network out of the inventory, then " + UP,
+        )
+    done = seen.ran("firewall")
+    kept = seen.text("firewall_kept") if seen.there("firewall_kept") else None
+    wrong = firewall.wrong_with({"status": done.status, "stdout": done.stdout}, kept)
+    return fail(wrong) if wrong else ok(f"the table {firewall.TABLE} is in force")
 
 
 @check(

@@ -5,6 +5,7 @@ What is certain from the plan is refused with its reason, while refusing is chea
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from functools import partial
 
@@ -46,7 +47,8 @@ def must_work(
     subject = planner.of_a_recipe(recipe, tp)
     rooms, facts = survey(play, recipe.model.node_path)
     if running.status == "running":
-        rooms = [_without_ours(room) for room in rooms]
+        ours = _our_processes(play, [room.name for room in rooms])
+        rooms = [_without_ours(room, ours[room.name]) for room in rooms]
         facts = [replace(told, memory=room.memory) for told, room in zip(facts, rooms, strict=True)]
     try:
         plan = planner.Planner(play.project).plan(subject, rooms, planner.Question(), facts)
@@ -80,8 +82,9 @@ def share(play: Play, recipe: Recipe, nodes: list[Spark], running: ContainerStat
         _release(play)
     if recipe.gpu_memory_utilization is not None or "kv-cache-memory-bytes" in recipe.engine_args:
         return None
-    if same and FLAG in running.command:
-        return float(running.command[running.command.index(FLAG) + 1])
+    kept = _share_of(running) if same else None
+    if kept is not None:
+        return kept
     if not play.check:  # page cache is not free memory to CUDA
         play.on_each(nodes, partial(_drop_caches, play))
         play.refresh(nodes)
@@ -99,6 +102,15 @@ def share(play: Play, recipe: Recipe, nodes: list[Spark], running: ContainerStat
             hint="spark-cluster vram shows who holds it; spark-cluster down ends what we started",
         )
     return _planned(play, recipe, now, highest)
+
+
+def _share_of(running: ContainerState) -> float | None:
+    """The share that a server was started with, where its command line says one."""
+    for flag, value in zip(running.command, running.command[1:], strict=False):
+        if flag == FLAG:
+            with contextlib.suppress(ValueError):
+                return float(value)
+    return None
 
 
 def _planned(play: Play, recipe: Recipe, nodes: list[Spark], highest: float) -> float:
@@ -121,12 +133,28 @@ def _release(play: Play) -> None:
     vram.until_free({node.name: play.session(node) for node in play.nodes})
 
 
-def _without_ours(room: Room) -> Room:
-    """A node as it will be when what we serve on it now has been ended."""
-    held = sum(process.used_mib or 0 for process in room.held)
+def _our_processes(play: Play, names: list[str]) -> dict[str, set[int]]:
+    """Node to the process ids (of the host) in our containers; one question a node, all at once."""
+    commands = {name: ["docker", "top", name, "-eo", "pid"] for name in (SERVER, RAY)}
+    waiting = {
+        node.name: play.session(node).submit("gather", commands=commands)
+        for node in play.nodes
+        if node.name in names
+    }
+    found = {}
+    for name, pending in waiting.items():
+        told = [done["stdout"] for done in pending.wait()["commands"].values() if done is not None]
+        found[name] = {int(word) for text in told for word in text.split() if word.isdecimal()}
+    return found
+
+
+def _without_ours(room: Room, ours: set[int]) -> Room:
+    """A node as it will be when what we serve on it now has been ended; others' processes stay."""
+    held = sum(process.used_mib or 0 for process in room.held if process.pid in ours)
     memory = room.memory
     back = min(memory.available_kib + held * 1024, memory.total_kib)
-    return replace(room, memory=replace(memory, available_kib=back), held=())
+    left = tuple(process for process in room.held if process.pid not in ours)
+    return replace(room, memory=replace(memory, available_kib=back), held=left)
 
 
 def _drop_caches(play: Play, node: Spark) -> None:

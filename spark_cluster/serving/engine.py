@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SecretStr
 
 from spark_cluster.cluster import Spark
 from spark_cluster.errors import Failed
-from spark_cluster.resources import Container
+from spark_cluster.resources import Container, Secret
 
 CACHES = {
     "VLLM_CACHE_ROOT": "vllm",
@@ -24,12 +24,30 @@ CACHES = {
 }
 """Variable to folder; the compile cache's key hashes the launch flags."""
 
+CACHE_ROOT = "/var/cache/spark-cluster/engine"
+"""Folder of the caches on a node, unless the setting `root` of the role `caches` names another."""
+
 RAY_HOME = "/var/lib/spark-cluster/ray"
 """Ray's sessions on the head; a persistent folder, or the containers would not come back after a
 reboot (a bind mount's source must exist)."""
 
+SECRET_ENV = "/run/secrets/env"  # noqa: S105  (a folder)
+"""Folder in the containers with a file for each secret variable: Docker shows what is in `--env`
+to everyone who may ask it."""
+
+WITH_SECRET_ENV = (
+    f'for file in {SECRET_ENV}/*; do export "${{file##*/}}=$(cat "$file")" || exit; done; '
+    'exec "$0" "$@"'
+)
+
 SERVER, RAY = "spark-vllm", "spark-ray"
 """Names of the containers."""
+
+RAY_TOKEN = "/run/secrets/ray-token"  # noqa: S105  (a path)
+"""Ray's token as the containers see it."""
+
+LOOPBACK = "127.0.0.1"
+"""Where vLLM listens, with and without a proxy in front of it."""
 
 
 class EngineSettings(BaseModel):
@@ -41,10 +59,16 @@ class EngineSettings(BaseModel):
     executor: Literal["ray", "mp"] = Field(default="ray", description="what joins the nodes")
     mounts: tuple[str, ...] = Field(default=(), description="SOURCE:TARGET[:ro]")
     env: dict[str, str] = Field(default={}, description="environment of the recipe")
+    secret_env: dict[str, SecretStr] = Field(
+        default={}, description="variables of the recipe that are secrets"
+    )
     cache_root: str = Field(
-        default="/var/cache/spark-cluster/engine", description="as the role caches makes it"
+        default=CACHE_ROOT, description="`up` gives what the role caches has as `root`"
     )
     labels: dict[str, str] = Field(default={}, description="labels of the containers")
+    ray_token: SecretStr | None = Field(
+        default=None, description="what every request to Ray must carry; None: Ray asks for none"
+    )
 
 
 def environment(node: Spark, settings: EngineSettings) -> dict[str, str]:
@@ -79,6 +103,18 @@ def environment(node: Spark, settings: EngineSettings) -> dict[str, str]:
     return env | settings.env
 
 
+def ray_authentication(settings: EngineSettings) -> tuple[dict[str, str], dict[str, Secret]]:
+    """Environment and secret files with which a container takes part in an authenticated Ray.
+
+    Ray knows tokens since 2.52; an older one ignores the variables. The token itself is in no
+    variable: the environment is in `docker inspect` and reaches every worker.
+    """
+    if settings.ray_token is None:
+        return {}, {}
+    variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": RAY_TOKEN}
+    return variables, {RAY_TOKEN: Secret(settings.ray_token.get_secret_value())}
+
+
 def container(
     node: Spark,
     name: str,
@@ -87,6 +123,7 @@ def container(
     *,
     mounts: tuple[str, ...] = (),
     env: Mapping[str, str] | None = None,
+    secret_files: Mapping[str, Secret] | None = None,
     **more: Any,
 ) -> Container:
     """A container of the engine, with what RDMA needs (a default memlock of 8 MB breaks it).
@@ -96,12 +133,19 @@ def container(
     """
     caches = f"{settings.cache_root}:{settings.cache_root}"
     model = f"{settings.model_path}:{settings.model_path}:ro"
+    secrets = {
+        f"{SECRET_ENV}/{variable}": Secret(value.get_secret_value())
+        for variable, value in settings.secret_env.items()
+    }
+    if secrets:
+        command = ("sh", "-c", WITH_SECRET_ENV, *command)
     return Container(
         name,
         settings.image,
         command,
         entrypoint="",
         env={**environment(node, settings), **(env or {})},
+        secret_files={**secrets, **(secret_files or {})},
         mounts=(model, caches, *settings.mounts, *mounts),
         network="host",
         ipc="host",

@@ -1,12 +1,31 @@
-"""What Ray says of its cluster: its own State API, through an SSH tunnel to the head's loopback."""
+"""Ray as its own dashboard tells it, asked by the head over its loopback.
+
+The dashboard is a port of the head's loopback only, and no port of the laptop leads to it: Ray runs
+what anyone who reaches it asks for.
+"""
 
 from __future__ import annotations
 
+import json
+import secrets
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
-from spark_cluster.engine.transport import SshConnection
-from spark_cluster.engine.tunnel import Tunnel
+from spark_cluster.engine.session import Answer, Session
+from spark_cluster.resources.container import secret_path
+from spark_cluster.serving.engine import RAY, RAY_TOKEN
+
+TOKEN_FILE = secret_path(RAY, RAY_TOKEN)
+"""Ray's token on a node: what its container was started with."""
+
+TOKENS_SINCE = "2.52"
+"""First Ray that can ask for a token (docs.ray.io, "Ray token authentication")."""
+
+
+class Asker(Protocol):
+    """What makes requests: a node's session."""
+
+    def http(self, url: str, *, timeout: float = ..., bearer_file: str = ...) -> Answer: ...
 
 
 @dataclass(frozen=True)
@@ -18,33 +37,54 @@ class RayNode:
     gpus: float
 
 
+@dataclass(frozen=True)
 class RayState:
-    """A tunnel to one head's dashboard; use as a context manager."""
+    """Questions to one head's dashboard.
 
-    def __init__(self, connection: SshConnection, port: int) -> None:
-        self._tunnel = Tunnel(connection, port)
+    Args:
+        session: the head's.
+        port: of the dashboard, on its loopback.
+    """
 
-    def __enter__(self) -> RayState:
-        self._tunnel.__enter__()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._tunnel.__exit__(*exc)
+    session: Asker
+    port: int
 
     def nodes(self) -> list[RayNode]:
         """The nodes that are alive; empty when Ray does not answer (yet)."""
-        from ray.util.state import list_nodes
+        answer = self.ask("/api/v0/nodes")
+        return parse_nodes(answer.body) if answer.status == 200 else []
 
-        try:
-            listed: list[Any] = list_nodes(
-                address=f"http://127.0.0.1:{self._tunnel.port}",
-                timeout=5,
-                raise_on_missing_output=False,
-            )
-        except Exception:  # noqa: BLE001  (ray raises RuntimeError, requests' and its own kinds)
-            return []
+    def ask(self, path: str, *, with_token: bool = True) -> Answer:
+        """The dashboard's answer, as a client that has Ray's token, or as one that has none."""
+        url = f"http://127.0.0.1:{self.port}{path}"
+        return self.session.http(url, timeout=5, bearer_file=TOKEN_FILE if with_token else "")
+
+    def open_to_anyone(self) -> bool:
+        """Whether Ray does what a client without a token asks for."""
+        return self.ask("/api/version", with_token=False).status == 200
+
+
+def parse_nodes(body: str) -> list[RayNode]:
+    """The living nodes in an answer of /api/v0/nodes; empty when it is none."""
+    try:
+        rows = json.loads(body)["data"]["result"]["result"]
         return [
-            RayNode(n.node_ip, n.is_head_node, float(n.resources_total.get("GPU", 0.0)))
-            for n in listed
-            if n.state == "ALIVE"
+            RayNode(
+                str(row["node_ip"]),
+                bool(row["is_head_node"]),
+                float((row.get("resources_total") or {}).get("GPU", 0.0)),
+            )
+            for row in rows
+            if row["state"] == "ALIVE"
         ]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return []
+
+
+def token(session: Session) -> str:
+    """The token of the head's Ray, or a new one when there is no Ray yet.
+
+    It is made of 32 random bytes and lives as long as the cluster: `down` removes it.
+    """
+    found = session.request("gather", files={"token": TOKEN_FILE})["files"]["token"]
+    return str(found).strip() if found else secrets.token_hex(32)

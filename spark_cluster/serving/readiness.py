@@ -12,10 +12,10 @@ from spark_cluster.engine.events import Progress
 from spark_cluster.engine.play import Play
 from spark_cluster.engine.session import Session
 from spark_cluster.errors import Failed, VerificationFailed
-from spark_cluster.serving import logs, vram
+from spark_cluster.serving import logs, replies, vram
 from spark_cluster.serving.endpoint import Endpoint
 from spark_cluster.serving.engine import RAY, SERVER
-from spark_cluster.serving.ray_state import RayNode, RayState
+from spark_cluster.serving.ray_state import TOKENS_SINCE, RayNode, RayState
 from spark_cluster.userfiles.recipe_file import Probe
 
 POLL_S = 1.0
@@ -28,18 +28,16 @@ def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]
         VerificationFailed: it does not in time; with who is missing.
     """
     deadline = time.monotonic() + timeout
-    with RayState(play.connections.connection(play.head.name), port) as state:
-        while True:
-            nodes = state.nodes()
-            gpus = sum(node.gpus for node in nodes)
-            if len(nodes) >= tp and gpus >= tp:
-                return nodes
-            if time.monotonic() > deadline:
-                break
-            play.bus.emit(
-                Progress(play.head.name, "Ray", f"{len(nodes)} of {tp} nodes, {gpus:g} GPUs")
-            )
-            time.sleep(POLL_S / 2)
+    state = RayState(play.session(play.head), port)
+    while True:
+        nodes = state.nodes()
+        gpus = sum(node.gpus for node in nodes)
+        if len(nodes) >= tp and gpus >= tp:
+            return nodes
+        if time.monotonic() > deadline:
+            break
+        play.bus.emit(Progress(play.head.name, "Ray", f"{len(nodes)} of {tp} nodes, {gpus:g} GPUs"))
+        time.sleep(POLL_S / 2)
     here = {node.address for node in nodes}
     wanted = sorted(play.nodes, key=lambda node: not node.is_head)[:tp]
     missing = [n.name for n in wanted if n.fabric_ip not in here]
@@ -51,6 +49,17 @@ def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]
         hint="ping the head's fabric address from the worker; the same image on both nodes? "
         "spark-cluster logs shows more",
     )
+
+
+def ray_asks_for_its_token(play: Play, port: int) -> None:
+    """Say so when Ray does what anyone asks: seen, not concluded from a version."""
+    if RayState(play.session(play.head), port).open_to_anyone():
+        play.note(
+            f"Ray of this image takes requests without its token (Ray {TOKENS_SINCE} and later ask "
+            "for one): only the firewall keeps others from it",
+            warning=True,
+            node=play.head,
+        )
 
 
 def healthy(
@@ -71,7 +80,7 @@ def healthy(
     peak: list[vram.NodeVram] = []
     restarts: dict[str, int] = {}
     while True:
-        health = session.http(endpoint.path("/health"), headers=endpoint.headers, timeout=5)
+        health = endpoint.request(session, "/health", timeout=5)
         peak = vram.peak(peak, vram.sample(sessions))
         if health.status == 200:
             return peak
@@ -108,10 +117,17 @@ def ask(play: Play, endpoint: Endpoint, probe: Probe) -> str:
             where=fault.where if fault else play.head.name,
             hint=logs.advice(fault, "spark-cluster logs shows more"),
         )
+    if said.why:
+        raise VerificationFailed(
+            f"/health is fine, but {said.why}",
+            where=play.head.name,
+            hint="another program than vLLM has the port, or a proxy answers for it",
+        )
     text = said.text
     if probe.expect.lower() not in text.lower():
         raise VerificationFailed(
-            f"asked {probe.question!r}, the model says {text!r}; expected {probe.expect!r}",
+            f"asked {probe.question!r}, the model says {replies.short(text)!r}; "
+            f"expected {probe.expect!r}",
             where=play.head.name,
             hint="wrong kernels or a damaged copy of the model give fluent nonsense; "
             "the recipe's `probe` says what is asked",
@@ -121,7 +137,10 @@ def ask(play: Play, endpoint: Endpoint, probe: Probe) -> str:
 
 @dataclass(frozen=True)
 class Said:
-    """A completion: HTTP status (0 without an answer), its text, or why there is none."""
+    """A completion: HTTP status (0 without an answer), its text, or why there is none.
+
+    With status 200 and a `why` the reply was not a completion.
+    """
 
     status: int
     text: str = ""
@@ -136,21 +155,25 @@ def ask_once(session: Session, endpoint: Endpoint, probe: Probe, *, timeout: flo
         "max_tokens": probe.max_tokens,
         "temperature": 0,
     }
-    answer = session.http(
-        endpoint.path("/v1/chat/completions"),
-        method="POST",
-        headers=endpoint.headers,
-        body=json.dumps(body),
-        timeout=timeout,
+    answer = endpoint.request(
+        session, "/v1/chat/completions", method="POST", body=json.dumps(body), timeout=timeout
     )
     if answer.status != 200:
-        return Said(answer.status, why=answer.reason or answer.body[:300])
-    return Said(200, _text(answer.body))
+        return Said(answer.status, why=answer.reason or replies.error(answer.body))
+    try:
+        return Said(200, replies.said(answer.body))
+    except replies.NotACompletion as error:
+        return Said(200, why=str(error))
 
 
 @dataclass(frozen=True)
 class ContainerState:
-    """A container as Docker tells it; `status` is `absent` when there is none."""
+    """A container as Docker tells it.
+
+    Attributes:
+        status: Docker's, or `absent` when there is none, or `unknown` when its answer is not
+            understood (then `error` says what came).
+    """
 
     status: str
     exit_code: int = 0
@@ -169,22 +192,28 @@ def container_state(play: Play, name: str, node: str | None = None) -> Container
 
 
 def parse_state(text: str) -> ContainerState:
-    """Of `docker container inspect NAME`; an empty list or nothing means absent."""
-    try:
-        found = json.loads(text or "[]")
-    except ValueError:
-        found = []
+    """Of `docker container inspect NAME`; what is no JSON, an empty list or nothing is absent."""
+    found = replies.decoded(text)
     if not found:
         return ContainerState("absent")
-    one: dict[str, Any] = found[0]
+    one = replies.at(found, 0)
+    status = replies.at(one, "State", "Status")
+    if not isinstance(status, str) or not status:
+        error = f"Docker's answer is not understood: {replies.short(text)}"
+        return ContainerState("unknown", error=error)
+    labels, command = replies.at(one, "Config", "Labels"), replies.at(one, "Config", "Cmd")
     return ContainerState(
-        status=one["State"]["Status"],
-        exit_code=one["State"].get("ExitCode", 0),
-        restarts=one.get("RestartCount", 0),
-        labels=one["Config"].get("Labels") or {},
-        command=tuple(one["Config"].get("Cmd") or ()),
-        error=one["State"].get("Error", ""),
+        status=status,
+        exit_code=_number(replies.at(one, "State", "ExitCode")),
+        restarts=_number(replies.at(one, "RestartCount")),
+        labels={k: str(v) for k, v in labels.items()} if isinstance(labels, dict) else {},
+        command=tuple(map(str, command)) if isinstance(command, list) else (),
+        error=replies.text_of(replies.at(one, "State", "Error")),
     )
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _ended(play: Play, state: ContainerState, name: str) -> Failed:
@@ -206,13 +235,3 @@ def _logs(play: Play, container: str) -> dict[str, str]:
     return {
         f"{node.name} {container}": logs.read(play.session(node), container) for node in play.nodes
     }
-
-
-def _text(body: str) -> str:
-    try:
-        message = json.loads(body)["choices"][0]["message"]
-    except (ValueError, LookupError, TypeError):
-        return body[:300]
-    # vLLM >= 0.18 says `reasoning`, before that it said `reasoning_content`.
-    parts = (message.get(k) for k in ("content", "reasoning", "reasoning_content"))
-    return next((str(part).strip() for part in parts if part), "")

@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from spark_cluster.engine.events import Progress
 from spark_cluster.engine.play import Play
-from spark_cluster.engine.session import Answer
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.recipe import Recipe
-from spark_cluster.serving import readiness
-from spark_cluster.serving.endpoint import Endpoint
+from spark_cluster.serving import readiness, replies
+from spark_cluster.serving.endpoint import Asker, Endpoint
 from spark_cluster.serving.judging import incoherent, red_square
 
 PATIENCE_S = 900.0
@@ -45,14 +44,6 @@ RAW = ("<|tool_call", "<tool_call", f"call:{TOOL}", f"[{TOOL}(")
 """How calls look when nobody has read them: Gemma's, Qwen's, and Python's."""
 
 PARSER = "--enable-auto-tool-choice and the model's own --tool-call-parser (Gemma 4: gemma4)"
-
-
-class Asker(Protocol):
-    """What makes requests: a node's session."""
-
-    def http(
-        self, url: str, *, method: str, headers: dict[str, str], body: str, timeout: float
-    ) -> Answer: ...
 
 
 @dataclass(frozen=True)
@@ -84,16 +75,16 @@ class Client:
             "max_tokens": 1024,
             **options,
         }
-        answer = self.session.http(
-            self.endpoint.path("/v1/chat/completions"),
+        answer = self.endpoint.request(
+            self.session,
+            "/v1/chat/completions",
             method="POST",
-            headers=self.endpoint.headers,
             body=json.dumps(asked),
             timeout=PATIENCE_S,
         )
         if answer.status == 200:
             return answer.body
-        said = answer.reason if answer.status == 0 else _error(answer.body) or answer.reason
+        said = answer.reason if answer.status == 0 else replies.error(answer.body) or answer.reason
         hint = "spark-cluster logs shows more"
         if answer.status == 400 and "tool choice" in said:
             hint = f"the recipe's engine_args lack {PARSER}; a router would now ask another model"
@@ -107,14 +98,11 @@ class Client:
         """
         body = self.post(rung, content, **options)
         try:
-            whole = json.loads(body)
-            found = whole["choices"][0]["message"]
-            model = whole["model"]
-        except (ValueError, LookupError, TypeError):
-            found, model = None, ""
-        if not isinstance(found, dict):
-            hint = "something else than vLLM has the port"
-            raise self.wrong(f"{rung}: this is no completion: {body[:200]}", hint)
+            found = replies.message(body)
+        except replies.NotACompletion as error:
+            hint = "another program than vLLM has the port, or a proxy answers for it"
+            raise self.wrong(f"{rung}: {error}", hint) from None
+        model = replies.text_of(replies.at(replies.decoded(body), "model"))
         if model != self.endpoint.model:
             raise self.wrong(
                 f"{rung}: {model!r} answered, asked was {self.endpoint.model!r}",
@@ -127,11 +115,11 @@ def coherence(client: Client) -> None:
     """400 tokens without falling into a loop or into signs (NaN, FP8 KV cache)."""
     asked = "Tell a story about a lighthouse keeper and a storm, in about three hundred words."
     found = client.message("coherence", asked, max_tokens=400)
-    text = f"{_reasoning(found)}\n{found.get('content') or ''}".strip()
+    text = f"{replies.reasoning(found)}\n{replies.text_of(found.get('content'))}".strip()
     why = incoherent(text) or ("it is much too short" if len(text) < LEAST else "")
     if why:
         raise client.wrong(
-            f"coherence: {why}: {_short(text)!r}",
+            f"coherence: {why}: {replies.short(text)!r}",
             "kernels that compute NaN say `!!!!`, an FP8 KV cache can make a model repeat itself: "
             "try --moe-backend marlin, or --kv-cache-dtype auto",
         )
@@ -144,7 +132,7 @@ def tool_call(client: Client) -> None:
     found = client.message("tool call", asked, **options)
     _call("tool call", client, found.get("tool_calls"), found.get("content"))
     body = client.post("streamed tool call", asked, stream=True, **options)
-    calls, content = _streamed(body)
+    calls, content = replies.streamed(body)
     _call("streamed tool call", client, calls, content)
 
 
@@ -157,12 +145,12 @@ def reasoning(client: Client) -> None:
         chat_template_kwargs={"enable_thinking": True},
         skip_special_tokens=False,  # the parser wants to see the delimiters (vLLM 38855)
     )
-    content = str(found.get("content") or "").lstrip()
+    content = replies.text_of(found.get("content")).lstrip()
     leaked = content.startswith(("thought\n", "<think>")) or "<|channel" in content
-    if leaked or not _reasoning(found).strip():
+    if leaked or not replies.reasoning(found).strip():
         what = "the thoughts are in the text" if leaked else "there are no thoughts"
         raise client.wrong(
-            f"reasoning: {what}: {_short(content)!r}",
+            f"reasoning: {what}: {replies.short(content)!r}",
             "--reasoning-parser of this model is missing or wrong (Gemma 4: gemma4; vLLM 38855)",
         )
 
@@ -172,10 +160,10 @@ def vision(client: Client) -> None:
     picture = {"type": "image_url", "image_url": {"url": red_square()}}
     question = {"type": "text", "text": "Which colour is this picture? Answer with one word."}
     found = client.message("vision", [picture, question])
-    text = str(found.get("content") or "")
+    text = replies.text_of(found.get("content"))
     if "red" not in text.lower():
         raise client.wrong(
-            f"vision: a red square was shown, the model says {_short(text)!r}",
+            f"vision: a red square was shown, the model says {replies.short(text)!r}",
             "--language-model-only leaves the vision tower out; otherwise it was damaged",
         )
 
@@ -189,8 +177,11 @@ RUNGS: dict[str, Callable[[Client], None]] = {
 """By the recipe's names; `answer` is the recipe's own question (`readiness.ask`)."""
 
 
-def climb(play: Play, endpoint: Endpoint, recipe: Recipe) -> str:
+def climb(play: Play, endpoint: Endpoint, recipe: Recipe, tp: int) -> str:
     """Each rung that the recipe names, in its order; the answer to the recipe's own question.
+
+    Args:
+        tp: the tensor-parallel size that serves; known issues can depend on it.
 
     Raises:
         VerificationFailed: at the first rung that does not hold.
@@ -205,16 +196,18 @@ def climb(play: Play, endpoint: Endpoint, recipe: Recipe) -> str:
             else:
                 RUNGS[rung](client)
         except VerificationFailed as error:
-            raise _with_known(error, rung, recipe) from None
+            raise _with_known(error, rung, recipe, tp) from None
     return answer
 
 
-def _with_known(error: VerificationFailed, rung: str, recipe: Recipe) -> VerificationFailed:
+def _with_known(
+    error: VerificationFailed, rung: str, recipe: Recipe, tp: int
+) -> VerificationFailed:
     """The error with the known issues of the recipe that this rung shows."""
     from spark_cluster import issues
     from spark_cluster.launch import of_recipe
 
-    launch = of_recipe(recipe, recipe.tensor_parallel.min)
+    launch = of_recipe(recipe, tp)
     known = issues.live(rungs={rung: error.message}, launch=launch)
     lines = [f"known: {f.title} ({f.id}): {f.fix}" for f in known]
     hint = "\n  ".join([error.hint, *lines] if error.hint else lines)
@@ -226,59 +219,21 @@ def _call(rung: str, client: Client, calls: Any, content: Any) -> None:
     text = content if isinstance(content, str) else ""
     if any(mark in text for mark in RAW):
         raise client.wrong(
-            f"{rung}: the call stays in the text: {_short(text)!r}",
+            f"{rung}: the call stays in the text: {replies.short(text)!r}",
             f"--tool-call-parser is another model's; needed are {PARSER}",
         )
-    try:
-        name = calls[0]["function"]["name"]
-        arguments = calls[0]["function"]["arguments"]
-    except (LookupError, TypeError):
+    call = replies.at(calls, 0, "function")
+    if not isinstance(call, dict):
         raise client.wrong(
-            f"{rung}: the tool was not called; the model says {_short(text)!r}",
+            f"{rung}: the tool was not called; the model says {replies.short(text)!r}",
             f"needed are {PARSER}; a drafter can drop calls too (vLLM 41967)",
-        ) from None
-    try:
-        city = json.loads(arguments)["city"]
-    except (ValueError, LookupError, TypeError):
-        city = None
+        )
+    name, arguments = call.get("name"), call.get("arguments")
+    city = replies.at(replies.decoded(arguments), "city")
     if name != TOOL or not isinstance(city, str):
+        found = replies.short(f"{name}({arguments})")
         raise client.wrong(
-            f'{rung}: the call is {name}({arguments}), expected {TOOL}({{"city": ...}})',
-            "early parsers stream invalid JSON (vLLM 38946, mended in 0.19.1); "
+            f'{rung}: the call is {found}, expected {TOOL}({{"city": ...}})',
+            "early parsers stream invalid JSON (vLLM 38946, fixed in 0.19.1); "
             "a drafter can drop arguments (vLLM 41967)",
         )
-
-
-def _streamed(body: str) -> tuple[list[dict[str, Any]], str]:
-    """Calls and text of a stream of server-sent events, put together."""
-    calls: dict[int, dict[str, str]] = {}
-    content = ""
-    for line in body.splitlines():
-        try:
-            delta = json.loads(line.removeprefix("data:"))["choices"][0]["delta"]
-        except (ValueError, LookupError, TypeError):
-            continue  # `[DONE]`, an empty line, the usage at the end
-        content += delta.get("content") or ""
-        for part in delta.get("tool_calls") or ():
-            call = calls.setdefault(part.get("index", 0), {"name": "", "arguments": ""})
-            for key, value in (part.get("function") or {}).items():
-                call[key] = call.get(key, "") + (value or "")
-    return [{"function": calls[index]} for index in sorted(calls)], content
-
-
-def _reasoning(message: dict[str, Any]) -> str:
-    """vLLM >= 0.18 says `reasoning`, before that it said `reasoning_content`."""
-    return str(message.get("reasoning") or message.get("reasoning_content") or "")
-
-
-def _error(body: str) -> str:
-    """The message of an OpenAI error, or the beginning of what it is."""
-    try:
-        found = json.loads(body)
-        return str(found.get("error", found).get("message") or body[:300])
-    except (ValueError, AttributeError):
-        return body[:300]
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 120 else f"{text[:60]} ... {text[-50:]}"

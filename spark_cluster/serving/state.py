@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
+from spark_cluster.engine.connections import side_by_side
 from spark_cluster.engine.play import Play
 from spark_cluster.engine.session import Session
-from spark_cluster.serving import logs
-from spark_cluster.serving.endpoint import Endpoint
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.ports import EnginePorts
+from spark_cluster.serving import firewall, logs
+from spark_cluster.serving.endpoint import Endpoint, running
 from spark_cluster.serving.engine import RAY, SERVER
+from spark_cluster.serving.proxy import DESCRIPTION, UNIT, Access, described, refused_by_proxy
 from spark_cluster.serving.ray_state import RayNode, RayState
 from spark_cluster.serving.readiness import ContainerState, ask_once, parse_state
 from spark_cluster.userfiles.recipe_file import Probe
 
-DASHBOARD = 8265
+A = TypeVar("A")
+B = TypeVar("B")
+
+DASHBOARD = EnginePorts().dashboard
+
+COMPLETION_S = 10.0
+"""Seconds for the completion of `status`: a server with many requests answers later than one
+without, but who asks for the status waits."""
+
+WITHOUT_LINK_S = 2.0
+"""The same when the link is down: ranks that were joined over it wait for each other for ever."""
+
+FEW_TOKENS = 16
+"""Tokens that show that completions come; `verify` and `up` wait for a whole answer."""
 
 MANY_RESTARTS = 3
 """Restarts after which a server that is not healthy is failing, not loading. Docker waits longer
@@ -23,12 +41,21 @@ each time; after a reboot one or two are usual, until Ray's head is there."""
 
 @dataclass(frozen=True)
 class NodeState:
-    """One node: its serving containers, or why it could not be asked."""
+    """One node: its serving containers, or why it could not be asked.
+
+    Attributes:
+        firewall: what is wrong with it; nothing when it is in force.
+        proxy: state of the proxy's unit, as systemd calls it.
+        description: what the proxy's own file says of the endpoint; None without such a file.
+    """
 
     name: str
     reachable: bool
     containers: dict[str, ContainerState] = field(default_factory=dict)
     error: str = ""
+    firewall: str = ""
+    proxy: str = ""
+    description: str | None = None
 
     def document(self) -> dict[str, Any]:
         return {
@@ -47,6 +74,7 @@ class Status:
     """The cluster's serving state.
 
     Attributes:
+        access: who can reach the endpoint, and how it is guarded.
         state: `stopped` (nothing is there), `serving` (a completion came and nothing is wrong),
             `starting` (containers run, not healthy yet), `degraded` (answers, but something is
             wrong) or `failed` (should serve and does not).
@@ -57,6 +85,7 @@ class Status:
     nodes: list[NodeState]
     ray: list[RayNode]
     endpoint: str | None = None
+    access: Access | None = None
     model: str | None = None
     tp: int | None = None
     problems: tuple[str, ...] = ()
@@ -68,6 +97,7 @@ class Status:
             "nodes": [node.document() for node in self.nodes],
             "ray": {"nodes": len(self.ray), "gpus": sum(node.gpus for node in self.ray)},
             "endpoint": self.endpoint,
+            "access": self.access.to_dict() if self.access is not None else None,
             "model": self.model,
             "tp": self.tp,
             "problems": list(self.problems),
@@ -86,25 +116,51 @@ def status(play: Play, endpoint_key: str | None, probe: Probe) -> Status:
     server = _server(play, known)
     if server is None:
         return _without_server(nodes)
-    tp = int(server.labels.get("spark-cluster.tp", "1"))
+    tp = _number(server, "spark-cluster.tp", 1)
     model = server.labels.get("spark-cluster.model", "")
-    url = server.labels.get("spark-cluster.endpoint", "")
     head = next(node.name for node in play.nodes if node.is_head)
     on_ray = tp > 1 and server.labels.get("spark-cluster.executor", "ray") == "ray"
-    ray = _ray(play, head, server) if on_ray else []
-    problems = _problems(play, nodes, server, tp, ray if on_ray else None)
-    endpoint = _endpoint(url, model, endpoint_key)
-    health, answer = _probe(play.connections.session(head), endpoint, probe)
-    if health != 200:
-        problems.append(f"/health does not say 200 ({health or 'no answer'})")
-    elif not answer:
-        problems.append("/health is fine, but a completion does not come")
-    loading = server.status == "running" and health == 0 and not problems[:-1]
+    dark = _without_link(play, tp)
+    description = known[head].description
+    endpoint = running(server.labels, description, endpoint_key)
+    session = play.connections.session(head)
+    ray, (health, answer, why, shown) = _together(
+        lambda: _ray(play, head, server) if on_ray and not dark else [],
+        lambda: _probe(session, endpoint, probe, dark),
+    )
+    problems = [f"no ConnectX-7 interface of {name} is up: is the cable in?" for name in dark]
+    # Without the link Ray knows no node, which says nothing new and takes its time.
+    known_to_ray = ray if on_ray and not dark else None
+    problems += _problems(play, nodes, server, tp, known_to_ray, on_ray=on_ray)
+    if description is not None and known[head].proxy != "active":
+        unit_is = known[head].proxy or "not there"
+        problems.append(f"the proxy in front of vLLM ({UNIT}) is {unit_is} on {head}")
+    if why:
+        problems.append(why)
+    loading = endpoint is not None and server.status == "running" and health == 0
+    loading = loading and not problems[:-1]
     if health == 0 and server.restarts:
-        problems.append(_restarted(play.connections.session(head), head, server.restarts))
+        problems.append(_restarted(session, head, server.restarts))
         loading = loading and server.restarts < MANY_RESTARTS
     state = _state(answer=bool(answer), problems=problems, loading=loading)
-    return Status(state, nodes, ray, url or None, model or None, tp, tuple(problems))
+    access = described(description) or (Access(endpoint.url) if endpoint is not None else None)
+    if access is None:
+        return Status(state, nodes, ray, None, None, model or None, tp, tuple(problems))
+    access = replace(access, fingerprint=shown)
+    return Status(state, nodes, ray, access.url, access, model or None, tp, tuple(problems))
+
+
+def _together(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
+    """Both results, asked for side by side.
+
+    Raises:
+        SparkClusterError: of either.
+    """
+    found: dict[str, Any] = side_by_side({"one": one, "other": other})
+    for result in found.values():
+        if isinstance(result, SparkClusterError):
+            raise result
+    return found["one"], found["other"]
 
 
 def _state(*, answer: bool, problems: list[str], loading: bool) -> str:
@@ -120,7 +176,12 @@ def _nodes(play: Play) -> list[NodeState]:
     asked = {
         name: play.connections.session(name).submit(
             "gather",
-            commands={n: ["docker", "container", "inspect", n] for n in (SERVER, RAY)},
+            commands={
+                **{n: ["docker", "container", "inspect", n] for n in (SERVER, RAY)},
+                "firewall": list(firewall.LIST),
+                UNIT: ["systemctl", "is-active", UNIT],
+            },
+            files={"firewall": firewall.KEPT, "endpoint": DESCRIPTION},
         )
         for name in names
         if name in here
@@ -129,9 +190,19 @@ def _nodes(play: Play) -> list[NodeState]:
         if name not in asked:
             found.append(NodeState(name, reachable=False, error=str(play.out[name].message)))
             continue
-        outputs = asked[name].wait()["commands"]
-        containers = {n: parse_state(d["stdout"] if d else "") for n, d in outputs.items()}
-        found.append(NodeState(name, True, containers))
+        told = asked[name].wait()
+        commands, files = told["commands"], told["files"]
+        outputs = {n: d["stdout"] if d else "" for n, d in commands.items()}
+        found.append(
+            NodeState(
+                name,
+                True,
+                {n: parse_state(outputs[n]) for n in (SERVER, RAY)},
+                firewall=firewall.wrong_with(commands["firewall"], files["firewall"]),
+                proxy=outputs[UNIT].strip(),
+                description=files["endpoint"],
+            )
+        )
     return found
 
 
@@ -150,33 +221,44 @@ def _without_server(nodes: list[NodeState]) -> Status:
 
 
 def _ray(play: Play, head: str, server: ContainerState) -> list[RayNode]:
-    port = int(server.labels.get("spark-cluster.dashboard", str(DASHBOARD)))
-    with RayState(play.connections.connection(head), port) as state:
-        return state.nodes()
+    port = _number(server, "spark-cluster.dashboard", DASHBOARD)
+    return RayState(play.connections.session(head), port).nodes()
 
 
 def _problems(
-    play: Play, nodes: list[NodeState], server: ContainerState, tp: int, ray: list[RayNode] | None
+    play: Play,
+    nodes: list[NodeState],
+    server: ContainerState,
+    tp: int,
+    ray: list[RayNode] | None,
+    *,
+    on_ray: bool,
 ) -> list[str]:
-    """In words; `ray` is None when the nodes are joined without Ray."""
+    """In words.
+
+    Args:
+        ray: its nodes; None when it was not asked.
+        on_ray: whether the nodes are joined by Ray.
+    """
     problems = [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
     if server.status != "running":
         problems.append(f"the server is {server.status} (exit code {server.exit_code})")
     if tp == 1:
         return problems
-    heads = [n.name for n in play.nodes if n.is_head]
-    wanted = sorted(play.connections.nodes, key=lambda name: name not in heads)[:tp]
-    name, whose = (SERVER, "the rank's container") if ray is None else (RAY, "Ray's container")
+    heads, wanted = _serving(play, tp)
+    if server.labels.get(firewall.LABEL) == "present":
+        problems += [
+            f"the firewall of the engine's ports on {n.name}: {n.firewall}"
+            for n in nodes
+            if n.name in wanted and n.firewall
+        ]
+    name, whose = (RAY, "Ray's container") if on_ray else (SERVER, "the rank's container")
     for node in nodes:
         state = node.containers.get(name)
-        checked = node.name in wanted and not (ray is None and node.name in heads)
+        checked = node.name in wanted and (on_ray or node.name not in heads)
         if checked and state is not None and state.status != "running":
             what = "gone" if state.status == "absent" else state.status
             problems.append(f"{whose} on {node.name} is {what}")
-    for spark in play.nodes:
-        hcas = spark.facts.hcas
-        if spark.name in wanted and hcas and not any(hca.up for hca in hcas):
-            problems.append(f"no ConnectX-7 interface of {spark.name} is up: is the cable in?")
     if ray is None:
         return problems
     if len(ray) < tp:
@@ -184,6 +266,25 @@ def _problems(
     elif sum(node.gpus for node in ray) < tp:
         problems.append(f"Ray shows {sum(n.gpus for n in ray):g} of {tp} GPUs")
     return problems
+
+
+def _serving(play: Play, tp: int) -> tuple[list[str], list[str]]:
+    """The heads, and the nodes that serve with this tensor-parallel size."""
+    heads = [n.name for n in play.nodes if n.is_head]
+    return heads, sorted(play.connections.nodes, key=lambda name: name not in heads)[:tp]
+
+
+def _without_link(play: Play, tp: int) -> list[str]:
+    """Nodes that serve together with others, and whose ConnectX-7 interfaces are all down."""
+    _, wanted = _serving(play, tp)
+    hcas = {node.name: node.facts.hcas for node in play.nodes if node.name in wanted}
+    return [n for n, found in hcas.items() if tp > 1 and found and not any(h.up for h in found)]
+
+
+def _number(server: ContainerState, label: str, otherwise: int) -> int:
+    """A number among the container's labels; another one where it is none."""
+    text = server.labels.get(label, "")
+    return int(text) if text.isascii() and text.isdigit() else otherwise
 
 
 def _restarted(session: Session, head: str, times: int) -> str:
@@ -195,14 +296,29 @@ def _restarted(session: Session, head: str, times: int) -> str:
     return f"the server has been restarted {times} times{said}{fix}"
 
 
-def _endpoint(url: str, model: str, key: str | None) -> Endpoint | None:
-    host, _, port = url.removeprefix("http://").removesuffix("/v1").rpartition(":")
-    return Endpoint(host, int(port), model, key) if port.isdigit() else None
+def _probe(
+    session: Session, endpoint: Endpoint | None, probe: Probe, dark: list[str]
+) -> tuple[int, str, str, str]:
+    """Status of /health (0 when vLLM takes no connection), the beginning of a completion, what is
+    wrong with either, and the SHA-256 of the certificate that was presented.
 
-
-def _probe(session: Session, endpoint: Endpoint | None, probe: Probe) -> tuple[int, str]:
-    """Status of /health, and the text of a completion (empty when none comes in 20 s)."""
+    Args:
+        dark: nodes without a link; a completion over it hangs, and is not waited for.
+    """
     if endpoint is None:
-        return 0, ""
-    health = session.http(endpoint.path("/health"), headers=endpoint.headers, timeout=5).status
-    return health, ask_once(session, endpoint, probe, timeout=20).text if health == 200 else ""
+        return 0, "", "/health was not asked: the container's label names no endpoint", ""
+    told = endpoint.request(session, "/health", timeout=5)
+    health = 0 if refused_by_proxy(told.status, told.body) else told.status
+    shown = told.certificate
+    if health != 200:
+        return health, "", f"/health does not say 200 ({health or 'no answer'})", shown
+    few = probe.model_copy(update={"max_tokens": min(probe.max_tokens, FEW_TOKENS)})
+    limit = WITHOUT_LINK_S if dark else COMPLETION_S
+    found = ask_once(session, endpoint, few, timeout=limit)
+    if found.text:
+        return health, found.text, "", shown
+    if found.status == 401:
+        return health, "", "the endpoint asks for another API key than this inventory's", shown
+    why = f" within {limit:g} s" if found.status == 0 else ""
+    said = f": {found.why}" if found.why else ""
+    return health, "", f"/health is fine, but a completion does not come{why}{said}", shown

@@ -60,11 +60,14 @@ def sample(sessions: Mapping[str, Session]) -> list[NodeVram]:
         processes, memory = gather.memory(answer)
         if processes is None:
             done = answer["commands"]["apps"]
+            hangs = answer.get("late", {}).get("apps")
             said = "no such command" if done is None else (done["stdout"] + done["stderr"]).strip()
             raise Failed(
-                f"nvidia-smi does not answer: {said or 'it printed nothing'}",
+                f"nvidia-smi does not answer: {hangs or said or 'it printed nothing'}",
                 where=name,
-                hint="a driver that was updated needs a reboot",
+                hint="the driver hangs: `journalctl -k` there, and a reboot"
+                if hangs
+                else "a driver that was updated needs a reboot",
             )
         total, available = memory.total_kib // 1024, memory.available_kib // 1024
         found.append(NodeVram(name, processes, total, available))

@@ -9,6 +9,7 @@ from typing import Any
 
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.planning.pins import load
+from spark_cluster.resources.nft_table import normalised
 
 Answer = dict[str, Any]
 
@@ -71,7 +72,10 @@ PREVIOUS = """\
 2026-11-19T22:01:10+00:00 spark-2a60 systemd[1]: Reached target poweroff.target - Power-Off.
 2026-11-19T22:01:10+00:00 spark-2a60 systemd-journald[512]: Journal stopped
 """
-TOOLS = "nvidia-smi docker fwupdmgr ib_write_bw ping curl journalctl dpkg-query systemctl awk find"
+NFT = '{"nftables": [{"metainfo": {"version": "1.0.9"}}, {"rule": {"handle": 3, "expr": []}}]}'
+TOOLS = (
+    "nvidia-smi docker fwupdmgr ib_write_bw ping curl journalctl dpkg-query systemctl awk find nft"
+)
 IMAGE = "sha256:7c35b7d0b4a0ed7a3d0f8c2d0a4f4a5b6c7d8e9fa0b1c2d3e4f5a6b7c8d9e0f1"
 IDS = {"spark-vllm": "a" * 64, "spark-ray": "b" * 64}
 STARTED = "2026-11-20T14:03:30.123456789Z"
@@ -149,6 +153,7 @@ def container(name: str, command: list[str], env: dict[str, str], **changes: Any
     """`docker container inspect`, as far as it is read."""
     ours = {"spark-cluster.tp": "2", "spark-cluster.model": "gemma-4-31b"}
     ours["spark-cluster.endpoint"] = "http://127.0.0.1:8000/v1"
+    ours["spark-cluster.firewall"] = "present"
     found: dict[str, Any] = {
         "Id": IDS.get(name, "c" * 64),
         "Name": f"/{name}",
@@ -213,6 +218,7 @@ def commands(number: int) -> dict[str, Any]:
         "ray": ran(ray_nodes("192.168.177.11", "192.168.177.12"))
         if number == 1
         else ran("", 7, "curl: (7) Failed to connect to 127.0.0.1 port 8265"),
+        "firewall": ran(NFT),
         "models": ran("==> /srv/models/gemma\n1024 config.json\n31457280000 model.safetensors\n"),
         "tools": ran(TOOLS.replace(" ", "\n") + "\n"),
         "kernel_log": ran("-- No entries --\n"),
@@ -238,12 +244,13 @@ def files(number: int) -> dict[str, str | None]:
         "cmdline": "BOOT_IMAGE=/boot/vmlinuz-6.17.0-1021-nvidia root=UUID=x ro quiet\n",
         "swaps": "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n",
         "swappiness": "60\n",
-        "group": "root:x:0:\nsudo:x:27:nvidia\ndocker:x:988:nvidia\n",
+        "group": "root:x:0:\nsudo:x:27:nvidia\ndocker:x:988:\n",
         "hosts": f"127.0.0.1 localhost\n127.0.1.1 spark{number}\n"
         f"192.168.177.{10 + peer} spark{peer}-fabric\n",
         "reboot_required": None,
         "reboot_packages": None,
         "init": "systemd\n",
+        "firewall_kept": normalised(NFT),
     }
 
 

@@ -11,6 +11,7 @@ import pytest
 from doctor_samples import (
     HCAS,
     LOG,
+    NFT,
     STARTED,
     UNITS,
     inspected,
@@ -23,13 +24,13 @@ from doctor_samples import (
     trees,
     with_env,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_cluster.doctor import examine, logs, registry
 from spark_cluster.doctor.check import Check
 from spark_cluster.doctor.finding import Finding
-from spark_cluster.doctor.probed import Answer, Ping, Probed, Rdma, Transfer
+from spark_cluster.doctor.probed import Answer, OpenPort, Ping, PortScan, Probed, Rdma, Transfer
 from spark_cluster.doctor.table import NOT_COVERED, SHOWS_ONLY, SYMPTOMS
 from spark_cluster.facts import gather
 
@@ -159,7 +160,8 @@ SICK: list[tuple[str, dict[str, Any], str, str]] = [
     ("serving.docker", {"docker": ("", 1, "Cannot connect to the Docker daemon")}, "fail",
      "Cannot connect"),
     ("serving.docker", {"tools": "nvidia-smi\n", "docker": None}, "warn", "not installed"),
-    ("serving.docker-group", {"group": "docker:x:988:\n"}, "fail", "nvidia is not in the group"),
+    ("serving.docker-group", {"group": "docker:x:988:nvidia\n"}, "warn",
+     "nvidia is in the group docker, and so is root"),
     ("serving.containers", {"containers": inspected(1, "spark-vllm", State__Status="exited",
                                                     State__ExitCode=1)}, "fail",
      "spark-vllm is exited (status 1)"),
@@ -190,6 +192,11 @@ SICK: list[tuple[str, dict[str, Any], str, str]] = [
     ("serving.ray-monitor",
      {"containers": with_env(1, "spark-ray", RAY_memory_monitor_refresh_ms=None)}, "warn",
      "spark-ray: RAY_memory_monitor"),
+    ("serving.firewall", {"firewall": ("", 1, "No such file or directory")}, "fail",
+     "it is not in force"),
+    ("serving.firewall", {"firewall": NFT.replace("[]}", "[1]}")}, "fail", "rules were changed"),
+    ("serving.firewall", {"containers": inspected(1, "spark-ray", Config__Labels={
+        "spark-cluster.tp": "2"})}, "warn", "there is no firewall"),
     ("serving.image-arch", {"images": f"{json.loads(inspected(1, ''))[0]['Image']} amd64\n"},
      "fail", "its image is for amd64, the node is arm64"),
     ("serving.vram-visible", {"apps": ""}, "fail", "lists no process"),
@@ -407,6 +414,7 @@ def test_nodes_of_which_one_does_not_tell(id: str, need: str) -> None:
 SOURCES = sorted({need for check in registry.NODE for need in check.needs})
 
 
+@settings(max_examples=settings.default.max_examples // 3)
 @given(missing=st.sets(st.sampled_from(SOURCES)))
 def test_what_is_missing_never_makes_a_check_fail(missing: set[str]) -> None:
     """A node that tells less can make a check say `unknown`, never find trouble that is not there;
@@ -417,6 +425,7 @@ def test_what_is_missing_never_makes_a_check_fail(missing: set[str]) -> None:
             assert finding.id in ("pair.os", "serving.docker"), finding
 
 
+@settings(max_examples=settings.default.max_examples // 3)
 @given(garbage=st.dictionaries(st.sampled_from(SOURCES), st.text(max_size=60), max_size=4))
 def test_words_that_no_tool_says_end_no_examination(garbage: dict[str, str]) -> None:
     told = {name: {"/sys/x": text} if name in trees(1) else text for name, text in garbage.items()}
@@ -488,7 +497,13 @@ def test_moments_sort_as_time_does() -> None:
 
 # --- probes -----------------------------------------------------------------------------------
 
+
+def answering(port: OpenPort) -> PortScan:
+    return PortScan((port,), 9, complete=False)
+
+
 HEALTHY = Probed(
+    ports=PortScan((), 131070, True, 9.0),
     pings=(Ping("a -> b", True, True),),
     transfers=(Transfer("a -> b", 97.0, 180.0),),
     rdma=(Rdma("a -> b", 111.7),),
@@ -510,6 +525,12 @@ PROBED: list[tuple[str, Probed, str, str]] = [
     ("link.rdma-rate", Probed(rdma=(Rdma("a -> b", 60.0),)), "warn", "60.0"),
     ("link.rdma-rate", Probed(why_not={"rdma": "there is no ib_write_bw on a"}), "unknown",
      "there is no ib_write_bw"),
+    ("network.open-ports", Probed(ports=answering(OpenPort("a", 6379, "gcs_server", True))), "fail",
+     "a 6379 (gcs_server)"),
+    ("network.open-ports", Probed(ports=answering(OpenPort("a", 44857, "ray::RayWorkerP", False))),
+     "fail", "a 44857"),
+    ("network.open-ports", Probed(ports=answering(OpenPort("a", 5355, "", False))), "warn",
+     "then the time was up"),
     ("serving.completion", Probed(answer=Answer(200, 0, "timed out", "Paris")), "fail",
      "/health says 200, a completion nothing: timed out"),
     ("serving.completion", Probed(answer=Answer(200, 200, "!!!!!!", "Paris")), "fail", "'!!!!!!'"),

@@ -34,8 +34,10 @@ class Fake:
 
     def __init__(self, largest: int = 9000, lost: int = 0) -> None:
         self.largest, self.lost = largest, lost
+        self.description: str | None = None
         self.asked: list[dict[str, Any]] = []
         self.requests: list[str] = []
+        self.certificates: list[str | None] = []
 
     def submit(self, op: str, *, commands: dict[str, list[str]], timeout: float) -> Fake:
         assert op == "gather"
@@ -55,8 +57,13 @@ class Fake:
     def size(argv: list[str]) -> int:
         return int(argv[argv.index("-s") + 1]) + 28
 
+    def request(self, op: str, *, files: dict[str, str]) -> dict[str, Any]:
+        assert op == "gather"
+        return {"files": dict.fromkeys(files, self.description)}
+
     def http(self, url: str, **options: Any) -> HttpAnswer:
         self.requests.append(url)
+        self.certificates.append(options["certificate"])
         assert options["headers"]["Authorization"] == "Bearer secret"
         if url.endswith("/health"):
             return HttpAnswer(200, "")
@@ -102,6 +109,17 @@ def test_a_server_that_is_healthy_and_does_not_answer(
     assert found.answer.text == "timed out"
     assert one.requests[0] == "http://127.0.0.1:8000/health"
     assert "secret" not in repr(QUESTION)
+
+
+def test_what_is_probed_is_what_users_reach(inventory: Inventory, monkeypatch: Any) -> None:
+    one = Fake()
+    one.description = '{"url": "https://10.0.0.1:8443/v1", "api_key": true, "tls": "self-signed"}'
+    monkeypatch.setattr(probing, "transfers", lambda *_: ())
+    sessions: Any = {"spark1": one, "spark2": Fake()}
+    nodes = [seen(number, tools="docker\nping\n") for number in (1, 2)]
+    probing.probe(inventory, nodes, sessions, QUESTION)
+    assert one.requests[0] == "https://10.0.0.1:8443/health"
+    assert one.certificates == ["/etc/spark-cluster/endpoint/self-signed.pem"] * 2
 
 
 def test_nothing_to_probe(inventory: Inventory) -> None:

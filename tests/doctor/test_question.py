@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from doctor_samples import containers
+from waiting import HANG_S
 
 from spark_cluster.doctor import examine, logs, scripts
 from spark_cluster.doctor.engines import read_engines
@@ -86,7 +87,12 @@ def test_models_are_listed_with_sizes(run: Callable[..., str], tmp_path: Path) -
     (blobs / "f00").write_text("weights")
     (snapshot / "model.safetensors").symlink_to("../../blobs/f00")
     (snapshot / "config.json").symlink_to("../../blobs/missing")
-    listed = run(scripts.MODELS, str(tmp_path / "models--a--b"), str(tmp_path / "no such"))
+    cached = tmp_path / "caches/huggingface/hub/models--c--d"
+    cached.mkdir(parents=True)
+    (cached / "w").write_text("1")
+    found = (str(tmp_path / "models--a--b"), str(tmp_path / "no such"))
+    listed = run(scripts.MODELS, str(tmp_path / "caches"), *found)
+    assert f"==> {cached}\n1 w\n" in listed
     assert f"==> {tmp_path}/models--a--b\n7 snapshots/123/model.safetensors\n" in listed
     assert "blobs" not in listed
     assert "config.json" not in listed
@@ -96,7 +102,7 @@ def test_the_whole_question_to_a_real_agent(agent: Callable[..., object]) -> Non
     """Any machine answers in a form that every check can read, in one request."""
     context = Context("root", logs.WORDS)
     session = agent("spark1")
-    answer = session.request("gather", **question(context), timeout=20.0)  # type: ignore[attr-defined]
+    answer = session.request("gather", **question(context), timeout=HANG_S)  # type: ignore[attr-defined]
     seen = Observations("spark1", answer, _sources=sources(context))
     for finding in examine.judge([seen, seen]):
         assert finding.status in ("ok", "warn", "fail", "unknown")

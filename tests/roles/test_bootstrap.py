@@ -1,5 +1,7 @@
 """bootstrap: who may log in, the name, an identity of its own, the clock."""
 
+from dataclasses import replace
+
 import pytest
 from role_samples import a_spark, ids, one, together
 
@@ -34,6 +36,27 @@ def test_sudo_only_when_asked_for_and_only_when_valid(role):
 
 
 @pytest.mark.parametrize(
+    ("user", "file", "word"),
+    [
+        ("some.body", "some%2ebody", "some.body"),
+        ("Some", "Some", "Some"),
+        ("ROOT_2", "ROOT_2", r"\x52OOT_2"),
+        ("u@example.org", "u%40example%2eorg", r"u\x40example.org"),
+        ("DOM\\user", "DOM%5cuser", r"DOM\x5cuser"),
+    ],
+)
+def test_sudo_of_users_with_other_characters(role, user, file, word):
+    """sudo ignores files with a dot in their name, and takes capital letters for an alias."""
+    node = replace(a_spark(), user=user)
+    rule = one(role("bootstrap", node, passwordless_sudo=True), "File", "/etc/sudoers.d/90")
+    assert rule.path == f"/etc/sudoers.d/90-spark-cluster-{file}"
+    assert rule.content.splitlines()[1] == f"{word} ALL=(ALL:ALL) NOPASSWD: ALL"
+    rule = one(role("memory", node), "File", "/etc/sudoers.d")
+    assert rule.content.splitlines()[1].startswith(f"{word} ALL=(root)")
+    assert role("containers", node), "a group may have such a member"
+
+
+@pytest.mark.parametrize(
     ("hostname", "name", "renamed"),
     [("keep", "spark-1a60", False), ("inventory", "spark1", True), ("box", "box", True)],
 )
@@ -60,6 +83,9 @@ def test_only_the_later_node_gets_a_new_identity(role):
     assert one(resources, "HostKeys").taken == shared["host_keys"]
     assert one(resources, "Service", "ssh").triggers() == ("HostKeys:/etc/ssh",)
     assert one(resources, "Service", "ssh").running is None
+    (ready,) = role("bootstrap", second, prepare_host_keys=True)
+    assert (ready.prepare, ready.taken) == (True, shared["host_keys"])
+    assert role("bootstrap", second, prepare_host_keys=True, unique_identity=False) == []
     left = role("bootstrap", second, unique_identity=False)
     assert not [i for i in ids(left) if i.startswith(("MachineId", "HostKeys"))]
 

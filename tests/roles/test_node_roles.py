@@ -4,6 +4,8 @@ import pytest
 from pydantic import ValidationError
 from role_samples import a_spark, ids, one
 
+from spark_cluster.project import Project
+
 HELPER = "/usr/local/sbin/spark-drop-caches"
 
 # --- memory -----------------------------------------------------------------------------------
@@ -58,7 +60,8 @@ def test_earlyoom_is_given_no_broken_quotes(role, text):
 
 
 def test_the_clock_cap_comes_with_every_boot(role):
-    unit, service = role("power", a_spark())
+    unit, service, cap = role("power", a_spark())
+    assert (cap.unit, cap.max_mhz) == ("spark-clock-cap", 2100)
     assert unit.path == "/etc/systemd/system/spark-clock-cap.service"
     assert "ExecStart=/usr/bin/nvidia-smi -lgc 300,2100\n" in unit.content
     assert "ExecStartPre=-/usr/bin/nvidia-smi -pm 1\n" in unit.content
@@ -69,7 +72,8 @@ def test_the_clock_cap_comes_with_every_boot(role):
 
 def test_other_clocks(role):
     settings = {"min_mhz": 210, "max_mhz": 1800, "persistence": False}
-    unit, _ = role("power", a_spark(), **settings)
+    unit, _, cap = role("power", a_spark(), **settings)
+    assert cap.max_mhz == 1800
     assert "-lgc 210,1800\n" in unit.content
     assert "-pm 1" not in unit.content
     with pytest.raises(ValidationError, match="above max_mhz"):
@@ -97,13 +101,25 @@ def test_docker_as_it_comes(role):
         "Directory:/etc/docker",
         "JsonKeys:/etc/docker/daemon.json",
         "Service:docker",
-        "User:nvidia",
     ]
     assert one(resources, "JsonKeys").keys == {
         "log-driver": "json-file",
         "log-opts": {"max-size": "50m", "max-file": "3"},
     }
-    assert one(resources, "Service").triggers() == ("JsonKeys:/etc/docker/daemon.json",)
+    docker = one(resources, "Service")
+    assert docker.triggers() == ("JsonKeys:/etc/docker/daemon.json",)
+    assert not docker.allow_restart
+    assert {"name=^spark-vllm$", "name=^spark-ray$"} <= set(docker.in_use)
+    assert one(role("containers", a_spark(), allow_restart=True), "Service").allow_restart
+
+
+def test_the_group_docker_is_given_only_when_asked_for(role):
+    """Its members are root on the node."""
+    assert not [r for r in role("containers", a_spark()) if "User" in r.id]
+    user = one(role("containers", a_spark(), users=True), "User")
+    assert (user.id, user.groups) == ("User:nvidia", ("docker",))
+    settings = Project().load_role("containers").settings_model
+    assert "root on the node" in settings.model_fields["users"].description
 
 
 @pytest.mark.parametrize(
@@ -148,9 +164,7 @@ def test_data_root_and_more_keys(role):
 
 
 def test_nothing_but_docker(role):
-    resources = role(
-        "containers", a_spark(), log_max_size="", users=False, min_free_gib=0, cdi=False
-    )
+    resources = role("containers", a_spark(), log_max_size="", min_free_gib=0, cdi=False)
     assert ids(resources) == ["Package:docker-ce", "Service:docker"]
     assert one(resources, "Service").triggers() == ()
 

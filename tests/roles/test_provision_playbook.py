@@ -42,8 +42,13 @@ class Play:
             status,
             output,
         )
-        self.applied, self.notes, self.ran, self.refreshed, self.learned = [], [], [], 0, []
-        self.connections = SimpleNamespace(learn=self.learn)
+        self.applied, self.notes, self.ran, self.refreshed, self.steps = [], [], [], 0, []
+        self.connections = SimpleNamespace(
+            announce_host_keys=self.announce,
+            verify_host_keys=self.verify,
+            forget_replaced_host_keys=lambda name: self.steps.append(f"look at {name}"),
+        )
+        self.announced, self.verified = {"spark2": ["ssh-ed25519 SHA256:x"]}, True
         self.options, self.out = Options(check=check), {}
         self.after_refresh = nodes
         self.argvs = []
@@ -54,6 +59,7 @@ class Play:
     def apply(self, nodes, *what, must=True):
         assert not must, "one node's failure does not stop the other"
         self.applied.append(what)
+        self.steps.append("apply")
         changed = self.changes.pop(0) if self.changes else {}
         results = {n.name: {} for n in self.nodes}
         for node, ids in changed.items():
@@ -66,9 +72,17 @@ class Play:
         self.refreshed += 1
         self.nodes = self.after_refresh
 
-    def learn(self, name):
-        self.learned.append(name)
-        return Path("/home/me/.ssh/known_hosts"), ["ssh-ed25519 SHA256:x"]
+    def announce(self, name):
+        self.steps.append(f"announce {name}")
+        if isinstance(self.announced, SparkClusterError):
+            raise self.announced
+        return Path("/home/me/.ssh/known_hosts"), self.announced.get(name, [])
+
+    def verify(self, name):
+        self.steps.append(f"verify {name}")
+        if isinstance(self.verified, SparkClusterError):
+            raise self.verified
+        return self.verified
 
     @contextlib.contextmanager
     def stage(self, name):
@@ -183,16 +197,47 @@ def test_options_reach_their_roles(play):
     assert drivers.given == {"allow_reboot": True}
 
 
-def test_shared_host_keys_come_first_and_the_laptop_learns_the_new_ones(play):
+@pytest.fixture
+def sharing(play):
     shared = {"host_keys": ("ssh-ed25519 SAME",)}
-    run = play(
-        *together(a_spark(**shared), a_spark(1, **shared)),
-        changes=[{"spark2": ["HostKeys:/etc/ssh"]}],
-    )
-    done = PLAYBOOK.function(run)
-    assert [names(what) for what in run.applied] == [["bootstrap"], EVERYTHING]
-    assert run.learned == ["spark2"]
+    return play(*together(a_spark(**shared), a_spark(1, **shared)))
+
+
+def test_new_host_keys_are_announced_before_they_are_in_force(sharing):
+    done = PLAYBOOK.function(sharing)
+    assert [names(what) for what in sharing.applied] == [["bootstrap"], ["bootstrap"], EVERYTHING]
+    assert sharing.applied[0][0].given == {"prepare_host_keys": True}
+    assert sharing.applied[1][0].given == {}
+    assert sharing.steps == [
+        "look at spark1", "look at spark2",
+        "apply", "announce spark1", "announce spark2", "apply", "verify spark2", "apply",
+    ]  # fmt: skip
     assert "/home/me/.ssh/known_hosts" in done.notes["spark2"][0]
+    assert "spark1" not in done.notes
+
+
+def test_keys_that_the_laptop_cannot_write_down_are_not_put_into_force(sharing):
+    sharing.announced = Failed("cannot be written: No space left on device")
+    with pytest.raises(Failed, match="No space left"):
+        PLAYBOOK.function(sharing)
+    assert [names(what) for what in sharing.applied] == [["bootstrap"]]
+
+
+def test_new_host_keys_that_are_not_shown(sharing):
+    sharing.verified = False
+    assert "reload ssh" in PLAYBOOK.function(sharing).notes["spark2"][1]
+
+
+def test_a_node_that_is_not_reached_with_its_new_host_keys(sharing):
+    sharing.verified = Failed("refused the connection")
+    failures = PLAYBOOK.function(sharing).failures["spark2"]
+    assert [error.message for error in failures] == ["refused the connection"]
+
+
+def test_check_mode_leaves_known_hosts_alone(sharing):
+    sharing.check = True
+    PLAYBOOK.function(sharing)
+    assert sharing.steps == ["apply"]
 
 
 def test_packets_that_do_not_get_through(play):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from ipaddress import IPv4Interface
 
 import pytest
@@ -11,15 +12,26 @@ from hypothesis import strategies as st
 from spark_cluster.cluster import Link, Spark
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.facts.model import Facts, Hca
+from spark_cluster.ports import EnginePorts
 from spark_cluster.project import Project, shipped_folder
 from spark_cluster.recipe import load_recipe
-from spark_cluster.resources import BuiltImage, Command, Container, Directory, File, Image, Netplan
-from spark_cluster.resources.base import Secret, to_wire
-from spark_cluster.serving.engine import CACHES, RAY, SERVER
+from spark_cluster.resources import (
+    BuiltImage,
+    Command,
+    Container,
+    Directory,
+    File,
+    Image,
+    Netplan,
+    NftTable,
+)
+from spark_cluster.resources.base import LaptopFile, Secret
+from spark_cluster.serving.engine import CACHES, RAY, SECRET_ENV, SERVER, WITH_SECRET_ENV
 
 PROJECT = Project(shipped_folder(), shipped_folder())
 HCAS = (Hca("rocep1s0f1", "enp1s0f1np1", True), Hca("roceP2p1s0f1", "enP2p1s0f1np1", True))
 KEY = "hunter2-the-api-key"
+TOKEN = "0123456789abcdef" * 4
 
 
 def run(role, node, **settings):
@@ -104,7 +116,7 @@ def test_network_without_a_cable():
 )
 def test_containers(facts, packages):
     settings = {"min_free_gib": 0, "log_max_size": "", "cdi": False}
-    package, service, user = run("containers", spark(1, facts=facts), **settings)
+    package, service, user = run("containers", spark(1, facts=facts), users=True, **settings)
     assert (package.name, package.also) == packages
     assert {"command:docker", "unit:docker.service", "group:docker"} <= set(package.makes)
     assert (service.unit, service.running, service.enabled) == ("docker", True, True)
@@ -113,10 +125,11 @@ def test_containers(facts, packages):
 
 def test_containers_of_the_users_own():
     bare = {"min_free_gib": 0, "log_max_size": ""}
-    mine = {"packages": ("podman-docker", "podman"), "users": False}
+    mine = {"packages": ("podman-docker", "podman")}
     package, _ = run("containers", spark(1), **bare, **mine)
     assert (package.name, package.also) == ("podman-docker", ("podman",))
-    assert len(run("containers", spark(1, user="root"), **bare)) == 2, "root needs no group"
+    root = spark(1, user="root")
+    assert len(run("containers", root, users=True, **bare)) == 2, "root needs no group"
 
 
 def test_images():
@@ -152,7 +165,10 @@ def test_a_folder_is_sent(tmp_path):
     assert folders[0] == "/srv/m"
     assert "/srv/m/sub/deep" in folders
     files = {r.path: r.content for r in made if isinstance(r, File)}
-    assert files == {"/srv/m/config.json": b"{}", "/srv/m/sub/deep/w.bin": b"\0\xff"}
+    assert files == {
+        "/srv/m/config.json": LaptopFile(tmp_path / "m/config.json"),
+        "/srv/m/sub/deep/w.bin": LaptopFile(tmp_path / "m/sub/deep/w.bin"),
+    }
     # Each folder before what is in it.
     order = [r.path for r in made]
     assert order.index("/srv/m/sub/deep") < order.index("/srv/m/sub/deep/w.bin")
@@ -172,27 +188,66 @@ def test_a_folder_that_cannot_be_sent(tmp_path, monkeypatch):
     assert "source: hub" in caught.value.hint
 
 
-def test_a_download_and_its_token(monkeypatch):
-    def download():
-        folder, command = run(
-            "models", spark(1), name="a/b", revision="r1", path="/srv/m", image="i:1"
-        )
-        assert folder == Directory("/srv/m", mode=0o755)
-        assert isinstance(command, Command)
-        return command
+def download(**settings):
+    folder, command = run(
+        "models", spark(1), name="a/b", revision="r1", path="/srv/m", image="i:1", **settings
+    )
+    assert folder == Directory("/srv/m", mode=0o755)
+    assert isinstance(command, Command)
+    return command
 
+
+def test_a_download_and_its_token(monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     command = download()
-    assert command.env == {}
-    assert "HF_TOKEN" not in command.argv
-    assert command.argv[-3:] == ("a/b", "r1", "/srv/m")
+    assert command.stdin == ""
+    assert not isinstance(command.stdin, Secret)
+    assert command.long  # it outlives the connection, and the next run waits for it
+    assert command.argv[-4:] == ("i:1", "a/b", "r1", "/srv/m")
     assert command.unless[-2:] == ("a/b@r1", "/srv/m/.complete")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    command = download()
-    assert "hf_secret" not in " ".join(command.argv)
-    assert command.argv[command.argv.index("--env") + 1] == "HF_TOKEN"
-    assert isinstance(command.env["HF_TOKEN"], Secret)
-    assert "hf_secret" not in repr(command)
+    with_token = download()
+    assert isinstance(with_token.stdin, Secret)
+    assert with_token.stdin == "hf_secret"
+    assert with_token.env == {}
+    # The unit is found again by these: a token that was changed meanwhile is no other download.
+    assert with_token.argv == command.argv
+    assert "hf_secret" not in " ".join(with_token.argv) + repr(with_token)
+
+
+def test_what_a_download_needs_beside_the_image():
+    command = download(
+        mounts=("/opt/vllm:/opt/vllm:ro", "/a:/b"), endpoint="https://mirror.example"
+    )
+    assert command.argv[-3:] == (
+        "--env=HF_ENDPOINT=https://mirror.example",
+        "--mount=type=bind,source=/opt/vllm,target=/opt/vllm,readonly",
+        "--mount=type=bind,source=/a,target=/b,readonly",
+    )
+
+
+# -- secrets of a recipe ----------------------------------------------------------------------
+
+
+def test_secrets_of_a_recipe_are_files_of_root():
+    common = {"image": "i:1", "model_path": "/srv/m", "tp": 2, "secret_env": {"WANDB": KEY}}
+    ray = run("ray", pair()[0], **common)[-1]
+    server = run("vllm", pair()[0], args=(), **common)[-1]
+    for container in (ray, server):
+        assert container.secret_files["/run/secrets/env/WANDB"] == KEY
+        # Neither what `docker inspect` shows nor the label with the arguments has it.
+        assert KEY not in str(container.argv) + repr(container)
+        assert container.command[:2] == ("sh", "-c")
+    assert set(server.secret_files) == {"/run/secrets/env/WANDB"}, "and no key of the endpoint"
+
+
+def test_the_program_has_the_secrets_as_variables(tmp_path):
+    script = WITH_SECRET_ENV.replace(SECRET_ENV, str(tmp_path))
+    (tmp_path / "ONE").write_text("a 'quoted' $HOME value")
+    (tmp_path / "TWO").write_text("2")
+    show = ("sh", "-c", 'printf "%s|%s|%s" "$ONE" "$TWO" "$1"', "x", "word with space")
+    done = subprocess.run(["sh", "-c", script, *show], capture_output=True, text=True, check=True)
+    assert done.stdout == "a 'quoted' $HOME value|2|word with space"
 
 
 # -- images and patches ------------------------------------------------------------------------
@@ -231,8 +286,8 @@ def test_patches_of_the_laptop_are_sent(tmp_path):
     (tmp_path / "m/config.json").write_text("{}")
     target = "/var/lib/spark-cluster/patches/abc/fix.py"
     made = model(tmp_path, patches={target: tmp_path / "fix.py"})
-    assert Directory("/var/lib/spark-cluster/patches/abc", mode=0o755) in made
-    assert File(target, content=b"x = 1\n") in made
+    assert Directory("/var/lib/spark-cluster/patches/abc", mode=0o700) in made
+    assert File(target, content=LaptopFile(tmp_path / "fix.py")) in made
 
 
 # -- ray and vllm ------------------------------------------------------------------------------
@@ -276,9 +331,97 @@ def test_ray_head_and_worker():
     assert "--node-ip-address=192.168.177.12" in worker.command
     assert "--address=192.168.177.11:6379" in worker.command
     assert "--head" not in worker.command
-    assert not any("dashboard" in word for word in worker.command)
+    assert not any(word.startswith("--dashboard-port") for word in worker.command)
     ports = [word for word in head.command if "worker-port" in word]
     assert ports == ["--min-worker-port=18400", "--max-worker-port=18899"]
+
+
+def test_no_port_of_ray_is_left_to_chance():
+    """`ray start --help` of 2.60 knows these; what only the environment sets is there, too."""
+    head, worker = containers("ray", pair(), **engine(), first_port=19001)
+    for made in (head, worker):
+        words = [word for word in made.command if "port" in word.partition("=")[0]]
+        numbers = [int(word.partition("=")[2]) for word in words]
+        metrics = [int(made.env[n]) for n in ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")]
+        assert len({*numbers, *metrics}) == len([*numbers, *metrics]), "each has its own"
+        known = EnginePorts(first_port=19001).spans
+        for port in (*numbers, *metrics):
+            assert any(first <= port <= last for first, last in known), port
+    assert "--dashboard-agent-listen-port=19004" in worker.command
+    assert "--ray-client-server-port=19007" in head.command
+
+
+def test_ray_has_a_token_that_only_root_reads():
+    ray = containers("ray", pair(), **engine(), ray_token=TOKEN)
+    (server, _) = containers("vllm", pair(), **engine(), args=(), ray_token=TOKEN)
+    for made in (*ray, server):
+        assert made.env["RAY_AUTH_MODE"] == "token"
+        assert made.secret_files[made.env["RAY_AUTH_TOKEN_PATH"]] == TOKEN
+        assert isinstance(made.secret_files[made.env["RAY_AUTH_TOKEN_PATH"]], Secret)
+        assert TOKEN not in " ".join(made.argv)
+    (alone,) = containers("vllm", [spark(1, links=0)], **engine(tp=1), args=(), ray_token=TOKEN)
+    assert alone.secret_files == {}
+    ranks = containers("vllm", pair(), **engine(**MP), args=(), ray_token=TOKEN)
+    assert [made.secret_files for made in ranks] == [{}, {}]
+
+
+# -- firewall ----------------------------------------------------------------------------------
+
+GUARD = {
+    "state": "present",
+    "peers": ("spark1", "spark2"),
+    "ports": ((6379, 6379), (8265, 8265), (18301, 18309), (18400, 18899), (29501, 29501)),
+}
+
+
+def rules(node, **more):
+    """The table's own lines, without comments."""
+    (table,) = [r for r in run("firewall", node, **GUARD, **more) if isinstance(r, NftTable)]
+    lines = [line.strip() for line in table.chains.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_the_firewall_lets_peers_in_over_the_fabric_only():
+    head, worker = pair()
+    told = rules(head)
+    fabric = '{ "enp1s0f1np1", "enP2p1s0f1np1" }'
+    assert told == [
+        "chain input {",
+        "type filter hook input priority filter - 10; policy accept;",
+        'iifname "lo" accept',
+        "meta l4proto != tcp accept",
+        "tcp flags & (syn | ack) != syn accept",
+        f"iifname {fabric} ip saddr {{ 192.168.177.12, 192.168.178.12 }} accept",
+        f"iifname != {fabric} ip daddr {{ 192.168.177.11, 192.168.178.11 }} counter drop",
+        "tcp dport { 6379, 8265, 18301-18309, 18400-18899, 29501, 32768-60999 } counter drop",
+        "}",
+    ]
+    assert f"iifname {fabric} ip saddr {{ 192.168.177.11, 192.168.178.11 }} accept" in rules(worker)
+
+
+def test_the_firewall_is_there_before_docker_at_boot():
+    kinds = [type(r).__name__ for r in run("firewall", pair()[0], **GUARD)]
+    assert kinds == ["Package", "NftTable", "File", "Service"]
+    table, unit = run("firewall", pair()[0], **GUARD)[1:3]
+    assert f"ExecStart=/usr/sbin/nft -f {table.file}\n" in unit.content
+    assert "Before=docker.service" in unit.content
+    assert "trusted_network: true" in table.if_refused
+
+
+def test_the_firewall_knows_the_kernels_range_and_the_users_ports():
+    facts = Facts(hcas=HCAS, local_ports=(15000, 20000))
+    told = rules(pair(facts=facts)[0], allow=(15022,), endpoint_port=18800)
+    assert told[-2] == "tcp dport { 6379, 8265, 15000-20000, 29501 } counter drop"
+    assert told[-3] == "tcp dport { 15022, 18800 } accept"
+    with pytest.raises(Failed, match="allow: 6379 is a port of the engine"):
+        rules(pair()[0], allow=(6379,))
+
+
+def test_the_firewall_is_gone_where_one_node_serves():
+    found = run("firewall", spark(1, links=0), state="absent")
+    assert [getattr(r, "state", None) or r.running for r in found] == [False, "absent", "absent"]
+    with pytest.raises(Failed, match="no fabric"):
+        run("firewall", pair(links=0)[0], **GUARD)
 
 
 def test_the_folder_of_ray_is_there_before_its_container():
@@ -358,21 +501,22 @@ def test_the_images_own_entry_point_is_left_out():
 
 
 @pytest.mark.parametrize(("tp", "executor"), [(1, "ray"), (2, "ray"), (2, "mp")])
-def test_the_api_key_is_nowhere_to_be_seen(tp, executor):
+def test_no_container_of_vllm_has_the_api_key(tp, executor):
+    """The proxy asks for it; in vLLM's environment it would go on to all of Ray's workers."""
     given = {**engine(tp=tp, executor=executor, ranks=MP["ranks"]), "args": ("--x",)}
-    (head, *others) = containers("vllm", pair(), **given, api_key=KEY)
-    assert not [made for made in others if made.secret_files], "only the server wants it"
-    assert KEY not in " ".join(head.argv)
-    assert KEY not in str(dict(head.env)) + str(dict(head.labels)) + repr(head)
-    ((path, value),) = head.secret_files.items()
-    assert value == KEY
-    assert isinstance(value, Secret)
-    assert head.command[:2] == ("sh", "-c")
-    assert path in head.command[2]
-    assert to_wire(head)["secret_files"] == {"$map": [[path, {"$secret": KEY}]]}
-    (bare, *_) = containers("vllm", pair(), **given)
-    assert bare.secret_files == {}
-    assert bare.command[0] == "vllm"
+    for made in containers("vllm", pair(), **given):
+        assert not made.secret_files
+        assert not [name for name in made.env if "KEY" in name]
+        if made.state == "running":
+            assert made.command[0] == "vllm"
+    assert "api_key" not in PROJECT.load_role("vllm").settings_model.model_fields
+
+
+def test_vllm_listens_on_the_loopback_only():
+    for tp in (1, 2):
+        (head, *_) = containers("vllm", pair(), **engine(tp=tp), args=(), port=18000)
+        assert {"--host=127.0.0.1", "--port=18000"} <= set(head.command)
+        assert "host" not in PROJECT.load_role("vllm").settings_model.model_fields
 
 
 OWN = {  # what may differ between the nodes, and only that

@@ -28,6 +28,11 @@ def test_two_nodes(role):
         f"{a_spark(1).facts.mesh_key} spark-cluster-mesh-spark2",
     ]
     assert all(k.sole for k in keys), "the key of a node that was wiped goes"
+    rest = ("no-agent-forwarding", "no-port-forwarding", "no-X11-forwarding")
+    assert [k.options for k in keys] == [
+        ('from="192.168.177.11,192.168.178.11,10.89.0.11,127.0.0.0/8,::1"', *rest),
+        ('from="192.168.177.12,192.168.178.12,10.89.0.12"', *rest),
+    ]
     known = one(resources, "File", "/etc/ssh/spark-cluster-known-hosts").content
     assert known.splitlines()[2:] == [
         "spark-cluster-spark1 ssh-ed25519 HOST1",
@@ -52,6 +57,15 @@ def test_only_the_own_key_until_all_are_known(role, second):
     """Or a run with --limit would take away what a run on all has put in."""
     node = together(a_spark(), second)[0] if second else together(a_spark())[0]
     assert ids(role("ssh_mesh", node, peers=("spark1", "spark2"))) == OWN
+
+
+def test_no_limits(role):
+    first, second = a_spark(), replace(a_spark(1), address="spark2.lan")
+    (node, _) = together(first, second)
+    free = [r for r in role("ssh_mesh", node, restrict=False) if r.id.startswith("Authorized")]
+    assert [k.options for k in free] == [(), ()], "earlier limits go"
+    keys = [r for r in role("ssh_mesh", node) if r.id.startswith("Authorized")]
+    assert keys[1].options[0] == 'from="192.168.177.12,192.168.178.12"'
 
 
 def test_alone(role):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from spark_cluster.cluster import Spark
@@ -12,6 +14,7 @@ from spark_cluster.planning.room import of_facts
 from spark_cluster.project import Project, shipped_folder
 from spark_cluster.recipe import load_recipe
 from spark_cluster.serving import admission, vram
+from spark_cluster.serving.engine import RAY, SERVER
 from spark_cluster.serving.readiness import ContainerState
 
 PROJECT = Project(shipped_folder(), shipped_folder())
@@ -33,12 +36,27 @@ def serving(name, tp, *command):
     return ContainerState("running", labels=labels, command=command)
 
 
+class Session:
+    """A node whose containers hold these processes."""
+
+    def __init__(self, pids):
+        self.pids = pids
+
+    def submit(self, op, commands):
+        assert op == "gather"
+        assert commands[SERVER] == ["docker", "top", SERVER, "-eo", "pid"]
+        text = "PID\n" + "".join(f"{pid}\n" for pid in self.pids)
+        found = {SERVER: {"status": 0, "stdout": text, "stderr": ""}, RAY: None}
+        return SimpleNamespace(wait=lambda: {"commands": found})
+
+
 class Play:
     """What admission asks of a play."""
 
     def __init__(self, *nodes, check=False):
         self.nodes, self.check, self.done, self.notes = list(nodes), check, [], []
         self.project = PROJECT
+        self.ours = {}
 
     def on_each(self, nodes, _job):
         self.done.append(f"dropped {len(nodes)}")
@@ -50,7 +68,7 @@ class Play:
         self.done.append(f"{resources[0].id} {resources[0].state} on {len(nodes)}")
 
     def session(self, node):
-        return node.name
+        return Session(self.ours.get(node.name, ()))
 
     def note(self, text, *, warning=False):
         self.notes.append(text)
@@ -117,9 +135,27 @@ def test_what_serves_already_is_not_asked_again():
 def test_memory_of_what_will_be_ended_counts_as_available(nodes_answer):
     nodes_answer["a"] = (Process(1, "VLLM::EngineCore", 100 * 1024),)
     play = Play(node("a", 12))
+    play.ours["a"] = [1]
     admit(play, recipe(), serving("another", 1))
     with pytest.raises(Refused):
         admit(play, recipe())
+
+
+def test_memory_of_others_does_not_count_as_available(nodes_answer):
+    """Ending what we serve gives back what our containers hold, not a stranger's memory."""
+    nodes_answer["a"] = (
+        Process(1, "VLLM::EngineCore", 4 * 1024),
+        Process(2, "comfyui", 100 * 1024),
+    )
+    play = Play(node("a", 12))
+    play.ours["a"] = [1, 7]
+    with pytest.raises(Refused, match="16"):
+        admit(play, recipe(), serving("another", 1))
+
+
+def test_a_share_that_cannot_be_read_is_computed():
+    odd = serving("gemma4-31b-nvfp4", 1, "x", "--gpu-memory-utilization")
+    assert share(Play(node("a")), recipe(), odd) == 0.39
 
 
 def test_a_model_of_unknown_shape_is_let_in_with_a_word():

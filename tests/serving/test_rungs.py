@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from spark_cluster.agent.http import ask
 from spark_cluster.engine.session import Answer
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.serving import rungs
+from spark_cluster.serving import readiness, replies, rungs
 from spark_cluster.serving.endpoint import Endpoint
 from spark_cluster.serving.judging import incoherent, red_square
+from spark_cluster.serving.readiness import parse_state
+from spark_cluster.userfiles.recipe_file import Probe
 
-pytestmark = pytest.mark.usefixtures("time_limit")
-
+PROBE = Probe(question="What is the capital of France?", expect="Paris")
 STORY = (
     "The keeper of the light had lived on the rock for thirty years, and he knew each of its "
     "winds by name. When the glass fell that evening he carried more oil up the stairs than he "
@@ -150,8 +151,8 @@ WRONG = [
     ("coherence", message(""), "nothing was said", "NaN"),
     ("coherence", message("Paris"), "it is much too short: 'Paris'", "NaN"),
     ("coherence", message(STORY, model="qwen"), "'qwen' answered, asked was 'gemma'", "router"),
-    ("coherence", "<html>proxy</html>", "this is no completion: <html>", "has the port"),
-    ("coherence", '{"choices": []}', "this is no completion", "has the port"),
+    ("coherence", "<html>proxy</html>", "reply is not a chat completion: <html>", "has the port"),
+    ("coherence", '{"choices": []}', "is not a chat completion", "has the port"),
     ("tool_call", message(GEMMA), "the call stays in the text: '<|tool_call>", "gemma4"),
     ("tool_call", message("call:get_weather{city:Paris}"), "stays in the text", "gemma4"),
     ("tool_call", message("It is sunny."), "the tool was not called", "tool-call-parser"),
@@ -206,6 +207,80 @@ def test_a_server_that_is_not_there():
     endpoint = Endpoint("127.0.0.1", 1, "gemma")
     with pytest.raises(VerificationFailed, match=r"status 0\): .*refused"):
         rungs.coherence(rungs.Client(Node(), endpoint))
+
+
+KEYS = ["choices", "message", "delta", "tool_calls", "function", "name", "arguments"]
+KEYS += ["content", "reasoning", "index", "model", "error"]
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(KEYS),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@st.composite
+def odd_replies(draw):
+    """A good reply with one part replaced by anything, or anything at all."""
+    good = draw(st.sampled_from(list(GOOD.values())))
+    lines = good.splitlines() or [""]
+    at = draw(st.integers(0, len(lines) - 1))
+    try:
+        document = json.loads(lines[at].removeprefix("data:"))
+    except ValueError:
+        document = None
+    spot = document
+    while isinstance(spot, (dict, list)) and spot:
+        key = draw(st.sampled_from(sorted(spot) if isinstance(spot, dict) else range(len(spot))))
+        if not isinstance(spot[key], (dict, list)) or draw(st.booleans()):
+            spot[key] = draw(ODD)
+            break
+        spot = spot[key]
+    text = json.dumps(document if spot is not None else draw(ODD))
+    lines[at] = ("data:" if lines[at].startswith("data:") else "") + text
+    return "\n".join(lines) if draw(st.integers(0, 9)) else draw(st.text(max_size=40))
+
+
+class Says:
+    """Answers each request with the same."""
+
+    def __init__(self, body):
+        self.body = body
+
+    def http(self, *_args, **_request):
+        return Answer(200, self.body)
+
+
+@given(odd_replies(), st.sampled_from(sorted(rungs.RUNGS)))
+def test_any_reply_gets_a_verdict(body, rung):
+    client = rungs.Client(Says(body), Endpoint("h", 1, "gemma"))
+    try:
+        rungs.RUNGS[rung](client)
+    except VerificationFailed as error:
+        assert error.message.startswith((rung.replace("_", " "), "streamed tool call"))
+    replies.streamed(body)
+    replies.error(body)
+    parse_state(body)
+    readiness.ask_once(Says(body), Endpoint("h", 1, "m"), PROBE, timeout=1)
+
+
+@pytest.mark.parametrize("body", ["[" * 100_000, '{"a":' * 100_000, "9" * 100_000])
+def test_deep_and_long_json_is_no_traceback(body):
+    for rung in rungs.RUNGS.values():
+        with pytest.raises(VerificationFailed):
+            rung(rungs.Client(Says(body), Endpoint("h", 1, "gemma")))
+    assert replies.streamed("data: " + body) == ([], "")
+    call = {"function": {"name": "get_weather", "arguments": body}}
+    with pytest.raises(VerificationFailed):
+        rungs.tool_call(
+            rungs.Client(Says(message(None, tool_calls=[call])), Endpoint("h", 1, "gemma"))
+        )
 
 
 def test_an_error_that_is_no_json(server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,15 +12,15 @@ import pytest
 from spark_cluster.engine.session import Answer, Output
 from spark_cluster.errors import Failed, Unreachable, VerificationFailed
 from spark_cluster.facts.model import Facts, Hca, Process
+from spark_cluster.resources.nft_table import normalised
 from spark_cluster.serving import logs, readiness, state, vram
 from spark_cluster.serving.endpoint import Endpoint
 from spark_cluster.serving.engine import RAY, SERVER
+from spark_cluster.serving.proxy import NOT_SERVED, UNIT
 from spark_cluster.serving.ray_state import RayNode
 from spark_cluster.serving.readiness import ContainerState, parse_state
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.userfiles.recipe_file import Probe
-
-pytestmark = pytest.mark.usefixtures("time_limit")
 
 DATA = Path(__file__).parents[1] / "data"
 PROBE = Probe(question="What is the capital of France?", expect="Paris")
@@ -115,6 +116,7 @@ def inspected(status="running", tp=1, **more):
         "spark-cluster.model": "paris",
         "spark-cluster.endpoint": "http://10.0.0.1:8000/v1",
         **({"spark-cluster.executor": more["executor"]} if "executor" in more else {}),
+        **more.get("labels", {}),
     }
     one = {
         "State": {"Status": status, "ExitCode": more.get("exit_code", 0), "Error": ""},
@@ -133,32 +135,59 @@ def test_parse_state():
     assert parse_state(json.dumps([bare])) == ContainerState("created")
     for nothing in ("", "[]", "[]\n", "Error: No such container"):
         assert parse_state(nothing) == ContainerState("absent")
+    for odd in ('{"a": 1}', "[1]", '[{"State": []}]', '[{"State": {"Status": null}}]'):
+        found = parse_state(odd)
+        assert (found.status, odd in found.error) == ("unknown", True)
+    odd = {"State": {"Status": "running", "ExitCode": "x"}, "Config": {"Labels": [], "Cmd": 5}}
+    assert parse_state(json.dumps([odd])) == ContainerState("running")
+    assert parse_state("[" * 100_000) == ContainerState("absent"), "no RecursionError"
 
 
 # -- status ------------------------------------------------------------------------------------
 
 
+TABLE = '{"nftables": [{"metainfo": {}}, {"rule": {"handle": 3, "expr": []}}]}'
+
+
 class FakeSession:
     """A node with these containers (name to what `docker inspect` prints)."""
 
-    def __init__(self, containers=None, health=0, answer=""):
+    def __init__(
+        self,
+        containers=None,
+        health=0,
+        answer="",
+        firewall=TABLE,
+        description=None,
+        proxy="active",
+    ):
         self.containers, self.health, self.answer = containers or {}, health, answer
+        self.firewall = firewall
+        self.description, self.proxy, self.asked = description, proxy, []
 
-    def submit(self, op, commands):
+    def submit(self, op, commands, files):
         assert op == "gather"
         found = {
             name: {"status": 0, "stdout": self.containers.get(argv[-1], "[]"), "stderr": ""}
             for name, argv in commands.items()
         }
-        return SimpleNamespace(wait=lambda: {"commands": found})
+        found["firewall"] = {"status": 0 if self.firewall else 1, "stdout": self.firewall}
+        found[UNIT]["stdout"] = f"{self.proxy}\n"
+        kept = dict.fromkeys(files, self.description) | {"firewall": normalised(TABLE)}
+        return SimpleNamespace(wait=lambda: {"commands": found, "files": kept})
 
     def run(self, argv):
         assert argv[:2] == ["docker", "logs"]
         return SimpleNamespace(status=0, stdout="vllm: error: no such flag\n", stderr="")
 
-    def http(self, url, **_options):
+    def http(self, url, timeout, **options):
+        self.waits = {**getattr(self, "waits", {}), url.rpartition("/")[2]: timeout}
+        self.asked.append((url, options))
         if url.endswith("/health"):
-            return Answer(self.health, "", "" if self.health else "refused")
+            body = NOT_SERVED if self.health == 503 and self.description else ""
+            return Answer(self.health, body, "" if self.health else "refused", "ab" * 32)
+        if self.answer == "401":
+            return Answer(401, "{}")
         if not self.answer:
             return Answer(500, "Internal Server Error")
         return Answer(200, json.dumps({"choices": [{"message": {"content": self.answer}}]}))
@@ -185,12 +214,6 @@ def status(monkeypatch):
     def look(play, ray=()):
         class Told:
             def __init__(self, *_args):
-                pass
-
-            def __enter__(self):
-                return self
-
-            def __exit__(self, *_exc):
                 pass
 
             def nodes(self):
@@ -230,6 +253,18 @@ def test_serving(status):
     )  # fmt: skip
     assert document["ray"] == {"nodes": 2, "gpus": 2.0}
     assert document["nodes"][1]["containers"][SERVER]["status"] == "absent"
+
+
+def test_a_firewall_that_is_not_in_force(status):
+    guarded = {"spark-cluster.firewall": "present"}
+    flushed = FakeSession({RAY: inspected()}, firewall="")
+    found = status(play_of(spark1=serving(labels=guarded), spark2=flushed), TWO)
+    assert found.state == "degraded"
+    assert found.problems == ("the firewall of the engine's ports on spark2: it is not in force",)
+    other = FakeSession({RAY: inspected()}, firewall=TABLE.replace("[]}", '["x"]}'))
+    (problem,) = status(play_of(spark1=serving(labels=guarded), spark2=other), TWO).problems
+    assert "its rules were changed" in problem
+    assert not status(play_of(spark1=serving(), spark2=flushed), TWO).problems, "not wanted there"
 
 
 def test_serving_alone(status):
@@ -272,6 +307,88 @@ def test_what_is_wrong(status, play, ray, state_, problem):
     assert found.state == state_, found.problems
     assert any(problem in p for p in found.problems), found.problems
     json.dumps(found.document())
+
+
+def test_a_completion_over_a_dead_link_is_not_waited_for(status):
+    """It hangs for as long as it is waited for, which made `status` take 24 s."""
+    well, dark = serving(), serving(answer="")
+    status(play_of(spark1=well, spark2=WORKER), TWO)
+    found = status(play_of(cable=False, spark1=dark, spark2=WORKER), TWO)
+    assert dark.waits["completions"] <= 2 < well.waits["completions"] <= 10
+    assert found.problems[:2] == tuple(
+        f"no ConnectX-7 interface of {name} is up: is the cable in?"
+        for name in ("spark1", "spark2")
+    )
+    both = status(play_of(cable=False, spark1=serving(), spark2=WORKER), TWO)
+    assert both.state == "degraded", "it answers all the same"
+
+
+def test_ray_and_the_server_are_asked_side_by_side(monkeypatch):
+    """Neither waits for the other's answer."""
+    meet = threading.Barrier(2, timeout=120)
+
+    class Head(FakeSession):
+        def http(self, url, **options):
+            if url.endswith("/health"):
+                meet.wait()
+            return super().http(url, **options)
+
+    def ask_ray(*_args):
+        meet.wait()
+        return TWO
+
+    monkeypatch.setattr(state, "_ray", ask_ray)
+    head = Head(serving().containers, 200, "Paris")
+    assert state.status(play_of(spark1=head, spark2=WORKER), None, PROBE).state == "serving"
+
+
+def test_labels_of_another_program(status):
+    """A container that has our name and odd labels gets a verdict."""
+    text = inspected(tp="two").replace(":8000", ":²")
+    found = status(play_of(spark1=FakeSession({SERVER: text}, 200, "x"), spark2=FakeSession()))
+    assert (found.state, found.tp) == ("failed", 1)
+    assert "the container's label names no endpoint" in found.problems[0]
+
+
+PROXIED = json.dumps({"url": "https://10.0.0.1:8443/v1", "api_key": True, "tls": "self-signed"})
+
+
+def behind_a_proxy(**more):
+    return FakeSession({SERVER: inspected(tp=1)}, **{"description": PROXIED, **more})
+
+
+def test_the_endpoint_is_the_proxys_and_its_guard_is_shown(status):
+    node = behind_a_proxy(health=200, answer="Paris")
+    found = status(play_of(spark1=node, spark2=FakeSession()))
+    assert (found.state, found.problems) == ("serving", ())
+    assert found.endpoint == "https://10.0.0.1:8443/v1"
+    assert [url for url, _ in node.asked] == [
+        "https://10.0.0.1:8443/health", "https://10.0.0.1:8443/v1/chat/completions",
+    ]  # fmt: skip
+    assert {o["certificate"] for _, o in node.asked} == {
+        "/etc/spark-cluster/endpoint/self-signed.pem"
+    }
+    assert found.document()["access"] == {
+        "api_key": True, "tls": "self-signed", "certificate_sha256": "ab" * 32,
+    }  # fmt: skip
+    assert "with the API key; TLS with a self-signed certificate" in str(found.access)
+    assert "AB:AB:AB" in str(found.access)
+
+
+@pytest.mark.parametrize(
+    ("node", "state_", "problem"),
+    [
+        (behind_a_proxy(health=503), "starting", "/health does not say 200 (no answer)"),
+        (behind_a_proxy(health=0, proxy="failed"), "failed",
+         f"the proxy in front of vLLM ({UNIT}) is failed on spark1"),
+        (behind_a_proxy(health=200, answer="401"), "failed", "asks for another API key"),
+        (behind_a_proxy(health=0, description="no JSON"), "starting", "/health"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_behind_a_proxy(status, node, state_, problem):
+    found = status(play_of(spark1=node, spark2=FakeSession()))
+    assert found.state == state_, found.problems
+    assert any(problem in p for p in found.problems), found.problems
 
 
 def rank(status="running"):
@@ -392,7 +509,16 @@ def test_where_the_text_is(message, text):
 def test_a_body_that_is_no_completion():
     session = SimpleNamespace(http=lambda *_a, **_k: Answer(200, "<html>proxy</html>"))
     said = readiness.ask_once(session, Endpoint("h", 1, "m"), PROBE, timeout=1)
-    assert said.text == "<html>proxy</html>"
+    assert said.text == ""
+    assert said.why == "the server's reply is not a chat completion: <html>proxy</html>"
+    with pytest.raises(VerificationFailed, match="not a chat completion: <html>"):
+        ask(session)
+
+
+@pytest.mark.parametrize("text", ['{"choices":[{"message":null}]}', "[" * 100_000, "", "[]", "5"])
+def test_a_reply_of_an_odd_shape(text):
+    with pytest.raises(VerificationFailed, match="the server's reply is not a chat completion"):
+        ask(SimpleNamespace(http=lambda *_a, **_k: Answer(200, text)))
 
 
 def test_the_key_is_in_the_header_and_nowhere_else():

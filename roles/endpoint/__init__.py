@@ -1,0 +1,177 @@
+"""The reverse proxy in front of vLLM, wherever the endpoint is off the loopback or has a key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel, Field, SecretStr
+
+from spark_cluster.cluster import Spark
+from spark_cluster.project.template import render
+from spark_cluster.resources import (
+    Directory,
+    File,
+    Package,
+    Resource,
+    Secret,
+    SelfSignedCertificate,
+    Service,
+)
+from spark_cluster.serving import proxy
+from spark_cluster.serving.proxy import TlsKind
+
+TEMPLATES = Path(__file__).parent / "templates"
+UNIT_FILE = f"/etc/systemd/system/{proxy.UNIT}.service"
+
+ERRORS = {
+    400: ("the request is not valid HTTP, or its headers are too large", "bad_request"),
+    408: ("the request did not come in time", "request_timeout"),
+    500: ("the proxy failed", "proxy_error"),
+    502: ("vLLM broke the answer off", "bad_gateway"),
+    503: (
+        "vLLM does not answer: it is loading, or was stopped (`spark-cluster status` says which)",
+        proxy.NOT_SERVED,
+    ),
+    504: ("vLLM did not answer in time", "engine_timeout"),
+}
+"""Status to message and code of what the proxy answers itself."""
+
+UNAUTHORIZED = (
+    "this endpoint asks for its API key: send it as `Authorization: Bearer KEY`",
+    "invalid_api_key",
+)
+
+
+class Settings(BaseModel):
+    """Settings of the role `endpoint`; `up` gives them from the inventory."""
+
+    host: str | None = Field(
+        default=None,
+        description="the head's address that the endpoint listens on; null takes the proxy away, "
+        "and vLLM has the port itself",
+    )
+    port: int = Field(default=8000, description="port of the endpoint")
+    engine_port: int = Field(default=18000, description="vLLM's own port, on the head's loopback")
+    url: str = Field(default="", description="the OpenAI base URL, as users write it")
+    api_key: SecretStr | None = Field(
+        default=None, description="key that requests must carry; only its digest goes to the node"
+    )
+    tls: TlsKind | None = Field(
+        default=None, description="where the certificate comes from; null is plain HTTP"
+    )
+    certificate: SecretStr | None = Field(
+        default=None, description="PEM text of the certificate and its private key"
+    )
+
+
+def role(node: Spark, settings: Settings) -> Iterator[Resource]:
+    """The proxy's files and its unit on the head; elsewhere, and without it, none of them."""
+    if settings.host is None or not node.is_head:
+        yield from _absent()
+        return
+    yield Directory(proxy.FOLDER, mode=0o755)
+    secrets: dict[str, Resource] = {}
+    if settings.api_key is not None:
+        digest = hashlib.sha256(settings.api_key.get_secret_value().encode()).hexdigest()
+        secrets[proxy.KEYS] = _secret(proxy.KEYS, f"{digest.upper()}\n")
+    else:
+        yield File(proxy.KEYS, state="absent")
+    if settings.tls == "certificate" and settings.certificate is not None:
+        text = settings.certificate.get_secret_value()
+        secrets[proxy.CERTIFICATE] = _secret(proxy.CERTIFICATE, text)
+    else:
+        yield File(proxy.CERTIFICATE, state="absent")
+    if settings.tls == "self-signed":
+        yield Package("openssl", makes=("command:openssl",))
+        names = tuple(dict.fromkeys((node.name, settings.host)))
+        secrets[proxy.SELF_SIGNED] = SelfSignedCertificate(proxy.SELF_SIGNED, names)
+    yield from secrets.values()
+    yield from _service(settings, secrets)
+    yield File(proxy.DESCRIPTION, content=_description(settings))
+
+
+def _service(settings: Settings, secrets: dict[str, Resource]) -> Iterator[Resource]:
+    """The configuration is checked by HAProxy itself before it takes the old one's place."""
+    config = File(
+        proxy.CONFIG,
+        content=configuration(settings),
+        validate_with=(
+            "env",
+            f"CREDENTIALS_DIRECTORY={proxy.FOLDER}",
+            "haproxy",
+            "-c",
+            "-q",
+            "-f",
+            "{}",
+        ),
+    )
+    unit = File(
+        UNIT_FILE,
+        content=render(
+            TEMPLATES,
+            "endpoint.service.j2",
+            config=proxy.CONFIG,
+            folder=proxy.FOLDER,
+            credentials=[_name(path) for path in secrets],
+            port=settings.port,
+        ),
+    )
+    yield config
+    yield unit
+    yield Service(proxy.UNIT, enabled=True, restart_when=(config, unit, *secrets.values()))
+
+
+def _absent() -> Iterator[Resource]:
+    """All of it away, the key first of all; a certificate that was made on the node stays."""
+    yield Service(proxy.UNIT, running=False, enabled=False)
+    for path in (proxy.KEYS, proxy.CERTIFICATE, proxy.DESCRIPTION, proxy.CONFIG, UNIT_FILE):
+        yield File(path, state="absent")
+
+
+def configuration(settings: Settings) -> str:
+    """The text of haproxy.cfg."""
+    certificate = {
+        None: None,
+        "self-signed": _name(proxy.SELF_SIGNED),
+        "certificate": _name(proxy.CERTIFICATE),
+    }[settings.tls]
+    return render(
+        TEMPLATES,
+        "haproxy.cfg.j2",
+        address=settings.host,
+        port=settings.port,
+        engine_port=settings.engine_port,
+        keys=_name(proxy.KEYS) if settings.api_key is not None else None,
+        certificate=certificate,
+        errors=ERRORS,
+        unauthorized=UNAUTHORIZED,
+        body=_body,
+        unit=proxy.UNIT,
+    )
+
+
+def _secret(path: str, text: str) -> File:
+    return File(path, content=Secret(text), mode=0o600, owner="root", group="root")
+
+
+def _name(path: str) -> str:
+    return path.rsplit("/", 1)[1]
+
+
+def _body(message: str, code: str) -> str:
+    """An error as OpenAI's servers write it."""
+    kind = "invalid_request_error" if code in ("invalid_api_key", "bad_request") else "server_error"
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return json.dumps({"error": error})
+
+
+def _description(settings: Settings) -> str:
+    found = {
+        "url": settings.url,
+        "api_key": settings.api_key is not None,
+        "tls": settings.tls,
+    }
+    return json.dumps(found, indent=2) + "\n"

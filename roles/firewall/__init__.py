@@ -1,0 +1,125 @@
+"""The engine's ports are open to the other serving nodes over the fabric, and to nobody else.
+
+A table of our own in nftables, which only drops: what it lets pass still meets the user's own
+rules. In force before Ray starts, and at each boot before Docker starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from spark_cluster.cluster import Spark
+from spark_cluster.errors import Failed
+from spark_cluster.ports import Span
+from spark_cluster.project.template import render
+from spark_cluster.resources import File, NftTable, Package, Resource, Service
+from spark_cluster.serving.firewall import TABLE, UNIT, UNIT_FILE
+
+TEMPLATES = Path(__file__).parent / "templates"
+TRUST = (
+    "without nftables the engine's ports are open to everyone who reaches this node; "
+    "`trusted_network: true` in the inventory accepts that"
+)
+
+
+class Settings(BaseModel):
+    """Settings of the role `firewall`; `up` gives all but `allow`."""
+
+    state: Literal["present", "absent"] = Field(description="absent: one node alone serves")
+    peers: tuple[str, ...] = Field(default=(), description="names of the nodes that serve together")
+    ports: tuple[Span, ...] = Field(default=(), description="ports of the engine: first, last")
+    endpoint_port: int | None = Field(
+        default=None, description="of the endpoint, where the inventory puts it on the network"
+    )
+    allow: tuple[int, ...] = Field(
+        default=(),
+        description="TCP ports of your own services that stay reachable although they lie in the "
+        "range from which the kernel picks ports (net.ipv4.ip_local_port_range)",
+    )
+
+
+def role(node: Spark, settings: Settings) -> Iterator[Resource]:
+    """nftables, the table, and the unit that loads it at boot."""
+    if settings.state == "absent":
+        yield from _removal()
+        return
+    peers = [one for one in node.cluster if one.name in settings.peers and one.name != node.name]
+    if not node.links or not all(peer.links for peer in peers):
+        raise Failed("there is no fabric whose ports could be guarded", where=node.name)
+    _must_not_open_the_engine(node, settings)
+    table = NftTable(
+        TABLE,
+        render(
+            TEMPLATES,
+            "table.nft.j2",
+            fabric=_quoted(link.interface for link in node.links),
+            own=_joined(_own(node)),
+            peers=_joined(str(link.address.ip) for peer in peers for link in peer.links),
+            ports=_joined(_spans(node, settings)),
+            allow=_joined(str(port) for port in _allowed(settings)),
+        ),
+        if_refused=TRUST,
+    )
+    yield Package("nftables", makes=("command:nft",))
+    yield table
+    yield File(UNIT_FILE, content=render(TEMPLATES, "unit.j2", file=table.file))
+    yield Service(UNIT, running=True, enabled=True)
+
+
+def _must_not_open_the_engine(node: Spark, settings: Settings) -> None:
+    """Raise Failed when a port that shall stay open is one of the engine's."""
+    for port in settings.allow:
+        if any(first <= port <= last for first, last in settings.ports):
+            raise Failed(
+                f"firewall: allow: {port} is a port of the engine",
+                where=node.name,
+                hint="give your service another port, or Ray others (`ray:` in the recipe)",
+            )
+
+
+def _removal() -> Iterator[Resource]:
+    """Nothing of it is left; for when the engine is gone."""
+    yield Service(UNIT, running=False, enabled=False)
+    yield File(UNIT_FILE, state="absent")
+    yield NftTable(TABLE, state="absent")
+
+
+def _own(node: Spark) -> list[str]:
+    """Every address on the fabric's interfaces, present or to be given."""
+    given = [str(link.address.ip) for link in node.links]
+    found = [node.facts.interface(link.interface) for link in node.links]
+    return given + [str(a.ip) for interface in found if interface for a in interface.addresses]
+
+
+def _spans(node: Spark, settings: Settings) -> list[str]:
+    """The engine's own ports, and the range in which the kernel picks the others."""
+    spans = {*settings.ports, node.facts.local_ports}
+    return [f"{first}" if first == last else f"{first}-{last}" for first, last in _merged(spans)]
+
+
+def _merged(spans: set[Span]) -> list[Span]:
+    """Without overlaps, which a set of nftables refuses."""
+    found: list[Span] = []
+    for first, last in sorted(spans):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(last, found[-1][1]))
+        else:
+            found.append((first, last))
+    return found
+
+
+def _allowed(settings: Settings) -> list[int]:
+    more = () if settings.endpoint_port is None else (settings.endpoint_port,)
+    return sorted({*settings.allow, *more})
+
+
+def _quoted(names: Iterator[str] | list[str]) -> str:
+    return _joined(f'"{name}"' for name in names)
+
+
+def _joined(words: Iterator[str] | list[str]) -> str:
+    return ", ".join(dict.fromkeys(words))

@@ -1,0 +1,52 @@
+# Downloads a repository of the hub with the `hf` of an image, in a container with a name.
+# The token comes on standard input and lies in a file of root's for as long as the download lasts;
+# $work is on a tmpfs, so that after a power cut nothing of it is left.
+# Arguments: WORK NAME IMAGE REPOSITORY REVISION FOLDER [OPTION OF docker run]...
+umask 077
+work=$1 name=$2 image=$3 repository=$4 revision=$5 folder=$6
+shift 6
+own=$work/$name.$$ client= teller=
+
+finish() {
+    status=$?
+    trap '' TERM INT HUP
+    trap - EXIT
+    rm -f "$own/token"
+    test -z "$teller" || kill "$teller" 2>/dev/null
+    # Its id, not its name: a later download may have taken the name already.
+    test ! -s "$own/id" || docker rm --force "$(cat "$own/id")" >/dev/null 2>&1
+    test -z "$client" || kill "$client" 2>/dev/null
+    rm -rf "$own"
+    exit "$status"
+}
+
+mkdir -p "$work" || exit
+for left in "$work"/*; do # of a download that was killed
+    kill -0 "${left##*.}" 2>/dev/null || rm -rf "$left"
+done
+trap finish EXIT
+trap 'exit 143' TERM INT HUP
+mkdir "$own" && cat >"$own/token" || exit
+if test -s "$own/token"; then
+    set -- "$@" --env HF_TOKEN_PATH=/run/secrets/hub-token \
+        --mount "type=bind,source=$own/token,target=/run/secrets/hub-token,readonly"
+fi
+
+docker rm --force "$name" >/dev/null 2>&1 # of a download that was killed
+rm -f "$folder/.complete"                 # from here on the folder is no longer what it was
+docker run --rm --init --name "$name" --cidfile "$own/id" --network host --user 0:0 \
+    --mount "type=bind,source=$folder,target=$folder" "$@" --entrypoint hf "$image" \
+    download --revision="$revision" --local-dir="$folder" -- "$repository" &
+client=$!
+# `hf` shows its progress on terminals only.
+while sleep 10 >/dev/null 2>&1; do
+    echo "$(du -sm "$folder" | cut -f1) MiB of $repository are there"
+done &
+teller=$!
+wait "$client" || exit
+client=
+
+# The files first, then the word that all of them are there: a power cut must not swap the two.
+sync -f "$folder"
+echo "$repository@$revision" >"$folder/.complete.new" && chmod 644 "$folder/.complete.new" &&
+    sync "$folder/.complete.new" && mv "$folder/.complete.new" "$folder/.complete" && sync "$folder"

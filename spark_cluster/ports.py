@@ -1,0 +1,126 @@
+"""Every port that the inference engine listens on: chosen here, closed by the firewall.
+
+Ray picks most of its ports at random unless it is told; a port that is not known cannot be guarded.
+None of these lies in the range from which the kernel picks ports for listeners without one
+(32768-60999), so none is taken before the engine starts. What the engine itself leaves to the
+kernel (NCCL's and Gloo's rendezvous, torch's TCPStore, vLLM's ZeroMQ) lies in that range, which the
+firewall closes as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+EPHEMERAL = (32768, 60999)
+"""The kernel's own default of net.ipv4.ip_local_port_range, first and last."""
+
+SERVICES = 9
+"""Ports of Ray that follow each other, from `first_port`."""
+
+Span = tuple[int, int]
+"""First and last port."""
+
+
+@dataclass(frozen=True)
+class EnginePorts:
+    """Ports of Ray and of vLLM's ranks.
+
+    Args:
+        gcs: Ray's control service, on the head (`ray start --port`).
+        dashboard: Ray's dashboard and State API, on the head's loopback.
+        first_port: the first of those that follow each other, see the properties.
+        min_worker_port, max_worker_port: of Ray's workers.
+        master: where the ranks of vLLM's own multi-node mode meet.
+    """
+
+    gcs: int = 6379
+    dashboard: int = 8265
+    first_port: int = 18301
+    # Ray's own range (10002-19999) runs into other services of a node.
+    min_worker_port: int = 18400
+    max_worker_port: int = 18899
+    master: int = 29501
+
+    @property
+    def node_manager(self) -> int:
+        """The raylet."""
+        return self.first_port
+
+    @property
+    def object_manager(self) -> int:
+        """Objects between the nodes."""
+        return self.first_port + 1
+
+    @property
+    def runtime_env_agent(self) -> int:
+        """Makes environments for workers."""
+        return self.first_port + 2
+
+    @property
+    def agent_http(self) -> int:
+        """The dashboard's agent on each node; takes jobs (Ray's own default is 52365)."""
+        return self.first_port + 3
+
+    @property
+    def agent_grpc(self) -> int:
+        """The same agent, for Ray itself."""
+        return self.first_port + 4
+
+    @property
+    def metrics(self) -> int:
+        """Prometheus metrics of a node; on all addresses, whatever Ray is told."""
+        return self.first_port + 5
+
+    @property
+    def client_server(self) -> int:
+        """Ray's client server: `ray start --head` has no way to leave it out (2.60)."""
+        return self.first_port + 6
+
+    @property
+    def autoscaler_metrics(self) -> int:
+        """Prometheus metrics of the head's monitor; on all addresses."""
+        return self.first_port + 7
+
+    @property
+    def dashboard_metrics(self) -> int:
+        """Prometheus metrics of the dashboard; on all addresses."""
+        return self.first_port + 8
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """All of them, in order."""
+        alone = (self.gcs, self.dashboard, self.master)
+        spans = [(port, port) for port in alone]
+        spans.append((self.first_port, self.first_port + SERVICES - 1))
+        spans.append((self.min_worker_port, self.max_worker_port))
+        return tuple(sorted(spans))
+
+    def clash(self) -> str:
+        """What two of them share, in words; nothing when all is well."""
+        for (first, last), (start, end) in zip(self.spans, self.spans[1:], strict=False):
+            if start <= last:
+                return f"{_shown((first, last))} and {_shown((start, end))} overlap"
+        low, high = EPHEMERAL
+        for first, last in self.spans:
+            if first <= high and last >= low:
+                return f"{_shown((first, last))} is in the kernel's own range {low}-{high}"
+        return ""
+
+    def metrics_environment(self) -> dict[str, str]:
+        """Ports that Ray takes from its environment only."""
+        return {
+            "AUTOSCALER_METRIC_PORT": str(self.autoscaler_metrics),
+            "DASHBOARD_METRIC_PORT": str(self.dashboard_metrics),
+        }
+
+
+def vllm_ports(environment: Mapping[str, str]) -> tuple[Span, ...]:
+    """The ports that VLLM_PORT makes vLLM count up from, when a recipe sets it."""
+    first = environment.get("VLLM_PORT", "")
+    return ((int(first), min(int(first) + 99, 65535)),) if first.isdigit() else ()
+
+
+def _shown(span: Span) -> str:
+    first, last = span
+    return f"{first}" if first == last else f"{first}-{last}"

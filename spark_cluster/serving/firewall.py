@@ -1,0 +1,116 @@
+"""Who may reach the engine's ports: the other nodes that serve, over the fabric, and nobody else.
+
+Ray runs what it is asked to run, as root; vLLM's ranks, NCCL and Gloo ask nobody for a password.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from packaging.version import InvalidVersion, Version
+
+from spark_cluster.errors import Refused
+from spark_cluster.ports import EnginePorts, Span, vllm_ports
+from spark_cluster.resources import NftTable
+from spark_cluster.resources.nft_table import normalised
+from spark_cluster.serving.ray_state import TOKENS_SINCE
+
+if TYPE_CHECKING:
+    from spark_cluster.cluster import Spark
+    from spark_cluster.inventory import Inventory
+    from spark_cluster.recipe import Recipe
+
+TABLE = "spark_cluster"
+BEFORE_TOKENS = Version("0.12")
+"""The first vLLM that was released after Ray 2.52 (November 2025); images carry the Ray of their
+day."""
+UNIT = "spark-cluster-firewall.service"
+UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+LABEL = "spark-cluster.firewall"
+"""Of the engine's containers: `present`, or `absent` where the inventory does without."""
+
+LIST = ("nft", "-j", "list", "table", "inet", TABLE)
+KEPT = NftTable(TABLE, state="absent").listing
+"""The question whether it is in force: a command, and a file to compare its answer with."""
+
+OPEN = (
+    "trusted_network: true in the inventory: there is no firewall, so whoever reaches these nodes "
+    "reaches Ray and vLLM's ranks, and runs what they like there as root unless Ray asks for its "
+    "token"
+)
+
+
+def settings(inventory: Inventory, recipe: Recipe, nodes: Sequence[Spark]) -> dict[str, Any]:
+    """What the playbook gives the role `firewall` while these nodes serve together.
+
+    Raises:
+        Refused: the endpoint has a port of Ray's.
+    """
+    _must_not_clash(inventory, recipe)
+    if state_for(inventory, len(nodes)) == "absent":
+        return {"state": "absent"}
+    return {
+        "state": "present",
+        "peers": tuple(node.name for node in nodes),
+        "ports": closed(inventory, recipe),
+        "endpoint_port": inventory.serve.port if inventory.serve.bind != "loopback" else None,
+    }
+
+
+def _must_not_clash(inventory: Inventory, recipe: Recipe) -> None:
+    serve = inventory.serve
+    for name, port in (("serve.port", serve.port), ("serve.engine_port", serve.engine_port)):
+        if any(first <= port <= last for first, last in recipe.ray.ports.spans):
+            raise Refused(
+                f"{name}: {port} is a port of Ray's",
+                where=str(inventory.path),
+                hint="take another one, or give Ray others (`ray:` in the recipe)",
+            )
+
+
+def closed(inventory: Inventory, recipe: Recipe) -> tuple[Span, ...]:
+    """The ports that are chosen; the kernel's own range is closed besides."""
+    master = EnginePorts().master
+    given = inventory.head.settings_for("vllm").data.get("master_port", master)
+    spans = {*recipe.ray.ports.spans, *vllm_ports(recipe.plain_env)}
+    return tuple(sorted({*spans, (int(given), int(given))}))
+
+
+def remarks(inventory: Inventory | None, recipe: Recipe, tp: int) -> tuple[str, ...]:
+    """What a plan says of who can reach the engine."""
+    if tp == 1:
+        return ()
+    if inventory is not None and inventory.trusted_network:
+        return (OPEN,)
+    with contextlib.suppress(InvalidVersion):
+        version = Version(recipe.vllm.version or "nightly")
+        if recipe.executor == "ray" and version < BEFORE_TOKENS:
+            return (
+                f"images of vLLM {version} have a Ray older than {TOKENS_SINCE}, which takes "
+                "requests without a token: only the firewall keeps others from it",
+            )
+    return ()
+
+
+def state_for(inventory: Inventory, tp: int) -> str:
+    """The value of `LABEL`: whether the engine's ports are guarded while so many nodes serve."""
+    return "present" if tp > 1 and not inventory.trusted_network else "absent"
+
+
+def wrong_with(listed: Mapping[str, Any] | None, kept: str | None) -> str:
+    """Why the table is not as `up` left it; nothing when it is.
+
+    Args:
+        listed: what `LIST` gave; None without the program.
+        kept: content of `KEPT`.
+    """
+    if listed is None:
+        return "there is no nft"
+    if listed["status"] != 0:
+        return "it is not in force"
+    try:
+        return "" if normalised(listed["stdout"]) == kept else "its rules were changed"
+    except ValueError:
+        return "nft lists it in a form that is not known"

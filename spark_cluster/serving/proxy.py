@@ -1,0 +1,96 @@
+"""The reverse proxy in front of vLLM on the head: what it is called and where its files are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from spark_cluster.serving.engine import LOOPBACK
+
+UNIT = "spark-cluster-endpoint"
+"""Its systemd unit."""
+
+FOLDER = "/etc/spark-cluster/endpoint"
+CONFIG = f"{FOLDER}/haproxy.cfg"
+KEYS = f"{FOLDER}/api-keys"
+"""SHA-256 digests of the keys that open the endpoint; only root reads it."""
+
+CERTIFICATE = f"{FOLDER}/certificate.pem"
+"""The certificate that the user named, with its private key; only root reads it."""
+
+SELF_SIGNED = f"{FOLDER}/self-signed.pem"
+"""The certificate that was made on the node, with its private key; `down` leaves it, so that who
+trusts it still does after the next `up`."""
+
+DESCRIPTION = f"{FOLDER}/endpoint.json"
+"""What is in force, for `status` and `doctor`."""
+
+NOT_SERVED = "engine_unreachable"
+"""`code` of the proxy's own error when vLLM does not take connections; vLLM's have others."""
+
+TlsKind = Literal["self-signed", "certificate"]
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who can reach the endpoint, and how it is guarded.
+
+    Attributes:
+        url: the OpenAI base URL.
+        api_key: whether requests must carry a key.
+        tls: where the certificate comes from; None for plain HTTP.
+        fingerprint: SHA-256 of the certificate that was presented, in hex; empty when not seen.
+    """
+
+    url: str
+    api_key: bool = False
+    tls: TlsKind | None = None
+    fingerprint: str = ""
+
+    @property
+    def certificate(self) -> str | None:
+        """The file on the head with the certificate; None for plain HTTP."""
+        return {None: None, "self-signed": SELF_SIGNED, "certificate": CERTIFICATE}[self.tls]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        found: dict[str, Any] = {"api_key": self.api_key, "tls": self.tls}
+        return found | ({"certificate_sha256": self.fingerprint} if self.fingerprint else {})
+
+    def __str__(self) -> str:
+        """How it is guarded, in words."""
+        key = "with the API key" if self.api_key else "without a key"
+        if urlsplit(self.url).hostname == LOOPBACK:
+            who = f"reached on the head only, {key}"
+        else:
+            who = f"reached from the network, {key}"
+        if self.tls is None:
+            return f"{who}; plain HTTP"
+        kind = "a self-signed certificate" if self.tls == "self-signed" else "your certificate"
+        shown = f", SHA-256 fingerprint {colons(self.fingerprint)}" if self.fingerprint else ""
+        return f"{who}; TLS with {kind}{shown}"
+
+
+def colons(fingerprint: str) -> str:
+    """A hexadecimal fingerprint as openssl and browsers show it."""
+    text = fingerprint.upper()
+    return ":".join(text[i : i + 2] for i in range(0, len(text), 2))
+
+
+def described(text: str | None) -> Access | None:
+    """What a node's `endpoint.json` says; None where there is no such file, or no sense in it."""
+    try:
+        found = json.loads(text or "")
+        tls = found["tls"]
+        if tls not in (None, "self-signed", "certificate"):
+            return None
+        return Access(str(found["url"]), bool(found["api_key"]), tls)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def refused_by_proxy(status: int, body: str) -> bool:
+    """Whether an answer is the proxy's own, because vLLM does not take connections."""
+    return status == 503 and NOT_SERVED in body

@@ -1,0 +1,170 @@
+"""A real HAProxy with the role's configuration, in front of a small server that tells all."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.project import Project
+from spark_cluster.resources import File, Resource, SelfSignedCertificate
+from spark_cluster.serving import proxy
+
+HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+HANG_S = 120.0
+
+
+class Engine:
+    """Stands for vLLM: tells what reached it; each path does one thing.
+
+    `/stream` sends a second piece only when the test says that it has the first one; `/slow` waits
+    for its connection to be closed; an `Upgrade` is taken, whatever it asks for.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str]] = []
+        self.first_piece_seen = threading.Event()
+        self.gone = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # closed already
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    @property
+    def lines(self) -> list[str]:
+        """The request lines that reached it."""
+        return [line for line, _ in self.requests]
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as reader:
+            line = reader.readline().decode().strip()
+            head = "".join(iter(lambda: reader.readline().decode().strip() + "\n", "\n"))
+            if not line:
+                return
+            self.requests.append((line, head))
+            path = line.split()[1]
+            upgrade = re.search(r"(?im)^upgrade: (\S+)", head)
+            if upgrade:
+                connection.sendall(
+                    f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n"
+                    f"Upgrade: {upgrade[1]}\r\n{_accepted(head)}\r\n".encode()
+                )
+                with contextlib.suppress(OSError):
+                    reader.read(1)
+            elif path == "/stream":
+                connection.sendall(
+                    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+                    b"Transfer-Encoding: chunked\r\n\r\n7\r\ndata: 1\r\n"
+                )
+                assert self.first_piece_seen.wait(HANG_S)
+                connection.sendall(b"7\r\ndata: 2\r\n0\r\n\r\n")
+            elif path == "/slow":
+                connection.settimeout(HANG_S)
+                with contextlib.suppress(OSError):
+                    reader.read(1)  # nothing comes but the end
+                self.gone.set()
+            else:
+                size = int((re.search(r"(?im)^content-length: (\d+)", head) or ["", "0"])[1])
+                body = f"{path} {len(reader.read(size))}".encode()
+                connection.sendall(
+                    b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+                )
+
+
+def _accepted(head: str) -> str:
+    """The answer to a WebSocket's key (RFC 6455, 4.2.2), which proxies look at."""
+    key = re.search(r"(?im)^sec-websocket-key: (\S+)", head)
+    if key is None:
+        return ""
+    text = key[1] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+    digest = hashlib.sha1(text.encode(), usedforsecurity=False).digest()
+    return f"Sec-WebSocket-Accept: {base64.b64encode(digest).decode()}\r\n"
+
+
+def resources(node: Any, **settings: Any) -> list[Resource]:
+    """What the role endpoint yields."""
+    loaded = Project().load_role("endpoint")
+    return list(loaded.function(node, loaded.settings_model(**settings)))
+
+
+@contextlib.contextmanager
+def proxied(folder: Path, node: Any, engine_port: int, **settings: Any) -> Iterator[int]:
+    """The port of a running proxy; its files are in `folder`, which stands for the unit's
+    credentials."""
+    assert HAPROXY is not None
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    given = {"host": "127.0.0.1", "port": port, "engine_port": engine_port, **settings}
+    for resource in resources(node, **given):
+        if isinstance(resource, File) and resource.state == "present":
+            (folder / Path(resource.path).name).write_text(str(resource.content))
+        elif isinstance(resource, SelfSignedCertificate):
+            made = resource._make(_Here())  # type: ignore[arg-type]
+            (folder / Path(resource.path).name).write_bytes(made)
+    environment = {**os.environ, "CREDENTIALS_DIRECTORY": str(folder)}
+    config = str(folder / Path(proxy.CONFIG).name)
+    checked = subprocess.run(
+        [HAPROXY, "-c", "-f", config], env=environment, capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+    assert "WARNING" not in checked.stderr, checked.stderr
+    process = subprocess.Popen([HAPROXY, "-db", "-f", config], env=environment)
+    try:
+        deadline = time.monotonic() + HANG_S
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+class _Here:
+    """This machine, as far as making a certificate wants it."""
+
+    def progress(self, _text: str) -> None:
+        pass
+
+    def run(self, argv: tuple[str, ...], stdin: bytes = b"") -> Any:
+        from spark_cluster.agent.processes import Completed
+
+        done = subprocess.run(argv, input=stdin, capture_output=True, check=False)
+        return Completed(argv, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def converse(port: int, text: str | bytes, *, end: bytes = b"") -> str:
+    """Send bytes as they are; all that comes back, or as far as `end`."""
+    with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as connection:
+        connection.sendall(text if isinstance(text, bytes) else text.encode())
+        got = b""
+        while not end or end not in got:
+            piece = connection.recv(65536)
+            if not piece:
+                break
+            got += piece
+        return got.decode(errors="replace")

@@ -1,0 +1,177 @@
+"""The script that downloads a model, with a docker that only notes what it is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from role_samples import a_spark
+
+from spark_cluster.project import Project
+from spark_cluster.resources import Command
+
+TOKEN = "hf_NotARealTokenButASecret"
+HANGS_S = 120.0
+
+DOCKER = """#!PYTHON -IS
+import json, os, sys, time
+from pathlib import Path
+
+home, argv = Path(HOME), sys.argv[1:]
+with (home / "calls").open("a") as out:
+    print(json.dumps({"argv": argv, "environ": dict(os.environ)}), file=out)
+if argv[0] == "run":
+    Path(argv[argv.index("--cidfile") + 1]).write_text("id-of-it")
+    mounts = [dict(f.partition("=")[::2] for f in w.split(",")) for w in argv if "bind" in w]
+    token = next((m["source"] for m in mounts if m["target"].startswith("/run/secrets")), None)
+    if token:
+        mode = oct(os.stat(token).st_mode & 0o7777)
+        folder = oct(os.stat(os.path.dirname(token)).st_mode & 0o7777)
+        (home / "token").write_text(json.dumps([Path(token).read_text(), mode, folder, token]))
+    (home / "running").touch()
+    while (home / "hold").exists():
+        time.sleep(0.02)
+    print("hf talks", flush=True)
+    sys.exit(int((home / "status").read_text()) if (home / "status").exists() else 0)
+"""
+
+
+class Node:
+    """A folder with a docker in it, and the download of the role run there."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.work, self.folder = home / "work", home / "model"
+        self.folder.mkdir()
+        (home / "bin").mkdir()
+        docker = home / "bin/docker"
+        docker.write_text(DOCKER.replace("PYTHON", sys.executable).replace("HOME", repr(str(home))))
+        docker.chmod(0o755)
+
+    def start(self, token: str = "", revision: str = "main") -> subprocess.Popen[bytes]:
+        loaded = Project().load_role("models")
+        settings = loaded.settings_model(
+            name="org/m", revision=revision, path=str(self.folder), image="image:1"
+        )
+        command = next(r for r in loaded.function(a_spark(), settings) if isinstance(r, Command))
+        work = loaded.function.__globals__["DOWNLOADS"]
+        argv = [str(self.work) if word == work else word for word in command.argv]
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={"PATH": f"{self.home}/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+            start_new_session=True,
+        )
+        assert process.stdin
+        process.stdin.write(token.encode())
+        process.stdin.close()
+        return process
+
+    def run(self, token: str = "", revision: str = "main") -> int:
+        return self.start(token, revision).wait(HANGS_S)
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.home / "calls").read_text().splitlines()]
+
+    @property
+    def complete(self) -> str:
+        marker = self.folder / ".complete"
+        return marker.read_text() if marker.exists() else ""
+
+    def left(self) -> list[Path]:
+        """What a download has left beside the model."""
+        return list(self.work.iterdir()) if self.work.is_dir() else []
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + HANGS_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+
+
+def test_the_token_is_in_a_file_of_root_and_nowhere_else(node: Node) -> None:
+    assert node.run(TOKEN) == 0
+    text, mode, folder, path = json.loads((node.home / "token").read_text())
+    assert (text, mode, folder) == (TOKEN, "0o600", "0o700")
+    assert not Path(path).exists()
+    assert node.left() == []
+    assert TOKEN not in (node.home / "calls").read_text()  # neither in argv nor in a variable
+    (run,) = [call["argv"] for call in node.calls if call["argv"][0] == "run"]
+    assert "HF_TOKEN_PATH=/run/secrets/hub-token" in run
+    assert node.complete == "org/m@main\n"
+    assert (node.folder / ".complete").stat().st_mode & 0o777 == 0o644
+
+
+def test_without_a_token_none_is_mounted(node: Node) -> None:
+    assert node.run() == 0
+    (run,) = [call["argv"] for call in node.calls if call["argv"][0] == "run"]
+    assert "hub-token" not in " ".join(run)
+    assert not (node.home / "token").exists()
+
+
+def test_the_container_has_a_name_that_goes_before_and_its_end_is_heard_of(node: Node) -> None:
+    node.run()
+    remove, run = (call["argv"] for call in node.calls[:2])
+    name = run[run.index("--name") + 1]
+    assert remove == ["rm", "--force", name]
+    assert name.startswith("spark-download-")
+    assert "--init" in run  # or SIGTERM would not end it
+    assert run[run.index("image:1") + 1 :] == [
+        "download", "--revision=main", f"--local-dir={node.folder}", "--", "org/m",
+    ]  # fmt: skip
+
+
+def test_a_failure_is_told_and_the_folder_is_not_called_complete(node: Node) -> None:
+    (node.folder / ".complete").write_text("org/m@old\n")
+    (node.home / "status").write_text("7")
+    assert node.run(TOKEN, revision="new") == 7
+    assert node.complete == ""  # files of both are in it
+    assert node.left() == []
+
+
+def test_ended_it_ends_its_container(node: Node) -> None:
+    (node.home / "hold").touch()
+    process = node.start(TOKEN)
+    until((node.home / "running").exists)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(HANGS_S) == 143
+    assert ["rm", "--force", "id-of-it"] in [call["argv"] for call in node.calls]
+    assert node.left() == []
+    assert node.complete == ""
+
+
+def test_killed_its_token_is_removed_by_the_next_one(node: Node) -> None:
+    (node.home / "hold").touch()
+    process = node.start(TOKEN)
+    until((node.home / "running").exists)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(HANGS_S)
+    assert node.left() != []
+    (node.home / "hold").unlink()
+    assert node.run() == 0
+    assert node.left() == []
+    assert [call["argv"][0] for call in node.calls] == ["rm", "run", "rm", "run", "rm"]
+
+
+def test_another_one_at_work_is_left_alone(node: Node) -> None:
+    theirs = node.work / f"spark-download-other.{os.getpid()}"
+    theirs.mkdir(parents=True)
+    node.run()
+    assert node.left() == [theirs]

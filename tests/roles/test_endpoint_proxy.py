@@ -1,0 +1,292 @@
+"""What passes a real HAProxy with the role's configuration, and what does not without the key."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from proxied import HANG_S, HAPROXY, Engine, converse, proxied
+from role_samples import a_spark
+
+from spark_cluster.agent.http import ask
+from spark_cluster.serving import proxy
+
+pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
+
+KEY = "sk-test-5be1cf0277a04d"
+END = "Host: x\r\nConnection: close\r\n"
+AUTH = f"Authorization: Bearer {KEY}\r\n"
+WEBSOCKET = (
+    "Host: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    served = Engine()
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, engine: Engine) -> Iterator[int]:
+    """The port of a proxy that asks for the key."""
+    with proxied(tmp_path, a_spark(), engine.port, api_key=KEY) as port:
+        yield port
+
+
+def status(answer: str) -> int:
+    return int(answer.split(" ", 2)[1])
+
+
+def request(method: str, target: str, more: str = "") -> str:
+    return f"{method} {target} HTTP/1.1\r\n{END}{more}\r\n"
+
+
+def error(answer: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(answer.partition("\r\n\r\n")[2])["error"]
+    return found
+
+
+# -- the key -----------------------------------------------------------------------------------
+
+PATHS = (
+    "/", "/v1/models", "/v1/chat/completions", "/v2/embed", "/invocations", "/tokenize",
+    "/detokenize", "/pooling", "/classify", "/score", "/rerank", "/metrics", "/version", "/load",
+    "/ping", "/docs", "/openapi.json", "/inference/v1/generate", "/health/",
+)  # fmt: skip
+TRICKS = (
+    "//v1/models", "/%2e%2e/health", "/health/../v1/models", "/health/%2e%2e/v1/models",
+    "/./health", "//health", "/health?x", "/health?", "/health;x", "/health%00", "/health%20",
+    "/HEALTH", "/%68ealth", "/health\\..\\v1", "http://x/health", "http://x/v1/models",
+    "http://x//health", "*",
+)  # fmt: skip
+
+
+def test_nothing_passes_without_the_key(guarded: int, engine: Engine) -> None:
+    for target, method in product([*PATHS, *TRICKS], ["GET", "POST", "OPTIONS", "HEAD"]):
+        answer = converse(guarded, request(method, target))
+        # HAProxy itself takes `*` for no other method than OPTIONS.
+        refused = status(answer) == 401 or (target == "*" and status(answer) == 400)
+        assert refused, (method, target, answer)
+    assert engine.requests == []
+
+
+WRONG = (
+    "", "Bearer", "Bearer ", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", f"Bearer {KEY.upper()}",
+    f"Basic {KEY}", KEY, f"Bearer x {KEY}", f"Bearer x,{KEY}", f'Bearer "{KEY}"',
+)  # fmt: skip
+
+
+def test_a_wrong_key(guarded: int, engine: Engine) -> None:
+    for value in WRONG:
+        answer = converse(guarded, request("GET", "/v1/models", f"Authorization: {value}\r\n"))
+        assert status(answer) == 401, value
+    assert engine.requests == []
+
+
+def test_the_digest_that_the_node_holds_is_no_key(guarded: int, tmp_path: Path) -> None:
+    digest = (tmp_path / Path(proxy.KEYS).name).read_text().strip()
+    assert KEY not in digest
+    for value in (digest, digest.lower()):
+        more = f"Authorization: Bearer {value}\r\n"
+        assert status(converse(guarded, request("GET", "/v1/models", more))) == 401
+
+
+def test_what_is_said_without_a_key(guarded: int) -> None:
+    answer = converse(guarded, request("GET", "/v1/models"))
+    assert re.search(r"(?im)^www-authenticate: Bearer\b", answer)
+    assert re.search(r"(?im)^content-type: application/json\r$", answer)
+    assert error(answer)["code"] == "invalid_api_key"
+
+
+def test_the_key_opens_every_path(guarded: int, engine: Engine) -> None:
+    for target in PATHS:
+        assert status(converse(guarded, request("GET", target, AUTH))) == 200, target
+    assert engine.lines == [f"GET {target} HTTP/1.1" for target in PATHS]
+
+
+def test_vllm_does_not_see_the_key_and_is_not_told_who_asks_by_who_asks(
+    guarded: int, engine: Engine
+) -> None:
+    lies = "X-Forwarded-For: 10.1.1.1\r\nForwarded: for=10.1.1.1\r\nX-Forwarded-Proto: https\r\n"
+    converse(guarded, request("GET", "/v1/models", f"{AUTH}Authorization: x\r\n{lies}"))
+    ((_, head),) = engine.requests
+    assert KEY not in head
+    assert "uthorization" not in head
+    assert "10.1.1.1" not in head
+    assert "x-forwarded-for: 127.0.0.1\n" in head
+    assert "x-forwarded-proto: http\n" in head
+
+
+# -- health ------------------------------------------------------------------------------------
+
+
+def test_health_is_free(guarded: int, engine: Engine) -> None:
+    assert status(converse(guarded, request("GET", "/health"))) == 200
+    assert engine.lines == ["GET /health HTTP/1.1"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        request("HEAD", "/health"),
+        request("POST", "/health"),
+        request("get", "/health"),
+        request("GET", "/health", "Content-Length: 3\r\n") + "abc",
+        request("GET", "/health", "Content-Length: 0\r\n"),
+        request("GET", "/health", "Transfer-Encoding: chunked\r\n") + "0\r\n\r\n",
+        f"GET /health HTTP/1.1\r\n{WEBSOCKET}\r\n",
+        "GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings, close\r\n"
+        "Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n",
+    ],
+    ids=["HEAD", "POST", "get", "body", "length 0", "chunked", "websocket", "h2c"],
+)
+def test_nothing_rides_on_health(guarded: int, engine: Engine, text: str) -> None:
+    assert status(converse(guarded, text, end=b"\r\n\r\n")) == 401
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
+        "GET /health HTTP/1.1\r\nHost: x\r\nContent-Length : 30\r\n\r\n",
+        "GET /health#/../v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET /health\r\n\r\n",
+        "CONNECT 127.0.0.1:22 HTTP/1.1\r\nHost: x\r\n\r\n",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
+    ],
+)
+def test_what_is_no_request(guarded: int, engine: Engine, text: str) -> None:
+    assert status(converse(guarded, text, end=b"\r\n\r\n")) in (400, 401)
+    assert engine.requests == []
+
+
+def test_a_second_request_behind_health_needs_the_key_too(guarded: int, engine: Engine) -> None:
+    first = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    answer = converse(guarded, first + request("GET", "/v1/models"))
+    assert re.findall(r"HTTP/1\.1 (\d+)", answer) == ["200", "401"]
+    assert engine.lines == ["GET /health HTTP/1.1"]
+
+
+def test_an_upgrade_needs_the_key(guarded: int, engine: Engine) -> None:
+    line = "GET /v1/realtime HTTP/1.1\r\n"
+    assert status(converse(guarded, f"{line}{WEBSOCKET}\r\n", end=b"\r\n\r\n")) == 401
+    assert engine.requests == []
+    assert status(converse(guarded, f"{line}{WEBSOCKET}{AUTH}\r\n", end=b"\r\n\r\n")) == 101
+
+
+# -- what must come through whole --------------------------------------------------------------
+
+
+def test_a_stream_comes_in_pieces(guarded: int, engine: Engine) -> None:
+    with socket.create_connection(("127.0.0.1", guarded), timeout=HANG_S) as connection:
+        connection.sendall(request("GET", "/stream", AUTH).encode())
+        got = b""
+        while b"data: 1" not in got:  # the second piece is sent only after the first was seen
+            got += connection.recv(4096)
+        assert b"data: 2" not in got
+        engine.first_piece_seen.set()
+        while piece := connection.recv(4096):
+            got += piece
+    assert b"data: 2" in got
+
+
+def test_a_large_body(guarded: int, engine: Engine) -> None:
+    size = 50 * 2**20
+    head = request("POST", "/v1/chat/completions", f"{AUTH}Content-Length: {size}\r\n")
+    assert converse(guarded, head.encode() + b"x" * size).endswith(f"completions {size}")
+
+
+def test_a_request_whose_user_has_gone_is_ended(guarded: int, engine: Engine) -> None:
+    with socket.create_connection(("127.0.0.1", guarded), timeout=HANG_S) as connection:
+        connection.sendall(f"POST /slow HTTP/1.1\r\nHost: x\r\n{AUTH}\r\n".encode())
+        while not engine.requests:
+            pass
+    assert engine.gone.wait(HANG_S), "vLLM would go on computing for nobody"
+
+
+def test_one_connection_carries_many_requests(guarded: int, engine: Engine) -> None:
+    first = f"GET /a HTTP/1.1\r\nHost: x\r\n{AUTH}\r\n"
+    answer = converse(guarded, first * 3 + request("GET", "/b", AUTH))
+    assert answer.count("HTTP/1.1 200") == 4
+    assert engine.lines == ["GET /a HTTP/1.1"] * 3 + ["GET /b HTTP/1.1"]
+
+
+def test_headers_have_a_limit(guarded: int, engine: Engine) -> None:
+    assert status(converse(guarded, request("GET", "/a", f"{AUTH}X: {'x' * 20_000}\r\n"))) == 400
+    many = "".join(f"X-{number}: x\r\n" for number in range(200))
+    assert status(converse(guarded, request("GET", "/a", AUTH + many))) == 400
+    assert engine.requests == []
+
+
+def test_vllm_is_not_there(guarded: int, engine: Engine) -> None:
+    engine.close()
+    answer = converse(guarded, request("GET", "/health"))
+    assert status(answer) == 503
+    said = error(answer)
+    assert said["code"] == proxy.NOT_SERVED
+    assert "loading" in said["message"]
+    assert proxy.refused_by_proxy(503, answer)
+    assert not proxy.refused_by_proxy(503, "")  # vLLM's own, when its engine is dead
+
+
+# -- without a key, with TLS -------------------------------------------------------------------
+
+
+def test_open_to_all(tmp_path: Path, engine: Engine) -> None:
+    with proxied(tmp_path, a_spark(), engine.port) as port:
+        assert status(converse(port, request("GET", "/v1/models"))) == 200
+        assert not (tmp_path / Path(proxy.KEYS).name).exists()
+
+
+def test_tls_with_the_certificate_that_was_made(tmp_path: Path, engine: Engine) -> None:
+    node = a_spark()
+    with proxied(tmp_path, node, engine.port, api_key=KEY, tls="self-signed") as port:
+        certificate = tmp_path / Path(proxy.SELF_SIGNED).name
+        asked = {
+            "url": f"https://127.0.0.1:{port}/v1/models",
+            "headers": {"Authorization": f"Bearer {KEY}"},
+        }
+        told = ask({**asked, "certificate": str(certificate)})
+        assert (told["status"], told["body"]) == (200, "/v1/models 0")
+        shown = subprocess.run(
+            ["openssl", "x509", "-in", str(certificate), "-noout", "-fingerprint", "-sha256"],
+            capture_output=True, text=True, check=True,
+        ).stdout.strip()  # fmt: skip
+        assert shown.partition("=")[2] == proxy.colons(told["certificate"])
+        assert "x-forwarded-proto: https" in engine.requests[0][1]
+        assert ask({**asked})["status"] == 0, "nobody vouches for it"
+        context = ssl.create_default_context(cafile=str(certificate))
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        for name in ("127.0.0.1", node.name):
+            with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as plain:
+                secured = context.wrap_socket(plain, server_hostname=name)
+                assert secured.selected_alpn_protocol() == "http/1.1"
+        assert "200" not in converse(port, request("GET", "/health"), end=b"\r\n"), "not plain"
+
+
+def test_another_certificate_than_the_pinned_one(tmp_path: Path, engine: Engine) -> None:
+    with proxied(tmp_path, a_spark(), engine.port, tls="self-signed") as port:
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+             "-noenc", "-subj", "/CN=other", "-keyout", "/dev/null",
+             "-out", str(tmp_path / "other.pem")],
+            capture_output=True, check=True,
+        )  # fmt: skip
+        told = ask(
+            {"url": f"https://127.0.0.1:{port}/x", "certificate": str(tmp_path / "other.pem")}
+        )
+        assert told["status"] == 0
+        assert "certificate" in told["reason"]
+        assert engine.requests == []

@@ -1,0 +1,97 @@
+"""Which ports are closed, and what is said where there is no firewall."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_cluster.errors import Refused
+from spark_cluster.inventory import Inventory, read_inventory
+from spark_cluster.ports import EPHEMERAL, EnginePorts, vllm_ports
+from spark_cluster.project import Project, shipped_folder
+from spark_cluster.recipe import Recipe, load_recipe
+from spark_cluster.serving import firewall
+from spark_cluster.userfiles.recipe_file import Ray, Vllm
+
+PROJECT = Project(shipped_folder(), shipped_folder())
+NODES = "nodes:\n  a: {address: 10.0.0.1, roles: [head]}\n  b: {address: 10.0.0.2}\n"
+
+
+def inventory(tmp_path: Path, more: str = "") -> Inventory:
+    (tmp_path / "inventory.yaml").write_text(NODES + more)
+    return read_inventory(tmp_path / "inventory.yaml")
+
+
+def recipe(**changes: object) -> Recipe:
+    return load_recipe("gemma4-31b-nvfp4", PROJECT).model_copy(update=changes)
+
+
+def test_every_port_has_one_home_and_none_is_taken_by_the_kernel() -> None:
+    ports = EnginePorts()
+    assert ports.clash() == ""
+    single = {
+        getattr(ports, name)
+        for name, value in vars(EnginePorts).items()
+        if isinstance(value, property) and name != "spans"
+    }
+    assert len(single) == 9
+    for port in (*single, ports.gcs, ports.dashboard, ports.master):
+        assert any(first <= port <= last for first, last in ports.spans)
+        assert not EPHEMERAL[0] <= port <= EPHEMERAL[1]
+
+
+@pytest.mark.parametrize(
+    ("ports", "words"),
+    [
+        (EnginePorts(gcs=18305), "18301-18309 and 18305 overlap"),
+        (EnginePorts(gcs=18301), "overlap"),
+        (EnginePorts(dashboard=6379), "6379 and 6379 overlap"),
+        (EnginePorts(min_worker_port=30000, max_worker_port=33000), "the kernel's own range"),
+    ],
+)
+def test_ports_that_cannot_be(ports: EnginePorts, words: str) -> None:
+    assert words in ports.clash()
+
+
+def test_what_a_recipe_and_an_inventory_choose_is_closed(tmp_path: Path) -> None:
+    plain = firewall.closed(inventory(tmp_path), recipe())
+    assert (29501, 29501) in plain
+    assert (6379, 6379) in plain
+    other = inventory(tmp_path, "settings: {vllm: {master_port: 29777}}\n")
+    chosen = recipe(ray=Ray(port=6400, first_port=19001), env={"VLLM_PORT": "21000"})
+    found = firewall.closed(other, chosen)
+    assert {(29777, 29777), (6400, 6400), (19001, 19009), (21000, 21099)} <= set(found)
+    assert vllm_ports({"VLLM_PORT": "tcp://10.0.0.1:80"}) == ()
+
+
+def test_the_endpoint_stays_reachable_where_the_inventory_wants_it(tmp_path: Path) -> None:
+    nodes = ()
+    told = firewall.settings(inventory(tmp_path), recipe(), nodes)
+    assert told == {"state": "absent"}, "nothing to guard"
+
+
+def test_an_endpoint_on_a_port_of_rays(tmp_path: Path) -> None:
+    taken = inventory(tmp_path, "serve: {port: 6379}\n")
+    with pytest.raises(Refused, match=r"serve\.port: 6379 is a port of Ray's"):
+        firewall.settings(taken, recipe(), ())
+
+
+def test_a_trusted_network_is_said_to_be_open(tmp_path: Path) -> None:
+    trusted = inventory(tmp_path, "trusted_network: true\n")
+    assert firewall.state_for(trusted, 2) == "absent"
+    assert firewall.state_for(inventory(tmp_path), 2) == "present"
+    assert firewall.state_for(inventory(tmp_path), 1) == "absent"
+    (remark,) = firewall.remarks(trusted, recipe(), 2)
+    assert "there is no firewall" in remark
+    assert firewall.remarks(trusted, recipe(), 1) == ()
+
+
+def test_a_ray_too_old_for_tokens_is_told_before_the_download(tmp_path: Path) -> None:
+    old = recipe(vllm=Vllm(version="0.11.2"), executor="ray")
+    (remark,) = firewall.remarks(inventory(tmp_path), old, 2)
+    assert "Ray older than 2.52" in remark
+    for version in ("0.19.0", None, "nightly"):
+        newer = recipe(vllm=Vllm(version=version), executor="ray")
+        assert firewall.remarks(None, newer, 2) == ()
+    assert firewall.remarks(None, old.model_copy(update={"executor": "mp"}), 2) == ()
