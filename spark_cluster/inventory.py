@@ -96,6 +96,7 @@ class Inventory:
         serve: what is served and who can reach it.
         pool: subnets of the link, one for each twin, for nodes with `fabric: detect`.
         mtu: of the link, bytes.
+        trusted_network: nobody who reaches the nodes is kept from the engine's ports.
     """
 
     path: Path
@@ -104,6 +105,7 @@ class Inventory:
     serve: ServeEntry
     pool: tuple[IPv4Network, ...]
     mtu: int
+    trusted_network: bool = False
 
     @property
     def head(self) -> Node:
@@ -185,8 +187,16 @@ def read_inventory(path: Path, roles: Collection[str] | None = None) -> Inventor
     }
     nodes = {name: _node(name, entry, groups, source) for name in entry.nodes}
     folder = path.absolute().parent
-    serve = entry.serve.model_copy(update={"api_key": _secret(entry.serve.api_key, folder)})
-    return Inventory(path, nodes, groups, serve, tuple(entry.fabric.pool), entry.fabric.mtu)
+    serve = _serve(entry.serve, folder)
+    return Inventory(
+        path,
+        nodes,
+        groups,
+        serve,
+        tuple(entry.fabric.pool),
+        entry.fabric.mtu,
+        entry.trusted_network,
+    )
 
 
 def _node(
@@ -226,6 +236,17 @@ def _secret(secret: Secret | None, folder: Path) -> Secret | None:
     if secret is None or secret.file is None:
         return secret
     return secret.model_copy(update={"file": _local(secret.file, folder)})
+
+
+def _serve(entry: ServeEntry, folder: Path) -> ServeEntry:
+    """With the files that it names as absolute paths."""
+    tls = entry.tls
+    if tls is not None:
+        files = {"certificate": _local(tls.certificate, folder), "key": _local(tls.key, folder)}
+        tls = tls.model_copy(update=files)
+    allowed = [folder / path.expanduser() for path in entry.allow_files]
+    key = _secret(entry.api_key, folder)
+    return entry.model_copy(update={"api_key": key, "tls": tls, "allow_files": allowed})
 
 
 def _local(path: Path | None, folder: Path) -> Path | None:

@@ -11,8 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from spark_cluster.errors import UsageError
 from spark_cluster.recipe import Recipe
-from spark_cluster.userfiles.recipe_file import EngineValue, Quantization
+from spark_cluster.userfiles.recipe_file import LARGEST, EngineValue, Quantization
+from spark_cluster.userfiles.yamlfile import described
+
+MOST_DRAFTED = 1000
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Launch:
             given several times.
         origin: what the user can edit.
         drafter: repository or path of the drafting model.
+        revisions: repository on the hub to the branch, tag or commit that is downloaded, where a
+            recipe says it.
         tp: tensor-parallel size.
         nodes: how many machines.
         executor: what joins the nodes, where a recipe says it; a command has it in `args`.
@@ -61,6 +67,7 @@ class Launch:
     volumes: tuple[Volume, ...] = ()
     docker: Mapping[str, str | bool | list[str]] = field(default_factory=dict)
     drafter: str | None = None
+    revisions: Mapping[str, str] = field(default_factory=dict)
     tp: int = 1
     nodes: int = 1
     origin: Literal["recipe", "command"] = "recipe"
@@ -82,7 +89,12 @@ class Launch:
     def drafted_tokens(self) -> int:
         """Tokens drafted in a step; 0 without a drafter."""
         count = self.speculative.get("num_speculative_tokens")
-        return count if isinstance(count, int) and count > 0 else 0
+        if not isinstance(count, int) or count <= 0:
+            return 0
+        if count > MOST_DRAFTED:
+            found = described(count)
+            raise UsageError(f"num_speculative_tokens: found {found}, expected 1 to {MOST_DRAFTED}")
+        return count
 
     def at_size(self, tp: int) -> Launch:
         """The same over another number of nodes."""
@@ -97,14 +109,31 @@ class Launch:
         return replace(self, args={k: v for k, v in self.args.items() if k not in flags})
 
     def number(self, flag: str) -> float | None:
-        """A flag's value as a number; None when it is not given or is none."""
+        """A flag's value as a number; None when it is not given or is none.
+
+        Raises:
+            UsageError: it is no finite number, or one that no flag can mean.
+        """
         value = self.args.get(flag)
-        return float(value) if isinstance(value, int | float) and value is not True else None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return None
+        return finite(value, f"--{flag}")
 
     def text(self, flag: str) -> str:
         """A flag's value as text; empty when it is not given."""
         value = self.args.get(flag, "")
         return value if isinstance(value, str) else ""
+
+
+def finite(value: float, what: str) -> float:
+    """The number, when it is one that can be reckoned with.
+
+    Raises:
+        UsageError: it is infinite, not a number, or beyond 2**64.
+    """
+    if not abs(value) < LARGEST:
+        raise UsageError(f"{what}: found {described(value)}, expected a number below 2**64")
+    return float(value)
 
 
 def of_recipe(recipe: Recipe, tp: int, gpu_memory_utilization: float | None = None) -> Launch:
@@ -117,7 +146,11 @@ def of_recipe(recipe: Recipe, tp: int, gpu_memory_utilization: float | None = No
     for patch in recipe.patches:
         source = f"{recipe.model.node_path}/{patch.file}" if patch.origin == "model" else patch.file
         volumes.append(Volume(source, patch.target, read_only=True))
+    revisions = {recipe.model.name: recipe.model.revision} if recipe.model.source == "hub" else {}
+    if recipe.drafter is not None and recipe.drafter.name:
+        revisions[recipe.drafter.name] = recipe.drafter.revision
     return Launch(
+        revisions=revisions,
         model=recipe.model.name,
         base=recipe.model.base,
         quantization=recipe.model.quantization,
@@ -127,7 +160,7 @@ def of_recipe(recipe: Recipe, tp: int, gpu_memory_utilization: float | None = No
         dockerfile=recipe.image.build.dockerfile if recipe.image.build else "",
         vllm=recipe.vllm.version,
         args=recipe.flags(tp, gpu_memory_utilization),
-        env=recipe.env,
+        env=recipe.plain_env,
         volumes=tuple(volumes),
         drafter=(recipe.drafter.name or recipe.drafter.path) if recipe.drafter else None,
         tp=tp,

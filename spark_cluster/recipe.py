@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from spark_cluster.errors import Refused
+from spark_cluster.laptop_files import Allowed, allowed
+from spark_cluster.userfiles import recipe_checks
 from spark_cluster.userfiles.fields import Word
 from spark_cluster.userfiles.recipe_file import (
     Drafter,
     EngineArg,
     EngineValue,
+    EnvironmentValue,
     Flag,
+    FromLaptop,
     Image,
     Measured,
     Model,
@@ -24,7 +29,6 @@ from spark_cluster.userfiles.recipe_file import (
     Ray,
     Readiness,
     TensorParallel,
-    Text,
     Variable,
     Vllm,
 )
@@ -61,7 +65,11 @@ class Recipe(Schema):
     engine_args: dict[Flag, EngineArg] = Field(
         default={}, description="flags of `vllm serve`, without dashes; true for a bare one"
     )
-    env: dict[Variable, Text] = Field(default={}, description="environment of every container")
+    env: dict[Variable, EnvironmentValue] = Field(
+        default={},
+        description="environment of every container; a secret as {env: NAME}, which is the "
+        "laptop's variable",
+    )
     mounts: list[Mount] = Field(default=[], description="folders the containers see")
     patches: list[Patch] = Field(default=[], description="files mounted over the image's own")
     drafter: Drafter | None = Field(default=None, description="speculative decoding")
@@ -88,6 +96,23 @@ class Recipe(Schema):
     )
     measured: list[Measured] = Field(default=[], description="what this configuration measured")
     sources: list[str] = Field(default=[], description="where the configuration comes from")
+
+    _laptop: Allowed = PrivateAttr(default=Allowed())
+
+    @property
+    def laptop(self) -> Allowed:
+        """Which files of the laptop it may have sent to the nodes."""
+        return self._laptop
+
+    @property
+    def plain_env(self) -> dict[str, str]:
+        """The environment without its secrets."""
+        return {name: value for name, value in self.env.items() if isinstance(value, str)}
+
+    @property
+    def secret_env(self) -> dict[str, FromLaptop]:
+        """The variables whose values come from the laptop's environment."""
+        return {n: value for n, value in self.env.items() if isinstance(value, FromLaptop)}
 
     def flags(self, tp: int, gpu_memory_utilization: float | None = None) -> dict[str, EngineValue]:
         """The flags of `vllm serve MODEL` that are the same on all ranks, without dashes.
@@ -138,8 +163,12 @@ def _words(flag: str, value: EngineValue) -> list[str]:
     return [f"--{flag}", str(value)]
 
 
-def load_recipe(name: str | Path, project: Project) -> Recipe:
+def load_recipe(name: str | Path, project: Project, allow_files: Sequence[Path] = ()) -> Recipe:
     """A recipe by name or path; `model.directory` and the laptop's patches are made absolute.
+
+    Args:
+        allow_files: files and folders of the laptop that it may have sent to the nodes, beside
+            those of its own and the project's folder.
 
     Raises:
         UsageError: there is no recipe of that name.
@@ -148,14 +177,19 @@ def load_recipe(name: str | Path, project: Project) -> Recipe:
     path = project.resolve("recipes", name)
     source = load(path, "recipe")
     recipe = validate(Recipe, source)
+    problems = recipe_checks.check(recipe)
     if recipe.name != path.stem:
         message = f"found '{recipe.name}', expected '{path.stem}', as the file is called"
-        raise source.invalid([Problem(("name",), message)])
+        problems.insert(0, Problem(("name",), message))
+    if problems:
+        raise source.invalid(problems)
     folder = path.absolute().parent
     patches = [_absolute(patch, folder) for patch in recipe.patches]
     directory = recipe.model.directory and folder / recipe.model.directory.expanduser()
     model = recipe.model.model_copy(update={"directory": directory})
-    return recipe.model_copy(update={"model": model, "patches": patches})
+    loaded = recipe.model_copy(update={"model": model, "patches": patches})
+    loaded._laptop = allowed(path, project, allow_files)
+    return loaded
 
 
 def _absolute(patch: Patch, folder: Path) -> Patch:

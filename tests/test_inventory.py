@@ -67,6 +67,17 @@ WRONG = [
      "did you mean 'spark-1'?"),
     (HEAD + "  b: {address: 10.0.0.1}\n",
      "3: nodes.b.address: found '10.0.0.1', which is the address of 'a' already"),
+    ("nodes:\n  a: {address: 'fd00::1', roles: [head]}\n  b: {address: 'FD00:0:0::0001'}\n",
+     "3: nodes.b.address: found 'FD00:0:0::0001', which is the address of 'a' already"),
+    (HEAD + "  b: {address: '::ffff:10.0.0.1'}\n",
+     "3: nodes.b.address: found '::ffff:10.0.0.1', which is the address of 'a' already"),
+    ("ssh:\n  identity_file: ~no-such-user/x\n" + HEAD,
+     "2: ssh.identity_file: found '~no-such-user/x', but there is no user 'no-such-user' on this "
+     "machine"),
+    (HEAD + "become:\n  password: {file: ~no-such-user/x}\n",
+     "4: become.password.file: found '~no-such-user/x', but there is no user 'no-such-user' on "
+     "this machine"),
+    ("ssh: {user: a:b}\n" + HEAD, "1: ssh.user: found 'a:b', expected a user name"),
     (HEAD + "  b: {address: 10.0.0.2, roles: [head]}\n",
      "3: nodes.b.roles: a second head; 'a' is the head already"),
     ("nodes:\n  a: {address: x}\n  b: {address: y}\n",
@@ -75,12 +86,12 @@ WRONG = [
     ("nodes: []\n", "1: nodes: found a list, expected a mapping"),
     ("ssh: {user: x}\n", "1: nodes: missing; expected the Sparks, by name"),
     (HEAD + "groups:\n  g: [a, bb]\n", "4: groups.g[1]: no node 'bb'; nodes: a"),
-    (HEAD + "groups: {all: [a]}\n", "3: groups.all: 'all' is there without being written"),
+    (HEAD + "groups: {all: [a]}\n", "3: groups.all: 'all' is a built-in group; leave it out"),
     (HEAD + "groups: {a: [a]}\n", "3: groups.a: has the name of a node"),
     (HEAD + "group_settings: {haed: {}}\n",
      "3: group_settings.haed: no group 'haed'; did you mean 'head'?"),
     ("nodes:\n  all: {address: x}\n",
-     "2: nodes.all: 'all' is a group of its own; name the node else"),
+     "2: nodes.all: 'all' is a built-in group; give the node another name"),
     (HEAD + "serve:\n  api_key: sk-very-secret\n",
      "4: serve.api_key: a secret is never written into the file; "
      "expected {env: NAME} or {file: PATH}"),
@@ -92,9 +103,32 @@ WRONG = [
     (HEAD + "become:\n  password: {env: A, file: b}\n",
      "4: become.password: expected {env: NAME} or {file: PATH}, one of them"),
     (HEAD + "serve: {bind: lopback, port: true}\n",
-     "3: serve.bind: found 'lopback', expected 'loopback' or 'management'; "
-     "did you mean 'loopback'?\n"
+     "3: serve.bind: found 'lopback', expected 'loopback', 'management' or an IPv4 address of "
+     "the head; did you mean 'loopback'?\n"
      "3: serve.port: found true, expected a whole number"),
+    (HEAD + "serve:\n  bind: management\n",
+     "4: serve.bind: anyone on the management network could use the endpoint; give it an "
+     "api_key: {env: SPARK_API_KEY}, or say open: true if that is meant"),
+    (HEAD + "serve:\n  bind: 10.1.2.3\n  tls: self-signed\n",
+     "4: serve.bind: anyone on 10.1.2.3's network could use the endpoint; give it an "
+     "api_key: {env: SPARK_API_KEY}, or say open: true if that is meant"),
+    (HEAD + "serve:\n  bind: management\n  api_key: {env: A}\n  open: true\n",
+     "6: serve.open: open means without a key, and there is an api_key; take one of them out"),
+    (HEAD + "serve: {bind: 0.0.0.0, open: true}\n",
+     "3: serve.bind: found '0.0.0.0', which is every network, the fabric too; expected "
+     "'loopback', 'management' or an IPv4 address of the head"),
+    (HEAD + "serve: {bind: 127.0.0.1}\n",
+     "3: serve.bind: found '127.0.0.1'; did you mean 'loopback'?"),
+    (HEAD + "serve: {api_key: {env: A}, port: 18000}\n",
+     "3: serve.port: 18000 is also vLLM's own port behind the endpoint; take another"),
+    (HEAD + "serve: {api_key: {env: A}, engine_port: 8000}\n",
+     "3: serve.engine_port: 8000 is also vLLM's own port behind the endpoint; take another"),
+    (HEAD + "serve: {tls: selfsigned}\n",
+     "3: serve.tls: found 'selfsigned', expected self-signed, or {certificate: FILE, key: FILE}"),
+    (HEAD + "serve: {tls: {certificate: a.pem}}\n",
+     "3: serve.tls: expected self-signed, or {certificate: FILE, key: FILE}"),
+    (HEAD + "serve: {tls: {certficate: a.pem, key: b}}\n",
+     "3: serve.tls.certficate: unknown field; did you mean 'certificate'?"),
     (HEAD + "serve: {port: 70000}\n", "3: serve.port: found 70000, expected at most 65535"),
     (HEAD + "fabric: {pool: [192.168.1.3/24]}\n",
      "3: fabric.pool[0]: found '192.168.1.3/24'; did you mean '192.168.1.0/24'?"),
@@ -226,6 +260,7 @@ def test_an_error_in_settings_names_its_own_line(tmp_path: Path) -> None:
 
 def test_secrets_are_read_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pw").write_text("from-file\n")
+    (tmp_path / "pw").chmod(0o600)
     text = HEAD + "serve: {api_key: {env: SPARK_KEY}}\nbecome: {password: {file: pw}}\n"
     inventory = read_inventory(write(tmp_path, text))
     monkeypatch.setenv("SPARK_KEY", "from-env")
@@ -239,6 +274,28 @@ def test_secrets_are_read_where_they_are(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "pw").unlink()
     with pytest.raises(UsageError, match="No such file"):
         password.read("the sudo password")
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    secret = tmp_path / "my pw"
+    secret.write_text("very secret\n")
+    secret.chmod(mode)
+    inventory = read_inventory(write(tmp_path, HEAD + "become: {password: {file: my pw}}\n"))
+    password = inventory.head.become.password
+    assert password is not None
+    with pytest.raises(UsageError, match=f"mode {mode:04o}") as caught:
+        password.read("the sudo password")
+    assert caught.value.hint == f"chmod 600 '{secret}'"
+    assert "very secret" not in str(caught.value)
+    secret.chmod(0o400)
+    assert password.read("the sudo password") == "very secret"
+
+
+@pytest.mark.parametrize("user", ["some.body", "Some", "u@example.org", "DOM\\user", "a" * 40])
+def test_users_of_a_directory_service(tmp_path: Path, user: str) -> None:
+    inventory = read_inventory(write(tmp_path, f"ssh: {{user: '{user}'}}\n" + HEAD))
+    assert inventory.head.user == user
 
 
 def test_a_prompt_asks(tmp_path: Path) -> None:
@@ -395,7 +452,7 @@ def test_any_text_selects_or_is_refused(pattern: str) -> None:
 # --- fabric addresses -------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(st.integers(1, 60), st.integers(0, 255))
 def test_detected_addresses_are_stable_unique_and_in_their_subnet(count: int, third: int) -> None:
     import tempfile
@@ -419,3 +476,33 @@ def test_addresses_given_by_hand_are_taken(tmp_path: Path) -> None:
     text = "nodes: {a: {address: x, fabric: {interfaces: [{name: e, address: 192.168.7.1/24}]}}}"
     inventory = read_inventory(write(tmp_path, text))
     assert fabric_addresses(inventory, inventory.head) == (IPv4Interface("192.168.7.1/24"),)
+
+
+@pytest.mark.parametrize(
+    ("serve", "on_loopback", "proxied"),
+    [
+        ("{}", True, False),
+        ("{open: true}", True, False),
+        ("{port: 18000}", True, False),
+        ("{api_key: {env: A}}", True, True),
+        ("{tls: self-signed}", True, True),
+        ("{bind: management, open: true}", False, True),
+        ("{bind: management, api_key: {env: A}}", False, True),
+        ("{bind: 10.1.2.3, api_key: {env: A}, tls: none}", False, True),
+    ],
+)
+def test_a_proxy_is_in_front_wherever_others_reach_the_endpoint(
+    tmp_path, serve, on_loopback, proxied
+):
+    found = read_inventory(write(tmp_path, f"{HEAD}serve: {serve}\n")).serve
+    assert (found.on_loopback, found.proxied) == (on_loopback, proxied)
+
+
+def test_files_of_the_certificate_start_at_the_inventory(tmp_path):
+    text = HEAD + "serve: {tls: {certificate: tls/a.pem, key: /k.pem}}\n"
+    tls = read_inventory(write(tmp_path, text)).serve.tls
+    assert (tls.certificate, str(tls.key)) == (tmp_path / "tls/a.pem", "/k.pem")
+    assert not tls.self_signed
+    made = read_inventory(write(tmp_path, HEAD + "serve: {tls: self-signed}\n")).serve.tls
+    assert made.self_signed
+    assert made.read() is None

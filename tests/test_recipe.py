@@ -52,7 +52,8 @@ WRONG = [
      "5: engine_args.enforce-eager: found nothing; "
      "leave the flag out, or write its no- form with true"),
     (BASE + "env:\n  HF_TOKEN: hf_abc\n",
-     "5: env.HF_TOKEN: a secret is never written into a recipe; the inventory refers to it"),
+     "5: env.HF_TOKEN: a secret is never written into a recipe; "
+     "expected {env: HF_TOKEN}, the laptop's variable of that name"),
     (BASE + "env:\n  DEBUG: true\n", "5: env.DEBUG: found true, expected text; put it in quotes"),
     (BASE + "mounts:\n  - {source: cache, target: /x}\n",
      "5: mounts[0].source: found 'cache', expected an absolute path on the node such as /srv/x"),
@@ -62,13 +63,39 @@ WRONG = [
     (BASE + "gpu_memory_utilization: 1.5\n",
      "4: gpu_memory_utilization: found 1.5, expected at most 0.95"),
     (BASE + "ray: {min_worker_port: 8000, max_worker_port: 9000}\n",
-     "4: ray: dashboard_port lies between min_worker_port and max_worker_port"),
+     "4: ray: ports 8000-9000 and 8265 overlap"),
+    (BASE + "ray: {first_port: 40000}\n",
+     "4: ray: ports 40000-40008 is in the kernel's own range 32768-60999"),
     ("name: r\nmodel: {name: x, served_name: y, source: directory}\nimage: {ref: x}\n",
      "2: model: source: directory needs 'directory', the folder on the laptop"),
     ("name: r\nmodel: {name: x, served_name: y, source: hubb}\nimage: {ref: x}\n",
      "2: model.source: found 'hubb', expected 'hub' or 'directory'; did you mean 'hub'?"),
     ("name: r\nmodel: {name: x, served_name: y}\nimage: {ref: x, digest: abc}\n",
      "3: image.digest: found 'abc', expected sha256: and 64 hexadecimal digits"),
+    (BASE + "env:\n  OPENAI_KEY: verysecret\n",
+     "5: env.OPENAI_KEY: a secret is never written into a recipe; "
+     "expected {env: OPENAI_KEY}, the laptop's variable of that name"),
+    (BASE + "env:\n  X: {env: hf_abcdefghijklmnop}\n",
+     "5: env.X: expected {env: NAME}, the name of a variable (found is not shown)"),
+    (BASE + "env:\n  X: {file: /etc/shadow}\n",
+     "5: env.X: expected a text, or {env: NAME} for a secret (not shown)"),
+    (BASE + "env:\n  VLLM_API_KEY: {env: X}\n",
+     "5: env.VLLM_API_KEY: it is serve.api_key in the inventory"),
+    (BASE + "mounts:\n  - {source: /var/run/docker.sock, target: /x}\n",
+     "5: mounts[0].source: found /var/run/docker.sock, which no container may have: /var/run holds "
+     "the sockets of Docker and systemd, and secrets; put what is needed into a folder of its own, "
+     "such as /srv/NAME"),
+    (BASE + "mounts:\n  - {source: '/srv/x,source=/etc', target: /x}\n",
+     "5: mounts[0].source: found '/srv/x,source=/etc'; Docker takes no comma, colon or quote in a "
+     "path"),
+    (BASE + "drafter: {method: mtp, tokens: 1, path: /etc/x}\n",
+     "4: drafter.path: found /etc/x, where no model may be put: /etc holds the node's "
+     "configuration, with its accounts and keys; put what is needed into a folder of its own, "
+     "such as /srv/NAME"),
+    (BASE + "patches:\n  - {file: ../../etc/shadow, target: /x, why: y}\n",
+     "5: patches[0].file: found '../../etc/shadow', expected a path inside the model's folder"),
+    (BASE.replace("repo/image:1", "--privileged"),
+     "3: image.ref: found '--privileged', expected text that matches ^[^\\s-]\\S*$"),
     (BASE.replace("name: r\n", "name: q\n"),
      "1: name: found 'q', expected 'r', as the file is called"),
 ]  # fmt: skip
@@ -162,7 +189,7 @@ def test_a_relative_directory_starts_at_the_recipe(tmp_path: Path) -> None:
 @given(
     st.dictionaries(
         st.from_regex(r"x[a-z]{1,8}(-[a-z]{1,5})?", fullmatch=True),
-        st.one_of(st.just(True), st.integers(), st.text(min_size=1)),
+        st.one_of(st.just(True), st.integers(-(2**63), 2**63), st.text(min_size=1)),
     ),
     st.randoms(),
 )

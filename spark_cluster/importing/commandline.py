@@ -15,6 +15,7 @@ from spark_cluster.importing.shell import Word
 from spark_cluster.importing.tables import table
 from spark_cluster.launch import Launch, Volume
 from spark_cluster.userfiles.recipe_file import EngineValue
+from spark_cluster.userfiles.yamlfile import described
 
 MAX_CHARACTERS = 100_000
 """No command line comes near this; a log or a binary file does."""
@@ -193,11 +194,11 @@ def _size(args: dict[str, EngineValue], flag: str) -> int:
     value = args.get(flag, 1)
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 1:
-            raise UsageError(f"--{flag} {value}: expected 1 or more")
+            raise UsageError(f"--{flag} {described(value)}: expected 1 or more")
         return value
     if isinstance(value, str) and "$" in value:
         return 1
-    raise UsageError(f"--{flag} {value}: expected a whole number")
+    raise UsageError(f"--{flag} {described(value)}: expected a whole number")
 
 
 def _nodes(args: dict[str, EngineValue], tp: int) -> int:

@@ -93,7 +93,7 @@ def _unknown(source: Sourced) -> InvalidFile:
         )
     fields = ", ".join(str(key) for key in list(data)[:6])
     return InvalidFile(
-        f"this file is none that can be imported; its fields are {fields or described(data)}",
+        f"not a file of a known kind; its fields are {fields or described(data)}",
         where=where,
         hint=_TRIED,
     )

@@ -11,7 +11,10 @@ from spark_cluster.importing.result import Carried, Left
 from spark_cluster.importing.tables import table
 from spark_cluster.launch import Launch, Volume
 from spark_cluster.serving.engine import CACHES
-from spark_cluster.userfiles.recipe_file import OWNED, EngineValue, is_secret
+from spark_cluster.userfiles.fields import UNMOUNTABLE
+from spark_cluster.userfiles.node_paths import why_refused
+from spark_cluster.userfiles.recipe_file import OWNED, EngineValue
+from spark_cluster.userfiles.secret_text import is_secret, is_secret_setting, looks_secret
 
 _FLAG = re.compile(r"[A-Za-z][A-Za-z0-9]*(-[A-Za-z0-9.]+)*")
 _UNEXPANDED = re.compile(r"\$[A-Za-z_({]|\$\d|`")
@@ -38,6 +41,8 @@ PER_NODE = (
 """Variables that differ from node to node, so that no recipe can hold them."""
 
 _HUB_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
+
+_OF_THE_HUB = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN", "HUGGINGFACE_TOKEN")
 
 _HEAD = {
     "tensor-parallel-size": "tensor_parallel",
@@ -76,7 +81,7 @@ class Parts:
 
     Attributes:
         engine_args: flags that stay flags.
-        env: variables that stay variables.
+        env: variables that stay variables; a secret as a reference to the laptop's.
         mounts: as the recipe writes them.
         patches: as the recipe writes them.
         fields: fields at the top: gpu_memory_utilization, executor, drafter, ...
@@ -84,7 +89,7 @@ class Parts:
     """
 
     engine_args: dict[str, EngineValue] = field(default_factory=dict)
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str | dict[str, str]] = field(default_factory=dict)
     mounts: list[dict[str, Any]] = field(default_factory=list)
     patches: list[dict[str, Any]] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
@@ -138,7 +143,7 @@ def folder_on_node(launch: Launch, path: str) -> str:
 def _flag(parts: Parts, flag: str, value: EngineValue, launch: Launch) -> None:
     if flag == "api-key":
         parts.leave("--api-key (value not shown)", OWNED[flag])
-    elif is_secret(flag.replace("-", "_")):
+    elif is_secret(flag.replace("-", "_")) or looks_secret(shown(flag, value)):
         parts.leave(f"--{flag} (value not shown)", _NEVER)
     elif isinstance(value, str) and _UNEXPANDED.search(value):
         parts.leave(shown(flag, value), "only the shell that runs it knows the value")
@@ -156,7 +161,7 @@ def _flag(parts: Parts, flag: str, value: EngineValue, launch: Launch) -> None:
             return
         parts.leave(shown(flag, value), _PARALLEL[flag])
     elif not _FLAG.fullmatch(flag):
-        parts.leave(shown(flag, value), "its name is none that a flag of vLLM can have")
+        parts.leave(shown(flag, value), "not a name that a flag of vLLM can have")
     elif flag in ("tokenizer", "chat-template") and isinstance(value, str):
         _path_flag(parts, flag, value, launch)
     else:
@@ -250,11 +255,14 @@ def _method(model: str) -> str:
 
 
 def _variable(parts: Parts, name: str, text: str) -> None:
-    if is_secret(name):
-        parts.leave(
-            f"{name} (value not shown)",
-            "a secret is never written into a recipe; a token for the hub is the laptop's HF_TOKEN",
-        )
+    secret = f"{name} (value not shown)"
+    if name in _OF_THE_HUB:
+        parts.leave(secret, "a secret: the laptop's HF_TOKEN downloads the model, and nothing else")
+    elif name == "VLLM_API_KEY":
+        parts.leave(secret, OWNED["api-key"])
+    elif is_secret_setting(name, text) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        parts.env[name] = {"env": name}
+        parts.carry(secret, f"env, as {{env: {name}}}: export {name} on the laptop before `up`")
     elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         parts.leave(f"{name}={text}", "this is no name of a variable")
     elif name in PER_NODE:
@@ -272,10 +280,7 @@ def _volume(parts: Parts, volume: Volume, launch: Launch) -> None:
     model = launch.model.rstrip("/")
     target = volume.target.rstrip("/")
     if model == target:
-        if volume.source.startswith("/"):
-            parts.carry(written, "model.path")
-        else:
-            parts.leave(written, "the model is downloaded to /srv/models, or where model.path says")
+        _model_folder(parts, volume, written)
         return
     if _PACKAGE.search(target):
         _patch(parts, volume, written, launch)
@@ -290,10 +295,25 @@ def _volume(parts: Parts, volume: Volume, launch: Launch) -> None:
         parts.leave(written, why)
     elif ".." in f"{volume.source}/{target}".split("/") or not target.startswith("/"):
         parts.leave(written, "a recipe wants absolute paths without '..'")
+    elif UNMOUNTABLE.search(f"{volume.source}{volume.target}"):
+        parts.leave(written, "a recipe has no comma, colon or quote in a path")
+    elif why := why_refused(volume.source, read_only=volume.read_only):
+        parts.leave(written, f"no container may have it: {why}")
     else:
         mount = {"source": volume.source, "target": volume.target}
         parts.mounts.append({**mount, "read_only": volume.read_only})
         parts.carry(written, "mounts")
+
+
+def _model_folder(parts: Parts, volume: Volume, written: str) -> None:
+    if not volume.source.startswith("/"):
+        parts.leave(written, "the model is downloaded to /srv/models, or where model.path says")
+    elif why := why_refused(volume.source, read_only=False):
+        parts.leave(written, f"no model may be put there: {why}")
+    elif UNMOUNTABLE.search(volume.source):
+        parts.leave(written, "a recipe has no comma, colon or quote in a path")
+    else:
+        parts.carry(written, "model.path")
 
 
 def _patch(parts: Parts, volume: Volume, written: str, launch: Launch) -> None:

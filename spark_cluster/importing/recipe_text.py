@@ -16,6 +16,8 @@ from spark_cluster.importing.result import Imported
 from spark_cluster.importing.source import Source
 from spark_cluster.launch import Launch
 from spark_cluster.recipe import Recipe
+from spark_cluster.userfiles.fields import UNMOUNTABLE
+from spark_cluster.userfiles.node_paths import why_refused
 from spark_cluster.userfiles.schema import parse, problems_of
 from spark_cluster.userfiles.yamlfile import dotted
 
@@ -114,7 +116,8 @@ def _model(parts: Parts, source: Source, given: str | None) -> dict[str, Any]:
         model["name"] = _folder_name(parts, launch)
     folder = folder_on_node(launch, launch.model)
     absolute = folder.startswith("/") and ".." not in folder.split("/") and "$" not in folder
-    if absolute and not _HUB_FOLDER.search(folder):
+    refused = why_refused(folder, read_only=False) or UNMOUNTABLE.search(folder)
+    if absolute and not refused and not _HUB_FOLDER.search(folder):
         model["path"] = folder
     revision = source.revision or str(launch.args.get("revision", ""))
     if revision and not revision.startswith("$"):

@@ -44,7 +44,9 @@ def fill(template: str, values: Mapping[str, Any], where: str) -> str:
             break
         text = _round(_PLACE, text, values)
         if len(text) > _LONGEST:
-            raise InvalidFile("the values of the command's places hold each other", where=where)
+            raise InvalidFile(
+                "circular reference among the values of the command's placeholders", where=where
+            )
     missing = sorted(places(text))
     if missing:
         raise InvalidFile(

@@ -15,8 +15,10 @@ from typing import Any
 from spark_cluster.errors import UsageError
 from spark_cluster.importing.shell import Word
 from spark_cluster.importing.tables import table
+from spark_cluster.launch import finite
 from spark_cluster.userfiles.recipe_file import EngineValue
 from spark_cluster.userfiles.suggest import nearest
+from spark_cluster.userfiles.yamlfile import described
 
 _DASHES = "\u2013\u2014\u2212"
 """En dash, em dash, minus: what web pages and chats make of two dashes."""
@@ -277,10 +279,11 @@ def converted(name: str, kind: str, text: str, word: Word) -> EngineValue:
         return _json(name, text, word)
     size = _SIZE.fullmatch(text)
     if kind == "size" and size:
-        return int(float(size[1]) * _UNIT[size[2]])
+        return int(finite(float(size[1]) * _UNIT[size[2]], f"--{name}"))
     number = scalar(text)
     if isinstance(number, str) and text not in ("auto", "None", "none", ""):
-        raise UsageError(f"--{name}: found '{text}', expected a number", where=f"line {word.line}")
+        found = described(text)
+        raise UsageError(f"--{name}: found {found}, expected a number", where=f"line {word.line}")
     return number
 
 
@@ -290,7 +293,7 @@ def _json(name: str, text: str, word: Word) -> EngineValue:
         return scalar(text)
     try:
         value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         if _LATER.search(text):
             return text
         quotes = '"' not in text
@@ -309,5 +312,5 @@ def _json(name: str, text: str, word: Word) -> EngineValue:
 def _loaded(text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return scalar(text)

@@ -19,12 +19,15 @@ MOST = 200
 REMEMBERED = 20_000
 """Different texts whose meaning is remembered, so that repeated lines cost little."""
 
+TRACES = 2000
+"""Tracebacks that are looked at in a log; each costs as much as reading 60 lines."""
+
 SHOWN = 300
 ERRORS = (
     *("Error", "Exception", "died unexpectedly", "Segmentation fault", "Segfault encountered"),
     *("(core dumped)", "rror: "),
 )
-_RANK = re.compile(r"(?:Worker_TP|VllmWorker-|rank )(\d+)")
+_RANK = re.compile(r"(?:Worker_TP|VllmWorker-|rank )(\d{1,4})(?!\d)")
 
 
 @dataclass(frozen=True)
@@ -147,32 +150,44 @@ class _Log:
         self._kept: dict[str, Seen] = {}
         self._rank: dict[str, int] = {}
         self._told: dict[str, tuple[str, ...]] = {}
+        self._more: dict[str, int] = {}
         self._past: list[Seen] = []
+        self._traces = 0
 
     def seen(self) -> list[Seen]:
         needed = {UP, *(sign.has for sign in signs())}
+        of_start = self.reader.standing_for(ANCHORS)
         for candidate in self.reader.candidates():
             for text in candidate.text.split("\r"):  # a progress bar may stand before
                 if text:
                     self._look(candidate, text)
+            if of_start.isdisjoint(candidate.anchors):
+                continue
             for anchor in self.start.take(candidate.text):
                 if anchor not in needed:
                     self.reader.drop(anchor)
             if UP in candidate.text:
                 self._came_up()
-        return [*self._past, *self._kept.values()]
+        return [*self._past, *(self._counted(name) for name in self._kept)]
+
+    def _counted(self, name: str) -> Seen:
+        """What is kept under a name, with how often it was seen."""
+        kept = self._kept[name]
+        return replace(kept, count=kept.count + self._more.pop(name, 0))
 
     def _came_up(self) -> None:
         """The server is up: errors before it stopped nothing, or were those of an earlier run."""
         for name, seen in list(self._kept.items()):
             if seen.finding.severity == "error" or seen.follows:
-                self._past.append(replace(self._kept.pop(name), overcome=True))
+                self._past.append(replace(self._counted(name), overcome=True))
+                del self._kept[name]
         del self._past[MOST:]
         self._told.clear()
 
     def _look(self, candidate: Candidate, raw: str) -> None:
         line = lines.read(raw)
-        self._hear(line)
+        if "orker" in raw or "rank " in raw:  # as in all names of ranks
+            self._hear(line)
         key = line.text[:SHOWN]
         told = self._told.get(key)
         if told is None:
@@ -181,14 +196,18 @@ class _Log:
                 self._told[key] = told
         else:
             for name in told:
-                kept = self._kept[name]
-                self._kept[name] = replace(kept, count=kept.count + 1 + line.repeats)
+                self._more[name] = self._more.get(name, 0) + 1 + line.repeats
 
     def _judge(self, candidate: Candidate, line: lines.Line) -> Iterator[str]:
         """Keeps what a line shows; the names under which it is kept."""
         before = _Before(candidate, line)
-        error = lines.error_in(line, candidate.following)
-        issues = recognise(f"{line.text} {error}" if error else line.text, before.trace)
+
+        def trace() -> str:
+            self._traces += 1
+            return before.trace() if self._traces <= TRACES else ""
+
+        error = lines.error_in(line, lambda: candidate.following)
+        issues = recognise(f"{line.text} {error}" if error else line.text, trace)
         echo = bool(error) and lines.is_echo(error)
         for issue in issues:
             found = of_log(issue, (error or line.text)[:SHOWN], self.reader.source.name)
@@ -231,11 +250,12 @@ class _Log:
             self._kept[name] = Seen(found, before.at, candidate.number, follows, order)
             self._rank[name] = rank
         else:
-            count = kept.count + 1
+            self._more[name] = self._more.get(name, 0) + 1
             if rank < self._rank[name]:
-                kept = replace(kept, finding=found, number=candidate.number, at=before.at)
+                self._kept[name] = replace(
+                    kept, finding=found, number=candidate.number, at=before.at
+                )
                 self._rank[name] = rank
-            self._kept[name] = replace(kept, count=count)
         return name
 
     def _hear(self, line: lines.Line) -> None:
@@ -255,7 +275,6 @@ class _Before:
         self._candidate = candidate
         self._line = line
 
-    @property
     def trace(self) -> str:
         """The last lines of the same speaker, as a traceback has them."""
         if not self._line.text or "Error" not in self._line.text:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -32,8 +32,11 @@ _PYTHON = re.compile(
 )
 _TORCH = re.compile(r"^\[?(?:rank\d+\]:\[?)?([DIWEF])(\d\d)(\d\d) (\d\d:\d\d:\d\d)\.(\d+) ")
 _LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL):? ")
+_FIRST = frozenset("DIWECF[r")
+"""How lines of loggers begin, besides with a digit: most lines of a traceback do not."""
+
 _LETTERS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
-_REPEATED = re.compile(r" ?\[repeated (\d+)x across cluster\].*$")
+_REPEATED = re.compile(r" ?\[repeated (\d{1,9})x across cluster\].*$")
 
 _ERROR = re.compile(
     r"(?<![\w./])(?<!raise )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?:\(.*\)|: .+))"
@@ -91,15 +94,15 @@ def read(raw: str) -> Line:
     if prefix := _OURS.match(rest):
         rest = rest[prefix.end() :]
     at = stamp = ""
-    if docker := _DOCKER.match(rest):
+    if rest[:1].isdigit() and (docker := _DOCKER.match(rest)):
         stamp, at = docker[1], _moment(docker[2], docker[3], docker[4])
         rest = rest[docker.end() :].strip()
-    elif (journal := _JOURNAL.match(rest)) and journal[1] in _MONTHS:
+    elif rest[:3] in _MONTHS and (journal := _JOURNAL.match(rest)):
         month = _MONTHS.index(journal[1]) + 1
         at = _moment(f"{month:02}-{int(journal[2]):02}", journal[3], journal[4])
         rest = _UNIT.sub("", rest[journal.end() :])
     speakers = []
-    while speaker := _SPEAKER.match(rest):
+    while rest[:1] == "(" and (speaker := _SPEAKER.match(rest)):
         speakers.append(speaker[1])
         rest = rest[speaker.end() :]
     level, own, rest = _stamped(rest.strip())
@@ -120,6 +123,8 @@ def _of_docker_file(raw: str) -> str:
 
 def _stamped(rest: str) -> tuple[str, str, str]:
     """Level, time and text of a line as a logger writes it."""
+    if not rest[:1].isdigit() and rest[:1] not in _FIRST:  # none of them can match
+        return "", "", rest
     if found := _VLLM.match(rest):
         return found[1], _moment(found[2], found[3], found[4]), rest[found.end() :]
     if found := _PYTHON.match(rest):
@@ -136,11 +141,11 @@ def _moment(day: str, time: str, fraction: str | None) -> str:
     return f"{day} {time}.{(fraction or '')[:6].ljust(6, '0')}"
 
 
-def error_in(line: Line, following: str = "") -> str:
+def error_in(line: Line, following: Callable[[], str] = str) -> str:
     """The error that a line tells of, empty for none.
 
     Args:
-        following: the next line, raw; pydantic puts what is wrong there.
+        following: gives the next line, raw; pydantic puts what is wrong there.
     """
     if line.level in HARMLESS:
         return ""
@@ -151,7 +156,7 @@ def error_in(line: Line, following: str = "") -> str:
         return ""
     said = next(group for group in match.groups() if group)
     if _COUNTED.search(said):
-        said += ": " + read(following).text.partition(" [type=")[0].strip()
+        said += ": " + read(following()).text.partition(" [type=")[0].strip()
     return said
 
 
@@ -177,7 +182,7 @@ def errors_of(log: str) -> Iterator[Told]:
     for index, one in enumerate(raw):
         line = read(one)
         line, last = (line, line.at) if line.at else (replace(line, at=last), last)
-        text = error_in(line, raw[index + 1] if index + 1 < len(raw) else "")
+        text = error_in(line, lambda at=index + 1: raw[at] if at < len(raw) else "")  # type: ignore[misc]
         if text:
             yield Told(line, text, trace(passed, line.speaker))
         passed.append(line)

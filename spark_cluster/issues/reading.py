@@ -42,21 +42,35 @@ class Source:
     open: Callable[[], IO[bytes]]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Candidate:
-    """A line with an anchor in it.
+    """A line with an anchor in it; what stands around it is decoded only when it is asked for.
 
     Attributes:
         number: of the line in the log, from 1.
         text: the line, raw.
-        context: gives the text before it, as far as it is kept.
-        following: the next line, raw.
+        anchors: those that were found in it.
     """
 
     number: int
     text: str
-    context: Callable[[], str]
-    following: str
+    anchors: tuple[bytes, ...]
+    _blob: bytes
+    _begin: int
+    _stop: int
+
+    @property
+    def following(self) -> str:
+        """The next line, raw."""
+        begin = self._stop + 1
+        end = self._blob.find(b"\n", begin)
+        end = len(self._blob) if end < 0 else end
+        return self._blob[begin : min(end, begin + DECODED)].decode("utf-8", "replace")
+
+    def context(self) -> str:
+        """The text before it, as far as it is kept."""
+        start = max(0, self._begin - BEFORE)
+        return self._blob[start : self._begin].decode("utf-8", "replace")
 
 
 def of_file(name: str, title: str = "") -> Source:
@@ -121,6 +135,11 @@ class Reader:
         """Look for a literal no more, unless it stands for longer ones."""
         self._anchors.discard(anchor.encode())
 
+    def standing_for(self, literals: Iterable[str]) -> frozenset[bytes]:
+        """The anchors of which one is in each line that has one of these literals."""
+        wanted = [literal.encode() for literal in literals]
+        return frozenset(a for a in self._anchors if any(a in literal for literal in wanted))
+
     def candidates(self) -> Iterator[Candidate]:
         """Lines with an anchor, in order.
 
@@ -140,19 +159,20 @@ class Reader:
 
     def _search(self, blob: bytes, start: int, end: int) -> Iterator[Candidate]:
         counted = start
-        for begin in sorted(self._hits(blob, start, end)):
+        for begin, anchors in sorted(self._hits(blob, start, end).items()):
             self.lines += blob.count(b"\n", counted, begin)
             counted = begin
-            yield _candidate(blob, begin, self.lines + 1)
+            yield _candidate(blob, begin, self.lines + 1, anchors)
         self.lines += blob.count(b"\n", counted, end)
 
-    def _hits(self, blob: bytes, start: int, end: int) -> set[int]:
-        """Where lines with an anchor begin."""
-        found: set[int] = set()
+    def _hits(self, blob: bytes, start: int, end: int) -> dict[int, tuple[bytes, ...]]:
+        """Where lines with an anchor begin, and which ones they have."""
+        found: dict[int, tuple[bytes, ...]] = {}
         for anchor in tuple(self._anchors):
             at = blob.find(anchor, start, end)
             while at >= 0:
-                found.add(max(blob.rfind(b"\n", start, at) + 1, start))
+                begin = max(blob.rfind(b"\n", start, at) + 1, start)
+                found[begin] = (*found.get(begin, ()), anchor)
                 after = blob.find(b"\n", at, end)
                 at = blob.find(anchor, after, end) if after >= 0 else -1
         return found
@@ -167,21 +187,11 @@ def minimal(anchors: set[bytes]) -> set[bytes]:
     return {a for a in anchors if not any(other in a for other in anchors if other != a)}
 
 
-def _candidate(blob: bytes, begin: int, number: int) -> Candidate:
+def _candidate(blob: bytes, begin: int, number: int, anchors: tuple[bytes, ...]) -> Candidate:
     stop = blob.find(b"\n", begin)
     stop = len(blob) if stop < 0 else stop
-    after = blob.find(b"\n", stop + 1)
-    after = len(blob) if after < 0 else after
-
-    def context() -> str:
-        return blob[max(0, begin - BEFORE) : begin].decode("utf-8", "replace")
-
-    return Candidate(
-        number,
-        blob[begin : min(stop, begin + DECODED)].decode("utf-8", "replace"),
-        context,
-        blob[stop + 1 : min(after, stop + 1 + DECODED)].decode("utf-8", "replace"),
-    )
+    text = blob[begin : min(stop, begin + DECODED)].decode("utf-8", "replace")
+    return Candidate(number, text, anchors, blob, begin, stop)
 
 
 def _end(blob: bytes, start: int) -> int:

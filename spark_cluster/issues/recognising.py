@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from spark_cluster.issues.entries import Issue, catalogue
 from spark_cluster.issues.finding import Finding
+
+_DIGITS = re.compile(r"[0-9]+")
 
 LONGEST = 4000
 """Characters of a line that are looked at closely; what matters stands at its beginning."""
@@ -34,19 +37,31 @@ def signs() -> tuple[Sign, ...]:
     return tuple(sorted(found, key=lambda sign: sign.issue.follows))
 
 
-def recognise(text: str, before: str = "") -> list[Issue]:
+@lru_cache(maxsize=1024)
+def _possible(shape: str) -> tuple[Sign, ...]:
+    """The signs whose literals can be in a text of this shape.
+
+    Args:
+        shape: a text without its digits. The lines of a flood of errors differ in numbers, so that
+            they have few shapes, and what holds for one need not be looked for in each.
+    """
+    return tuple(sign for sign in signs() if _DIGITS.sub("", sign.has) in shape)
+
+
+def recognise(text: str, before: Callable[[], str] = str) -> list[Issue]:
     """The issues that a line shows, each once.
 
     Args:
         text: the line without prefixes.
-        before: lines just before it, of the same process; a traceback stands there.
+        before: gives the lines just before it, of the same process, where a traceback stands; few
+            signs ask for them.
     """
     text = text[:LONGEST]
     found: dict[str, Issue] = {}
-    for sign in signs():
-        if sign.issue.id in found or sign.has not in text or not sign.pattern.search(text):
+    for sign in _possible(_DIGITS.sub("", text)):
+        if sign.has not in text or sign.issue.id in found or not sign.pattern.search(text):
             continue
-        if sign.trace is None or sign.trace.search(before):
+        if sign.trace is None or sign.trace.search(before()):
             found[sign.issue.id] = sign.issue
     return list(found.values())
 
@@ -58,7 +73,7 @@ def known_for(text: str, before: str = "") -> Finding | None:
         text: of the error, or of a line of a log.
         before: lines just before it, of the same process.
     """
-    found = recognise(text, before)
+    found = recognise(text, lambda: before)
     return of_log(found[0], text.strip()) if found else None
 
 

@@ -7,8 +7,12 @@ import re
 from spark_cluster.issues.case import Case
 from spark_cluster.issues.finding import Edit
 from spark_cluster.issues.rules import About, Made, rule
+from spark_cluster.userfiles.node_paths import why_refused
+from spark_cluster.userfiles.secret_text import is_secret_setting
 
-SECRET = re.compile(r"(?i)(^|_)(token|api_?key|password|passwd|secret)$")
+CAPABILITIES = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "SYS_PTRACE", "DAC_READ_SEARCH")
+"""With any of them a container is root on the node."""
+
 ANY = ("", "0.0.0.0", "::", "[::]")  # noqa: S104  (what is looked for, not what is bound)
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
@@ -19,14 +23,40 @@ def secret_in_sight(about: About, case: Case) -> Made:
     in its history too. The value itself is never shown."""
     if not case.is_command:
         return None
-    written = [n for n, value in case.launch.env.items() if SECRET.search(n) and value]
+    env = case.launch.env
+    written = [name for name, value in env.items() if value and is_secret_setting(name, value)]
     if written and case.in_docker:
-        return about.found(f"-e {written[0]}=...")
+        return about.found(f"-e {written[0]}=...", severity="error")
     if "api-key" in case.flags and case.launch.text("api-key") != "":
         return about.found(
             "--api-key ...", fix="VLLM_API_KEY from an --env-file that only you can read"
         )
     return None
+
+
+@rule("mount-of-the-system")
+def mount_of_the_system(about: About, case: Case) -> Made:
+    """In a recipe it is no finding: such a recipe is refused as a whole."""
+    for volume in case.launch.volumes:
+        why = why_refused(volume.source, read_only=volume.read_only)
+        if why and case.is_command:
+            mode = ":ro" if volume.read_only else ""
+            return about.found(f"-v {volume.source}:{volume.target}{mode}: {why}")
+    return None
+
+
+@rule("container-owns-the-node")
+def container_owns_the_node(about: About, case: Case) -> Made:
+    if not case.in_docker:
+        return None
+    wide = [f"--cap-add {c}" for c in case.docker("cap-add") if _capability(c) in CAPABILITIES]
+    wide += [f"--security-opt {o}" for o in case.docker("security-opt") if "unconfined" in o]
+    wide += ["--privileged"] if case.docker("privileged") else []
+    return about.found(", ".join(wide)) if wide else None
+
+
+def _capability(name: str) -> str:
+    return name.upper().removeprefix("CAP_")
 
 
 @rule("open-to-the-network")

@@ -14,6 +14,9 @@ MOVING = re.compile(
 )
 """Tags that name whatever is newest."""
 
+COMMIT = re.compile(r"[0-9a-f]{40}$")
+"""A revision that cannot move."""
+
 SITE = re.compile(r"/(?:dist|site)-packages/vllm/.+\.py$")
 KNOWN_SITE = {"vllm/vllm-openai": "/usr/local/lib/python3.12/dist-packages/vllm/"}
 """Where images keep vLLM (Gemma 4 26B-A4B on DGX Spark, part 7)."""
@@ -37,6 +40,12 @@ def image_not_pinned(about: About, case: Case) -> Made:
     moves = not tag or MOVING.match(tag)
     found = f"image {launch.image}" + ("" if tag else ", which means :latest")
     return about.found(found, severity="warning" if moves else "info")
+
+
+@rule("revision-not-pinned")
+def revision_not_pinned(about: About, case: Case) -> Made:
+    moving = [f"{name} at {r}" for name, r in case.launch.revisions.items() if not COMMIT.match(r)]
+    return about.found(", ".join(moving)) if moving else None
 
 
 @rule("image-overlay-not-pinned")

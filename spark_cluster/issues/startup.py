@@ -29,7 +29,7 @@ TOLD = (
     _told("vLLM", "vLLM API server version", r"vLLM API server version (\S+)"),
     _told("vLLM", "Launching vLLM (", r"Launching vLLM \(v([^)\s]+)\)"),
     _told("model", "Initializing a V", r"model='([^']+)'"),
-    _told("tensor parallel", "Initializing a V", r"tensor_parallel_size=(\d+)"),
+    _told("tensor parallel", "Initializing a V", r"tensor_parallel_size=(\d{1,9})"),
     _told("architecture", "Resolved architecture", r"Resolved architecture: (\S+)"),
     _told("attention", "AttentionBackendEnum.", r"Using AttentionBackendEnum\.(\w+) backend"),
     _told("attention", "Forcing TRITON_ATTN", r"Forcing (TRITON_ATTN)", "{0}, forced"),
@@ -52,11 +52,13 @@ TOLD = (
         "{1} requests of {0} tokens",
     ),
     _told("link", "NET/IB : Using", r"NET/IB : Using (\[0\].*?)(?:;|$)"),
-    _told("ranks", "in world size", r"rank \d+ in world size (\d+)"),
+    _told("ranks", "in world size", r"rank \d+ in world size (\d{1,9})"),
     _told("up", UP, f"({UP})"),
     _told("requests", '"POST /v1/', r'"POST (/v1/\S+) HTTP/[\d.]+" 200', "{0} was answered"),
     _told("end", "[shutdown] API server: shutdown", r"(shutdown triggered)", "it was told to stop"),
 )
+
+_BY_LITERAL = tuple((told.has, told) for told in TOLD)
 
 ANCHORS = tuple(dict.fromkeys(told.has for told in TOLD))
 
@@ -78,9 +80,10 @@ class Start:
 
     def take(self, text: str) -> list[str]:
         """Learn from a line; the literals that are wanted no more."""
-        for told in TOLD:
-            if told.has not in text:
-                continue
+        here = [told for has, told in _BY_LITERAL if has in text]
+        if not here:
+            return []
+        for told in here:
             self.cpu = self.cpu or "CPU KV cache" in text
             match = told.pattern.search(text)
             if match:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,16 +76,22 @@ def of_command(text: str, tp: int | None) -> Subject:
     )
 
 
-def of_target(name: str, project: Project, tp: int | None) -> Subject:
+def of_target(
+    name: str, project: Project, tp: int | None, allow_files: Sequence[Path] = ()
+) -> Subject:
     """A recipe by name or path, or a file of another tool.
 
+    Args:
+        allow_files: of the laptop, that the recipe may have sent to the nodes.
+
     Raises:
+        Refused: the recipe has others sent.
         UsageError: there is no recipe of that name, or it does not do this size.
         InvalidFile: the file is none that can be read.
     """
     path = project.resolve("recipes", name)
     if _is_ours(path):
-        return _of_recipe(path, project, tp)
+        return _of_recipe(path, project, tp, allow_files)
     from spark_cluster import importing
 
     launch = importing.read(path).launch
@@ -106,10 +112,14 @@ def _is_ours(path: Path) -> bool:
     return isinstance(data.get("model"), dict) or isinstance(data.get("image"), dict)
 
 
-def _of_recipe(path: Path, project: Project, tp: int | None) -> Subject:
+def _of_recipe(
+    path: Path, project: Project, tp: int | None, allow_files: Sequence[Path]
+) -> Subject:
+    from spark_cluster.laptop_files import must_be_allowed
     from spark_cluster.recipe import load_recipe
 
-    recipe = load_recipe(path, project)
+    recipe = load_recipe(path, project, allow_files)
+    must_be_allowed(recipe)
     sizes = recipe.tensor_parallel
     wanted = range(sizes.min, sizes.max + 1) if tp is None else (tp,)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spark_cluster.launch import Launch
+from spark_cluster.launch import Launch, finite
 from spark_cluster.planning import kv, memory
 from spark_cluster.planning.geometry import Geometry
 from spark_cluster.planning.memory import GIB
@@ -164,12 +164,13 @@ def _share(
 def kv_bytes_given(launch: Launch) -> float | None:
     """--kv-cache-memory-bytes: a number, or one with a unit (k, K, m, M, g, G, t, T)."""
     value = launch.args.get("kv-cache-memory-bytes")
-    if isinstance(value, str) and value[:-1].replace(".", "", 1).isdigit():
+    if isinstance(value, str) and value[:-1].replace(".", "", 1).isdecimal():
         # vLLM reads small letters as powers of 1000 and capitals as powers of 1024.
         unit = value[-1]
         power = "kmgt".find(unit.lower()) + 1
         base = 1024 if unit.isupper() else 1000
-        return float(value[:-1]) * base**power if power else float(value)
+        size = float(value[:-1]) * base**power if power else float(value)
+        return finite(size, "--kv-cache-memory-bytes")
     return launch.number("kv-cache-memory-bytes")
 
 

@@ -22,6 +22,8 @@ from spark_cluster.planning.room import Room
 from spark_cluster.planning.speed.constants import Constants, load_constants
 from spark_cluster.planning.speed.serving import of_launch
 from spark_cluster.planning.weights import memory_bytes
+from spark_cluster.userfiles.recipe_file import MOST_NODES
+from spark_cluster.userfiles.yamlfile import described
 
 if TYPE_CHECKING:
     from spark_cluster.project import Project
@@ -37,6 +39,7 @@ class Subject:
         acceptance: of drafted tokens by position, where it was measured.
         folders: where the model's own files may be on this machine.
         node_path: the model's folder on the nodes.
+        remarks: what to know about it besides, for the plan to say.
     """
 
     title: str
@@ -45,6 +48,7 @@ class Subject:
     acceptance: tuple[float, ...] = ()
     folders: tuple[Path, ...] = ()
     node_path: str = ""
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,16 @@ def of_a_recipe(recipe: Recipe, tp: int) -> Subject:
 
 
 def of_a_command(launch: Launch, tp: int | None) -> Subject:
-    """A command line at its own size, or at another one."""
-    return Subject(launch.model, launch if tp in (None, launch.tp) else launch.at_size(tp or 1))
+    """A command line at its own size, or at another one.
+
+    Raises:
+        UsageError: the size is beyond what can be planned.
+    """
+    chosen = launch if tp in (None, launch.tp) else launch.at_size(tp or 1)
+    if chosen.tp > MOST_NODES:
+        found = described(chosen.tp)
+        raise UsageError(f"--tensor-parallel-size {found}: expected {MOST_NODES} at most")
+    return Subject(launch.model, chosen)
 
 
 class Planner:
@@ -161,6 +173,7 @@ class Planner:
         if at_a_time and question.concurrency > at_a_time:
             remark = f"--max-num-seqs {at_a_time:g}: further requests wait for their turn"
             fitted = replace(fitted, remarks=(*fitted.remarks, remark))
+        fitted = replace(fitted, remarks=(*fitted.remarks, *subject.remarks))
         reasons = (*_size(subject), *fitted.reasons)
         near = nearest(fitted, geometry, rooms, subject.sizes[1]) if fitted.reasons else []
         if not fitted.reasons and reasons:

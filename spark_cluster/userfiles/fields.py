@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from spark_cluster.userfiles.suggest import nearest
+
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _NODE_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+_USER = re.compile(r"(?!\d+$|\.{1,2}$)[^-+~\s:,/\x00-\x1f\x7f][^\s:,/\x00-\x1f\x7f]{0,255}")
 _JUMP = re.compile(r"([^@:\s]+@)?[^@:\s]+(:\d{1,5})?")
+UNMOUNTABLE = re.compile(r'[,:"\x00-\x1f\x7f]')
+"""What a path of a mount cannot have: after a comma the next option would begin."""
+
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -48,6 +54,22 @@ def _address(text: str) -> str:
     return text
 
 
+def _bind(text: str) -> str:
+    expected = "expected 'loopback', 'management' or an IPv4 address of the head"
+    if text in ("loopback", "management"):
+        return text
+    if not is_ip(text) or ":" in text:
+        near = nearest(text, ["loopback", "management"])
+        advice = f"; did you mean '{near}'?" if near else ""
+        raise ValueError(f"found {text!r}, {expected}{advice}")
+    address = ipaddress.ip_address(text)
+    if address.is_loopback:
+        raise ValueError(f"found {text!r}; did you mean 'loopback'?")
+    if address.is_unspecified:
+        raise ValueError(f"found {text!r}, which is every network, the fabric too; {expected}")
+    return text
+
+
 def _subnet(value: object) -> object:
     if isinstance(value, str):
         try:
@@ -62,6 +84,8 @@ def _subnet(value: object) -> object:
 def _absolute(text: str) -> str:
     if not text.startswith("/") or ".." in text.split("/"):
         raise ValueError(f"found {text!r}, expected an absolute path on the node such as /srv/x")
+    if UNMOUNTABLE.search(text):
+        raise ValueError(f"found {text!r}; Docker takes no comma, colon or quote in a path")
     return text.rstrip("/") or "/"
 
 
@@ -70,6 +94,15 @@ def _env_name(text: str) -> str:
     if not _ENV.fullmatch(text):
         raise ValueError("not the name of an environment variable (the value is not shown)")
     return text
+
+
+def _laptop_path(path: Path) -> Path:
+    try:
+        path.expanduser()
+    except RuntimeError:
+        user = path.parts[0].removeprefix("~")
+        raise ValueError(f"found '{path}', but there is no user '{user}' on this machine") from None
+    return path
 
 
 def is_ip(text: str) -> bool:
@@ -86,7 +119,9 @@ Address = Annotated[str, AfterValidator(_address)]
 Word = Annotated[str, _matching(_WORD, "a name: letters, digits, '_', '-' and '.'")]
 UserName = Annotated[str, _matching(_USER, "a user name")]
 Jump = Annotated[str, _matching(_JUMP, "[user@]host[:port]")]
+Bind = Annotated[str, AfterValidator(_bind)]
 EnvName = Annotated[str, AfterValidator(_env_name)]
 NodePath = Annotated[str, AfterValidator(_absolute)]
+LaptopPath = Annotated[Path, AfterValidator(_laptop_path)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Subnet = Annotated[ipaddress.IPv4Network, BeforeValidator(_subnet)]

@@ -24,6 +24,7 @@ def check(entry: InventoryFile) -> list[Problem]:
         *_names(entry),
         *_roles(entry),
         *_addresses(entry),
+        *_serve(entry),
         *_groups(entry),
         *_pool(entry),
         *_interfaces(entry),
@@ -49,7 +50,9 @@ def strangers(entry: InventoryFile, roles: Collection[str]) -> list[Problem]:
 def _names(entry: InventoryFile) -> Iterator[Problem]:
     for name in entry.nodes:
         if name in _IMPLIED:
-            yield Problem(("nodes", name), f"'{name}' is a group of its own; name the node else")
+            yield Problem(
+                ("nodes", name), f"'{name}' is a built-in group; give the node another name"
+            )
 
 
 def _roles(entry: InventoryFile) -> Iterator[Problem]:
@@ -68,7 +71,7 @@ def _addresses(entry: InventoryFile) -> Iterator[Problem]:
     seen: dict[tuple[str, int | None], str] = {}
     for name, node in entry.nodes.items():
         # Behind one address, ports may lead to different nodes (forwarded, or a jump host's).
-        reached = (node.address.lower(), node.port or entry.ssh.port)
+        reached = (_one_spelling(node.address), node.port or entry.ssh.port)
         if reached in seen:
             yield Problem(
                 ("nodes", name, "address"),
@@ -77,10 +80,41 @@ def _addresses(entry: InventoryFile) -> Iterator[Problem]:
         seen.setdefault(reached, name)
 
 
+def _serve(entry: InventoryFile) -> Iterator[Problem]:
+    """The endpoint is open to a network only when the inventory says so."""
+    serve = entry.serve
+    if serve.api_key is not None and serve.open:
+        yield Problem(
+            ("serve", "open"),
+            "open means without a key, and there is an api_key; take one of them out",
+        )
+    elif not serve.on_loopback and serve.api_key is None and not serve.open:
+        network = "the management" if serve.bind == "management" else f"{serve.bind}'s"
+        yield Problem(
+            ("serve", "bind"),
+            f"anyone on {network} network could use the endpoint; give it an "
+            "api_key: {env: SPARK_API_KEY}, or say open: true if that is meant",
+        )
+    if serve.proxied and serve.engine_port == serve.port:
+        yield Problem(
+            ("serve", "engine_port" if "engine_port" in serve.model_fields_set else "port"),
+            f"{serve.port} is also vLLM's own port behind the endpoint; take another",
+        )
+
+
+def _one_spelling(address: str) -> str:
+    """The same text for every way to write an address: `fd00::1` is `FD00:0:0:0:0:0:0:1`."""
+    if not is_ip(address):
+        return address.lower().rstrip(".")
+    parsed = ipaddress.ip_address(address)
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return str(mapped or parsed)
+
+
 def _groups(entry: InventoryFile) -> Iterator[Problem]:
     for group, members in entry.groups.items():
         if group in _IMPLIED:
-            yield Problem(("groups", group), f"'{group}' is there without being written")
+            yield Problem(("groups", group), f"'{group}' is a built-in group; leave it out")
         elif group in entry.nodes:
             yield Problem(("groups", group), "has the name of a node")
         for index, name in enumerate(members):

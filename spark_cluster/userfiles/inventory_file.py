@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Interface, IPv4Network
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from spark_cluster.userfiles.fields import Address, HostName, Jump, Port, Subnet, UserName, Word
+from spark_cluster.userfiles.fields import (
+    Address,
+    Bind,
+    HostName,
+    Jump,
+    LaptopPath,
+    Port,
+    Subnet,
+    UserName,
+    Word,
+)
 from spark_cluster.userfiles.schema import Schema
 from spark_cluster.userfiles.secret import OptionalSecret
+from spark_cluster.userfiles.tls import OptionalTls
 
 NodeRole = Literal["head", "worker"]
 RoleSettings = dict[Word, dict[str, Any]]
@@ -21,8 +31,10 @@ class SshEntry(Schema):
 
     user: UserName | None = Field(default=None, description="user to log in as; sudo makes it root")
     port: Port | None = Field(default=None, description="port of sshd")
-    identity_file: Path | None = Field(default=None, description="private key on the laptop")
-    known_hosts: Path | None = Field(default=None, description="file with the nodes' host keys")
+    identity_file: LaptopPath | None = Field(default=None, description="private key on the laptop")
+    known_hosts: LaptopPath | None = Field(
+        default=None, description="file with the nodes' host keys"
+    )
     jump: Jump | None = Field(default=None, description="jump host, [user@]host[:port]")
     connect_timeout_s: float | None = Field(
         default=None,
@@ -73,14 +85,43 @@ class ServeEntry(Schema):
     """What is served and who can reach it."""
 
     recipe: str | None = Field(default=None, min_length=1, description="name or path of a recipe")
-    bind: Literal["loopback", "management"] = Field(
+    bind: Bind = Field(
         default="loopback",
-        description="address of the endpoint: the head's loopback or management one",
+        description="address of the endpoint: the head's loopback, its management address, or "
+        "another IPv4 address of its own",
     )
     port: Port = Field(default=8000, description="port of the endpoint on the head")
     api_key: OptionalSecret = Field(
         default=None, description="key that requests must carry: {env: NAME}, {file: PATH} or none"
     )
+    allow_files: list[LaptopPath] = Field(
+        default=[],
+        description="files and folders of the laptop that recipes may have sent to the nodes, "
+        "beside those next to the recipe and in the project",
+    )
+    open: bool = Field(
+        default=False,
+        description="off the loopback without an api_key: anyone on that network may use it",
+    )
+    tls: OptionalTls = Field(
+        default=None,
+        description="HTTPS: self-signed, {certificate: FILE, key: FILE} or none",
+    )
+    engine_port: Port = Field(
+        default=18000,
+        description="vLLM's own port on the head's loopback, when a proxy has the endpoint's: off "
+        "the loopback, with an api_key, or with tls",
+    )
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only the head itself reaches the endpoint."""
+        return self.bind == "loopback"
+
+    @property
+    def proxied(self) -> bool:
+        """Whether a reverse proxy is in front of vLLM."""
+        return not self.on_loopback or self.api_key is not None or self.tls is not None
 
 
 class FabricPoolEntry(Schema):
@@ -112,6 +153,11 @@ class InventoryFile(Schema):
     groups: dict[Word, list[str]] = Field(default={}, description="names for several nodes")
     serve: ServeEntry = Field(default=ServeEntry(), description="what is served")
     fabric: FabricPoolEntry = Field(default=FabricPoolEntry(), description="the link's addresses")
+    trusted_network: bool = Field(
+        default=False,
+        description="serve over several nodes without a firewall around Ray and vLLM's ranks: "
+        "whoever reaches the nodes can then run anything there as root",
+    )
     become: BecomeEntry = Field(default=BecomeEntry(), description="how to become root")
     settings: RoleSettings = Field(default={}, description="settings of roles on all nodes")
     group_settings: dict[str, RoleSettings] = Field(

@@ -9,15 +9,22 @@ from typing import Annotated, Any, Literal
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+from spark_cluster.ports import EnginePorts
 from spark_cluster.userfiles.fields import NodePath, Port
 from spark_cluster.userfiles.schema import Schema
+from spark_cluster.userfiles.secret_text import looks_secret
 from spark_cluster.userfiles.yamlfile import described
 
 EngineValue = str | int | float | bool | list[Any] | dict[str, Any]
 
+PORTS = EnginePorts()
 _FLAG = re.compile(r"[A-Za-z][A-Za-z0-9]*(-[A-Za-z0-9.]+)*")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_SECRET_NAME = re.compile(r"(?i)(^|_)(token|api_?key|password|passwd|secret)$")
+
+LARGEST = 2**64
+"""No flag of vLLM takes a larger number (a seed takes this one)."""
+
+MOST_NODES = 64
 
 OWNED = {
     "model": "it is model.name and model.path",
@@ -61,22 +68,23 @@ def _engine_value(value: Any) -> Any:
         raise ValueError(
             f"found {described(value)}; leave the flag out, or write its no- form with true"
         )
+    if isinstance(value, int | float) and not abs(value) < LARGEST:
+        raise ValueError(f"found {described(value)}, expected a number below 2**64")
     if isinstance(value, list) and not all(isinstance(v, str | int | float) for v in value):
         raise ValueError("found a list with more than text and numbers")
     return value
 
 
-def is_secret(variable: str) -> bool:
-    """Whether the name of a variable says that its value is a secret."""
-    return _SECRET_NAME.search(variable) is not None
-
-
 def _variable(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
         raise ValueError(f"found {text!r}, expected the name of an environment variable")
-    if is_secret(text):
-        raise ValueError("a secret is never written into a recipe; the inventory refers to it")
     return text
+
+
+class FromLaptop(Schema):
+    """A secret that a recipe refers to: the value is a variable of the laptop's environment."""
+
+    env: str = Field(description="environment variable of the laptop")
 
 
 def _as_text(value: Any) -> Any:
@@ -84,10 +92,29 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def _env_name(text: str) -> str:
+    # What stands here by mistake may be the secret itself: never repeat it.
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) or looks_secret(text):
+        raise ValueError("expected {env: NAME}, the name of a variable (found is not shown)")
+    return text
+
+
+def _environment_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        if set(value) != {"env"} or not isinstance(value["env"], str):
+            raise ValueError("expected a text, or {env: NAME} for a secret (not shown)")
+        return FromLaptop(env=_env_name(value["env"]))
+    text = _as_text(value)
+    if not isinstance(text, str | FromLaptop):
+        raise ValueError(f"found {described(value)}, expected text; put it in quotes")
+    return text
+
+
 Flag = Annotated[str, AfterValidator(_flag)]
 EngineArg = Annotated[EngineValue, BeforeValidator(_engine_value)]
 Variable = Annotated[str, AfterValidator(_variable)]
 Text = Annotated[str, BeforeValidator(_as_text)]
+EnvironmentValue = Annotated[str | FromLaptop, BeforeValidator(_environment_value)]
 
 
 Quantization = Literal["bf16", "fp8", "fp8-online", "nvfp4", "mxfp4", "awq-int4", "gptq-int4"]
@@ -148,7 +175,7 @@ class Image(Schema):
     """The container image."""
 
     ref: str = Field(
-        pattern=r"^\S+$",
+        pattern=r"^[^\s-]\S*$",
         description="name and tag, as `docker pull` takes it; with build, the name of the result",
     )
     digest: Annotated[str, AfterValidator(_digest)] | None = Field(
@@ -174,8 +201,8 @@ class Image(Schema):
 class TensorParallel(Schema):
     """How many nodes can share the model."""
 
-    min: int = Field(default=1, ge=1, description="fewest nodes it fits on")
-    max: int = Field(default=2, ge=1, description="most nodes it can be split over")
+    min: int = Field(default=1, ge=1, le=MOST_NODES, description="fewest nodes it fits on")
+    max: int = Field(default=2, ge=1, le=MOST_NODES, description="most nodes it can be split over")
 
     @model_validator(mode="after")
     def _ordered(self) -> TensorParallel:
@@ -200,11 +227,18 @@ class Mount(Schema):
 class Ray(Schema):
     """How the Ray nodes are started."""
 
-    port: Port = Field(default=6379, description="of the head's control service")
-    dashboard_port: Port = Field(default=8265, description="of the dashboard, on loopback")
-    # Ray's own range (10002-19999) runs into other services of a node.
-    min_worker_port: Port = Field(default=18400, description="first port of workers")
-    max_worker_port: Port = Field(default=18899, description="last port of workers")
+    port: Port = Field(default=PORTS.gcs, description="of the head's control service")
+    dashboard_port: Port = Field(
+        default=PORTS.dashboard, description="of the dashboard, on loopback"
+    )
+    first_port: Port = Field(
+        default=PORTS.first_port,
+        description="first of nine that follow each other, for Ray's services on each node",
+    )
+    min_worker_port: Port = Field(
+        default=PORTS.min_worker_port, description="first port of workers"
+    )
+    max_worker_port: Port = Field(default=PORTS.max_worker_port, description="last port of workers")
     object_store_memory: int | None = Field(
         default=None, ge=80_000_000, description="bytes for the object store of each node"
     )
@@ -218,10 +252,20 @@ class Ray(Schema):
     def _range(self) -> Ray:
         if self.max_worker_port - self.min_worker_port < 20:
             raise ValueError("max_worker_port leaves workers fewer than 20 ports")
-        for name in ("port", "dashboard_port"):
-            if self.min_worker_port <= getattr(self, name) <= self.max_worker_port:
-                raise ValueError(f"{name} lies between min_worker_port and max_worker_port")
+        if clash := self.ports.clash():
+            raise ValueError(f"ports {clash}")
         return self
+
+    @property
+    def ports(self) -> EnginePorts:
+        """All ports of the engine."""
+        return EnginePorts(
+            gcs=self.port,
+            dashboard=self.dashboard_port,
+            first_port=self.first_port,
+            min_worker_port=self.min_worker_port,
+            max_worker_port=self.max_worker_port,
+        )
 
 
 class Probe(Schema):

@@ -23,7 +23,7 @@ class Schema(BaseModel):
     """Base of the models of files: unknown fields are errors, and nothing changes afterwards."""
 
     # Only the outermost models are built: it saves half of the time that the import takes.
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
 
 
 def validate(model: type[M], source: Sourced) -> M:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from spark_cluster.errors import UsageError
-from spark_cluster.userfiles.fields import EnvName
+from spark_cluster.userfiles.fields import EnvName, LaptopPath
 from spark_cluster.userfiles.schema import Schema
 
 _ADVICE = "expected {env: NAME} or {file: PATH}"
@@ -20,7 +22,7 @@ class Secret(Schema):
     """Where the value of a secret comes from. Exactly one of the three is given."""
 
     env: EnvName | None = Field(default=None, description="environment variable of the laptop")
-    file: Path | None = Field(
+    file: LaptopPath | None = Field(
         default=None, description="file on the laptop; its first line is the secret"
     )
     prompt: bool = Field(default=False, description="ask on the terminal")
@@ -39,8 +41,8 @@ class Secret(Schema):
             ask: asks for it on the terminal; None when nobody can be asked.
 
         Raises:
-            UsageError: the variable is not set, the file cannot be read, nobody can be asked, or
-                it is empty.
+            UsageError: the variable is not set, the file cannot be read or others can read it,
+                nobody can be asked, or it is empty.
         """
         if self.env is not None:
             value, source = os.environ.get(self.env, ""), f"the environment variable {self.env}"
@@ -59,12 +61,24 @@ class Secret(Schema):
 
 def _first_line(path: Path, what: str) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            _check_mode(os.fstat(file.fileno()), path, what)
+            text = file.read().decode()
     except OSError as error:
         raise UsageError(f"{what}: {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{what}: {path} is not UTF-8 text") from None
     return text.partition("\n")[0].strip()
+
+
+def _check_mode(found: os.stat_result, path: Path, what: str) -> None:
+    """Refuse a file of one's own that others can read, as ssh does with private keys."""
+    mode = stat.S_IMODE(found.st_mode)
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and mode & 0o077:
+        raise UsageError(
+            f"{what}: {path} has mode {mode:04o}, so other users of this machine can get at it",
+            hint=f"chmod 600 {shlex.quote(str(path))}",
+        )
 
 
 def _no_literal(value: Any) -> Any:

@@ -7,6 +7,7 @@ of every key, and because a duplicate key, a tag or a loop can then be named whe
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -125,6 +126,10 @@ def load(path: Path, what: str = "file") -> Sourced:
     return Sourced(path, data, builder.origins)
 
 
+LONG_BITS = 1024
+"""Longer whole numbers are not written out; Python itself refuses that beyond 4300 digits."""
+
+
 def described(value: object) -> str:
     """A found value as messages show it: `'abc'`, `12`, `a list`, `a mapping`, `nothing`."""
     if isinstance(value, dict):
@@ -135,6 +140,8 @@ def described(value: object) -> str:
         return "nothing"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, int) and value.bit_length() > LONG_BITS:
+        return f"a number of {int(value.bit_length() * math.log10(2)) + 1} digits"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:56]}...{text[0]}"
 

@@ -19,7 +19,7 @@ from spark_cluster.importing.source import Source
 from spark_cluster.launch import Launch, of_recipe
 from spark_cluster.project import Project
 from spark_cluster.recipe import Recipe, load_recipe
-from spark_cluster.userfiles.recipe_file import Drafter
+from spark_cluster.userfiles.recipe_file import Drafter, FromLaptop
 from spark_cluster.userfiles.schema import parse as checked
 
 
@@ -199,12 +199,56 @@ def test_flags_without_a_place(flags: str, what: str, why: str) -> None:
         ("--network bridge", "--network bridge", "Ray and NCCL"),
         ("--dns 1.1.1.1", "--dns 1.1.1.1", "no place"),
         ("--cap-add A --cap-add B", "--cap-add B", "IPC_LOCK"),
+        ("--cap-add SYS_ADMIN", "--cap-add SYS_ADMIN", "IPC_LOCK"),
+        ("--cap-add ALL", "--cap-add ALL", "IPC_LOCK"),
+        ("--privileged", "--privileged", "not needed"),
+        ("--pid host", "--pid host", "where Ray needs it"),
+        ("--security-opt seccomp=unconfined", "--security-opt seccomp=unconfined", "not loosen"),
+        ("-v /:/host", "-v /:/host", "the whole node"),
+        ("-v /etc:/e:ro", "-v /etc:/e:ro", "accounts and keys"),
+        ("-v /root:/r", "-v /root:/r", "a whole home"),
+        ("-v /home:/h", "-v /home:/h", "a whole home"),
+        ("-v /home/me/.ssh:/s:ro", "-v /home/me/.ssh:/s:ro", ".ssh in a home"),
+        (
+            "-v /var/run/docker.sock:/var/run/docker.sock",
+            "-v /var/run/docker.sock:/var/run/docker.sock",
+            "sockets of Docker",
+        ),
+        ("-v /boot:/b -v /dev:/d", "-v /dev:/d", "all devices"),
+        ("-v /usr/local/x:/x", "-v /usr/local/x:/x", "could change them"),
     ],
 )
 def test_options_of_docker_without_a_place(options: str, what: str | None, why: str) -> None:
     _, imported = of_command(f"docker run {options} e/img vllm serve org/m")
     assert why in left(imported)[what or options]
     assert "s3cret" not in imported.text
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("WANDB_API_KEY", "s3cret"),
+        ("AWS_SECRET_ACCESS_KEY", "s3cret"),
+        ("OPENAI_KEY", "s3cret"),
+        ("MY_PASS", "s3cret"),
+        ("OTHER", "hf_s3cretS3cretS3cret"),
+        ("ANOTHER", "sk-proj-s3crets3crets3cret"),
+        ("HTTPS_PROXY", "http://me:s3cret@proxy.example:8080"),
+    ],
+)
+def test_a_secret_becomes_a_reference(variable: str, value: str) -> None:
+    recipe, imported = of_command(f"docker run -e {variable}={value} e/img vllm serve org/m")
+    assert recipe.secret_env[variable].env == variable
+    assert recipe.plain_env == {}
+    told = carried(imported)[f"{variable} (value not shown)"]
+    assert f"export {variable}" in told
+    assert "s3cret" not in imported.text.lower() + str(imported).lower()
+
+
+def test_a_model_is_put_into_no_system_folder() -> None:
+    recipe, imported = of_command("docker run -v /root/.ssh:/m e/img vllm serve /m")
+    assert recipe.model.path is None
+    assert "no model may be put there" in left(imported)["-v /root/.ssh:/m"]
 
 
 class TestModel:
@@ -306,7 +350,8 @@ def test_whatever_the_words_are_the_text_is_read_back(
             what.startswith(f"--{flag}") for what in told
         )
     for name, value in launch.env.items():
-        assert recipe.env.get(name) == value or any(what.startswith(name) for what in told)
+        kept = recipe.env.get(name) in (value, FromLaptop(env=name))
+        assert kept or any(what.startswith(name) for what in told)
     places = len(recipe.mounts) + len(recipe.patches)
     left_volumes = sum(one.what.startswith("-v ") for one in imported.left_out)
     assert places + left_volumes == len(launch.volumes)

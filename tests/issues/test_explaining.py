@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_cluster.issues import explain_logs
+from spark_cluster.issues import explain_logs, explaining, lines
 from spark_cluster.issues.explaining import Explanation
 from spark_cluster.issues.reading import of_file, of_text
 
@@ -186,3 +186,44 @@ def test_the_document():
     assert {"id", "severity", "title", "found", "cause", "fix", "source", "flag"} <= set(
         document["issues"][0]
     )
+
+
+@pytest.mark.parametrize("error", ["KeyError: {}", "AssertionError: {}", "RuntimeError: same"])
+def test_a_flood_of_errors_is_read_once(error, monkeypatch):
+    """Each line, and the tracebacks of a bounded number; it was 60 lines for each error."""
+    calls = 0
+    real = lines.read
+
+    def counted(raw):
+        nonlocal calls
+        calls += 1
+        return real(raw)
+
+    monkeypatch.setattr(lines, "read", counted)
+    monkeypatch.setattr(explaining, "TRACES", 50)
+    count = 20_000
+    text = "\n".join(error.format(number) for number in range(count))
+    found = explain_logs([of_text("x.log", text)])
+    assert sum(p.count for p in found.problems) <= count
+    assert len(found.problems) <= explaining.MOST
+    assert calls <= count + 61 * (explaining.MOST + 50)
+
+
+def test_how_often_an_error_was_seen_is_counted_exactly():
+    text = "RuntimeError: No CUDA GPUs are available\nKeyError: 1\n" * 3000
+    found = explain_logs([of_text("x.log", text)])
+    assert [p.count for p in found.problems] == [3000, 3000]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "engine (v0.19.0) Initializing a V1 tensor_parallel_size={}",
+        "rank 0 in world size {}",
+        "RuntimeError: x [repeated {}x across cluster]",
+        "rank {} KeyError: x",
+    ],
+)
+def test_a_number_that_no_program_prints(line):
+    """Python refuses to read one of more than 4,300 digits."""
+    explain(line.format("9" * 7000)).document()

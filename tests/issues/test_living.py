@@ -47,6 +47,7 @@ def failure(model: str, parser: str) -> VerificationFailed:
             play('<|tool_call>call:get_weather{city:"Paris"}'),
             Endpoint("127.0.0.1", 8000, "m"),
             recipe(model, parser),
+            1,
         )
     return caught.value
 
@@ -61,6 +62,20 @@ def test_a_rung_names_the_issue_that_the_recipe_has():
 def test_and_none_that_it_has_not():
     assert "known:" not in failure("google/gemma-4-31B-it", "gemma4").hint
     assert "known:" not in failure("org/other", "pythonic").hint
+
+
+def test_a_rung_looks_for_issues_of_the_size_that_runs(monkeypatch):
+    """A recipe for 1 to 2 nodes that fails on two may have an issue of several nodes."""
+    from spark_cluster import issues
+
+    asked = []
+    monkeypatch.setattr(issues, "live", lambda *, rungs, launch: asked.append(launch.tp) or [])
+    chosen = recipe("google/gemma-4-31B-it", "gemma4")
+    sizes = chosen.tensor_parallel.model_copy(update={"min": 1, "max": 2})
+    chosen = chosen.model_copy(update={"tensor_parallel": sizes})
+    with pytest.raises(VerificationFailed):
+        rungs.climb(play("no tool"), Endpoint("127.0.0.1", 8000, "m"), chosen, 2)
+    assert asked == [2]
 
 
 def test_status_names_the_issue_of_a_server_that_does_not_stay_up():

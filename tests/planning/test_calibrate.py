@@ -346,7 +346,7 @@ junk = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(sorted(benchmark())), junk)
 def test_whatever_stands_in_a_result_is_read_or_refused(read, key, value):
     try:
@@ -357,7 +357,7 @@ def test_whatever_stands_in_a_result_is_read_or_refused(read, key, value):
         assert all(point.value > 0 and point.context >= 0 for point in found.points)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.text(max_size=8), max_size=5), max_size=4))
 def test_whatever_stands_in_a_csv_is_read_or_refused(read, rows):
     text = io.StringIO()

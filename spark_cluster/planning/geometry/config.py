@@ -156,7 +156,7 @@ def _latent(keys: Keys, of_layers: list[str], heads: int) -> Latent | None:
         rope_dim=keys.positive("qk_rope_head_dim"),
         nope_dim=keys.positive("qk_nope_head_dim"),
         value_dim=keys.positive("v_head_dim"),
-        q_rank=keys.get("q_lora_rank"),
+        q_rank=keys.number("q_lora_rank", default=0) or None,
         index_dim=keys.number("index_head_dim", default=0),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spark_cluster.planning.geometry.keys import Keys
 from spark_cluster.planning.geometry.shape import Experts
+from spark_cluster.userfiles.yamlfile import described
 
 COUNT = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 TOP_K = (
@@ -54,7 +55,9 @@ def _layers(keys: Keys, layers: int) -> int:
     sparse = _written(keys, "E", "moe", default=layers)
     if sparse != layers:
         return sparse
-    dense = set(keys.get("mlp_only_layers") or ())
+    dense = keys.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise keys.wrong(f"'mlp_only_layers' should be a list, found {described(dense)}")
     first = keys.number("first_k_dense_replace", "num_dense_layers", default=0)
     step = keys.get("decoder_sparse_step")
     step = step if isinstance(step, int) and step > 0 else 1

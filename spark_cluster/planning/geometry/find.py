@@ -99,7 +99,7 @@ def _is_named(entry: Mapping[str, Any], name: str) -> bool:
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidFile(f"is no JSON: {error}", where=str(path)) from error
     if not isinstance(config, dict):
         raise InvalidFile("should be a JSON object", where=str(path))

@@ -6,9 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from spark_cluster.errors import InvalidFile
+from spark_cluster.userfiles.yamlfile import described
 
 INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where the language model of a multimodal one is described."""
+
+LARGEST = 10**12
+"""More than any figure of a model; larger ones are mistakes, or meant to do harm."""
+
+DEEPEST = 4
+"""Descriptions inside each other that are looked into."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 256, "sliding_window": 4096, "tie_word_embeddings": True},
@@ -99,9 +106,12 @@ class Keys:
             found = max((item for item in found if isinstance(item, int)), default=None)
         if isinstance(found, bool) or not isinstance(found, int):
             key = next(name for name in names if self.get(name) is not None)
-            raise self.wrong(f"{key!r} should be a whole number, found {self.get(key)!r}")
+            text = described(self.get(key))
+            raise self.wrong(f"{key!r} should be a whole number, found {text}")
         if found < 0:
-            raise self.wrong(f"{names[0]!r} should not be negative, found {found}")
+            raise self.wrong(f"{names[0]!r} should not be negative, found {described(found)}")
+        if found > LARGEST:
+            raise self.wrong(f"{names[0]!r} is {described(found)}, which no model has")
         return found
 
     def positive(self, *names: str, default: int | None = None) -> int:
@@ -117,9 +127,10 @@ class Keys:
 
 
 def _innermost_first(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for name in INNER:
-        inner = config.get(name)
-        if isinstance(inner, Mapping):
-            yield from _innermost_first(inner)
+    chain = [config]
+    while len(chain) <= DEEPEST:
+        inner = next((chain[-1][n] for n in INNER if isinstance(chain[-1].get(n), Mapping)), None)
+        if inner is None:
             break
-    yield config
+        chain.append(inner)
+    yield from reversed(chain)

@@ -13,6 +13,8 @@ BOTH = "both"
 NEITHER = "neither"
 """A layer of its own for a feed-forward network or experts (Nemotron-H)."""
 
+MOST_LAYERS = 10_000
+
 WORDS = {
     "full_attention": FULL,
     "attention": FULL,
@@ -40,6 +42,8 @@ def kinds(keys: Keys) -> list[str]:
             length than the model.
     """
     layers = keys.positive("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    if layers > MOST_LAYERS:
+        raise keys.wrong(f"'num_hidden_layers' is {layers}; models have up to {MOST_LAYERS}")
     found = _listed(keys, layers) or _patterned(keys, layers) or [_uniform(keys)] * layers
     # a layer called local is a full one when the model says no window
     missing = {SLIDING: keys.get("sliding_window"), CHUNKED: keys.get("attention_chunk_size")}

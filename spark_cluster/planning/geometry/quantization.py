@@ -15,26 +15,27 @@ def quantization(config: Mapping[str, Any]) -> str | None:
     A method that is none of these comes back under its own name.
     """
     found = _section(config)
-    method = str(found.get("quant_method", "")).lower()
+    method = _word(found, "quant_method")
     if method == "modelopt" or (not method and found.get("quant_algo")):
         return _modelopt(found)
     if method == "compressed-tensors":
         return _compressed_tensors(found)
     if method in ("awq", "gptq"):
         bits = found.get("bits", FOUR_BITS)
-        return f"{method}-int{bits}"
+        return f"{method}-int{bits if isinstance(bits, int) and bits in range(1, 17) else '?'}"
     return {"fbgemm_fp8": "fp8"}.get(method, method) or None
 
 
 def kv_dtype(config: Mapping[str, Any]) -> str | None:
     """`fp8` or `nvfp4` when the checkpoint carries scales for such a KV cache, else None."""
     found = _section(config)
-    algorithm = str(found.get("kv_cache_quant_algo") or "").lower()
+    algorithm = _word(found, "kv_cache_quant_algo")
     if algorithm in ("fp8", "nvfp4"):
         return algorithm
     scheme = found.get("kv_cache_scheme")
     if isinstance(scheme, Mapping) and scheme.get("type") == "float":
-        return {EIGHT_BITS: "fp8", FOUR_BITS: "nvfp4"}.get(scheme.get("num_bits", 0))
+        bits = scheme.get("num_bits")
+        return "fp8" if bits == EIGHT_BITS else "nvfp4" if bits == FOUR_BITS else None
     return None
 
 
@@ -48,8 +49,14 @@ def _section(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
+def _word(section: Mapping[str, Any], key: str) -> str:
+    """A word in small letters; empty for anything that is none."""
+    value = section.get(key)
+    return value.lower() if isinstance(value, str) else ""
+
+
 def _modelopt(found: Mapping[str, Any]) -> str:
-    algorithm = str(found.get("quant_algo") or "").lower()
+    algorithm = _word(found, "quant_algo")
     for word in ("nvfp4", "mxfp4", "fp8"):
         if word in algorithm:
             return word
@@ -57,7 +64,7 @@ def _modelopt(found: Mapping[str, Any]) -> str:
 
 
 def _compressed_tensors(found: Mapping[str, Any]) -> str:
-    style = str(found.get("format") or "")
+    style = _word(found, "format")
     for word in ("nvfp4", "mxfp4"):
         if word in style:
             return word

@@ -64,7 +64,9 @@ def _mamba2(keys: Keys, layers: int) -> Recurrent:
     head_dim = keys.get("mamba_d_head", "mamba_head_dim")
     expand = keys.positive("mamba_expand", "expand", default=2)
     inner = keys.number("mamba_d_ssm", default=0)
-    if not isinstance(head_dim, int):  # "auto"
+    if isinstance(head_dim, int):
+        head_dim = keys.positive("mamba_d_head", "mamba_head_dim")
+    else:  # "auto"
         head_dim = (inner or expand * hidden) // heads
     inner = heads * head_dim
     groups = keys.positive("mamba_n_groups", "n_groups", default=1)
@@ -91,8 +93,8 @@ def _mamba(keys: Keys, layers: int) -> Recurrent:
     state = keys.positive("mamba_d_state")
     kernel = keys.positive("mamba_d_conv", default=4)
     rank = keys.get("mamba_dt_rank")
-    if not isinstance(rank, int):  # "auto"
-        rank = -(-hidden // 16)
+    automatic = -(-hidden // 16)
+    rank = keys.positive("mamba_dt_rank") if isinstance(rank, int) else automatic
     weights = 2 * hidden * inner + inner * kernel + inner * (rank + 2 * state)
     return Recurrent(
         kind="mamba",

@@ -10,6 +10,8 @@ from spark_cluster.errors import InvalidFile
 INDEX = "model.safetensors.index.json"
 LENGTH_BYTES = 8
 """A safetensors file begins with the length of its header, little-endian."""
+LARGEST_WEIGHTS = 10**15
+"""Bytes; an index that says more says nothing."""
 LONGEST_HEADER = 100_000_000
 """More than this the format does not allow, bytes."""
 
@@ -27,9 +29,9 @@ def weights_bytes(folder: Path) -> int | None:
         try:
             document = json.loads(index.read_text())
             total = document.get("metadata", {}).get("total_size")
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise InvalidFile(f"is no index of safetensors: {error}", where=str(index)) from error
-        if isinstance(total, int | float) and total > 0:
+        if isinstance(total, int | float) and 0 < total <= LARGEST_WEIGHTS:
             return int(total)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -45,11 +47,16 @@ def _tensors(path: Path) -> int:
             if not 0 < length <= LONGEST_HEADER:
                 raise ValueError(f"its header would be {length} bytes long")
             header = json.loads(file.read(length))
-        return max(
-            (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"),
-            default=0,
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        ends = [
+            int(entry["data_offsets"][1])
+            for name, entry in header.items()
+            if name != "__metadata__"
+        ]
+        return min(max(ends, default=0), LARGEST_WEIGHTS)
+    except (
+        *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError),
+        *(OverflowError, RecursionError),
+    ) as error:
         raise InvalidFile(
             f"has no safetensors header: {error}",
             where=str(path),

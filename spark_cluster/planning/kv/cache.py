@@ -101,8 +101,10 @@ def cache(
     rule, words = for_version(options.get("vllm"))
     shared = _pool(geometry, rule, max_model_len, options)
     wanted = _wanted(max_model_len, rule, options)
-    blocks = size // shared.block_bytes
     needed = shared.needed(wanted)
+    if shared.block_bytes <= 0 or needed <= 0:
+        raise UsageError(f"{geometry.name} has no layers with a KV cache, by its config")
+    blocks = size // shared.block_bytes
     concurrency = blocks / needed
     if rule.printed == "pool":
         tokens = blocks // shared.groups * shared.smallest_block

@@ -43,7 +43,7 @@ class Serving:
             raise UsageError(
                 f"the {min(heads)} attention heads of {self.geometry.name} cannot be divided over "
                 f"{self.tp} nodes",
-                hint="a tensor-parallel size divides them without a rest",
+                hint="a tensor-parallel size must divide them without a remainder",
             )
 
     def kv_bytes(self, context: float) -> float:

@@ -1,0 +1,83 @@
+"""What no recipe may have, beyond each field on its own: it may be somebody else's.
+
+A recipe starts containers as root. So none holds a secret, and none reaches into folders of a node
+that make a container root there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from spark_cluster.userfiles import node_paths
+from spark_cluster.userfiles.secret_text import is_secret_setting, looks_secret
+from spark_cluster.userfiles.yamlfile import Key, Problem
+
+if TYPE_CHECKING:
+    from spark_cluster.recipe import Recipe
+
+ADVICE = "put what is needed into a folder of its own, such as /srv/NAME"
+
+
+def check(recipe: Recipe) -> list[Problem]:
+    """Every problem of that kind; the messages never repeat what may be a secret."""
+    return [*_secrets(recipe), *_mounts(recipe), *_models(recipe), *_patches(recipe)]
+
+
+def _secrets(recipe: Recipe) -> Iterator[Problem]:
+    for name, value in recipe.env.items():
+        if name == "VLLM_API_KEY":
+            yield Problem(("env", name), "it is serve.api_key in the inventory")
+        elif isinstance(value, str) and is_secret_setting(name, value):
+            yield Problem(
+                ("env", name),
+                "a secret is never written into a recipe; "
+                f"expected {{env: {name}}}, the laptop's variable of that name",
+            )
+    for flag, given in recipe.engine_args.items():
+        text = given if isinstance(given, str) else json.dumps(given, default=str)
+        if looks_secret(text) or (isinstance(given, str) and is_secret_setting(flag, given)):
+            yield Problem(
+                ("engine_args", flag),
+                "a secret is never written into a recipe; give it as a variable under env, as "
+                "{env: NAME}, if vLLM takes one",
+            )
+    if recipe.image.build is not None and looks_secret(recipe.image.build.dockerfile):
+        yield Problem(
+            ("image", "build", "dockerfile"), "a secret is in it, and would stay in the image"
+        )
+
+
+def _mounts(recipe: Recipe) -> Iterator[Problem]:
+    for index, mount in enumerate(recipe.mounts):
+        why = node_paths.why_refused(mount.source, read_only=mount.read_only)
+        if why:
+            yield Problem(
+                ("mounts", index, "source"),
+                f"found {mount.source}, which no container may have: {why}; {ADVICE}",
+            )
+
+
+def _models(recipe: Recipe) -> Iterator[Problem]:
+    """Folders that are written as root, and with what somebody has put on the hub."""
+    folders: list[tuple[Key, str | None]] = [(("model",), recipe.model.node_path)]
+    if recipe.drafter is not None:
+        folders.append((("drafter",), recipe.drafter.node_path))
+    for key, path in folders:
+        why = path and node_paths.why_refused(path, read_only=False)
+        if why:
+            yield Problem(
+                (*key, "path"), f"found {path}, where no model may be put: {why}; {ADVICE}"
+            )
+
+
+def _patches(recipe: Recipe) -> Iterator[Problem]:
+    for index, patch in enumerate(recipe.patches):
+        if patch.origin == "model" and (
+            patch.file.startswith("/") or ".." in patch.file.split("/")
+        ):
+            yield Problem(
+                ("patches", index, "file"),
+                f"found {patch.file!r}, expected a path inside the model's folder",
+            )

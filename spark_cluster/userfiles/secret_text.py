@@ -1,0 +1,53 @@
+"""Secrets where none may be: variables and values that, by their name or look, are one.
+
+What looks like a secret is not certain to be one; the messages never repeat it all the same.
+"""
+
+from __future__ import annotations
+
+import re
+
+_ALWAYS = re.compile(
+    r"(?i)(^|_)([A-Z0-9]*(token|secret|passwd|password|passphrase|apikey)|api_?key|credentials?)$"
+)
+"""Names of which every value is a secret."""
+
+_WORDS = {"TOKEN", "SECRET", "KEY", "PASSWORD", "PASSWD", "PASS", "PASSPHRASE", "PAT", "APIKEY"}
+"""Words between underscores that make a value with letters in it a secret."""
+
+_NO_SECRET = ("FILE", "PATH", "DIR", "FOLDER", "MODE", "TYPE", "NAME", "URL", "LENGTH", "SIZE")
+"""Last words of names whose values speak of a secret and are none."""
+
+_PLAIN = re.compile(r"(?i)[-+.\d]*|true|false|yes|no|on|off|none|null|auto|token")
+"""Values that are no secret, whatever they are called."""
+
+_VALUE = re.compile(
+    r"\bhf_[A-Za-z0-9]{10,}"  # Hugging Face
+    r"|\bsk-[A-Za-z0-9_-]{16,}"  # OpenAI, Anthropic and those that do as they do
+    r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_[A-Za-z0-9_]{20,}"
+    r"|\bglpat-[A-Za-z0-9_-]{16,}"
+    r"|\b(AKIA|ASIA)[A-Z0-9]{16}\b"
+    r"|\bxox[abeoprs]-[A-Za-z0-9-]{10,}"
+    r"|\bnvapi-[A-Za-z0-9_-]{20,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    r"|[a-z][a-z0-9+.-]*://[^/\s:@]+:[^/\s:@]+@"  # https://user:password@host
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether the name of a variable says that each of its values is a secret."""
+    return _ALWAYS.search(name) is not None
+
+
+def looks_secret(value: str) -> bool:
+    """Whether a text has the form of a well-known kind of key or token in it."""
+    return _VALUE.search(value) is not None
+
+
+def is_secret_setting(name: str, value: str) -> bool:
+    """Whether a variable (or a flag) holds a secret, by its name or by its value."""
+    if is_secret(name) or looks_secret(value):
+        return True
+    words = name.upper().replace("-", "_").split("_")
+    named = not _WORDS.isdisjoint(words) and words[-1] not in _NO_SECRET
+    return named and _PLAIN.fullmatch(value) is None
