@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import errno
 import gc
 import importlib
+import io
 import json
 import os
 import signal
@@ -15,6 +18,7 @@ import click
 
 from spark_cluster import __version__
 from spark_cluster.cli.app import App
+from spark_cluster.cli.visible import show_error
 from spark_cluster.errors import SparkClusterError
 
 COMMANDS = {
@@ -26,7 +30,7 @@ COMMANDS = {
     "doctor": "Say what is wrong with the nodes, why, and what to do.",
     "recipes": "List what can be served, show one, import another tool's.",
     "plan": "Say what fits and how fast it will be, before any download.",
-    "lint": "Find known issues in a recipe or a command line, and mend them.",
+    "lint": "Find known issues in a recipe or a command line, and fix them.",
     "predict": "Predict speed and KV cache from a model's shape, or fit that to your runs.",
     "up": "From any state to a verified vLLM endpoint.",
     "down": "Stop serving, and prove that the memory is back.",
@@ -37,7 +41,7 @@ COMMANDS = {
     "exec": "Run a command on the nodes.",
     "playbook": "Run a playbook.",
     "history": "Show what runs changed on the nodes.",
-    "revert": "Put back what a run changed.",
+    "revert": "Revert what a run changed.",
     "lab": "Two simulated Sparks on this machine.",
 }
 """In the order in which a newcomer meets them. The text is here so that --help imports nothing."""
@@ -150,33 +154,65 @@ def main() -> NoReturn:
     gc.disable()  # importing makes nothing that a collection could free; a run enables it again
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for them takes 10 ms
     as_json = _wants_json(sys.argv[1:])
-    status = 0
+    for stream in (sys.stdout, sys.stderr):  # what a terminal's encoding lacks is no traceback
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        status = _run(as_json=as_json)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough
+        status = 128 + signal.SIGPIPE
+        _drop_output()
+    except OSError as error:
+        status = 1
+        where = f"{error.filename}: " if error.filename else ""
+        show_error(where + (error.strerror or str(error)), _what_to_do(error))
+        _drop_output()
+    sys.exit(status)
+
+
+def _run(*, as_json: bool) -> int:
+    """One command, and its errors in words; the exit status.
+
+    Raises:
+        OSError: of the laptop: its disk is full, nobody reads the output.
+    """
     try:
         # What a command gives to `ctx.exit` comes back as the result.
-        status = cli.main(standalone_mode=False) or 0
+        status = int(cli.main(standalone_mode=False) or 0)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is over; a late Ctrl-C changes nothing
+        return status
     except click.exceptions.Exit as ended:
-        sys.exit(ended.exit_code)
+        return ended.exit_code
+    except SystemExit as ended:  # of a command; of click where nobody reads its output
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except click.ClickException as error:
         if as_json:
             _print_json_error(error.format_message(), "", "")
         error.show()
-        sys.exit(error.exit_code)
-    except click.Abort:
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         click.echo("aborted", err=True)
-        sys.exit(130)
+        return 130
     except SparkClusterError as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _show(error, as_json=as_json)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
-    sys.exit(status)
+        return error.exit_code
+
+
+def _what_to_do(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "make room on this machine's disk; nodes are left as they are, run it again"
+    return ""
+
+
+def _drop_output() -> None:
+    """What is in the buffer cannot be written: the interpreter shall not try it at its end."""
+    with contextlib.suppress(OSError, ValueError):  # a stream of tests has no descriptor
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _wants_json(words: list[str]) -> bool:
@@ -194,9 +230,7 @@ def _show(error: SparkClusterError, *, as_json: bool) -> None:
     if as_json:
         _print_json_error(error.message, error.where, error.hint)
     where = f"{error.where}: " if error.where else ""
-    click.echo(click.style("error: ", fg="red", bold=True) + where + error.message, err=True)
-    if error.hint:
-        click.echo(click.style(f"  {error.hint}", fg="cyan"), err=True)
+    show_error(where + error.message, error.hint)
 
 
 def _print_json_error(message: str, where: str, hint: str) -> None:

@@ -8,7 +8,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +19,7 @@ import click
 from spark_cluster.errors import Interrupted, SparkClusterError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from spark_cluster.cli.console import Console
     from spark_cluster.engine.options import Options
     from spark_cluster.engine.play import Play
     from spark_cluster.inventory import Inventory, Node
@@ -69,7 +68,24 @@ class App:
         """The inventory, read and checked."""
         from spark_cluster.inventory import load_inventory
 
-        return load_inventory(self.inventory_name, self.project)
+        inventory = load_inventory(self.inventory_name, self.project)
+        self._warn_of_others(inventory.path)
+        return inventory
+
+    def _warn_of_others(self, path: Path) -> None:
+        """An inventory is data, but says which machines are changed."""
+        from spark_cluster.cli.visible import visible
+
+        problem = self.project.foreign(path)
+        if problem is not None:
+            found, advice = problem
+            text = f"warning: {found}; it says which machines are changed\n  {advice}"
+            click.echo(visible(text), err=True)
+
+    def allowed_files(self, named: Sequence[str]) -> list[Path]:
+        """Files of the laptop that recipes may have sent: the inventory's, and those named."""
+        known = [] if self.inventory_is_missing else self.inventory.serve.allow_files
+        return [*known, *(Path(name).expanduser().absolute() for name in named)]
 
     @property
     def nodes(self) -> list[Node]:
@@ -79,9 +95,9 @@ class App:
     @cached_property
     def console(self) -> Console:
         """Where people look: standard output, or standard error when that carries JSON."""
-        from rich.console import Console
+        from spark_cluster.cli.console import Console
 
-        return Console(stderr=self.as_json, highlight=False)
+        return Console(stderr=self.as_json)
 
     def print_json(self, document: Any) -> None:
         """The one JSON document."""
@@ -119,7 +135,7 @@ class Run:
         self, app: App, command: str, nodes: list[Node], options: Options, *, change: bool
     ) -> None:
         from spark_cluster.engine.connections import Connections
-        from spark_cluster.engine.events import Bus, Recap
+        from spark_cluster.engine.events import Bus, Note, Recap
         from spark_cluster.engine.record import Record, new_run
 
         self.app = app
@@ -132,7 +148,8 @@ class Run:
         self.id = new_run()
         self.bus = Bus(self.recap)
         if change:
-            self.bus.add(Record(self.id))
+            record = Record(self.id, on_error=lambda why: self.bus.emit(Note(why, "warning")))
+            self.bus.add(record)
         self.connections = Connections(
             nodes, self.bus, self.id, command=command, change=change and not options.check
         )
@@ -190,8 +207,9 @@ class Run:
             )
         return Interrupted(
             f"interrupted; {', '.join(at_work)}",
-            hint="a package manager or an image pull finishes there by itself, all else was ended; "
-            "no file is half-written. Run the same command again to go on",
+            hint="a package manager or an image pull finishes there by itself, so does a model's "
+            "download; all else is ended within seconds, no file is half-written. Run the same "
+            "command again to go on",
         )
 
     def finish(self, error: str = "") -> None:
@@ -228,16 +246,26 @@ def _interrupt(_signal: int, _frame: Any) -> None:
     raise KeyboardInterrupt
 
 
+allow_file = click.option(
+    "--allow-file",
+    "allow_files",
+    multiple=True,
+    metavar="PATH",
+    help="A file or folder of this machine that the recipe may send to the nodes; repeatable.",
+)
+"""The option of commands that read the files that a recipe refers to."""
+
+
 def changing(function: F) -> F:
     """The options of every command that can change nodes, given to it as `options`."""
 
     def collect(ctx: click.Context, /, **given: Any) -> Any:
         from spark_cluster.engine.options import Options, Selection
 
-        names = ("check", "diff", "tags", "skip_tags", "start_at", "step", "yes")
-        check, diff, tags, skip_tags, start_at, step, yes = (given.pop(n) for n in names)
+        names = ("check", "diff", "tags", "skip_tags", "start_at", "step")
+        check, diff, tags, skip_tags, start_at, step = (given.pop(n) for n in names)
         if step:
-            _can_ask(ctx.find_object(App), check=check, yes=yes)
+            _can_ask(ctx.find_object(App), check=check)
         selection = Selection(_names(tags), _names(skip_tags), start_at)
         options = Options(check=check, diff=diff, selection=selection, step=step)
         return ctx.invoke(function, options=options, **given)
@@ -262,17 +290,15 @@ _OPTIONS = (
     ),
     click.option("--step", is_flag=True, help="Ask before each change (on a terminal)."),
     click.option("--exit-code", is_flag=True, help="With --check: status 10 if it would change."),
-    click.option("-y", "--yes", is_flag=True, help="Ask nothing."),
 )
 
 
-def _can_ask(app: App | None, *, check: bool, yes: bool) -> None:
+def _can_ask(app: App | None, *, check: bool) -> None:
     """Raises:
     UsageError: --step has nobody to ask, or nothing.
     """
-    if check or yes:
-        other = "--check" if check else "--yes"
-        raise UsageError(f"--step and {other} contradict each other", hint="leave one of them out")
+    if check:
+        raise UsageError("--step and --check contradict each other", hint="leave one of them out")
     out = sys.stderr if app is not None and app.as_json else sys.stdout
     if not (sys.stdin.isatty() and out.isatty()):
         raise UsageError(

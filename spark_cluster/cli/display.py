@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from spark_cluster.cli.console import Console, mark, painted, styled
+from spark_cluster.cli.visible import visible
 from spark_cluster.engine.events import (
     Applying,
     Changing,
@@ -64,6 +64,7 @@ class Display:
         self._width = 8
         self._check = False
         self._stages = 0
+        self._noted: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
         self._held: list[Event] | None = None
         self._live: Live | None = None
@@ -114,21 +115,22 @@ class Display:
         self._check = event.check
         if not self.titled:
             return
-        note = "  [magenta]check mode: nothing is changed[/]" if event.check else ""
-        self.console.print(f"[bold]{escape(event.command)}[/]  [dim]run {event.run}[/]{note}")
+        note = "  check mode: nothing is changed" if event.check else ""
+        line = styled("[bold]{}[/]  [dim]run {}[/]", event.command, event.run)
+        self.console.print(line + painted(note, "magenta"))
 
     def _stage_started(self, event: StageStarted) -> None:
         self._stages += 1
-        self.console.print(f"[bold blue]▸[/] [bold]{escape(event.stage)}[/]")
+        self.console.print(styled("[bold blue]▸[/] [bold]{}[/]", event.stage))
 
     def _stage_finished(self, event: StageFinished) -> None:
         self._doing.clear()
-        mark = "[green]✔[/]" if event.ok else "[red]✘[/]"
-        self.console.print(f"{mark} {escape(event.stage)}  [dim]{event.seconds:.1f} s[/]")
+        sign = mark("ok" if event.ok else "fail")
+        self.console.print(styled("{} {}  [dim]{:.1f} s[/]", sign, event.stage, event.seconds))
 
     def _connected(self, event: Connected) -> None:
         if self.verbose:
-            self._line(event.node, f"connected  [dim]{event.seconds:.2f} s[/]")
+            self._line(event.node, styled("connected  [dim]{:.2f} s[/]", event.seconds))
 
     def _applying(self, event: Applying) -> None:
         self._doing[event.node] = (f"{event.role}: {event.resources} resources", time.monotonic())
@@ -148,32 +150,36 @@ class Display:
         if event.verdict in ("ok", "skipped") and not self.verbose:
             return
         word = "would change" if self._check and event.verdict == "change" else WORDS[event.verdict]
-        why = escape(event.reason or summary(event.changes))
-        took = f"  [dim]{event.seconds:.1f} s[/]" if event.seconds >= 1 else ""
-        style = STYLES[event.verdict]
-        self._line(event.node, f"[{style}]{word}[/] {escape(event.resource)}  [dim]{why}[/]{took}")
+        why = event.reason or summary(event.changes)
+        took = f"  {event.seconds:.1f} s" if event.seconds >= 1 else ""
+        said = painted(word, STYLES[event.verdict])
+        line = styled("{} {}  [dim]{}{}[/]", said, event.resource, why, took)
+        self._line(event.node, line)
         if event.diff:
             show_diff(self.console, event.diff, self._width + 4)
 
     def _node_failed(self, event: NodeFailed) -> None:
         self._doing.pop(event.node, None)
         word = "UNREACHABLE" if event.unreachable else "FAILED"
-        self._line(event.node, f"[bold red]{word}[/] {escape(event.error)}")
+        self._line(event.node, styled("[bold red]{}[/] {}", word, event.error))
         if event.hint:
-            hint = Text(" " * (self._width + 4) + event.hint, style="cyan")
+            hint = painted(" " * (self._width + 4) + event.hint, "cyan")
             self.console.print(hint, soft_wrap=True)
 
     def _note(self, event: Note) -> None:
-        style = "yellow" if event.level == "warning" else "default"
-        self._line(event.node, f"[{style}]{escape(event.text)}[/]")
+        if (event.node, event.text) in self._noted:  # a role that is applied twice says it twice
+            return
+        self._noted.add((event.node, event.text))
+        self._line(event.node, painted(event.text, "yellow" if event.level == "warning" else ""))
 
     def _run_finished(self, _event: RunFinished) -> None:
         self._doing.clear()
 
     # -- drawing ---------------------------------------------------------------------------------
 
-    def _line(self, node: str, text: str) -> None:
-        self.console.print(f"  [bold]{escape(node):<{self._width}}[/]  {text}", soft_wrap=True)
+    def _line(self, node: str, text: Text) -> None:
+        whose = visible(node).ljust(self._width)
+        self.console.print(styled("  [bold]{}[/]  {}", whose, text), soft_wrap=True)
 
     def _draw(self) -> Text:
         now = time.monotonic()
@@ -181,7 +187,8 @@ class Display:
             f"  {node:<{self._width}}  {what}  {now - since:.0f} s"
             for node, (what, since) in sorted(self._doing.items())
         ]
-        return Text("\n".join(lines), style="dim", no_wrap=True, overflow="ellipsis")
+        text = "\n".join(" ".join(visible(line).split("\n")) for line in lines)
+        return Text(text, style="dim", no_wrap=True, overflow="ellipsis")
 
     _HANDLERS: Mapping[type[Event], Any] = {
         RunStarted: _run_started,
@@ -202,7 +209,7 @@ def show_diff(console: Console, diff: str, indent: int) -> None:
     """A unified diff in colours."""
     for line in diff.splitlines():
         style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "dim")
-        console.print(Text(" " * indent + line, style=style), soft_wrap=True)
+        console.print(painted(" " * indent + line, style), soft_wrap=True)
 
 
 def summary(changes: Mapping[str, Any]) -> str:
@@ -242,12 +249,12 @@ def recap(console: Console, counted: Recap, seconds: float, *, check: bool) -> N
         table.add_row(node, *_cells(tally))
     console.print()
     console.print(table)
-    console.print(f"[dim]{seconds:.1f} s[/]")
+    console.print(styled("[dim]{:.1f} s[/]", seconds))
 
 
-def _cells(tally: Tally) -> list[str]:
+def _cells(tally: Tally) -> list[Text]:
     if tally.unreachable:
-        return ["", "[red]unreachable[/]", "", "", ""]
+        return [Text(), painted("unreachable", "red"), Text(), Text(), Text()]
     values = (
         (tally.ok, "green"),
         (tally.change, "yellow"),
@@ -255,4 +262,4 @@ def _cells(tally: Tally) -> list[str]:
         (tally.failed, "bold red"),
         (tally.skipped, "dim"),
     )
-    return [f"[{style}]{n}[/]" if n else "[dim]0[/]" for n, style in values]
+    return [painted(str(n), style if n else "dim") for n, style in values]

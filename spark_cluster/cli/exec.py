@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from spark_cluster.agent.output import OUTPUT_LIMIT
 from spark_cluster.cli.app import App
+from spark_cluster.cli.visible import show_error
 from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, become: bool, timeout: float, argv: tuple[str, ...]) -> None:
     """Runs one command on every node, side by side, and shows what each printed.
 
-    The words reach the command as they are: no shell is between (for one: exec sh -c '...').
+    The words reach the command as they are, no shell reads them (to have one: exec sh -c '...').
+    What it prints is passed on as it is, control sequences too, as ssh does; pipe the output
+    through `cat -v` where you do not trust it.
+
     Exit status 1 when it fails anywhere.
     """
     from spark_cluster.engine.connections import side_by_side
@@ -65,18 +70,28 @@ def _document(name: str, outcome: Output | SparkClusterError) -> dict[str, objec
         "status": outcome.status,
         "stdout": outcome.stdout,
         "stderr": outcome.stderr,
+        "left_out_bytes": outcome.left_out,
     }
 
 
 def _show(name: str, outcome: Output | SparkClusterError) -> None:
     if isinstance(outcome, SparkClusterError):
-        click.echo(f"{name}: {click.style('error', fg='red')}: {outcome.message}", err=True)
-        if outcome.hint:
-            click.echo(f"{name}:   {outcome.hint}", err=True)
+        show_error(outcome.message, outcome.hint, node=name)
         return
-    for line in outcome.stdout.splitlines():
-        click.echo(f"{name}: {line}")
-    for line in outcome.stderr.splitlines():
-        click.echo(f"{name}: {line}", err=True)
+    _pass_on(name, outcome.stdout)
+    _pass_on(name, outcome.stderr, err=True)
+    if outcome.left_out:
+        click.echo(
+            f"{name}: {outcome.left_out} bytes were left out of the middle: up to "
+            f"{OUTPUT_LIMIT >> 20} MiB of an output are sent; to have all of it, write it to a "
+            "file there: exec -- sh -c 'COMMAND > /tmp/FILE'",
+            err=True,
+        )
     if outcome.status != 0:
         click.echo(f"{name}: status {outcome.status}", err=True)
+
+
+def _pass_on(name: str, text: str, *, err: bool = False) -> None:
+    """Each line with the node's name, otherwise untouched."""
+    for line in text.removesuffix("\n").split("\n") if text else ():
+        click.echo(f"{name}: {line}", err=err, color=True)  # True: click takes nothing out

@@ -12,6 +12,8 @@ from spark_cluster.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from rich.text import Text
+
     from spark_cluster.issues.entries import Issue
     from spark_cluster.issues.explaining import Explanation, Seen
 
@@ -64,14 +66,14 @@ def _about(app: App, name: str) -> None:
 def _list(app: App, known: Mapping[str, Issue]) -> None:
     from rich.table import Table
 
-    from spark_cluster.cli.findings import MARKS
+    from spark_cluster.cli.console import mark
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column()
     table.add_column(no_wrap=True)
     table.add_column()
     for issue in known.values():
-        table.add_row(MARKS[issue.severity], issue.id, issue.title)
+        table.add_row(mark(issue.severity), issue.id, issue.title)
     app.console.print(table)
 
 
@@ -96,17 +98,18 @@ def _show(app: App, explanation: Explanation) -> None:
 
 
 def _list_seen(app: App, title: str, seen: list[Seen]) -> None:
-    from rich.markup import escape
+    from spark_cluster.cli.console import painted
 
     if seen:
-        app.console.print(f"[dim]{title}:[/]")
+        app.console.print(painted(f"{title}:", "dim"))
     for one in seen:
-        app.console.print(f"  [dim]{escape(one.where)}  {escape(one.finding.found)}[/]")
+        app.console.print(painted(f"  {one.where}  {one.finding.found}", "dim"))
 
 
 def _show_start(app: App, explanation: Explanation) -> None:
-    from rich.markup import escape
     from rich.table import Table
+
+    from spark_cluster.cli.console import mark, styled
 
     if explanation.facts:
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
@@ -114,25 +117,25 @@ def _show_start(app: App, explanation: Explanation) -> None:
         table.add_column(style="dim", no_wrap=True)
         table.add_column()
         for name, said in explanation.facts.items():
-            table.add_row("[green]✔[/]", name, escape(said))
+            table.add_row(mark("ok"), name, said)
         app.console.print(table)
     for said in explanation.missing:
-        app.console.print(f"[magenta]?[/] not in the logs: {escape(said)}")
+        app.console.print(styled("{} not in the logs: {}", mark("unknown"), said))
 
 
-def _verdict(explanation: Explanation) -> str:
-    from rich.markup import escape
+def _verdict(explanation: Explanation) -> Text:
+    from spark_cluster.cli.console import painted, styled
 
     lines = sum(count for _, _, count in explanation.logs)
     names = ", ".join(name for name, _, _ in explanation.logs)
     cause = explanation.cause
     if cause is None:
-        said = "[green]no error[/]"
+        said = painted("no error", "green")
     elif cause.follows:
-        said = "[red]an effect is here, its cause is not[/]"
+        said = painted("an effect is here, its cause is not", "red")
     else:
-        said = "[red]the cause[/]" if cause.known else "[red]the earliest error[/]"
-    return f"{said}  [dim]{escape(names)}: {lines:,} line{'s' * (lines != 1)}[/]"
+        said = painted("the cause" if cause.known else "the earliest error", "red")
+    return styled("{}  [dim]{}: {:,} line{}[/]", said, names, lines, "s" * (lines != 1))
 
 
 def _place(seen: Seen) -> str:

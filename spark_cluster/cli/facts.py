@@ -40,6 +40,8 @@ def _document(node: Spark) -> dict[str, Any]:
 def _show(app: App, nodes: list[Spark]) -> None:
     from rich.table import Table
 
+    from spark_cluster.cli.console import painted
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     for node in nodes:
@@ -47,7 +49,7 @@ def _show(app: App, nodes: list[Spark]) -> None:
     columns = [_rows(node) for node in nodes]
     for name in columns[0]:
         values = [column[name] for column in columns]
-        table.add_row(f"[dim]{name}[/]", *values)
+        table.add_row(painted(name, "dim"), *values)
     app.console.print(table)
 
 

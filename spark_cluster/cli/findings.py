@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from spark_cluster.cli.console import Console
     from spark_cluster.issues.entries import Issue
     from spark_cluster.issues.finding import Finding
-
-MARKS = {"error": "[red]✘[/]", "warning": "[yellow]![/]", "info": "[blue]i[/]"}
 
 
 def show(console: Console, found: Finding, *, place: str = "") -> None:
@@ -19,25 +16,28 @@ def show(console: Console, found: Finding, *, place: str = "") -> None:
     Args:
         place: where it was seen, and when.
     """
-    from rich.markup import escape
     from rich.padding import Padding
 
-    named = f"  [dim]{escape(found.id)}[/]" if found.id else ""
-    console.print(f"{MARKS[found.severity]} [bold]{escape(found.title)}[/]{named}")
-    rows = [f"[dim]{escape(place)}[/]"] if place else []
-    rows.append(escape(found.found))
-    rows += [f"[dim]{escape(found.cause)}[/]"] if found.cause else []
-    rows += [f"[cyan]→ {escape(found.fix)}[/]"] if found.fix else []
+    from spark_cluster.cli.console import mark, painted, styled
+
+    named = f"  {found.id}" if found.id else ""
+    console.print(styled("{} [bold]{}[/][dim]{}[/]", mark(found.severity), found.title, named))
+    rows = [painted(place, "dim")] if place else []
+    rows.append(painted(found.found))
+    rows += [painted(found.cause, "dim")] if found.cause else []
+    rows += [painted(f"→ {found.fix}", "cyan")] if found.fix else []
     for row in rows:
         console.print(Padding(row, (0, 0, 0, 2), expand=False))
 
 
 def show_issue(console: Console, issue: Issue) -> None:
     """An entry of the catalogue."""
-    from rich.markup import escape
     from rich.table import Table
 
-    console.print(f"{MARKS[issue.severity]} [bold]{escape(issue.title)}[/]  [dim]{issue.id}[/]")
+    from spark_cluster.cli.console import mark, styled
+
+    title = styled("{} [bold]{}[/]  [dim]{}[/]", mark(issue.severity), issue.title, issue.id)
+    console.print(title)
     table = Table(box=None, show_header=False, pad_edge=True, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
@@ -53,7 +53,7 @@ def show_issue(console: Console, issue: Issue) -> None:
     }
     for name, text in rows.items():
         if text:
-            table.add_row(name, escape(text))
+            table.add_row(name, text)
     console.print(table)
 
 

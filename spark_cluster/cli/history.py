@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.visible import show_error
 from spark_cluster.errors import Failed, SparkClusterError
 
 if TYPE_CHECKING:
@@ -47,9 +49,7 @@ def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
     elif found:
         _show_runs(app, found)
     for name, error in errors.items():
-        click.echo(f"{name}: {click.style('error', fg='red')}: {error.message}", err=True)
-        if error.hint:
-            click.echo(f"{name}:   {error.hint}", err=True)
+        show_error(error.message, error.hint, node=name)
     if errors:
         ctx.exit(max(error.exit_code for error in errors.values()))
 
@@ -72,10 +72,13 @@ def runs(answers: Answers) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, answer in answers.items():
         for run in answer["runs"]:
-            about = {k: v for k, v in run.items() if k not in ("changes", "paths")}
-            known = found.setdefault(run["run"], {**about, "nodes": {}})
-            known["nodes"][name] = {"changes": run["changes"], "paths": run["paths"]}
-            known["reverted_by"] = known["reverted_by"] or run["reverted_by"]
+            about = {k: v for k, v in run.items() if k not in ("changes", "paths", "notes")}
+            known = found.setdefault(run["run"], {**about, "half_reverted_by": None, "nodes": {}})
+            counts = {"changes": run["changes"], "paths": run["paths"]}
+            notes = {"notes": run["notes"]} if run.get("notes") else {}
+            known["nodes"][name] = {**counts, **notes}
+            for key in ("reverted_by", "half_reverted_by"):
+                known[key] = known[key] or run.get(key)
     return [found[run] for run in sorted(found, reverse=True)]
 
 
@@ -89,7 +92,10 @@ def _document(
     about = {k: first.get(k) for k in ("run", "since", "user", "command", "reverts")}
     return {
         **about,
-        "nodes": {name: {"entries": answer["entries"]} for name, answer in found.items()},
+        "nodes": {
+            name: {"entries": answer["entries"], "notes": answer.get("notes", [])}
+            for name, answer in found.items()
+        },
         "errors": told,
     }
 
@@ -99,8 +105,9 @@ def _when(seconds: float | None) -> str:
 
 
 def _show_runs(app: App, found: Answers) -> None:
-    from rich.markup import escape
     from rich.table import Table
+
+    from spark_cluster.cli.console import styled
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("run", "when", *found):
@@ -110,13 +117,24 @@ def _show_runs(app: App, found: Answers) -> None:
     listed = runs(found)
     for run in listed:
         counts = [_count(run["nodes"].get(name)) for name in found]
-        remark = f"\n[dim]reverted by {run['reverted_by']}[/]" if run["reverted_by"] else ""
-        about = (run["user"] or "", escape(run["command"] or "") + remark)
+        remarks = "".join(f"\n{remark}" for remark in _remarks(run))
+        about = (run["user"] or "", styled("{}[dim]{}[/]", run["command"] or "", remarks))
         table.add_row(run["run"], _when(run["since"])[5:], *counts, *about)
     if listed:
         app.console.print(table)
     else:
         app.console.print("nothing was ever changed there by spark-cluster")
+
+
+def _remarks(run: dict[str, Any]) -> Iterator[str]:
+    """What is to be said of a run beside its counts."""
+    if run["reverted_by"]:
+        yield f"reverted by {run['reverted_by']}"
+    if run["half_reverted_by"]:
+        again = f"spark-cluster revert {run['run']}"
+        yield f"half reverted by {run['half_reverted_by']}, which was killed: run {again} again"
+    for name, counts in run["nodes"].items():
+        yield from (f"{name}: {note}" for note in counts.get("notes", ()))
 
 
 def _count(done: dict[str, int] | None) -> str:
@@ -128,20 +146,19 @@ def _count(done: dict[str, int] | None) -> str:
 
 
 def _show_run(app: App, found: Answers) -> None:
-    from rich.markup import escape
+    from spark_cluster.cli.console import styled
 
     first = next(iter(found.values()))
-    app.console.print(
-        f"[bold]{first['run']}[/]  {_when(first['since'])}  {escape(first['user'] or '')}  "
-        f"[bold]{escape(first['command'] or '')}[/]",
-        soft_wrap=True,
-    )
+    about = (_when(first["since"]), first["user"] or "", first["command"] or "")
+    line = styled("[bold]{}[/]  {}  {}  [bold]{}[/]", first["run"], *about)
+    app.console.print(line, soft_wrap=True)
     for name, answer in found.items():
+        for note in answer.get("notes", ()):
+            app.console.print(styled("  [bold]{}[/]  {}", name, note), soft_wrap=True)
         for entry in answer["entries"]:
             at = time.strftime("%H:%M:%S", time.localtime(entry["time"]))
-            app.console.print(
-                f"  [bold]{escape(name)}[/]  [dim]{at}[/]  {escape(told(entry))}", soft_wrap=True
-            )
+            line = styled("  [bold]{}[/]  [dim]{}[/]  {}", name, at, told(entry))
+            app.console.print(line, soft_wrap=True)
 
 
 def told(entry: dict[str, Any]) -> str:
@@ -153,11 +170,13 @@ def told(entry: dict[str, Any]) -> str:
         return f"  {entry['path']}: {_become(entry.get('before'), entry.get('after'))}"
     if action == "converged":
         return f"{resource}  {summary(entry.get('changes') or {})}".rstrip()
-    if action == "repaired":
-        return f"{resource}  repaired {entry['what']}"
-    if action == "reverted":
-        return f"put back what run {entry['of']} had changed"
-    return f"{resource}  {action}"
+    texts = {
+        "repaired": f"{resource}  repaired {entry.get('what')}",
+        "reverting": f"began to revert what run {entry.get('of')} had changed",
+        "undone": f"could not revert it, and undid what it had done of run {entry.get('of')}",
+        "reverted": f"reverted what run {entry.get('of')} had changed",
+    }
+    return texts.get(action, f"{resource}  {action}")
 
 
 def _become(before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:

@@ -88,8 +88,29 @@ def prepare() -> None:
 
 
 @command.command()
+@click.option("--tests", is_flag=True, help="Also what the project's own tests call.")
+@click.option("--list", "listed", is_flag=True, help="Print all packages; install nothing.")
+def tools(tests: bool, listed: bool) -> None:
+    """Install the programs that the lab calls on this machine; `up` does it by itself."""
+    from spark_cluster.lab import machine
+
+    wanted = machine.TOOLS | (machine.TEST_TOOLS if tests else {})
+    packages = sorted(set(wanted.values()))
+    if listed:
+        say({"packages": packages}, "\n".join(packages))
+        return
+    machine.require_root_on_linux()
+    missing = machine.missing_packages(tests=tests)
+    machine.install_missing_tools(Clock(), tests=tests)
+    text = f"installed: {' '.join(missing)}" if missing else "everything is installed"
+    say({"installed": missing, "packages": packages}, text)
+
+
+@command.command()
 @click.argument("node")
-@click.option("--new-host-keys", is_flag=True, help="As after a reinstallation.")
+@click.option(
+    "--new-host-keys", is_flag=True, help="Give it new SSH host keys, as a reinstallation does."
+)
 def reset(node: str, new_host_keys: bool) -> None:
     """Make NODE a fresh Spark again."""
     lab = Lab.default()

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_cluster.cli.app import App
+from spark_cluster.cli.app import App, allow_file
+from spark_cluster.cli.visible import visible
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from collections.abc import Sequence
 
+    from spark_cluster.cli.console import Console
     from spark_cluster.issues.finding import Finding
     from spark_cluster.issues.subject import Fixed, Subject
 
@@ -24,9 +26,9 @@ if TYPE_CHECKING:
     "--command", "text", metavar="LINE", help="A `docker run` or `vllm serve` line; - reads it."
 )
 @click.option(
-    "--tp", type=click.IntRange(1), metavar="N", help="Only this size (default: all of them)."
+    "--tp", type=click.IntRange(1, 64), metavar="N", help="Only this size (default: all of them)."
 )
-@click.option("--fix", is_flag=True, help="Mend errors and warnings, as far as a change can.")
+@click.option("--fix", is_flag=True, help="Fix errors and warnings where a change of the text can.")
 @click.option(
     "-o",
     "--output",
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="With --fix: where to write, instead of the file itself (or the screen).",
 )
+@allow_file
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -42,6 +45,7 @@ def command(
     tp: int | None,
     fix: bool,
     output: Path | None,
+    allow_files: tuple[str, ...],
 ) -> None:
     """Finds known issues of images, models and flags, and flags that contradict each other, in a
     recipe (by default the inventory's), a file of another tool, or a command line.
@@ -56,7 +60,7 @@ def command(
     app: App = ctx.obj
     if output is not None and not fix:
         raise UsageError("--output is where --fix writes; --fix is missing")
-    chosen = _subject(app, target, text, tp)
+    chosen = _subject(app, target, text, tp, allow_files)
     if fix:
         place = _place(app, chosen, output)
         done = subjects.fix(chosen, app.project)
@@ -68,10 +72,22 @@ def command(
             app.print_json({"issues": [finding.document() for finding in found]})
         else:
             _show(app.console, chosen.title, found, verbose=app.verbose)
+            _say_what_is_open(app)
     ctx.exit(1 if any(finding.severity == "error" for finding in found) else 0)
 
 
-def _subject(app: App, target: str | None, text: str | None, tp: int | None) -> Subject:
+def _say_what_is_open(app: App) -> None:
+    """Of the inventory, if there is one: no recipe shows that its network is trusted."""
+    from spark_cluster.cli.console import mark, styled
+    from spark_cluster.serving import firewall
+
+    if not app.inventory_is_missing and app.inventory.trusted_network:
+        app.console.print(styled("{} {}", mark("warn"), firewall.OPEN), soft_wrap=True)
+
+
+def _subject(
+    app: App, target: str | None, text: str | None, tp: int | None, files: Sequence[str]
+) -> Subject:
     from spark_cluster.issues import subject as subjects
 
     if text is not None:
@@ -84,7 +100,7 @@ def _subject(app: App, target: str | None, text: str | None, tp: int | None) -> 
             "nothing says what to look at",
             hint="name a recipe (spark-cluster recipes list), a file, or --command LINE",
         )
-    return subjects.of_target(name, app.project, tp)
+    return subjects.of_target(name, app.project, tp, app.allowed_files(files))
 
 
 def _place(app: App, subject: Subject, output: Path | None) -> Path | None:
@@ -95,7 +111,7 @@ def _place(app: App, subject: Subject, output: Path | None) -> Path | None:
     """
     if not subject.text:
         raise UsageError(
-            f"{subject.title} is another tool's file and cannot be mended",
+            f"{subject.title} is another tool's file and cannot be fixed here",
             hint="spark-cluster recipes import makes a recipe of it, which can",
         )
     if output is not None or subject.path is None:
@@ -110,8 +126,7 @@ def _place(app: App, subject: Subject, output: Path | None) -> Path | None:
 
 
 def _write(app: App, subject: Subject, done: Fixed, place: Path | None) -> None:
-    from rich.markup import escape
-
+    from spark_cluster.cli.console import Console, mark, styled
     from spark_cluster.issues import subject as subjects
 
     if place is not None:
@@ -125,23 +140,18 @@ def _write(app: App, subject: Subject, done: Fixed, place: Path | None) -> None:
         }
         app.print_json(document if place is not None else {**document, "text": done.text})
         return
-    console = app.console if place is not None else _beside()
+    console = app.console if place is not None else Console(stderr=True)
     for finding in done.mended:
-        console.print(f"[green]✔ mended[/] {escape(finding.title)}  [dim]{finding.id}[/]")
+        told = (mark("ok"), finding.title, finding.id)
+        console.print(styled("{} [green]fixed[/] {}  [dim]{}[/]", *told))
     if not done.mended:
-        console.print("nothing that a change could mend")
+        console.print("nothing that a change could fix")
     _show(console, subject.title, done.remaining, verbose=app.verbose)
     if place is None:
-        click.echo(done.text.rstrip("\n"))
+        text = done.text.rstrip("\n")  # alone on standard output, so that it can go to a file
+        click.echo(visible(text) if sys.stdout.isatty() else text)
     else:
         console.print(f"written: {place}", soft_wrap=True)
-
-
-def _beside() -> Console:
-    """Standard error: what is mended goes alone to standard output."""
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False)
 
 
 def _named(subject: Subject, done: Fixed, place: Path) -> str:
@@ -155,22 +165,20 @@ def _named(subject: Subject, done: Fixed, place: Path) -> str:
 
 
 def _show(console: Console, title: str, found: list[Finding], *, verbose: bool) -> None:
-    from rich.markup import escape
-
-    from spark_cluster.cli.findings import MARKS, show
+    from spark_cluster.cli.console import joined, mark, painted, styled
+    from spark_cluster.cli.findings import show
 
     for finding in found:
         if finding.severity != "info" or verbose:
             show(console, finding)
     notes = [f for f in found if f.severity == "info"] if not verbose else []
     for finding in notes:
-        console.print(
-            f"{MARKS['info']} {escape(finding.title)}: {escape(finding.found)}  "
-            f"[dim]{finding.id}[/]"
-        )
+        told = (mark("info"), finding.title, finding.found, finding.id)
+        console.print(styled("{} {}: {}  [dim]{}[/]", *told))
     counts = [
         (sum(f.severity == severity for f in found), severity, style)
         for severity, style in (("error", "red"), ("warning", "yellow"), ("info", "blue"))
     ]
-    parts = [f"[{style}]{n} {severity}{'s' * (n != 1)}[/]" for n, severity, style in counts if n]
-    console.print(f"{escape(title)}: {', '.join(parts) or '[green]no known issue[/]'}")
+    parts = [painted(f"{n} {what}{'s' * (n != 1)}", style) for n, what, style in counts if n]
+    verdict = joined(parts or [painted("no known issue", "green")], ", ")
+    console.print(styled("{}: {}", title, verdict))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.visible import coloured, lines_of
 
 if TYPE_CHECKING:
     from spark_cluster.engine.play import Play
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 @click.option("--container", "only", type=click.Choice(["vllm", "ray"]), help="Only this one.")
 @click.pass_obj
 def command(app: App, follow: bool, tail: int, only: str | None) -> None:
-    """Shows the logs of vLLM and Ray on every node, each line with its node and container."""
+    """Shows the logs of vLLM and Ray on every node, each line with its node and container.
+
+    Colours are kept on a terminal; any other control sequence of a log is shown escaped (\\x1b...).
+    """
     from spark_cluster.engine.options import Options
     from spark_cluster.serving import logs
     from spark_cluster.serving.engine import RAY, SERVER
@@ -46,8 +50,8 @@ def command(app: App, follow: bool, tail: int, only: str | None) -> None:
     if not texts:
         click.echo("no container of spark-cluster is on these nodes", err=True)
     for (node, name), text in texts.items():
-        for line in text.splitlines():
-            click.echo(f"{node} {name.removeprefix('spark-')}: {line}")
+        for line in lines_of(text):
+            click.echo(coloured(f"{node} {name.removeprefix('spark-')}: {line}"))
 
 
 def _present(play: Play, names: list[str]) -> list[tuple[str, str]]:
@@ -83,5 +87,5 @@ class _Printer:
 
     def __call__(self, event: dict[str, Any]) -> None:
         *lines, self.rest = (self.rest + event.get("text", "")).split("\n")
-        for line in lines:
-            click.echo(self.prefix + line)
+        for line in (part for whole in lines for part in lines_of(whole) or [""]):
+            click.echo(coloured(self.prefix + line))

@@ -82,19 +82,18 @@ def _document(name: str, outcome: Reached | SparkClusterError) -> dict[str, obje
 
 
 def _show(app: App, outcomes: dict[str, Reached | SparkClusterError]) -> None:
-    from rich.markup import escape
+    from spark_cluster.cli.console import styled
 
     width = max(len(name) for name in outcomes)
     for name, outcome in outcomes.items():
+        whose = name.ljust(width)
         if isinstance(outcome, Reached):
-            app.console.print(
-                f"[bold]{name:<{width}}[/]  [green]reachable[/]  {outcome.rtt_ms:.1f} ms"
-                f"  [dim]connected in {outcome.connect_ms:.0f} ms, Python {outcome.python}[/]"
-            )
+            took = f"connected in {outcome.connect_ms:.0f} ms, Python {outcome.python}"
+            line = styled("[bold]{}[/]  [green]reachable[/]  ", whose)
+            app.console.print(line + styled("{:.1f} ms  [dim]{}[/]", outcome.rtt_ms, took))
         else:
-            app.console.print(
-                f"[bold]{name:<{width}}[/]  [red]unreachable[/]  {escape(outcome.message)}",
-                soft_wrap=True,
-            )
+            line = styled("[bold]{}[/]  [red]unreachable[/]  {}", whose, outcome.message)
+            app.console.print(line, soft_wrap=True)
             if outcome.hint:
-                app.console.print(f"{'':<{width}}  [cyan]{escape(outcome.hint)}[/]", soft_wrap=True)
+                hint = styled("{}  [cyan]{}[/]", " " * width, outcome.hint)
+                app.console.print(hint, soft_wrap=True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import click
 
-from spark_cluster.cli.app import App
+from spark_cluster.cli.app import App, allow_file
 from spark_cluster.cli.finite import Finite
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from spark_cluster.facts.model import Facts
     from spark_cluster.planning.planner import Planner, Question, Subject
@@ -27,7 +29,9 @@ PURPOSES = ("latency", "throughput", "capacity")
 @click.option(
     "--command", "text", metavar="LINE", help="A `docker run` or `vllm serve` line instead."
 )
-@click.option("--tp", type=click.IntRange(1), metavar="N", help="Nodes to split the model over.")
+@click.option(
+    "--tp", type=click.IntRange(1, 64), metavar="N", help="Nodes to split the model over."
+)
 @click.option("--offline", is_flag=True, help="Ask no node; assume idle Sparks.")
 @click.option(
     "--available",
@@ -38,13 +42,22 @@ PURPOSES = ("latency", "throughput", "capacity")
 @click.option(
     "--for", "purpose", type=click.Choice(PURPOSES), help="Compare one Spark, TP=2 and replicas."
 )
-@click.option("--users", type=click.IntRange(1), default=1, help="Requests at a time (default 1).")
 @click.option(
-    "--context", type=click.IntRange(0), default=1024, help="Tokens in the cache (default 1024)."
+    "--users", type=click.IntRange(1, 10**6), default=1, help="Requests at a time (default 1)."
 )
 @click.option(
-    "--prompt", type=click.IntRange(1), default=2048, help="Tokens of a prompt (default 2048)."
+    "--context",
+    type=click.IntRange(0, 10**9),
+    default=1024,
+    help="Tokens in the cache (default 1024).",
 )
+@click.option(
+    "--prompt",
+    type=click.IntRange(1, 10**9),
+    default=2048,
+    help="Tokens of a prompt (default 2048).",
+)
+@allow_file
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -57,6 +70,7 @@ def command(
     users: int,
     context: int,
     prompt: int,
+    allow_files: tuple[str, ...],
 ) -> None:
     """Says what a recipe (by default the inventory's) takes and gives on your nodes.
 
@@ -73,7 +87,8 @@ def command(
             "--available is what --offline assumes; nodes are asked otherwise", hint="add --offline"
         )
     planner = Planner(app.project)
-    subject = _subject(app, recipe_name, text, tp, offline=offline)
+    files = app.allowed_files(allow_files)
+    subject = _subject(app, recipe_name, text, tp, files, offline=offline)
     least = 2 if purpose else 1
     rooms, facts = _rooms(app, subject, max(least, tp or 1), available, offline=offline)
     question = Question(context, prompt, users)
@@ -91,7 +106,13 @@ def command(
 
 
 def _subject(
-    app: App, name: str | None, text: str | None, tp: int | None, *, offline: bool
+    app: App,
+    name: str | None,
+    text: str | None,
+    tp: int | None,
+    files: Sequence[Path],
+    *,
+    offline: bool,
 ) -> Subject:
     """What is planned, and at which size: as asked, else over all nodes that it can use."""
     from spark_cluster.planning import planner
@@ -102,17 +123,23 @@ def _subject(
         if name is not None:
             raise UsageError("a recipe and --command contradict each other", hint="leave one out")
         return planner.of_a_command(commandline.parse(text), tp)
+    from spark_cluster.laptop_files import must_be_allowed
     from spark_cluster.recipe import load_recipe
+    from spark_cluster.serving import firewall
 
     if name is None and app.inventory_is_missing:
         raise UsageError("nothing says what is to be served", hint=NAME_ONE)
     name = name or app.inventory.serve.recipe
     if name is None:
         raise UsageError("nothing says what is to be served", hint=NAME_ONE)
-    recipe = load_recipe(name, app.project)
+    recipe = load_recipe(name, app.project, files)
+    must_be_allowed(recipe)
     sizes = recipe.tensor_parallel
     size = sizes.min if offline else min(max(len(app.nodes), sizes.min), sizes.max)
-    return planner.of_a_recipe(recipe, tp or size)
+    subject = planner.of_a_recipe(recipe, tp or size)
+    inventory = None if app.inventory_is_missing else app.inventory
+    told = firewall.remarks(inventory, recipe, subject.launch.tp)
+    return replace(subject, remarks=told)
 
 
 def _rooms(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from spark_cluster.cli.console import Console, joined, mark, painted, styled
 
+if TYPE_CHECKING:
     from spark_cluster.planning.fit import Fit
     from spark_cluster.planning.plan import Plan
     from spark_cluster.planning.purpose import Advice
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 WIDTH = 48
 BRICKS = {"in use now": "■", "weights": "█", "KV cache": "▒", "runtime": "▓", "left": "░"}
 """Told apart without colours, too: in a file, a pipe, a black-and-white terminal."""
-MARKS = {"error": "[red]✘[/]", "warning": "[yellow]![/]", "info": "[dim]i[/]"}
 
 
 def show(console: Console, plan: Plan) -> None:
@@ -28,15 +26,16 @@ def show(console: Console, plan: Plan) -> None:
     launch = plan.fit.launch
     nodes = "1 node" if launch.tp == 1 else f"{launch.tp} nodes"
     nobody = any(room.assumed for room in plan.fit.rooms)
-    assumed = " [dim](assumed: idle Sparks, nobody was asked)[/]" if nobody else ""
-    console.print(f"[bold]{escape(plan.title)}[/]  --tp {launch.tp}, {nodes}{assumed}")
-    console.print(f"[dim]{escape(launch.model)}, {plan.fit.serving.quantization}[/]\n")
+    assumed = " (assumed: idle Sparks, no node was asked)" if nobody else ""
+    title = styled("[bold]{}[/]  --tp {}, {}", plan.title, launch.tp, nodes)
+    console.print(title + painted(assumed, "dim"))
+    console.print(styled("[dim]{}, {}[/]\n", launch.model, plan.fit.serving.quantization))
     for room in plan.fit.rooms:
         _bar(console, plan.fit, room)
     console.print(_legend(plan.fit), soft_wrap=True)
     console.print()
     console.print(_figures(plan))
-    console.print(f"[dim]{escape(_basis(plan))}[/]", soft_wrap=True)
+    console.print(painted(_basis(plan), "dim"), soft_wrap=True)
     _issues(console, plan)
     _verdict(console, plan)
 
@@ -63,7 +62,7 @@ def _bar(console: Console, fit: Fit, room: Room) -> None:
         cells = round(gone * scale) - drawn
         drawn += cells
         line.append(BRICKS[label] * cells, style=style)
-    name = Text(f"{room.name:<10} {room.total_gib:6.1f} GiB  ")
+    name = painted(f"{room.name:<10} {room.total_gib:6.1f} GiB  ")
     over = sum(gib for *_, gib in parts) - room.total_gib
     if over > 0.05:
         line.append(f"  {over:.1f} GiB too much", style="bold red")
@@ -88,20 +87,20 @@ def _figures(plan: Plan) -> Table:
     best = speed.drafted or speed.decode
     each = f" for each of {speed.concurrency}" if speed.concurrency > 1 else ""
     at = f"{each}, at {speed.context:,} tokens of context"
-    table.add_row("decode", f"{_range(best.request)} tok/s{at}")
+    table.add_row("decode", styled("{} tok/s{}", _range(best.request), at))
     if speed.concurrency > 1:
-        table.add_row("", f"{_range(best.total)} tok/s in all")
+        table.add_row("", styled("{} tok/s in all", _range(best.total)))
     if speed.drafted is not None:
         table.add_row(
             "",
             f"{speed.drafted.tokens_per_step:.2f} tokens a step; without drafter "
             f"{speed.decode.request.expected:.1f} tok/s",
         )
-    table.add_row(
-        "",
-        f"[dim]{speed.decode.bytes_per_token / 1e9:.2f} GB read for a token; 273 GB/s by itself "
-        f"would give {speed.decode.request.roofline:,.1f}[/]",
+    bandwidth = (
+        f"{speed.decode.bytes_per_token / 1e9:.2f} GB read for a token; 273 GB/s by itself "
+        f"would give {speed.decode.request.roofline:,.1f}"
     )
+    table.add_row("", painted(bandwidth, "dim"))
     first = speed.prefill
     table.add_row(
         "prefill",
@@ -113,28 +112,29 @@ def _figures(plan: Plan) -> Table:
     return table
 
 
-def _share(fit: Fit) -> str:
+def _share(fit: Fit) -> str | Text:
     if fit.share is None:
         return f"--kv-cache-memory-bytes as given: {fit.kv_gib:.2f} GiB"
     why = f"most that is safe: {fit.highest:.2f}"
     if abs(fit.share - fit.needed) > 0.005:
         why += f", enough for what is asked: {fit.needed:.2f}"
-    return f"[bold]--gpu-memory-utilization {fit.share:.2f}[/]  [dim]({why})[/]"
+    return styled("[bold]--gpu-memory-utilization {:.2f}[/]  [dim]({})[/]", fit.share, why)
 
 
-def _cache(fit: Fit) -> str:
+def _cache(fit: Fit) -> Text:
     cache = fit.cache
     if cache is None:
-        return "[red]no room[/]"
+        return painted("no room", "red")
     requests = f"{cache.max_concurrency:.1f} requests"
     at_a_time = fit.launch.number("max-num-seqs")
     fewer = at_a_time is not None and at_a_time < int(cache.max_concurrency)
     limit = f"; --max-num-seqs lets {at_a_time:g} run" if fewer else ""
     kind = "unquantised" if fit.serving.kv_dtype == "auto" else fit.serving.kv_dtype
-    return (
+    size = (
         f"{fit.kv_gib:.2f} GiB a node, {kind}: {requests} of {fit.max_model_len:,} tokens at a "
-        f"time{limit}  [dim](vLLM prints {cache.tokens:,} tokens)[/]"
+        f"time{limit}"
     )
+    return styled("{}  [dim](vLLM prints {:,} tokens)[/]", size, cache.tokens)
 
 
 def _before(plan: Plan) -> str:
@@ -155,8 +155,9 @@ def _span(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
-def _range(estimate: Estimate) -> str:
-    return f"[bold]{estimate.expected:.1f}[/] ({estimate.low:.1f} to {estimate.high:.1f})"
+def _range(estimate: Estimate) -> Text:
+    figures = (estimate.expected, estimate.low, estimate.high)
+    return styled("[bold]{:.1f}[/] ({:.1f} to {:.1f})", *figures)
 
 
 def _basis(plan: Plan) -> str:
@@ -173,8 +174,8 @@ def _issues(console: Console, plan: Plan) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for issue in plan.issues:
-        text = f"{escape(issue.found)}\n[cyan]{escape(issue.fix)}[/]"
-        table.add_row(MARKS[issue.severity], issue.id, text)
+        text = joined([painted(issue.found), painted(issue.fix, "cyan")])
+        table.add_row(mark(issue.severity), issue.id, text)
     console.print()
     console.print(table)
 
@@ -182,26 +183,28 @@ def _issues(console: Console, plan: Plan) -> None:
 def _verdict(console: Console, plan: Plan) -> None:
     console.print()
     for remark in plan.fit.remarks:
-        console.print(f"[dim]{escape(remark)}[/]", soft_wrap=True)
+        console.print(painted(remark, "dim"), soft_wrap=True)
     if plan.goes:
-        console.print("[green]✔[/] go", soft_wrap=True)
+        console.print(styled("{} go", mark("ok")), soft_wrap=True)
         return
     for reason in plan.reasons:
-        console.print(f"[red]✘[/] {escape(reason)}", soft_wrap=True)
+        console.print(styled("{} {}", mark("fail"), reason), soft_wrap=True)
     errors = [issue.id for issue in plan.issues if issue.severity == "error"]
     if errors:
-        console.print(f"[red]✘[/] known not to work: {', '.join(errors)}", soft_wrap=True)
+        line = styled("{} known not to work: {}", mark("fail"), ", ".join(errors))
+        console.print(line, soft_wrap=True)
     for near in plan.nearest:
-        console.print(f"  would work: [cyan]{escape(near.change)}[/] ({near.why})", soft_wrap=True)
+        line = styled("  would work: [cyan]{}[/] ({})", near.change, near.why)
+        console.print(line, soft_wrap=True)
     if plan.fit.reasons and not plan.nearest:
         console.print("  nothing near it would work: free memory, or serve a smaller model")
-    console.print("[red]no-go[/]")
+    console.print(painted("no-go", "red"))
 
 
 def show_advice(console: Console, title: str, advice: Advice) -> None:
     """One Spark, TP=2 and replicas side by side."""
     users = "1 user" if advice.users == 1 else f"{advice.users} users at a time"
-    console.print(f"[bold]{escape(title)}[/] for {advice.purpose}, {users}\n")
+    console.print(styled("[bold]{}[/] for {}, {}\n", title, advice.purpose, users))
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
     for name in ("tok/s each", "tok/s in all", "first response", "full-length requests"):
@@ -210,22 +213,23 @@ def show_advice(console: Console, title: str, advice: Advice) -> None:
     for one in advice.topologies:
         best = one is advice.best
         table.add_row(
-            f"{'[green]✔[/] ' if best else '  '}{one.title}",
+            styled("{} {}", mark("ok") if best else " ", one.title),
             f"{one.tok_s_user:.1f}",
             f"{one.tok_s_total:.1f}",
             f"{one.ttfr_s:.2f} s",
             f"{one.requests:.1f}",
-            "[red]no[/]" if one.why_not else "",
+            painted("no" if one.why_not else "", "red"),
             style="bold" if best else "dim" if one.why_not else None,
         )
     console.print(table)
     for one in advice.topologies:
         for reason in one.why_not:
-            console.print(f"[red]✘[/] {one.title}: {escape(reason)}", soft_wrap=True)
+            console.print(styled("{} {}: {}", mark("fail"), one.title, reason), soft_wrap=True)
     console.print()
     if advice.best is None:
-        console.print(f"[red]✘[/] {escape(advice.why)}", soft_wrap=True)
+        console.print(styled("{} {}", mark("fail"), advice.why), soft_wrap=True)
     else:
-        console.print(f"[bold]{advice.best.title}[/]: {escape(advice.why)}", soft_wrap=True)
+        console.print(styled("[bold]{}[/]: {}", advice.best.title, advice.why), soft_wrap=True)
         if advice.needs:
-            console.print(f"[dim]with {escape(' and '.join(advice.needs))}[/]", soft_wrap=True)
+            needs = painted(f"with {' and '.join(advice.needs)}", "dim")
+            console.print(needs, soft_wrap=True)

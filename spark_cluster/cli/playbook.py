@@ -80,5 +80,5 @@ def _run(playbook: Playbook, play: Play) -> object:
         raise Failed(
             f"the playbook raised {type(error).__name__}: {error}",
             where=where_raised(error, playbook.path) or str(playbook.path),
-            hint="what was applied before it stays; mend the playbook and run it again",
+            hint="what was applied before it stays; fix the playbook and run it again",
         ) from error

@@ -55,8 +55,10 @@ class Predict(click.Group):
 )
 @click.option("--recipe", metavar="NAME", help="What was run: a recipe.")
 @click.option("--model", metavar="NAME|DIR", help="What was run: a model.")
-@click.option("--quantization", metavar="Q", help="Of --model (default: as its config says).")
-@click.option("--kv-dtype", metavar="D", help="Of --model: type of the KV cache.")
+@click.option(
+    "--quantization", metavar="Q", help="Quantization of --model (default: as its config says)."
+)
+@click.option("--kv-dtype", metavar="D", help="Type of the KV cache of --model.")
 @click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size (default: 1).")
 @click.option(
     "--output",
@@ -91,7 +93,7 @@ def command(
     if ctx.invoked_subcommand is not None:
         if results or output or tp or any(given.values()):
             raise UsageError(
-                f"options stand after '{ctx.invoked_subcommand}', and --calibrate stands alone"
+                f"give options after '{ctx.invoked_subcommand}'; --calibrate takes no subcommand"
             )
         return
     if not results:
@@ -105,8 +107,10 @@ def command(
 @command.command()
 @click.option("--recipe", metavar="NAME", help="What is served: a recipe, with its drafter.")
 @click.option("--model", metavar="NAME|DIR", help="What is served: a model.")
-@click.option("--quantization", metavar="Q", help="Of --model (default: as its config says).")
-@click.option("--kv-dtype", metavar="D", help="Of --model: type of the KV cache.")
+@click.option(
+    "--quantization", metavar="Q", help="Quantization of --model (default: as its config says)."
+)
+@click.option("--kv-dtype", metavar="D", help="Type of the KV cache of --model.")
 @click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes.")
 @click.option(
     "--prompt",
@@ -133,16 +137,19 @@ def command(
     show_default=True,
     help="Requests at a time.",
 )
-@click.option("--draft-tokens", type=click.IntRange(1, 32), help="Drafted in a step.")
+@click.option(
+    "--draft-tokens", type=click.IntRange(1, 32), help="Tokens that the drafter proposes in a step."
+)
 @click.option(
     "--acceptance",
     metavar="A,B,..",
-    help="Of each drafted position, given the ones before: 0.91,0.90,0.89.",
+    help="Share that is accepted at each drafted position, given the ones before: 0.91,0.90,0.89.",
 )
 @click.option(
     "--accepted-share",
     type=Finite(0, 1),
-    help="Of all drafts, instead, as vLLM's metrics tell it.",
+    help="Share of all drafted tokens that is accepted, as vLLM's metrics tell it; instead of "
+    "--acceptance.",
 )
 @click.pass_obj
 def speed(
@@ -228,8 +235,8 @@ def served(app: App, given: Mapping[str, str | None]) -> tuple[Recipe | None, Se
     said, kv_dtype = given.get("quantization"), given.get("kv_dtype")
     if (recipe is None) == (model is None):
         raise UsageError(
-            "found both --recipe and --model" if recipe else "what is it about?",
-            hint="give one of --recipe NAME and --model NAME|DIR",
+            "found both --recipe and --model" if recipe else "give --model or --recipe",
+            hint="--recipe NAME is a recipe; --model NAME|DIR a model on the hub or in a folder",
         )
     if recipe is not None:
         if said or kv_dtype:
@@ -257,7 +264,10 @@ def _drafted(
     drafter = recipe.drafter if recipe else None
     if tokens is None and drafter is None:
         if rates or share is not None:
-            raise UsageError("acceptance of what?", hint="give --draft-tokens N")
+            raise UsageError(
+                "--acceptance and --accepted-share need a drafter",
+                hint="give --draft-tokens N, or a recipe with a drafter",
+            )
         return None
     if rates and share is not None:
         raise UsageError("found both --acceptance and --accepted-share; give one of them")
@@ -298,8 +308,9 @@ def _figures(plain: Decode, first: Prefill, drafted: Speculative | None) -> dict
 def _show(
     app: App, document: dict[str, Any], found: tuple[Decode, Prefill, Speculative | None]
 ) -> None:
-    from rich.markup import escape
     from rich.table import Table
+
+    from spark_cluster.cli.console import painted, styled
 
     plain, first, drafted = found
     many, prompt = document["concurrency"], document["prompt"]
@@ -323,12 +334,11 @@ def _show(
     alone = " (alone)" if many > 1 else ""
     row(f"first response{alone}, ms", first.seconds.times(MS), 0)
     name = document["recipe"] or document["model"]
-    app.console.print(
-        f"[bold]{escape(str(name))}[/]: {document['quantization']} weights, "
-        f"{_kv(document)} KV cache, TP {document['tp']}, "
-        f"{document['context']:,} tokens of context",
-        soft_wrap=True,
+    about = (
+        f"{document['quantization']} weights, {_kv(document)} KV cache, TP {document['tp']}, "
+        f"{document['context']:,} tokens of context"
     )
+    app.console.print(styled("[bold]{}[/]: {}", name, about), soft_wrap=True)
     app.console.print(table)
     app.console.print(f"{_size(plain.bytes_per_token)} read for a token")
     if drafted is not None:
@@ -340,7 +350,7 @@ def _show(
     for what, basis in document["basis"].items():
         by_basis.setdefault(basis, []).append(what)
     for basis, whats in by_basis.items():
-        app.console.print(f"[dim]{', '.join(whats)}: {escape(basis)}[/]", soft_wrap=True)
+        app.console.print(painted(f"{', '.join(whats)}: {basis}", "dim"), soft_wrap=True)
 
 
 def _kv(document: dict[str, Any]) -> str:

@@ -94,8 +94,9 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 
 def _show(app: App, found: Calibration, path: Path, left_out: list[str]) -> None:
-    from rich.markup import escape
     from rich.table import Table
+
+    from spark_cluster.cli.console import painted, styled
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title, side in (("constant", "left"), ("was", "right"), ("is", "right"), ("", "left")):
@@ -103,24 +104,25 @@ def _show(app: App, found: Calibration, path: Path, left_out: list[str]) -> None
     before, after = Constants().document(), found.constants.document()
     for name in found.fitted:
         was, now = f"{before[name]:.3g}", f"{after[name]:.3g}"
-        table.add_row(name, was, f"[bold]{now}[/]", UNITS.get(name, ""))
+        table.add_row(name, was, painted(now, "bold"), UNITS.get(name, ""))
     for name, why in found.kept.items():
-        table.add_row(f"[dim]{name}[/]", f"{before[name]:.3g}", "", f"[dim]stays: {why}[/]")
+        stays = painted(f"stays: {why}", "dim")
+        table.add_row(painted(name, "dim"), f"{before[name]:.3g}", "", stays)
     app.console.print(table)
     left = "" if found.left_out is None else f" ({found.left_out:.1%} of a point left out)"
-    app.console.print(
-        f"mean error over {found.points} points: {found.before:.1%} before, "
-        f"[bold]{found.after:.1%}[/] after{left}",
-        soft_wrap=True,
-    )
+    errors = styled("{:.1%} before, [bold]{:.1%}[/] after{}", found.before, found.after, left)
+    line = styled("mean error over {} points: {}", found.points, errors)
+    app.console.print(line, soft_wrap=True)
     if found.left_out is not None and found.left_out >= found.before:
         app.console.print(
-            "[yellow]the constants that come along predict these runs as well[/]; more runs, and "
-            "more different ones, would tell more",
+            styled(
+                "[yellow]the constants that come along predict these runs as well[/]; more runs, "
+                "and more different ones, would tell more"
+            ),
             soft_wrap=True,
         )
     for said in found.far_off:
-        app.console.print(f"[yellow]far off[/] {escape(said)}", soft_wrap=True)
+        app.console.print(styled("[yellow]far off[/] {}", said), soft_wrap=True)
     if found.far_off:
         app.console.print(
             "what is far off was run otherwise than said, or is a mistake of the measurement: look "
@@ -128,5 +130,5 @@ def _show(app: App, found: Calibration, path: Path, left_out: list[str]) -> None
             soft_wrap=True,
         )
     for reason in left_out:
-        app.console.print(f"[yellow]left out[/] {escape(reason)}", soft_wrap=True)
-    app.console.print(f"written to {escape(shown(path))}", soft_wrap=True)
+        app.console.print(styled("[yellow]left out[/] {}", reason), soft_wrap=True)
+    app.console.print(f"written to {shown(path)}", soft_wrap=True)

@@ -77,6 +77,7 @@ def command(
 
     The arithmetic is that of the vLLM version asked for; it gives the figures that its log prints.
     """
+    from spark_cluster.cli.console import mark, styled
     from spark_cluster.errors import UsageError
     from spark_cluster.planning import kv
     from spark_cluster.planning.geometry import find
@@ -105,9 +106,8 @@ def command(
     if spark.max_concurrency < 1:
         longest = spark.max_model_len
         would = f"--max-model-len {longest} would" if longest else "no request does"
-        app.console.print(
-            f"[red]✘[/] vLLM does not start: one request of {length:,} tokens does not fit, {would}"
-        )
+        why = f"one request of {length:,} tokens does not fit, {would}"
+        app.console.print(styled("{} vLLM does not start: {}", mark("fail"), why))
 
 
 def _fields(cache: KvCache) -> dict[str, object]:
@@ -119,11 +119,12 @@ def _fields(cache: KvCache) -> dict[str, object]:
 
 
 def _show(app: App, geometry: Geometry, spark: KvCache, single: KvCache, *, title: str) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
+    from spark_cluster.cli.console import painted, styled
+
     console = app.console
-    console.print(f"[bold]{escape(geometry.name)}[/]  {title}")
+    console.print(styled("[bold]{}[/]  {}", geometry.name, title))
     differ = spark != single
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=differ)
     table.add_column("on a Spark", justify="right", style="bold")
@@ -135,13 +136,12 @@ def _show(app: App, geometry: Geometry, spark: KvCache, single: KvCache, *, titl
         table.add_row(*found[: 2 if differ else 1], meaning)
     console.print(table)
     if differ:
-        console.print(
-            "[dim]a Spark has two batches in flight (async scheduling), a CPU one; the figures of "
-            "a CPU are those that the rules are tested against[/]"
+        text = (
+            "a Spark has two batches in flight (async scheduling), a CPU one; the figures of "
+            "a CPU are those that the rules are tested against"
         )
-    console.print(f"[dim]{escape(spark.rule)}[/]")
+        console.print(painted(text, "dim"))
+    console.print(painted(spark.rule, "dim"))
     if not geometry.known:
-        console.print(
-            f"[yellow]the family {escape(repr(geometry.model_type))} is not known; "
-            "its layers were read by their keys alone[/]"
-        )
+        family = f"the family {geometry.model_type!r} is not known"
+        console.print(painted(f"{family}; its layers were read by their keys alone", "yellow"))

@@ -20,6 +20,11 @@ COUNTS = ("ok", "change", "unknown", "failed", "skipped")
 
 @click.command()
 @click.option("--allow-reboot", is_flag=True, help="Reboot a node when what was changed needs it.")
+@click.option(
+    "--allow-restart",
+    is_flag=True,
+    help="Restart Docker for new settings although that ends the engine that serves.",
+)
 @click.option("--firmware", is_flag=True, help="Update firmware with fwupd (not the ConnectX-7's).")
 @click.option("--bandwidth", is_flag=True, help="Measure the link with ib_write_bw.")
 @click.option(
@@ -33,6 +38,7 @@ COUNTS = ("ok", "change", "unknown", "failed", "skipped")
 def command(
     app: App,
     allow_reboot: bool,
+    allow_restart: bool,
     firmware: bool,
     bandwidth: bool,
     ask_password: bool,
@@ -62,6 +68,7 @@ def command(
         done = playbook.function(
             play,
             allow_reboot=allow_reboot,
+            allow_restart=allow_restart,
             firmware=firmware,
             bandwidth=bandwidth,
             laptop_keys={name: key for name, key in keys.items() if key},

@@ -10,6 +10,7 @@ from spark_cluster.cli.app import App
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from spark_cluster.planning.speed.estimate import Estimate
     from spark_cluster.recipe import Recipe
@@ -87,33 +88,34 @@ def show(ctx: click.Context, name: str, tp: int | None) -> None:
 
 
 def _list(app: App, told: list[tuple[Entry, dict[int, Estimate]]]) -> None:
-    from rich.markup import escape
+    from spark_cluster.cli.console import mark, painted, styled
 
     sources: dict[str, int] = {}
     app.console.print(_table(told, sources))
     for source, number in sources.items():
-        app.console.print(f"[dim][{number}] {escape(source)}[/]", soft_wrap=True)
+        app.console.print(painted(f"[{number}] {source}", "dim"), soft_wrap=True)
     for entry, _ in told:
         if entry.error is not None:
-            app.console.print(f"[red]✘[/] {escape(str(entry.error))}", soft_wrap=True)
+            app.console.print(styled("{} {}", mark("fail"), entry.error), soft_wrap=True)
 
 
 def _table(told: list[tuple[Entry, dict[int, Estimate]]], sources: dict[str, int]) -> Table:
-    from rich.markup import escape
     from rich.table import Table
+
+    from spark_cluster.cli.console import joined, painted, styled
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in ("recipe", "weights", "TP", "expected tok/s", "measured tok/s"):
         table.add_column(title, overflow="fold")
     for entry, speeds in told:
-        own = " [cyan](yours)[/]" if entry.own else ""
+        name = styled("{}[cyan]{}[/]", entry.name, " (yours)" if entry.own else "")
         if entry.recipe is None:
-            table.add_row(f"{escape(entry.name)}{own}", "[red]invalid[/]")
+            table.add_row(name, painted("invalid", "red"))
             continue
         recipe = entry.recipe
         low, high = recipe.tensor_parallel.min, recipe.tensor_parallel.max
         table.add_row(
-            f"{escape(entry.name)}{own}\n[dim]{escape(recipe.model.name)}[/]",
+            joined([name, painted(recipe.model.name, "dim")]),
             recipe.model.quantization or "",
             f"{low}" if low == high else f"{low}-{high}",
             _speeds(speeds),
@@ -122,20 +124,26 @@ def _table(told: list[tuple[Entry, dict[int, Estimate]]], sources: dict[str, int
     return table
 
 
-def _speeds(speeds: dict[int, Estimate]) -> str:
-    lines = (_sized(tp, f"{speed.expected:.1f}") for tp, speed in speeds.items())
-    return "\n".join(lines) or "[dim]not predicted[/]"
+def _speeds(speeds: dict[int, Estimate]) -> Text:
+    from spark_cluster.cli.console import joined, painted
+
+    lines = [_sized(tp, painted(f"{speed.expected:.1f}")) for tp, speed in speeds.items()]
+    return joined(lines or [painted("not predicted", "dim")])
 
 
-def _measured(recipe: Recipe, sources: dict[str, int]) -> str:
+def _measured(recipe: Recipe, sources: dict[str, int]) -> Text:
+    from spark_cluster.cli.console import joined, styled
     from spark_cluster.recipe_list import headlines
 
-    def one(measured: Measured) -> str:
+    def one(measured: Measured) -> Text:
         number = sources.setdefault(measured.source, len(sources) + 1)
-        return _sized(measured.tp, f"{measured.decode_tok_s:.1f} [dim]\\[{number}][/]")
+        figure = styled("{:.1f} [dim]{}[/]", measured.decode_tok_s, f"[{number}]")
+        return _sized(measured.tp, figure)
 
-    return "\n".join(one(measured) for measured in headlines(recipe))
+    return joined(one(measured) for measured in headlines(recipe))
 
 
-def _sized(tp: int, text: str) -> str:
-    return text if tp == 1 else f"[dim]TP={tp}[/] {text}"
+def _sized(tp: int, text: Text) -> Text:
+    from spark_cluster.cli.console import styled
+
+    return text if tp == 1 else styled("[dim]TP={}[/] {}", tp, text)

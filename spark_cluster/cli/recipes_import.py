@@ -26,15 +26,22 @@ _LARGEST = 2 << 20
 @click.command("import")
 @click.argument("file", required=False)
 @click.option("--command", "line", metavar="TEXT", help="A command line instead of a file.")
-@click.option("-o", "--output", metavar="FILE|DIR", help="Where to (default: recipes/NAME.yaml).")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE|DIR",
+    help="File or folder to write to (default: recipes/NAME.yaml).",
+)
 @click.option("--name", metavar="NAME", help="Name of the recipe (default: from what it serves).")
-@click.option("--variant", metavar="V", help="Of a vllm-project/recipes file (default: default).")
+@click.option(
+    "--variant", metavar="V", help="Variant of a vllm-project/recipes file (default: default)."
+)
 @click.option(
     "--feature",
     "features",
     metavar="F",
     multiple=True,
-    help="Of such a file: F on, F=MODE, or no-F off; may be repeated.",
+    help="Feature of a vllm-project/recipes file: F on, F=MODE, or no-F off; repeatable.",
 )
 @click.option("--model", metavar="ORG/NAME", help="The repository, when the source has a folder.")
 @click.option("--image", metavar="REF", help="The container image, when the source has none.")
@@ -179,29 +186,29 @@ def _document(path: Path, imported: Imported) -> dict[str, Any]:
 
 
 def _show(app: App, path: Path, imported: Imported) -> None:
-    from rich.markup import escape
-
+    from spark_cluster.cli.console import mark, styled
     from spark_cluster.userfiles.yamlfile import shown
 
     console = app.console
-    console.print(f"[green]✔[/] {escape(imported.kind)} → {escape(shown(path))}", soft_wrap=True)
+    console.print(styled("{} {} → {}", mark("ok"), imported.kind, shown(path)), soft_wrap=True)
     if imported.kept:
-        console.print(f"\n[bold]kept as it is[/]  {escape(', '.join(imported.kept))}")
+        console.print(styled("\n[bold]kept as it is[/]  {}", ", ".join(imported.kept)))
     _table(app, ("became", "in the recipe"), [(one.what, one.where) for one in imported.carried])
     _table(app, ("left out", "why"), [(one.what, one.why) for one in imported.left_out])
     console.print()
     for note in imported.notes:
-        console.print(f"[dim]note[/] {escape(note)}")
+        console.print(styled("[dim]note[/] {}", note))
     for task in imported.to_do:
-        console.print(f"[yellow]to do[/] {escape(task)}")
+        console.print(styled("[yellow]to do[/] {}", task))
     listed = path.resolve().parent == (app.project.folder / "recipes").resolve()
     target = imported.name if listed else shown(path)
-    console.print(f"Next: spark-cluster lint {escape(target)}", soft_wrap=True)
+    console.print(f"Next: spark-cluster lint {target}", soft_wrap=True)
 
 
 def _table(app: App, titles: tuple[str, str], rows: list[tuple[str, str]]) -> None:
-    from rich.markup import escape
     from rich.table import Table
+
+    from spark_cluster.cli.console import painted
 
     if not rows:
         return
@@ -209,6 +216,6 @@ def _table(app: App, titles: tuple[str, str], rows: list[tuple[str, str]]) -> No
     table.add_column(titles[0], overflow="fold", ratio=1)
     table.add_column(titles[1], overflow="fold", ratio=1)
     for what, where in rows:
-        table.add_row(escape(what), f"[dim]{escape(where)}[/]")
+        table.add_row(what, painted(where, "dim"))
     app.console.print()
     app.console.print(table)

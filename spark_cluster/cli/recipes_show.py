@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
+
+from spark_cluster.cli.console import Console, painted, styled
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from spark_cluster.planning.speed.estimate import Estimate
     from spark_cluster.recipe import Recipe
     from spark_cluster.userfiles.recipe_file import Measured
@@ -22,39 +22,39 @@ def show_recipe(
     console: Console, recipe: Recipe, tp: int, args: list[str], speeds: dict[int, Estimate]
 ) -> None:
     """What it is, the command line of `tp` nodes, and what is known of it."""
-    console.print(f"[bold]{escape(recipe.name)}[/]  {escape(recipe.description)}", soft_wrap=True)
+    console.print(styled("[bold]{}[/]  {}", recipe.name, recipe.description), soft_wrap=True)
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for title, text in _facts(recipe, speeds):
         table.add_row(title, text)
     console.print(table)
-    console.print(f"\n[bold]Command line[/] [dim]TP={tp}, the same on every rank[/]")
+    console.print(styled("\n[bold]Command line[/] [dim]TP={}, the same on every rank[/]", tp))
     for line in _command(recipe, args):
-        console.print(f"  {line}", soft_wrap=True, highlight=False)
-    console.print(Padding(f"[dim]{_added(recipe, tp, args)}[/]", (0, 0, 0, 2)))
+        console.print(f"  {line}", soft_wrap=True)
+    console.print(Padding(painted(_added(recipe, tp, args), "dim"), (0, 0, 0, 2)))
     sources = list(dict.fromkeys([*recipe.sources, *(m.source for m in recipe.measured)]))
     if recipe.measured:
-        console.print("\n[bold]Measured[/] [dim]tokens/s[/]")
+        console.print(styled("\n[bold]Measured[/] [dim]tokens/s[/]"))
         _measured(console, recipe.measured, sources)
     if sources:
-        console.print("\n[bold]Sources[/]")
+        console.print(styled("\n[bold]Sources[/]"))
     for number, source in enumerate(sources, start=1):
-        console.print(f"  [dim]{escape(f'[{number}]')}[/] {escape(source)}", soft_wrap=True)
+        console.print(styled("  [dim]{}[/] {}", f"[{number}]", source), soft_wrap=True)
 
 
-def _facts(recipe: Recipe, speeds: dict[int, Estimate]) -> Iterator[tuple[str, str]]:
+def _facts(recipe: Recipe, speeds: dict[int, Estimate]) -> Iterator[tuple[str, str | Text]]:
     yield from _model(recipe)
-    yield "image", escape(recipe.image.reference)
+    yield "image", recipe.image.reference
     if recipe.image.build:
         base = recipe.image.build.dockerfile.split()[1]
-        yield "", escape(f"built on the nodes from {base}: {recipe.image.build.why}")
+        yield "", f"built on the nodes from {base}: {recipe.image.build.why}"
     if recipe.image.archive:
-        yield "", escape(f"loaded from {recipe.image.archive} on the node")
+        yield "", f"loaded from {recipe.image.archive} on the node"
     for patch in recipe.patches:
-        whose = "of the model" if patch.origin == "model" else "beside the recipe"
-        yield "patch", escape(f"{patch.file} ({whose}): {patch.why}")
-        yield "", escape(f"over {patch.target}")
+        whose = "of the model" if patch.origin == "model" else "next to the recipe"
+        yield "patch", f"{patch.file} ({whose}): {patch.why}"
+        yield "", f"over {patch.target}"
     yield from _drafter(recipe)
     low, high = recipe.tensor_parallel.min, recipe.tensor_parallel.max
     joined = {"ray": "Ray", "mp": "vLLM itself (mp)"}[recipe.executor]
@@ -63,25 +63,28 @@ def _facts(recipe: Recipe, speeds: dict[int, Estimate]) -> Iterator[tuple[str, s
     given = "kv-cache-memory-bytes" in recipe.engine_args
     auto = "the KV cache is given" if given else "auto: computed from what the nodes have"
     yield "memory", auto if share is None else f"{share:g} of the node's"
-    for key, value in sorted(recipe.env.items()):
-        yield "environment", escape(f"{key}={value}")
+    for key, value in sorted(recipe.plain_env.items()):
+        yield "environment", f"{key}={value}"
+    for key, reference in sorted(recipe.secret_env.items()):
+        yield "environment", f"{key} (a secret: the laptop's variable {reference.env})"
     yield from _ready(recipe)
     yield from _versions(recipe)
     for tp, speed in speeds.items():
         span = f"{speed.low:.1f} to {speed.high:.1f}, bandwidth alone {speed.roofline:.1f}"
-        yield "expected", f"{speed.expected:.1f} tok/s at TP={tp} [dim]({span})[/]"
+        figure = styled("{:.1f} tok/s at TP={} [dim]({})[/]", speed.expected, tp, span)
+        yield "expected", figure
 
 
 def _model(recipe: Recipe) -> Iterator[tuple[str, str]]:
     model = recipe.model
     where = "" if model.revision == "main" else f", {model.revision}"
-    yield "model", escape(f"{model.name}{where}, served as {model.served_name}")
+    yield "model", f"{model.name}{where}, served as {model.served_name}"
     weights: str = model.quantization or "as its config says"
     if model.weights_gib:
         weights += f", {model.weights_gib:g} GiB in memory"
     if model.base and model.base != model.name:
         weights += f", of {model.base}"
-    yield "weights", escape(weights)
+    yield "weights", weights
 
 
 def _drafter(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -89,7 +92,7 @@ def _drafter(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if drafter is None:
         return
     name = f" with {drafter.name}" if drafter.name else ""
-    yield "drafter", escape(f"{drafter.method}{name}, {drafter.tokens} tokens a step")
+    yield "drafter", f"{drafter.method}{name}, {drafter.tokens} tokens a step"
     if drafter.acceptance:
         yield (
             "",
@@ -100,9 +103,9 @@ def _drafter(recipe: Recipe) -> Iterator[tuple[str, str]]:
 def _ready(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield "ready when", ", ".join(rung.replace("_", " ") for rung in recipe.readiness.rungs)
     for pattern in recipe.readiness.log_expect:
-        yield "", escape(f"the log says {pattern}")
+        yield "", f"the log says {pattern}"
     for pattern in recipe.readiness.log_forbid:
-        yield "", escape(f"the log does not say {pattern}")
+        yield "", f"the log does not say {pattern}"
 
 
 def _versions(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -113,7 +116,7 @@ def _versions(recipe: Recipe) -> Iterator[tuple[str, str]]:
         f"was served by {', '.join(vllm.tested)}" if vllm.tested else "",
     ]
     if any(parts):
-        yield "vLLM", escape("; ".join(part for part in parts if part))
+        yield "vLLM", "; ".join(part for part in parts if part)
 
 
 def _command(recipe: Recipe, args: list[str]) -> Iterator[str]:
@@ -124,8 +127,8 @@ def _command(recipe: Recipe, args: list[str]) -> Iterator[str]:
             lines.append(f"  {word}")
         else:
             lines[-1] += f" {shlex.quote(word)}"
-    yield from (escape(line) + " \\" for line in lines[:-1])
-    yield escape(lines[-1])
+    yield from (line + " \\" for line in lines[:-1])
+    yield lines[-1]
 
 
 def _added(recipe: Recipe, tp: int, args: list[str]) -> str:
@@ -156,7 +159,7 @@ def _measured(console: Console, rows: list[Measured], sources: list[str]) -> Non
             str(row.prompt_tokens or ""),
             str(row.depth or ""),
             *("" if figure is None else f"{figure:,.7g}" for figure in figures),
-            escape(f"[{sources.index(row.source) + 1}]"),
-            escape(row.note + held),
+            f"[{sources.index(row.source) + 1}]",
+            row.note + held,
         )
     console.print(Padding(table, (0, 0, 0, 2)))

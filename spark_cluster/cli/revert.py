@@ -16,18 +16,17 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("run_id", metavar="RUN")
-@click.option("--check", is_flag=True, help="Change nothing; tell what would be put back.")
+@click.option("--check", is_flag=True, help="Change nothing; tell what would be reverted.")
 @click.option("--diff", is_flag=True, help="Show differences of files; secrets are not shown.")
 @click.option("--exit-code", is_flag=True, help="With --check: status 10 if it would change.")
-@click.option("-y", "--yes", is_flag=True, expose_value=False, help="Ask nothing.")
 @click.pass_obj
 def command(app: App, run_id: str, check: bool, diff: bool, exit_code: bool) -> None:
     """Puts files and folders back as they were before RUN, byte for byte, with mode and owner.
 
     RUN is an id that `history` shows, or the beginning of one. On each node it is all or nothing:
-    when something was changed since, nothing is touched, and it says what and by whom. Packages,
-    containers, services and commands cannot be taken back; they are listed. A revert is a run like
-    any other, and can be reverted.
+    when something was changed since, nothing is touched, and it says what and by whom. A revert
+    that was killed is continued by the same command. Packages, containers, services and commands
+    cannot be taken back; they are listed. A revert is a run like any other, and can be reverted.
     """
     from spark_cluster.engine.options import Options
     from spark_cluster.engine.taking_back import revert
@@ -59,25 +58,30 @@ def _document(run: Run, done: dict[str, TakenBack], errors: dict[str, str]) -> d
                 for r in found.paths
             ],
             "left": [{"what": what, "why": why} for what, why in found.left],
+            "continued": found.continued or None,
             "error": errors.get(name),
         }
         for name, found in done.items()
     }
     for name in errors.keys() - nodes.keys():
-        nodes[name] = {"of": None, "put_back": [], "left": [], "error": errors[name]}
+        nodes[name] = {
+            "of": None,
+            "put_back": [],
+            "left": [],
+            "continued": None,
+            "error": errors[name],
+        }
     return run.document(ok=not errors, run=run.id, nodes=nodes)
 
 
 def _show(app: App, run: Run, done: dict[str, TakenBack]) -> None:
-    from rich.markup import escape
+    from spark_cluster.cli.console import styled
 
     console = app.console
     left = {(what, why): name for name, found in done.items() for what, why in found.left}
     if left:
-        console.print("\n[bold]stays as the run left it[/]")
+        console.print(styled("\n[bold]stays as the run left it[/]"))
     for what, why in left:
         nodes = ", ".join(n for n, found in done.items() if (what, why) in found.left)
-        console.print(
-            f"  {escape(what)}  [dim]{escape(why)}[/]  [dim]({escape(nodes)})[/]", soft_wrap=True
-        )
+        console.print(styled("  {}  [dim]{}  ({})[/]", what, why, nodes), soft_wrap=True)
     run.show_recap()

@@ -63,20 +63,23 @@ def _probe(app: App) -> Probe:
 
 
 def _show(app: App, found: Status) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
+    from spark_cluster.cli.console import mark, painted, styled
+
     console = app.console
-    console.print(f"[bold {STYLES[found.state]}]{found.state}[/]", end="")
+    verdict = painted(found.state, f"bold {STYLES[found.state]}")
     if found.model:
-        console.print(f"  {found.model} at {found.endpoint}  [dim]tp {found.tp}[/]", end="")
-    console.print()
+        verdict += styled("  {} at {}  [dim]tp {}[/]", found.model, found.endpoint, found.tp)
+    console.print(verdict, soft_wrap=True)
+    if found.access is not None:
+        console.print(painted(str(found.access), "dim"), soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("node", "container", "state", "restarts"):
         table.add_column(title)
     for node in found.nodes:
         if not node.reachable:
-            table.add_row(node.name, "", "[red]unreachable[/]", "")
+            table.add_row(node.name, "", painted("unreachable", "red"), "")
         for name, container in node.containers.items():
             if container.status != "absent":
                 table.add_row(node.name, name, container.status, str(container.restarts))
@@ -84,11 +87,11 @@ def _show(app: App, found: Status) -> None:
         console.print(table)
     if found.ray:
         gpus = sum(node.gpus for node in found.ray)
-        console.print(f"[dim]Ray: {len(found.ray)} nodes, {gpus:g} GPUs[/]")
+        console.print(styled("[dim]Ray: {} nodes, {:g} GPUs[/]", len(found.ray), gpus))
     for problem in found.problems:
-        console.print(f"[red]✘[/] {escape(problem)}", soft_wrap=True)
+        console.print(styled("{} {}", mark("fail"), problem), soft_wrap=True)
     if found.problems:
-        console.print(f"[cyan]{_advice(found)}[/]")
+        console.print(painted(_advice(found), "cyan"))
 
 
 def _advice(found: Status) -> str:
@@ -98,4 +101,6 @@ def _advice(found: Status) -> str:
         )
     if not all(node.reachable for node in found.nodes):
         return "first let every node be reached: spark-cluster ping says more"
+    if any("is the cable in?" in problem for problem in found.problems):
+        return "plug the QSFP cable in, then ask again; spark-cluster doctor --only link says more"
     return "spark-cluster up repairs it; spark-cluster logs shows more"

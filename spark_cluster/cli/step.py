@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rich.markup import escape
-
+from spark_cluster.cli.console import styled
 from spark_cluster.cli.display import Display, show_diff, summary
 
 ANSWERS = {"y": "yes", "n": "no", "a": "all", "s": "stop"}
@@ -55,15 +54,17 @@ class Stepper:
 
     def _show(self, node: str, change: dict[str, Any]) -> None:
         console = self.display.console
-        what = escape(change.get("reason") or summary(change["changes"]))
-        console.print(f"\n[bold]{escape(node)}[/]  {escape(change['id'])}  [yellow]{what}[/]")
+        what = change.get("reason") or summary(change["changes"])
+        console.print(styled("\n[bold]{}[/]  {}  [yellow]{}[/]", node, change["id"], what))
         if change.get("diff"):
             show_diff(console, change["diff"], 4)
 
     def _answer(self) -> str:
         while True:
             self.display.console.print(
-                "  change it? [bold]y[/]es, [bold]n[/]o, [bold]a[/]ll from here, [bold]s[/]top: ",
+                "  change it? ",
+                styled("[bold]y[/]es, [bold]n[/]o, [bold]a[/]ll from here, [bold]s[/]top: "),
+                sep="",
                 end="",
             )
             try:

@@ -1,20 +1,22 @@
-"""`trust`: look at the nodes' host keys and accept them."""
+"""`trust`: look at the host keys of the nodes and their jump hosts, and accept them."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.errors import Failed, SparkClusterError
+from spark_cluster.cli.visible import coloured
+from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from spark_cluster.engine.hostkeys import Shown
+    from spark_cluster.engine.ssh_route import Hop, Target
 
 
 @click.command()
@@ -26,71 +28,150 @@ def command(ctx: click.Context, replace: bool, yes: bool) -> None:
 
     Compare the fingerprints with the nodes' own: on a node,
     ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub prints it. A changed key is only replaced
-    with --replace.
+    with --replace, a revoked one never accepted. Jump hosts come first, then the nodes through
+    them.
     """
     from spark_cluster.engine.connections import side_by_side, target
-    from spark_cluster.engine.hostkeys import file_of, show
+    from spark_cluster.engine.ssh_route import route
 
     app: App = ctx.obj
     targets = {node.name: target(node) for node in app.nodes}
-    outcomes = side_by_side({name: partial(show, t) for name, t in targets.items()})
-    accepted: dict[Path, list[Shown]] = {}
-    errors: list[SparkClusterError] = []
-    rows: list[dict[str, object]] = []
-    for name, outcome in outcomes.items():
+    asking = _Asking(app, targets, replace=replace, yes=yes)
+    routes: dict[str, tuple[Hop, ...]] = {}
+    for name, outcome in side_by_side({n: partial(route, t) for n, t in targets.items()}).items():
         if isinstance(outcome, SparkClusterError):
-            errors.append(outcome)
-            rows.append({"name": name, "error": outcome.message, "hint": outcome.hint})
-            _say(app, f"{name}: {click.style('unreachable', fg='red')}: {outcome.message}")
-            continue
-        written, refusal = _decide(app, outcome, replace=replace, yes=yes)
-        if refusal is not None:
-            errors.append(refusal)
-        if written:
-            accepted.setdefault(file_of(targets[name]), []).append(outcome)
-        rows.append(_row(outcome, trusted=written or outcome.verdict == "trusted"))
-    _write(accepted)
+            asking.fail(name, outcome)
+        else:
+            routes[name] = outcome
+    for count in range(1, max(map(len, routes.values()), default=0) + 1):
+        asking.look(routes, count)
     if app.as_json:
-        app.print_json({"nodes": rows})
-    if errors:
-        ctx.exit(max(error.exit_code for error in errors))
+        rows = [asking.rows[name] for name in targets]
+        app.print_json({"nodes": rows, "jump_hosts": asking.jump_rows})
+    if asking.errors:
+        ctx.exit(max(error.exit_code for error in asking.errors))
 
 
-def _write(accepted: dict[Path, list[Shown]]) -> None:
-    from spark_cluster.engine.hostkeys import write
+@dataclass
+class _Host:
+    """A host whose key is asked for: a node, or a jump host of some."""
 
-    for path, keys in accepted.items():
-        write(path, keys)
+    nodes: list[str]
+    hops: tuple[Hop, ...]
+
+    @property
+    def label(self) -> str:
+        names = ", ".join(self.nodes)
+        return names if self.hops[-1].is_node else f"jump host of {names}"
+
+
+@dataclass
+class _Asking:
+    """What was shown and decided so far."""
+
+    app: App
+    targets: Mapping[str, Target]
+    replace: bool
+    yes: bool
+    rows: dict[str, dict[str, object]] = field(default_factory=dict)
+    jump_rows: list[dict[str, object]] = field(default_factory=list)
+    errors: list[SparkClusterError] = field(default_factory=list)
+
+    def look(self, routes: Mapping[str, tuple[Hop, ...]], count: int) -> None:
+        """Ask the hosts that are `count` connections away, and write down what is accepted."""
+        from spark_cluster.engine.connections import side_by_side
+        from spark_cluster.engine.hostkeys import show
+
+        hosts: dict[object, _Host] = {}
+        for name, hops in routes.items():
+            if name not in self.rows and len(hops) >= count:
+                way = (tuple(h.place for h in hops[:count]), self.targets[name].known_hosts)
+                key = name if len(hops) == count else way
+                hosts.setdefault(key, _Host([], hops[:count])).nodes.append(name)
+        jobs = {
+            host.label: partial(show, self.targets[host.nodes[0]], host.hops)
+            for host in hosts.values()
+        }
+        outcomes = side_by_side(jobs) if jobs else {}
+        for host in hosts.values():
+            self._settle(host, outcomes[host.label])
+
+    def fail(self, name: str, error: SparkClusterError) -> None:
+        """Note a node whose key cannot be looked at."""
+        self.errors.append(error)
+        self.rows[name] = {"name": name, "error": error.message, "hint": error.hint}
+        place = f"{error.where}: " if error.where not in ("", name) else ""
+        what = "unreachable" if isinstance(error, Unreachable) else "failed"
+        _say(self.app, f"{name}: {click.style(what, fg='red')}: {place}{error.message}")
+        if error.hint:
+            _say(self.app, f"  {error.hint}")
+
+    def _settle(self, host: _Host, outcome: Shown | SparkClusterError) -> None:
+        from spark_cluster.engine.hostkeys import file_of, write
+
+        if isinstance(outcome, SparkClusterError):
+            for name in host.nodes:
+                self.fail(name, outcome)
+            return
+        written, refusal = _decide(self.app, host, outcome, replace=self.replace, yes=self.yes)
+        if written:
+            try:
+                write(file_of(self.targets[host.nodes[0]]), [outcome])
+            except SparkClusterError as error:
+                self._settle(host, error)
+                return
+        row = _row(outcome, trusted=written or outcome.verdict == "trusted")
+        if host.hops[-1].is_node:
+            self.rows[host.nodes[0]] = {"name": host.nodes[0], **row}
+            self.errors.extend([refusal] if refusal is not None else [])
+            return
+        self.jump_rows.append({"nodes": host.nodes, **row})
+        if refusal is not None:
+            for name in host.nodes:
+                self.fail(name, refusal)
 
 
 def _decide(
-    app: App, shown: Shown, *, replace: bool, yes: bool
+    app: App, host: _Host, shown: Shown, *, replace: bool, yes: bool
 ) -> tuple[bool, SparkClusterError | None]:
     """Whether the key is to be written, and the error when it is refused."""
-    said = f"{shown.node}: {shown.host} shows {shown.kind} {shown.fingerprint}"
+    from spark_cluster.engine.host_key_errors import REVOKED_HINT
+
+    said = f"{host.label}: {shown.host} shows {shown.kind} {shown.fingerprint}"
+    if shown.certificate_fault:
+        said += f" (its host certificate does not count: {shown.certificate_fault})"
     if shown.verdict == "trusted":
         _say(app, f"{said}  {click.style('trusted already', fg='green')}")
         return False, None
+    if shown.verdict == "revoked":
+        _say(app, f"{said}  {click.style('REVOKED', fg='red')} by {shown.place}")
+        _say(app, f"  {REVOKED_HINT}")
+        return False, _refusal(host, shown, f"was revoked by {shown.place}", REVOKED_HINT)
     if shown.verdict == "changed":
-        _say(app, f"{said}  {click.style('CHANGED', fg='red')}, known is {shown.known}")
+        style = click.style("CHANGED", fg="red")
+        _say(app, f"{said}  {style}, known is {shown.known} ({shown.place})")
         if not replace:
             _say(app, "  a reinstalled node has a new key; if you know why: --replace")
-            return False, Failed("its host key has changed", where=shown.node)
+            return False, _refusal(host, shown, "has changed", "trust --replace accepts it")
     else:
         _say(app, f"{said}  {click.style('new', fg='yellow')}")
     if yes:
         return True, None
     if not sys.stdin.isatty():
         _say(app, "  nobody can be asked here; --yes accepts it")
-        return False, Failed("its host key was not accepted", where=shown.node)
-    if click.confirm("  accept it?", err=True):
+    elif click.confirm("  accept it?", err=True):
         return True, None
-    return False, Failed("its host key was not accepted", where=shown.node)
+    return False, _refusal(host, shown, "was not accepted", "trust --yes accepts it")
+
+
+def _refusal(host: _Host, shown: Shown, what: str, hint: str) -> Failed:
+    is_node = host.hops[-1].is_node
+    whose = "its host key" if is_node else f"the host key of its jump host {shown.host}"
+    return Failed(f"{whose} {what}", where=shown.node, hint=hint)
 
 
 def _row(shown: Shown, *, trusted: bool) -> dict[str, object]:
     return {
-        "name": shown.node,
         "host": shown.host,
         "type": shown.kind,
         "fingerprint": shown.fingerprint,
@@ -100,4 +181,4 @@ def _row(shown: Shown, *, trusted: bool) -> dict[str, object]:
 
 
 def _say(app: App, text: str) -> None:
-    click.echo(text, err=app.as_json)
+    click.echo(coloured(text), err=app.as_json)

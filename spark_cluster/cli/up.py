@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_cluster.cli.app import App, changing, leave_with
+from spark_cluster.cli.app import App, allow_file, changing, leave_with
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 @click.option(
     "--recipe", "recipe_name", metavar="NAME", help="What to serve, instead of the inventory's."
 )
-@click.option("--force", is_flag=True, help="Also what the plan says cannot work.")
+@click.option(
+    "--force", is_flag=True, help="Launch even if the plan says that the configuration cannot work."
+)
+@allow_file
 @changing
 @click.pass_obj
 def command(
@@ -27,6 +30,7 @@ def command(
     tp: int | None,
     recipe_name: str | None,
     force: bool,
+    allow_files: tuple[str, ...],
     exit_code: bool,
     options: Options,
 ) -> None:
@@ -35,6 +39,7 @@ def command(
     Network, Docker, image, model, Ray over the fabric, vLLM; then Ray must show every node and
     GPU, and the model must give the right answer. Running it again changes nothing.
     """
+    from spark_cluster.laptop_files import must_be_allowed
     from spark_cluster.planning.nodes import serving
     from spark_cluster.recipe import load_recipe
 
@@ -44,7 +49,9 @@ def command(
             "nothing says what to serve",
             hint="give --recipe NAME, or `serve: {recipe: NAME}` in the inventory",
         )
-    recipe = load_recipe(name, app.project)
+    recipe = load_recipe(name, app.project, app.allowed_files(allow_files))
+    app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {recipe.name}")
+    must_be_allowed(recipe)
     size = tp if tp is not None else min(len(app.nodes), recipe.tensor_parallel.max)
     recipe.args_for(size)  # what cannot be is refused before any node is asked
     serving(app.nodes, size)
@@ -63,27 +70,27 @@ def command(
 
 
 def _show(app: App, served: Served) -> None:
+    from spark_cluster.cli.console import mark, painted, styled
     from spark_cluster.cli.vram import table
 
     console = app.console
     console.print()
     console.print(table(served.now, served.peak))
-    console.print(
-        f"\n[bold]{served.endpoint.model}[/] at [bold cyan]{served.endpoint.url}[/]", end=""
-    )
-    console.print(f"  [dim]tp {served.tp}, recipe {served.recipe}[/]")
+    endpoint = served.endpoint
+    where = styled("\n[bold]{}[/] at [bold cyan]{}[/]", endpoint.model, endpoint.url)
+    console.print(where + styled("  [dim]tp {}, recipe {}[/]", served.tp, served.recipe))
+    console.print(painted(str(served.access), "dim"), soft_wrap=True)
     if served.answer:
-        console.print(f"[green]✔[/] it answers: [bold]{served.answer}[/]", soft_wrap=True)
+        answer = styled("{} it answers: [bold]{}[/]", mark("ok"), served.answer)
+        console.print(answer, soft_wrap=True)
     others = [rung.replace("_", " ") for rung in served.rungs if rung != "answer"]
     if others:
-        console.print(f"[green]✔[/] verified too: {', '.join(others)}")
-    console.print(f"[dim]{_versions(served.versions)}[/]", soft_wrap=True)
-    if served.endpoint.host == "127.0.0.1":
-        head = app.inventory.head
-        console.print(
-            f"[dim]it is bound to the head's loopback; from here: "
-            f"ssh -NL {served.endpoint.port}:127.0.0.1:{served.endpoint.port} {head.address}[/]"
-        )
+        console.print(styled("{} verified too: {}", mark("ok"), ", ".join(others)))
+    console.print(painted(_versions(served.versions), "dim"), soft_wrap=True)
+    if endpoint.host == "127.0.0.1":
+        here = f"ssh -NL {endpoint.port}:127.0.0.1:{endpoint.port} {app.inventory.head.address}"
+        text = f"it is bound to the head's loopback; from here: {here}"
+        console.print(painted(text, "dim"), soft_wrap=True)
 
 
 def _versions(found: dict[str, Any]) -> str:

@@ -42,6 +42,8 @@ def table(
     """One row a process, and each node's sum beside what the node has."""
     from rich.table import Table
 
+    from spark_cluster.cli.console import painted
+
     result = Table(box=None, pad_edge=False, header_style="bold")
     result.add_column("node")
     result.add_column("pid", justify="right")
@@ -56,10 +58,10 @@ def table(
             result.add_row(reading.name, str(process.pid), process.name, *cells[1:])
         extra = [str(other[reading.name].used_mib)] if reading.name in other else []
         result.add_row(
-            f"[bold]{reading.name}[/]",
+            painted(reading.name, "bold"),
             "",
-            "[dim]sum[/]" if reading.processes else "[dim]nothing is held[/]",
-            f"[bold]{reading.used_mib}[/]",
+            painted("sum" if reading.processes else "nothing is held", "dim"),
+            painted(str(reading.used_mib), "bold"),
             *(extra or ([""] if other else [])),
             str(reading.mem_available_mib),
             str(reading.mem_total_mib),

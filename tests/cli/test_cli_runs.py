@@ -9,8 +9,6 @@ import pytest
 
 from spark_cluster.engine import connections as connections_module
 
-pytestmark = pytest.mark.usefixtures("time_limit")
-
 INVENTORY = """\
 nodes:
   spark1: {address: 10.0.0.1, roles: [head]}

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from program import Done, Program
 
-pytestmark = pytest.mark.usefixtures("time_limit")
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+Run = Callable[..., Done]
 
 
 @pytest.fixture
-def doctor(tmp_path: Path) -> Run:
+def doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs it in a project with one node, at a port where nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     (tmp_path / "inventory.yaml").write_text(
         f"nodes:\n  spark1: {{address: 127.0.0.1, port: {port}, roles: [head]}}\n"
     )
-    checkout = Path(__file__).parents[2]
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(checkout)}
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "spark_cluster", *words]
-        return subprocess.run(
-            argv, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
-        )
-
-    return run
+    return Program(tmp_path, monkeypatch)
 
 
 def test_a_node_out_of_reach(doctor: Run) -> None:
@@ -47,7 +34,6 @@ def test_a_node_out_of_reach(doctor: Run) -> None:
     shown = doctor("doctor")
     assert shown.returncode == 3
     assert "system.reachable" in shown.stdout
-    assert "Traceback" not in shown.stderr
 
 
 def test_an_area_that_is_not_there(doctor: Run) -> None:

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from spark_cluster.agent import revert as revert_module
+from spark_cluster.agent.host import Host
 from spark_cluster.engine import connections as connections_module
 from spark_cluster.errors import Unreachable
-
-pytestmark = pytest.mark.usefixtures("time_limit")
 
 INVENTORY = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n  spark2: {address: 10.0.0.2}\n"
 PLAYBOOK = """\
@@ -93,7 +93,7 @@ def test_there_and_back(run, changed, tmp_path):
     ]
 
     assert run("revert", changed, "--check", "--exit-code")[0] == 10
-    status, out, _ = run("revert", changed, "--check", "--diff", "--yes")
+    status, out, _ = run("revert", changed, "--check", "--diff")
     assert status == 0
     assert "would change File:/config" in out
     assert "-new" in out
@@ -145,5 +145,40 @@ def test_step_by_step(run, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("s\n"))
     status, _, err = run("playbook", "play.py", "--step", "--limit", "spark2")
     assert status == 1
-    assert "stopped before File:/config, as you wished" in err
+    assert "stopped by the user before File:/config" in err
     assert "--start-at 'File:/config' goes on there" in err
+
+
+def test_a_revert_that_was_killed_is_shown_and_continued(run, tmp_path, monkeypatch):
+    (tmp_path / "spark1").mkdir()
+    (tmp_path / "spark1/config").write_text("old\n")
+    run("playbook", "play.py", "--limit", "spark1")
+    _, out, _ = run("history", "--json", "--limit", "spark1")
+    changed = json.loads(out)["runs"][0]["run"]
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(revert_module, "_put", killed)
+        host = Host(root=tmp_path / "spark1", run_id="killed-one")
+        revert_module.revert(host, changed, lambda _: None)
+    with (tmp_path / f"spark1/var/lib/spark-cluster/journal/{changed}/changes.jsonl").open(
+        "a"
+    ) as f:
+        f.write('{"torn')
+    _, out, _ = run("history", "--limit", "spark1")
+    again = f"spark-cluster revert {changed} again"
+    assert f"half reverted by killed-one, which was killed: run {again}" in out
+    torn = "one entry was torn by a crash before its change began; the others are whole"
+    assert f"spark1: {torn}" in out
+    assert torn in run("history", changed, "--limit", "spark1")[1]
+    assert "began to revert what run" in run("history", "killed-one", "--limit", "spark1")[1]
+    _, out, err = run("revert", changed, "--limit", "spark1")
+    assert "continued run killed-one" in out + err
+    assert torn in out + err
+    assert (tmp_path / "spark1/config").read_text() == "old\n"
+    assert "reverted by killed-one" in run("history", "--limit", "spark1")[1]

@@ -55,7 +55,7 @@ def test_what_a_plan_looks_like():
         "requests of 32,768 tokens at a time",
         "6.9 (6.5 to 7.3) tok/s",
         "GB read for a token",
-        "nobody was asked",
+        "no node was asked",
         "✔ go",
     ):
         assert text in result.output
@@ -187,3 +187,17 @@ def test_one_speed_for_one_thing_whichever_command_tells_it():
             assert document(name, "--tp", tp)["decode_tok_s"] == expected
             alone = told("predict", "speed", "--recipe", name, "--tp", tp)
             assert (alone["speculative"] or alone)["decode_tok_s"] == expected
+
+
+def test_what_is_open_on_a_trusted_network_is_said(tmp_path):
+    nodes = "nodes:\n  a: {address: 10.0.0.1, roles: [head]}\n  b: {address: 10.0.0.2}\n"
+    (tmp_path / "inventory.yaml").write_text(nodes + "trusted_network: true\n")
+    for tp, said in (("2", True), ("1", False)):
+        result = run("gemma4-31b-fp8", "--tp", tp, "--offline", project=tmp_path)
+        assert ("there is no firewall" in result.stdout) is said
+    linted = CliRunner().invoke(cli, ["--project", str(tmp_path), "lint", "gemma4-31b-fp8"])
+    assert "there is no firewall" in linted.stdout
+    (tmp_path / "inventory.yaml").write_text(nodes)
+    for words in (("plan", "gemma4-31b-fp8", "--offline"), ("lint", "gemma4-31b-fp8")):
+        plain = CliRunner().invoke(cli, ["--project", str(tmp_path), *words])
+        assert "firewall" not in plain.stdout

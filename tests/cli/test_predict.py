@@ -207,7 +207,7 @@ def test_runs_of_a_toy_are_refused(run, results):
     [
         ((), "--recipe NAME"),
         (("--recipe", "gemma4-31b-fp8", "--output", "/proc/none/x.json"), "cannot write"),
-        (("--recipe", "gemma4-31b-fp8", "speed"), "stand after 'speed'"),
+        (("--recipe", "gemma4-31b-fp8", "speed"), "give options after 'speed'"),
     ],
 )
 def test_calibrating_wrongly(run, results, options, said):

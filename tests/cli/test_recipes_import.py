@@ -30,8 +30,6 @@ features:
 opt_in_features: [tools]
 """
 
-pytestmark = pytest.mark.usefixtures("time_limit")
-
 
 @dataclass
 class Shell:

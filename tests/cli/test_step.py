@@ -1,12 +1,10 @@
 """--step: who is asked, what the answers mean, and when there is nobody to ask."""
 
 import io
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
+from program import Program
 from rich.console import Console
 
 from spark_cluster.cli.display import Display
@@ -86,18 +84,9 @@ def test_what_happens_meanwhile_is_shown_afterwards():
     [
         ((), "there is no terminal to ask on"),
         (("--check",), "--step and --check contradict each other"),
-        (("--yes",), "--step and --yes contradict each other"),
     ],
 )
-def test_usage(tmp_path, option, text):
-    done = subprocess.run(
-        [sys.executable, "-m", "spark_cluster", "down", "--step", *option],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"},
-        stdin=subprocess.DEVNULL,
-    )
+def test_usage(tmp_path, monkeypatch, option, text):
+    done = Program(tmp_path, monkeypatch)("down", "--step", *option)
     assert done.returncode == 2
     assert text in done.stderr

@@ -1,0 +1,66 @@
+"""Text of models, nodes, logs and files on a terminal: shown, never obeyed."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""C0 (but newline and tab), DEL, C1, overrides of the writing direction, halves of UTF-16 pairs,
+which cannot be printed. See ECMA-48 section 5 and Unicode Technical Report 36 section 2.5."""
+
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+"""A complete Select Graphic Rendition."""
+
+_LINE_END = re.compile(r"\r\n|\n|\r")
+
+
+def visible(text: str) -> str:
+    r"""The text with its control characters escaped, all but newline and tab.
+
+    >>> visible("\x1b]0;owned\x07 done\u202e")
+    '\\x1b]0;owned\\x07 done\\u202e'
+    """
+    if _UNSAFE.search(text) is None:
+        return text
+    return _UNSAFE.sub(_escaped, text.replace("\r\n", "\n"))
+
+
+def coloured(line: str) -> str:
+    r"""As `visible`, but complete colour sequences stay, and end with the line.
+
+    >>> coloured("\x1b[32mINFO\x1b[2J")
+    '\x1b[32mINFO\\x1b[2J\x1b[0m'
+    """
+    if "\x1b" not in line:
+        return visible(line)
+    texts, colours = _COLOUR.split(line), _COLOUR.findall(line)
+    shown = visible(texts[0])
+    for colour, text in zip(colours, texts[1:], strict=True):
+        shown += colour + visible(text)
+    return f"{shown}\x1b[0m" if colours and colours[-1] not in ("\x1b[0m", "\x1b[m") else shown
+
+
+def lines_of(text: str) -> list[str]:
+    """Its lines, as a terminal would begin a new one: also where a progress bar goes back."""
+    lines = _LINE_END.split(text)
+    return lines if lines[-1] else lines[:-1]
+
+
+def show_error(message: str, hint: str = "", *, node: str = "") -> None:
+    """An error and its hint on standard error.
+
+    Args:
+        node: whose it is; stands before both.
+    """
+    before = f"{visible(node)}: " if node else ""
+    title = click.style("error: ", fg="red", bold=True)
+    click.echo(before + title + visible(message), err=True)
+    if hint:
+        click.echo(before + click.style(f"  {visible(hint)}", fg="cyan"), err=True)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
