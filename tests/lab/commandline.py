@@ -13,10 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import waiting
 from ruamel.yaml import YAML
 
 CHECKOUT = Path(__file__).parents[2]
 LAB_INVENTORY = CHECKOUT / "inventories" / "lab.yaml"
+
+WAIT_S = 600.0
+"""Seconds after which a command or a node is taken to hang, also where much else is at work."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class CommandLine:
     inventory: str = "lab"
     environment: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, *words: str, status: int = 0, timeout: float = 240.0) -> Ran:
+    def __call__(self, *words: str, status: int = 0, timeout: float = WAIT_S) -> Ran:
         """Run it and wait; the exit status must be `status`, and there is never a traceback."""
         return ended(self.start(*words), status, timeout)
 
@@ -80,7 +84,7 @@ class CommandLine:
         )
         return Started(tuple(words), process, time.monotonic())
 
-    def json(self, *words: str, status: int = 0, timeout: float = 240.0) -> dict[str, Any]:
+    def json(self, *words: str, status: int = 0, timeout: float = WAIT_S) -> dict[str, Any]:
         """The JSON document of a command."""
         return self(*words, "--json", status=status, timeout=timeout).document
 
@@ -131,7 +135,7 @@ class Started:
         """As Ctrl-C does it, or by another signal."""
         self.process.send_signal(number)
 
-    def end(self, *, status: int | None, timeout: float = 60.0) -> Ran:
+    def end(self, *, status: int | None, timeout: float = WAIT_S) -> Ran:
         """Wait for its end; None takes any status but 0."""
         return ended(self, status, timeout)
 
@@ -152,16 +156,11 @@ def ended(started: Started, status: int | None, timeout: float) -> Ran:
     return ran
 
 
-def until(condition: Callable[[], Any], seconds: float, what: str, every: float = 0.2) -> Any:
-    """The first true value of a condition, within some seconds."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = condition()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what}: not within {seconds:g} s")
-        time.sleep(every)
+def until(
+    condition: Callable[[], Any], limit_s: float = WAIT_S, what: str = "", every: float = 0.2
+) -> Any:
+    """Return the first true value of a condition; no limit is shorter than a hang."""
+    return waiting.until(condition, max(limit_s, waiting.HANG_S), what, every)
 
 
 def processes(document: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:

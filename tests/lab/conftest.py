@@ -23,7 +23,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    """Two nodes, up. What a test makes of them stays until another one resets them."""
+    """Two nodes, up. What a test makes of them stays until another one resets them; at the end they
+    are fresh, so that what comes next (`make demo`) does not meet a driver or a key of a test's."""
     if WHY_NOT:
         pytest.skip(WHY_NOT)
     lab = Lab.default()
@@ -33,8 +34,9 @@ def lab() -> Iterator[Lab]:
     yield lab
     if was_down:
         lab.down()
-    elif lab.state() != "up":
-        lab.up(2)
+    else:
+        lab.up(2, fresh=True)
+        lab.trust()
 
 
 @pytest.fixture

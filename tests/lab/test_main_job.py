@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import http.client
 import json
 import re
+import socket
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import CommandLine, processes, until
+from commandline import WAIT_S, CommandLine, processes, until
+from exposure import Exposure, exposure
 
 from spark_cluster.lab import Lab, LabNode
+from spark_cluster.ports import EnginePorts
+from spark_cluster.serving.ray_state import TOKEN_FILE
 
 pytestmark = pytest.mark.lab
 
 URL = "http://10.89.0.11:8000"
+FABRIC_ADDRESS = "192.168.177.11"
 KEY = "sk-lab-3f9c27d1e8a4"
+OTHER_KEY = "sk-lab-77ab0e4419d2"
 QUESTION = "What is the capital of France? Please reply with one word only"
 STATE = """
 find /etc /srv /home /root /opt -xdev -printf '%p %y %m %u %g %s %l\\n' | sort
@@ -65,13 +73,28 @@ def user(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
 
 @pytest.fixture(scope="module")
 def keyed(user: CommandLine) -> CommandLine:
-    """The same user, who wants a key and the head's loopback."""
+    """The same user, who wants a key."""
     (user.home / "key").write_text(KEY + "\n")
+    (user.home / "key").chmod(0o600)
 
     def change(document: dict[str, Any]) -> None:
-        document["serve"] |= {"api_key": {"file": "key"}, "bind": "loopback"}
+        document["serve"]["api_key"] = {"file": "key"}
+        del document["serve"]["open"]
 
     return user.with_inventory("keyed", change)
+
+
+@pytest.fixture(scope="module")
+def secured(user: CommandLine) -> CommandLine:
+    """The same user, who wants another key, and TLS."""
+    (user.home / "other-key").write_text(OTHER_KEY + "\n")
+    (user.home / "other-key").chmod(0o600)
+
+    def change(document: dict[str, Any]) -> None:
+        document["serve"] |= {"api_key": {"file": "other-key"}, "tls": "self-signed"}
+        del document["serve"]["open"]
+
+    return user.with_inventory("secured", change)
 
 
 def complete(base: str = URL) -> str:
@@ -87,7 +110,7 @@ def complete(base: str = URL) -> str:
         json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
         text: str = json.load(answer)["choices"][0]["message"]["content"]
     return text
 
@@ -125,7 +148,10 @@ def test_from_fresh_nodes_to_the_right_answer(user, story):
     document = ran.document
     did, would = user.verdicts(), story.would
     for line in ran.err.splitlines():
-        assert line.startswith(("up --tp 2", "▸ ", "✔ ", "  spark1 ", "  spark2 ")), line
+        known = ("up --tp 2", "▸ ", "✔ ", "  spark1 ", "  spark2 ", "          serve.open: ")
+        assert line.startswith(known), line
+    assert "serve.open: anyone who reaches 10.89.0.11" in ran.err
+    assert document["access"] == {"api_key": False, "tls": None}
     assert document["ok"] is True
     assert document["changed"] == len(did["change"])
     assert document["endpoint"] == f"{URL}/v1"
@@ -146,8 +172,9 @@ def test_from_fresh_nodes_to_the_right_answer(user, story):
 
 def test_it_answers_from_here(user, spark1, spark2):
     assert "Paris" in complete()
-    for node in (spark1, spark2):  # the session's user may use Docker without sudo
-        assert "spark-ray" in node.ssh("docker ps").stdout
+    for node in (spark1, spark2):  # group docker is root: nobody is in it unasked
+        assert "permission denied" in node.ssh("docker ps", check=False).stderr
+        assert "spark-ray" in node.ssh("sudo docker ps").stdout
 
 
 def test_again_changes_nothing(user, story, spark1, spark2):
@@ -157,7 +184,6 @@ def test_again_changes_nothing(user, story, spark1, spark2):
     assert document["changed"] == 0
     assert not user.verdicts()["change"]
     assert "Paris" in document["answer"]
-    assert document["seconds"]["total"] < 8
     user("up", "--tp", "2", "--check", "--diff", "--exit-code")
     assert not user.verdicts()["change"] | user.verdicts()["unknown"]
     assert (looks(spark1), looks(spark2)) == before
@@ -210,6 +236,73 @@ def test_logs(user):
     assert "Application startup complete" in user("logs").said
 
 
+# --- who can reach what -------------------------------------------------------------------------
+
+
+JOB = '{"entrypoint": "id > /tmp/ray/run_by_a_neighbour"}'
+
+
+def submit_a_job(exposed: Exposure, port: int = EnginePorts().agent_http) -> str:
+    """Ask a node's Ray to run a command, as the neighbour can; the HTTP status, 000 without one."""
+    url = f"http://{FABRIC_ADDRESS}:{port}/api/job_agent/jobs/"
+    words = ["curl", "-sS", "-m", "5", "-o", "/dev/null", "-w", "%{http_code}", "-X", "POST"]
+    words += ["-H", "Content-Type: application/json", "-d", JOB, url]
+    return exposed.neighbour.run(words, check=False).strip()
+
+
+def test_a_neighbour_reaches_the_endpoint_and_nothing_else(spark1, spark2):
+    with exposure(spark1, spark2) as seen:
+        assert {(node, port) for node, _, port in seen.open()} == {("spark1", 8000)}
+        assert submit_a_job(seen) == "000"
+    # The peer does reach it, over the fabric.
+    ask = ["bash", "-c", f"exec 3<>/dev/tcp/{FABRIC_ADDRESS}/{EnginePorts().gcs}"]
+    spark2.run(ask)
+
+
+def test_rays_token_is_nowhere_to_be_read(user, spark1, spark2):
+    token = spark1.run(["cat", TOKEN_FILE]).stdout
+    assert len(bytes.fromhex(token)) == 32
+    look = (
+        "docker inspect $(docker ps -q); ps axww; cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ; "
+        "for c in $(docker ps -q); do docker logs $c 2>&1; done; journalctl -q --no-pager"
+    )
+    where = "/var/lib/spark-cluster /var/lib/docker/containers /var/log /etc /tmp /home /root"
+    for node in (spark1, spark2):
+        told = node.run(["sh", "-c", look], check=False).stdout
+        assert "RAY_AUTH_TOKEN_PATH=/run/secrets/ray-token" in told
+        assert token not in told
+        found = node.ssh(f"sudo grep -rlF -f - {where}", stdin=token + "\n").stdout.split()
+        assert TOKEN_FILE in found
+        for path in found:
+            assert path.startswith("/var/lib/spark-cluster/secrets/spark-")
+            assert node.run(["stat", "-c", "%a %U", path]).stdout == "600 root\n"
+    assert token not in "".join(p.read_text() for p in (user.home / "state").rglob("*.jsonl"))
+    assert token not in user("logs", "--tail", "4000").said
+
+
+def test_a_firewall_that_somebody_flushed_is_told_and_put_back(user, spark1, spark2):
+    spark1.run(["systemctl", "start", "nftables"])  # which begins with `flush ruleset`
+    with exposure(spark1, spark2) as seen:
+        reached = {program for node, program, _ in seen.open() if node == "spark1"}
+        assert {"gcs_server", "raylet"} <= reached, "the scan sees what is open"
+        assert submit_a_job(seen) == "401", "and Ray still asks for its token"
+    told = user.json("status", status=5)["problems"]
+    assert told == ["the firewall of the engine's ports on spark1: it is not in force"]
+    checks = user.json("doctor", "--only", "serving.firewall", status=5)["checks"]
+    assert [c["status"] for c in checks] == ["fail", "ok"]
+    ran = user.json("doctor", "--probe", "--only", "network.open-ports", status=5)
+    (finding,) = ran["checks"]
+    assert "spark1 6379 (gcs_server)" in finding["found"]
+    assert user.json("up", "--tp", "2")["changed"] == 1
+    assert user.verdicts()["change"] == {"spark1 NftTable:spark_cluster"}
+    assert user.json("status")["state"] == "serving"
+    (finding,) = user.json("doctor", "--probe", "--only", "network.open-ports")["checks"]
+    assert "gcs_server" not in finding["found"]
+    for verb in ("restart", "reload"):
+        spark1.run(["systemctl", verb, "nftables"])
+        assert user.json("status")["state"] == "serving", "it is loaded again after that"
+
+
 # --- broken and mended --------------------------------------------------------------------------
 
 
@@ -235,10 +328,10 @@ def test_killed_worker_is_said_and_repaired(user, spark2):
 
     def told() -> Any:
         ran = user.start("status", "--json").process
-        out, _ = ran.communicate(timeout=60)
+        out, _ = ran.communicate(timeout=WAIT_S)
         return (ran.returncode, json.loads(out)) if ran.returncode else None
 
-    status, document = until(told, 30, "status says that something is wrong")
+    status, document = until(told, what="status says that something is wrong")
     assert status == 5
     assert document["state"] in ("failed", "degraded")
     assert any("Ray's container on spark2 is exited" in p for p in document["problems"])
@@ -252,53 +345,207 @@ def test_killed_worker_is_said_and_repaired(user, spark2):
     assert user.json("status")["state"] == "serving"
 
 
-# --- one node, a key, the loopback ----------------------------------------------------------------
+# --- one node, a key, TLS ---------------------------------------------------------------------
 
 
 def test_switch_to_one_node_with_a_key(user, keyed, story, spark1, spark2):
     # With the differences shown and the events told, so that a leak has every chance.
     ran = keyed("-v", "up", "--tp", "1", "--diff", "--json")
     assert "Paris" in ran.document["answer"]
-    assert ran.document["endpoint"] == "http://127.0.0.1:8000/v1"
+    assert ran.document["endpoint"] == f"{URL}/v1"
+    assert ran.document["access"] == {"api_key": True, "tls": None}
     assert KEY not in ran.said
     assert set(containers(spark1)) == {"spark-vllm"}
     assert containers(spark2) == {}
     assert KEY not in "".join(p.read_text() for p in (user.home / "state").rglob("*.jsonl"))
     again = keyed.json("up", "--tp", "1")
     assert again["changed"] == 0
-    assert keyed.json("status")["state"] == "serving"
+    found = keyed.json("status")
+    assert (found["state"], found["endpoint"]) == ("serving", f"{URL}/v1")
+    assert "reached from the network, with the API key" in keyed("status").out
+    story.containers = containers(spark1)
 
 
-def test_only_the_key_opens_and_only_on_the_loopback(keyed, spark1):
-    with pytest.raises(urllib.error.URLError, match="refused"):
-        complete()
-    ask = (
-        "import sys, urllib.request as u, urllib.error as e\n"
-        "key = sys.stdin.readline().strip()\n"
-        "headers = {'Authorization': 'Bearer ' + key} if key else {}\n"
-        "request = u.Request('http://127.0.0.1:8000/v1/models', headers=headers)\n"
-        "try: print(u.urlopen(request, timeout=10).status)\n"
-        "except e.HTTPError as error: print(error.code)\n"
+def operations(node: LabNode) -> list[tuple[str, str]]:
+    """(method, path) of all that vLLM itself says it serves, and of what it does not list."""
+    fetch = (
+        "import urllib.request as u\n"
+        "print(u.urlopen('http://127.0.0.1:18000/openapi.json', timeout=60).read().decode())\n"
     )
-    for key, status in ((KEY, "200"), ("", "401"), ("sk-wrong", "401")):
-        done = spark1.ssh(["python3", "-c", ask], stdin=key + "\n")
-        assert done.stdout.strip() == status
+    paths = json.loads(node.ssh(["python3", "-c", fetch]).stdout)["paths"]
+    found = {
+        (method.upper(), re.sub(r"\{[^}]*\}", "x", path))
+        for path, methods in paths.items()
+        for method in methods
+    }
+    unlisted = ("/metrics", "/docs", "/openapi.json", "/redoc", "/", "/nothing/there")
+    return sorted(found | {("GET", path) for path in unlisted})
+
+
+def asked(method: str, target: str, key: str = "", body: bytes | None = None) -> tuple[int, bytes]:
+    """Status and body, asked for from this machine; `target` goes as it is."""
+    connection = http.client.HTTPConnection("10.89.0.11", 8000, timeout=120)
+    connection.putrequest(method, target, skip_accept_encoding=True)
+    if key:
+        connection.putheader("Authorization", f"Bearer {key}")
+    if body is not None:
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Content-Length", str(len(body)))
+    connection.endheaders(body)
+    answer = connection.getresponse()
+    found = answer.status, answer.read()
+    connection.close()
+    return found
+
+
+def test_every_path_of_vllm_asks_for_the_key(keyed, spark1):
+    known = operations(spark1)
+    listed = {path for _, path in known}
+    assert {"/v1/models", "/v1/chat/completions", "/tokenize", "/invocations"} <= listed
+    assert len(known) > 20
+    for method, path in known:
+        # What is no JSON starts nothing, whatever the path would do.
+        body = b"no JSON" if method == "POST" else None
+        if (method, path) != ("GET", "/health"):
+            for key in ("", "sk-wrong"):
+                status, said = asked(method, path, key, body)
+                assert status == 401, (method, path, key, said)
+            assert json.loads(said)["error"]["code"] == "invalid_api_key"
+        status, said = asked(method, path, KEY, body)
+        assert status not in (401, 403, 502, 503, 504), (method, path, said)
+    assert asked("GET", "/health") == (200, b"")
+    assert asked("GET", "/v1/models", KEY)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "//v1/models", "/%2e%2e/health", "/health/../v1/models", "/health?x", "/health/",
+        "/%68ealth", "http://10.89.0.11/health", "http://10.89.0.11/v1/models", "/HEALTH",
+    ],
+)  # fmt: skip
+def test_no_way_of_writing_a_path_gets_past_the_key(keyed, target):
+    assert asked("GET", target)[0] == 401
+
+
+def test_an_upgrade_asks_for_the_key(keyed):
+    line = "GET /v1/realtime HTTP/1.1\r\nHost: x\r\n"
+    websocket = (
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    with socket.create_connection(("10.89.0.11", 8000), timeout=120) as connection:
+        connection.sendall((line + websocket).encode())
+        assert connection.recv(64).startswith(b"HTTP/1.1 401 ")
+
+
+def test_tokens_come_one_by_one(keyed):
+    body = {
+        "model": "paris",
+        "messages": [{"role": "user", "content": "Tell a long story."}],
+        "max_tokens": 200,
+        "stream": True,
+    }
+    request = urllib.request.Request(
+        f"{URL}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"},
+    )
+    pieces = []
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        while piece := answer.read1(65536):
+            pieces.append(piece)
+    assert b"[DONE]" in pieces[-1]
+    assert len(pieces) > 10, "a proxy that collects sends it in a few large pieces"
+
+
+def test_vllm_itself_is_not_reached_and_no_other_proxy_runs(keyed, spark1):
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("10.89.0.11", 18000), timeout=60)
+    assert spark1.run(["systemctl", "is-active", "haproxy"], check=False).stdout == "inactive\n"
+    assert spark1.run(["systemctl", "is-enabled", "haproxy"], check=False).stdout == "masked\n"
 
 
 def test_the_key_is_nowhere_to_be_read(keyed, spark1):
-    where = "/var/lib/spark-cluster /var/lib/docker/containers /var/log /etc /tmp /home /root"
-    found = spark1.ssh(f"sudo grep -rlF -f - {where}", stdin=KEY + "\n").stdout.split()
-    assert [Path(path).parent.name for path in found] == ["spark-vllm"], "only the container's own"
-    assert found[0].startswith("/var/lib/spark-cluster/secrets/")
+    where = "/var/lib/spark-cluster /var/lib/docker/containers /var/log /etc /run /tmp /home /root"
+    grep = f"sudo grep -rslF -f - {where} || true"
+    assert spark1.ssh(grep, stdin=KEY + "\n").stdout.split() == []
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    where = where.replace(" /run", "")  # systemd's copy for the unit
+    found = spark1.ssh(f"sudo grep -rsliF -f - {where} || true", stdin=digest + "\n").stdout.split()
+    assert found == ["/etc/spark-cluster/endpoint/api-keys"]
     assert spark1.run(["stat", "-c", "%a %U", found[0]]).stdout == "600 root\n"
     look = (
         "docker inspect spark-vllm; docker logs spark-vllm 2>&1; ps axww; "
-        "cat /proc/[0-9]*/cmdline; journalctl -q --no-pager"
+        "cat /proc/[0-9]*/cmdline; journalctl -q --no-pager; cat /proc/[0-9]*/environ"
     )
     told = spark1.run(["sh", "-c", look], check=False).stdout
     assert "/srv/models/paris" in told
     assert KEY not in told
+    assert "VLLM_API_KEY" not in told
     assert KEY not in keyed("logs").said
+    owner = spark1.run(["ps", "-o", "user=", "-C", "haproxy"]).stdout.split()
+    assert owner
+    assert "root" not in owner
+
+
+def test_another_key_and_tls_without_loading_the_model_again(keyed, secured, story, spark1):
+    document = secured.json("up", "--tp", "1")
+    assert document["endpoint"] == "https://10.89.0.11:8000/v1"
+    assert "Paris" in document["answer"]
+    assert containers(spark1) == story.containers, "vLLM goes on as it was"
+    shown = document["access"]["certificate_sha256"]
+    certificate = ssl.get_server_certificate(("10.89.0.11", 8000), timeout=60)
+    presented = hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate)).hexdigest()
+    assert shown == presented
+    said = secured("status").out
+    assert ":".join(shown[i : i + 2] for i in range(0, 64, 2)).upper() in said
+    assert "https://10.89.0.11:8000/v1" in said
+    # Who trusts it, as a user would: by its name and address, with nothing switched off.
+    trusting = ssl.create_default_context(cadata=certificate)
+    request = urllib.request.Request(
+        "https://10.89.0.11:8000/v1/models", headers={"Authorization": f"Bearer {OTHER_KEY}"}
+    )
+    with urllib.request.urlopen(request, timeout=60, context=trusting) as answer:
+        assert answer.status == 200
+    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+        urllib.request.urlopen(request, timeout=60)
+    request.add_header("Authorization", f"Bearer {KEY}")
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(request, timeout=60, context=trusting)
+    assert keyed.json("status", status=5)["state"] == "failed"
+    again = secured.json("up", "--tp", "1")
+    assert (again["changed"], again["access"]["certificate_sha256"]) == (0, shown)
+    file = "/etc/spark-cluster/endpoint/self-signed.pem"
+    assert spark1.run(["stat", "-c", "%a %U", file]).stdout == "600 root\n"
+
+
+def test_on_the_loopback_the_network_does_not_reach_it(secured, spark1):
+    def change(document: dict[str, Any]) -> None:
+        document["serve"] |= {"bind": "loopback", "api_key": {"file": "key"}}
+        del document["serve"]["open"]
+
+    local = secured.with_inventory("local", change)
+    document = local.json("up", "--tp", "1")
+    assert document["endpoint"] == "http://127.0.0.1:8000/v1"
+    assert "Paris" in document["answer"]
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("10.89.0.11", 8000), timeout=60)
+
+
+def test_what_users_read_while_vllm_loads(keyed, spark1):
+    assert keyed.json("up", "--tp", "1")["access"] == {"api_key": True, "tls": None}
+    spark1.run(["docker", "restart", "-t", "1", "spark-vllm"])
+    status, said = asked("GET", "/health")
+    assert status == 503
+    assert json.loads(said)["error"]["code"] == "engine_unreachable"
+    assert asked("GET", "/v1/models")[0] == 401, "who has no key is told nothing more"
+    found = keyed.json("status")
+    assert found["state"] == "starting"
+    assert found["problems"] == ["/health does not say 200 (no answer)"]
+    document = keyed.json("up", "--tp", "1")
+    assert document["changed"] == 0
+    assert "Paris" in document["answer"]
 
 
 # --- the end ------------------------------------------------------------------------------------
@@ -313,7 +560,15 @@ def test_down_proves_that_the_memory_is_back(keyed, user, spark1, spark2):
     for node in (spark1, spark2):
         assert containers(node) == {}
         assert not [p for p in node.processes_memory() if "vllm" in p.title.lower()]
-    assert not list((spark1.root / "var/lib/spark-cluster/secrets").glob("*/*"))
+    for node in (spark1, spark2):
+        assert not list((node.root / "var/lib/spark-cluster/secrets").glob("*/*"))
+        assert "spark_cluster" not in node.run(["nft", "list", "tables"]).stdout
+        assert not (node.root / "etc/systemd/system/spark-cluster-firewall.service").exists()
+    unit = "spark-cluster-endpoint.service"
+    assert spark1.run(["systemctl", "is-active", unit], check=False).stdout == "inactive\n"
+    assert not (spark1.root / "etc/systemd/system" / unit).exists()
+    left = sorted(p.name for p in (spark1.root / "etc/spark-cluster/endpoint").iterdir())
+    assert left == ["self-signed.pem"], "who trusts it still does after the next `up`"
     again = user.json("down")
     assert again["changed"] == 0
     stopped = user.json("status")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from commandline import CommandLine
+from exposure import exposure
 
 from spark_cluster.lab import LabNode
 
@@ -79,6 +80,12 @@ def test_it_serves_by_ranks_without_ray(user, spark1, spark2):
 
 def test_again_changes_nothing(user):
     assert user.json("up", "--tp", "2", "--recipe", NAME)["changed"] == 0
+
+
+def test_a_neighbour_reaches_the_endpoint_and_nothing_else(spark1, spark2):
+    """Ranks without Ray have no passwords at all."""
+    with exposure(spark1, spark2) as seen:
+        assert {(node, port) for node, _, port in seen.open()} == {("spark1", 8000)}
 
 
 def test_a_patch_that_is_missing_is_found_before_anything_is_changed(user):

@@ -32,7 +32,7 @@ def options() -> dict[str, tuple[str, str | None, str]]:
     """Each option of vLLM's parser: the class of its action, its nargs, where the value goes."""
     python = Layout.default().prepared / "vllm" / "bin" / "python"
     command = [python, "-c", ASK]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("TOLD"))
     return {word: tuple(told) for word, told in json.loads(line[4:]).items()}

@@ -1,0 +1,64 @@
+"""What a machine next to the nodes reaches of them: every port of every address."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from spark_cluster.doctor.ports import LISTENERS, parse_listeners
+from spark_cluster.lab import LabNode
+from spark_cluster.lab.layout import FABRIC, MANAGEMENT
+from spark_cluster.lab.neighbour import PORT, Neighbour, neighbour
+
+OWN = {"sshd", "systemd-resolve"}
+"""Programs of the system itself that may answer anyone."""
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """The neighbour, and the nodes that it tries."""
+
+    neighbour: Neighbour
+    nodes: Sequence[LabNode]
+    addresses: Mapping[str, LabNode]
+
+    def open(self) -> set[tuple[str, str, int]]:
+        """(node, program, port) of all that answers, but what the system itself has."""
+        found = self.neighbour.open_ports(*self.addresses)
+        programs = {node.name: listeners(node) for node in self.nodes}
+        answers = {
+            (node.name, programs[node.name].get(port, "?"), port)
+            for address, node in self.addresses.items()
+            for port in found[address]
+        }
+        for node in self.nodes:  # or the scan saw nothing at all
+            assert (node.name, "sshd", 22) in answers
+        return {row for row in answers if row[1] not in OWN}
+
+
+@contextmanager
+def exposure(*nodes: LabNode) -> Iterator[Exposure]:
+    """A neighbour that knows every address of these nodes, and by which of them to get there."""
+    addresses: dict[str, LabNode] = {}
+    routes: dict[str, str] = {}
+    for node in nodes:
+        told = json.loads(node.run(["ip", "-j", "addr"]).stdout)
+        for interface in told:
+            for info in interface["addr_info"]:
+                local, name = info["local"], interface["ifname"]
+                if name == MANAGEMENT:
+                    v6 = info["family"] == "inet6"
+                    addresses[f"{local}%{PORT}" if v6 else local] = node
+                elif name in FABRIC and info["family"] == "inet":
+                    addresses[local] = node
+                    routes[local] = node.address
+    assert len(routes) == 2 * len(nodes), "the fabric has its addresses"
+    with neighbour(routes) as other:
+        yield Exposure(other, nodes, addresses)
+
+
+def listeners(node: LabNode) -> dict[int, str]:
+    """Port to the program that listens there, but on the loopback."""
+    return parse_listeners(node.run(list(LISTENERS)).stdout)
