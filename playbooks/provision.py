@@ -99,7 +99,21 @@ def main(
 def _link(play: Play) -> list[str | RoleCall]:
     """The roles of what is between nodes; none when there is one only."""
     names = tuple(play.inventory.nodes)
-    return ["network", play.role("ssh_mesh", peers=names)] if len(names) > 1 else []
+    if len(names) < 2:
+        return []
+    mesh = play.role("ssh_mesh", peers=names)
+    dark = [node for node in play.nodes if not node.links]
+    if not (play.out and dark):
+        return ["network", mesh]
+    for node in dark:
+        play.note(
+            f"no ConnectX-7 interface is up; {', '.join(play.out)} was not reached, and a Spark "
+            "that is off takes the link down. The link was not set up: start it, then "
+            "spark-cluster provision again",
+            warning=True,
+            node=node,
+        )
+    return [mesh]
 
 
 # -- host keys -------------------------------------------------------------------------------------

@@ -403,11 +403,14 @@ def test_one_node_that_fails_does_not_stop_the_other(provisioned, first, second)
         assert root(second, "test -e /etc/default/earlyoom && echo there") == "there"
     finally:
         root(first, "rm /etc/docker/daemon.json")
-    second.poweroff()
+    second.poweroff()  # with it goes the link
+    root(first, "rm /etc/default/earlyoom")
     try:
         document = provisioned.provision(status=3)
         assert document["nodes"][second.name]["unreachable"]
+        assert document["nodes"][first.name]["error"] is None
         assert document["nodes"][first.name]["failed"] == 0
+        assert root(first, "test -e /etc/default/earlyoom && echo there") == "there"
     finally:
         second.boot()
     assert provisioned.provision()["ok"]
