@@ -82,4 +82,5 @@ $(VENV)/ready-for-tests: $(VENV)/ready
 
 clean:
 	@if [ -x $(RUN) ]; then $(RUN) lab down --wipe; fi
-	@rm -rf $(VENV) .venv $(CACHE)/lab
+	@rm -rf $(VENV) .venv
+	@if [ -d $(CACHE)/lab ]; then rm -rf --one-file-system $(CACHE)/lab; fi

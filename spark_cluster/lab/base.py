@@ -65,13 +65,18 @@ def base_tree(layout: Layout, machine: Distribution) -> Artefact:
 
 
 def bootstrap(tree: Path, source: Distribution, packages: list[str], log: Path) -> None:
-    """Put a minimal system into a directory, from the mirror that this machine uses."""
+    """Put a minimal system into a directory, from the mirror that this machine uses.
+
+    What mmdebstrap mounts there is in a namespace of its own: it leaves /sys behind when something
+    else, such as a program that adds up sizes, is in it at the wrong moment.
+    """
     log.unlink(missing_ok=True)
     command: list[str | Path] = ["mmdebstrap", "--mode=root", "--variant=minbase"]
     command += [f"--keyring={source.keyring}", f"--include={','.join(packages)}"]
     command += [f"--aptopt={option}" for option in apt_options().splitlines()]
     command += ["--dpkgopt=force-unsafe-io", source.release, tree, "-"]
-    run(command, log=log, stdin=source.sources())
+    own_mounts = ["unshare", "--mount", "--propagation", "private"]
+    run([*own_mounts, *command], log=log, stdin=source.sources())
     its_own = ("apt.conf.d/99mmdebstrap", "sources.list", "sources.list.d/*")
     for path in (path for pattern in its_own for path in (tree / "etc/apt").glob(pattern)):
         path.unlink()

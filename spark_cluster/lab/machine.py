@@ -27,6 +27,7 @@ TOOLS = {
     "ssh-keygen": "openssh-client",
     "nsenter": "util-linux",
     "setsid": "util-linux",
+    "unshare": "util-linux",
     "mount": "mount",
     "umount": "mount",
     "mkfs.ext4": "e2fsprogs",

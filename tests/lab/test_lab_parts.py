@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -17,7 +18,8 @@ from click.testing import CliRunner
 from spark_cluster.cli.lab import command
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.lab import machine, standin_layer
-from spark_cluster.lab.artefact import Artefact
+from spark_cluster.lab.artefact import Artefact, mounts_below, unmount
+from spark_cluster.lab.base import bootstrap
 from spark_cluster.lab.image import write_docker_archive
 from spark_cluster.lab.layout import FABRIC, UNCABLED, Layout
 from spark_cluster.lab.machine import Distribution, pick_mirrors
@@ -26,6 +28,8 @@ from spark_cluster.lab.standins.processes import ComputeProcess
 from spark_cluster.lab.standins.state import DEFAULTS, load
 from spark_cluster.lab.standins.sysfs import gid_table, put
 from spark_cluster.lab.vllm_env import local_directories, parse_pip_config
+
+DEBIAN = Distribution("debian", "bookworm", "http://deb.example/debian", "http://sec.example")
 
 # --- where things are ------------------------------------------------------------------------
 
@@ -156,6 +160,34 @@ def test_another_recipe_is_another_artefact(tmp_path: Path) -> None:
     (tmp_path / "thing-log.txt").touch()
     new.drop_others()
     assert sorted(path.name for path in tmp_path.iterdir()) == [new.path.name, "thing-log.txt"]
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("apt-config"),
+    reason="mounts need root",
+)
+def test_a_mount_that_a_build_forgets_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs, tree = tmp_path / "bin", tmp_path / "tree"
+    programs.mkdir()
+    (tree / "sys").mkdir(parents=True)
+    for folder in ("etc/apt", "etc/ssl/certs", "etc/dpkg/dpkg.cfg.d"):
+        (tree / folder).mkdir(parents=True)
+    (tree / "etc/apt/sources.list.d").mkdir()
+    forgetful = programs / "mmdebstrap"
+    forgetful.write_text(f"#!/bin/sh\nmount -t tmpfs none {tree}/sys && touch {tree}/sys/in-it\n")
+    forgetful.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    keyring = tmp_path / "keyring.gpg"
+    keyring.write_text("")
+    monkeypatch.setitem(machine.KEYRINGS, "debian", keyring)
+    try:
+        bootstrap(tree, DEBIAN, [], tmp_path / "log")
+        assert mounts_below(tree) == []
+        assert not (tree / "sys/in-it").exists()
+    finally:
+        unmount(tree)
 
 
 def test_docker_archive(tmp_path: Path) -> None:
