@@ -3,6 +3,8 @@
 
 SHELL := /bin/bash
 PYTHON ?= python3
+# Hundreds of short processes import the same modules: they are compiled once.
+unexport PYTHONDONTWRITEBYTECODE
 CACHE ?= $(if $(filter 0,$(shell id -u)),/var/cache/spark-cluster,$(HOME)/.cache/spark-cluster)
 KEY := $(shell { cat pyproject.toml; pwd; } | sha256sum | cut -c1-12)
 VENV := $(CACHE)/venv-$(KEY)
