@@ -1,7 +1,7 @@
 """The engine's ports are open to the other serving nodes over the fabric, and to nobody else.
 
 A table of our own in nftables, which only drops: what it lets pass still meets the user's own
-rules. In force before Ray starts, and at each boot before Docker starts.
+rules. In force before the engine starts, and at each boot before Docker starts.
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ TRUST = (
 class Settings(BaseModel):
     """Settings of the role `firewall`; `up` gives all but `allow`."""
 
-    state: Literal["present", "absent"] = Field(description="absent: one node alone serves")
-    peers: tuple[str, ...] = Field(default=(), description="names of the nodes that serve together")
+    state: Literal["present", "absent"] = Field(
+        description="absent: whoever reaches the node reaches the engine's ports"
+    )
+    peers: tuple[str, ...] = Field(
+        default=(), description="names of the nodes that serve together; none for one alone"
+    )
     ports: tuple[Span, ...] = Field(default=(), description="ports of the engine: first, last")
     endpoint_port: int | None = Field(
         default=None, description="of the endpoint, where the inventory puts it on the network"
@@ -48,7 +52,7 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
         yield from _removal()
         return
     peers = [one for one in node.cluster if one.name in settings.peers and one.name != node.name]
-    if not node.links or not all(peer.links for peer in peers):
+    if peers and not all(one.links for one in (node, *peers)):
         raise Failed("there is no fabric whose ports could be guarded", where=node.name)
     _must_not_open_the_engine(node, settings)
     table = NftTable(

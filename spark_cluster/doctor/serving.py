@@ -255,14 +255,15 @@ def ray_nodes(seen: Observations) -> Verdict:
     link=True,
 )
 def guarded(seen: Observations) -> Verdict:
-    engines = [e for e in _linked(seen) if e.ours]
+    engines = [e for e in seen.engines if e.running and e.ours]
     if not engines:
-        return ok(NONE)
+        return ok("no container of the engine runs")
     if any(e.labels.get(firewall.LABEL, "absent") == "absent" for e in engines):
         return warn(
             "there is no firewall around the engine's ports",
-            cause="`trusted_network: true`, or an older spark-cluster started the engine",
-            fix="take trusted_network out of the inventory, then " + UP,
+            cause="`trusted_network: true`, a node without nftables that serves alone, or an older "
+            "spark-cluster started the engine",
+            fix="apt install nftables; take trusted_network out of the inventory, then " + UP,
         )
     done = seen.ran("firewall")
     kept = seen.text("firewall_kept") if seen.there("firewall_kept") else None

@@ -35,6 +35,16 @@ LIST = ("nft", "-j", "list", "table", "inet", TABLE)
 KEPT = NftTable(TABLE, state="absent").listing
 """The question whether it is in force: a command, and a file to compare its answer with."""
 
+WORKS = ("sh", "-c", "PATH=$PATH:/usr/sbin:/sbin; nft list tables")
+"""The question whether nftables works on a node."""
+
+ALONE_AND_OPEN = (
+    "nftables does not work here, so there is no firewall: a port that the engine opens on all "
+    "addresses is open to the network. `apt install nftables`, then `spark-cluster up`, closes it"
+)
+"""One node that serves alone goes on without: it has no Ray, and most of vLLM is on its
+loopback."""
+
 OPEN = (
     "trusted_network: true in the inventory: there is no firewall, so whoever reaches these nodes "
     "reaches Ray and vLLM's ranks, and runs what they like there as root unless Ray asks for its "
@@ -49,11 +59,11 @@ def settings(inventory: Inventory, recipe: Recipe, nodes: Sequence[Spark]) -> di
         Refused: the endpoint has a port of Ray's.
     """
     _must_not_clash(inventory, recipe)
-    if state_for(inventory, len(nodes)) == "absent":
+    if inventory.trusted_network:
         return {"state": "absent"}
     return {
         "state": "present",
-        "peers": tuple(node.name for node in nodes),
+        "peers": tuple(node.name for node in nodes) if len(nodes) > 1 else (),
         "ports": closed(inventory, recipe),
         "endpoint_port": inventory.serve.port if inventory.serve.bind != "loopback" else None,
     }
@@ -92,11 +102,6 @@ def remarks(inventory: Inventory | None, recipe: Recipe, tp: int) -> tuple[str, 
                 "requests without a token: only the firewall keeps others from it",
             )
     return ()
-
-
-def state_for(inventory: Inventory, tp: int) -> str:
-    """The value of `LABEL`: whether the engine's ports are guarded while so many nodes serve."""
-    return "present" if tp > 1 and not inventory.trusted_network else "absent"
 
 
 def wrong_with(listed: Mapping[str, Any] | None, kept: str | None) -> str:

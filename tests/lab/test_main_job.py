@@ -366,6 +366,15 @@ def test_switch_to_one_node_with_a_key(user, keyed, story, spark1, spark2):
     story.containers = containers(spark1)
 
 
+def test_one_node_alone_opens_nothing_but_the_endpoint(spark1, spark2):
+    """vLLM's own processes meet on a port of the kernel's choice, in some versions on all
+    addresses."""
+    assert "spark_cluster" in spark1.run(["nft", "list", "tables"]).stdout
+    assert "spark_cluster" not in spark2.run(["nft", "list", "tables"]).stdout
+    with exposure(spark1, spark2) as seen:
+        assert {(node, port) for node, _, port in seen.open()} == {("spark1", 8000)}
+
+
 def operations(node: LabNode) -> list[tuple[str, str]]:
     """(method, path) of all that vLLM itself says it serves, and of what it does not list."""
     fetch = (

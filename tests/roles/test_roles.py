@@ -376,7 +376,7 @@ GUARD = {
 
 def rules(node, **more):
     """The table's own lines, without comments."""
-    (table,) = [r for r in run("firewall", node, **GUARD, **more) if isinstance(r, NftTable)]
+    (table,) = [r for r in run("firewall", node, **{**GUARD, **more}) if isinstance(r, NftTable)]
     lines = [line.strip() for line in table.chains.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
@@ -417,7 +417,16 @@ def test_the_firewall_knows_the_kernels_range_and_the_users_ports():
         rules(pair()[0], allow=(6379,))
 
 
-def test_the_firewall_is_gone_where_one_node_serves():
+def test_one_node_alone_needs_no_fabric():
+    told = rules(spark(1, links=0), peers=())
+    assert told[4:] == [
+        "tcp flags & (syn | ack) != syn accept",
+        "tcp dport { 6379, 8265, 18301-18309, 18400-18899, 29501, 32768-60999 } counter drop",
+        "}",
+    ]
+
+
+def test_the_firewall_is_gone_where_nobody_wants_it():
     found = run("firewall", spark(1, links=0), state="absent")
     assert [getattr(r, "state", None) or r.running for r in found] == [False, "absent", "absent"]
     with pytest.raises(Failed, match="no fabric"):

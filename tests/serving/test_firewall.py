@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_cluster.cluster import Spark
 from spark_cluster.errors import Refused
 from spark_cluster.inventory import Inventory, read_inventory
 from spark_cluster.ports import EPHEMERAL, EnginePorts, vllm_ports
@@ -16,6 +17,9 @@ from spark_cluster.userfiles.recipe_file import Ray, Vllm
 
 PROJECT = Project(shipped_folder(), shipped_folder())
 NODES = "nodes:\n  a: {address: 10.0.0.1, roles: [head]}\n  b: {address: 10.0.0.2}\n"
+
+
+NODES_A_B = (Spark("a", "10.0.0.1", is_head=True), Spark("b", "10.0.0.2"))
 
 
 def inventory(tmp_path: Path, more: str = "") -> Inventory:
@@ -66,9 +70,23 @@ def test_what_a_recipe_and_an_inventory_choose_is_closed(tmp_path: Path) -> None
 
 
 def test_the_endpoint_stays_reachable_where_the_inventory_wants_it(tmp_path: Path) -> None:
-    nodes = ()
-    told = firewall.settings(inventory(tmp_path), recipe(), nodes)
-    assert told == {"state": "absent"}, "nothing to guard"
+    reached = inventory(tmp_path, "serve: {bind: management, open: true, port: 40000}\n")
+    told = firewall.settings(reached, recipe(), NODES_A_B)
+    assert told == {
+        "state": "present",
+        "peers": ("a", "b"),
+        "ports": firewall.closed(reached, recipe()),
+        "endpoint_port": 40000,
+    }
+    assert (6379, 6379) in told["ports"]
+    local = inventory(tmp_path, "serve: {port: 40000}\n")
+    assert firewall.settings(local, recipe(), NODES_A_B) == {**told, "endpoint_port": None}
+
+
+def test_one_node_alone_is_guarded_too(tmp_path: Path) -> None:
+    told = firewall.settings(inventory(tmp_path), recipe(), NODES_A_B[:1])
+    assert (told["state"], told["peers"]) == ("present", ())
+    assert (6379, 6379) in told["ports"]
 
 
 def test_an_endpoint_on_a_port_of_rays(tmp_path: Path) -> None:
@@ -79,9 +97,7 @@ def test_an_endpoint_on_a_port_of_rays(tmp_path: Path) -> None:
 
 def test_a_trusted_network_is_said_to_be_open(tmp_path: Path) -> None:
     trusted = inventory(tmp_path, "trusted_network: true\n")
-    assert firewall.state_for(trusted, 2) == "absent"
-    assert firewall.state_for(inventory(tmp_path), 2) == "present"
-    assert firewall.state_for(inventory(tmp_path), 1) == "absent"
+    assert firewall.settings(trusted, recipe(), NODES_A_B) == {"state": "absent"}
     (remark,) = firewall.remarks(trusted, recipe(), 2)
     assert "there is no firewall" in remark
     assert firewall.remarks(trusted, recipe(), 1) == ()
