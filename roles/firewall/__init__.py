@@ -64,7 +64,7 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
             own=_joined(_own(node)),
             peers=_joined(str(link.address.ip) for peer in peers for link in peer.links),
             ports=_joined(_spans(node, settings)),
-            allow=_joined(str(port) for port in _allowed(settings)),
+            allow=_joined(str(port) for port in _allowed(node, settings)),
         ),
         if_refused=TRUST,
     )
@@ -116,9 +116,12 @@ def _merged(spans: set[Span]) -> list[Span]:
     return found
 
 
-def _allowed(settings: Settings) -> list[int]:
+def _allowed(node: Spark, settings: Settings) -> list[int]:
+    """What stays open of what would be closed: the user's, the endpoint, and always ssh."""
     more = () if settings.endpoint_port is None else (settings.endpoint_port,)
-    return sorted({*settings.allow, *more})
+    closed = (*settings.ports, node.facts.local_ports)
+    ssh = [p for p in node.facts.ssh_ports if any(first <= p <= last for first, last in closed)]
+    return sorted({*settings.allow, *more, *ssh})
 
 
 def _quoted(names: Iterator[str] | list[str]) -> str:

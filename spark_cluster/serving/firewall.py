@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import InvalidVersion, Version
 
 from spark_cluster.errors import Refused
-from spark_cluster.ports import EnginePorts, Span, vllm_ports
+from spark_cluster.ports import EnginePorts, Span, recipe_ports, vllm_ports
 from spark_cluster.resources import NftTable
 from spark_cluster.resources.nft_table import normalised
 from spark_cluster.serving.ray_state import TOKENS_SINCE
@@ -64,7 +64,7 @@ def settings(inventory: Inventory, recipe: Recipe, nodes: Sequence[Spark]) -> di
     return {
         "state": "present",
         "peers": tuple(node.name for node in nodes) if len(nodes) > 1 else (),
-        "ports": closed(inventory, recipe),
+        "ports": closed(inventory, recipe, nodes),
         "endpoint_port": inventory.serve.port if inventory.serve.bind != "loopback" else None,
     }
 
@@ -80,11 +80,18 @@ def _must_not_clash(inventory: Inventory, recipe: Recipe) -> None:
             )
 
 
-def closed(inventory: Inventory, recipe: Recipe) -> tuple[Span, ...]:
-    """The ports that are chosen; the kernel's own range is closed besides."""
+def closed(inventory: Inventory, recipe: Recipe, nodes: Sequence[Spark]) -> tuple[Span, ...]:
+    """The ports that are chosen; the kernel's own range is closed besides.
+
+    A rank adds its number to a port that a recipe names, so one port is closed for each node.
+    """
     master = EnginePorts().master
     given = inventory.head.settings_for("vllm").data.get("master_port", master)
-    spans = {*recipe.ray.ports.spans, *vllm_ports(recipe.plain_env)}
+    addresses = {node.address for node in nodes}
+    addresses |= {str(link.address.ip) for node in nodes for link in node.links}
+    named = recipe_ports(recipe.flags(len(nodes)), recipe.plain_env, addresses)
+    ranks = {(port, min(port + len(nodes) - 1, 65535)) for port in named}
+    spans = {*recipe.ray.ports.spans, *vllm_ports(recipe.plain_env), *ranks}
     return tuple(sorted({*spans, (int(given), int(given))}))
 
 

@@ -417,6 +417,12 @@ def test_the_firewall_knows_the_kernels_range_and_the_users_ports():
         rules(pair()[0], allow=(6379,))
 
 
+def test_nobody_is_locked_out_of_ssh():
+    """At any port; the usual one is in none of the ranges."""
+    told = rules(pair(facts=Facts(hcas=HCAS, ssh_ports=(22, 18302, 40022)))[0])
+    assert told[-3] == "tcp dport { 18302, 40022 } accept"
+
+
 def test_one_node_alone_needs_no_fabric():
     told = rules(spark(1, links=0), peers=())
     assert told[4:] == [
