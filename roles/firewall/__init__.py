@@ -16,8 +16,16 @@ from spark_cluster.cluster import Spark
 from spark_cluster.errors import Failed
 from spark_cluster.ports import Span
 from spark_cluster.project.template import render
-from spark_cluster.resources import File, NftTable, Package, Resource, Service
-from spark_cluster.serving.firewall import TABLE, UNIT, UNIT_FILE
+from spark_cluster.resources import (
+    Command,
+    Directory,
+    File,
+    NftTable,
+    Package,
+    Resource,
+    Service,
+)
+from spark_cluster.serving.firewall import DROP_IN, TABLE, UNIT, UNIT_FILE
 
 TEMPLATES = Path(__file__).parent / "templates"
 TRUST = (
@@ -70,7 +78,12 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
     )
     yield Package("nftables", makes=("command:nft",))
     yield table
-    yield File(UNIT_FILE, content=render(TEMPLATES, "unit.j2", file=table.file))
+    yield Directory(DROP_IN.rsplit("/", 1)[0])
+    drop_in = File(DROP_IN, content=render(TEMPLATES, "dropin.j2", file=table.file))
+    unit = File(UNIT_FILE, content=render(TEMPLATES, "unit.j2", file=table.file))
+    yield drop_in
+    yield _systemd_reads(drop_in)
+    yield unit
     yield Service(UNIT, running=True, enabled=True)
 
 
@@ -89,7 +102,16 @@ def _removal() -> Iterator[Resource]:
     """Nothing of it is left; for when the engine is gone."""
     yield Service(UNIT, running=False, enabled=False)
     yield File(UNIT_FILE, state="absent")
+    drop_in = File(DROP_IN, state="absent")
+    yield drop_in
+    yield _systemd_reads(drop_in)
     yield NftTable(TABLE, state="absent")
+
+
+def _systemd_reads(drop_in: File) -> Command:
+    """Have systemd take a drop-in of nftables.service without starting or stopping that."""
+    title = "read nftables.service's drop-in"
+    return Command(title, ("systemctl", "daemon-reload"), when_changed=(drop_in,))
 
 
 def _own(node: Spark) -> list[str]:

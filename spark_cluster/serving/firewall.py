@@ -28,6 +28,8 @@ BEFORE_TOKENS = Version("0.12")
 day."""
 UNIT = "spark-cluster-firewall.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+DROP_IN = "/etc/systemd/system/nftables.service.d/spark-cluster.conf"
+"""Has nftables.service load the table again whenever it has flushed all of them."""
 LABEL = "spark-cluster.firewall"
 """Of the engine's containers: `present`, or `absent` where the inventory does without."""
 

@@ -281,7 +281,7 @@ def test_rays_token_is_nowhere_to_be_read(user, spark1, spark2):
 
 
 def test_a_firewall_that_somebody_flushed_is_told_and_put_back(user, spark1, spark2):
-    spark1.run(["systemctl", "start", "nftables"])  # which begins with `flush ruleset`
+    spark1.run(["nft", "flush", "ruleset"])
     with exposure(spark1, spark2) as seen:
         reached = {program for node, program, _ in seen.open() if node == "spark1"}
         assert {"gcs_server", "raylet"} <= reached, "the scan sees what is open"
@@ -298,9 +298,16 @@ def test_a_firewall_that_somebody_flushed_is_told_and_put_back(user, spark1, spa
     assert user.json("status")["state"] == "serving"
     (finding,) = user.json("doctor", "--probe", "--only", "network.open-ports")["checks"]
     assert "gcs_server" not in finding["found"]
-    for verb in ("restart", "reload"):
+
+
+def test_whatever_is_done_to_nftables_the_ports_stay_closed(user, spark1, spark2):
+    """Each of these flushes every table."""
+    for verb in ("start", "reload", "restart", "stop"):
         spark1.run(["systemctl", verb, "nftables"])
-        assert user.json("status")["state"] == "serving", "it is loaded again after that"
+        assert "spark_cluster" in spark1.run(["nft", "list", "tables"]).stdout, verb
+        assert user.json("status")["state"] == "serving", verb
+    with exposure(spark1, spark2) as seen:
+        assert {(node, port) for node, _, port in seen.open()} == {("spark1", 8000)}
 
 
 # --- broken and mended --------------------------------------------------------------------------
@@ -572,7 +579,9 @@ def test_down_proves_that_the_memory_is_back(keyed, user, spark1, spark2):
     for node in (spark1, spark2):
         assert not list((node.root / "var/lib/spark-cluster/secrets").glob("*/*"))
         assert "spark_cluster" not in node.run(["nft", "list", "tables"]).stdout
-        assert not (node.root / "etc/systemd/system/spark-cluster-firewall.service").exists()
+        units = node.root / "etc/systemd/system"
+        assert not (units / "spark-cluster-firewall.service").exists()
+        assert not (units / "nftables.service.d/spark-cluster.conf").exists()
     unit = "spark-cluster-endpoint.service"
     assert spark1.run(["systemctl", "is-active", unit], check=False).stdout == "inactive\n"
     assert not (spark1.root / "etc/systemd/system" / unit).exists()
