@@ -252,7 +252,6 @@ def ray_nodes(seen: Observations) -> Verdict:
     cause="the rules were flushed or changed since `up`: who reaches Ray or a rank of vLLM over "
     "the network runs what they like there, as root",
     fix=UP + " puts them back",
-    link=True,
 )
 def guarded(seen: Observations) -> Verdict:
     engines = [e for e in seen.engines if e.running and e.ours]
