@@ -43,9 +43,10 @@ def main(play: Play, *, recipe: Recipe, tp: int, force: bool = False) -> Served 
     admission.must_work(play, recipe, servers, running, force=force)
     before = [] if play.check else vram.sample({n.name: play.session(n) for n in play.nodes})
     with play.stage("prepare"):
-        link = ("network", guard(play, recipe, servers)) if tp > 1 else ()
+        link = ("network",) if tp > 1 else ()
+        guarded = guard(play, recipe, servers)
         front = ("haproxy",) if endpoint.engine_port is not None else ()
-        made = play.apply(servers, *link, "containers", "caches", *front)
+        made = play.apply(servers, *link, guarded, "containers", "caches", *front)
         if made.changed and not play.check:
             play.refresh(servers)  # Docker's version, the fabric's addresses
         if idle:
@@ -55,7 +56,7 @@ def main(play: Play, *, recipe: Recipe, tp: int, force: bool = False) -> Served 
         fetch(play, servers, recipe)
     with play.stage("start"):
         share = admission.share(play, recipe, servers, running)
-        start(play, servers, recipe, endpoint, share)
+        start(play, servers, recipe, endpoint, share, guarded=guarded.given["state"])
     if play.check:
         play.note("check mode: nothing was started, so nothing was verified")
         return None
@@ -139,18 +140,35 @@ def model_settings(recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def guard(play: Play, recipe: Recipe, nodes: list[Spark]) -> RoleCall:
-    """The firewall, which must be in force before anything of the engine starts."""
-    if play.inventory.trusted_network:
+    """The firewall, which must be in force before anything of the engine starts.
+
+    One node alone goes on where nftables does not work; the user is told.
+    """
+    settings = firewall.settings(play.inventory, recipe, nodes)
+    wanted, alone = settings["state"] == "present", len(nodes) == 1
+    if not wanted and not alone:
         play.note(firewall.OPEN, warning=True)
-    return play.role("firewall", **firewall.settings(play.inventory, recipe, nodes))
+    if wanted and alone and play.session(nodes[0]).run(list(firewall.WORKS)).status != 0:
+        play.note(firewall.ALONE_AND_OPEN, warning=True, node=nodes[0])
+        return play.role("firewall", state="absent")
+    return play.role("firewall", **settings)
 
 
 def start(
-    play: Play, nodes: list[Spark], recipe: Recipe, endpoint: Endpoint, share: float | None
+    play: Play,
+    nodes: list[Spark],
+    recipe: Recipe,
+    endpoint: Endpoint,
+    share: float | None,
+    *,
+    guarded: str = "absent",
 ) -> None:
-    """Ray on all nodes, head first; then the server, and the proxy in front of it."""
+    """Ray on all nodes, head first; then the server, and the proxy in front of it.
+
+    Args:
+        guarded: whether there is a firewall, for the containers' label.
+    """
     tp = len(nodes)
-    guarded = firewall.state_for(play.inventory, tp)
     shared = engine_settings(recipe, tp, endpoint, guarded)
     common = {**shared, "cache_root": _cache_root(play, nodes)}
     if _on_ray(recipe, tp):
@@ -174,9 +192,7 @@ def start(
     proxy = play.role("endpoint", **endpoint.proxy_settings())
     # Who has the port gives it up before the other takes it.
     order = (server, proxy) if endpoint.engine_port is not None else (proxy, server)
-    # Alone, and with nothing of Ray left, a node needs no firewall.
-    unguarded = [play.role("firewall", state="absent")] if tp == 1 else []
-    made = play.apply(nodes, *order, *unguarded)
+    made = play.apply(nodes, *order)
     changed = [node for node in nodes if f"Container:{SERVER}" in made.changes(node.name)]
     if recipe.executor == "mp" and 0 < len(changed) < tp and not play.check:
         # A rank does not join others that have begun already.

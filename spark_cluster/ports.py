@@ -9,8 +9,12 @@ firewall closes as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 EPHEMERAL = (32768, 60999)
 """The kernel's own default of net.ipv4.ip_local_port_range, first and last."""
@@ -20,6 +24,18 @@ SERVICES = 9
 
 Span = tuple[int, int]
 """First and last port."""
+
+DEFAULTS = {
+    "kv-events-config": (5557,),
+    "kv-transfer-config": (5600, 8998, 14579),  # NIXL, Mooncake, `kv_port`
+    "data-parallel-size": (29550,),
+}
+"""Ports on all addresses that vLLM takes with these flags when it is not told others."""
+
+ANY = ("*", "", "0.0.0.0", "::")  # noqa: S104
+"""Hosts of an endpoint that mean every address of a node."""
+
+_ENDPOINT = re.compile(r"(?:[a-z]+://)?(\*|\[[0-9a-fA-F:]*\]|[^\s:/\[\]]*):([0-9]{1,5})/?")
 
 
 @dataclass(frozen=True)
@@ -119,6 +135,43 @@ def vllm_ports(environment: Mapping[str, str]) -> tuple[Span, ...]:
     """The ports that VLLM_PORT makes vLLM count up from, when a recipe sets it."""
     first = environment.get("VLLM_PORT", "")
     return ((int(first), min(int(first) + 99, 65535)),) if first.isdigit() else ()
+
+
+def recipe_ports(
+    flags: Mapping[str, Any], environment: Mapping[str, str], addresses: Collection[str]
+) -> set[int]:
+    """The ports that a recipe makes vLLM and its connectors listen on, as far as it names them.
+
+    These are the values of flags and of keys in their JSON that end with `port`, endpoints like
+    `tcp://*:5557`, variables that end with `_PORT`, and vLLM's own defaults of what is switched on.
+
+    Args:
+        addresses: of the serving nodes; an endpoint elsewhere is not listened on.
+    """
+    found = {port for flag, ports in DEFAULTS.items() if flag in flags for port in ports}
+    for flag, value in flags.items():
+        found |= set(_ports_of(flag, value, {*ANY, *addresses}))
+    variables = (value for name, value in environment.items() if name.endswith("_PORT"))
+    return {p for p in (*found, *(int(v) for v in variables if v.isdigit())) if 0 < p < 65536}
+
+
+def _ports_of(key: str, value: Any, hosts: Collection[str]) -> Iterator[int]:
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    if isinstance(value, Mapping):
+        for inner, part in value.items():
+            yield from _ports_of(str(inner), part, hosts)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _ports_of(key, part, hosts)
+    elif key.lower().endswith("port") and str(value).isdigit():
+        yield int(value)
+    elif isinstance(value, str):
+        for text in value.split(","):
+            endpoint = _ENDPOINT.fullmatch(text.strip())
+            if endpoint and endpoint[1].strip("[]") in hosts:
+                yield int(endpoint[2])
 
 
 def _shown(span: Span) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from ipaddress import ip_address
 from pathlib import Path
 
 from pydantic import BaseModel, Field, SecretStr
@@ -46,7 +47,7 @@ UNAUTHORIZED = (
 
 
 class Settings(BaseModel):
-    """Settings of the role `endpoint`; `up` gives them from the inventory."""
+    """Settings of the role `endpoint`; `up` gives all but `connections_per_address`."""
 
     host: str | None = Field(
         default=None,
@@ -64,6 +65,12 @@ class Settings(BaseModel):
     )
     certificate: SecretStr | None = Field(
         default=None, description="PEM text of the certificate and its private key"
+    )
+    connections_per_address: int = Field(
+        default=512,
+        ge=1,
+        description="connections that one client address may have open at a time; those beyond are "
+        "reset. Without a limit where the endpoint is on the loopback",
     )
 
 
@@ -146,11 +153,18 @@ def configuration(settings: Settings) -> str:
         engine_port=settings.engine_port,
         keys=_name(proxy.KEYS) if settings.api_key is not None else None,
         certificate=certificate,
+        per_address=_per_address(settings),
         errors=ERRORS,
         unauthorized=UNAUTHORIZED,
         body=_body,
         unit=proxy.UNIT,
     )
+
+
+def _per_address(settings: Settings) -> int | None:
+    """Connections of one address; None on the loopback, where all programs have the same one."""
+    local = settings.host is not None and ip_address(settings.host).is_loopback
+    return None if local else settings.connections_per_address
 
 
 def _secret(path: str, text: str) -> File:

@@ -1,7 +1,7 @@
 """The engine's ports are open to the other serving nodes over the fabric, and to nobody else.
 
 A table of our own in nftables, which only drops: what it lets pass still meets the user's own
-rules. In force before Ray starts, and at each boot before Docker starts.
+rules. In force before the engine starts, and at each boot before Docker starts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,16 @@ from spark_cluster.cluster import Spark
 from spark_cluster.errors import Failed
 from spark_cluster.ports import Span
 from spark_cluster.project.template import render
-from spark_cluster.resources import File, NftTable, Package, Resource, Service
-from spark_cluster.serving.firewall import TABLE, UNIT, UNIT_FILE
+from spark_cluster.resources import (
+    Command,
+    Directory,
+    File,
+    NftTable,
+    Package,
+    Resource,
+    Service,
+)
+from spark_cluster.serving.firewall import DROP_IN, TABLE, UNIT, UNIT_FILE
 
 TEMPLATES = Path(__file__).parent / "templates"
 TRUST = (
@@ -29,8 +37,12 @@ TRUST = (
 class Settings(BaseModel):
     """Settings of the role `firewall`; `up` gives all but `allow`."""
 
-    state: Literal["present", "absent"] = Field(description="absent: one node alone serves")
-    peers: tuple[str, ...] = Field(default=(), description="names of the nodes that serve together")
+    state: Literal["present", "absent"] = Field(
+        description="absent: whoever reaches the node reaches the engine's ports"
+    )
+    peers: tuple[str, ...] = Field(
+        default=(), description="names of the nodes that serve together; none for one alone"
+    )
     ports: tuple[Span, ...] = Field(default=(), description="ports of the engine: first, last")
     endpoint_port: int | None = Field(
         default=None, description="of the endpoint, where the inventory puts it on the network"
@@ -48,7 +60,7 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
         yield from _removal()
         return
     peers = [one for one in node.cluster if one.name in settings.peers and one.name != node.name]
-    if not node.links or not all(peer.links for peer in peers):
+    if peers and not all(one.links for one in (node, *peers)):
         raise Failed("there is no fabric whose ports could be guarded", where=node.name)
     _must_not_open_the_engine(node, settings)
     table = NftTable(
@@ -60,13 +72,18 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
             own=_joined(_own(node)),
             peers=_joined(str(link.address.ip) for peer in peers for link in peer.links),
             ports=_joined(_spans(node, settings)),
-            allow=_joined(str(port) for port in _allowed(settings)),
+            allow=_joined(str(port) for port in _allowed(node, settings)),
         ),
         if_refused=TRUST,
     )
     yield Package("nftables", makes=("command:nft",))
     yield table
-    yield File(UNIT_FILE, content=render(TEMPLATES, "unit.j2", file=table.file))
+    yield Directory(DROP_IN.rsplit("/", 1)[0])
+    drop_in = File(DROP_IN, content=render(TEMPLATES, "dropin.j2", file=table.file))
+    unit = File(UNIT_FILE, content=render(TEMPLATES, "unit.j2", file=table.file))
+    yield drop_in
+    yield _systemd_reads(drop_in)
+    yield unit
     yield Service(UNIT, running=True, enabled=True)
 
 
@@ -85,7 +102,16 @@ def _removal() -> Iterator[Resource]:
     """Nothing of it is left; for when the engine is gone."""
     yield Service(UNIT, running=False, enabled=False)
     yield File(UNIT_FILE, state="absent")
+    drop_in = File(DROP_IN, state="absent")
+    yield drop_in
+    yield _systemd_reads(drop_in)
     yield NftTable(TABLE, state="absent")
+
+
+def _systemd_reads(drop_in: File) -> Command:
+    """Have systemd take a drop-in of nftables.service without starting or stopping that."""
+    title = "read nftables.service's drop-in"
+    return Command(title, ("systemctl", "daemon-reload"), when_changed=(drop_in,))
 
 
 def _own(node: Spark) -> list[str]:
@@ -112,9 +138,12 @@ def _merged(spans: set[Span]) -> list[Span]:
     return found
 
 
-def _allowed(settings: Settings) -> list[int]:
+def _allowed(node: Spark, settings: Settings) -> list[int]:
+    """What stays open of what would be closed: the user's, the endpoint, and always ssh."""
     more = () if settings.endpoint_port is None else (settings.endpoint_port,)
-    return sorted({*settings.allow, *more})
+    closed = (*settings.ports, node.facts.local_ports)
+    ssh = [p for p in node.facts.ssh_ports if any(first <= p <= last for first, last in closed)]
+    return sorted({*settings.allow, *more, *ssh})
 
 
 def _quoted(names: Iterator[str] | list[str]) -> str:

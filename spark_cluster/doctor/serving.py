@@ -252,17 +252,17 @@ def ray_nodes(seen: Observations) -> Verdict:
     cause="the rules were flushed or changed since `up`: who reaches Ray or a rank of vLLM over "
     "the network runs what they like there, as root",
     fix=UP + " puts them back",
-    link=True,
 )
 def guarded(seen: Observations) -> Verdict:
-    engines = [e for e in _linked(seen) if e.ours]
+    engines = [e for e in seen.engines if e.running and e.ours]
     if not engines:
-        return ok(NONE)
+        return ok("no container of the engine runs")
     if any(e.labels.get(firewall.LABEL, "absent") == "absent" for e in engines):
         return warn(
             "there is no firewall around the engine's ports",
-            cause="`trusted_network: true`, or an older spark-cluster started the engine",
-            fix="take trusted_network out of the inventory, then " + UP,
+            cause="`trusted_network: true`, a node without nftables that serves alone, or an older "
+            "spark-cluster started the engine",
+            fix="apt install nftables; take trusted_network out of the inventory, then " + UP,
         )
     done = seen.ran("firewall")
     kept = seen.text("firewall_kept") if seen.there("firewall_kept") else None

@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, ...] | tuple[tuple[str, ...], ...]] = {
     "gpu": ("nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader,nounits"),
     "ip": ("ip", "-j", "addr"),
     "hcas": (("ibdev2netdev",), ("rdma", "link")),  # the first that is there
+    "listeners": ("ss", "-Hltnp"),
     "docker": ("docker", "version", "--format", "{{.Server.Version}}"),
     "dpkg": (
         "dpkg-query",
@@ -118,6 +119,7 @@ def facts(answer: Mapping[str, Any]) -> Facts:
         host_keys=parsers.public_keys(trees.get("host_keys", {}).values()),
         mesh_key=next(iter(parsers.public_keys([files["mesh_key"]])), ""),
         local_ports=parsers.port_range(files["local_ports"]),
+        ssh_ports=parsers.ssh_ports(_out(commands, "listeners")),
     )
 
 

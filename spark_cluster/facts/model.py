@@ -98,6 +98,7 @@ class Facts:
         mesh_key: the public key with which it logs in to the other nodes; empty before there is.
         disk_free_bytes: of the root file system.
         local_ports: first and last of the ports that the kernel picks by itself.
+        ssh_ports: TCP ports at which sshd, or systemd for it, listens.
     """
 
     hostname: str = ""
@@ -124,6 +125,7 @@ class Facts:
     host_keys: tuple[str, ...] = ()
     mesh_key: str = ""
     local_ports: tuple[int, int] = EPHEMERAL
+    ssh_ports: tuple[int, ...] = ()
 
     def interface(self, name: str) -> Interface | None:
         return next((i for i in self.interfaces if i.name == name), None)

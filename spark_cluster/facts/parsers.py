@@ -161,3 +161,9 @@ def port_range(text: str) -> tuple[int, int]:
     if len(words) != 2 or not all(word.isdigit() for word in words):
         return EPHEMERAL
     return int(words[0]), int(words[1])
+
+
+def ssh_ports(text: str) -> tuple[int, ...]:
+    """Ports of `ss -Hltnp` at which sshd listens; or systemd, which starts sshd on Ubuntu."""
+    found = re.findall(r'(?m):([0-9]{1,5})\s+\S+\s+users:\(\("(?:sshd|systemd|dropbear)",', text)
+    return tuple(sorted({int(port) for port in found}))

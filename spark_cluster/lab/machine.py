@@ -36,7 +36,7 @@ TOOLS = {
 }
 """Every program that the lab calls on this machine, and the package that has it."""
 
-TEST_TOOLS = {"sshd": "openssh-server", "haproxy": "haproxy"}
+TEST_TOOLS = {"sshd": "openssh-server", "haproxy": "haproxy", "openssl": "openssl"}
 """What the tests call beyond that. Installed, but neither started nor enabled."""
 
 TEST_SERVICES = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ class Neighbour:
 
     def open_ports(self, *addresses: str) -> dict[str, set[int]]:
         """Every TCP port that accepts a connection, by address: all 65535 are tried."""
-        told = output(["ip", "netns", "exec", NEIGHBOUR, "python3", "-I", scanner(), *addresses])
+        scan = [sys.executable, "-I", scanner(), *addresses]
+        told = output(["ip", "netns", "exec", NEIGHBOUR, *scan])
         return {address: set(ports) for address, ports in json.loads(told).items()}
 
 

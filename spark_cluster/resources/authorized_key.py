@@ -48,13 +48,16 @@ class AuthorizedKey(Resource):
         user: who may log in with it.
         key: one line of a `.pub` file, without options.
         state: `present` or `absent`.
-        sole: other keys with the same comment go: they are of a machine that was wiped since.
+        sole: other keys with the same comment go: they are of a machine that was wiped since. With
+            `options` only lines with this comment are changed: the key of such a machine is what it
+            says, and could be the one with which the user logs in.
         options: what the key may be used for, as in sshd(8): `from="10.0.0.1"`,
             `no-port-forwarding`; () for no limits. None leaves what is there.
 
     Raises:
         Missing: there is no such user, or no home folder.
-        ResourceError: something else than a folder or file of this user is in the place.
+        ResourceError: something else than a folder or file of this user is in the place; or, with
+            `sole`, the key is there with other options under another comment.
 
     Example:
         AuthorizedKey("nvidia", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI... me@laptop")
@@ -103,6 +106,7 @@ class AuthorizedKey(Resource):
             raise Missing(f"path:{home}", f"{home}, the home folder of {self.user}, does not exist")
         with self._folder(host) as folder:
             content = self._content(host, folder)
+            self._must_be_ours(host, content)
             return {
                 "key": self._state(content),
                 "former": sum(map(self._is_former, content.split(b"\n"))),
@@ -210,6 +214,23 @@ class AuthorizedKey(Resource):
         text = line.decode(errors="replace")
         same = self.sole and _comment(text) == _comment(self.key)
         return same and bool(split_line(text)[1]) and not self._is_mine(line)
+
+    def _must_be_ours(self, host: Host, content: bytes) -> None:
+        """With `sole`, raise ResourceError where others' lines would get these options."""
+        if not self.sole or self.options is None:
+            return
+        for number, line in enumerate(content.split(b"\n"), 1):
+            if not self._is_mine(line) or self._is_limited_so(line):
+                continue
+            comment = _comment(line.decode(errors="replace"))
+            if comment != _comment(self.key):
+                raise ResourceError(
+                    f"{self._shown(host)}, line {number}: the key that is declared as "
+                    f"{_comment(self.key)!r} stands there as {comment!r}; its options are left as "
+                    "they are",
+                    "two machines have one key, or one of them claims the key of the other: look "
+                    "at the machine, or remove the line if it is none of yours",
+                )
 
     def _state(self, content: bytes) -> str:
         mine = [line for line in content.split(b"\n") if self._is_mine(line)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import InvalidVersion, Version
 
 from spark_cluster.errors import Refused
-from spark_cluster.ports import EnginePorts, Span, vllm_ports
+from spark_cluster.ports import EnginePorts, Span, recipe_ports, vllm_ports
 from spark_cluster.resources import NftTable
 from spark_cluster.resources.nft_table import normalised
 from spark_cluster.serving.ray_state import TOKENS_SINCE
@@ -28,12 +28,24 @@ BEFORE_TOKENS = Version("0.12")
 day."""
 UNIT = "spark-cluster-firewall.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+DROP_IN = "/etc/systemd/system/nftables.service.d/spark-cluster.conf"
+"""Has nftables.service load the table again whenever it has flushed all of them."""
 LABEL = "spark-cluster.firewall"
 """Of the engine's containers: `present`, or `absent` where the inventory does without."""
 
 LIST = ("nft", "-j", "list", "table", "inet", TABLE)
 KEPT = NftTable(TABLE, state="absent").listing
 """The question whether it is in force: a command, and a file to compare its answer with."""
+
+WORKS = ("sh", "-c", "PATH=$PATH:/usr/sbin:/sbin; nft list tables")
+"""The question whether nftables works on a node."""
+
+ALONE_AND_OPEN = (
+    "nftables does not work here, so there is no firewall: a port that the engine opens on all "
+    "addresses is open to the network. `apt install nftables`, then `spark-cluster up`, closes it"
+)
+"""One node that serves alone goes on without: it has no Ray, and most of vLLM is on its
+loopback."""
 
 OPEN = (
     "trusted_network: true in the inventory: there is no firewall, so whoever reaches these nodes "
@@ -49,12 +61,12 @@ def settings(inventory: Inventory, recipe: Recipe, nodes: Sequence[Spark]) -> di
         Refused: the endpoint has a port of Ray's.
     """
     _must_not_clash(inventory, recipe)
-    if state_for(inventory, len(nodes)) == "absent":
+    if inventory.trusted_network:
         return {"state": "absent"}
     return {
         "state": "present",
-        "peers": tuple(node.name for node in nodes),
-        "ports": closed(inventory, recipe),
+        "peers": tuple(node.name for node in nodes) if len(nodes) > 1 else (),
+        "ports": closed(inventory, recipe, nodes),
         "endpoint_port": inventory.serve.port if inventory.serve.bind != "loopback" else None,
     }
 
@@ -70,11 +82,18 @@ def _must_not_clash(inventory: Inventory, recipe: Recipe) -> None:
             )
 
 
-def closed(inventory: Inventory, recipe: Recipe) -> tuple[Span, ...]:
-    """The ports that are chosen; the kernel's own range is closed besides."""
+def closed(inventory: Inventory, recipe: Recipe, nodes: Sequence[Spark]) -> tuple[Span, ...]:
+    """The ports that are chosen; the kernel's own range is closed besides.
+
+    A rank adds its number to a port that a recipe names, so one port is closed for each node.
+    """
     master = EnginePorts().master
     given = inventory.head.settings_for("vllm").data.get("master_port", master)
-    spans = {*recipe.ray.ports.spans, *vllm_ports(recipe.plain_env)}
+    addresses = {node.address for node in nodes}
+    addresses |= {str(link.address.ip) for node in nodes for link in node.links}
+    named = recipe_ports(recipe.flags(len(nodes)), recipe.plain_env, addresses)
+    ranks = {(port, min(port + len(nodes) - 1, 65535)) for port in named}
+    spans = {*recipe.ray.ports.spans, *vllm_ports(recipe.plain_env), *ranks}
     return tuple(sorted({*spans, (int(given), int(given))}))
 
 
@@ -92,11 +111,6 @@ def remarks(inventory: Inventory | None, recipe: Recipe, tp: int) -> tuple[str, 
                 "requests without a token: only the firewall keeps others from it",
             )
     return ()
-
-
-def state_for(inventory: Inventory, tp: int) -> str:
-    """The value of `LABEL`: whether the engine's ports are guarded while so many nodes serve."""
-    return "present" if tp > 1 and not inventory.trusted_network else "absent"
 
 
 def wrong_with(listed: Mapping[str, Any] | None, kept: str | None) -> str:

@@ -243,8 +243,6 @@ def _problems(
     problems = [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
     if server.status != "running":
         problems.append(f"the server is {server.status} (exit code {server.exit_code})")
-    if tp == 1:
-        return problems
     heads, wanted = _serving(play, tp)
     if server.labels.get(firewall.LABEL) == "present":
         problems += [
@@ -252,6 +250,8 @@ def _problems(
             for n in nodes
             if n.name in wanted and n.firewall
         ]
+    if tp == 1:
+        return problems
     name, whose = (RAY, "Ray's container") if on_ray else (SERVER, "the rank's container")
     for node in nodes:
         state = node.containers.get(name)

@@ -155,7 +155,7 @@ class InventoryFile(Schema):
     fabric: FabricPoolEntry = Field(default=FabricPoolEntry(), description="the link's addresses")
     trusted_network: bool = Field(
         default=False,
-        description="serve over several nodes without a firewall around Ray and vLLM's ranks: "
+        description="serve without a firewall around Ray and vLLM's ranks: "
         "whoever reaches the nodes can then run anything there as root",
     )
     become: BecomeEntry = Field(default=BecomeEntry(), description="how to become root")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 
@@ -50,7 +51,7 @@ def test_a_child_that_holds_the_outputs_is_not_waited_for(host, tmp_path):
     assert time.monotonic() - began < FAR
     pid = pid_in(tmp_path / "pid")
     assert lives(pid), "what a command leaves behind on purpose stays: it may be a daemon"
-    host.run(("kill", str(pid)))
+    os.kill(pid, signal.SIGTERM)
 
 
 def test_output_after_the_end_of_the_one_who_was_started_is_read(host):
@@ -156,7 +157,7 @@ def test_what_does_not_take_a_signal_is_given_up(host, given_up, monkeypatch, tm
         patch.setattr(processes.os, "kill", lambda *_: None)
         with pytest.raises(ResourceError, match="sleep does not end, not even by SIGKILL"):
             host.run(("sh", "-c", script), timeout=0.5)
-    host.run(("kill", "-9", str(pid_in(tmp_path / "pid"))))
+    os.kill(pid_in(tmp_path / "pid"), signal.SIGKILL)
 
 
 def gathered(tmp_path, **request):

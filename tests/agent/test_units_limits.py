@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from contextlib import suppress
@@ -110,7 +112,8 @@ def test_work_that_was_cut_by_a_reboot_is_begun_again_whatever_its_limit_was(hos
     argv = ("sh", "-c", waits(systemd.root))
     pid = lose_watcher(host, argv, timeout=1000)
     (unit,) = systemd.units()
-    host().run(("kill", "-9", str(unit["pid"]), str(pid)))
+    for one in (unit["pid"], pid):
+        os.kill(int(one), signal.SIGKILL)
     (folder,) = systemd.folders
     until(lambda: not units._running(folder))
     begun = json.loads((folder / "begun").read_text())

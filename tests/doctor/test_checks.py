@@ -271,6 +271,18 @@ def test_one_spark_alone_needs_no_link() -> None:
     assert {f.id: f.found for f in examine.judge([node]) if f.status != "ok"} == {}
 
 
+def test_the_firewall_of_one_spark_alone_is_looked_at() -> None:
+    one = inspected(
+        1,
+        "spark-vllm",
+        Config__Labels={"spark-cluster.tp": "1", "spark-cluster.firewall": "present"},
+    )
+    changes = {"context": {"linked": False}, "containers": one}
+    assert found("serving.firewall", **changes).status == "ok"
+    gone = found("serving.firewall", firewall=("", 1, "No such file or directory"), **changes)
+    assert (gone.status, gone.found) == ("fail", "it is not in force")
+
+
 def test_a_healthy_pair_gives_no_alarm() -> None:
     every = examine.judge([seen(1), seen(2)])
     assert {finding.id: finding.found for finding in every if finding.status != "ok"} == {}

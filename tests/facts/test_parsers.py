@@ -299,3 +299,15 @@ def test_the_agent_answers_the_question(agent):
     assert found.cpus > 0
     assert found.python.count(".") == 2
     assert found.disk_total_bytes >= found.disk_free_bytes > 0
+
+
+def test_where_sshd_listens():
+    text = (
+        'LISTEN 0 128 0.0.0.0:40022 0.0.0.0:* users:(("sshd",pid=812,fd=3))\n'
+        'LISTEN 0 4096 *:22 *:* users:(("sshd",pid=812,fd=4),("systemd",pid=1,fd=99))\n'
+        'LISTEN 0 4096 [::]:2222 [::]:* users:(("systemd",pid=1,fd=98))\n'
+        'LISTEN 0 128 0.0.0.0:6379 0.0.0.0:* users:(("gcs_server",pid=9,fd=3))\n'
+        "LISTEN 0 128 0.0.0.0:6380 0.0.0.0:*\n"
+    )
+    assert parsers.ssh_ports(text) == (22, 2222, 40022)
+    assert parsers.ssh_ports("") == ()

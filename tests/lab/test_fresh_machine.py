@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -22,9 +23,23 @@ from spark_cluster.lab.artefact import Artefact
 from spark_cluster.lab.build_progress import BuildProgress
 
 PACKAGE = Path(machine.__file__).parent
-ALWAYS_THERE = {"apt-get", "apt-config", "chroot", "cp", "sync", "systemctl"}
-"""apt is asked for by name where it is missing; chroot, cp and sync are coreutils, which is
-essential; systemctl is looked for."""
+TESTS = Path(__file__).parents[1]
+ELSEWHERE = {"breakages", "standins", "assets", "cli"}
+"""Folders that are left out. Those of the lab hold programs of the nodes, which have what
+`lab/base.py` installs; the tests of the command line call spark-cluster itself, in the process."""
+
+NODES = r"(node|spark\d|session|agent|shell|user|play|connection|recorded|accounts)\b"
+"""Whose methods run a program on a node."""
+
+RUNS = {"run", "output", "Popen", "check_call", "check_output", "call", "which"}
+ALWAYS_THERE = {"apt-get", "apt-config", "systemctl", "sh"} | {
+    "cat", "chroot", "cp", "env", "sleep", "sync", "true",
+}  # fmt: skip
+"""apt is asked for by name where it is missing; systemctl is looked for; dash and coreutils are
+essential packages."""
+
+OF_A_NODE = {"lab-hardware"}
+"""What a LabNode runs on itself, by `self.run`."""
 APT = """#!/bin/sh
 echo "apt-get $*" >> {log}
 case "$1" in
@@ -104,32 +119,115 @@ def test_the_packages_can_be_listed(bare: Path) -> None:
 
 def test_every_program_of_the_lab_is_in_the_list() -> None:
     """Whatever the lab's modules run on this machine is installed, or always there."""
-    called = {name for path in sorted(PACKAGE.glob("*.py")) for name in programs(path.read_text())}
-    assert {"ip", "mmdebstrap", "iptables"} <= called  # it does find them
-    assert called - set(machine.TOOLS) - ALWAYS_THERE == set()
+    called = programs_of(PACKAGE)
+    assert {"ip", "mmdebstrap", "iptables", "nsenter", "systemd-nspawn"} <= called, "it finds them"
+    assert called - set(machine.TOOLS) - ALWAYS_THERE - OF_A_NODE == set()
+
+
+def test_every_program_of_the_tests_is_in_the_list() -> None:
+    called = programs_of(TESTS)
+    assert {"haproxy", "openssl", "ssh-keygen", "ip"} <= called, "it finds them"
+    assert called - set(machine.TOOLS | machine.TEST_TOOLS) - ALWAYS_THERE == set()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "run(['curl', url])",
+        "subprocess.run(('curl', url), check=True)",
+        "subprocess.Popen(args=['curl'])",
+        "other.run(['curl', '-s'], check=False)",
+        "words = ['curl', '-s']\nwords += ['-m', '5']\nexposed.neighbour.run(words)",
+        "CURL: tuple[str, ...] = ('curl',)\nsubprocess.check_output([*CURL, url])",
+        "def words():\n    return ['curl', url]\nrun(words())",
+        "run(['curl', *more] if fast else ['curl'])",
+        "CURL = shutil.which('curl')",
+        "subprocess.run('curl -s x', shell=True)",
+        "run(['ip', 'netns', 'exec', NAME, 'curl'])",
+    ],
+)
+def test_a_program_is_found_however_it_is_called(source: str) -> None:
+    assert "curl" in programs(source)
+
+
+@pytest.mark.parametrize(
+    "source", ["spark1.run(['curl'])", "self.node.run(('curl',))", "x = ['curl']"]
+)
+def test_what_runs_on_a_node_is_not_this_machines(source: str) -> None:
+    assert programs(source) == set()
+
+
+def programs_of(folder: Path) -> set[str]:
+    here = (p for p in folder.rglob("*.py") if not ELSEWHERE & {x.name for x in p.parents})
+    return {name for path in sorted(here) for name in programs(path.read_text())}
 
 
 def programs(source: str) -> set[str]:
-    """First words of the argument lists in a module that go to `run` or `output`, or are built
-    up in a variable."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        calls = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        if calls and node.func.id in ("run", "output") and node.args:
-            found |= first_word(node.args[0])
-        if isinstance(node, ast.AnnAssign | ast.Assign) and node.value is not None:
-            found |= first_word(node.value) if named(node) & {"command", "argv", "words"} else set()
-    return found
+    """Programs that a module has this machine run, as far as they are written down in it.
+
+    That is the first word of a list or tuple that goes to a function or a method which runs
+    programs: as it is, by a name that it was given anywhere in the module, or as what a function of
+    the module returns; and what `which` is asked for. Receivers in `NODES` run it elsewhere.
+    """
+    tree = ast.parse(source)
+    known: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    known.setdefault(target.id, []).append(node.value)
+        elif isinstance(node, ast.FunctionDef):
+            returned = (r.value for r in ast.walk(node) if isinstance(r, ast.Return) and r.value)
+            known.setdefault(node.name, []).extend(returned)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {
+        word
+        for call in calls
+        if runs_here(call)
+        for value in [*call.args[:1], *(k.value for k in call.keywords if k.arg == "args")]
+        if not isinstance(value, ast.Constant) or takes_text(call)
+        for word in first_words(value, known)
+    }
 
 
-def named(node: ast.AnnAssign | ast.Assign) -> set[str]:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return {target.id for target in targets if isinstance(target, ast.Name)}
+def runs_here(call: ast.Call) -> bool:
+    *receiver, name = ast.unparse(call.func).split(".")
+    on_node = any(re.match(NODES, part) for part in receiver)
+    return name in RUNS and not on_node
 
 
-def first_word(value: ast.expr) -> set[str]:
-    if isinstance(value, ast.List) and value.elts and isinstance(value.elts[0], ast.Constant):
-        return {str(value.elts[0].value)}
+def takes_text(call: ast.Call) -> bool:
+    """Whether a text is a program there, and not the name of a role or a playbook."""
+    return ast.unparse(call.func).startswith("subprocess.") or ast.unparse(call.func).endswith(
+        "which"
+    )
+
+
+def first_words(value: ast.expr, known: dict[str, list[ast.expr]], depth: int = 4) -> set[str]:
+    """The programs that an expression names, without their folders."""
+    if depth == 0:
+        return set()
+    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+        words = value.value.split()[:1]
+        return {Path(words[0]).name} if words and words[0][0] != "-" else set()
+    if isinstance(value, ast.List | ast.Tuple) and value.elts:
+        parts = [value.elts[0], *(e for e in value.elts[1:] if isinstance(e, ast.Starred))]
+        found = {word for part in parts for word in first_words(part, known, depth - 1)}
+        rest = [e.value if isinstance(e, ast.Constant) else None for e in value.elts]
+        if rest[:3] == ["ip", "netns", "exec"] and len(rest) > 4:
+            found |= first_words(value.elts[4], known, depth - 1)
+        return found
+    if isinstance(value, ast.IfExp):
+        return first_words(value.body, known, depth) | first_words(value.orelse, known, depth)
+    if isinstance(value, ast.BinOp):
+        return first_words(value.left, known, depth - 1)
+    if isinstance(value, ast.Starred):
+        return first_words(value.value, known, depth)
+    name = value.func if isinstance(value, ast.Call) else value
+    if isinstance(name, ast.Name):
+        each = known.get(name.id, [])
+        return {word for one in each for word in first_words(one, known, depth - 1)}
     return set()
 
 

@@ -8,6 +8,7 @@ import json
 import re
 import socket
 import ssl
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -242,12 +243,25 @@ def test_logs(user):
 JOB = '{"entrypoint": "id > /tmp/ray/run_by_a_neighbour"}'
 
 
+POST = """
+import sys, urllib.error, urllib.request
+_, url, body = sys.argv
+request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})
+direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+try:
+    print(direct.open(request, timeout=5).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+except OSError:
+    print("000")
+"""
+"""A program that prints the status of a POST, 000 where nobody answers."""
+
+
 def submit_a_job(exposed: Exposure, port: int = EnginePorts().agent_http) -> str:
     """Ask a node's Ray to run a command, as the neighbour can; the HTTP status, 000 without one."""
     url = f"http://{FABRIC_ADDRESS}:{port}/api/job_agent/jobs/"
-    words = ["curl", "-sS", "-m", "5", "-o", "/dev/null", "-w", "%{http_code}", "-X", "POST"]
-    words += ["-H", "Content-Type: application/json", "-d", JOB, url]
-    return exposed.neighbour.run(words, check=False).strip()
+    return exposed.neighbour.run([sys.executable, "-I", "-c", POST, url, JOB]).strip()
 
 
 def test_a_neighbour_reaches_the_endpoint_and_nothing_else(spark1, spark2):
@@ -281,7 +295,7 @@ def test_rays_token_is_nowhere_to_be_read(user, spark1, spark2):
 
 
 def test_a_firewall_that_somebody_flushed_is_told_and_put_back(user, spark1, spark2):
-    spark1.run(["systemctl", "start", "nftables"])  # which begins with `flush ruleset`
+    spark1.run(["nft", "flush", "ruleset"])
     with exposure(spark1, spark2) as seen:
         reached = {program for node, program, _ in seen.open() if node == "spark1"}
         assert {"gcs_server", "raylet"} <= reached, "the scan sees what is open"
@@ -298,9 +312,16 @@ def test_a_firewall_that_somebody_flushed_is_told_and_put_back(user, spark1, spa
     assert user.json("status")["state"] == "serving"
     (finding,) = user.json("doctor", "--probe", "--only", "network.open-ports")["checks"]
     assert "gcs_server" not in finding["found"]
-    for verb in ("restart", "reload"):
+
+
+def test_whatever_is_done_to_nftables_the_ports_stay_closed(user, spark1, spark2):
+    """Each of these flushes every table."""
+    for verb in ("start", "reload", "restart", "stop"):
         spark1.run(["systemctl", verb, "nftables"])
-        assert user.json("status")["state"] == "serving", "it is loaded again after that"
+        assert "spark_cluster" in spark1.run(["nft", "list", "tables"]).stdout, verb
+        assert user.json("status")["state"] == "serving", verb
+    with exposure(spark1, spark2) as seen:
+        assert {(node, port) for node, _, port in seen.open()} == {("spark1", 8000)}
 
 
 # --- broken and mended --------------------------------------------------------------------------
@@ -364,6 +385,15 @@ def test_switch_to_one_node_with_a_key(user, keyed, story, spark1, spark2):
     assert (found["state"], found["endpoint"]) == ("serving", f"{URL}/v1")
     assert "reached from the network, with the API key" in keyed("status").out
     story.containers = containers(spark1)
+
+
+def test_one_node_alone_opens_nothing_but_the_endpoint(spark1, spark2):
+    """vLLM's own processes meet on a port of the kernel's choice, in some versions on all
+    addresses."""
+    assert "spark_cluster" in spark1.run(["nft", "list", "tables"]).stdout
+    assert "spark_cluster" not in spark2.run(["nft", "list", "tables"]).stdout
+    with exposure(spark1, spark2) as seen:
+        assert {(node, port) for node, _, port in seen.open()} == {("spark1", 8000)}
 
 
 def operations(node: LabNode) -> list[tuple[str, str]]:
@@ -563,7 +593,9 @@ def test_down_proves_that_the_memory_is_back(keyed, user, spark1, spark2):
     for node in (spark1, spark2):
         assert not list((node.root / "var/lib/spark-cluster/secrets").glob("*/*"))
         assert "spark_cluster" not in node.run(["nft", "list", "tables"]).stdout
-        assert not (node.root / "etc/systemd/system/spark-cluster-firewall.service").exists()
+        units = node.root / "etc/systemd/system"
+        assert not (units / "spark-cluster-firewall.service").exists()
+        assert not (units / "nftables.service.d/spark-cluster.conf").exists()
     unit = "spark-cluster-endpoint.service"
     assert spark1.run(["systemctl", "is-active", unit], check=False).stdout == "inactive\n"
     assert not (spark1.root / "etc/systemd/system" / unit).exists()

@@ -182,6 +182,28 @@ def test_a_network_that_is_trusted_is_warned_of_each_time(tmp_path):
     assert options == {"warning": True}
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_one_node_goes_on_where_nftables_does_not_work(tmp_path, works):
+    alone = node("a")
+    play, told = Started(inventory(tmp_path), alone), []
+    play.note = lambda said, **options: told.append((said, options))
+    play.session = lambda _node: SimpleNamespace(
+        run=lambda _argv: SimpleNamespace(status=0 if works else 127)
+    )
+    _, given = UP["guard"](play, recipe(), [alone])
+    assert given["state"] == ("present" if works else "absent")
+    assert ["nftables does not work here" in said for said, _ in told] == [True] * (not works)
+
+
+def test_the_label_of_the_containers_says_whether_they_are_guarded(tmp_path):
+    for guarded in ("present", "absent"):
+        play = Started(inventory(tmp_path), node("a"))
+        endpoint = UP["Endpoint"]("127.0.0.1", 8000, "gemma")
+        UP["start"](play, play.nodes, recipe(), endpoint, 0.5, guarded=guarded)
+        (server,) = play.made["vllm", "a"]
+        assert server.labels["spark-cluster.firewall"] == guarded
+
+
 def test_the_drafter_is_a_model_like_others():
     found = UP["model_settings"](load_recipe("gemma4-26b-a4b-fp8-mtp", PROJECT))
     assert [settings["name"] for settings in found] == [
@@ -242,7 +264,7 @@ def test_ranks_begin_together_or_not_at_all(changes, after):
 
 @pytest.mark.parametrize(
     ("engine_port", "order"),
-    [(None, ["endpoint", "vllm", "firewall"]), (18000, ["vllm", "endpoint", "firewall"])],
+    [(None, ["endpoint", "vllm"]), (18000, ["vllm", "endpoint"])],
 )
 def test_who_has_the_port_gives_it_up_first(engine_port, order):
     play = Starting(node("a"))

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,15 @@ from spark_cluster.serving import proxy
 
 HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 HANG_S = 120.0
+LATE_S = 4.0
 
 
 class Engine:
     """Stands for vLLM: tells what reached it; each path does one thing.
 
-    `/stream` sends a second piece only when the test says that it has the first one; `/slow` waits
-    for its connection to be closed; an `Upgrade` is taken, whatever it asks for.
+    `/stream` sends a second piece only when the test says that it has the first one; `/late` says
+    nothing for `LATE_S`, then answers, and says nothing again in the middle; `/slow` waits for its
+    connection to be closed; an `Upgrade` is taken, whatever it asks for.
     """
 
     def __init__(self) -> None:
@@ -78,6 +80,12 @@ class Engine:
                 )
                 assert self.first_piece_seen.wait(HANG_S)
                 connection.sendall(b"7\r\ndata: 2\r\n0\r\n\r\n")
+            elif path == "/late":
+                reader.read(int((re.search(r"(?im)^content-length: (\d+)", head) or ["", "0"])[1]))
+                time.sleep(LATE_S)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nlate")
+                time.sleep(LATE_S)
+                connection.sendall(b"late")
             elif path == "/slow":
                 connection.settimeout(HANG_S)
                 with contextlib.suppress(OSError):
@@ -108,9 +116,20 @@ def resources(node: Any, **settings: Any) -> list[Resource]:
 
 
 @contextlib.contextmanager
-def proxied(folder: Path, node: Any, engine_port: int, **settings: Any) -> Iterator[int]:
+def proxied(
+    folder: Path,
+    node: Any,
+    engine_port: int,
+    *,
+    instead: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> Iterator[int]:
     """The port of a running proxy; its files are in `folder`, which stands for the unit's
-    credentials."""
+    credentials.
+
+    Args:
+        instead: lines of the configuration, and what they shall be: shorter times, a lower limit.
+    """
     assert HAPROXY is not None
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -123,6 +142,10 @@ def proxied(folder: Path, node: Any, engine_port: int, **settings: Any) -> Itera
             (folder / Path(resource.path).name).write_bytes(made)
     environment = {**os.environ, "CREDENTIALS_DIRECTORY": str(folder)}
     config = str(folder / Path(proxy.CONFIG).name)
+    for line, other in (instead or {}).items():
+        text = Path(config).read_text()
+        assert text.count(f"    {line}\n") == 1, line
+        Path(config).write_text(text.replace(f"    {line}\n", f"    {other}\n"))
     checked = subprocess.run(
         [HAPROXY, "-c", "-f", config], env=environment, capture_output=True, text=True, check=False
     )

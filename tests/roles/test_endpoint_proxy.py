@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import select
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from proxied import HANG_S, HAPROXY, Engine, converse, proxied
+from proxied import HANG_S, HAPROXY, LATE_S, Engine, converse, proxied
 from role_samples import a_spark
 
 from spark_cluster.agent.http import ask
@@ -290,3 +293,103 @@ def test_another_certificate_than_the_pinned_one(tmp_path: Path, engine: Engine)
         assert told["status"] == 0
         assert "certificate" in told["reason"]
         assert engine.requests == []
+
+
+# -- who says nothing --------------------------------------------------------------------------
+
+
+SHORT = {
+    "timeout client 60s": "timeout client 1s",
+    "timeout http-request 15s": "timeout http-request 1s",
+}
+"""Far less than `LATE_S`."""
+
+
+@contextlib.contextmanager
+def silent(port: int, count: int, source: str = "127.0.0.1") -> Iterator[list[socket.socket]]:
+    """So many connections that say nothing."""
+    with contextlib.ExitStack() as opened:
+        address = ("127.0.0.1", port)
+        yield [
+            opened.enter_context(socket.create_connection(address, HANG_S, (source, 0)))
+            for _ in range(count)
+        ]
+
+
+def health(port: int, *, tls: bool, source: str = "127.0.0.2", timeout: float = HANG_S) -> str:
+    """What an honest client is told; empty when it does not get that far."""
+    address = ("127.0.0.1", port)
+    try:
+        with socket.create_connection(address, timeout, (source, 0)) as plain:
+            trusting = ssl._create_unverified_context() if tls else None
+            connection = trusting.wrap_socket(plain) if trusting else plain
+            connection.sendall(request("GET", "/health").encode())
+            return connection.recv(4096).decode()
+    except OSError:
+        return ""
+
+
+KINDS = pytest.mark.parametrize("tls", [None, "self-signed"], ids=["plain", "TLS"])
+
+
+@KINDS
+def test_who_connects_and_says_nothing_is_cut_off(
+    tmp_path: Path, engine: Engine, tls: str | None
+) -> None:
+    """All places are taken, by any number of addresses: only for as long as silence is suffered."""
+    few = {**SHORT, "maxconn 4096": "maxconn 20"}
+    with (
+        proxied(tmp_path, a_spark(), engine.port, tls=tls, instead=few) as port,
+        silent(port, 60),
+    ):
+        assert health(port, tls=tls is not None).startswith("HTTP/1.1 200")
+
+
+@KINDS
+def test_one_address_does_not_take_all_places(
+    tmp_path: Path, engine: Engine, tls: str | None
+) -> None:
+    """The limits as they are: the honest client is served at once, from another address."""
+    with (
+        proxied(tmp_path, a_spark(), engine.port, tls=tls, host="0.0.0.0") as port,
+        silent(port, 600) as connections,
+    ):
+        assert health(port, tls=tls is not None).startswith("HTTP/1.1 200")
+        assert health(port, tls=tls is not None, source="127.0.0.1") == ""
+        reset = [c for c in connections if select.select([c], [], [], 0)[0]]
+        assert len(reset) == 600 - 512
+
+
+def test_many_requests_of_one_load_test_and_of_the_loopback(tmp_path: Path, engine: Engine) -> None:
+    with proxied(tmp_path, a_spark(), engine.port, host="0.0.0.0") as port, silent(port, 500):
+        assert health(port, tls=False, source="127.0.0.1").startswith("HTTP/1.1 200")
+    with proxied(tmp_path, a_spark(), engine.port) as port, silent(port, 600):
+        assert health(port, tls=False, source="127.0.0.1").startswith("HTTP/1.1 200")
+
+
+@KINDS
+def test_a_client_that_waits_for_vllm_is_not_cut_off(
+    tmp_path: Path, engine: Engine, tls: str | None
+) -> None:
+    """Not before the first byte and not in a pause, however much longer than a client's limit."""
+    with proxied(tmp_path, a_spark(), engine.port, tls=tls, instead=SHORT) as port:
+        address = ("127.0.0.1", port)
+        with socket.create_connection(address, HANG_S) as plain:
+            trusting = ssl._create_unverified_context() if tls else None
+            connection = trusting.wrap_socket(plain) if trusting else plain
+            began = time.monotonic()
+            connection.sendall(request("POST", "/late", "Content-Length: 3\r\n").encode() + b"abc")
+            answer = b"".join(iter(lambda: connection.recv(4096), b"")).decode()
+    assert status(answer) == 200
+    assert answer.endswith("latelate")
+    assert time.monotonic() - began >= 2 * LATE_S
+
+
+def test_a_websocket_may_be_silent_longer_than_a_request(tmp_path: Path, engine: Engine) -> None:
+    with (
+        proxied(tmp_path, a_spark(), engine.port, instead=SHORT) as port,
+        socket.create_connection(("127.0.0.1", port), HANG_S) as connection,
+    ):
+        connection.sendall(f"GET /v1/realtime HTTP/1.1\r\n{WEBSOCKET}\r\n".encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 101")
+        assert select.select([connection], [], [], LATE_S)[0] == [], "it is still open"

@@ -376,7 +376,7 @@ GUARD = {
 
 def rules(node, **more):
     """The table's own lines, without comments."""
-    (table,) = [r for r in run("firewall", node, **GUARD, **more) if isinstance(r, NftTable)]
+    (table,) = [r for r in run("firewall", node, **{**GUARD, **more}) if isinstance(r, NftTable)]
     lines = [line.strip() for line in table.chains.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
@@ -401,11 +401,25 @@ def test_the_firewall_lets_peers_in_over_the_fabric_only():
 
 def test_the_firewall_is_there_before_docker_at_boot():
     kinds = [type(r).__name__ for r in run("firewall", pair()[0], **GUARD)]
-    assert kinds == ["Package", "NftTable", "File", "Service"]
-    table, unit = run("firewall", pair()[0], **GUARD)[1:3]
+    assert kinds == ["Package", "NftTable", "Directory", "File", "Command", "File", "Service"]
+    found = run("firewall", pair()[0], **GUARD)
+    table, unit = found[1], found[5]
     assert f"ExecStart=/usr/sbin/nft -f {table.file}\n" in unit.content
     assert "Before=docker.service" in unit.content
+    # A failure is tried again, and keeps Docker from starting for seconds only.
+    assert "Restart=on-failure\n" in unit.content
+    assert "StartLimitBurst=5\n" in unit.content
     assert "trusted_network: true" in table.if_refused
+
+
+def test_the_firewall_comes_back_whatever_is_done_to_nftables():
+    """Its service flushes all tables at start, stop and reload; systemd appends to these lists."""
+    found = run("firewall", pair()[0], **GUARD)
+    table, drop_in, read = found[1], found[3], found[4]
+    assert drop_in.path == "/etc/systemd/system/nftables.service.d/spark-cluster.conf"
+    for when in ("ExecStartPost", "ExecReload", "ExecStopPost"):
+        assert f"\n{when}=-/usr/sbin/nft -f {table.file}\n" in drop_in.content
+    assert (read.argv, read.when_changed) == (("systemctl", "daemon-reload"), (drop_in,))
 
 
 def test_the_firewall_knows_the_kernels_range_and_the_users_ports():
@@ -417,9 +431,27 @@ def test_the_firewall_knows_the_kernels_range_and_the_users_ports():
         rules(pair()[0], allow=(6379,))
 
 
-def test_the_firewall_is_gone_where_one_node_serves():
+def test_nobody_is_locked_out_of_ssh():
+    """At any port; the usual one is in none of the ranges."""
+    told = rules(pair(facts=Facts(hcas=HCAS, ssh_ports=(22, 18302, 40022)))[0])
+    assert told[-3] == "tcp dport { 18302, 40022 } accept"
+
+
+def test_one_node_alone_needs_no_fabric():
+    told = rules(spark(1, links=0), peers=())
+    assert told[4:] == [
+        "tcp flags & (syn | ack) != syn accept",
+        "tcp dport { 6379, 8265, 18301-18309, 18400-18899, 29501, 32768-60999 } counter drop",
+        "}",
+    ]
+
+
+def test_the_firewall_is_gone_where_nobody_wants_it():
     found = run("firewall", spark(1, links=0), state="absent")
-    assert [getattr(r, "state", None) or r.running for r in found] == [False, "absent", "absent"]
+    assert [type(r).__name__ for r in found] == ["Service", "File", "File", "Command", "NftTable"]
+    assert found[0].running is found[0].enabled is False
+    assert {r.state for r in (*found[1:3], found[4])} == {"absent"}
+    assert found[3].when_changed == (found[2],)
     with pytest.raises(Failed, match="no fabric"):
         run("firewall", pair(links=0)[0], **GUARD)
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from spark_cluster.cluster import Spark
 from spark_cluster.errors import Refused
 from spark_cluster.inventory import Inventory, read_inventory
-from spark_cluster.ports import EPHEMERAL, EnginePorts, vllm_ports
+from spark_cluster.ports import EPHEMERAL, EnginePorts, recipe_ports, vllm_ports
 from spark_cluster.project import Project, shipped_folder
 from spark_cluster.recipe import Recipe, load_recipe
 from spark_cluster.serving import firewall
@@ -16,6 +17,9 @@ from spark_cluster.userfiles.recipe_file import Ray, Vllm
 
 PROJECT = Project(shipped_folder(), shipped_folder())
 NODES = "nodes:\n  a: {address: 10.0.0.1, roles: [head]}\n  b: {address: 10.0.0.2}\n"
+
+
+NODES_A_B = (Spark("a", "10.0.0.1", is_head=True), Spark("b", "10.0.0.2"))
 
 
 def inventory(tmp_path: Path, more: str = "") -> Inventory:
@@ -55,20 +59,63 @@ def test_ports_that_cannot_be(ports: EnginePorts, words: str) -> None:
 
 
 def test_what_a_recipe_and_an_inventory_choose_is_closed(tmp_path: Path) -> None:
-    plain = firewall.closed(inventory(tmp_path), recipe())
+    plain = firewall.closed(inventory(tmp_path), recipe(), NODES_A_B)
     assert (29501, 29501) in plain
     assert (6379, 6379) in plain
     other = inventory(tmp_path, "settings: {vllm: {master_port: 29777}}\n")
     chosen = recipe(ray=Ray(port=6400, first_port=19001), env={"VLLM_PORT": "21000"})
-    found = firewall.closed(other, chosen)
+    found = firewall.closed(other, chosen, NODES_A_B)
     assert {(29777, 29777), (6400, 6400), (19001, 19009), (21000, 21099)} <= set(found)
     assert vllm_ports({"VLLM_PORT": "tcp://10.0.0.1:80"}) == ()
 
 
+@pytest.mark.parametrize(
+    ("flags", "ports"),
+    [
+        ({"kv-events-config": {"endpoint": "tcp://*:6557", "replay_endpoint": "tcp://0.0.0.0:6558"}},
+         {5557, 6557, 6558}),
+        ({"kv-events-config": '{"endpoint": "tcp://[::]:6557"}'}, {5557, 6557}),
+        ({"kv-transfer-config": {"kv_port": "21001", "kv_connector_extra_config":
+          {"proxy_port": 21002, "bind": "10.0.0.2:21003", "lookup": "tcp://10.7.7.7:21004"}}},
+         {5600, 8998, 14579, 21001, 21002, 21003}),
+        ({"kv-transfer-config.kv_port": 21001}, {21001}),
+        ({"data-parallel-size": 2, "data-parallel-rpc-port": 13345}, {29550, 13345}),
+        ({"max-model-len": 8192, "served-model-name": "a:5557", "port": 99999}, set()),
+    ],
+)  # fmt: skip
+def test_ports_that_the_arguments_of_the_engine_open(
+    flags: dict[str, object], ports: set[int]
+) -> None:
+    assert recipe_ports(flags, {}, {"10.0.0.1", "10.0.0.2"}) == ports
+
+
+def test_ports_of_a_recipe_are_closed_for_each_rank(tmp_path: Path) -> None:
+    events = {"kv-events-config": {"endpoint": "tcp://*:6557"}}
+    chosen = recipe(engine_args=events, env={"VLLM_NIXL_SIDE_CHANNEL_PORT": "5700", "A_PORT": "x"})
+    two = firewall.closed(inventory(tmp_path), chosen, NODES_A_B)
+    assert {(5557, 5558), (6557, 6558), (5700, 5701)} <= set(two)
+    one = firewall.closed(inventory(tmp_path), chosen, NODES_A_B[:1])
+    assert {(5557, 5557), (6557, 6557), (5700, 5700)} <= set(one)
+
+
 def test_the_endpoint_stays_reachable_where_the_inventory_wants_it(tmp_path: Path) -> None:
-    nodes = ()
-    told = firewall.settings(inventory(tmp_path), recipe(), nodes)
-    assert told == {"state": "absent"}, "nothing to guard"
+    reached = inventory(tmp_path, "serve: {bind: management, open: true, port: 40000}\n")
+    told = firewall.settings(reached, recipe(), NODES_A_B)
+    assert told == {
+        "state": "present",
+        "peers": ("a", "b"),
+        "ports": firewall.closed(reached, recipe(), NODES_A_B),
+        "endpoint_port": 40000,
+    }
+    assert (6379, 6379) in told["ports"]
+    local = inventory(tmp_path, "serve: {port: 40000}\n")
+    assert firewall.settings(local, recipe(), NODES_A_B) == {**told, "endpoint_port": None}
+
+
+def test_one_node_alone_is_guarded_too(tmp_path: Path) -> None:
+    told = firewall.settings(inventory(tmp_path), recipe(), NODES_A_B[:1])
+    assert (told["state"], told["peers"]) == ("present", ())
+    assert (6379, 6379) in told["ports"]
 
 
 def test_an_endpoint_on_a_port_of_rays(tmp_path: Path) -> None:
@@ -79,9 +126,7 @@ def test_an_endpoint_on_a_port_of_rays(tmp_path: Path) -> None:
 
 def test_a_trusted_network_is_said_to_be_open(tmp_path: Path) -> None:
     trusted = inventory(tmp_path, "trusted_network: true\n")
-    assert firewall.state_for(trusted, 2) == "absent"
-    assert firewall.state_for(inventory(tmp_path), 2) == "present"
-    assert firewall.state_for(inventory(tmp_path), 1) == "absent"
+    assert firewall.settings(trusted, recipe(), NODES_A_B) == {"state": "absent"}
     (remark,) = firewall.remarks(trusted, recipe(), 2)
     assert "there is no firewall" in remark
     assert firewall.remarks(trusted, recipe(), 1) == ()

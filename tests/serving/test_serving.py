@@ -270,6 +270,10 @@ def test_a_firewall_that_is_not_in_force(status):
 def test_serving_alone(status):
     found = status(play_of(spark1=serving(tp=1), spark2=FakeSession()))
     assert (found.state, found.tp) == ("serving", 1)
+    alone = serving(tp=1, labels={"spark-cluster.firewall": "present"})
+    alone.firewall = ""
+    found = status(play_of(spark1=alone, spark2=FakeSession(firewall="")))
+    assert found.problems == ("the firewall of the engine's ports on spark1: it is not in force",)
 
 
 @pytest.mark.parametrize(
