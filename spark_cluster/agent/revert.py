@@ -17,7 +17,15 @@ from spark_cluster.agent.faults import explain
 from spark_cluster.agent.history import History
 from spark_cluster.agent.host import Host
 from spark_cluster.agent.journal import Journal, Shape, shape
-from spark_cluster.agent.revert_plan import Plan, Planner, Step, matches, on_the_way, same
+from spark_cluster.agent.revert_plan import (
+    Plan,
+    Planner,
+    Step,
+    irrecoverable_last,
+    matches,
+    on_the_way,
+    same,
+)
 from spark_cluster.agent.temporary import is_temporary
 from spark_cluster.resources.base import ResourceError
 from spark_cluster.resources.file import unified
@@ -37,7 +45,8 @@ def revert(host: Host, run: str, emit: Emit, *, diff: bool = False) -> dict[str,
         something to say of its journal, `notes`; after a killed revert its run as `continued`.
 
     Raises:
-        ResourceError: something cannot be written; all is as it was before.
+        ResourceError: something cannot be written; all is as it was before, but for what the hint
+            names.
     """
     history = History(host.root)
     killed = history.half_revert(run)
@@ -176,6 +185,7 @@ def _plain(name: str, value: Any) -> Any:
 def _carry_out(host: Host, history: History, run: str, plan: Plan, *, begun: bool) -> None:
     """Take the steps; when one cannot be taken, take those before it back again."""
     journal, name = history.journal(run), "Revert:" + run
+    plan.steps = irrecoverable_last(host, plan.steps)
     at = ""
     host.journal.spared = run
     try:
@@ -195,14 +205,22 @@ def _carry_out(host: Host, history: History, run: str, plan: Plan, *, begun: boo
 
 
 def _undone(host: Host, history: History, run: str) -> str:
-    """Take back what this revert has done so far; what to say of it."""
+    """Take back what this revert has done so far; what to say of it.
+
+    What cannot be taken back is named, and the revert stays one that is to be continued.
+    """
+    again = f"`spark-cluster revert {run}` again reverts the remainder"
     try:
         if host.run_id in history.runs():
-            for step in Planner(host, history, host.run_id).plan().steps:
+            plan = Planner(host, history, host.run_id).plan()
+            for step in plan.steps:
                 _put(host, history.journal(host.run_id), step.path, step.then)
+            lost = [f"{path} ({why})" for path, why in plan.left] + list(plan.refused.values())
+            if lost:
+                return f"all is again as it was before but {', '.join(lost)}; {again}"
             host.journal.record("Revert:" + run, "undone", of=run)
     except (OSError, ResourceError):
-        return f"a part was put back; `spark-cluster revert {run}` again does the rest"
+        return f"a part was reverted; {again}"
     return "all is again as it was before"
 
 

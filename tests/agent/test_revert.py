@@ -277,6 +277,75 @@ def test_what_fails_in_the_middle_is_taken_back(node, before, monkeypatch):
     assert node.tree() == after
 
 
+def fails(monkeypatch, method, path):
+    """Have `method` of the reverting run's host fail at `path`, once; the list of its calls."""
+    real, calls = getattr(Host, method), []
+
+    def failing(host, name, *args, **options):
+        if name == path and host.run_id == "r9" and name not in calls:
+            calls.append(name)
+            raise OSError(28, "No space left on device", str(host.path(name)))
+        real(host, name, *args, **options)
+
+    monkeypatch.setattr(Host, method, failing)
+
+
+def undone(node):
+    text = node.path("/var/lib/spark-cluster/journal/r9/changes.jsonl").read_text()
+    return [e["of"] for e in map(json.loads, text.splitlines()) if e["action"] == "undone"]
+
+
+def test_a_secret_file_is_removed_last_since_it_cannot_be_made_again(node, monkeypatch):
+    node.put("/etc/b", "old\n")
+    node.put("/etc/c", "old\n")
+    token = File("/srv/s/token", content=Secret("hunter2-very-secret"))
+    others = (File("/etc/b", content="new\n"), File("/etc/c", state="absent"))
+    before = node.tree()
+    node.run("r1", Directory("/srv/s"), token, *others)
+    after = node.tree()
+    fails(monkeypatch, "write", "/etc/c")
+    with pytest.raises(ResourceError, match="cannot be put back: no space left") as caught:
+        node.revert("r1")
+    assert caught.value.hint == "all is again as it was before"
+    assert node.tree() == after
+    assert undone(node) == ["r1"]
+    assert node.revert("r1", by="r10")[0]["ok"]
+    assert node.tree() == before
+
+
+def test_what_was_lost_by_a_revert_that_failed_is_named(node, monkeypatch):
+    node.put("/etc/c", "old\n")
+    before = node.tree()
+    tokens = [File(f"/etc/token{n}", content=Secret(f"hunter{n}-very-secret")) for n in (1, 2)]
+    node.run("r1", *tokens, File("/etc/c", content="new\n"))
+    fails(monkeypatch, "remove", "/etc/token1")
+    with pytest.raises(ResourceError, match="/etc/token1 cannot be put back") as caught:
+        node.revert("r1")
+    assert caught.value.hint == (
+        "all is again as it was before but /etc/token2 (its content is secret, and not kept); "
+        "`spark-cluster revert r1` again reverts the remainder"
+    )
+    assert node.path("/etc/c").read_text() == "new\n"
+    assert undone(node) == []
+    assert History(node.root).half_revert("r1") == "r9"
+    assert node.revert("r1", by="r10")[0] == {"of": "r1", "left": [], "ok": True, "continued": "r9"}
+    assert node.tree() == before
+
+
+def test_a_secret_file_that_must_make_room_is_named_when_it_was_in_vain(node, monkeypatch):
+    node.put("/etc/c", "old\n")
+    before = node.tree()
+    token = File("/etc/c/token", content=Secret("hunter2-very-secret"))
+    node.run("r1", File("/etc/c", state="absent"))
+    node.run("r1", Directory("/etc/c"), token)
+    fails(monkeypatch, "write", "/etc/c")
+    with pytest.raises(ResourceError, match="cannot be put back: no space left") as caught:
+        node.revert("r1")
+    assert "as it was before but /etc/c/token (its content is secret" in caught.value.hint
+    assert node.revert("r1", by="r10")[0]["ok"]
+    assert node.tree() == before
+
+
 def test_history(node, before):
     assert History(node.root).overview() == {"runs": []}
     node.run("20261120-1", *MIXED)
