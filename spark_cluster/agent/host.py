@@ -17,6 +17,7 @@ from spark_cluster.agent import units
 from spark_cluster.agent.durable import naming, sync_folder, write_file
 from spark_cluster.agent.faults import explain
 from spark_cluster.agent.journal import Journal, file_shape, folder_shape
+from spark_cluster.agent.masking import marks_of
 from spark_cluster.agent.overlay import Overlay
 from spark_cluster.agent.processes import SEARCH_PATH, Cancelled, Completed, Processes
 from spark_cluster.agent.temporary import TemporaryFiles, mounts_below
@@ -425,18 +426,18 @@ class Host:
 class _Written:
     """What was written: its digest, and whether one of the secrets is in it."""
 
-    def __init__(self, secrets: Iterable[str]) -> None:
-        self._secrets = [s.encode() for s in secrets if len(s) >= 8]
-        self._overlap = max((len(s) for s in self._secrets), default=1) - 1
+    def __init__(self, secrets: frozenset[str]) -> None:
+        self._marks = marks_of(secrets)
+        self._overlap = max((len(mark) for mark in self._marks), default=1) - 1
         self._end = b""
         self.digest = hashlib.sha256()
         self.secret = False
 
     def add(self, piece: bytes) -> None:
         self.digest.update(piece)
-        if self._secrets:
+        if self._marks and not self.secret:
             searched = self._end + piece
-            self.secret = self.secret or any(s in searched for s in self._secrets)
+            self.secret = any(mark in searched for mark in self._marks)
             self._end = searched[-self._overlap :]
 
 
