@@ -20,7 +20,7 @@ from spark_cluster.agent.journal import Journal, file_shape, folder_shape
 from spark_cluster.agent.masking import marks_of
 from spark_cluster.agent.overlay import Overlay
 from spark_cluster.agent.processes import SEARCH_PATH, Cancelled, Completed, Processes
-from spark_cluster.agent.temporary import TemporaryFiles, mounts_below
+from spark_cluster.agent.temporary import TemporaryFiles, mounts_below, remove_tree
 from spark_cluster.resources.base import Blob, ResourceError, Unknown
 
 __all__ = ["SEARCH_PATH", "STATE", "Cancelled", "Completed", "Host", "Processes", "explain"]
@@ -280,17 +280,18 @@ class Host:
 
         Args:
             keep: what is removed is kept in the journal; unset, only that it was removed is.
+
+        Raises:
+            OSError: a part cannot be removed; what is left of it is where it was.
         """
         target = self.path(name)
         self.journal.keep(self.current, target, name, None, tree=keep)
         if not target.is_dir() or target.is_symlink():
             target.unlink(missing_ok=True)
         elif mounts_below(target):  # it cannot be renamed, or not be removed whole
-            shutil.rmtree(target)
+            remove_tree(target)
         else:
-            beside = self.temporary.beside(target)
-            target.rename(beside)
-            self.temporary.done(beside)
+            self.temporary.remove_folder(target)
         if target.parent.is_dir():
             sync_folder(target.parent)
 

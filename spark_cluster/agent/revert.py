@@ -51,7 +51,7 @@ def revert(host: Host, run: str, emit: Emit, *, diff: bool = False) -> dict[str,
     history = History(host.root)
     killed = history.half_revert(run)
     if not host.check:
-        host.temporary.clean()
+        host.temporary.clean(host.note)
     if killed is not None:
         host = dataclasses.replace(host, run_id=killed)
         plan = _Rest(host, history, run, killed).plan()
