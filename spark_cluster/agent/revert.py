@@ -28,7 +28,7 @@ from spark_cluster.agent.revert_plan import (
 )
 from spark_cluster.agent.temporary import is_temporary
 from spark_cluster.resources.base import ResourceError
-from spark_cluster.resources.file import unified
+from spark_cluster.resources.file import DIFF_INPUT_LIMIT, sizes, unified
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -166,9 +166,13 @@ def _diff(host: Host, journal: Journal, step: Step) -> str:
         return ""
     if host.is_secret(step.path):
         return f"{step.path}: secret content, not shown\n"
-    before = host.path(step.path).read_bytes() if kinds[0] == "file" else b""
+    before = host.path(step.path) if kinds[0] == "file" else None
     then = step.then if kinds[1] == "file" else None
-    return unified(step.path, before, journal.kept(then["sha256"]).read_bytes() if then else b"")
+    after = journal.kept(then["sha256"]) if then else None
+    old, new = (path.stat().st_size if path else 0 for path in (before, after))
+    if max(old, new) > DIFF_INPUT_LIMIT:
+        return sizes(step.path, old, new)
+    return unified(step.path, *(path.read_bytes() if path else b"" for path in (before, after)))
 
 
 def _named(path: str, found: Shape | None) -> str:

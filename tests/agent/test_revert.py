@@ -17,6 +17,7 @@ from spark_cluster.agent.host import Host
 from spark_cluster.agent.journal import Journal
 from spark_cluster.agent.revert import revert
 from spark_cluster.resources import Command, Directory, File, Line, ResourceError, Secret
+from spark_cluster.resources.file import DIFF_INPUT_LIMIT
 
 OWNER = {"user": "me@laptop", "command": "provision", "run": "r1"}
 
@@ -156,6 +157,24 @@ def test_a_folder_that_has_something_in_it_stays(node, before):
         for folder in ("/srv/deep/models", "/srv/deep", "/srv")
     ]
     assert [p.name for p in node.path("/srv/deep/models").iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("is_large", ["before", "after"])
+def test_a_large_file_is_not_read_for_its_diff(node, is_large, monkeypatch):
+    large, small = "x" * (DIFF_INPUT_LIMIT + 1), "small\n"
+    before, after = (large, small) if is_large == "before" else (small, large)
+    node.put("/etc/f", before)
+    node.run("r1", File("/etc/f", content=after))
+    read_bytes = Path.read_bytes
+
+    def reads_little(path):
+        assert path.stat().st_size <= DIFF_INPUT_LIMIT, f"{path} is read whole"
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", reads_little)
+    _, events = node.revert("r1", diff=True, check=True)
+    sizes = f"{len(after)} bytes become {len(before)} bytes"
+    assert events["File:/etc/f"]["diff"] == f"/etc/f: {sizes}\n"
 
 
 def test_where_it_was_is_gone(node):
