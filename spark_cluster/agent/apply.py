@@ -74,7 +74,7 @@ class Document:
             Cancelled: the laptop is gone; the resource in hand was finished or left as it was.
         """
         if not self.host.check:
-            self.host.temporary.clean()
+            self.host.temporary.clean(self.host.note)
         for number, resource in enumerate(self.resources):
             if self.host.processes.cancelled.is_set():
                 raise Cancelled

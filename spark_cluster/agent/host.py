@@ -17,9 +17,10 @@ from spark_cluster.agent import units
 from spark_cluster.agent.durable import naming, sync_folder, write_file
 from spark_cluster.agent.faults import explain
 from spark_cluster.agent.journal import Journal, file_shape, folder_shape
+from spark_cluster.agent.masking import marks_of
 from spark_cluster.agent.overlay import Overlay
 from spark_cluster.agent.processes import SEARCH_PATH, Cancelled, Completed, Processes
-from spark_cluster.agent.temporary import TemporaryFiles, mounts_below
+from spark_cluster.agent.temporary import TemporaryFiles, mounts_below, remove_tree
 from spark_cluster.resources.base import Blob, ResourceError, Unknown
 
 __all__ = ["SEARCH_PATH", "STATE", "Cancelled", "Completed", "Host", "Processes", "explain"]
@@ -279,17 +280,18 @@ class Host:
 
         Args:
             keep: what is removed is kept in the journal; unset, only that it was removed is.
+
+        Raises:
+            OSError: a part cannot be removed; what is left of it is where it was.
         """
         target = self.path(name)
         self.journal.keep(self.current, target, name, None, tree=keep)
         if not target.is_dir() or target.is_symlink():
             target.unlink(missing_ok=True)
         elif mounts_below(target):  # it cannot be renamed, or not be removed whole
-            shutil.rmtree(target)
+            remove_tree(target)
         else:
-            beside = self.temporary.beside(target)
-            target.rename(beside)
-            self.temporary.done(beside)
+            self.temporary.remove_folder(target)
         if target.parent.is_dir():
             sync_folder(target.parent)
 
@@ -425,18 +427,18 @@ class Host:
 class _Written:
     """What was written: its digest, and whether one of the secrets is in it."""
 
-    def __init__(self, secrets: Iterable[str]) -> None:
-        self._secrets = [s.encode() for s in secrets if len(s) >= 8]
-        self._overlap = max((len(s) for s in self._secrets), default=1) - 1
+    def __init__(self, secrets: frozenset[str]) -> None:
+        self._marks = marks_of(secrets)
+        self._overlap = max((len(mark) for mark in self._marks), default=1) - 1
         self._end = b""
         self.digest = hashlib.sha256()
         self.secret = False
 
     def add(self, piece: bytes) -> None:
         self.digest.update(piece)
-        if self._secrets:
+        if self._marks and not self.secret:
             searched = self._end + piece
-            self.secret = self.secret or any(s in searched for s in self._secrets)
+            self.secret = any(mark in searched for mark in self._marks)
             self._end = searched[-self._overlap :]
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent.durable import append_line, make_folder, naming, sync_folder, write_file
+from spark_cluster.agent.masking import marks_of
 from spark_cluster.agent.secret_paths import SecretPaths
 
 Shape = dict[str, Any]
@@ -71,7 +72,7 @@ class Journal:
         self.spared = ""
         """A run whose journal must not be removed to make room: the one that is put back."""
         self.secret_paths = SecretPaths(folder)
-        self._secrets = tuple(text.encode() for text in secrets if len(text) >= 8)
+        self._marks = marks_of(secrets)
         self._bytes: int | None = None
 
     def record(self, resource: str, action: str, **details: Any) -> None:
@@ -136,12 +137,12 @@ class Journal:
     def _is_secret(self, path: Path, shown: str, found: Shape | None) -> bool:
         if self.secret_paths.has(shown, path):
             return True
-        if found is None or found["kind"] != "file" or not self._secrets:
+        if found is None or found["kind"] != "file" or not self._marks:
             return False
         if path.stat().st_size > SEARCHED:
             return False
         data = path.read_bytes()
-        return any(text in data for text in self._secrets)
+        return any(mark in data for mark in self._marks)
 
     def _content(self, path: Path, digest: str) -> bool:
         """Keep a file's content; False when it is not what it was a moment ago, or too much."""

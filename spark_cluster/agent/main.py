@@ -121,13 +121,16 @@ class Agent:
         self._taken: dict[int, queue.Queue[int]] = {}
 
     def serve(self, first: list[dict[str, Any]]) -> None:
-        """Serve until the stream ends; then `leave`."""
+        """Serve until the stream ends; then `leave`. Only in the main thread, for the signals."""
         threading.Thread(target=self._stay_alive, daemon=True).start()
         with contextlib.suppress(OSError, ValueError):  # a torn stream ends it as an ended one does
-            for message in first:
-                self._take(message)
-            while (request := frames.read(self)) is not None:
-                self._take(request)
+            try:
+                for message in first:
+                    self._take(message)
+                while (request := frames.read(self)) is not None:
+                    self._take(request)
+            finally:
+                _defy_signals()  # in here: what a signal raises until then is suppressed
         self.leave()
 
     def read(self, size: int, /) -> bytes:
@@ -273,5 +276,14 @@ def main(stream: frames.Reader, first: list[dict[str, Any]], root: str = "/") ->
 
 def _ended(_number: int, _frame: object) -> None:
     """Who ends the agent ends all that it runs."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _defy_signals()
     raise OSError("ended by a signal")
+
+
+def _defy_signals() -> None:
+    """Let no signal interrupt the end of the agent, which ends all that it runs.
+
+    By a handler, since what is ignored is ignored by the commands, too.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)

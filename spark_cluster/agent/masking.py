@@ -41,12 +41,29 @@ def _forms(secret: str) -> Iterator[str]:
     """How a secret may be written."""
     lines = [line for line in secret.split("\n") if len(line.strip()) >= LONG]
     for text in {secret, secret.strip(), *lines, *(line.strip() for line in lines)} - {""}:
-        yield text
-        yield from _base64(text)
-        for write in _WRITERS:
-            once = write(text)
-            yield once
-            yield from (again(once) for again in _ESCAPES)
+        yield from _written(text)
+
+
+def _written(text: str) -> Iterator[str]:
+    """A text as it is, and as programs write it."""
+    yield text
+    yield from _base64(text)
+    for write in _WRITERS:
+        once = write(text)
+        yield once
+        yield from (again(once) for again in _ESCAPES)
+
+
+@lru_cache(maxsize=64)
+def marks_of(secrets: frozenset[str]) -> tuple[bytes, ...]:
+    """The bytes by which a content is recognised as one that holds one of these secrets.
+
+    A secret shorter than LONG characters is in too many files that do not hold it. So are the
+    single lines of a longer one, which can be a whole configuration file.
+    """
+    texts = {text for secret in secrets for text in (secret, secret.strip()) if len(text) >= LONG}
+    forms = {form for text in texts for form in _written(text)}
+    return tuple(form.encode(errors="surrogateescape") for form in forms)
 
 
 def _base64(text: str) -> Iterator[str]:

@@ -17,10 +17,18 @@ from spark_cluster.agent.faults import explain
 from spark_cluster.agent.history import History
 from spark_cluster.agent.host import Host
 from spark_cluster.agent.journal import Journal, Shape, shape
-from spark_cluster.agent.revert_plan import Plan, Planner, Step, matches, on_the_way, same
+from spark_cluster.agent.revert_plan import (
+    Plan,
+    Planner,
+    Step,
+    irrecoverable_last,
+    matches,
+    on_the_way,
+    same,
+)
 from spark_cluster.agent.temporary import is_temporary
 from spark_cluster.resources.base import ResourceError
-from spark_cluster.resources.file import unified
+from spark_cluster.resources.file import DIFF_INPUT_LIMIT, sizes, unified
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -37,12 +45,13 @@ def revert(host: Host, run: str, emit: Emit, *, diff: bool = False) -> dict[str,
         something to say of its journal, `notes`; after a killed revert its run as `continued`.
 
     Raises:
-        ResourceError: something cannot be written; all is as it was before.
+        ResourceError: something cannot be written; all is as it was before, but for what the hint
+            names.
     """
     history = History(host.root)
     killed = history.half_revert(run)
     if not host.check:
-        host.temporary.clean()
+        host.temporary.clean(host.note)
     if killed is not None:
         host = dataclasses.replace(host, run_id=killed)
         plan = _Rest(host, history, run, killed).plan()
@@ -157,9 +166,13 @@ def _diff(host: Host, journal: Journal, step: Step) -> str:
         return ""
     if host.is_secret(step.path):
         return f"{step.path}: secret content, not shown\n"
-    before = host.path(step.path).read_bytes() if kinds[0] == "file" else b""
+    before = host.path(step.path) if kinds[0] == "file" else None
     then = step.then if kinds[1] == "file" else None
-    return unified(step.path, before, journal.kept(then["sha256"]).read_bytes() if then else b"")
+    after = journal.kept(then["sha256"]) if then else None
+    old, new = (path.stat().st_size if path else 0 for path in (before, after))
+    if max(old, new) > DIFF_INPUT_LIMIT:
+        return sizes(step.path, old, new)
+    return unified(step.path, *(path.read_bytes() if path else b"" for path in (before, after)))
 
 
 def _named(path: str, found: Shape | None) -> str:
@@ -176,6 +189,7 @@ def _plain(name: str, value: Any) -> Any:
 def _carry_out(host: Host, history: History, run: str, plan: Plan, *, begun: bool) -> None:
     """Take the steps; when one cannot be taken, take those before it back again."""
     journal, name = history.journal(run), "Revert:" + run
+    plan.steps = irrecoverable_last(host, plan.steps)
     at = ""
     host.journal.spared = run
     try:
@@ -195,14 +209,22 @@ def _carry_out(host: Host, history: History, run: str, plan: Plan, *, begun: boo
 
 
 def _undone(host: Host, history: History, run: str) -> str:
-    """Take back what this revert has done so far; what to say of it."""
+    """Take back what this revert has done so far; what to say of it.
+
+    What cannot be taken back is named, and the revert stays one that is to be continued.
+    """
+    again = f"`spark-cluster revert {run}` again reverts the remainder"
     try:
         if host.run_id in history.runs():
-            for step in Planner(host, history, host.run_id).plan().steps:
+            plan = Planner(host, history, host.run_id).plan()
+            for step in plan.steps:
                 _put(host, history.journal(host.run_id), step.path, step.then)
+            lost = [f"{path} ({why})" for path, why in plan.left] + list(plan.refused.values())
+            if lost:
+                return f"all is again as it was before but {', '.join(lost)}; {again}"
             host.journal.record("Revert:" + run, "undone", of=run)
     except (OSError, ResourceError):
-        return f"a part was put back; `spark-cluster revert {run}` again does the rest"
+        return f"a part was reverted; {again}"
     return "all is again as it was before"
 
 

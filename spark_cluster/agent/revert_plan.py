@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from spark_cluster.agent.history import Entry, History
@@ -208,6 +209,28 @@ class Planner:
         status = self.host.path(path).lstat()
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_ctime))
         return f"{path} was changed since, by something else than spark-cluster (at {when})"
+
+
+def irrecoverable_last(host: Host, steps: list[Step]) -> list[Step]:
+    """The same steps, those last that destroy a content which is not kept because it is secret:
+    when a step before them fails, all can be taken back.
+
+    What must make room for something else cannot wait; the folders that it is in wait with it.
+    """
+    removed = {step.path for step in steps if step.then is None}
+    replaced = removed & {step.path for step in steps if step.then is not None}
+    waiting: set[str] = set()
+    for step in steps:
+        is_lost = step.now is not None and step.now["kind"] == "file" and host.is_secret(step.path)
+        chain = [step.path, *_folders_of(step.path)]
+        if is_lost and replaced.isdisjoint(chain):
+            waiting |= {step.path, *removed.intersection(chain)}
+    return sorted(steps, key=lambda step: step.path in waiting)
+
+
+def _folders_of(path: str) -> list[str]:
+    """The folders above a path, the deepest first."""
+    return [str(folder) for folder in PurePosixPath(path).parents]
 
 
 def matches(wanted: Shape | None, found: Shape | None) -> bool:

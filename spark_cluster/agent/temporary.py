@@ -13,10 +13,14 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 from spark_cluster.agent.durable import append_line, make_folder, read_lines
+from spark_cluster.agent.faults import explain
 
 LIST = "temporary-folders"
 _NAME = re.compile(r"\.(?P<stem>.+)\.spark-cluster-(?P<random>[0-9a-f]{8})(?P<check>[0-9a-f]{8})")
@@ -62,14 +66,37 @@ class TemporaryFiles:
         return path
 
     def done(self, path: Path) -> None:
-        """Remove a temporary file if it is still there: it was renamed, or is given up."""
+        """Remove a temporary file if it is still there: it was renamed, or is given up.
+
+        Raises:
+            OSError: it cannot be removed; `filename` is the whole path of what could not be.
+        """
         try:
             _remove(path)
         finally:
             _in_use.discard(str(path))
 
-    def clean(self) -> None:
-        """Remove what a crash has left. Only for the holder of the node's lock."""
+    def remove_folder(self, target: Path) -> None:
+        """Remove a folder: first its name, so that after a crash no half of it is in its place.
+
+        Raises:
+            OSError: a part cannot be removed; what is left has its name again.
+        """
+        beside = self.beside(target)
+        target.rename(beside)
+        try:
+            self.done(beside)
+        except OSError as error:
+            beside.rename(target)
+            error.filename = str(error.filename).replace(str(beside), str(target), 1)
+            raise
+
+    def clean(self, note: Callable[[str], None]) -> None:
+        """Remove what a crash has left. Only for the holder of the node's lock.
+
+        Args:
+            note: is told of each one that cannot be removed; it stays listed for the next run.
+        """
         with _lock:
             folders = [Path(name) for name in read_lines(self._list)[0] if isinstance(name, str)]
             if not folders:
@@ -77,9 +104,27 @@ class TemporaryFiles:
             left = [path for folder in folders for path in _ours(folder)]
             for path in left:
                 if str(path) not in _in_use:
-                    _remove(path)
+                    _try_to_remove(path, note)
             if not any(_ours(folder) for folder in folders):
                 self._list.unlink(missing_ok=True)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with all in it.
+
+    Raises:
+        OSError: a part cannot be removed; `filename` is its whole path, which rmtree's own error
+            does not have before Python 3.13.
+    """
+    named: dict[str, Any] = {"onexc" if sys.version_info >= (3, 12) else "onerror": _raise_named}
+    shutil.rmtree(folder, **named)
+
+
+def _raise_named(_function: object, path: str, raised: Any) -> NoReturn:
+    error = raised[1] if isinstance(raised, tuple) else raised
+    if isinstance(error, OSError):
+        error.filename = str(path)
+    raise error
 
 
 def mounts_below(folder: Path) -> bool:
@@ -109,9 +154,16 @@ def _ours(folder: Path) -> list[Path]:
         return []  # the folder is gone, and what was in it
 
 
+def _try_to_remove(path: Path, note: Callable[[str], None]) -> None:
+    try:
+        _remove(path)
+    except OSError as error:
+        note(f"what a crashed run left cannot be removed: {explain(error)}; remove it yourself")
+
+
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         if not mounts_below(path):
-            shutil.rmtree(path)
+            remove_tree(path)
     else:
         path.unlink(missing_ok=True)

@@ -144,7 +144,12 @@ class _Unit:
     # -- doing ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start the unit; returns when the work has begun."""
+        """Start the unit; returns when the work has begun.
+
+        Raises:
+            ResourceError: it cannot be started, or does not begin.
+            Cancelled: the laptop is gone; it begins or not, without us, unless it shall not.
+        """
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.folder.mkdir(mode=0o700)
@@ -168,25 +173,32 @@ class _Unit:
             json.dump(told, out)
         try:
             self._start()
-        except ResourceError:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._wait_for_begin()
+        except Cancelled:
+            self._abandon()
             raise
+
+    def _wait_for_begin(self) -> None:
         until = time.monotonic() + BEGIN_S
         while not (self.folder / "begun").exists():
             if time.monotonic() > until:
                 self._stop()
                 raise ResourceError(
-                    f"{work.key}: its unit {self.name} does not begin", self._advice()
+                    f"{self.work.key}: its unit {self.name} does not begin", self._advice()
                 )
-            if self.host.processes.cancelled.wait(0.01):  # it begins or not, without us
+            if self.host.processes.cancelled.wait(0.01):
                 raise Cancelled
 
     def _start(self) -> None:
-        done = self.host.run(self._systemd_run())
-        if done.status != 0:  # perhaps the one before it is still being ended
-            self._systemctl_stop(3 * ENDING_S)
+        try:
             done = self.host.run(self._systemd_run())
-        done.check(f"starting a unit for {self.work.key}")
+            if done.status != 0:  # perhaps the one before it is still being ended
+                self._systemctl_stop(3 * ENDING_S)
+                done = self.host.run(self._systemd_run())
+            done.check(f"starting a unit for {self.work.key}")
+        except ResourceError:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
 
     def watch(self) -> Completed:
         """Tell what it prints until it ends, and take its result.
@@ -207,8 +219,7 @@ class _Unit:
             moved = [tail for tail in tails if tail.read()]
             wait = 0.02 if moved else min(wait * 1.5, 0.5)
             if self.host.processes.cancelled.wait(wait):
-                if not self.work.survives:
-                    self._stop(wait=False)
+                self._abandon()
                 raise Cancelled
             if moment.age(begun) > limit:
                 self._stop()
@@ -244,6 +255,11 @@ class _Unit:
             "--",
             *(sys.executable, "-I", "-S", "-B", "-c", CODE, code, str(self.folder)),
         ]
+
+    def _abandon(self) -> None:
+        """The laptop is gone: end the unit, unless it goes on by itself."""
+        if not self.work.survives:
+            self._stop(wait=False)
 
     def _stop(self, *, wait: bool = True) -> None:
         """End the unit with all that is in it; without `wait` systemd is only told to."""

@@ -66,6 +66,8 @@ def _on_node(session: Session, bus: Bus, wanted: dict[str, Any], done: TakenBack
     failed: list[Result] = []
 
     def take(event: dict[str, Any]) -> None:
+        if event["event"] == "note":
+            bus.emit(Note(event["text"], "warning", session.node))
         if event["event"] != "result":
             return
         known = {k: event[k] for k in ("changes", "diff", "error") if k in event}

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from spark_cluster.agent.host import Completed, Host
 
 
+DIFF_INPUT_LIMIT = 4 * 1024 * 1024
+"""Bytes of a file, before and after, up to which a diff is made: it takes memory many times over.
+Of a larger one only the sizes are told."""
+
 NOT_RUN = (126, 127)
 """Status of `env` and of shells when the program cannot be run or is not there."""
 
@@ -174,11 +178,13 @@ class File(Resource):
         if isinstance(self.content, Secret):
             return f"{self.path}: secret content, not shown\n"
         content = self._content
+        old = host.size(self.path) if actual["kind"] == "file" else 0
         if isinstance(content, Blob):
-            size = host.size(self.path) if actual["kind"] == "file" else 0
-            return f"{self.path}: {size} bytes become {content.size} bytes\n"
-        before = b"" if actual["kind"] != "file" else host.read(self.path) or b""
+            return sizes(self.path, old, content.size)
         after = b"" if content is None else host.content(content)
+        if max(old, len(after)) > DIFF_INPUT_LIMIT:
+            return sizes(self.path, old, len(after))
+        before = b"" if actual["kind"] != "file" else host.read(self.path) or b""
         return unified(self.path, before, after)
 
     @property
@@ -250,12 +256,17 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def sizes(path: str, before: int, after: int, what: str = "") -> str:
+    """What is told of a change of which no diff is shown; sizes in bytes."""
+    return f"{path}: {what}{before} bytes become {after} bytes\n"
+
+
 def unified(path: str, before: bytes, after: bytes) -> str:
     """A unified diff of two texts, or one line of sizes when either is not text."""
     try:
         old, new = before.decode(), after.decode()
     except UnicodeDecodeError:
-        return f"{path}: binary, {len(before)} bytes become {len(after)} bytes\n"
+        return sizes(path, len(before), len(after), "binary, ")
     lines = difflib.unified_diff(
         re.findall(r"[^\n]*\n|[^\n]+", old),
         re.findall(r"[^\n]*\n|[^\n]+", new),

@@ -12,6 +12,7 @@ from spark_cluster.resources.base import (
     Missing,
     Resource,
     ResourceError,
+    Secret,
     State,
     absolute,
 )
@@ -31,7 +32,8 @@ class JsonKeys(Resource):
 
     Args:
         path: the file, absolute.
-        keys: key to value; an object is merged key by key, all else is replaced as a whole.
+        keys: key to value; an object is merged key by key, all else is replaced as a whole. With a
+            Secret among the values no diff is shown, and what the file held before is not kept.
 
     Example:
         JsonKeys("/etc/docker/daemon.json", keys={"log-opts": {"max-size": "50m"}})
@@ -48,27 +50,32 @@ class JsonKeys(Resource):
             json.dumps(_plain(self.keys))
         except TypeError as error:
             raise InvalidResource(f"JsonKeys {self.path}: {error}") from None
-        if not list(_leaves(_plain(self.keys), ())):
+        if not list(self._wanted()):
             raise InvalidResource(f"JsonKeys {self.path}: it asks for nothing")
 
     def provides(self) -> tuple[str, ...]:
         return (f"path:{self.path}",)
 
     def desired(self) -> State:
-        return {".".join(key): value for key, value in _leaves(_plain(self.keys), ())}
+        return {".".join(key): _told(value, value) for key, value in self._wanted()}
 
     def observe(self, host: Host) -> State:
         there = self._read(host)
-        return {".".join(key): _at(there, key) for key, _ in _leaves(_plain(self.keys), ())}
+        return {".".join(key): _told(value, _at(there, key)) for key, value in self._wanted()}
 
     def converge(self, host: Host, actual: State) -> None:
-        host.write(self.path, self._after(host))
+        host.write(self.path, self._after(host), secret=_holds_secret(self.keys))
 
     def plan(self, host: Host, actual: State) -> None:
         host.overlay.files[self.path] = self._after(host)
 
     def diff(self, host: Host, actual: State) -> str:
+        if _holds_secret(self.keys):
+            return f"{self.path}: secret content, not shown\n"
         return unified(self.path, host.read(self.path) or b"", self._after(host))
+
+    def _wanted(self) -> Iterator[tuple[tuple[str, ...], Any]]:
+        return _leaves(_plain(self.keys), ())
 
     def _read(self, host: Host) -> dict[str, Any]:
         content = host.read(self.path)
@@ -104,6 +111,21 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _holds_secret(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_secret, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_secret, value))
+    return isinstance(value, Secret)
+
+
+def _told(wanted: Any, found: Any) -> Any:
+    """What is at a key, as it may be shown: in the place of a secret there may be an older one."""
+    if found == _UNSET or not _holds_secret(wanted):
+        return found
+    return "as declared" if found == wanted else "another"
 
 
 def _leaves(value: Any, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

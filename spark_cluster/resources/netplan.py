@@ -29,8 +29,15 @@ SETTLE_S = 1.0
 """Seconds until the laptop is asked for a new connection: `netplan apply` only asks networkd, which
 may take down what it takes down a little later."""
 
+APPLY_S = 60.0
+"""Seconds that `netplan apply` may take."""
+
+COMMAND_S = 20.0
+"""Seconds that `netplan generate` and `ip` may take."""
+
 SLACK_S = 10.0
-"""Seconds on top of all waiting, after which a node that is cut off puts the old file back."""
+"""Seconds on top of all limits, after which the timer restores the old file. It is for a node
+whose agent died: where no new connection comes, the agent itself restores it, much earlier."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,7 @@ class Netplan(Resource):
             raise self._unreached()
         if pending:
             host.progress(f"an earlier change of {self.path} was not confirmed")
-        rollback.arm(WAIT_S + self.confirm_within_s + SLACK_S)
+        rollback.arm(self._longest_s())
         try:
             self._write(host)
         except ResourceError:
@@ -117,8 +124,6 @@ class Netplan(Resource):
             self._apply(host)
         except ResourceError:
             self._put_back(host, rollback)
-            rollback.refuse()
-            rollback.disarm()
             raise
         rollback.disarm()
 
@@ -136,6 +141,14 @@ class Netplan(Resource):
     def _rollback(self, host: Host) -> Rollback:
         return Rollback(host, self.path, ("netplan", "apply"), ("netplan", "generate"))
 
+    def _longest_s(self) -> float:
+        """Seconds until there is a verdict when everything takes as long as it may."""
+        from spark_cluster.agent.processes import DRAIN_S, KILL_GRACE, TERM_GRACE  # on the node
+
+        commands = (COMMAND_S, APPLY_S, COMMAND_S)  # the last one is `ip`, begun as WAIT_S ends
+        ending_s = len(commands) * (TERM_GRACE + KILL_GRACE + DRAIN_S)
+        return sum(commands) + ending_s + WAIT_S + SETTLE_S + self.confirm_within_s + SLACK_S
+
     def _write(self, host: Host) -> None:
         data = self.content.encode()
         path = host.path(self.path)
@@ -143,14 +156,14 @@ class Netplan(Resource):
             host.write(self.path, data, mode=0o600, validate=lambda new: self._check(host, new))
 
     def _apply(self, host: Host) -> None:
-        host.run(("netplan", "apply"), timeout=60).check("netplan apply")
+        host.run(("netplan", "apply"), timeout=APPLY_S).check("netplan apply")
         self._wait(host)
         host.processes.cancelled.wait(SETTLE_S)
         if self.confirm_within_s and not host.reached_anew(self.confirm_within_s):
             raise self._unreached()
 
     def _links(self, host: Host) -> list[dict[str, Any]]:
-        done = host.run(("ip", "-j", "addr")).check("ip -j addr")
+        done = host.run(("ip", "-j", "addr"), timeout=COMMAND_S).check("ip -j addr")
         return [row for row in json.loads(done.stdout or "[]") if row]
 
     def _address(self, row: dict[str, Any], wanted: str) -> str | None:
@@ -168,7 +181,8 @@ class Netplan(Resource):
                 for other in host.path(folder).glob("*.yaml"):
                     shutil.copy(other, scratch / folder / other.name)
             shutil.copy(new, scratch / self.path.lstrip("/"))
-            host.run(("netplan", "generate", "--root-dir", str(scratch))).check(
+            argv = ("netplan", "generate", "--root-dir", str(scratch))
+            host.run(argv, timeout=COMMAND_S).check(
                 f"netplan does not accept the new {self.path}, the old one stays"
             )
         finally:
@@ -195,7 +209,12 @@ class Netplan(Resource):
             time.sleep(0.1)
 
     def _put_back(self, host: Host, rollback: Rollback) -> None:
-        before = rollback.before()
+        """Restore the old file and apply it, unless the timer has done so already."""
+        try:
+            before = rollback.before()
+        except FileNotFoundError:
+            host.note(f"{self.path}: the timer has restored the old configuration already")
+            return
         if before is None:
             host.remove(self.path)
         else:
@@ -203,4 +222,6 @@ class Netplan(Resource):
             mode = stat.S_IMODE(status.st_mode)
             host.write(self.path, data, mode=mode, uid=status.st_uid, gid=status.st_gid)
         with contextlib.suppress(ResourceError):
-            host.run(("netplan", "apply"), timeout=60)
+            host.run(("netplan", "apply"), timeout=APPLY_S)
+        rollback.refuse()
+        rollback.disarm()

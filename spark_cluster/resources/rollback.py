@@ -108,9 +108,16 @@ class Rollback:
         write_file(self._refused, f"{self.host.run_id}\n".encode())
 
     def before(self) -> tuple[bytes, os.stat_result] | None:
-        """What was there before the first unconfirmed change, with its mode and owner."""
+        """What was there before the first unconfirmed change, with its mode and owner; None when
+        nothing was.
+
+        Raises:
+            FileNotFoundError: it is not armed any more: the timer has restored the old file.
+        """
+        if (self.folder / "absent").exists():
+            return None
         kept = self.folder / "before"
-        return (kept.read_bytes(), kept.stat()) if kept.exists() else None
+        return kept.read_bytes(), kept.stat()
 
     def arm(self, after_s: float) -> None:
         """Keep what is there now, and put it back after so many seconds, or at the next boot."""

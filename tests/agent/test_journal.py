@@ -1,6 +1,7 @@
 """The journal after crashes, with clocks that are behind, and its limits; secrets are not in it."""
 
 import contextlib
+import errno
 import json
 import os
 
@@ -155,10 +156,63 @@ def test_a_temporary_file_of_this_process_is_left_alone(node):
     files = TemporaryFiles(node.path("/var/lib/spark-cluster"))
     path = files.beside(node.path("/a"))
     path.write_text("")
-    node.host("r2").temporary.clean()
+    node.host("r2").temporary.clean(str)
     assert path.exists()
     files.done(path)
     assert not path.exists()
+
+
+@pytest.fixture
+def stuck(monkeypatch):
+    """Files called `stuck` cannot be removed, as immutable ones; the error names no folder."""
+    unlink = os.unlink
+
+    def fails(path, *, dir_fd=None):
+        if os.path.basename(path) == "stuck":
+            raise PermissionError(errno.EPERM, "Operation not permitted", "stuck")
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", fails)
+
+
+def test_what_cannot_be_removed_is_told_and_stops_no_run(node, stuck, monkeypatch):
+    state = node.path("/var/lib/spark-cluster")
+    files = TemporaryFiles(state)
+    node.path("/etc").mkdir()
+    left = [files.beside(node.path(name)) for name in ("/etc/a", "/etc/b", "/etc/c")]
+    (left[1] / "deep").mkdir(parents=True)
+    for path in (left[0], left[1] / "deep/stuck", left[2]):
+        path.write_text("x")
+    temporary._in_use.clear()  # as in another process
+    for run in ("r1", "r2"):
+        host, notes = node.host(run), []
+        host.note = notes.append
+        assert apply([File("/etc/x", content=run)], host, lambda _: None) == {"ok": True}
+        (note,) = notes
+        assert f"{left[1]}/deep/stuck: operation not permitted" in note
+    assert [path.exists() for path in left] == [False, True, False]
+    assert (state / "temporary-folders").exists(), "to be tried again"
+    monkeypatch.undo()
+    files.clean(str)
+    assert not left[1].exists()
+    assert not (state / "temporary-folders").exists()
+
+
+def test_a_folder_that_cannot_be_removed_whole_is_where_it_was(node, stuck, monkeypatch):
+    node.put("/srv/d/deep/stuck", "x")
+    node.put("/srv/d/other", "y")
+    before, events = node.tree(), []
+    gone = Directory("/srv/d", state="absent")
+    apply([gone], node.host("r1"), events.append)
+    assert events[-1]["verdict"] == "failed"
+    assert events[-1]["error"] == f"{node.root}/srv/d/deep/stuck: operation not permitted"
+    assert node.path("/srv/d/deep/stuck").read_text() == "x"
+    assert node.run("r2", File("/a", content="a")) == ["change"]
+    assert node.revert("r1", by="r3")[0]["ok"]
+    node.path("/a").unlink()
+    assert node.tree() == before
+    monkeypatch.undo()
+    assert node.run("r4", gone) == ["change"]
 
 
 # -- secrets -------------------------------------------------------------------------------------

@@ -83,6 +83,25 @@ def test_whatever_runs_is_ended_and_the_lock_is_free(start, tmp_path, goes, op, 
     ended(pid)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_it_is_leaving_changes_nothing(start, tmp_path, capfd, number):
+    """It waits for a command that ignores SIGTERM, which is told to end as the agent leaves."""
+    agent = start(main__LEAVE_S=HANG_S, processes__TERM_GRACE=2.0)
+    agent.lock()
+    script = (
+        f"trap 'touch {tmp_path}/told' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 1; done"
+    )
+    agent.send("run", req=1, argv=["sh", "-c", script], timeout=FAR_S)
+    pid = pid_in(tmp_path / "pid")
+    agent.hang_up()
+    until((tmp_path / "told").exists)
+    agent.process.send_signal(number)
+    assert agent.ends() in (0, 1), "whichever of its threads is the first to have left"
+    assert agent.lock_is_free()
+    ended(pid)
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("goes", "op"),
     [(hung_up, "run"), (silent, "stream"), (hung_up, "gather"), (silent, "gather")],

@@ -17,6 +17,7 @@ from spark_cluster.agent.host import Host
 from spark_cluster.agent.journal import Journal
 from spark_cluster.agent.revert import revert
 from spark_cluster.resources import Command, Directory, File, Line, ResourceError, Secret
+from spark_cluster.resources.file import DIFF_INPUT_LIMIT
 
 OWNER = {"user": "me@laptop", "command": "provision", "run": "r1"}
 
@@ -158,6 +159,24 @@ def test_a_folder_that_has_something_in_it_stays(node, before):
     assert [p.name for p in node.path("/srv/deep/models").iterdir()] == ["mine"]
 
 
+@pytest.mark.parametrize("is_large", ["before", "after"])
+def test_a_large_file_is_not_read_for_its_diff(node, is_large, monkeypatch):
+    large, small = "x" * (DIFF_INPUT_LIMIT + 1), "small\n"
+    before, after = (large, small) if is_large == "before" else (small, large)
+    node.put("/etc/f", before)
+    node.run("r1", File("/etc/f", content=after))
+    read_bytes = Path.read_bytes
+
+    def reads_little(path):
+        assert path.stat().st_size <= DIFF_INPUT_LIMIT, f"{path} is read whole"
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", reads_little)
+    _, events = node.revert("r1", diff=True, check=True)
+    sizes = f"{len(after)} bytes become {len(before)} bytes"
+    assert events["File:/etc/f"]["diff"] == f"/etc/f: {sizes}\n"
+
+
 def test_where_it_was_is_gone(node):
     node.put("/a/b/c", "x")
     node.run("r1", File("/a/b/c", state="absent"))
@@ -275,6 +294,75 @@ def test_what_fails_in_the_middle_is_taken_back(node, before, monkeypatch):
         node.revert("r1")
     assert caught.value.hint == "all is again as it was before"
     assert node.tree() == after
+
+
+def fails(monkeypatch, method, path):
+    """Have `method` of the reverting run's host fail at `path`, once; the list of its calls."""
+    real, calls = getattr(Host, method), []
+
+    def failing(host, name, *args, **options):
+        if name == path and host.run_id == "r9" and name not in calls:
+            calls.append(name)
+            raise OSError(28, "No space left on device", str(host.path(name)))
+        real(host, name, *args, **options)
+
+    monkeypatch.setattr(Host, method, failing)
+
+
+def undone(node):
+    text = node.path("/var/lib/spark-cluster/journal/r9/changes.jsonl").read_text()
+    return [e["of"] for e in map(json.loads, text.splitlines()) if e["action"] == "undone"]
+
+
+def test_a_secret_file_is_removed_last_since_it_cannot_be_made_again(node, monkeypatch):
+    node.put("/etc/b", "old\n")
+    node.put("/etc/c", "old\n")
+    token = File("/srv/s/token", content=Secret("hunter2-very-secret"))
+    others = (File("/etc/b", content="new\n"), File("/etc/c", state="absent"))
+    before = node.tree()
+    node.run("r1", Directory("/srv/s"), token, *others)
+    after = node.tree()
+    fails(monkeypatch, "write", "/etc/c")
+    with pytest.raises(ResourceError, match="cannot be put back: no space left") as caught:
+        node.revert("r1")
+    assert caught.value.hint == "all is again as it was before"
+    assert node.tree() == after
+    assert undone(node) == ["r1"]
+    assert node.revert("r1", by="r10")[0]["ok"]
+    assert node.tree() == before
+
+
+def test_what_was_lost_by_a_revert_that_failed_is_named(node, monkeypatch):
+    node.put("/etc/c", "old\n")
+    before = node.tree()
+    tokens = [File(f"/etc/token{n}", content=Secret(f"hunter{n}-very-secret")) for n in (1, 2)]
+    node.run("r1", *tokens, File("/etc/c", content="new\n"))
+    fails(monkeypatch, "remove", "/etc/token1")
+    with pytest.raises(ResourceError, match="/etc/token1 cannot be put back") as caught:
+        node.revert("r1")
+    assert caught.value.hint == (
+        "all is again as it was before but /etc/token2 (its content is secret, and not kept); "
+        "`spark-cluster revert r1` again reverts the remainder"
+    )
+    assert node.path("/etc/c").read_text() == "new\n"
+    assert undone(node) == []
+    assert History(node.root).half_revert("r1") == "r9"
+    assert node.revert("r1", by="r10")[0] == {"of": "r1", "left": [], "ok": True, "continued": "r9"}
+    assert node.tree() == before
+
+
+def test_a_secret_file_that_must_make_room_is_named_when_it_was_in_vain(node, monkeypatch):
+    node.put("/etc/c", "old\n")
+    before = node.tree()
+    token = File("/etc/c/token", content=Secret("hunter2-very-secret"))
+    node.run("r1", File("/etc/c", state="absent"))
+    node.run("r1", Directory("/etc/c"), token)
+    fails(monkeypatch, "write", "/etc/c")
+    with pytest.raises(ResourceError, match="cannot be put back: no space left") as caught:
+        node.revert("r1")
+    assert "as it was before but /etc/c/token (its content is secret" in caught.value.hint
+    assert node.revert("r1", by="r10")[0]["ok"]
+    assert node.tree() == before
 
 
 def test_history(node, before):

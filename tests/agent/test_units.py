@@ -6,7 +6,7 @@ import threading
 from contextlib import suppress
 
 import pytest
-from waiting import until
+from waiting import FAR_S, until
 
 from spark_cluster.agent import units
 from spark_cluster.agent.host import Cancelled, Host
@@ -206,6 +206,57 @@ def test_work_that_shall_not_survive_is_ended(host, systemd, gate):
     (unit,) = systemd.units()
     until(lambda: not os.path.exists(f"/proc/{unit['pid']}/exe"))
     assert systemd.folders == []
+
+
+def cancelled_once(host, condition, **options):
+    """Run a unit, and lose the laptop as soon as `condition` is true; whether it was told so."""
+    watcher, told = host(), []
+
+    def watch():
+        try:
+            watcher.run_unit("key", ("true",), stdin=b"hunter2", **options)
+        except Cancelled as error:
+            told.append(error)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    until(condition)
+    watcher.processes.cancel()
+    thread.join()
+    return bool(told)
+
+
+@pytest.mark.parametrize("survives", [False, True])
+def test_a_unit_that_is_about_to_begin(host, systemd, gate, survives, monkeypatch):
+    waits = (
+        f"import os, time\nopen({str(gate.begun)!r}, 'w').close()\n"
+        f"while not os.path.exists({str(gate.way)!r}): time.sleep(0.02)\n"
+    )
+    monkeypatch.setattr(units, "CODE", waits + units.CODE)
+    assert cancelled_once(host, gate.begun.exists, survives=survives)
+    (unit,) = systemd.units()
+    if survives:
+        gate.open()
+        (folder,) = systemd.folders
+        until((folder / "status").exists)
+    else:
+        assert systemd.folders == []
+        until(lambda: not os.path.exists(f"/proc/{unit['pid']}/exe"))
+
+
+@pytest.mark.parametrize("survives", [False, True])
+def test_a_unit_whose_start_is_still_being_asked_for(host, systemd, survives):
+    asked, told = systemd.root / "asked", systemd.root / "told"
+    for name, script in (
+        ("systemd-run", f"touch {asked}; exec sleep {FAR_S}"),
+        ("systemctl", f'echo "$@" >> {told}'),
+    ):
+        (systemd.root / "usr/local/bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+    assert cancelled_once(host, asked.exists, survives=survives)
+    assert told.exists() is not survives
+    if not survives:
+        assert told.read_text().startswith("stop --no-block spark-cluster-")
+        assert systemd.folders == []
 
 
 def test_too_long(host, systemd, gate):

@@ -6,6 +6,7 @@ import pytest
 
 from spark_cluster.cli import history as history_command
 from spark_cluster.engine.options import Options
+from spark_cluster.engine.session import Session
 from spark_cluster.engine.taking_back import revert
 from spark_cluster.errors import Failed
 from spark_cluster.resources import Command, File
@@ -42,6 +43,21 @@ def test_on_all_nodes(changed, nodes):
         assert found.left == [("Command:flash it", "what it did stays")]
     told = [e.verdict for e in events.of("Result")]
     assert told == ["change"] * 4
+
+
+def test_what_a_node_notes_is_told(changed, monkeypatch):
+    request = Session.request
+
+    def notes(session, op, *takes, **wanted):
+        for take in takes if op == "revert" else ():
+            take({"event": "note", "id": "", "text": "/etc/.x: operation not permitted"})
+        return request(session, op, *takes, **wanted)
+
+    monkeypatch.setattr(Session, "request", notes)
+    play, events = changed()
+    taken_back(play)
+    told = [(note.text, note.level, note.node) for note in events.of("Note")]
+    assert ("/etc/.x: operation not permitted", "warning", "spark1") in told
 
 
 def test_one_refuses_and_the_other_is_put_back(changed, nodes):

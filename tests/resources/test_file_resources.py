@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from spark_cluster.agent import journal as journal_module
+from spark_cluster.agent.host import Host
 from spark_cluster.resources import (
     Directory,
     File,
@@ -16,6 +17,7 @@ from spark_cluster.resources import (
     Secret,
     Unknown,
 )
+from spark_cluster.resources import file as file_module
 from spark_cluster.resources.base import Blob
 
 
@@ -51,6 +53,23 @@ class TestFile:
         assert "-Other\n+Welcome\n" in node.check(self.motd).diff
         secret = node.check(File("/etc/key", content=Secret("hunter2")))
         assert "hunter2" not in str(secret.event)
+
+    @pytest.mark.parametrize("content", ["small\n", None])
+    def test_a_large_file_is_not_read_for_its_diff(self, node, content, monkeypatch):
+        with node.put("/etc/motd").open("wb") as out:
+            out.truncate(file_module.DIFF_INPUT_LIMIT + 1)
+        monkeypatch.setattr(Host, "read", None)
+        state = "absent" if content is None else "present"
+        result = node.check(File("/etc/motd", content=content, state=state))
+        sizes = f"{file_module.DIFF_INPUT_LIMIT + 1} bytes become {len(content or '')} bytes"
+        assert result.diff == f"/etc/motd: {sizes}\n"
+
+    def test_a_large_new_content_gives_no_diff(self, node):
+        node.put("/etc/motd", "Other\n")
+        large = "line\n" * file_module.DIFF_INPUT_LIMIT
+        assert node.check(File("/etc/motd", content=large)).diff == (
+            f"/etc/motd: 6 bytes become {len(large)} bytes\n"
+        )
 
     def test_absent_state(self, node):
         node.put("/etc/motd", "Other\n")

@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from spark_cluster.agent.host import Cancelled
+from spark_cluster.agent.host import Cancelled, Host
+from spark_cluster.agent.processes import KILL_GRACE, TERM_GRACE, TooLong
 from spark_cluster.resources import InvalidResource, Netplan
 from spark_cluster.resources import netplan as module
 
@@ -244,6 +245,49 @@ def test_the_old_mode_and_owner_come_back_too(network):
     assert network.apply(WANTED, host=network.host()).verdict == "failed"
     status = network.path(PATH).stat()
     assert (status.st_mode & 0o777, status.st_uid, status.st_gid) == (0o644, *OTHERS)
+
+
+@pytest.mark.parametrize("before", [OLD, None])
+def test_the_timer_acts_while_netplan_apply_hangs(network, before, monkeypatch):
+    """What the timer has restored stays: the agent does not restore it a second time."""
+    if before:
+        network.put(PATH, before, mode=0o600)
+    run, hung = Host.run, []
+
+    def hangs(host, argv, **options):
+        if tuple(argv) != ("netplan", "apply") or hung:
+            return run(host, argv, **options)
+        hung.append(argv)
+        (timer,) = timers(network).values()
+        environment = {"PATH": f"{network.bin}:/usr/bin:/bin"}
+        subprocess.run(timer, check=True, env=environment, timeout=120)
+        raise TooLong("netplan: not done after 60 s")
+
+    monkeypatch.setattr(Host, "run", hangs)
+    result = apply(network)
+    assert "netplan: not done after 60 s" in result.error
+    path = network.path(PATH)
+    assert (path.read_text() if path.exists() else None) == before
+    assert links(network)["enp1s0f1np1"] == ((["10.9.9.9/24"], 1500) if before else ([], 1500))
+    assert any("timer has restored the old configuration" in note for note in network.notes)
+
+
+def test_the_timer_waits_longer_than_all_limits_together(network, monkeypatch):
+    limits, run = {}, Host.run
+
+    def listens(host, argv, *, timeout=60.0, **options):
+        if timers(network):
+            limits[tuple(argv[:2])] = timeout + TERM_GRACE + KILL_GRACE
+        return run(host, argv, timeout=timeout, **options)
+
+    monkeypatch.setattr(Host, "run", listens)
+    assert apply(network).verdict == "change"
+    del limits["systemctl", "stop"]  # that is how the timer ends
+    assert set(limits) == {("netplan", "generate"), ("netplan", "apply"), ("ip", "-j")}
+    (started,) = [c for c in network.calls("network") if c[0] == "systemd-run"]
+    (after_s,) = [float(a.partition("=")[2]) for a in started if a.startswith("--on-active=")]
+    waits_s = module.WAIT_S + module.SETTLE_S + WANTED.confirm_within_s
+    assert after_s > sum(limits.values()) + waits_s
 
 
 def test_a_change_that_nobody_confirmed_is_not_taken_for_done(network):
