@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 OF_DOWNLOADS = {".gitattributes", ".gitignore", ".cache"}
 """Hidden names that downloaded models have."""
 
+LAB_MODELS = Path("/var/cache/spark-cluster/lab/prepared/models")
+"""What the lab has made for the shipped recipe lab-paris: nothing of the user's is in it."""
+
 
 @dataclass(frozen=True)
 class Allowed:
@@ -31,18 +34,16 @@ class Allowed:
         recipe: the recipe's file; None allows nothing.
         project: the user's project folder.
         files: files and folders that the user named, with all in them.
-        shipped: the recipe came with the program, and is as trusted as that.
     """
 
     recipe: Path | None = None
     project: Path | None = None
     files: tuple[Path, ...] = ()
-    shipped: bool = False
 
     def holds(self, path: Path) -> bool:
         """Whether a file may be sent; links are followed first."""
         real = path.resolve()
-        if self.shipped or any(real.is_relative_to(named.resolve()) for named in self.files):
+        if any(real.is_relative_to(named.resolve()) for named in (*self.files, LAB_MODELS)):
             return True
         return any(_inside(real, folder) for folder in self._folders())
 
@@ -60,8 +61,7 @@ def allowed(path: Path, project: Project, files: Sequence[Path]) -> Allowed:
     Args:
         files: what the user named.
     """
-    shipped = path.absolute().is_relative_to(project.shipped / "recipes")
-    return Allowed(path, project.folder, tuple(f.expanduser() for f in files), shipped)
+    return Allowed(path, project.folder, tuple(f.expanduser() for f in files))
 
 
 def must_be_allowed(recipe: Recipe) -> None:

@@ -78,6 +78,24 @@ def test_what_everybody_can_write_is_not_run(folder: Path, part: str, mode: int)
     assert not was_run(folder)
 
 
+@pytest.mark.parametrize("part", [".", "roles", "roles/drivers/__init__.py"])
+def test_nor_in_a_checkout(folder: Path, tmp_path: Path, part: str) -> None:
+    """What ships lies in folders of the user there, and what `recipes import` writes."""
+    path = folder / part
+    path.chmod(path.stat().st_mode | 0o002)
+    for where in (folder, Path(__file__).parent):
+        with pytest.raises(Refused, match="role drivers is not used"):
+            Project(where, shipped=folder).load_role("drivers")
+    assert not was_run(folder)
+
+
+def test_what_is_installed_is_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever could write it could write the code that looks."""
+    inside = Path(trust.__file__).parent / "role.py"
+    monkeypatch.setattr(trust, "why_foreign", lambda path: (f"{path} is foreign", ""))
+    assert Project(tmp_path).foreign(inside) is None
+
+
 def test_doctor_and_playbook_run_nothing_in_such_a_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
