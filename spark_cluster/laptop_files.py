@@ -6,16 +6,16 @@ next to it, or in the project, is sent unasked; `--allow-file` and `serve.allow_
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_cluster.allowances import NOTHING, Allowances, env_must_be_allowed
 from spark_cluster.errors import Refused
 from spark_cluster.userfiles.yamlfile import shown
 
 if TYPE_CHECKING:
-    from spark_cluster.project import Project
     from spark_cluster.recipe import Recipe
 
 
@@ -33,17 +33,18 @@ class Allowed:
     Args:
         recipe: the recipe's file; None allows nothing.
         project: the user's project folder.
-        files: files and folders that the user named, with all in them.
+        user: what the user named.
     """
 
     recipe: Path | None = None
     project: Path | None = None
-    files: tuple[Path, ...] = ()
+    user: Allowances = NOTHING
 
     def holds(self, path: Path) -> bool:
         """Whether a file may be sent; links are followed first."""
         real = path.resolve()
-        if any(real.is_relative_to(named.resolve()) for named in (*self.files, LAB_MODELS)):
+        named = [path.expanduser().resolve() for path in (*self.user.files, LAB_MODELS)]
+        if any(real.is_relative_to(one) for one in named):
             return True
         return any(_inside(real, folder) for folder in self._folders())
 
@@ -55,16 +56,17 @@ class Allowed:
                 yield folder.resolve()
 
 
-def allowed(path: Path, project: Project, files: Sequence[Path]) -> Allowed:
-    """What the recipe in a file may have sent.
-
-    Args:
-        files: what the user named.
-    """
-    return Allowed(path, project.folder, tuple(f.expanduser() for f in files))
-
-
 def must_be_allowed(recipe: Recipe) -> None:
+    """Look at all that the recipe would take of the laptop: files to be sent, and variables.
+
+    Raises:
+        Refused: a file lies elsewhere, or there is a variable, and the user has not named it.
+    """
+    files_must_be_allowed(recipe)
+    env_must_be_allowed(recipe)
+
+
+def files_must_be_allowed(recipe: Recipe) -> None:
     """Look at every file of the laptop that the recipe would have sent.
 
     Raises:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from spark_cluster.allowances import Allowances
 from spark_cluster.cli import cli
 from spark_cluster.errors import Refused
 from spark_cluster.inventory import read_inventory
@@ -46,7 +47,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def look(tmp_path: Path, file: str, text: str = PATCH, *allow: Path, project: str = "") -> None:
     (tmp_path / "theirs/r.yaml").write_text(text.replace("FILE", file))
     folder = tmp_path / (project or "home/project")
-    must_be_allowed(load_recipe(tmp_path / "theirs/r.yaml", Project(folder), allow))
+    must_be_allowed(load_recipe(tmp_path / "theirs/r.yaml", Project(folder), Allowances(allow)))
 
 
 @pytest.mark.parametrize("file", ["~/.ssh/id", "../home/.ssh/id", "/etc/passwd", "/dev/null"])

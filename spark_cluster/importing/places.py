@@ -262,7 +262,8 @@ def _variable(parts: Parts, name: str, text: str) -> None:
         parts.leave(secret, OWNED["api-key"])
     elif is_secret_setting(name, text) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         parts.env[name] = {"env": name}
-        parts.carry(secret, f"env, as {{env: {name}}}: export {name} on the laptop before `up`")
+        advice = f"export {name} on the laptop, then `up --allow-env {name}`"
+        parts.carry(secret, f"env, as {{env: {name}}}: {advice}")
     elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         parts.leave(f"{name}={text}", "this is no name of a variable")
     elif name in PER_NODE:

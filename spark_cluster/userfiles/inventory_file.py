@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 from spark_cluster.userfiles.fields import (
     Address,
     Bind,
+    EnvName,
     HostName,
     Jump,
     LaptopPath,
@@ -98,6 +99,11 @@ class ServeEntry(Schema):
         default=[],
         description="files and folders of the laptop that recipes may have sent to the nodes, "
         "beside those next to the recipe and in the project",
+    )
+    allow_env: list[EnvName] = Field(
+        default=[],
+        description="variables of the laptop's environment that recipes may have given to their "
+        "containers",
     )
     open: bool = Field(
         default=False,
