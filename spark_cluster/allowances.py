@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.errors import Refused
+from spark_cluster.userfiles.node_paths import why_no_data
 
 if TYPE_CHECKING:
     from spark_cluster.recipe import Recipe
@@ -24,13 +25,17 @@ class Allowances:
     Args:
         files: files and folders of the laptop that may be sent to the nodes, with all in them.
         env: variables of the laptop's environment that the containers may be given.
+        mounts: folders of the nodes that may be written to, with all in them.
     """
 
     files: tuple[Path, ...] = ()
     env: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()
 
     def __add__(self, other: Allowances) -> Allowances:
-        return Allowances(self.files + other.files, self.env + other.env)
+        return Allowances(
+            self.files + other.files, self.env + other.env, self.mounts + other.mounts
+        )
 
 
 NOTHING = Allowances()
@@ -56,3 +61,28 @@ def env_must_be_allowed(recipe: Recipe) -> None:
             hint=f"if you trust the recipe and its image with it: --allow-env {variable}, or "
             "`allow_env` under serve in the inventory",
         )
+
+
+def mounts_must_be_allowed(recipe: Recipe) -> None:
+    """Look at every folder of the nodes that the recipe writes to, by its containers or itself.
+
+    Raises:
+        Refused: one is not for data, and the user has not named it.
+    """
+    for key, path in _written(recipe):
+        why = why_no_data(path, recipe.allowances.mounts)
+        if why:
+            raise Refused(
+                f"recipe {recipe.name} wants to write to {path} of the nodes ({key}): {why}",
+                hint=f"if you trust the recipe with it: --allow-mount {path}, or `allow_mounts` "
+                "under serve in the inventory",
+            )
+
+
+def _written(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    for index, mount in enumerate(recipe.mounts):
+        if not mount.read_only:
+            yield f"mounts[{index}].source", mount.source
+    yield "model.path", recipe.model.node_path
+    if recipe.drafter is not None and recipe.drafter.node_path:
+        yield "drafter.path", recipe.drafter.node_path

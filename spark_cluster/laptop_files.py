@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_cluster.allowances import NOTHING, Allowances, env_must_be_allowed
+from spark_cluster.allowances import (
+    NOTHING,
+    Allowances,
+    env_must_be_allowed,
+    mounts_must_be_allowed,
+)
 from spark_cluster.errors import Refused
 from spark_cluster.userfiles.yamlfile import shown
 
@@ -57,12 +62,13 @@ class Allowed:
 
 
 def must_be_allowed(recipe: Recipe) -> None:
-    """Look at all that the recipe would take of the laptop: files to be sent, and variables.
+    """Look at all that the recipe needs the user's leave for, before it is served.
 
     Raises:
-        Refused: a file lies elsewhere, or there is a variable, and the user has not named it.
+        Refused: a file of the laptop, a variable of it, or a folder of the nodes was not named.
     """
     files_must_be_allowed(recipe)
+    mounts_must_be_allowed(recipe)
     env_must_be_allowed(recipe)
 
 

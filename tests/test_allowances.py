@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from spark_cluster.allowances import NOTHING, Allowances
 from spark_cluster.cli import cli
-from spark_cluster.errors import Refused
+from spark_cluster.errors import InvalidFile, Refused
 from spark_cluster.inventory import read_inventory
 from spark_cluster.laptop_files import must_be_allowed
 from spark_cluster.project import Project
@@ -88,3 +88,52 @@ def test_lint_lists_the_variables_and_reads_none(
     plan = run("plan", "r", "--offline")
     assert f"--allow-env {NAME}" in " ".join(plan.output.split())
     assert "hunter2" not in done.output + plan.output
+
+
+def mount(source: str, *, read_only: bool = False) -> str:
+    return f"mounts: [{{source: {source}, target: /x, read_only: {str(read_only).lower()}}}]\n"
+
+
+WRITES = {
+    "mounts[0].source": (TEXT, mount("/nowhere/a")),
+    "model.path": (TEXT.replace("served_name: m", "served_name: m, path: /nowhere/a"), ""),
+    "drafter.path": (TEXT, "drafter: {method: mtp, path: /nowhere/a, tokens: 1}\n"),
+}
+
+
+@pytest.mark.parametrize("key", WRITES)
+def test_a_recipe_writes_to_folders_for_data_only(folder: Path, key: str) -> None:
+    text, more = WRITES[key]
+    (folder / "recipes/r.yaml").write_text(text + more)
+    with pytest.raises(Refused, match=r"wants to write to /nowhere/a of the nodes") as e:
+        must_be_allowed(load_recipe("r", Project(folder)))
+    assert f"({key})" in e.value.message
+    assert "--allow-mount /nowhere/a" in e.value.hint
+    assert "`allow_mounts` under serve in the inventory" in e.value.hint
+    for allowed in ("/nowhere/a", "/nowhere"):
+        must_be_allowed(load_recipe("r", Project(folder), Allowances(mounts=(allowed,))))
+
+
+def test_what_is_read_only_or_for_data_needs_no_leave(folder: Path) -> None:
+    must_be_allowed(recipe(folder, mount("/nowhere/a", read_only=True)))
+    must_be_allowed(recipe(folder, mount("/srv/cache")))
+
+
+def test_no_leave_opens_a_system_folder(folder: Path) -> None:
+    with pytest.raises(InvalidFile, match="which no container may have"):
+        recipe(folder, mount("/var/lib/cloud"), Allowances(mounts=("/var/lib/cloud",)))
+
+
+@pytest.mark.parametrize("command", [["up", "--recipe"], ["lint"], ["plan", "--offline"]])
+def test_commands_refuse_and_allow_a_folder(folder: Path, command: list[str]) -> None:
+    recipe(folder, mount("/nowhere/a"))
+    assert isinstance(run(*command, "r").exception, Refused)
+    assert not isinstance(run(*command, "r", "--allow-mount", "/nowhere").exception, Refused)
+    (folder / "inventory.yaml").write_text(INVENTORY + "serve: {allow_mounts: [/nowhere]}\n")
+    assert not isinstance(run(*command, "r").exception, Refused)
+
+
+def test_what_ships_needs_no_leave(folder: Path) -> None:
+    project = Project(folder)
+    for name in project.list("recipes"):
+        must_be_allowed(load_recipe(name, project))

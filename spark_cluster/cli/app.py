@@ -90,7 +90,10 @@ class App:
         if self.inventory_is_missing:
             return named
         serve = self.inventory.serve
-        return Allowances(tuple(serve.allow_files), tuple(serve.allow_env)) + named
+        known = Allowances(
+            tuple(serve.allow_files), tuple(serve.allow_env), tuple(serve.allow_mounts)
+        )
+        return known + named
 
     @property
     def nodes(self) -> list[Node]:
@@ -257,9 +260,9 @@ def allowing(function: F) -> F:
     def collect(ctx: click.Context, /, **given: Any) -> Any:
         from spark_cluster.allowances import Allowances
 
-        files, env = (given.pop(name) for name in ("allow_files", "allow_env"))
-        paths = tuple(Path(name).expanduser().absolute() for name in files)
-        return ctx.invoke(function, allow=Allowances(paths, env), **given)
+        files = tuple(Path(name).expanduser().absolute() for name in given.pop("allow_files"))
+        allow = Allowances(files, given.pop("allow_env"), given.pop("allow_mounts"))
+        return ctx.invoke(function, allow=allow, **given)
 
     return _with_options(collect, function, _ALLOWANCES)
 
@@ -278,6 +281,13 @@ _ALLOWANCES = (
         multiple=True,
         metavar="NAME",
         help="A variable of this machine that the recipe may give to its containers; repeatable.",
+    ),
+    click.option(
+        "--allow-mount",
+        "allow_mounts",
+        multiple=True,
+        metavar="PATH",
+        help="A folder of the nodes that the recipe may write to; repeatable.",
     ),
 )
 

@@ -122,7 +122,7 @@ def _subject(
         if name is not None:
             raise UsageError("a recipe and --command contradict each other", hint="leave one out")
         return planner.of_a_command(commandline.parse(text), tp)
-    from spark_cluster.allowances import missing_variables
+    from spark_cluster.allowances import missing_variables, mounts_must_be_allowed
     from spark_cluster.laptop_files import files_must_be_allowed
     from spark_cluster.recipe import load_recipe
     from spark_cluster.serving import firewall
@@ -134,6 +134,7 @@ def _subject(
         raise UsageError("nothing says what is to be served", hint=NAME_ONE)
     recipe = load_recipe(name, app.project, allow)
     files_must_be_allowed(recipe)
+    mounts_must_be_allowed(recipe)
     sizes = recipe.tensor_parallel
     size = sizes.min if offline else min(max(len(app.nodes), sizes.min), sizes.max)
     subject = planner.of_a_recipe(recipe, tp or size)

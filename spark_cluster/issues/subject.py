@@ -114,11 +114,13 @@ def _is_ours(path: Path) -> bool:
 
 
 def _of_recipe(path: Path, project: Project, tp: int | None, allow: Allowances) -> Subject:
+    from spark_cluster.allowances import mounts_must_be_allowed
     from spark_cluster.laptop_files import files_must_be_allowed
     from spark_cluster.recipe import load_recipe
 
     recipe = load_recipe(path, project, allow)
     files_must_be_allowed(recipe)
+    mounts_must_be_allowed(recipe)
     sizes = recipe.tensor_parallel
     wanted = range(sizes.min, sizes.max + 1) if tp is None else (tp,)
 

@@ -14,6 +14,7 @@ from spark_cluster.userfiles.fields import (
     HostName,
     Jump,
     LaptopPath,
+    NodePath,
     Port,
     Subnet,
     UserName,
@@ -104,6 +105,11 @@ class ServeEntry(Schema):
         default=[],
         description="variables of the laptop's environment that recipes may have given to their "
         "containers",
+    )
+    allow_mounts: list[NodePath] = Field(
+        default=[],
+        description="folders of the nodes that recipes may write to, beside the usual ones for "
+        "data",
     )
     open: bool = Field(
         default=False,
