@@ -69,19 +69,7 @@ class App:
         """The inventory, read and checked."""
         from spark_cluster.inventory import load_inventory
 
-        inventory = load_inventory(self.inventory_name, self.project)
-        self._warn_of_others(inventory.path)
-        return inventory
-
-    def _warn_of_others(self, path: Path) -> None:
-        """An inventory is data, but says which machines are changed."""
-        from spark_cluster.cli.visible import visible
-
-        problem = self.project.foreign(path)
-        if problem is not None:
-            found, advice = problem
-            text = f"warning: {found}; it says which machines are changed\n  {advice}"
-            click.echo(visible(text), err=True)
+        return load_inventory(self.inventory_name, self.project)
 
     def allowances(self, named: Allowances) -> Allowances:
         """What recipes are allowed: by the inventory, and by the options of the command."""

@@ -105,10 +105,34 @@ def test_doctor_and_playbook_run_nothing_in_such_a_folder(
         done = CliRunner().invoke(cli, words)
         assert isinstance(done.exception, SparkClusterError), (words, done.output)
     assert not was_run(folder)
-    done = CliRunner().invoke(cli, ["doctor"])
-    assert isinstance(done.exception, Refused)
-    assert "role drivers is not used" in str(done.exception)
-    assert "which machines are changed" in done.stderr  # the inventory is data: it is read
+
+
+@pytest.mark.parametrize("words", [["ping"], ["doctor"], ["up"], ["-i", "inventory.yaml", "ping"]])
+@pytest.mark.parametrize("part", [".", "inventory.yaml"])
+def test_an_inventory_that_others_can_write_is_not_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], part: str
+) -> None:
+    """It says where sudo passwords are sent, and which host keys are believed."""
+    monkeypatch.chdir(folder)
+    (folder / part).chmod(0o777)
+    done = CliRunner().invoke(cli, words)
+    assert isinstance(done.exception, Refused), done.output
+    assert "inventory is not used: " in str(done.exception)
+    assert "can be written by everybody" in str(done.exception)
+    assert "chmod o-w" in done.exception.hint
+
+
+@needs_root
+def test_an_inventory_that_somebody_left_in_tmp(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    folder.chmod(0o1777)
+    os.chown(folder / "inventory.yaml", OTHER, OTHER)
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(cli, ["ping"])
+    assert isinstance(done.exception, Refused), done.output
+    assert "belongs to another user" in str(done.exception)
 
 
 def test_a_playbook_by_path(folder: Path, tmp_path: Path) -> None:
