@@ -142,6 +142,9 @@ def fabric_addresses(inventory: Inventory, node: Node) -> tuple[IPv4Interface, .
 def load_inventory(name: str | Path | None, project: Project) -> Inventory:
     """Reads and checks an inventory.
 
+    It is data, but says where sudo passwords are sent and which host keys are believed: one that
+    others can write is not used.
+
     Args:
         name: a file, the name of one in `inventories/`, or None for the project's own
             `inventory.yaml`.
@@ -150,18 +153,17 @@ def load_inventory(name: str | Path | None, project: Project) -> Inventory:
     Raises:
         InvalidFile: it does not exist or is wrong.
         UsageError: there is no inventory of that name.
+        Refused: others can write it.
     """
-    roles = project.list("roles")
-    if name is not None:
-        return read_inventory(project.resolve("inventories", name), roles)
-    path = project.folder / DEFAULT
+    path = project.folder / DEFAULT if name is None else project.resolve("inventories", name)
     if not path.exists():
         raise InvalidFile(
             "no such inventory",
             where=shown(path),
             hint="`spark-cluster init` writes one; or name one with --inventory",
         )
-    return read_inventory(path, roles)
+    project.must_be_own(path, "the inventory")
+    return read_inventory(path, project.list("roles"))
 
 
 def read_inventory(path: Path, roles: Collection[str] | None = None) -> Inventory:

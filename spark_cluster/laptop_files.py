@@ -6,21 +6,29 @@ next to it, or in the project, is sent unasked; `--allow-file` and `serve.allow_
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_cluster.allowances import (
+    NOTHING,
+    Allowances,
+    env_must_be_allowed,
+    mounts_must_be_allowed,
+)
 from spark_cluster.errors import Refused
 from spark_cluster.userfiles.yamlfile import shown
 
 if TYPE_CHECKING:
-    from spark_cluster.project import Project
     from spark_cluster.recipe import Recipe
 
 
 OF_DOWNLOADS = {".gitattributes", ".gitignore", ".cache"}
 """Hidden names that downloaded models have."""
+
+LAB_MODELS = Path("/var/cache/spark-cluster/lab/prepared/models")
+"""What the lab has made for the shipped recipe lab-paris: nothing of the user's is in it."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +38,18 @@ class Allowed:
     Args:
         recipe: the recipe's file; None allows nothing.
         project: the user's project folder.
-        files: files and folders that the user named, with all in them.
-        shipped: the recipe came with the program, and is as trusted as that.
+        user: what the user named.
     """
 
     recipe: Path | None = None
     project: Path | None = None
-    files: tuple[Path, ...] = ()
-    shipped: bool = False
+    user: Allowances = NOTHING
 
     def holds(self, path: Path) -> bool:
         """Whether a file may be sent; links are followed first."""
         real = path.resolve()
-        if self.shipped or any(real.is_relative_to(named.resolve()) for named in self.files):
+        named = [path.expanduser().resolve() for path in (*self.user.files, LAB_MODELS)]
+        if any(real.is_relative_to(one) for one in named):
             return True
         return any(_inside(real, folder) for folder in self._folders())
 
@@ -54,17 +61,18 @@ class Allowed:
                 yield folder.resolve()
 
 
-def allowed(path: Path, project: Project, files: Sequence[Path]) -> Allowed:
-    """What the recipe in a file may have sent.
-
-    Args:
-        files: what the user named.
-    """
-    shipped = path.absolute().is_relative_to(project.shipped / "recipes")
-    return Allowed(path, project.folder, tuple(f.expanduser() for f in files), shipped)
-
-
 def must_be_allowed(recipe: Recipe) -> None:
+    """Look at all that the recipe needs the user's leave for, before it is served.
+
+    Raises:
+        Refused: a file of the laptop, a variable of it, or a folder of the nodes was not named.
+    """
+    files_must_be_allowed(recipe)
+    mounts_must_be_allowed(recipe)
+    env_must_be_allowed(recipe)
+
+
+def files_must_be_allowed(recipe: Recipe) -> None:
     """Look at every file of the laptop that the recipe would have sent.
 
     Raises:

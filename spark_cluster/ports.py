@@ -16,11 +16,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from spark_cluster.errors import UsageError
+
 EPHEMERAL = (32768, 60999)
 """The kernel's own default of net.ipv4.ip_local_port_range, first and last."""
 
 SERVICES = 9
 """Ports of Ray that follow each other, from `first_port`."""
+
+LAST_PORT = 65535
 
 Span = tuple[int, int]
 """First and last port."""
@@ -132,9 +136,18 @@ class EnginePorts:
 
 
 def vllm_ports(environment: Mapping[str, str]) -> tuple[Span, ...]:
-    """The ports that VLLM_PORT makes vLLM count up from, when a recipe sets it."""
+    """The ports that VLLM_PORT makes vLLM count up from, when a recipe sets it.
+
+    Raises:
+        UsageError: it is no port; vLLM could take it as one that the firewall does not close.
+    """
     first = environment.get("VLLM_PORT", "")
-    return ((int(first), min(int(first) + 99, 65535)),) if first.isdigit() else ()
+    if not first or "://" in first:  # a service of Kubernetes, which vLLM itself refuses
+        return ()
+    if not (first.isdecimal() and len(first) <= 5 and 1 <= int(first) <= LAST_PORT):
+        expected = f"expected a port from 1 to {LAST_PORT}"
+        raise UsageError(f"found {first!r}, {expected}", where="env.VLLM_PORT")
+    return ((int(first), min(int(first) + 99, LAST_PORT)),)
 
 
 def recipe_ports(

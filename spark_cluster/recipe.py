@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
+from spark_cluster.allowances import NOTHING, Allowances
 from spark_cluster.errors import Refused
-from spark_cluster.laptop_files import Allowed, allowed
+from spark_cluster.laptop_files import Allowed
 from spark_cluster.userfiles import recipe_checks
 from spark_cluster.userfiles.fields import Word
 from spark_cluster.userfiles.recipe_file import (
@@ -105,6 +105,11 @@ class Recipe(Schema):
         return self._laptop
 
     @property
+    def allowances(self) -> Allowances:
+        """What the user allows it besides."""
+        return self._laptop.user
+
+    @property
     def plain_env(self) -> dict[str, str]:
         """The environment without its secrets."""
         return {name: value for name, value in self.env.items() if isinstance(value, str)}
@@ -163,12 +168,11 @@ def _words(flag: str, value: EngineValue) -> list[str]:
     return [f"--{flag}", str(value)]
 
 
-def load_recipe(name: str | Path, project: Project, allow_files: Sequence[Path] = ()) -> Recipe:
+def load_recipe(name: str | Path, project: Project, allow: Allowances = NOTHING) -> Recipe:
     """A recipe by name or path; `model.directory` and the laptop's patches are made absolute.
 
     Args:
-        allow_files: files and folders of the laptop that it may have sent to the nodes, beside
-            those of its own and the project's folder.
+        allow: what the user allows it, beside the files of its own and the project's folder.
 
     Raises:
         UsageError: there is no recipe of that name.
@@ -188,7 +192,7 @@ def load_recipe(name: str | Path, project: Project, allow_files: Sequence[Path] 
     directory = recipe.model.directory and folder / recipe.model.directory.expanduser()
     model = recipe.model.model_copy(update={"directory": directory})
     loaded = recipe.model_copy(update={"model": model, "patches": patches})
-    loaded._laptop = allowed(path, project, allow_files)
+    loaded._laptop = Allowed(path, project.folder, allow)
     return loaded
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from spark_cluster.allowances import Allowances
 from spark_cluster.cli import cli
 from spark_cluster.errors import Refused
 from spark_cluster.inventory import read_inventory
-from spark_cluster.laptop_files import must_be_allowed
+from spark_cluster.laptop_files import LAB_MODELS, must_be_allowed
 from spark_cluster.project import Project
 from spark_cluster.recipe import load_recipe
 
@@ -46,7 +47,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def look(tmp_path: Path, file: str, text: str = PATCH, *allow: Path, project: str = "") -> None:
     (tmp_path / "theirs/r.yaml").write_text(text.replace("FILE", file))
     folder = tmp_path / (project or "home/project")
-    must_be_allowed(load_recipe(tmp_path / "theirs/r.yaml", Project(folder), allow))
+    must_be_allowed(load_recipe(tmp_path / "theirs/r.yaml", Project(folder), Allowances(allow)))
 
 
 @pytest.mark.parametrize("file", ["~/.ssh/id", "../home/.ssh/id", "/etc/passwd", "/dev/null"])
@@ -103,8 +104,21 @@ def test_the_inventory_may_name_them(tmp_path: Path) -> None:
     assert files == [tmp_path / "shared", tmp_path / "home/models"]
 
 
-def test_shipped_recipes_are_trusted_like_the_program(tmp_path: Path) -> None:
+def test_the_labs_own_model_may_be_sent(tmp_path: Path) -> None:
     must_be_allowed(load_recipe("lab-paris", Project(tmp_path)))
+    look(tmp_path, str(LAB_MODELS / "paris"), MODEL)
+    for elsewhere in (LAB_MODELS.parent, Path(f"{LAB_MODELS}-more")):
+        with pytest.raises(Refused):
+            look(tmp_path, str(elsewhere / "x.py"))
+
+
+def test_a_recipe_in_a_checkout_is_no_more_trusted_than_others(tmp_path: Path) -> None:
+    """`recipes import` writes there too, next to what ships."""
+    checkout = tmp_path / "home/project"
+    (checkout / "recipes/r.yaml").write_text(PATCH.replace("FILE", "~/.ssh/id"))
+    for folder in (checkout, tmp_path / "theirs"):
+        with pytest.raises(Refused):
+            must_be_allowed(load_recipe(checkout / "recipes/r.yaml", Project(folder, checkout)))
 
 
 @pytest.mark.parametrize("command", [["up"], ["lint"], ["plan", "--offline"]])

@@ -58,14 +58,15 @@ class Planner:
         self._will_be: dict[str, Shape | None] = {}
         self._resources: dict[str, str] = {}
         self._lost: set[str] = set()
+        self._unchanged: set[str] = set()
         self._plan = Plan()
 
     def plan(self) -> Plan:
         """The steps, or why there are none."""
         entries = self.history.entries(self.run)
-        self._lost.update(self._as_before(entries))
+        self._unchanged.update(self._as_before(entries))
         for entry in reversed(entries):
-            if entry["action"] == "file" and entry["path"] not in self._lost:
+            if entry["action"] == "file" and entry["path"] not in self._unchanged | self._lost:
                 self._take_back(entry)
         self._plan.left += _beyond_files(entries)
         self._plan.steps = list(self._steps())
@@ -129,6 +130,8 @@ class Planner:
         self._set(path, before, entry)
         for item in (before or {}).get("tree") or ():
             inside = f"{path}/{item['path']}"
+            if inside in self._unchanged:  # the run had made it before it removed the folder
+                continue
             if not item.get("secret"):
                 self._set(inside, item, entry)
             elif self.will_be(inside) is None:

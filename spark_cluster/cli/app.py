@@ -19,6 +19,7 @@ import click
 from spark_cluster.errors import Interrupted, SparkClusterError, UsageError
 
 if TYPE_CHECKING:
+    from spark_cluster.allowances import Allowances
     from spark_cluster.cli.console import Console
     from spark_cluster.engine.options import Options
     from spark_cluster.engine.play import Play
@@ -68,24 +69,19 @@ class App:
         """The inventory, read and checked."""
         from spark_cluster.inventory import load_inventory
 
-        inventory = load_inventory(self.inventory_name, self.project)
-        self._warn_of_others(inventory.path)
-        return inventory
+        return load_inventory(self.inventory_name, self.project)
 
-    def _warn_of_others(self, path: Path) -> None:
-        """An inventory is data, but says which machines are changed."""
-        from spark_cluster.cli.visible import visible
+    def allowances(self, named: Allowances) -> Allowances:
+        """What recipes are allowed: by the inventory, and by the options of the command."""
+        from spark_cluster.allowances import Allowances
 
-        problem = self.project.foreign(path)
-        if problem is not None:
-            found, advice = problem
-            text = f"warning: {found}; it says which machines are changed\n  {advice}"
-            click.echo(visible(text), err=True)
-
-    def allowed_files(self, named: Sequence[str]) -> list[Path]:
-        """Files of the laptop that recipes may have sent: the inventory's, and those named."""
-        known = [] if self.inventory_is_missing else self.inventory.serve.allow_files
-        return [*known, *(Path(name).expanduser().absolute() for name in named)]
+        if self.inventory_is_missing:
+            return named
+        serve = self.inventory.serve
+        known = Allowances(
+            tuple(serve.allow_files), tuple(serve.allow_env), tuple(serve.allow_mounts)
+        )
+        return known + named
 
     @property
     def nodes(self) -> list[Node]:
@@ -246,14 +242,42 @@ def _interrupt(_signal: int, _frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-allow_file = click.option(
-    "--allow-file",
-    "allow_files",
-    multiple=True,
-    metavar="PATH",
-    help="A file or folder of this machine that the recipe may send to the nodes; repeatable.",
+def allowing(function: F) -> F:
+    """The options of commands that serve or judge a recipe, given to them as `allow`."""
+
+    def collect(ctx: click.Context, /, **given: Any) -> Any:
+        from spark_cluster.allowances import Allowances
+
+        files = tuple(Path(name).expanduser().absolute() for name in given.pop("allow_files"))
+        allow = Allowances(files, given.pop("allow_env"), given.pop("allow_mounts"))
+        return ctx.invoke(function, allow=allow, **given)
+
+    return _with_options(collect, function, _ALLOWANCES)
+
+
+_ALLOWANCES = (
+    click.option(
+        "--allow-file",
+        "allow_files",
+        multiple=True,
+        metavar="PATH",
+        help="A file or folder of this machine that the recipe may send to the nodes; repeatable.",
+    ),
+    click.option(
+        "--allow-env",
+        "allow_env",
+        multiple=True,
+        metavar="NAME",
+        help="A variable of this machine that the recipe may give to its containers; repeatable.",
+    ),
+    click.option(
+        "--allow-mount",
+        "allow_mounts",
+        multiple=True,
+        metavar="PATH",
+        help="A folder of the nodes that the recipe may write to; repeatable.",
+    ),
 )
-"""The option of commands that read the files that a recipe refers to."""
 
 
 def changing(function: F) -> F:
@@ -270,11 +294,7 @@ def changing(function: F) -> F:
         options = Options(check=check, diff=diff, selection=selection, step=step)
         return ctx.invoke(function, options=options, **given)
 
-    collect.__name__, collect.__doc__ = function.__name__, function.__doc__
-    collect.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-    for option in reversed(_OPTIONS):
-        option(collect)
-    return click.pass_context(collect)  # type: ignore[return-value]
+    return _with_options(collect, function, _OPTIONS)
 
 
 _OPTIONS = (
@@ -291,6 +311,17 @@ _OPTIONS = (
     click.option("--step", is_flag=True, help="Ask before each change (on a terminal)."),
     click.option("--exit-code", is_flag=True, help="With --check: status 10 if it would change."),
 )
+
+
+def _with_options(
+    collect: Callable[..., Any], function: F, options: Sequence[Callable[[Any], Any]]
+) -> F:
+    """A command that takes options besides its own, and passes them on as `collect` does."""
+    collect.__name__, collect.__doc__ = function.__name__, function.__doc__
+    collect.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in reversed(options):
+        option(collect)
+    return click.pass_context(collect)  # type: ignore[return-value]
 
 
 def _can_ask(app: App | None, *, check: bool) -> None:

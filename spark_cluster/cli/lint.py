@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_cluster.cli.app import App, allow_file
+from spark_cluster.cli.app import App, allowing
 from spark_cluster.cli.visible import visible
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from spark_cluster.allowances import Allowances
     from spark_cluster.cli.console import Console
     from spark_cluster.issues.finding import Finding
     from spark_cluster.issues.subject import Fixed, Subject
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="With --fix: where to write, instead of the file itself (or the screen).",
 )
-@allow_file
+@allowing
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -45,7 +44,7 @@ def command(
     tp: int | None,
     fix: bool,
     output: Path | None,
-    allow_files: tuple[str, ...],
+    allow: Allowances,
 ) -> None:
     """Finds known issues of images, models and flags, and flags that contradict each other, in a
     recipe (by default the inventory's), a file of another tool, or a command line.
@@ -60,7 +59,7 @@ def command(
     app: App = ctx.obj
     if output is not None and not fix:
         raise UsageError("--output is where --fix writes; --fix is missing")
-    chosen = _subject(app, target, text, tp, allow_files)
+    chosen = _subject(app, target, text, tp, allow)
     if fix:
         place = _place(app, chosen, output)
         done = subjects.fix(chosen, app.project)
@@ -69,11 +68,25 @@ def command(
     else:
         found = subjects.findings(chosen, chosen.text, app.project)
         if app.as_json:
-            app.print_json({"issues": [finding.document() for finding in found]})
+            issues = [finding.document() for finding in found]
+            app.print_json({"issues": issues, "variables": list(chosen.variables)})
         else:
             _show(app.console, chosen.title, found, verbose=app.verbose)
+            _say_what_is_asked_for(app, chosen, allow)
             _say_what_is_open(app)
     ctx.exit(1 if any(finding.severity == "error" for finding in found) else 0)
+
+
+def _say_what_is_asked_for(app: App, subject: Subject, allow: Allowances) -> None:
+    """The variables of this machine; their values are not read."""
+    from spark_cluster.cli.console import mark, styled
+
+    allowed = app.allowances(allow).env
+    for name in subject.variables:
+        text = f"it asks for {name} of this machine"
+        if name not in allowed:
+            text += f": `up` wants --allow-env {name}, or `allow_env` under serve in the inventory"
+        app.console.print(styled("{} {}", mark("info"), text), soft_wrap=True)
 
 
 def _say_what_is_open(app: App) -> None:
@@ -86,7 +99,7 @@ def _say_what_is_open(app: App) -> None:
 
 
 def _subject(
-    app: App, target: str | None, text: str | None, tp: int | None, files: Sequence[str]
+    app: App, target: str | None, text: str | None, tp: int | None, allow: Allowances
 ) -> Subject:
     from spark_cluster.issues import subject as subjects
 
@@ -100,7 +113,7 @@ def _subject(
             "nothing says what to look at",
             hint="name a recipe (spark-cluster recipes list), a file, or --command LINE",
         )
-    return subjects.of_target(name, app.project, tp, app.allowed_files(files))
+    return subjects.of_target(name, app.project, tp, app.allowances(allow))
 
 
 def _place(app: App, subject: Subject, output: Path | None) -> Path | None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from spark_cluster.cli.app import App, allow_file
+from spark_cluster.cli.app import App, allowing
 from spark_cluster.cli.finite import Finite
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
+    from spark_cluster.allowances import Allowances
     from spark_cluster.facts.model import Facts
     from spark_cluster.planning.planner import Planner, Question, Subject
     from spark_cluster.planning.purpose import Purpose
@@ -57,7 +57,7 @@ PURPOSES = ("latency", "throughput", "capacity")
     default=2048,
     help="Tokens of a prompt (default 2048).",
 )
-@allow_file
+@allowing
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -70,7 +70,7 @@ def command(
     users: int,
     context: int,
     prompt: int,
-    allow_files: tuple[str, ...],
+    allow: Allowances,
 ) -> None:
     """Says what a recipe (by default the inventory's) takes and gives on your nodes.
 
@@ -87,8 +87,7 @@ def command(
             "--available is what --offline assumes; nodes are asked otherwise", hint="add --offline"
         )
     planner = Planner(app.project)
-    files = app.allowed_files(allow_files)
-    subject = _subject(app, recipe_name, text, tp, files, offline=offline)
+    subject = _subject(app, recipe_name, text, tp, app.allowances(allow), offline=offline)
     least = 2 if purpose else 1
     rooms, facts = _rooms(app, subject, max(least, tp or 1), available, offline=offline)
     question = Question(context, prompt, users)
@@ -110,7 +109,7 @@ def _subject(
     name: str | None,
     text: str | None,
     tp: int | None,
-    files: Sequence[Path],
+    allow: Allowances,
     *,
     offline: bool,
 ) -> Subject:
@@ -123,7 +122,8 @@ def _subject(
         if name is not None:
             raise UsageError("a recipe and --command contradict each other", hint="leave one out")
         return planner.of_a_command(commandline.parse(text), tp)
-    from spark_cluster.laptop_files import must_be_allowed
+    from spark_cluster.allowances import missing_variables, mounts_must_be_allowed
+    from spark_cluster.laptop_files import files_must_be_allowed
     from spark_cluster.recipe import load_recipe
     from spark_cluster.serving import firewall
 
@@ -132,14 +132,19 @@ def _subject(
     name = name or app.inventory.serve.recipe
     if name is None:
         raise UsageError("nothing says what is to be served", hint=NAME_ONE)
-    recipe = load_recipe(name, app.project, files)
-    must_be_allowed(recipe)
+    recipe = load_recipe(name, app.project, allow)
+    files_must_be_allowed(recipe)
+    mounts_must_be_allowed(recipe)
     sizes = recipe.tensor_parallel
     size = sizes.min if offline else min(max(len(app.nodes), sizes.min), sizes.max)
     subject = planner.of_a_recipe(recipe, tp or size)
     inventory = None if app.inventory_is_missing else app.inventory
     told = firewall.remarks(inventory, recipe, subject.launch.tp)
-    return replace(subject, remarks=told)
+    asked = [
+        f"the recipe asks for {variable} of this machine: `up` wants --allow-env {variable}"
+        for _, variable in missing_variables(recipe)
+    ]
+    return replace(subject, remarks=(*told, *asked))
 
 
 def _rooms(

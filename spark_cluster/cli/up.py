@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_cluster.cli.app import App, allow_file, changing, leave_with
+from spark_cluster.cli.app import App, allowing, changing, leave_with
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
+    from spark_cluster.allowances import Allowances
     from spark_cluster.engine.options import Options
     from spark_cluster.serving.result import Served
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @click.option(
     "--force", is_flag=True, help="Launch even if the plan says that the configuration cannot work."
 )
-@allow_file
+@allowing
 @changing
 @click.pass_obj
 def command(
@@ -30,7 +31,7 @@ def command(
     tp: int | None,
     recipe_name: str | None,
     force: bool,
-    allow_files: tuple[str, ...],
+    allow: Allowances,
     exit_code: bool,
     options: Options,
 ) -> None:
@@ -49,7 +50,7 @@ def command(
             "nothing says what to serve",
             hint="give --recipe NAME, or `serve: {recipe: NAME}` in the inventory",
         )
-    recipe = load_recipe(name, app.project, app.allowed_files(allow_files))
+    recipe = load_recipe(name, app.project, app.allowances(allow))
     app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {recipe.name}")
     must_be_allowed(recipe)
     size = tp if tp is not None else min(len(app.nodes), recipe.tensor_parallel.max)

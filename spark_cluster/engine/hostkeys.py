@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import re
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from spark_cluster.engine.known_hosts import HostName, Verdict
 from spark_cluster.engine.ssh_config import lookup
 from spark_cluster.engine.ssh_route import Hop, Target, route
 from spark_cluster.errors import Failed, Unreachable
+
+_KIND = re.compile(r"[A-Za-z0-9@.-]+")
+_NAME = re.compile(r"[\w.:%\[\]~-][\w.:%\[\]~+@/=-]*")
+"""No space, comma, pattern, negation, marker, comment or hash."""
 
 _VERDICTS = {
     Verdict.KNOWN: "trusted",
@@ -96,7 +101,15 @@ def _shown(node: str, host: str, found: Judgement) -> Shown:
 
 
 def known_hosts_line(host: str, kind: str, blob: bytes) -> str:
-    """A line of known_hosts."""
+    """A line of known_hosts; the kind may be what a host says of its own key.
+
+    Raises:
+        Failed: the name or the kind would make something else of it than one line of one host.
+    """
+    if not _NAME.fullmatch(host):
+        raise Failed(f"found {host!r}, which is no name for known_hosts: expected one host")
+    if not _KIND.fullmatch(kind):
+        raise Failed(f"found {kind!r}, which is no kind of a host key", where=host)
     return f"{host} {kind} {base64.b64encode(blob).decode()}"
 
 

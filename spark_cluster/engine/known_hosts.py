@@ -26,6 +26,19 @@ _MARKERS = {b"@revoked": "revoked", b"@cert-authority": "authority"}
 _PARTS = {"ssh-ed25519": 2, "sk-ssh-ed25519@openssh.com": 3, "ssh-rsa": 3}
 """Fields of a public key by its kind; an ECDSA key has 3 too, with a security key 4."""
 
+KINDS = frozenset(
+    (
+        "ssh-ed25519",
+        "ssh-rsa",
+        "ecdsa-sha2-nistp256",
+        "ecdsa-sha2-nistp384",
+        "ecdsa-sha2-nistp521",
+        "sk-ssh-ed25519@openssh.com",
+        "sk-ecdsa-sha2-nistp256@openssh.com",
+    )
+)
+"""Kinds of keys that a node's key files may have."""
+
 
 class Verdict(Enum):
     """What the files say of a key that a host shows."""
@@ -158,6 +171,15 @@ def kind_of(blob: bytes) -> str:
     """The kind that a public key names itself."""
     size = int.from_bytes(blob[:4], "big")
     return blob[4 : 4 + size].decode(errors="replace")
+
+
+def is_key(kind: str, text: str) -> bool:
+    """Whether `KIND BASE64` is a whole key of a known kind, and of the one that it says."""
+    try:
+        blob = base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        return False
+    return kind in KINDS and _is_whole(kind, blob)
 
 
 def matches(name: str, patterns: bytes) -> bool:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Interface
 
+from spark_cluster.engine.known_hosts import is_key
 from spark_cluster.facts.model import Gpu, Hca, Interface, Memory, Process
 from spark_cluster.ports import EPHEMERAL
 
@@ -133,9 +134,12 @@ def dpkg_held(text: str) -> tuple[str, ...]:
 
 
 def public_keys(texts: Iterable[str]) -> tuple[str, ...]:
-    """`TYPE BASE64` of public key files, sorted; what is none is left out."""
+    """`TYPE BASE64` of public key files, sorted; what is no whole key is left out.
+
+    The files are the node's own, and what they hold goes into known_hosts and authorized_keys.
+    """
     words = (text.split() for text in texts)
-    return tuple(sorted(f"{w[0]} {w[1]}" for w in words if len(w) > 1 and "-" in w[0]))
+    return tuple(sorted(f"{w[0]} {w[1]}" for w in words if len(w) > 1 and is_key(w[0], w[1])))
 
 
 def gid_indexes(files: Mapping[str, str]) -> dict[str, int]:

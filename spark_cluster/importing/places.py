@@ -12,7 +12,7 @@ from spark_cluster.importing.tables import table
 from spark_cluster.launch import Launch, Volume
 from spark_cluster.serving.engine import CACHES
 from spark_cluster.userfiles.fields import UNMOUNTABLE
-from spark_cluster.userfiles.node_paths import why_refused
+from spark_cluster.userfiles.node_paths import why_no_data, why_refused
 from spark_cluster.userfiles.recipe_file import OWNED, EngineValue
 from spark_cluster.userfiles.secret_text import is_secret, is_secret_setting, looks_secret
 
@@ -102,6 +102,14 @@ class Parts:
 
     def carry(self, what: str, where: str) -> None:
         self.carried.append(Carried(what, where))
+
+    def ask_leave(self, folder: str) -> None:
+        """For a folder of the nodes that is written to, where it is not one for data."""
+        if why := why_no_data(folder):
+            self.to_do.append(
+                f"allow {folder} of the nodes to be written to, or take another folder: {why} "
+                "(`allow_mounts` under serve in the inventory, or --allow-mount)"
+            )
 
 
 def sort(launch: Launch) -> Parts:
@@ -262,7 +270,8 @@ def _variable(parts: Parts, name: str, text: str) -> None:
         parts.leave(secret, OWNED["api-key"])
     elif is_secret_setting(name, text) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         parts.env[name] = {"env": name}
-        parts.carry(secret, f"env, as {{env: {name}}}: export {name} on the laptop before `up`")
+        advice = f"export {name} on the laptop, then `up --allow-env {name}`"
+        parts.carry(secret, f"env, as {{env: {name}}}: {advice}")
     elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         parts.leave(f"{name}={text}", "this is no name of a variable")
     elif name in PER_NODE:
@@ -302,6 +311,8 @@ def _volume(parts: Parts, volume: Volume, launch: Launch) -> None:
     else:
         mount = {"source": volume.source, "target": volume.target}
         parts.mounts.append({**mount, "read_only": volume.read_only})
+        if not volume.read_only:
+            parts.ask_leave(volume.source)
         parts.carry(written, "mounts")
 
 

@@ -119,6 +119,7 @@ def _model(parts: Parts, source: Source, given: str | None) -> dict[str, Any]:
     refused = why_refused(folder, read_only=False) or UNMOUNTABLE.search(folder)
     if absolute and not refused and not _HUB_FOLDER.search(folder):
         model["path"] = folder
+        parts.ask_leave(folder)
     revision = source.revision or str(launch.args.get("revision", ""))
     if revision and not revision.startswith("$"):
         model["revision"] = revision

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_cluster.allowances import NOTHING, Allowances
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.issues import fixing_command, fixing_recipe, lint
 from spark_cluster.issues.finding import Edit, Finding, ordered
@@ -39,6 +40,7 @@ class Subject:
         can: whether it holds what an edit changes.
         path: the file it stands in.
         folder: where the model's files are on this machine, when that is known.
+        variables: of this machine's environment, which a recipe asks for.
     """
 
     title: str
@@ -48,6 +50,7 @@ class Subject:
     can: Callable[[Edit], bool] = field(default=lambda _edit: False)
     path: Path | None = None
     folder: Path | None = None
+    variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,13 +79,11 @@ def of_command(text: str, tp: int | None) -> Subject:
     )
 
 
-def of_target(
-    name: str, project: Project, tp: int | None, allow_files: Sequence[Path] = ()
-) -> Subject:
+def of_target(name: str, project: Project, tp: int | None, allow: Allowances = NOTHING) -> Subject:
     """A recipe by name or path, or a file of another tool.
 
     Args:
-        allow_files: of the laptop, that the recipe may have sent to the nodes.
+        allow: what the user allows the recipe.
 
     Raises:
         Refused: the recipe has others sent.
@@ -91,7 +92,7 @@ def of_target(
     """
     path = project.resolve("recipes", name)
     if _is_ours(path):
-        return _of_recipe(path, project, tp, allow_files)
+        return _of_recipe(path, project, tp, allow)
     from spark_cluster import importing
 
     launch = importing.read(path).launch
@@ -112,14 +113,14 @@ def _is_ours(path: Path) -> bool:
     return isinstance(data.get("model"), dict) or isinstance(data.get("image"), dict)
 
 
-def _of_recipe(
-    path: Path, project: Project, tp: int | None, allow_files: Sequence[Path]
-) -> Subject:
-    from spark_cluster.laptop_files import must_be_allowed
+def _of_recipe(path: Path, project: Project, tp: int | None, allow: Allowances) -> Subject:
+    from spark_cluster.allowances import mounts_must_be_allowed
+    from spark_cluster.laptop_files import files_must_be_allowed
     from spark_cluster.recipe import load_recipe
 
-    recipe = load_recipe(path, project, allow_files)
-    must_be_allowed(recipe)
+    recipe = load_recipe(path, project, allow)
+    files_must_be_allowed(recipe)
+    mounts_must_be_allowed(recipe)
     sizes = recipe.tensor_parallel
     wanted = range(sizes.min, sizes.max + 1) if tp is None else (tp,)
 
@@ -138,6 +139,7 @@ def _of_recipe(
         fixing_recipe.can,
         path,
         recipe.model.directory,
+        tuple(dict.fromkeys(reference.env for reference in recipe.secret_env.values())),
     )
 
 

@@ -32,11 +32,13 @@ _SUFFIXES = {
 }
 
 
+_PACKAGE = Path(__file__).absolute().parent.parent
+
+
 def shipped_folder() -> Path:
     """The folder with what comes with the program: in the wheel, or the checkout's root."""
-    package = Path(__file__).parent.parent
-    packed = package / "_shipped"
-    return packed if packed.is_dir() else package.parent
+    packed = _PACKAGE / "_shipped"
+    return packed if packed.is_dir() else _PACKAGE.parent
 
 
 class Project:
@@ -131,7 +133,7 @@ class Project:
         return load_playbook(path)
 
     def must_be_own(self, path: Path, what: str) -> None:
-        """Look whether others could have written something; what is shipped is the program.
+        """Look whether others could have written something.
 
         Raises:
             Refused: they could; with the folder and the command that changes it.
@@ -142,14 +144,18 @@ class Project:
             raise Refused(f"{what} is not used: {found}", hint=advice)
 
     def foreign(self, path: Path) -> tuple[str, str] | None:
-        """What lets others write something, and what to do; None when nobody else can."""
+        """What lets others write something, and what to do; None when nobody else can.
+
+        What is installed with the program is the program. A checkout is a folder of the user like
+        any other: `recipes import` writes into it.
+        """
         from spark_cluster.project import trust
 
         path = path.absolute()
-        if path.is_relative_to(self.shipped):
+        if path.is_relative_to(_PACKAGE):
             return None
-        top = self.folder if path.is_relative_to(self.folder) else path.parent
-        return trust.foreign(path, top)
+        tops = (top for top in (self.folder, self.shipped) if path.is_relative_to(top))
+        return trust.foreign(path, next(tops, path.parent))
 
 
 def _is_one(kind: Kind, path: Path) -> bool:

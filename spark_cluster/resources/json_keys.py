@@ -33,7 +33,8 @@ class JsonKeys(Resource):
     Args:
         path: the file, absolute.
         keys: key to value; an object is merged key by key, all else is replaced as a whole. With a
-            Secret among the values no diff is shown, and what the file held before is not kept.
+            Secret among the values no diff is shown, what the file held before is not kept, and a
+            new file is its owner's alone (mode 600).
 
     Example:
         JsonKeys("/etc/docker/daemon.json", keys={"log-opts": {"max-size": "50m"}})
@@ -64,7 +65,9 @@ class JsonKeys(Resource):
         return {".".join(key): _told(value, _at(there, key)) for key, value in self._wanted()}
 
     def converge(self, host: Host, actual: State) -> None:
-        host.write(self.path, self._after(host), secret=_holds_secret(self.keys))
+        secret = _holds_secret(self.keys)
+        mode = 0o600 if secret and not host.path(self.path).exists() else None
+        host.write(self.path, self._after(host), mode=mode, secret=secret)
 
     def plan(self, host: Host, actual: State) -> None:
         host.overlay.files[self.path] = self._after(host)

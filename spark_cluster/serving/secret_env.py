@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from spark_cluster.allowances import env_must_be_allowed
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,8 +16,10 @@ def secrets_of_laptop(recipe: Recipe) -> dict[str, str]:
     """Variable of the containers to its value.
 
     Raises:
+        Refused: the user has not allowed one; no value is read then.
         UsageError: a variable is not set here; nothing was started.
     """
+    env_must_be_allowed(recipe)
     missing = [ref.env for ref in recipe.secret_env.values() if not os.environ.get(ref.env)]
     if missing:
         raise UsageError(

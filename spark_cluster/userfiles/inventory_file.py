@@ -10,9 +10,11 @@ from pydantic import BeforeValidator, Field
 from spark_cluster.userfiles.fields import (
     Address,
     Bind,
+    EnvName,
     HostName,
     Jump,
     LaptopPath,
+    NodePath,
     Port,
     Subnet,
     UserName,
@@ -98,6 +100,16 @@ class ServeEntry(Schema):
         default=[],
         description="files and folders of the laptop that recipes may have sent to the nodes, "
         "beside those next to the recipe and in the project",
+    )
+    allow_env: list[EnvName] = Field(
+        default=[],
+        description="variables of the laptop's environment that recipes may have given to their "
+        "containers",
+    )
+    allow_mounts: list[NodePath] = Field(
+        default=[],
+        description="folders of the nodes that recipes may write to, beside the usual ones for "
+        "data",
     )
     open: bool = Field(
         default=False,

@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from spark_cluster.errors import UsageError
+from spark_cluster.ports import vllm_ports
 from spark_cluster.userfiles import node_paths
 from spark_cluster.userfiles.secret_text import is_secret_setting, looks_secret
 from spark_cluster.userfiles.yamlfile import Key, Problem
@@ -22,7 +24,8 @@ ADVICE = "put what is needed into a folder of its own, such as /srv/NAME"
 
 def check(recipe: Recipe) -> list[Problem]:
     """Every problem of that kind; the messages never repeat what may be a secret."""
-    return [*_secrets(recipe), *_mounts(recipe), *_models(recipe), *_patches(recipe)]
+    found = (_secrets, _ports, _mounts, _models, _patches)
+    return [problem for look in found for problem in look(recipe)]
 
 
 def _secrets(recipe: Recipe) -> Iterator[Problem]:
@@ -47,6 +50,16 @@ def _secrets(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(
             ("image", "build", "dockerfile"), "a secret is in it, and would stay in the image"
         )
+
+
+def _ports(recipe: Recipe) -> Iterator[Problem]:
+    """The firewall must know them."""
+    if "VLLM_PORT" in recipe.secret_env:
+        yield Problem(("env", "VLLM_PORT"), "a port is no secret; expected a port from 1 to 65535")
+    try:
+        vllm_ports(recipe.plain_env)
+    except UsageError as error:
+        yield Problem(("env", "VLLM_PORT"), error.message)
 
 
 def _mounts(recipe: Recipe) -> Iterator[Problem]:

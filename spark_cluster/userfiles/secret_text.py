@@ -15,11 +15,24 @@ _ALWAYS = re.compile(
 _WORDS = {"TOKEN", "SECRET", "KEY", "PASSWORD", "PASSWD", "PASS", "PASSPHRASE", "PAT", "APIKEY"}
 """Words between underscores that make a value with letters in it a secret."""
 
+_LAST = re.compile(
+    r"(?!(BY|COM|ENCOM|SUR|TRES|OVER|UNDER)PASS$)[A-Z0-9]*(PASS|PASSWD|PASSWORD|PWD)"
+    r"|PAT|AUTH|AUTHORIZATION|WEBHOOK"
+)
+"""Words that do so at the end of a name, numbers too: AUTH_METHOD=ldap is no secret, a date may be
+a password."""
+
+_NO_NAME = {"PWD", "OLDPWD"}
+"""The shell's own: the folder that it is in, and was in."""
+
 _NO_SECRET = ("FILE", "PATH", "DIR", "FOLDER", "MODE", "TYPE", "NAME", "URL", "LENGTH", "SIZE")
 """Last words of names whose values speak of a secret and are none."""
 
-_PLAIN = re.compile(r"(?i)[-+.\d]*|true|false|yes|no|on|off|none|null|auto|token")
+_PLAIN = re.compile(r"(?i)\d{0,2}|true|false|yes|no|on|off|none|null|auto|token")
 """Values that are no secret, whatever they are called."""
+
+_NUMBER = re.compile(r"[-+.\d]*")
+"""No key or token either."""
 
 _VALUE = re.compile(
     r"\bhf_[A-Za-z0-9]{10,}"  # Hugging Face
@@ -30,7 +43,9 @@ _VALUE = re.compile(
     r"|\bxox[abeoprs]-[A-Za-z0-9-]{10,}"
     r"|\bnvapi-[A-Za-z0-9_-]{20,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
-    r"|[a-z][a-z0-9+.-]*://[^/\s:@]+:[^/\s:@]+@"  # https://user:password@host
+    r"|[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s:@]+@"  # https://user:password@host, redis://:password@
+    r"|\b(Bearer|Basic) (?![a-z]+\b|[$<{])\S{6,}"  # a header, and no sentence or variable
+    r"|://hooks\.slack\.com/(services|workflows)/\S|://discord(app)?\.com/api/webhooks/\S"
 )
 
 
@@ -49,5 +64,10 @@ def is_secret_setting(name: str, value: str) -> bool:
     if is_secret(name) or looks_secret(value):
         return True
     words = name.upper().replace("-", "_").split("_")
-    named = not _WORDS.isdisjoint(words) and words[-1] not in _NO_SECRET
-    return named and _PLAIN.fullmatch(value) is None
+    if name.upper() in _NO_NAME or _PLAIN.fullmatch(value):
+        return False
+    if _LAST.fullmatch(words[-1]) or words[-2:] == ["WEBHOOK", "URL"]:
+        return True
+    if words[-1] in _NO_SECRET or _NUMBER.fullmatch(value):
+        return False
+    return not _WORDS.isdisjoint(words)

@@ -395,6 +395,14 @@ def test_old_journals_go(node, monkeypatch):
     assert History(node.root).runs() == ["r3", "r4", "r5"]
 
 
+def test_a_folder_that_a_run_put_something_into_and_removed_then(node):
+    node.run("r0", Directory("/d/e"))
+    before = node.tree()
+    node.run("r1", File("/d/e/a", content="", mode=0o600), Directory("/d/e", state="absent"))
+    assert node.revert("r1")[0]["ok"]
+    assert node.tree() == before
+
+
 # -- any sequence of changes -----------------------------------------------------------------------
 
 PATHS = ("/a", "/b", "/d/a", "/d/b", "/d/e/a", "/d/e/f/a")

@@ -5,6 +5,7 @@ A real sshd shows the old key, then the new one; each step is followed by a conn
 
 from __future__ import annotations
 
+import base64
 import getpass
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from own_sshd import SSHD, keygen, start_sshd
 from spark_cluster.engine import host_key_change
 from spark_cluster.engine.connections import Connections
 from spark_cluster.engine.events import Bus
+from spark_cluster.engine.hostkeys import known_hosts_line
 from spark_cluster.engine.transport import SshConnection, Target
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts.model import Facts
@@ -106,6 +108,29 @@ def test_each_step_leaves_the_node_reachable(site):
     assert site.forget() == []
     site.show(site.old)
     assert not site.is_reached(), "the key that others hold too is good for nothing now"
+
+
+def test_a_key_whose_kind_holds_more_lines(home):
+    """The node made its key files: what they name themselves is not taken on trust."""
+    kind = b"x\n@cert-authority * ssh-ed25519 AAAA\n#"
+    blob = b"".join(len(part).to_bytes(4, "big") + part for part in (kind, b"a" * 32))
+    key = f"ssh-ed25519 {base64.b64encode(blob).decode()}"
+    known = home / ".ssh/known_hosts"
+    known.write_text("github.com ssh-ed25519 AAAA\n")
+    with pytest.raises(Failed, match="no kind of a host key"):
+        host_key_change.announce(Target("spark1", "127.0.0.1"), [key], [])
+    assert known.read_text() == "github.com ssh-ed25519 AAAA\n"
+
+
+@pytest.mark.parametrize("host", ["a b", "a\n@revoked *", "*", "a,b", "!a", "@a", "#a", "|1|x", ""])
+def test_a_host_that_would_be_more_than_a_name(host):
+    with pytest.raises(Failed, match="no name for known_hosts"):
+        known_hosts_line(host, "ssh-ed25519", b"")
+
+
+@pytest.mark.parametrize("host", ["spark1", "10.0.0.1", "[10.0.0.1]:22022", "fe80::1%eth0", "a_b"])
+def test_a_line_of_known_hosts(host):
+    assert known_hosts_line(host, "ssh-ed25519", b"abc") == f"{host} ssh-ed25519 YWJj"
 
 
 def test_a_key_that_is_in_force_on_the_disk_only(site):

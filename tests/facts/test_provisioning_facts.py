@@ -1,11 +1,27 @@
 """Parsers of what provisioning decides by: GID tables, holds, host keys."""
 
+import base64
+
+import pytest
+
 from spark_cluster.facts import gather, parsers
 
 SYS = "/sys/class/infiniband"
 NONE = "0000:0000:0000:0000:0000:0000:0000:0000\n"
 IPV4 = "0000:0000:0000:0000:0000:ffff:c0a8:b10b\n"
 LOCAL = "fe80:0000:0000:0000:4cbb:47ff:fe00:0101\n"
+
+
+def key(kind, *parts, inner=None):
+    """A public key as its file has it; `inner` is the kind that it names itself."""
+    fields = (inner or kind, *parts)
+    blob = b"".join(len(f).to_bytes(4, "big") + f.encode() for f in fields)
+    return f"{kind} {base64.b64encode(blob).decode()}"
+
+
+ED25519 = key("ssh-ed25519", "a" * 32)
+RSA = key("ssh-rsa", "e", "n")
+ECDSA = key("ecdsa-sha2-nistp256", "nistp256", "q")
 
 
 def table(hca, *rows):
@@ -34,10 +50,31 @@ def test_dpkg_with_and_without_what_is_wanted():
 
 
 def test_public_keys_lose_their_comments():
-    assert parsers.public_keys(["ssh-rsa BBB root@x\n", "ssh-ed25519 AAA", "", "nothing"]) == (
-        "ssh-ed25519 AAA",
-        "ssh-rsa BBB",
+    assert parsers.public_keys([f"{RSA} root@x\n", ED25519, ECDSA, "", "nothing"]) == (
+        ECDSA,
+        ED25519,
+        RSA,
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        key("ssh-ed25519", "a" * 32, inner="x\n@cert-authority * ssh-ed25519 AAAA\n#"),
+        key("x-y", "a" * 32),
+        key("ssh-dss", "p", "q"),
+        key("ssh-ed25519", "a" * 32, inner="ssh-rsa"),
+        key("ssh-ed25519", "a" * 32, "more"),
+        ED25519[:-8],
+        "ssh-ed25519 AAA",
+        "ssh-ed25519 \N{LATIN SMALL LETTER E WITH ACUTE}",
+        f'command="x-y" {ED25519}',
+    ],
+    ids=range(9),
+)
+def test_what_is_no_whole_key_of_a_known_kind_is_left_out(text):
+    """A node's files are its own: what they hold goes into known_hosts and authorized_keys."""
+    assert parsers.public_keys([text, RSA]) == (RSA,)
 
 
 def test_facts_of_an_answer():
@@ -49,10 +86,10 @@ def test_facts_of_an_answer():
         "files": {
             "cmdline": "quiet kho=off\n",
             "reboot_required": "*** System restart required ***\n",
-            "mesh_key": "ssh-ed25519 AAA spark1\n",
+            "mesh_key": f"{ED25519} spark1\n",
         },
         "trees": {
-            "host_keys": {"/etc/ssh/ssh_host_ed25519_key.pub": "ssh-ed25519 BBB root@spark1\n"},
+            "host_keys": {"/etc/ssh/ssh_host_ed25519_key.pub": f"{ECDSA} root@spark1\n"},
             "gids?": {f"{SYS}/rocep1s0f1/ports/1/gids/3": IPV4},
             "types?": {f"{SYS}/rocep1s0f1/ports/1/gid_attrs/types/3": "RoCE v2\n"},
         },
@@ -65,5 +102,5 @@ def test_facts_of_an_answer():
     assert facts.hcas[0].gid_index == 3
     assert (facts.packages, facts.held) == ({"fwupd": "2.0.20"}, ("fwupd",))
     assert (facts.cmdline, facts.reboot_required) == ("quiet kho=off", True)
-    assert (facts.host_keys, facts.mesh_key) == (("ssh-ed25519 BBB",), "ssh-ed25519 AAA")
+    assert (facts.host_keys, facts.mesh_key) == ((ECDSA,), ED25519)
     assert set(gather.TREES) == {"host_keys", "gids?", "gids1?", "types?", "types1?"}

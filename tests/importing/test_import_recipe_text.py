@@ -245,6 +245,14 @@ def test_a_secret_becomes_a_reference(variable: str, value: str) -> None:
     assert "s3cret" not in imported.text.lower() + str(imported).lower()
 
 
+def test_a_folder_that_is_not_for_data_is_to_be_allowed() -> None:
+    line = "docker run -v /nowhere/a:/a -v /nowhere/b:/b:ro -v /srv/c:/c e/img vllm serve org/m"
+    recipe, imported = of_command(line)
+    assert [mount.source for mount in recipe.mounts] == ["/nowhere/a", "/nowhere/b", "/srv/c"]
+    (told,) = [text for text in imported.to_do if "--allow-mount" in text]
+    assert told.startswith("allow /nowhere/a of the nodes to be written to")
+
+
 def test_a_model_is_put_into_no_system_folder() -> None:
     recipe, imported = of_command("docker run -v /root/.ssh:/m e/img vllm serve /m")
     assert recipe.model.path is None

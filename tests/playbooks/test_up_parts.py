@@ -7,11 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from spark_cluster.allowances import Allowances
 from spark_cluster.cluster import Spark
 from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.facts.model import Facts, Interface
 from spark_cluster.inventory import Node as Entry
 from spark_cluster.inventory import read_inventory
+from spark_cluster.laptop_files import Allowed
 from spark_cluster.project import Project, shipped_folder
 from spark_cluster.recipe import load_recipe
 from spark_cluster.resources import Directory
@@ -79,6 +81,7 @@ def test_engine_settings_name_what_status_reads():
 
 def test_secrets_come_from_the_laptop_and_are_missed_early(monkeypatch):
     asks = recipe(env={"PLAIN": "1", "WANDB_API_KEY": FromLaptop(env="MY_WANDB")})
+    asks._laptop = Allowed(user=Allowances(env=("MY_WANDB",)))
     monkeypatch.delenv("MY_WANDB", raising=False)
     with pytest.raises(UsageError, match="wants the variable MY_WANDB of this machine"):
         UP["plan_nodes"](Play(node("a")), asks, 1)

@@ -78,6 +78,24 @@ def test_what_everybody_can_write_is_not_run(folder: Path, part: str, mode: int)
     assert not was_run(folder)
 
 
+@pytest.mark.parametrize("part", [".", "roles", "roles/drivers/__init__.py"])
+def test_nor_in_a_checkout(folder: Path, tmp_path: Path, part: str) -> None:
+    """What ships lies in folders of the user there, and what `recipes import` writes."""
+    path = folder / part
+    path.chmod(path.stat().st_mode | 0o002)
+    for where in (folder, Path(__file__).parent):
+        with pytest.raises(Refused, match="role drivers is not used"):
+            Project(where, shipped=folder).load_role("drivers")
+    assert not was_run(folder)
+
+
+def test_what_is_installed_is_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever could write it could write the code that looks."""
+    inside = Path(trust.__file__).parent / "role.py"
+    monkeypatch.setattr(trust, "why_foreign", lambda path: (f"{path} is foreign", ""))
+    assert Project(tmp_path).foreign(inside) is None
+
+
 def test_doctor_and_playbook_run_nothing_in_such_a_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,10 +105,34 @@ def test_doctor_and_playbook_run_nothing_in_such_a_folder(
         done = CliRunner().invoke(cli, words)
         assert isinstance(done.exception, SparkClusterError), (words, done.output)
     assert not was_run(folder)
-    done = CliRunner().invoke(cli, ["doctor"])
-    assert isinstance(done.exception, Refused)
-    assert "role drivers is not used" in str(done.exception)
-    assert "which machines are changed" in done.stderr  # the inventory is data: it is read
+
+
+@pytest.mark.parametrize("words", [["ping"], ["doctor"], ["up"], ["-i", "inventory.yaml", "ping"]])
+@pytest.mark.parametrize("part", [".", "inventory.yaml"])
+def test_an_inventory_that_others_can_write_is_not_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], part: str
+) -> None:
+    """It says where sudo passwords are sent, and which host keys are believed."""
+    monkeypatch.chdir(folder)
+    (folder / part).chmod(0o777)
+    done = CliRunner().invoke(cli, words)
+    assert isinstance(done.exception, Refused), done.output
+    assert "inventory is not used: " in str(done.exception)
+    assert "can be written by everybody" in str(done.exception)
+    assert "chmod o-w" in done.exception.hint
+
+
+@needs_root
+def test_an_inventory_that_somebody_left_in_tmp(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    folder.chmod(0o1777)
+    os.chown(folder / "inventory.yaml", OTHER, OTHER)
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(cli, ["ping"])
+    assert isinstance(done.exception, Refused), done.output
+    assert "belongs to another user" in str(done.exception)
 
 
 def test_a_playbook_by_path(folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """JsonKeys: our keys in a file that others own too."""
 
 import json
+import stat
 
 import pytest
 
@@ -145,3 +146,11 @@ def test_a_file_that_holds_an_escaped_secret_of_the_request_is_not_kept(node):
     node.apply(File(other, content="{}"))
     assert b"word-one" not in own_files(node)
     assert host.is_secret(other)
+
+
+def test_a_new_file_with_a_secret_is_its_owners_alone(node):
+    node.apply(JsonKeys(PATH, keys={"token": Secret("hunter2-of-now")}))
+    assert stat.S_IMODE(node.path(PATH).stat().st_mode) == 0o600
+    node.put(PATH, "{}", 0o640)
+    node.apply(JsonKeys(PATH, keys={"token": Secret("hunter2-of-now")}))
+    assert stat.S_IMODE(node.path(PATH).stat().st_mode) == 0o640

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_cluster.cluster import Spark
-from spark_cluster.errors import Refused
+from spark_cluster.errors import Refused, UsageError
 from spark_cluster.inventory import Inventory, read_inventory
 from spark_cluster.ports import EPHEMERAL, EnginePorts, recipe_ports, vllm_ports
 from spark_cluster.project import Project, shipped_folder
@@ -67,6 +67,17 @@ def test_what_a_recipe_and_an_inventory_choose_is_closed(tmp_path: Path) -> None
     found = firewall.closed(other, chosen, NODES_A_B)
     assert {(29777, 29777), (6400, 6400), (19001, 19009), (21000, 21099)} <= set(found)
     assert vllm_ports({"VLLM_PORT": "tcp://10.0.0.1:80"}) == ()
+    assert vllm_ports({"VLLM_PORT": "65530"}) == ((65530, 65535),)
+    assert vllm_ports({}) == vllm_ports({"VLLM_PORT": ""}) == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["\N{SUPERSCRIPT TWO}", "70000", "0", " 21000", "+21000", "-1", "2_1", "00002199999"]
+)
+def test_a_port_of_vllm_that_is_none(text: str) -> None:
+    """vLLM takes some of them all the same, and its ports would not be closed."""
+    with pytest.raises(UsageError, match=r"VLLM_PORT: found .*, expected a port from 1 to 65535"):
+        vllm_ports({"VLLM_PORT": text})
 
 
 @pytest.mark.parametrize(

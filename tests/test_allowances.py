@@ -1,0 +1,139 @@
+"""What a recipe may have of this machine and of the nodes only when the user says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from spark_cluster.allowances import NOTHING, Allowances
+from spark_cluster.cli import cli
+from spark_cluster.errors import InvalidFile, Refused
+from spark_cluster.inventory import read_inventory
+from spark_cluster.laptop_files import must_be_allowed
+from spark_cluster.project import Project
+from spark_cluster.recipe import Recipe, load_recipe
+from spark_cluster.serving.secret_env import secrets_of_laptop
+
+TEXT = """\
+name: r
+model: {name: google/gemma-4-31B-it, served_name: m}
+image: {ref: "repo/image:1"}
+"""
+ENV = "env: {X: {env: AWS_SECRET_ACCESS_KEY}, PLAIN: '1'}\n"
+NAME = "AWS_SECRET_ACCESS_KEY"
+INVENTORY = "nodes: {a: {address: 127.0.0.1, port: 1}}\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(NAME, "hunter2")
+    return tmp_path
+
+
+def recipe(folder: Path, more: str, allow: Allowances = NOTHING) -> Recipe:
+    (folder / "recipes/r.yaml").write_text(TEXT + more)
+    return load_recipe("r", Project(folder), allow)
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli, list(words))
+
+
+def test_a_variable_of_this_machine_is_not_given_unasked(folder: Path) -> None:
+    with pytest.raises(Refused, match=rf"variable {NAME} of this machine .*\(env\.X\)") as e:
+        must_be_allowed(recipe(folder, ENV))
+    assert f"--allow-env {NAME}" in e.value.hint
+    assert "`allow_env` under serve in the inventory" in e.value.hint
+    with pytest.raises(Refused):
+        secrets_of_laptop(recipe(folder, ENV, Allowances(env=("AWS_SECRET_ACCESS",))))
+
+
+def test_the_user_may_allow_it(folder: Path) -> None:
+    asks = recipe(folder, ENV, Allowances(env=(NAME,)))
+    must_be_allowed(asks)
+    assert secrets_of_laptop(asks) == {"X": "hunter2"}
+
+
+def test_the_inventory_may_allow_it(folder: Path) -> None:
+    (folder / "inventory.yaml").write_text(INVENTORY + f"serve: {{allow_env: [{NAME}]}}\n")
+    assert read_inventory(folder / "inventory.yaml").serve.allow_env == [NAME]
+    recipe(folder, ENV)
+    assert not isinstance(run("up", "--recipe", "r").exception, Refused)
+
+
+def test_up_refuses_and_allows(folder: Path) -> None:
+    recipe(folder, ENV)
+    assert isinstance(run("up", "--recipe", "r").exception, Refused)
+    done = run("up", "--recipe", "r", "--allow-env", NAME)
+    assert not isinstance(done.exception, Refused)
+
+
+@pytest.mark.parametrize("value", ["hunter2", ""])
+def test_lint_lists_the_variables_and_reads_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv(NAME, value)
+    recipe(folder, ENV)
+    done = run("lint", "r")
+    assert f"asks for {NAME} of this machine" in done.output
+    assert "--allow-env" in done.output
+    assert "--allow-env" not in run("lint", "r", "--allow-env", NAME).output
+    assert json.loads(run("--json", "lint", "r").output)["variables"] == [NAME]
+    plan = run("plan", "r", "--offline")
+    assert f"--allow-env {NAME}" in " ".join(plan.output.split())
+    assert "hunter2" not in done.output + plan.output
+
+
+def mount(source: str, *, read_only: bool = False) -> str:
+    return f"mounts: [{{source: {source}, target: /x, read_only: {str(read_only).lower()}}}]\n"
+
+
+WRITES = {
+    "mounts[0].source": (TEXT, mount("/nowhere/a")),
+    "model.path": (TEXT.replace("served_name: m", "served_name: m, path: /nowhere/a"), ""),
+    "drafter.path": (TEXT, "drafter: {method: mtp, path: /nowhere/a, tokens: 1}\n"),
+}
+
+
+@pytest.mark.parametrize("key", WRITES)
+def test_a_recipe_writes_to_folders_for_data_only(folder: Path, key: str) -> None:
+    text, more = WRITES[key]
+    (folder / "recipes/r.yaml").write_text(text + more)
+    with pytest.raises(Refused, match=r"wants to write to /nowhere/a of the nodes") as e:
+        must_be_allowed(load_recipe("r", Project(folder)))
+    assert f"({key})" in e.value.message
+    assert "--allow-mount /nowhere/a" in e.value.hint
+    assert "`allow_mounts` under serve in the inventory" in e.value.hint
+    for allowed in ("/nowhere/a", "/nowhere"):
+        must_be_allowed(load_recipe("r", Project(folder), Allowances(mounts=(allowed,))))
+
+
+def test_what_is_read_only_or_for_data_needs_no_leave(folder: Path) -> None:
+    must_be_allowed(recipe(folder, mount("/nowhere/a", read_only=True)))
+    must_be_allowed(recipe(folder, mount("/srv/cache")))
+
+
+def test_no_leave_opens_a_system_folder(folder: Path) -> None:
+    with pytest.raises(InvalidFile, match="which no container may have"):
+        recipe(folder, mount("/var/lib/cloud"), Allowances(mounts=("/var/lib/cloud",)))
+
+
+@pytest.mark.parametrize("command", [["up", "--recipe"], ["lint"], ["plan", "--offline"]])
+def test_commands_refuse_and_allow_a_folder(folder: Path, command: list[str]) -> None:
+    recipe(folder, mount("/nowhere/a"))
+    assert isinstance(run(*command, "r").exception, Refused)
+    assert not isinstance(run(*command, "r", "--allow-mount", "/nowhere").exception, Refused)
+    (folder / "inventory.yaml").write_text(INVENTORY + "serve: {allow_mounts: [/nowhere]}\n")
+    assert not isinstance(run(*command, "r").exception, Refused)
+
+
+def test_what_ships_needs_no_leave(folder: Path) -> None:
+    project = Project(folder)
+    for name in project.list("recipes"):
+        must_be_allowed(load_recipe(name, project))
