@@ -149,6 +149,7 @@ def test_a_file_that_holds_an_escaped_secret_of_the_request_is_not_kept(node):
 
 
 def test_a_new_file_with_a_secret_is_its_owners_alone(node):
+    node.path(PATH).parent.mkdir(parents=True)
     node.apply(JsonKeys(PATH, keys={"token": Secret("hunter2-of-now")}))
     assert stat.S_IMODE(node.path(PATH).stat().st_mode) == 0o600
     node.put(PATH, "{}", 0o640)
