@@ -7,8 +7,8 @@ import threading
 import time
 
 import pytest
-from hung_processes import ended, freezer, hangs_in, lives, pid_in, with_a_limit
-from waiting import FAR_S, until
+from hung_processes import ended, freezer, hangs_in, lives, pid_in
+from waiting import FAR_S, until, with_a_limit
 
 from spark_cluster.agent import gathering, main, output, processes
 from spark_cluster.agent.host import Cancelled, Host

@@ -8,8 +8,8 @@ import time
 from contextlib import suppress
 
 import pytest
-from hung_processes import ended, lives, pid_in, with_a_limit
-from waiting import FAR_S, until
+from hung_processes import ended, lives, pid_in
+from waiting import FAR_S, until, with_a_limit
 
 from spark_cluster.agent import moment, units, worker
 from spark_cluster.agent.host import Cancelled, Host
