@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from spark_cluster.agent.descendants import BLOCKED, MARK, Process, belonging, process
+from spark_cluster.agent.faults import explain
 from spark_cluster.agent.output import Kept, Lines
 from spark_cluster.resources.base import ResourceError
 
@@ -162,7 +163,7 @@ class Running:
         files: where its two outputs go instead of to who attends.
 
     Raises:
-        ResourceError: there is no such command, folder or user.
+        ResourceError: there is no such command, folder or user, or the kernel does not start it.
     """
 
     def __init__(
@@ -197,8 +198,9 @@ class Running:
             )
         except FileNotFoundError as error:
             raise ResourceError(f"{error.filename}: no such command or folder") from None
-        except PermissionError as error:
-            raise ResourceError(f"{error.filename}: permission denied") from None
+        except OSError as error:
+            error.filename = error.filename or argv[0]  # none where no process could be made
+            raise ResourceError(explain(error)) from None
         self._leader = process(self._process.pid)
         self._pidfd = _pidfd(self._process.pid)
 

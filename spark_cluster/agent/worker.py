@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from spark_cluster.agent import moment
+from spark_cluster.agent.faults import OUR_FAULT, explain, our_fault
 from spark_cluster.agent.processes import Running
 from spark_cluster.resources.base import ResourceError
 
@@ -44,27 +45,35 @@ def main(name: str) -> None:
     (folder / "work").unlink()
     (folder / "status").write_text(" " * ROOM)
     (folder / "begun").write_text(json.dumps({**moment.now(), "pid": os.getpid()}))
-    _tell(folder / "status", _run(folder, work))
+    _tell(folder / "status", _result(folder, work))
     os._exit(0)  # whatever the command left behind is systemd's to end
 
 
-def _run(folder: Path, work: dict[str, Any]) -> dict[str, Any]:
+def _result(folder: Path, work: dict[str, Any]) -> dict[str, Any]:
+    """How it ended; without a word of it the watcher would take it for killed from outside."""
+    try:
+        return {"status": _run(folder, work)}
+    except ResourceError as error:
+        return {"error": error.message, "hint": error.hint}
+    except OSError as error:
+        return {"error": explain(error)}
+    except Exception as error:  # noqa: BLE001  (told to who watches)
+        return {"error": our_fault(error), "hint": OUR_FAULT}
+
+
+def _run(folder: Path, work: dict[str, Any]) -> int:
     with (folder / "out").open("ab") as out, (folder / "err").open("ab") as err:
         threading.Thread(target=_bound, args=((out, err), OUTPUT_ROOM), daemon=True).start()
-        try:
-            running = Running(
-                work["argv"],
-                env=work["env"],
-                user=work["user"],
-                timeout=work["timeout"],
-                files=(out, err),
-                umask=0o022,
-            )
-            stdin = base64.b64decode(work["stdin"])
-            status = running.attend(lambda *_: None, threading.Event(), stdin)
-        except ResourceError as error:
-            return {"error": error.message, "hint": error.hint}
-        return {"status": status}
+        running = Running(
+            work["argv"],
+            env=work["env"],
+            user=work["user"],
+            timeout=work["timeout"],
+            files=(out, err),
+            umask=0o022,
+        )
+        stdin = base64.b64decode(work["stdin"])
+        return running.attend(lambda *_: None, threading.Event(), stdin)
 
 
 def _bound(outputs: tuple[BinaryIO, ...], room: int) -> None:
