@@ -35,3 +35,12 @@ def until(
             raise AssertionError(f"{what or 'what was waited for'}: not within {limit_s:g} s")
         time.sleep(every_s)
     return found
+
+
+def with_a_limit(attempt: Callable[[float], object]) -> None:
+    """Try with a limit of a second, and with longer ones where the machine is too busy for what
+    has to happen before it: `attempt(limit_s)` is true once it did happen."""
+    for limit_s in (1.0, 10.0, 60.0):
+        if attempt(limit_s):
+            return
+    raise AssertionError("it did not come about within a minute")

@@ -50,7 +50,11 @@ class _Call:
         self.reply: queue.Queue[Reply] = queue.Queue()
         self._request = request
         self._until = until
-        self._connection: http.client.HTTPConnection | None = None
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._socket: socket.socket | None = None
+        """Of the connection, in a handle of its own: http.client gives away the one that it has,
+        to TLS and then to the answer."""
 
     def make(self) -> None:
         try:
@@ -61,13 +65,29 @@ class _Call:
             self.reply.put(
                 _no_answer("the address or a header has characters that HTTP cannot carry")
             )
+        finally:
+            with self._lock:
+                if self._socket is not None:
+                    self._socket.close()
+                    self._socket = None
 
     def abandon(self) -> None:
         """Have the thread end soon."""
-        waits_for = self._connection.sock if self._connection is not None else None
-        if waits_for is not None:
-            with contextlib.suppress(OSError):
-                waits_for.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self._abandoned = True
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _connect(self, *args: Any, **options: Any) -> socket.socket:
+        """In place of `socket.create_connection`."""
+        made = socket.create_connection(*args, **options)
+        with self._lock:
+            if self._abandoned:
+                made.close()
+                raise OSError("nobody waits for the answer any more")
+            self._socket = made.dup()
+        return made
 
     def _make(self) -> Reply:
         where = urlsplit(self._request["url"])
@@ -76,31 +96,33 @@ class _Call:
         left = max(0.1, self._until - time.monotonic())
         certificate = self._request.get("certificate")
         told = {}
+        connection: http.client.HTTPConnection
         if certificate is not None:
             from spark_cluster.agent.pinned_tls import PinnedConnection, fingerprint
 
             told["certificate"] = fingerprint(certificate)
-            self._connection = PinnedConnection(
+            connection = PinnedConnection(
                 where.hostname, where.port, told["certificate"], timeout=left
             )
         elif where.scheme == "https":
-            self._connection = http.client.HTTPSConnection(where.hostname, where.port, timeout=left)
+            connection = http.client.HTTPSConnection(where.hostname, where.port, timeout=left)
         else:
-            self._connection = http.client.HTTPConnection(where.hostname, where.port, timeout=left)
+            connection = http.client.HTTPConnection(where.hostname, where.port, timeout=left)
+        connection._create_connection = self._connect  # type: ignore[attr-defined]
         body = self._request.get("body")
         headers = {"Connection": "close", **self._request.get("headers", {})}
         headers |= _bearer(self._request.get("bearer_file"))
         if body is not None:
             headers.setdefault("Content-Type", "application/x-www-form-urlencoded")
         path = f"{where.path or '/'}?{where.query}" if where.query else where.path or "/"
-        with contextlib.closing(self._connection):
-            self._connection.request(
+        with contextlib.closing(connection):
+            connection.request(
                 self._request.get("method", "GET"),
                 path,
                 None if body is None else body.encode(),
                 headers,
             )
-            answer = self._connection.getresponse()
+            answer = connection.getresponse()
             return {**_read(answer), **told}
 
 

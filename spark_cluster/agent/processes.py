@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any
 
 from spark_cluster.agent.descendants import BLOCKED, MARK, Process, belonging, process
+from spark_cluster.agent.faults import explain
 from spark_cluster.agent.output import Kept, Lines
 from spark_cluster.resources.base import ResourceError
 
@@ -159,10 +160,9 @@ class Running:
         must_finish: it goes on when the laptop is gone (its limit holds all the same).
         merged: its standard error goes where its standard output goes.
         user: run as this user, with their groups.
-        files: where its two outputs go instead of to who attends.
 
     Raises:
-        ResourceError: there is no such command, folder or user.
+        ResourceError: there is no such command, folder or user, or the kernel does not start it.
     """
 
     def __init__(
@@ -175,7 +175,6 @@ class Running:
         merged: bool = False,
         cwd: str | None = None,
         user: str | None = None,
-        files: tuple[IO[bytes], IO[bytes]] | None = None,
         umask: int = -1,
     ) -> None:
         self.argv = tuple(argv)
@@ -187,8 +186,8 @@ class Running:
             self._process = subprocess.Popen(
                 list(argv),
                 stdin=subprocess.PIPE,
-                stdout=files[0] if files else subprocess.PIPE,
-                stderr=files[1] if files else subprocess.STDOUT if merged else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT if merged else subprocess.PIPE,
                 env={**env, MARK: self._mark},
                 cwd=cwd,
                 umask=umask,
@@ -197,8 +196,9 @@ class Running:
             )
         except FileNotFoundError as error:
             raise ResourceError(f"{error.filename}: no such command or folder") from None
-        except PermissionError as error:
-            raise ResourceError(f"{error.filename}: permission denied") from None
+        except OSError as error:
+            error.filename = error.filename or argv[0]  # none where no process could be made
+            raise ResourceError(explain(error)) from None
         self._leader = process(self._process.pid)
         self._pidfd = _pidfd(self._process.pid)
 
@@ -220,8 +220,12 @@ class Running:
                     self._too_long()
                 pipes.serve(min(TICK, left))
             drained = time.monotonic() + DRAIN_S
-            while pipes.open and (left := drained - time.monotonic()) > 0:
-                pipes.serve(left)
+            left = DRAIN_S
+            while pipes.open and left > 0:
+                left = drained - time.monotonic()
+                pipes.serve(
+                    max(left, 0.0)
+                )  # also of who comes late: a pipe full of it may be there
         if cancelled.is_set() and not self.must_finish:
             raise Cancelled
         return self._process.wait()  # it has ended: this only collects it

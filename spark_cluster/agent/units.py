@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.agent import moment, processes
 from spark_cluster.agent.faults import explain
-from spark_cluster.agent.output import LINE_LIMIT
 from spark_cluster.agent.processes import Cancelled, Completed
+from spark_cluster.agent.unit_output import Tail, text_of
 from spark_cluster.resources.base import ResourceError
 
 if TYPE_CHECKING:
@@ -41,12 +41,6 @@ STALE_S = 24 * 3600.0
 
 PROGRESS_S = 0.25
 """At most one line of progress in so many seconds."""
-
-OUTPUT_LIMIT = 4 * 1024 * 1024
-"""Bytes of each output that are kept for the result: the last ones."""
-
-BLOCK = 1024 * 1024
-"""Bytes of an output that are read at once."""
 
 TELL_S = 2.0
 """Seconds in which systemd must take an order, while the laptop is gone and the lock waits."""
@@ -210,7 +204,23 @@ class _Unit:
             Cancelled: the laptop is gone; the work goes on, unless it shall not.
         """
         heard = self.work.heard or _seldom(self.host.progress)
-        tails = [_Tail(self.folder / name, heard) for name in ("out", "err")]
+        with (
+            contextlib.closing(Tail(self.folder / "out", heard)) as out,
+            contextlib.closing(Tail(self.folder / "err", heard)) as err,
+        ):
+            self._until_ended((out, err))
+        result = _read(self.folder / "status")
+        if result is None:
+            raise ResourceError(
+                f"{self.work.key}: {self.work.argv[0]} was ended from outside "
+                "(killed, or the node ran out of memory)",
+                self._advice(),
+            )
+        return self._take(result)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _until_ended(self, tails: tuple[Tail, ...]) -> None:
         begun = _read(self.folder / "begun") or moment.now()
         graces = processes.TERM_GRACE + processes.KILL_GRACE + processes.DRAIN_S
         limit = self.work.timeout + graces + ENDING_S
@@ -228,16 +238,6 @@ class _Unit:
                 )
         for tail in tails:
             tail.read(last=True)
-        result = _read(self.folder / "status")
-        if result is None:
-            raise ResourceError(
-                f"{self.work.key}: {self.work.argv[0]} was ended from outside "
-                "(killed, or the node ran out of memory)",
-                self._advice(),
-            )
-        return self._take(result)
-
-    # -- inside --------------------------------------------------------------------------------
 
     def _systemd_run(self) -> list[str]:
         properties = {
@@ -276,7 +276,7 @@ class _Unit:
 
     def _take(self, result: dict[str, Any]) -> Completed:
         """The result, of which nothing stays on the node."""
-        out, err = (_text(self.folder / name) for name in ("out", "err"))
+        out, err = (text_of(self.folder / name) for name in ("out", "err"))
         free = shutil.disk_usage(self.folder).free
         shutil.rmtree(self.folder, ignore_errors=True)
         if "error" in result:
@@ -290,41 +290,6 @@ class _Unit:
 
     def _advice(self) -> str:
         return f"`journalctl -u {self.name}` and `journalctl -k` on the node"
-
-
-class _Tail:
-    """Tells the lines of a growing file."""
-
-    def __init__(self, path: Path, heard: Callable[[str], None]) -> None:
-        self._path = path
-        self._heard = heard
-        self._at = 0
-        self._rest = b""
-
-    def read(self, *, last: bool = False) -> bool:
-        """Tell what has come; whether anything has."""
-        try:
-            with self._path.open("rb") as source:
-                if source.seek(0, os.SEEK_END) < self._at:  # it got too long, and was emptied
-                    self._at = 0
-                begin = source.seek(self._at)
-                while data := source.read(BLOCK):
-                    self._at += len(data)
-                    self._tell(data)
-        except FileNotFoundError:
-            return False
-        if last:
-            self._tell(b"\n")
-        return self._at > begin
-
-    def _tell(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
-        if len(self._rest) > LINE_LIMIT:
-            lines.append(self._rest)
-            self._rest = b""
-        for line in lines:
-            if line.strip():
-                self._heard(line.decode(errors="replace").rstrip())
 
 
 def _seldom(tell: Callable[[str], None]) -> Callable[[str], None]:
@@ -353,15 +318,6 @@ def _running(folder: Path) -> bool:
     finally:
         os.close(handle)
     return False
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as source:
-            source.seek(max(0, path.stat().st_size - OUTPUT_LIMIT))
-            return source.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""
 
 
 def _read(path: Path) -> dict[str, Any] | None:

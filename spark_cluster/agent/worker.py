@@ -9,28 +9,22 @@ the work is kept here, with or without an agent; systemd's own, a little later, 
 from __future__ import annotations
 
 import base64
-import contextlib
 import fcntl
 import json
 import os
 import signal
 import threading
-import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from spark_cluster.agent import moment
+from spark_cluster.agent.faults import OUR_FAULT, explain, our_fault
 from spark_cluster.agent.processes import Running
+from spark_cluster.agent.unit_output import OutputFile
 from spark_cluster.resources.base import ResourceError
 
 ROOM = 4096
 """Bytes of the status file, taken at the start: a disk that gets full must not hide the end."""
-
-OUTPUT_ROOM = 64 * 1024 * 1024
-"""Bytes of one output on the disk; of a longer one only what comes last is there."""
-
-LOOK_EVERY_S = 1.0
-"""Seconds between two looks at the length of the outputs."""
 
 
 def main(name: str) -> None:
@@ -44,37 +38,39 @@ def main(name: str) -> None:
     (folder / "work").unlink()
     (folder / "status").write_text(" " * ROOM)
     (folder / "begun").write_text(json.dumps({**moment.now(), "pid": os.getpid()}))
-    _tell(folder / "status", _run(folder, work))
+    _tell(folder / "status", _result(folder, work))
     os._exit(0)  # whatever the command left behind is systemd's to end
 
 
-def _run(folder: Path, work: dict[str, Any]) -> dict[str, Any]:
-    with (folder / "out").open("ab") as out, (folder / "err").open("ab") as err:
-        threading.Thread(target=_bound, args=((out, err), OUTPUT_ROOM), daemon=True).start()
-        try:
-            running = Running(
-                work["argv"],
-                env=work["env"],
-                user=work["user"],
-                timeout=work["timeout"],
-                files=(out, err),
-                umask=0o022,
-            )
-            stdin = base64.b64decode(work["stdin"])
-            status = running.attend(lambda *_: None, threading.Event(), stdin)
-        except ResourceError as error:
-            return {"error": error.message, "hint": error.hint}
-        return {"status": status}
+def _result(folder: Path, work: dict[str, Any]) -> dict[str, Any]:
+    """How it ended; without a word of it the watcher would take it for killed from outside."""
+    try:
+        return {"status": _run(folder, work)}
+    except ResourceError as error:
+        return {"error": error.message, "hint": error.hint}
+    except OSError as error:
+        return {"error": explain(error)}
+    except Exception as error:  # noqa: BLE001  (told to who watches)
+        return {"error": our_fault(error), "hint": OUR_FAULT}
 
 
-def _bound(outputs: tuple[BinaryIO, ...], room: int) -> None:
-    """Empty a file that gets too long; who appends to it goes on at its new end."""
-    while not any(output.closed for output in outputs):
-        for output in outputs:
-            with contextlib.suppress(ValueError, OSError):  # closed in this moment
-                if os.fstat(output.fileno()).st_size > room:
-                    os.ftruncate(output.fileno(), 0)
-        time.sleep(LOOK_EVERY_S)
+def _run(folder: Path, work: dict[str, Any]) -> int:
+    outputs = {1: OutputFile(folder / "out"), 2: OutputFile(folder / "err")}
+    running = Running(
+        work["argv"],
+        env=work["env"],
+        user=work["user"],
+        timeout=work["timeout"],
+        umask=0o022,
+    )
+    stdin = base64.b64decode(work["stdin"])
+    try:
+        return running.attend(
+            lambda number, data: outputs[number].add(data), threading.Event(), stdin
+        )
+    finally:
+        for output in outputs.values():
+            output.close()
 
 
 def _tell(path: Path, result: dict[str, Any]) -> None:

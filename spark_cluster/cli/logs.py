@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from spark_cluster.agent.output import LINE_LIMIT
 from spark_cluster.cli.app import App
 from spark_cluster.cli.visible import coloured, lines_of
 
 if TYPE_CHECKING:
     from spark_cluster.engine.play import Play
+    from spark_cluster.engine.session import Pending
 
 
 @click.command()
@@ -66,26 +69,59 @@ def _present(play: Play, names: list[str]) -> list[tuple[str, str]]:
 
 
 def _follow(play: Play, found: list[tuple[str, str]], tail: int) -> None:
-    """Stream all logs at once; whole lines only, so that they do not mix."""
+    """Stream all logs at once; whole lines only, so that they do not mix.
+
+    Raises:
+        SparkClusterError: the first error of a log, as soon as it is there.
+    """
+    outcomes: queue.Queue[BaseException | None] = queue.Queue()
+
+    def stream(pending: Pending, printer: _Printer) -> None:
+        try:
+            try:
+                pending.wait(printer)
+            finally:
+                printer.end()
+        except BaseException as error:  # noqa: BLE001  (handed to who waits)
+            outcomes.put(error)
+        else:
+            outcomes.put(None)
+
     threads = []
     for node, name in found:
         argv = ["docker", "logs", "--follow", "--tail", str(tail), name]
         pending = play.connections.session(node).submit("stream", argv=argv)
         printer = _Printer(f"{node} {name.removeprefix('spark-')}: ")
-        threads.append(threading.Thread(target=pending.wait, args=(printer,), daemon=True))
+        threads.append(threading.Thread(target=stream, args=(pending, printer), daemon=True))
     for thread in threads:
         thread.start()
-    while any(thread.is_alive() for thread in threads):
-        for thread in threads:
-            thread.join(timeout=0.2)
+    for _ in threads:
+        error = outcomes.get()
+        if error is not None:
+            raise error
 
 
 class _Printer:
+    """Prints the lines of a log that comes in parts, each with its prefix."""
+
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self.rest = ""
 
     def __call__(self, event: dict[str, Any]) -> None:
-        *lines, self.rest = (self.rest + event.get("text", "")).split("\n")
-        for line in (part for whole in lines for part in lines_of(whole) or [""]):
+        text = self.rest + event.get("text", "")
+        # A carriage return that is the last to have come may be the half of a line end.
+        cut = max(text.rfind("\n"), text.rfind("\r", 0, len(text) - 1)) + 1
+        if len(text) - cut > LINE_LIMIT:
+            cut = len(text)
+        self.rest = text[cut:]
+        self._print(text[:cut])
+
+    def end(self) -> None:
+        """Print the last line, which no line end followed."""
+        self._print(self.rest)
+        self.rest = ""
+
+    def _print(self, text: str) -> None:
+        for line in lines_of(text):
             click.echo(coloured(self.prefix + line))

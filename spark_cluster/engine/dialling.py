@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import paramiko
 
     from spark_cluster.engine.host_key_check import HostKeyCheck
+    from spark_cluster.engine.ssh_limits import NoAnswer
 
 __all__ = ["CIPHERS", "Target", "connect", "dial", "hang_up", "socket_to", "unreachable"]
 
@@ -245,11 +246,14 @@ def _open(connection: fabric.Connection, hop: Hop, target: Target) -> None:
     import paramiko
 
     from spark_cluster.engine.host_key_check import HostKeyRefused
+    from spark_cluster.engine.ssh_limits import NoAnswer
 
     try:
         connection.open()
     except HostKeyRefused as error:
         raise host_key_errors.refused(error.judgement, hop, target) from None
+    except NoAnswer as error:
+        raise no_answer(target, error, hop) from None
     except paramiko.ChannelException as error:
         raise Unreachable(
             f"the jump host does not reach {hop.place}: {error.text}",
@@ -300,4 +304,25 @@ def unreachable(target: Target, why: str) -> Unreachable:
         where=target.name,
         hint="ssh -v to the node shows more; after several failures sshd itself refuses an "
         "address for some minutes",
+    )
+
+
+def no_answer(target: Target, error: NoAnswer, hop: Hop | None = None) -> Unreachable:
+    """The error of a server that was silent for too long.
+
+    Args:
+        hop: the host to which a connection is being made; None when it is there already.
+    """
+    if hop is not None and error.of_gateway:
+        return Unreachable(
+            f"the jump host did not reach {hop.place} within {target.connect_timeout_s:g} s",
+            where=target.name,
+            hint="check that it is on, and on the jump host that it answers from there",
+        )
+    where = "" if hop is None or hop.is_node else f" of the jump host {hop.place}"
+    return Unreachable(
+        f"sshd{where} did not {error.step} within {target.connect_timeout_s:g} s",
+        where=target.name,
+        hint="the network reaches it, so it hangs or is overloaded: look at its console for want "
+        "of memory or a full process table; a reboot may be all that helps",
     )

@@ -18,6 +18,7 @@ import paramiko
 
 from spark_cluster.engine import host_certificate, known_hosts
 from spark_cluster.engine.known_hosts import CERTIFICATE, HostName, Line, Verdict
+from spark_cluster.engine.ssh_limits import LimitedTransport
 from spark_cluster.errors import Failed
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ class StrictPolicy(paramiko.MissingHostKeyPolicy):
             raise HostKeyRefused(judgement)
 
 
-class Transport(paramiko.Transport):
+class Transport(LimitedTransport):
     """Asks for the host key that is known of a host with several."""
 
     def __init__(self, sock: Any, *, check: HostKeyCheck, **options: Any) -> None:

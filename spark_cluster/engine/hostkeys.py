@@ -13,10 +13,11 @@ from pathlib import Path
 import paramiko
 
 from spark_cluster.engine import known_hosts_file
-from spark_cluster.engine.dialling import dial, hang_up, new_transport, socket_to
+from spark_cluster.engine.dialling import dial, hang_up, new_transport, no_answer, socket_to
 from spark_cluster.engine.host_key_check import HostKeyCheck, Judgement
 from spark_cluster.engine.known_hosts import HostName, Verdict
 from spark_cluster.engine.ssh_config import lookup
+from spark_cluster.engine.ssh_limits import NoAnswer
 from spark_cluster.engine.ssh_route import Hop, Target, route
 from spark_cluster.errors import Failed, Unreachable
 
@@ -79,8 +80,10 @@ def show(target: Target, hops: Sequence[Hop] | None = None) -> Shown:
         stack.callback(transport.close)
         transport.banner_timeout = target.connect_timeout_s
         try:
-            transport.start_client(timeout=target.connect_timeout_s)
-            key = transport.get_remote_server_key()  # raises when nothing came in time
+            transport.start_client()
+            key = transport.get_remote_server_key()
+        except NoAnswer as error:
+            raise no_answer(target, error, hops[-1]) from None
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise Unreachable(f"SSH failed: {error or 'cut'}", where=target.name) from None
     return _shown(target.name, check.name.name, check.judge(key))
@@ -127,6 +130,8 @@ def _socket(
     address, limit = (hops[-1].settings.host, hops[-1].settings.port), target.connect_timeout_s
     try:
         through = gateway.transport.open_channel("direct-tcpip", address, ("", 0), timeout=limit)
+    except NoAnswer as error:
+        raise no_answer(target, error, hops[-1]) from None
     except (paramiko.SSHException, OSError, EOFError) as error:
         raise Unreachable(
             f"the jump host does not reach {hops[-1].place}: {error or 'cut'}", where=target.name

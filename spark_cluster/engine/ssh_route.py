@@ -24,7 +24,8 @@ class Target:
         identity_file: a private key to offer first.
         known_hosts: a file of host keys next to the user's own.
         jump: `[user@]host[:port]` to go through; None leaves it to ssh_config.
-        connect_timeout_s: seconds for each of TCP, banner and authentication.
+        connect_timeout_s: seconds for each of TCP, banner, key exchange, authentication, a
+            session and the start of a command in it.
         sudo_password: asked for when it is needed; returns None when there is none.
         login_password: asked for when the node takes no key, for a first contact; it goes to this
             node only, never to a jump host. Returns None when there is none.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.engine import payload
 from spark_cluster.engine.channel import TAKES_NOTHING_S
-from spark_cluster.engine.dialling import connect, hang_up, unreachable
+from spark_cluster.engine.dialling import connect, hang_up, no_answer, unreachable
 from spark_cluster.engine.refusal import PROMPT, why_no_agent
 from spark_cluster.engine.session import Session
 from spark_cluster.engine.ssh_route import Target
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["SshChannel", "SshConnection", "Target"]
 
 CHANNEL_TRIES = 5
+
+CLOSES_WITHIN_S = 10.0
+"""Seconds in which the end of a channel can be sent; if not, its connection is closed."""
 
 SLICE = 64 * 1024
 """Bytes given to paramiko at once; it copies what is left after each packet."""
@@ -71,7 +74,13 @@ class SshChannel:
         return int(self._channel.recv_exit_status())
 
     def close(self) -> None:
-        with contextlib.suppress(OSError, EOFError):  # of a connection that has ended already
+        from spark_cluster.engine.ssh_limits import NoAnswer, limited
+
+        # What is said at the end waits for what is being sent, which a node may never take.
+        with (
+            contextlib.suppress(OSError, EOFError, NoAnswer),  # the connection has ended already
+            limited(self._channel.get_transport(), CLOSES_WITHIN_S, "take the end"),
+        ):
             self._channel.close()
 
 
@@ -98,25 +107,36 @@ class SshConnection:
         """Start a command (an argument list; it is quoted for the remote shell)."""
         import paramiko
 
+        from spark_cluster.engine.ssh_limits import NoAnswer, limited
+
         transport = self.open().transport
         assert transport is not None  # noqa: S101  (it is open)
-        for attempt in range(CHANNEL_TRIES):
-            try:
-                channel = transport.open_session(timeout=self.target.connect_timeout_s)
-                break
-            except paramiko.ChannelException as error:  # sshd's MaxSessions counts closing ones
-                if attempt == CHANNEL_TRIES - 1:
-                    raise Unreachable(
-                        f"sshd gives no further session ({error})", where=self.target.name
-                    ) from None
-                time.sleep(0.2 * (attempt + 1))
-            except (paramiko.SSHException, OSError, EOFError) as error:
-                raise unreachable(self.target, str(error) or "the connection was cut") from None
+        limit_s = self.target.connect_timeout_s
         try:
-            channel.exec_command(shlex.join(argv))
+            channel = self._session_of(transport)
+            with limited(transport, limit_s, "start a command"):
+                channel.exec_command(shlex.join(argv))
+        except NoAnswer as error:
+            raise no_answer(self.target, error) from None
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise unreachable(self.target, str(error) or "the connection was cut") from None
         return SshChannel(channel)
+
+    def _session_of(self, transport: paramiko.Transport) -> paramiko.Channel:
+        """A new channel; sshd's MaxSessions counts closing ones, so one more try may do."""
+        import paramiko
+
+        from spark_cluster.engine.ssh_limits import limited
+
+        for attempt in range(CHANNEL_TRIES):
+            if attempt:
+                time.sleep(0.2 * attempt)
+            try:
+                with limited(transport, self.target.connect_timeout_s, "open a session"):
+                    return transport.open_session()
+            except paramiko.ChannelException as error:
+                refused = error
+        raise Unreachable(f"sshd gives no further session ({refused})", where=self.target.name)
 
     def session(self, run: str, *, become: bool = True) -> Session:
         """Start an agent on the node, as root with `become`."""

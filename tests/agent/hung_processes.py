@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,15 +48,6 @@ def lives(pid: int) -> bool:
         text = Path(f"/proc/{pid}/stat").read_text()
         return text.rpartition(")")[2].split()[0] not in "ZX"
     return False
-
-
-def with_a_limit(attempt: Callable[[float], object]) -> None:
-    """Try with a limit of a second, and with longer ones where the machine is too busy for what
-    has to happen before it: `attempt(limit_s)` is true once it did happen."""
-    for limit_s in (1.0, 10.0, 60.0):
-        if attempt(limit_s):
-            return
-    raise AssertionError("it did not come about within a minute")
 
 
 def pid_in(path: Path) -> int:

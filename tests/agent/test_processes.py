@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
 
 import pytest
-from hung_processes import ended, freezer, hangs_in, lives, pid_in, with_a_limit
-from waiting import FAR_S, until
+from hung_processes import ended, freezer, hangs_in, lives, pid_in
+from unstartable import UNSTARTABLE, unstartable
+from waiting import FAR_S, until, with_a_limit
 
 from spark_cluster.agent import gathering, main, output, processes
 from spark_cluster.agent.host import Cancelled, Host
@@ -52,6 +54,22 @@ def test_a_child_that_holds_the_outputs_is_not_waited_for(host, tmp_path):
     pid = pid_in(tmp_path / "pid")
     assert lives(pid), "what a command leaves behind on purpose stays: it may be a daemon"
     os.kill(pid, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("why", UNSTARTABLE)
+def test_a_command_that_cannot_be_started(host, tmp_path, why):
+    argv, message = unstartable(tmp_path, why)
+    with pytest.raises(ResourceError, match=f"{re.escape(argv[0])}: {message}"):
+        host.run(argv)
+
+
+def test_a_node_that_can_start_no_process(host, monkeypatch):
+    def full(*_args, **_options):
+        raise BlockingIOError(11, "Resource temporarily unavailable")  # fork names no file
+
+    monkeypatch.setattr(processes.subprocess, "Popen", full)
+    with pytest.raises(ResourceError, match="true: resource temporarily unavailable"):
+        host.run(("true",))
 
 
 def test_output_after_the_end_of_the_one_who_was_started_is_read(host):

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import threading
 from contextlib import suppress
 
 import pytest
+from unstartable import UNSTARTABLE, unstartable
 from waiting import FAR_S, until
 
 from spark_cluster.agent import units
@@ -113,6 +115,27 @@ def test_stdin_and_environment_stay_private(host, systemd, gate):
     thread.join()
     assert out.read_text() == "hunter1hunter2"
     assert "hunter" not in json.dumps(systemd.units())
+
+
+@pytest.mark.parametrize("why", UNSTARTABLE)
+def test_a_command_that_cannot_be_started(host, systemd, tmp_path, why):
+    argv, message = unstartable(tmp_path, why)
+    with pytest.raises(ResourceError, match=f"{re.escape(argv[0])}: {message}"):
+        host().run_unit("key", argv)
+    assert systemd.folders == []
+
+
+def test_an_exception_that_nothing_foresaw_is_told(host, systemd, monkeypatch):
+    """Not "was ended from outside": the worker lives to tell."""
+    broken = (
+        "from spark_cluster.agent import worker\n"
+        "def running(*a, **k): raise RuntimeError('boom')\n"
+        "worker.Running = running\n"
+    )
+    monkeypatch.setattr(units, "CODE", units.CODE.replace("main(sys", f"{broken}main(sys"))
+    with pytest.raises(ResourceError, match="RuntimeError: boom") as caught:
+        host().run_unit("key", ("true",))
+    assert "please report it" in caught.value.hint
 
 
 def test_running_work_is_gone_on_with(host, systemd, gate):

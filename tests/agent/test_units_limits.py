@@ -10,10 +10,10 @@ import time
 from contextlib import suppress
 
 import pytest
-from hung_processes import ended, lives, pid_in, with_a_limit
-from waiting import FAR_S, until
+from hung_processes import ended, lives, pid_in
+from waiting import FAR_S, until, with_a_limit
 
-from spark_cluster.agent import moment, units, worker
+from spark_cluster.agent import moment, unit_output, units
 from spark_cluster.agent.host import Cancelled, Host
 from spark_cluster.resources import ResourceError, Secret
 
@@ -207,22 +207,15 @@ def test_what_a_killed_agent_left_of_a_unit_that_never_began_goes(host, systemd)
     assert not folder.exists()
 
 
-def test_the_output_of_long_work_is_bounded_on_the_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "LOOK_EVERY_S", 0.01)
-    path = tmp_path / "out"
-    with path.open("ab") as out:
-        threading.Thread(target=worker._bound, args=((out,), 10_000), daemon=True).start()
-        told = []
-        tail = units._Tail(path, told.append)
-        for number in range(2000):
-            out.write(b"%d\n" % number * 3)
-            out.flush()
-            if number % 100 == 0:
-                tail.read()
-                time.sleep(0.02)
-        assert until(lambda: path.stat().st_size < 10_000)
-        out.write(b"end\n")
-        out.flush()
-        tail.read(last=True)
-    assert told[0] == "0"
-    assert told[-1] == "end"
+def test_the_reason_of_a_failure_is_there_whatever_was_said_before_it(host):
+    """More than the disk may have, and the reason in the moment in which it gets too much."""
+    script = (
+        "head -c 70000000 /dev/zero | tr '\\0' x >&2; echo >&2; "
+        "echo 'E: the reason why it failed' >&2; exit 7"
+    )
+    told = []
+    done = host().run_unit("key", ("sh", "-c", script), heard=told.append)
+    assert done.status == 7
+    assert done.stderr.endswith("xxx\nE: the reason why it failed\n")
+    assert len(done.stderr) == unit_output.RESULT_LIMIT
+    assert told[-1] == "E: the reason why it failed"

@@ -473,7 +473,7 @@ def test_closing_a_channel_whose_connection_has_ended():
     def ended():
         raise EOFError
 
-    SshChannel(SimpleNamespace(close=ended)).close()
+    SshChannel(SimpleNamespace(close=ended, get_transport=lambda: None)).close()
 
 
 @pytest.mark.parametrize(
