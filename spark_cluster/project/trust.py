@@ -33,7 +33,7 @@ def why_foreign(path: Path) -> tuple[str, str] | None:
     except OSError:
         return None  # it is not there, or whoever opens it says why not
     name = shlex.quote(str(path))
-    if about.st_uid not in _own_ids():
+    if about.st_uid not in _own(os.getuid(), "SUDO_UID"):
         return (
             f"belongs to another user (number {about.st_uid})",
             f"look at what is in it; then: sudo chown {os.getuid()} {name}",
@@ -42,7 +42,8 @@ def why_foreign(path: Path) -> tuple[str, str] | None:
     shared = stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX
     if about.st_mode & stat.S_IWOTH and not shared:
         return "can be written by everybody", f"look at what is in it; then: chmod o-w {name}"
-    if about.st_mode & stat.S_IWGRP and about.st_gid not in (0, os.getgid()) and not shared:
+    groups = _own(os.getgid(), "SUDO_GID")
+    if about.st_mode & stat.S_IWGRP and about.st_gid not in groups and not shared:
         return (
             f"can be written by another group (number {about.st_gid})",
             f"look at what is in it; then: chmod g-w {name}",
@@ -50,11 +51,16 @@ def why_foreign(path: Path) -> tuple[str, str] | None:
     return None
 
 
-def _own_ids() -> set[int]:
-    """Root, the user, and who became root with sudo."""
-    own = {0, os.getuid()}
-    sudo = os.environ.get("SUDO_UID", "")
-    return own | {int(sudo)} if os.getuid() == 0 and sudo.isdigit() else own
+def _own(number: int, of_sudo: str) -> set[int]:
+    """Root's, the user's, and that of who became root with sudo: Ubuntu's users have a group of
+    their own, which may write what they make.
+
+    Args:
+        number: of the user, or of their group.
+        of_sudo: the variable in which sudo says it.
+    """
+    sudo = os.environ.get(of_sudo, "")
+    return {0, number} | ({int(sudo)} if os.getuid() == 0 and sudo.isdigit() else set())
 
 
 def _parts(path: Path, top: Path) -> Iterator[Path]:

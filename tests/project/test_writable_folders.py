@@ -154,6 +154,7 @@ def test_what_belongs_to_others_or_their_group(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SUDO_UID", raising=False)
+    monkeypatch.delenv("SUDO_GID", raising=False)
     path = folder / "roles/drivers"
     os.chown(path, OTHER, 0)
     assert "belongs to another user" in str(trust.why_foreign(path))
@@ -164,6 +165,8 @@ def test_what_belongs_to_others_or_their_group(
     os.chown(path, 0, OTHER)
     path.chmod(0o775)
     assert "another group" in str(trust.why_foreign(path))
+    monkeypatch.setenv("SUDO_GID", str(OTHER))
+    assert trust.why_foreign(path) is None, "the group of who became root with sudo"
     os.chown(path, 0, 0)
     assert trust.why_foreign(path) is None
 
