@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from waiting import until
+from waiting import FAR_S, until
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 """Of cgroup version 1: SIGKILL does not take a process that is frozen there."""
@@ -48,6 +48,20 @@ def lives(pid: int) -> bool:
         text = Path(f"/proc/{pid}/stat").read_text()
         return text.rpartition(")")[2].split()[0] not in "ZX"
     return False
+
+
+def limit_once(path: Path) -> str:
+    """Code for an agent or a worker: the limit of its commands comes once `path` is there."""
+    return (
+        "import time\n"
+        "from pathlib import Path\n"
+        "from spark_cluster.agent import processes\n"
+        "came = []\n"
+        "def until(_self):\n"
+        f"    if not came and Path({str(path)!r}).exists(): came.append(time.monotonic())\n"
+        f"    return came[0] if came else time.monotonic() + {FAR_S}\n"
+        "processes.Running.until = property(until, lambda *_: None)\n"
+    )
 
 
 def pid_in(path: Path) -> int:

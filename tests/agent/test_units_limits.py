@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 
 import pytest
-from hung_processes import ended, lives, pid_in
+from hung_processes import ended, limit_once, lives, pid_in
 from waiting import FAR_S, until, with_a_limit
 
 from spark_cluster.agent import moment, unit_output, units
@@ -131,11 +131,12 @@ def test_work_that_was_cut_by_a_reboot_is_begun_again_whatever_its_limit_was(hos
 def test_the_limit_holds_when_nobody_watches(host, systemd, script, monkeypatch):
     graces = (
         "from spark_cluster.agent import processes\n"
-        "processes.TERM_GRACE = processes.KILL_GRACE = 0.3\n"
+        "processes.TERM_GRACE = processes.KILL_GRACE = 0.3\n" + limit_once(systemd.root / "limit")
     )
     monkeypatch.setattr(units, "CODE", units.CODE.replace("main(sys", f"{graces}main(sys"))
     argv = ("sh", "-c", script.format(root=systemd.root))
     pid = lose_watcher(host, argv, timeout=4)
+    (systemd.root / "limit").touch()
     ended(pid)
     (folder,) = systemd.folders
     until(lambda: not units._running(folder))
