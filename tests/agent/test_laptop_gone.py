@@ -9,7 +9,7 @@ import signal
 import threading
 
 import pytest
-from hung_processes import ended, freezer, hangs_in, limit_once, pid_in
+from hung_processes import ended, frozen_disk, limit_once, pid_in
 from raw_agent import RawAgent, document
 from waiting import FAR_S, HANG_S, until
 
@@ -88,13 +88,13 @@ def test_whatever_runs_is_ended_and_the_lock_is_free(start, tmp_path, goes, op, 
     [(hung_up, "run"), (silent, "stream"), (hung_up, "gather"), (silent, "gather")],
 )
 def test_a_program_in_uninterruptible_sleep_does_not_keep_the_lock(start, goes, op):
-    with freezer() as group:
+    with frozen_disk() as disk:
         agent = start()
         agent.lock()
-        argv = list(hangs_in(group))
+        argv = list(disk.command)
         what = {"commands": {"gpu": argv}} if op == "gather" else {"argv": argv}
         agent.send(op, req=1, timeout=FAR_S, **what)
-        until((group / "cgroup.procs").read_text, what="the frozen process")
+        until(disk.holds, what="the process in uninterruptible sleep")
         goes(agent)
         agent.ends()
         assert agent.lock_is_free()
