@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from spark_cluster.agent import moment, processes
 from spark_cluster.agent.faults import explain
@@ -165,6 +165,8 @@ class _Unit:
         except ResourceError:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
+        except Cancelled:  # systemd may have begun it
+            self._abandon()
         until = time.monotonic() + BEGIN_S
         while not (self.folder / "begun").exists():
             if time.monotonic() > until:
@@ -172,8 +174,8 @@ class _Unit:
                 raise ResourceError(
                     f"{work.key}: its unit {self.name} does not begin", self._advice()
                 )
-            if self.host.processes.cancelled.wait(0.01):  # it begins or not, without us
-                raise Cancelled
+            if self.host.processes.cancelled.wait(0.01):
+                self._abandon()
 
     def _start(self) -> None:
         done = self.host.run(self._systemd_run())
@@ -217,9 +219,7 @@ class _Unit:
             moved = [tail for tail in tails if tail.read()]
             wait = 0.02 if moved else min(wait * 1.5, 0.5)
             if self.host.processes.cancelled.wait(wait):
-                if not self.work.survives:
-                    self._stop(wait=False)
-                raise Cancelled
+                self._abandon()
             if moment.age(begun) > limit:
                 self._stop()
                 raise processes.TooLong(
@@ -244,6 +244,12 @@ class _Unit:
             "--",
             *(sys.executable, "-I", "-S", "-B", "-c", CODE, code, str(self.folder)),
         ]
+
+    def _abandon(self) -> NoReturn:
+        """Leave the work to itself, begun or not, or have it ended. Raises Cancelled."""
+        if not self.work.survives:
+            self._stop(wait=False)
+        raise Cancelled
 
     def _stop(self, *, wait: bool = True) -> None:
         """End the unit with all that is in it; without `wait` systemd is only told to."""

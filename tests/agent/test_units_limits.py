@@ -190,6 +190,27 @@ def test_a_unit_that_never_begins_leaves_no_secret(host, systemd, monkeypatch):
     assert systemd.folders == []
 
 
+@pytest.mark.parametrize("survives", [True, False])
+def test_work_that_is_abandoned_before_it_begins(host, systemd, survives):
+    """Begun or not: what shall not survive its watcher is stopped."""
+    begins, stopped = systemd.root / "begins", systemd.root / "stopped"
+    (systemd.root / "usr/local/bin/systemd-run").write_text(f"#!/bin/sh\ntouch {begins}\n")
+    (systemd.root / "usr/local/bin/systemctl").write_text(f"#!/bin/sh\ntouch {stopped}\n")
+    watcher = host()
+
+    def watch():
+        with suppress(Cancelled):
+            watcher.run_unit("key", ("true",), survives=survives)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    until(begins.exists)
+    watcher.processes.cancel()
+    thread.join()
+    assert stopped.exists() != survives
+    assert bool(systemd.folders) == survives
+
+
 def test_what_a_killed_agent_left_of_a_unit_that_never_began_goes(host, systemd):
     """SIGKILL between the file with the secrets and the start of the unit."""
     folder = systemd.root / "var/lib/spark-cluster/units/0123456789abcdef"
