@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# Runs the pure tests on a busy machine: beside four busy loops and a program that fills memory.
-# No timing decides a test, so each run must be green.
+# Runs the pure tests on a busy machine: next to four busy loops and a program that holds all memory
+# but 3 GiB, and touches it again and again. No timing decides a test, so each run must be green.
 #
 #   tests/under_load.sh [RUNS [PYTEST ARGUMENTS...]]     RUNS: 3 by default
 #
 # PYTHON: the interpreter with the development environment (.venv/bin/python by default).
+# LEAVE_GIB: GiB of memory that are left to the tests (3 by default, which is enough for two workers
+#   of pytest; below half of it memory is given back, and the program is the first to be killed).
 set -u
 cd "$(dirname "$0")/.."
 runs=${1:-3}
 shift $(($# > 0 ? 1 : 0))
 python=${PYTHON:-.venv/bin/python}
+leave_gib=${LEAVE_GIB:-3}
 loops=4
-limit_s=2400 # a run that takes longer hangs; the load ends by itself after all of them
+limit_s=2400 # a run that takes longer hangs; the load ends with this script, however that ends
 load_pids=()
 
 end_load() {
@@ -22,21 +25,10 @@ trap end_load EXIT
 trap 'exit 130' INT TERM
 
 for _ in $(seq "$loops"); do
-  "$python" -IS -c 'import sys, time
-end = time.monotonic() + float(sys.argv[1])
-while time.monotonic() < end: pass' $((runs * limit_s)) &
+  "$python" -IS tests/load.py loop $$ &
   load_pids+=($!)
 done
-
-# At most 3 GiB, and at most a quarter of what is free.
-"$python" -IS -c 'import sys, time
-free = next(int(l.split()[1]) for l in open("/proc/meminfo") if l.startswith("MemAvailable"))
-held = bytearray(min(3 << 30, free * 1024 // 4))
-end, turn = time.monotonic() + float(sys.argv[1]), 0
-while time.monotonic() < end:
-    turn = (turn + 1) % 256
-    held[::4096] = bytes([turn]) * len(held[::4096])
-    time.sleep(0.05)' $((runs * limit_s)) &
+"$python" -IS tests/load.py memory "$leave_gib" $$ &
 load_pids+=($!)
 
 failed=0

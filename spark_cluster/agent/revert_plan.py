@@ -58,32 +58,34 @@ class Planner:
         self._will_be: dict[str, Shape | None] = {}
         self._resources: dict[str, str] = {}
         self._lost: set[str] = set()
+        self._first: dict[str, Shape | None] = {}
         self._unchanged: set[str] = set()
+        self._returns: set[str] = set()
         self._plan = Plan()
 
     def plan(self) -> Plan:
         """The steps, or why there are none."""
         entries = self.history.entries(self.run)
-        self._unchanged.update(self._as_before(entries))
+        self._first = _first_shapes(entries)
+        self._unchanged.update(self._as_before())
         for entry in reversed(entries):
-            if entry["action"] == "file" and entry["path"] not in self._unchanged | self._lost:
+            if entry["action"] == "file" and not self._passes_over(entry):
                 self._take_back(entry)
         self._plan.left += _beyond_files(entries)
         self._plan.steps = list(self._steps())
         return self._plan
 
-    def _as_before(self, entries: list[Entry]) -> Iterator[str]:
+    def _as_before(self) -> Iterator[str]:
         """Paths that are as they were before the run, however often it changed them."""
-        first: dict[str, Shape | None] = {}
-        for entry in entries:
-            if entry["action"] == "file":
-                before = first.setdefault(entry["path"], entry["before"])
-                if before is entry["before"]:
-                    for item in (before or {}).get("tree") or ():
-                        first.setdefault(f"{entry['path']}/{item['path']}", item)
-        for path, before in first.items():
+        for path, before in self._first.items():
             if matches(before, self.will_be(path)) and self._all_there(path, before):
                 yield path
+
+    def _passes_over(self, entry: Entry) -> bool:
+        path = entry["path"]
+        if path in self._returns:  # between the first change of it and now it came and went
+            return entry["before"] is not self._first[path]
+        return path in self._unchanged | self._lost
 
     def _steps(self) -> Iterator[Step]:
         """First what goes, the deepest paths first, then what comes, the deepest last."""
@@ -118,7 +120,7 @@ class Planner:
             return
         if before is None and after is not None and after["kind"] == "directory":
             if self._holds_more(path):
-                self._plan.left.append((path, "something is in it"))
+                self._keep_folder(entry)
                 return
         elif not self._kept(before):
             self._lost.add(path)
@@ -136,6 +138,15 @@ class Planner:
                 self._set(inside, item, entry)
             elif self.will_be(inside) is None:
                 self._plan.left.append((inside, _SECRET))
+
+    def _keep_folder(self, entry: Entry) -> None:
+        """A folder that is not empty: it was there before the run, or it is left."""
+        path, was = entry["path"], self._first[entry["path"]]
+        if was is None or was["kind"] != "directory":
+            self._plan.left.append((path, "something is in it"))
+            return
+        self._returns.add(path)
+        self._set(path, was, entry)
 
     def _set(self, path: str, then: Shape | None, entry: Entry) -> None:
         self._will_be[path] = then
@@ -179,6 +190,8 @@ class Planner:
         items = {f"{path}/{i['path']}": i for i in (before or {})["tree"]}
         there = self.host.path(path)
         names = [f"{path}/{p.relative_to(there)}" for p in there.rglob("*")]
+        if path in self._returns:  # what else is in it is told by entries of its own
+            names = [name for name in names if name in items and name not in self._unchanged]
         return all(
             self.will_be(name) is None or matches(items.get(name), self.will_be(name))
             for name in names
@@ -212,6 +225,18 @@ class Planner:
         status = self.host.path(path).lstat()
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_ctime))
         return f"{path} was changed since, by something else than spark-cluster (at {when})"
+
+
+def _first_shapes(entries: list[Entry]) -> dict[str, Shape | None]:
+    """What was at each path before the run changed it for the first time."""
+    first: dict[str, Shape | None] = {}
+    for entry in entries:
+        if entry["action"] == "file":
+            before = first.setdefault(entry["path"], entry["before"])
+            if before is entry["before"]:
+                for item in (before or {}).get("tree") or ():
+                    first.setdefault(f"{entry['path']}/{item['path']}", item)
+    return first
 
 
 def irrecoverable_last(host: Host, steps: list[Step]) -> list[Step]:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from spark_cluster.agent import moment, processes
 from spark_cluster.agent.faults import explain
@@ -168,9 +168,8 @@ class _Unit:
         try:
             self._start()
             self._wait_for_begin()
-        except Cancelled:
+        except Cancelled:  # systemd may have begun it
             self._abandon()
-            raise
 
     def _wait_for_begin(self) -> None:
         until = time.monotonic() + BEGIN_S
@@ -230,7 +229,6 @@ class _Unit:
             wait = 0.02 if moved else min(wait * 1.5, 0.5)
             if self.host.processes.cancelled.wait(wait):
                 self._abandon()
-                raise Cancelled
             if moment.age(begun) > limit:
                 self._stop()
                 raise processes.TooLong(
@@ -256,10 +254,11 @@ class _Unit:
             *(sys.executable, "-I", "-S", "-B", "-c", CODE, code, str(self.folder)),
         ]
 
-    def _abandon(self) -> None:
-        """The laptop is gone: end the unit, unless it goes on by itself."""
+    def _abandon(self) -> NoReturn:
+        """Leave the work to itself, begun or not, or have it ended. Raises Cancelled."""
         if not self.work.survives:
             self._stop(wait=False)
+        raise Cancelled
 
     def _stop(self, *, wait: bool = True) -> None:
         """End the unit with all that is in it; without `wait` systemd is only told to."""

@@ -34,16 +34,18 @@ class RawAgent:
 
     Args:
         root: where the node's file system begins.
+        first: code that it runs before it starts.
         limits: constants of the agent's modules, `main.GONE_AFTER` for one.
     """
 
-    def __init__(self, root: Path, **limits: float) -> None:
+    def __init__(self, root: Path, first: str = "", **limits: float) -> None:
         self.root = root
         values = {**LIMITS, **{k.replace("__", "."): v for k, v in limits.items()}}
         text = (
             "import sys\n"
             "from spark_cluster.agent import main, operations, processes, units\n"
             + "".join(f"{name} = {value!r}\n" for name, value in values.items())
+            + first
             + f"main.main(sys.stdin.buffer, [], {str(root)!r})\n"
         )
         self.process = subprocess.Popen(

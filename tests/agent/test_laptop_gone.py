@@ -9,7 +9,7 @@ import signal
 import threading
 
 import pytest
-from hung_processes import ended, freezer, hangs_in, pid_in
+from hung_processes import ended, frozen_disk, limit_once, pid_in
 from raw_agent import RawAgent, document
 from waiting import FAR_S, HANG_S, until
 
@@ -107,13 +107,13 @@ def test_a_signal_while_it_is_leaving_changes_nothing(start, tmp_path, capfd, nu
     [(hung_up, "run"), (silent, "stream"), (hung_up, "gather"), (silent, "gather")],
 )
 def test_a_program_in_uninterruptible_sleep_does_not_keep_the_lock(start, goes, op):
-    with freezer() as group:
+    with frozen_disk() as disk:
         agent = start()
         agent.lock()
-        argv = list(hangs_in(group))
+        argv = list(disk.command)
         what = {"commands": {"gpu": argv}} if op == "gather" else {"argv": argv}
         agent.send(op, req=1, timeout=FAR_S, **what)
-        until((group / "cgroup.procs").read_text, what="the frozen process")
+        until(disk.holds, what="the process in uninterruptible sleep")
         goes(agent)
         agent.ends()
         assert agent.lock_is_free()
@@ -159,13 +159,15 @@ def test_what_must_finish_finishes_with_the_lock_held(start, tmp_path):
 
 
 def test_what_must_finish_has_a_limit_of_its_own(start, tmp_path):
-    agent = start()
+    """It comes after the laptop has gone, and the agent waits for it."""
+    agent = start(first=limit_once(tmp_path / "limit"), main__LEAVE_S=HANG_S)
     agent.lock()
     text = SCRIPTS["ignores-term"].format(pid=tmp_path / "pid")
-    command = Command("stuck", ("sh", "-c", text), creates="/m", must_finish=True, timeout_s=4)
+    command = Command("stuck", ("sh", "-c", text), creates="/m", must_finish=True)
     agent.send("apply", req=1, resources=document(command), run="r1")
     pid = pid_in(tmp_path / "pid")
     agent.hang_up()
+    (tmp_path / "limit").touch()
     agent.ends()
     ended(pid)
 

@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from hung_processes import ended, freezer, hangs_in, lives, pid_in
+from hung_processes import ended, frozen_disk, lives, pid_in
 from unstartable import UNSTARTABLE, unstartable
 from waiting import FAR_S, until, with_a_limit
 
@@ -157,19 +157,23 @@ def test_large_input_to_one_that_does_not_read(host):
 
 
 def test_uninterruptible_sleep_is_given_up(host, given_up):
-    with freezer() as group:
-        began = time.monotonic()
-        with pytest.raises(ResourceError) as caught:
-            host.run(hangs_in(group), timeout=0.5)
-        assert time.monotonic() - began < FAR
-    assert "sh: not done after 0.5 s" in caught.value.message
-    assert "does not end, not even by SIGKILL (process " in caught.value.message
-    assert "is in uninterruptible sleep: the kernel or a driver holds it" in caught.value.message
-    assert "journalctl -k" in caught.value.hint
+    found = []
+
+    def attempt(limit_s):
+        with frozen_disk() as disk:
+            with pytest.raises(ResourceError, match=f"sh: not done after {limit_s:g} s") as caught:
+                host.run(disk.command, timeout=limit_s)
+            found.append(caught.value)
+            return disk.holds()
+
+    with_a_limit(attempt)
+    assert "does not end, not even by SIGKILL (process " in found[-1].message
+    assert "is in uninterruptible sleep: the kernel or a driver holds it" in found[-1].message
+    assert "journalctl -k" in found[-1].hint
 
 
 def test_what_does_not_take_a_signal_is_given_up(host, given_up, monkeypatch, tmp_path):
-    """The same where no process can be frozen."""
+    """The same where no disk can be frozen."""
     script = f"echo $$ > {tmp_path}/pid; exec sleep {FAR_S}"
     with monkeypatch.context() as patch:
         patch.setattr(processes.os, "kill", lambda *_: None)
@@ -187,11 +191,11 @@ def test_the_rest_of_the_facts_comes_when_one_program_hangs(tmp_path, given_up):
     answer = {}
 
     def attempt(limit_s):
-        with freezer() as group:
-            commands = {"gpu": list(hangs_in(group)), "date": ["echo", "today"]}
+        with frozen_disk() as disk:
+            commands = {"gpu": list(disk.command), "date": ["echo", "today"]}
             files = {"hosts": "/etc/hosts"}
             answer.update(gathered(tmp_path, commands=commands, files=files, timeout=limit_s))
-        return answer["commands"]["date"]
+            return answer["commands"]["date"] and disk.holds()
 
     with_a_limit(attempt)
     assert answer["commands"]["gpu"] is None

@@ -403,6 +403,18 @@ def test_a_folder_that_a_run_put_something_into_and_removed_then(node):
     assert node.tree() == before
 
 
+def test_a_folder_that_a_run_removed_and_made_again(node):
+    node.put("/d/e/a", "deep\n")
+    node.run("r0", Directory("/d/e/f"))
+    before = node.tree()
+    node.run("r1", Directory("/d/e", state="absent"), Directory("/d/e/f", mode=0o700))
+    node.run("r1", Directory("/d/e", mode=0o711), Directory("/d/e", state="absent"))
+    node.run("r1", Directory("/d/e/f"))
+    reply, events = node.revert("r1")
+    assert reply == {"of": "r1", "left": [], "ok": True}, events
+    assert node.tree() == before
+
+
 # -- any sequence of changes -----------------------------------------------------------------------
 
 PATHS = ("/a", "/b", "/d/a", "/d/b", "/d/e/a", "/d/e/f/a")

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 
 import pytest
-from hung_processes import ended, lives, pid_in
+from hung_processes import ended, limit_once, lives, pid_in
 from waiting import FAR_S, until, with_a_limit
 
 from spark_cluster.agent import moment, unit_output, units
@@ -134,11 +134,12 @@ def test_work_that_was_cut_by_a_reboot_is_begun_again_whatever_its_limit_was(hos
 def test_the_limit_holds_when_nobody_watches(host, systemd, script, monkeypatch):
     graces = (
         "from spark_cluster.agent import processes\n"
-        "processes.TERM_GRACE = processes.KILL_GRACE = 0.3\n"
+        "processes.TERM_GRACE = processes.KILL_GRACE = 0.3\n" + limit_once(systemd.root / "limit")
     )
     monkeypatch.setattr(units, "CODE", units.CODE.replace("main(sys", f"{graces}main(sys"))
     argv = ("sh", "-c", script.format(root=systemd.root))
     pid = lose_watcher(host, argv, timeout=4)
+    (systemd.root / "limit").touch()
     ended(pid)
     (folder,) = systemd.folders
     until(lambda: not units._running(folder))
@@ -190,6 +191,27 @@ def test_a_unit_that_never_begins_leaves_no_secret(host, systemd, monkeypatch):
     with pytest.raises(ResourceError, match="does not begin"):
         host().run_unit("key", ("true",), env={"TOKEN": Secret("hunter2")})
     assert systemd.folders == []
+
+
+@pytest.mark.parametrize("survives", [True, False])
+def test_work_that_is_abandoned_before_it_begins(host, systemd, survives):
+    """Begun or not: what shall not survive its watcher is stopped."""
+    begins, stopped = systemd.root / "begins", systemd.root / "stopped"
+    (systemd.root / "usr/local/bin/systemd-run").write_text(f"#!/bin/sh\ntouch {begins}\n")
+    (systemd.root / "usr/local/bin/systemctl").write_text(f"#!/bin/sh\ntouch {stopped}\n")
+    watcher = host()
+
+    def watch():
+        with suppress(Cancelled):
+            watcher.run_unit("key", ("true",), survives=survives)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    until(begins.exists)
+    watcher.processes.cancel()
+    thread.join()
+    assert stopped.exists() != survives
+    assert bool(systemd.folders) == survives
 
 
 def test_what_a_killed_agent_left_of_a_unit_that_never_began_goes(host, systemd):
