@@ -31,7 +31,7 @@ def test_all_but_so_much_is_held(free, chunks):
 @pytest.mark.parametrize("what", ["loop", "memory 1e6"])
 def test_it_ends_with_its_parent_whatever_ended_that(what):
     script = f"{sys.executable} -IS {load.__file__} {what} $$ & echo $!; kill -9 $$"
-    done = subprocess.run(["bash", "-c", script], stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, text=True, check=False)
     pid = int(done.stdout)
     until(lambda: ended(pid), what="the end of the load")
 
