@@ -144,10 +144,11 @@ def vllm_ports(environment: Mapping[str, str]) -> tuple[Span, ...]:
     first = environment.get("VLLM_PORT", "")
     if not first or "://" in first:  # a service of Kubernetes, which vLLM itself refuses
         return ()
-    if not (first.isdecimal() and len(first) <= 5 and 1 <= int(first) <= LAST_PORT):
+    port = _port(first)
+    if port is None:
         expected = f"expected a port from 1 to {LAST_PORT}"
         raise UsageError(f"found {first!r}, {expected}", where="env.VLLM_PORT")
-    return ((int(first), min(int(first) + 99, LAST_PORT)),)
+    return ((port, min(port + 99, LAST_PORT)),)
 
 
 def recipe_ports(
@@ -165,7 +166,7 @@ def recipe_ports(
     for flag, value in flags.items():
         found |= set(_ports_of(flag, value, {*ANY, *addresses}))
     variables = (value for name, value in environment.items() if name.endswith("_PORT"))
-    return {p for p in (*found, *(int(v) for v in variables if v.isdigit())) if 0 < p < 65536}
+    return found | {port for port in map(_port, variables) if port}
 
 
 def _ports_of(key: str, value: Any, hosts: Collection[str]) -> Iterator[int]:
@@ -178,13 +179,19 @@ def _ports_of(key: str, value: Any, hosts: Collection[str]) -> Iterator[int]:
     elif isinstance(value, list):
         for part in value:
             yield from _ports_of(key, part, hosts)
-    elif key.lower().endswith("port") and str(value).isdigit():
-        yield int(value)
+    elif key.lower().endswith("port") and (port := _port(str(value))):
+        yield port
     elif isinstance(value, str):
         for text in value.split(","):
             endpoint = _ENDPOINT.fullmatch(text.strip())
-            if endpoint and endpoint[1].strip("[]") in hosts:
-                yield int(endpoint[2])
+            if endpoint and endpoint[1].strip("[]") in hosts and (port := _port(endpoint[2])):
+                yield port
+
+
+def _port(text: str) -> int | None:
+    """A port written in figures (those of ASCII only); None when it is none."""
+    is_one = text.isascii() and text.isdecimal() and len(text) <= 5 and 1 <= int(text) <= LAST_PORT
+    return int(text) if is_one else None
 
 
 def _shown(span: Span) -> str:

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from spark_cluster.allowances import NOTHING, Allowances
 from spark_cluster.cli import cli
-from spark_cluster.errors import InvalidFile, Refused
+from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.inventory import read_inventory
 from spark_cluster.laptop_files import must_be_allowed
 from spark_cluster.project import Project
@@ -52,6 +52,27 @@ def test_a_variable_of_this_machine_is_not_given_unasked(folder: Path) -> None:
     assert "`allow_env` under serve in the inventory" in e.value.hint
     with pytest.raises(Refused):
         secrets_of_laptop(recipe(folder, ENV, Allowances(env=("AWS_SECRET_ACCESS",))))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--allow-mount", "", "expected an absolute path on the node"),
+        ("--allow-mount", "raid", "expected an absolute path on the node"),
+        ("--allow-mount", "/a/../etc", "expected an absolute path on the node"),
+        ("--allow-env", "", "not the name of an environment variable"),
+        ("--allow-file", "", "expected a path"),
+    ],
+)
+@pytest.mark.parametrize("command", [("lint", "r"), ("plan", "r", "--offline"), ("up",)])
+def test_an_unset_variable_of_a_shell_allows_nothing(
+    folder: Path, command: tuple[str, ...], option: str, value: str, expected: str
+) -> None:
+    recipe(folder, "")
+    done = run(*command, option, value)
+    assert isinstance(done.exception, UsageError), done.output
+    assert expected in str(done.exception)
+    assert option in str(done.exception)
 
 
 def test_the_user_may_allow_it(folder: Path) -> None:

@@ -8,7 +8,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -247,12 +247,27 @@ def allowing(function: F) -> F:
 
     def collect(ctx: click.Context, /, **given: Any) -> Any:
         from spark_cluster.allowances import Allowances
+        from spark_cluster.userfiles.fields import env_name, node_path
 
+        if "" in given["allow_files"]:
+            raise UsageError("--allow-file: found nothing, expected a path")
         files = tuple(Path(name).expanduser().absolute() for name in given.pop("allow_files"))
-        allow = Allowances(files, given.pop("allow_env"), given.pop("allow_mounts"))
+        env = _checked("--allow-env", env_name, given.pop("allow_env"))
+        mounts = _checked("--allow-mount", node_path, given.pop("allow_mounts"))
+        allow = Allowances(files, env, mounts)
         return ctx.invoke(function, allow=allow, **given)
 
     return _with_options(collect, function, _ALLOWANCES)
+
+
+def _checked(option: str, check: Callable[[str], str], given: Iterable[str]) -> tuple[str, ...]:
+    """Raises:
+    UsageError: one of them is not what is expected, for example an unset variable of a shell.
+    """
+    try:
+        return tuple(map(check, given))
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
 
 
 _ALLOWANCES = (

@@ -41,7 +41,8 @@ COMMANDS: dict[str, tuple[str, ...] | tuple[tuple[str, ...], ...]] = {
     "gpu": ("nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader,nounits"),
     "ip": ("ip", "-j", "addr"),
     "hcas": (("ibdev2netdev",), ("rdma", "link")),  # the first that is there
-    "listeners": ("ss", "-Hltnp"),
+    "sshd": ("sshd", "-T"),
+    "ssh_sockets": ("systemctl", "show", "--property=Listen", "ssh.socket", "sshd.socket"),
     "docker": ("docker", "version", "--format", "{{.Server.Version}}"),
     "dpkg": (
         "dpkg-query",
@@ -119,7 +120,7 @@ def facts(answer: Mapping[str, Any]) -> Facts:
         host_keys=parsers.public_keys(trees.get("host_keys", {}).values()),
         mesh_key=next(iter(parsers.public_keys([files["mesh_key"]])), ""),
         local_ports=parsers.port_range(files["local_ports"]),
-        ssh_ports=parsers.ssh_ports(_out(commands, "listeners")),
+        ssh_ports=parsers.ssh_ports(_out(commands, "sshd"), _out(commands, "ssh_sockets")),
     )
 
 

@@ -98,7 +98,7 @@ class Facts:
         mesh_key: the public key with which it logs in to the other nodes; empty before there is.
         disk_free_bytes: of the root file system.
         local_ports: first and last of the ports that the kernel picks by itself.
-        ssh_ports: TCP ports at which sshd, or systemd for it, listens.
+        ssh_ports: TCP ports at which sshd is to listen, by itself or through systemd.
     """
 
     hostname: str = ""

@@ -167,7 +167,17 @@ def port_range(text: str) -> tuple[int, int]:
     return int(words[0]), int(words[1])
 
 
-def ssh_ports(text: str) -> tuple[int, ...]:
-    """Ports of `ss -Hltnp` at which sshd listens; or systemd, which starts sshd on Ubuntu."""
-    found = re.findall(r'(?m):([0-9]{1,5})\s+\S+\s+users:\(\("(?:sshd|systemd|dropbear)",', text)
+def ssh_ports(config: str, sockets: str) -> tuple[int, ...]:
+    """Ports at which sshd is to listen.
+
+    Not those at which a process of that name does listen: so does the session of whoever has a
+    port forwarded to them.
+
+    Args:
+        config: what `sshd -T` printed.
+        sockets: what `systemctl show --property=Listen` printed of those that start sshd.
+    """
+    found = re.findall(r"(?m)^port ([0-9]{1,5})$", config)
+    found += re.findall(r"(?m)^listenaddress \S*:([0-9]{1,5})(?: .*)?$", config)
+    found += re.findall(r"(?m)^Listen=(?:\S*:)?([0-9]{1,5}) \(Stream\)$", sockets)
     return tuple(sorted({int(port) for port in found}))

@@ -147,7 +147,7 @@ class Project:
         """What lets others write something, and what to do; None when nobody else can.
 
         What is installed with the program is the program. A checkout is a folder of the user like
-        any other: `recipes import` writes into it.
+        any other, since `recipes import` writes into it; but whoever owns the program may write it.
         """
         from spark_cluster.project import trust
 
@@ -155,7 +155,8 @@ class Project:
         if path.is_relative_to(_PACKAGE):
             return None
         tops = (top for top in (self.folder, self.shipped) if path.is_relative_to(top))
-        return trust.foreign(path, next(tops, path.parent))
+        program = _PACKAGE if path.is_relative_to(self.shipped) else None
+        return trust.foreign(path, next(tops, path.parent), program)
 
 
 def _is_one(kind: Kind, path: Path) -> bool:

@@ -15,25 +15,34 @@ from pathlib import Path
 from spark_cluster.userfiles.yamlfile import shown
 
 
-def foreign(path: Path, top: Path) -> tuple[str, str] | None:
+def foreign(path: Path, top: Path, program: Path | None = None) -> tuple[str, str] | None:
     """What is wrong with a file (or a folder and all in it), or with the folders above it up to
-    `top`, and what to do; None when nobody else can write any of them."""
+    `top`, and what to do; None when nobody else can write any of them.
+
+    Args:
+        program: what runs already: its owner and group may write, too.
+    """
     for part in _parts(path, top):
-        problem = why_foreign(part)
+        problem = why_foreign(part, program)
         if problem is not None:
             found, advice = problem
             return f"{shown(part)} {found}", advice
     return None
 
 
-def why_foreign(path: Path) -> tuple[str, str] | None:
-    """What is wrong with a file or folder, and what to do; None when it is the user's own."""
+def why_foreign(path: Path, program: Path | None = None) -> tuple[str, str] | None:
+    """What is wrong with a file or folder, and what to do; None when it is the user's own, or
+    that of whoever owns `program`."""
     try:
         about = path.stat()
     except OSError:
         return None  # it is not there, or whoever opens it says why not
     name = shlex.quote(str(path))
-    if about.st_uid not in _own(os.getuid(), "SUDO_UID"):
+    runs = program.stat() if program is not None else None
+    users, groups = _own(os.getuid(), "SUDO_UID"), _own(os.getgid(), "SUDO_GID")
+    if runs is not None:
+        users, groups = users | {runs.st_uid}, groups | {runs.st_gid}
+    if about.st_uid not in users:
         return (
             f"belongs to another user (number {about.st_uid})",
             f"look at what is in it; then: sudo chown {os.getuid()} {name}",
@@ -42,7 +51,6 @@ def why_foreign(path: Path) -> tuple[str, str] | None:
     shared = stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX
     if about.st_mode & stat.S_IWOTH and not shared:
         return "can be written by everybody", f"look at what is in it; then: chmod o-w {name}"
-    groups = _own(os.getgid(), "SUDO_GID")
     if about.st_mode & stat.S_IWGRP and about.st_gid not in groups and not shared:
         return (
             f"can be written by another group (number {about.st_gid})",

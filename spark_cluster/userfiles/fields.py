@@ -81,7 +81,12 @@ def _subnet(value: object) -> object:
     return value
 
 
-def _absolute(text: str) -> str:
+def node_path(text: str) -> str:
+    """An absolute path on a node, as it is compared.
+
+    Raises:
+        ValueError: it is none, or Docker does not take it.
+    """
     if not text.startswith("/") or ".." in text.split("/"):
         raise ValueError(f"found {text!r}, expected an absolute path on the node such as /srv/x")
     if UNMOUNTABLE.search(text):
@@ -89,7 +94,12 @@ def _absolute(text: str) -> str:
     return text.rstrip("/") or "/"
 
 
-def _env_name(text: str) -> str:
+def env_name(text: str) -> str:
+    """The name of an environment variable.
+
+    Raises:
+        ValueError: it is none.
+    """
     # What stands here by mistake may be the secret itself: never repeat it.
     if not _ENV.fullmatch(text):
         raise ValueError("not the name of an environment variable (the value is not shown)")
@@ -120,8 +130,8 @@ Word = Annotated[str, _matching(_WORD, "a name: letters, digits, '_', '-' and '.
 UserName = Annotated[str, _matching(_USER, "a user name")]
 Jump = Annotated[str, _matching(_JUMP, "[user@]host[:port]")]
 Bind = Annotated[str, AfterValidator(_bind)]
-EnvName = Annotated[str, AfterValidator(_env_name)]
-NodePath = Annotated[str, AfterValidator(_absolute)]
+EnvName = Annotated[str, AfterValidator(env_name)]
+NodePath = Annotated[str, AfterValidator(node_path)]
 LaptopPath = Annotated[Path, AfterValidator(_laptop_path)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Subnet = Annotated[ipaddress.IPv4Network, BeforeValidator(_subnet)]

@@ -302,12 +302,11 @@ def test_the_agent_answers_the_question(agent):
 
 
 def test_where_sshd_listens():
-    text = (
-        'LISTEN 0 128 0.0.0.0:40022 0.0.0.0:* users:(("sshd",pid=812,fd=3))\n'
-        'LISTEN 0 4096 *:22 *:* users:(("sshd",pid=812,fd=4),("systemd",pid=1,fd=99))\n'
-        'LISTEN 0 4096 [::]:2222 [::]:* users:(("systemd",pid=1,fd=98))\n'
-        'LISTEN 0 128 0.0.0.0:6379 0.0.0.0:* users:(("gcs_server",pid=9,fd=3))\n'
-        "LISTEN 0 128 0.0.0.0:6380 0.0.0.0:*\n"
+    config = (
+        "port 22\nport 2222\nlistenaddress [::]:40022\nlistenaddress 0.0.0.0:40023\n"
+        "listenaddress [fe80::1]:40024 rdomain vrf\nx11displayoffset 10\nmaxstartups 10:30:100\n"
     )
-    assert parsers.ssh_ports(text) == (22, 2222, 40022)
-    assert parsers.ssh_ports("") == ()
+    sockets = "Listen=[::]:22 (Stream)\n\nListen=0.0.0.0:41022 (Stream)\nListen=/run/x (Stream)\n"
+    found = (22, 2222, 40022, 40023, 40024, 41022)
+    assert parsers.ssh_ports(config, sockets) == found
+    assert parsers.ssh_ports("", "Listen=\n") == ()

@@ -89,10 +89,31 @@ def test_nor_in_a_checkout(folder: Path, tmp_path: Path, part: str) -> None:
     assert not was_run(folder)
 
 
+@needs_root
+def test_a_checkout_of_who_owns_the_program(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever could write it could write the code that runs: as root, from a user's checkout."""
+    for name in ("SUDO_UID", "SUDO_GID"):
+        monkeypatch.delenv(name, raising=False)
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, OTHER, OTHER)
+        path.chmod(path.stat().st_mode | 0o020)
+    with pytest.raises(Refused, match="belongs to another user"):
+        Project(tmp_path, shipped=folder).load_role("drivers")
+    program = tmp_path / "program"
+    program.mkdir()
+    os.chown(program, OTHER, OTHER)
+    monkeypatch.setattr("spark_cluster.project._PACKAGE", program)
+    Project(tmp_path, shipped=folder).load_role("drivers")
+    with pytest.raises(Refused, match="belongs to another user"):
+        Project(folder, shipped=tmp_path / "elsewhere").load_role("drivers")
+
+
 def test_what_is_installed_is_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever could write it could write the code that looks."""
     inside = Path(trust.__file__).parent / "role.py"
-    monkeypatch.setattr(trust, "why_foreign", lambda path: (f"{path} is foreign", ""))
+    monkeypatch.setattr(trust, "why_foreign", lambda path, _program: (f"{path} is foreign", ""))
     assert Project(tmp_path).foreign(inside) is None
 
 

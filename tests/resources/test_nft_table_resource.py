@@ -94,6 +94,7 @@ def test_a_kernel_that_does_not_take_rules(nft, key):
     assert "say trusted_network: true" in result.error
     assert "nf_tables" in nft.apply(TABLE).error
     assert not nft.path(TABLE.file).exists()
+    assert nft.apply(GONE).verdict == "ok", "and nothing of it is in force"
 
 
 def test_rules_that_are_not_valid_change_nothing(nft):

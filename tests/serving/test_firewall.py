@@ -92,6 +92,7 @@ def test_a_port_of_vllm_that_is_none(text: str) -> None:
         ({"kv-transfer-config.kv_port": 21001}, {21001}),
         ({"data-parallel-size": 2, "data-parallel-rpc-port": 13345}, {29550, 13345}),
         ({"max-model-len": 8192, "served-model-name": "a:5557", "port": 99999}, set()),
+        ({"a-port": "²", "b-port": "5" * 5000, "c": "tcp://*:99999", "d-port": "-1"}, set()),
     ],
 )  # fmt: skip
 def test_ports_that_the_arguments_of_the_engine_open(
