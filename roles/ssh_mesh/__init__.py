@@ -29,6 +29,7 @@ from spark_cluster.userfiles.fields import is_ip
 TEMPLATES = Path(__file__).parent / "templates"
 CLIENT = "/etc/ssh/ssh_config.d/40-spark-cluster.conf"
 KNOWN_HOSTS = "/etc/ssh/spark-cluster-known-hosts"
+OWN_COMMENTS = "spark-cluster-mesh-"
 
 
 class Settings(BaseModel):
@@ -78,6 +79,7 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
             node.user,
             f"{member.facts.mesh_key} {_comment(member)}",
             sole=True,
+            own_comments=OWN_COMMENTS,
             options=_limits(member, itself=member.name == node.name) if settings.restrict else (),
         )
     yield File(KNOWN_HOSTS, content=render(TEMPLATES, "known_hosts.j2", members=members))
@@ -114,4 +116,4 @@ def complete(node: Spark, settings: Settings) -> tuple[Spark, ...]:
 
 
 def _comment(node: Spark) -> str:
-    return f"spark-cluster-mesh-{node.name}"
+    return f"{OWN_COMMENTS}{node.name}"

@@ -49,15 +49,19 @@ class AuthorizedKey(Resource):
         key: one line of a `.pub` file, without options.
         state: `present` or `absent`.
         sole: other keys with the same comment go: they are of a machine that was wiped since. With
-            `options` only lines with this comment are changed: the key of such a machine is what it
-            says, and could be the one with which the user logs in.
+            `options` only lines with this comment, and those of `own_comments`, are changed: the
+            key of such a machine is what it says, and could be the one with which the user logs in.
+        own_comments: how the comments of our own lines begin, `mesh-`: goes with `sole` and
+            `options`. A line with this key and another such comment is of a machine that was
+            renamed since, and gets this comment and these options. A line with any other comment is
+            the user's. Empty: only lines with this very comment are ours.
         options: what the key may be used for, as in sshd(8): `from="10.0.0.1"`,
             `no-port-forwarding`; () for no limits. None leaves what is there.
 
     Raises:
         Missing: there is no such user, or no home folder.
         ResourceError: something else than a folder or file of this user is in the place; or, with
-            `sole`, the key is there with other options under another comment.
+            `sole`, the key is there with other options under a comment that is not ours.
 
     Example:
         AuthorizedKey("nvidia", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI... me@laptop")
@@ -70,6 +74,7 @@ class AuthorizedKey(Resource):
     key: str
     state: str = field(default="present", kw_only=True)
     sole: bool = field(default=False, kw_only=True)
+    own_comments: str = field(default="", kw_only=True)
     options: tuple[str, ...] | None = field(default=None, kw_only=True)
 
     def validate(self) -> None:
@@ -80,6 +85,12 @@ class AuthorizedKey(Resource):
         if self.sole and (self.state == "absent" or not _comment(self.key)):
             raise InvalidResource(
                 f"AuthorizedKey of {self.user}: sole goes with state present and a comment"
+            )
+        fits = self.sole and self.options is not None
+        if self.own_comments and not (fits and _comment(self.key).startswith(self.own_comments)):
+            raise InvalidResource(
+                f"AuthorizedKey of {self.user}: own_comments goes with sole, options and a comment "
+                "that begins so"
             )
         for option in self.options or ():
             if isinstance(self.options, str) or not _OPTION.fullmatch(option):
@@ -215,6 +226,15 @@ class AuthorizedKey(Resource):
         same = self.sole and _comment(text) == _comment(self.key)
         return same and bool(split_line(text)[1]) and not self._is_mine(line)
 
+    def _is_our_own(self, line: bytes) -> bool:
+        """With `sole`: a line with our comment, or that of a machine that was renamed since."""
+        comment = _comment(line.decode(errors="replace"))
+        return comment == _comment(self.key) or self._is_earlier_name(comment)
+
+    def _is_earlier_name(self, comment: str) -> bool:
+        begins = bool(self.own_comments) and comment.startswith(self.own_comments)
+        return begins and comment != _comment(self.key)
+
     def _must_be_ours(self, host: Host, content: bytes) -> None:
         """With `sole`, raise ResourceError where others' lines would get these options."""
         if not self.sole or self.options is None:
@@ -222,8 +242,8 @@ class AuthorizedKey(Resource):
         for number, line in enumerate(content.split(b"\n"), 1):
             if not self._is_mine(line) or self._is_limited_so(line):
                 continue
-            comment = _comment(line.decode(errors="replace"))
-            if comment != _comment(self.key):
+            if not self._is_our_own(line):
+                comment = _comment(line.decode(errors="replace"))
                 raise ResourceError(
                     f"{self._shown(host)}, line {number}: the key that is declared as "
                     f"{_comment(self.key)!r} stands there as {comment!r}; its options are left as "
@@ -236,7 +256,13 @@ class AuthorizedKey(Resource):
         mine = [line for line in content.split(b"\n") if self._is_mine(line)]
         if not mine:
             return "absent"
-        return "present" if all(map(self._is_limited_so, mine)) else "present, with other options"
+        if not all(map(self._is_limited_so, mine)):
+            return "present, with other options"
+        return "present" if all(map(self._is_as_declared, mine)) else "present, with another name"
+
+    def _is_as_declared(self, line: bytes) -> bool:
+        earlier = self._is_earlier_name(_comment(line.decode(errors="replace")))
+        return self._is_limited_so(line) and not earlier
 
     def _is_limited_so(self, line: bytes) -> bool:
         found = split_line(line.decode(errors="replace"))[0]
@@ -252,8 +278,10 @@ class AuthorizedKey(Resource):
         if self.state == "absent":
             return b"".join(line for line in lines if not self._is_mine(line))
         mine = [line for line in lines if self._is_mine(line)]
-        if mine and all(map(self._is_limited_so, mine)):
+        if mine and all(map(self._is_as_declared, mine)):
             return before
+        if self.own_comments:
+            mine = [line for line in mine if self._is_our_own(line)]
         before = b"".join(line for line in lines if line not in mine)
         gap = b"" if not before or before.endswith(b"\n") else b"\n"
         return before + gap + self._line()

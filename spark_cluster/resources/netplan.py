@@ -37,7 +37,8 @@ COMMAND_S = 20.0
 
 SLACK_S = 10.0
 """Seconds on top of all limits, after which the timer restores the old file. It is for a node
-whose agent died: where no new connection comes, the agent itself restores it, much earlier."""
+whose agent died. Where no new connection comes, and where the laptop is gone (GONE_AFTER of
+agent/main.py), the agent restores it itself: the laptop waits for that, not for the timer."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,10 @@ class Netplan(Resource):
     """A file under /etc/netplan (mode 600), applied, with its addresses really there.
 
     The file is validated by netplan itself before it takes its place. When the addresses do not
-    come, or the laptop cannot open a new connection afterwards, the old file is put back and
-    applied: by this resource, or, when the node is cut off, by a timer that was set before, or,
-    when the node is switched off and on meanwhile, at the next boot before there is a network.
+    come, the laptop cannot open a new connection afterwards, or the laptop is gone meanwhile, the
+    old file is put back and applied: by this resource, or, when the agent is killed, by a timer
+    that was set before, or, when the node is switched off and on meanwhile, at the next boot before
+    there is a network.
 
     Args:
         path: the file, under /etc/netplan.
@@ -116,13 +118,15 @@ class Netplan(Resource):
         rollback.arm(self._longest_s())
         try:
             self._write(host)
-        except ResourceError:
+        except Exception:
             if not pending:
                 rollback.disarm()
+            elif host.processes.cancelled.is_set():
+                self._put_back(host, rollback)
             raise
         try:
             self._apply(host)
-        except ResourceError:
+        except Exception:  # Cancelled is no ResourceError: the laptop is gone
             self._put_back(host, rollback)
             raise
         rollback.disarm()
@@ -209,7 +213,10 @@ class Netplan(Resource):
             time.sleep(0.1)
 
     def _put_back(self, host: Host, rollback: Rollback) -> None:
-        """Restore the old file and apply it, unless the timer has done so already."""
+        """Restore the old file and apply it, unless the timer has done so already.
+
+        Not cancelled when the laptop is gone.
+        """
         try:
             before = rollback.before()
         except FileNotFoundError:
@@ -222,6 +229,6 @@ class Netplan(Resource):
             mode = stat.S_IMODE(status.st_mode)
             host.write(self.path, data, mode=mode, uid=status.st_uid, gid=status.st_gid)
         with contextlib.suppress(ResourceError):
-            host.run(("netplan", "apply"), timeout=APPLY_S)
+            host.run(("netplan", "apply"), timeout=APPLY_S, must_finish=True)
         rollback.refuse()
         rollback.disarm()

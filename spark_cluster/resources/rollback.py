@@ -120,7 +120,10 @@ class Rollback:
         return kept.read_bytes(), kept.stat()
 
     def arm(self, after_s: float) -> None:
-        """Keep what is there now, and put it back after so many seconds, or at the next boot."""
+        """Keep what is there now, and put it back after so many seconds, or at the next boot.
+
+        Not cancelled when the laptop is gone: the timer of an earlier change is never just stopped.
+        """
         if not self.armed:
             self._keep()
         write_file(self.folder / "rollback", self._script().encode())
@@ -136,11 +139,12 @@ class Rollback:
                 *("systemd-run", "--quiet", "--collect", f"--unit={self._unit}"),
                 *(f"--on-active={after_s:g}", "--timer-property=AccuracySec=1s"),
                 *("--", "/bin/sh", str(self.folder / "rollback"), "timer"),
-            )
+            ),
+            must_finish=True,
         ).check(f"a timer that puts {self.path} back in case this node is cut off")
 
     def disarm(self) -> None:
-        """It stays as it is now."""
+        """It stays as it is now. Not cancelled when the laptop is gone."""
         self._stop()
         for path in (self._wanted, self._unit_file):
             if path.is_symlink() or path.exists():
@@ -213,4 +217,4 @@ class Rollback:
 
     def _stop(self) -> None:
         with contextlib.suppress(ResourceError):
-            self.host.run(("systemctl", "stop", f"{self._unit}.timer"))
+            self.host.run(("systemctl", "stop", f"{self._unit}.timer"), must_finish=True)

@@ -28,7 +28,19 @@ _NO_NAME = {"PWD", "OLDPWD"}
 _NO_SECRET = ("FILE", "PATH", "DIR", "FOLDER", "MODE", "TYPE", "NAME", "URL", "LENGTH", "SIZE")
 """Last words of names whose values speak of a secret and are none."""
 
-_PLAIN = re.compile(r"(?i)\d{0,2}|true|false|yes|no|on|off|none|null|auto|token")
+_PASS_COUNT = {"NUM", "MAX", "MIN"}
+_PASS_OF_COMPILER = {"COMPILE", "COMPILER", "FUSE", "FUSION", "INDUCTOR", "OPTIMIZER", "REWRITE"}
+"""Words before the word PASS that make it one of a compiler's, or how many: but only with a value
+that fits. Everywhere else PASS is short for password (DB_PASS, and ENABLE_PASS of a switch)."""
+
+_COUNT = re.compile(r"\d{1,4}")
+_PASS_NAME = re.compile(r"[a-z]+(_[a-z0-9]+)*")
+"""What fits: a small number, and for a compiler also a lower-case name like fuse_norm."""
+
+_PLAIN = re.compile(
+    r"(?i)\d{0,2}|true|false|yes|no|on|off|none|null|auto|token"
+    r"|enabled?|disabled?|required|optional"
+)
 """Values that are no secret, whatever they are called."""
 
 _NUMBER = re.compile(r"[-+.\d]*")
@@ -44,7 +56,9 @@ _VALUE = re.compile(
     r"|\bnvapi-[A-Za-z0-9_-]{20,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
     r"|[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s:@]+@"  # https://user:password@host, redis://:password@
-    r"|\b(Bearer|Basic) (?![a-z]+\b|[$<{])\S{6,}"  # a header, and no sentence or variable
+    r"|(?i:authorization)[\\\"':=\s]+(Bearer|Basic) (?![a-z]+\b|[$<{])\S{6,}"  # and no variable
+    r"|\b(Bearer|Basic) (?=[A-Za-z+/._-]*[\d=])(?=[A-Za-z\d+/=._-]{12})"  # some other header:
+    r"[A-Za-z\d+/._-]+={0,2}(?![\w+/.=-])"  # base64 or alike, not Basic Attention, Basic size=16
     r"|://hooks\.slack\.com/(services|workflows)/\S|://discord(app)?\.com/api/webhooks/\S"
 )
 
@@ -66,8 +80,18 @@ def is_secret_setting(name: str, value: str) -> bool:
     words = name.upper().replace("-", "_").split("_")
     if name.upper() in _NO_NAME or _PLAIN.fullmatch(value):
         return False
+    if _is_no_password(words, value):
+        words = [word for word in words if word != "PASS"]
     if _LAST.fullmatch(words[-1]) or words[-2:] == ["WEBHOOK", "URL"]:
         return True
     if words[-1] in _NO_SECRET or _NUMBER.fullmatch(value):
         return False
     return not _WORDS.isdisjoint(words)
+
+
+def _is_no_password(words: list[str], value: str) -> bool:
+    """Whether the word PASS in a name speaks of a pass over something: NUM_PASS, FUSION_PASS."""
+    before = set(words[: words.index("PASS")]) if "PASS" in words else set()
+    if _COUNT.fullmatch(value):
+        return not before.isdisjoint(_PASS_COUNT | _PASS_OF_COMPILER)
+    return _PASS_NAME.fullmatch(value) is not None and not before.isdisjoint(_PASS_OF_COMPILER)

@@ -1,5 +1,6 @@
 """Netplan: validated before, proven after, put back when the node is not reached any more."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -67,12 +68,41 @@ def nothing_armed(node):
     return (units, kept, timers(node)) == ([], [], {})
 
 
+class AgentKilled(BaseException):
+    """Stands for SIGKILL or a power cut: the agent does nothing any more."""
+
+
 def cut_off(node, resource=WANTED):
-    """Apply it on a node that is not reached afterwards: nobody confirms, and the run is gone."""
+    """Apply it and kill the agent before the laptop has confirmed; return the run's id."""
+
+    def killed(_path):
+        raise AgentKilled
+
     host = node.host()
-    host.ask_for_proof = lambda _path: host.processes.cancelled.set()
-    with pytest.raises(Cancelled):
+    host.ask_for_proof = killed
+    with pytest.raises(AgentKilled):
         node.apply(resource, host=host)
+    return host.run_id
+
+
+def cancelled_in(node, monkeypatch, argv):
+    """Apply it with a laptop that is gone from this command on; return the run's id.
+
+    Args:
+        argv: how the command begins; None for the wait for the new connection.
+    """
+    host = node.host()
+    run = Host.run
+    host.ask_for_proof = lambda _path: host.processes.cancel()
+
+    def is_cancelled(self, command, **options):
+        if self is host and argv is not None and tuple(command[: len(argv)]) == argv:
+            host.processes.cancel()
+        return run(self, command, **options)
+
+    monkeypatch.setattr(Host, "run", is_cancelled)
+    with pytest.raises(Cancelled):
+        node.apply(WANTED, host=host)
     return host.run_id
 
 
@@ -167,7 +197,7 @@ def test_the_old_file_comes_back(network, before, why):
 
 @pytest.mark.parametrize("before", [OLD, None])
 def test_a_node_that_is_cut_off_puts_it_back_by_itself(network, before):
-    """The laptop is gone in the middle: the timer's script is what is left."""
+    """The agent is killed in the middle: the timer's script is what is left."""
     if before:
         network.put(PATH, before, mode=0o600)
     run = cut_off(network)
@@ -182,6 +212,60 @@ def test_a_node_that_is_cut_off_puts_it_back_by_itself(network, before):
     (left,) = network.path("/var/lib/spark-cluster/rollback").iterdir()
     assert left.read_text().strip() == run
     assert nothing_armed_but(network, unit)
+
+
+@pytest.mark.parametrize("before", [OLD, None])
+@pytest.mark.parametrize("argv", [None, ("netplan", "apply")], ids=["confirm", "apply"])
+def test_a_laptop_that_is_gone_has_the_old_file_put_back_at_once(
+    network, monkeypatch, before, argv
+):
+    """The laptop gives up long before the timer runs out."""
+    if before:
+        network.put(PATH, before, mode=0o600)
+    run = cancelled_in(network, monkeypatch, argv)
+    path = network.path(PATH)
+    assert (path.read_text() if path.exists() else None) == before
+    assert links(network)["enp1s0f1np1"] == ((["10.9.9.9/24"], 1500) if before else ([], 1500))
+    assert nothing_armed(network)
+    again = reached(network)
+    again.run_id = run
+    assert "could not be reached any more" in network.apply(WANTED, host=again).error
+    assert apply(network).verdict == "change", "another run may try"
+
+
+def test_a_laptop_that_is_gone_before_the_file_is_in_place(network, monkeypatch):
+    network.put(PATH, OLD, mode=0o600)
+    cancelled_in(network, monkeypatch, ("netplan", "generate"))
+    assert network.path(PATH).read_text() == OLD
+    assert ["netplan", "apply"] not in verbs(network)
+    assert nothing_armed(network)
+
+
+@pytest.mark.parametrize("argv", [("systemctl",), ("systemd-run",)], ids=["stop", "start"])
+def test_a_laptop_that_is_gone_while_the_timer_is_set(network, monkeypatch, argv):
+    """An earlier change that was not confirmed never stays without a timer."""
+    network.put(PATH, OLD, mode=0o600)
+    cut_off(network)
+    network.put(PATH, "# another one\n", mode=0o600)
+    cancelled_in(network, monkeypatch, argv)
+    assert network.path(PATH).read_text() == OLD
+    assert links(network)["enp1s0f1np1"] == (["10.9.9.9/24"], 1500)
+    assert nothing_armed(network)
+
+
+def test_a_laptop_that_is_gone_once_it_has_confirmed(network, monkeypatch):
+    """A change that was confirmed stays: its timer is stopped all the same."""
+    host = network.host()
+
+    def confirms(path):
+        network.put(path)
+        host.processes.cancel()
+
+    host.ask_for_proof = confirms
+    with contextlib.suppress(Cancelled):
+        network.apply(WANTED, host=host)
+    assert as_wanted(network)
+    assert nothing_armed(network)
 
 
 def nothing_armed_but(node, timer):

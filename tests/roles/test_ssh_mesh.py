@@ -28,6 +28,7 @@ def test_two_nodes(role):
         f"{a_spark(1).facts.mesh_key} spark-cluster-mesh-spark2",
     ]
     assert all(k.sole for k in keys), "the key of a node that was wiped goes"
+    assert {k.own_comments for k in keys} == {"spark-cluster-mesh-"}, "a node may be renamed"
     rest = ("no-agent-forwarding", "no-port-forwarding", "no-X11-forwarding")
     assert [k.options for k in keys] == [
         ('from="192.168.177.11,192.168.178.11,10.89.0.11,127.0.0.0/8,::1"', *rest),

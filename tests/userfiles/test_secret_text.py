@@ -38,6 +38,19 @@ SECRETS = (
     ("SLACK_WEBHOOK", "https://hooks.example/T0/B0/xyz"),
     ("SLACK_WEBHOOK_URL", "https://hooks.example/T0/B0/xyz"),
     ("ANY", "https://hooks.slack.com/services/T0/B0/xyz"),
+    ("SMTP_PASS", "100"),
+    ("ROOT_PASS", "fuse_norm"),
+    ("ENABLE_PASS", "cisco_lab"),
+    ("PASS", "hello"),
+    ("COMPILE_PASS", "hunter2"),
+    ("COMPILE_PASS", "Fuse_Norm"),
+    ("NUM_PASS", "20240101"),
+    ("MAX_PASS", "hello"),
+    ("FUSION_PASS_TOKEN", "fuse_norm"),
+    ("VLLM_API_KEY_AUTH", "user:x"),
+    ("HEADERS", "X-Api: Basic dXNlcjpwYXNzd29yZDE="),
+    ("HEADERS", "X-Api: Bearer eyJhbGciOi.eyJzdWIi.c2lnbmF0dXJl1"),
+    ("HEADERS", '{\\"authorization\\": \\"Basic dXNlcjpwYXNz\\"}'),
 )
 PLAIN = (
     ("TOKENIZERS_PARALLELISM", "false"),
@@ -69,6 +82,14 @@ PLAIN = (
     ("ANY", "Authorization: Bearer $MY_TOKEN"),
     ("ANY", "redis://host:6379/0"),
     ("COMPASS", "north"),
+    ("NUM_PASS", "100"),
+    ("COMPILE_PASS", "fuse_norm"),
+    ("FUSION_PASS_LEVEL", "aggressive"),
+    ("VLLM_API_KEY_AUTH", "disabled"),
+    ("HTTP_AUTH", "enabled"),
+    ("hf-overrides", '{"a": "Basic Attention"}'),
+    ("ANY", "Bearer FlashAttention"),
+    ("ANY", "Basic block_size=16"),
 )
 
 
