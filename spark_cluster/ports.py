@@ -32,9 +32,11 @@ Span = tuple[int, int]
 DEFAULTS = {
     "kv-events-config": (5557,),
     "kv-transfer-config": (5600, 8998, 14579),  # NIXL, Mooncake, `kv_port`
+    "ec-transfer-config": (14579,),
     "data-parallel-size": (29550,),
 }
-"""Ports on all addresses that vLLM takes with these flags when it is not told others."""
+"""Ports on all addresses that vLLM takes with these flags when it is not told others: those of
+0.32, in its config/kv_events.py, kv_transfer.py, ec_transfer.py and parallel.py, and envs.py."""
 
 ANY = ("*", "", "0.0.0.0", "::")  # noqa: S104
 """Hosts of an endpoint that mean every address of a node."""

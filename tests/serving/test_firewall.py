@@ -90,6 +90,7 @@ def test_a_port_of_vllm_that_is_none(text: str) -> None:
           {"proxy_port": 21002, "bind": "10.0.0.2:21003", "lookup": "tcp://10.7.7.7:21004"}}},
          {5600, 8998, 14579, 21001, 21002, 21003}),
         ({"kv-transfer-config.kv_port": 21001}, {21001}),
+        ({"ec-transfer-config": {"ec_connector": "x"}}, {14579}),
         ({"data-parallel-size": 2, "data-parallel-rpc-port": 13345}, {29550, 13345}),
         ({"max-model-len": 8192, "served-model-name": "a:5557", "port": 99999}, set()),
         ({"a-port": "²", "b-port": "5" * 5000, "c": "tcp://*:99999", "d-port": "-1"}, set()),
