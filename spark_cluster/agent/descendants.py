@@ -8,6 +8,7 @@ one that hangs in a driver can hang itself.
 from __future__ import annotations
 
 import os
+import time
 from typing import NamedTuple
 
 MARK = "SPARK_CLUSTER_COMMAND"
@@ -15,6 +16,12 @@ MARK = "SPARK_CLUSTER_COMMAND"
 
 GONE = "ZX"
 """States of /proc/PID/stat of what has ended and only waits to be collected."""
+
+KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD of the kernel's include/linux/sched.h, among the flags of /proc/PID/stat."""
+
+EXEC_S = 1.0
+"""Seconds for which a process may be between two programs (execve) before it is left alone."""
 
 BLOCKED = "D"
 """State of a process in uninterruptible sleep: the kernel or a driver holds it."""
@@ -29,6 +36,12 @@ class Process(NamedTuple):
     parent: int
     session: int
     start: int
+    flags: int = 0
+
+    @property
+    def is_kernels(self) -> bool:
+        """Whether it is a thread of the kernel, which runs no program."""
+        return bool(self.flags & KERNEL_THREAD)
 
 
 def process(pid: int) -> Process | None:
@@ -40,7 +53,8 @@ def process(pid: int) -> Process | None:
         return None
     name, _, tail = text.partition("(")[2].rpartition(")")
     fields = tail.split()
-    return Process(pid, name, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+    state, parent, session, flags, start = (fields[number] for number in (0, 1, 3, 6, 19))
+    return Process(pid, name, state, int(parent), int(session), int(start), int(flags))
 
 
 def belonging(leader: Process, mark: str) -> list[Process]:
@@ -71,8 +85,21 @@ def _is_marked(found: Process, mine: set[int], mark: str) -> bool:
     """Whether it got the variable: all that is left to tell when its parent has ended."""
     if found.pid in mine or found.state == BLOCKED or found.state in GONE:
         return False
+    until = time.monotonic() + EXEC_S
+    while True:
+        environment = _read(found.pid, "environ")
+        if environment or _read(found.pid, "cmdline") or found.is_kernels:
+            return f"{MARK}={mark}".encode() in environment.split(b"\0")
+        # Another program is being loaded in its place, and it has neither for a moment.
+        if process(found.pid) is None or time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+
+
+def _read(pid: int, name: str) -> bytes:
+    """A file of /proc/PID; nothing when the process is gone, or not to be looked into."""
     try:
-        with open(f"/proc/{found.pid}/environ", "rb") as source:  # noqa: PTH123
-            return f"{MARK}={mark}".encode() in source.read().split(b"\0")
+        with open(f"/proc/{pid}/{name}", "rb") as source:  # noqa: PTH123
+            return source.read()
     except OSError:
-        return False
+        return b""

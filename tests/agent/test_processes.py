@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 
@@ -13,7 +14,7 @@ from hung_processes import ended, frozen_disk, lives, pid_in
 from unstartable import UNSTARTABLE, unstartable
 from waiting import FAR_S, until, with_a_limit
 
-from spark_cluster.agent import gathering, main, output, processes
+from spark_cluster.agent import descendants, gathering, main, output, processes
 from spark_cluster.agent.host import Cancelled, Host
 from spark_cluster.agent.operations import Laptop, Node, carry_out
 from spark_cluster.agent.processes import Processes, Running
@@ -285,3 +286,24 @@ def test_what_runs_is_known_only_as_long_as_it_runs(tmp_path):
         assert running.attend(lambda *_: None, known.cancelled) == 0
     assert known._snapshot() == []
     assert known.finishing_until() == 0
+
+
+def test_what_is_between_two_programs_is_looked_at_again(monkeypatch):
+    """In execve it has no environment and no arguments for a moment; its parent may have ended."""
+    environment = {**os.environ, descendants.MARK: "this-one"}
+    with subprocess.Popen(["sleep", str(FAR_S)], env=environment, start_new_session=True) as left:
+        looks = []
+
+        def read(pid, name, really=descendants._read):
+            if pid == left.pid:
+                looks.append(name)
+            return b"" if pid == left.pid and len(looks) <= 6 else really(pid, name)
+
+        monkeypatch.setattr(descendants, "_read", read)
+        try:
+            found = descendants.process(left.pid)
+            strangers = found._replace(pid=2**30, session=2**30)  # one that has ended
+            assert left.pid in {p.pid for p in descendants.belonging(strangers, "this-one")}
+            assert len(looks) > 6
+        finally:
+            left.kill()
