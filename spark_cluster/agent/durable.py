@@ -28,7 +28,16 @@ def naming(path: Path) -> Iterator[None]:
 
 def sync_folder(folder: Path) -> None:
     """Have the names in a folder on the disk: what was made, renamed or removed there."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    sync(folder, os.O_DIRECTORY)
+
+
+def sync(path: Path, flags: int = 0) -> None:
+    """Have what somebody else wrote into a file on the disk, or the names in a folder.
+
+    Args:
+        flags: of open(2), beside reading.
+    """
+    handle = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(handle)
     finally:

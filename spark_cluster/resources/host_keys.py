@@ -7,13 +7,13 @@ Some makers' images were delivered with them already made, so that all machines 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_cluster.agent.durable import sync, sync_folder
 from spark_cluster.resources.base import InvalidResource, Resource, State
 from spark_cluster.resources.ssh_key import KINDS, generate
 
@@ -110,16 +110,8 @@ def _make(host: Host, kind: str, *, keep: bool) -> tuple[bytes, bytes]:
         found = generate(host, made / "key", kind, comment)
         if keep:
             for name in ("key", "key.pub", "."):
-                _sync(made / name)
+                sync(made / name)
             shutil.rmtree(folder / kind, ignore_errors=True)  # half of one
             made.rename(folder / kind)
-            _sync(folder)
+            sync_folder(folder)
     return found
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
