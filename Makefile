@@ -20,7 +20,7 @@ WORKERS := -n $(shell echo $$((2 * $$(nproc 2>/dev/null || echo 2))))
 HANGS := -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 NONE_IS_FINE := || test $$? = 5
 
-.PHONY: demo test check pure lab-tests soak bench env tools clean help
+.PHONY: demo test check pure lab-tests soak bench docs env tools clean help
 
 help:
 	@echo "make demo       two simulated Sparks, and 'spark-cluster up --tp 2' on them (root, Linux)"
@@ -28,6 +28,7 @@ help:
 	@echo "make pure       ruff, mypy and the pure tests only"
 	@echo "make soak       the long campaigns: thousands of examples, hundreds of kills (hours)"
 	@echo "make bench      the engine against its peers, on the lab"
+	@echo "make docs       the documentation as a site, in site/; a broken link fails"
 	@echo "make clean      take the lab down and remove what is cached"
 
 demo: $(VENV)/ready
@@ -60,6 +61,11 @@ bench: env
 	@$(RUN) lab up
 	@$(VENV)/bin/python -m benchmarks.engine --tools ours,floor,ansible,mitogen,pyinfra
 
+# The warning is about the next major version of mkdocs, which the extra `docs` excludes.
+docs: $(VENV)/ready-for-docs
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --clean
+	@echo "site/index.html"
+
 env: $(VENV)/ready-for-tests
 
 # What the tests call and a fresh machine lacks (sshd, which is neither started nor enabled).
@@ -80,6 +86,11 @@ $(VENV)/ready: pyproject.toml
 $(VENV)/ready-for-tests: $(VENV)/ready
 	@echo "adding what the tests need to the Python environment"
 	@set -o pipefail; $(PIP) -e '.[dev]' | $(SHOW_PACKAGES)
+	@touch $@
+
+$(VENV)/ready-for-docs: $(VENV)/ready
+	@echo "adding what the documentation needs to the Python environment"
+	@set -o pipefail; $(PIP) -e '.[docs]' | $(SHOW_PACKAGES)
 	@touch $@
 
 clean:

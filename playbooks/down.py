@@ -1,30 +1,32 @@
-"""Stop serving, and prove that the memory is back."""
+"""Stop serving, and verify that the memory is free again."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from spark_cluster.engine.play import Play
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.resources import Container, Directory
+from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.inference.ray_node import RAY_HOME
+from spark_cluster.inference.runtime import absent
+from spark_cluster.resources import Directory
+from spark_cluster.runner.play import Play
 from spark_cluster.serving import vram
-from spark_cluster.serving.engine import RAY, RAY_HOME, SERVER
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """What was held before and what is held now."""
+    """The memory held before and after a stop."""
 
     before: list[vram.NodeVram]
     now: list[vram.NodeVram]
 
-    def document(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As in `down --json`."""
         return {
             "vram": {
-                "nodes": [reading.document() for reading in self.now],
-                "before": [reading.document() for reading in self.before],
+                "nodes": [reading.to_dict() for reading in self.now],
+                "before": [reading.to_dict() for reading in self.before],
             }
         }
 
@@ -36,13 +38,13 @@ def main(play: Play) -> Stopped | None:
     with play.stage("stop"):
         play.apply(
             play.nodes,
-            [Container(SERVER, state="absent", stop_timeout_s=30)],
+            absent(SERVER, stop_timeout_s=30),
             play.role("endpoint"),
         )
         play.apply(
             play.nodes,
             [
-                Container(RAY, state="absent", stop_timeout_s=2),
+                *absent(RAY, stop_timeout_s=2),
                 Directory(RAY_HOME, state="absent", keep=False),
             ],
             play.role("firewall", state="absent"),

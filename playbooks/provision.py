@@ -1,4 +1,4 @@
-"""From a fresh or drifted Spark to one that is ready to serve. Run again, it changes nothing."""
+"""Provision a fresh or drifted Spark until it is ready to serve. Run again, it changes nothing."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_cluster import fabric
-from spark_cluster.cluster import Spark
-from spark_cluster.engine.play import Applied, Play, RoleCall
+from spark_cluster import link_check
 from spark_cluster.errors import SparkClusterError, VerificationFailed
-from spark_cluster.planning import pins
+from spark_cluster.facts import pins
 from spark_cluster.resources import Command, File, Reboot, Resource
+from spark_cluster.runner.play import Applied, Play, RoleCall
+from spark_cluster.topology import Node
 
 NEVER_FLASHED = re.compile("ConnectX|MT2910", re.IGNORECASE)
 """Devices whose firmware is not for us to update: DGX OS does, and others have bricked it."""
 
-LATER = {
-    "MachineId:": "its machine id is new; programs use it after the next boot",
+UNKNOWN_BEFORE = {
+    "MachineId:": "its machine id is new; programs use it from the next boot on",
     "User:": "its login user is in the group docker now: every new login is in it, a shell that is "
     "open already joins with `newgrp docker`",
 }
@@ -28,7 +28,7 @@ LATER = {
 
 @dataclass
 class Provisioned:
-    """What came of it.
+    """The result of provisioning.
 
     Attributes:
         failures: node to what does not hold on it, although everything was put in place.
@@ -40,7 +40,7 @@ class Provisioned:
     failures: dict[str, list[SparkClusterError]] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
     firmware: dict[str, dict[str, str]] = field(default_factory=dict)
-    bandwidth: list[fabric.Bandwidth] = field(default_factory=list)
+    bandwidth: list[link_check.Bandwidth] = field(default_factory=list)
 
 
 def main(
@@ -74,25 +74,25 @@ def main(
                 play.connections.forget_replaced_host_keys(node.name)
         if _shares_host_keys(play.nodes) and not play.check:
             _own_host_keys(play, bootstrap, done)
-        applied = play.apply(play.nodes, *roles, must=False)
+        applied = play.apply(play.nodes, *roles, fail_fast=False)
         _read(applied, done, changed=not play.check)
         if play.check:
-            _foretell(play)
+            _preview_check_mode(play)
         if applied.changed and not play.check:
-            play.refresh(play.nodes, must=False)
+            play.refresh(play.nodes, fail_fast=False)
             # Some of it was decided by facts that are others now: a key that has just been made,
             # a package that is there now, a driver that answers again.
             again = [role for role in roles if role is not drivers]  # it would ask to reboot twice
-            play.apply(play.nodes, *again, must=False)
-            play.refresh(play.nodes, must=False)
+            play.apply(play.nodes, *again, fail_fast=False)
+            play.refresh(play.nodes, fail_fast=False)
     if firmware:
         with play.stage("firmware"):
             _update_firmware(play, allow_reboot=allow_reboot)
     if not play.check:
         with play.stage("verify"):
             _verify(play, done, measure=bandwidth or _link_changed(applied))
-    _miss(play, done)
-    _tell(play, done)
+    _report_skipped(play, done)
+    _print_notes(play, done)
     return done
 
 
@@ -119,7 +119,7 @@ def _link(play: Play) -> list[str | RoleCall]:
 # -- host keys -------------------------------------------------------------------------------------
 
 
-def _shares_host_keys(nodes: list[Spark]) -> bool:
+def _shares_host_keys(nodes: list[Node]) -> bool:
     keys = [key for node in nodes for key in set(node.facts.host_keys)]
     return len(keys) > len(set(keys))
 
@@ -130,14 +130,14 @@ def _own_host_keys(play: Play, bootstrap: RoleCall, done: Provisioned) -> None:
     Whatever is cut in between, known_hosts has the key that the node shows: the new ones are
     written next to the old ones first, and the old ones go when a new one was seen.
     """
-    ready = play.apply(play.nodes, play.role("bootstrap", prepare_host_keys=True), must=False)
+    ready = play.apply(play.nodes, play.role("bootstrap", prepare_host_keys=True), fail_fast=False)
     told = {}
     for node in play.nodes:
         if node.name in ready.results:
             path, prints = play.connections.announce_host_keys(node.name)
             told.update({node.name: (path, prints)} if prints else {})
-    play.apply(play.nodes, bootstrap, must=False)
-    play.refresh(play.nodes, must=False)
+    play.apply(play.nodes, bootstrap, fail_fast=False)
+    play.refresh(play.nodes, fail_fast=False)
     for node in play.nodes:
         if node.name not in told:
             continue
@@ -145,12 +145,12 @@ def _own_host_keys(play: Play, bootstrap: RoleCall, done: Provisioned) -> None:
         done.notes.setdefault(node.name, []).append(
             f"it has new SSH host keys ({', '.join(prints)}); they came over the connection that "
             f"was verified with the old one, and are in {path} now. Other machines that know the "
-            "node will say that its key has changed"
+            "node will report a changed key"
         )
         _forget_old_host_keys(play, node, done)
 
 
-def _forget_old_host_keys(play: Play, node: Spark, done: Provisioned) -> None:
+def _forget_old_host_keys(play: Play, node: Node, done: Provisioned) -> None:
     try:
         seen = play.connections.verify_host_keys(node.name)
     except SparkClusterError as error:
@@ -163,7 +163,7 @@ def _forget_old_host_keys(play: Play, node: Spark, done: Provisioned) -> None:
         )
 
 
-def _foretell(play: Play) -> None:
+def _preview_check_mode(play: Play) -> None:
     """Say what check mode cannot know: it hangs on keys that are not made yet."""
     lacking = [node.name for node in play.nodes if not node.facts.mesh_key]
     if lacking and len(play.inventory.nodes) > 1:
@@ -180,7 +180,9 @@ def _read(applied: Applied, done: Provisioned, *, changed: bool) -> None:
     """Notes on what was changed, and the firmware's versions."""
     for node, results in applied.results.items():
         ids = applied.changes(node) if changed else []
-        said = [text for start, text in LATER.items() if any(i.startswith(start) for i in ids)]
+        said = [
+            text for start, text in UNKNOWN_BEFORE.items() if any(i.startswith(start) for i in ids)
+        ]
         if said:
             done.notes.setdefault(node, []).extend(said)
         result = results.get("Command:firmware state")
@@ -219,19 +221,19 @@ def updates(text: str) -> list[Command]:
 
 
 def _update_firmware(play: Play, *, allow_reboot: bool) -> None:
-    """What fwupd offers, node by node its own; then a reboot, with which most of it is flashed.
+    """Install what fwupd offers, node by node; then reboot, which flashes most of it.
 
-    Check mode goes by what fwupd knows already: fetching its lists anew would be a change.
+    Check mode uses what fwupd knows already: fetching its lists again would be a change.
     """
     for node in play.nodes:
         if "fwupd" not in node.facts.packages:
             play.note(
-                "fwupd is not installed: its firmware was not looked at", warning=True, node=node
+                "fwupd is not installed: its firmware was not checked", warning=True, node=node
             )
             continue
         session = play.session(node)
         if play.check:
-            play.note("firmware is looked up as of the last `fwupdmgr refresh` there", node=node)
+            play.note("firmware updates are those of the last `fwupdmgr refresh` there", node=node)
         else:
             session.run(["fwupdmgr", "refresh", "--json"], timeout=300)  # fails when it is fresh
         wanted: list[Resource] = list(
@@ -244,7 +246,7 @@ def _update_firmware(play: Play, *, allow_reboot: bool) -> None:
             play.note("do not unplug it until it is back: firmware is being written", node=node)
         marker = File("/run/reboot-required", content="*** System restart required ***\n")
         reboot = Reboot("new firmware", allowed=allow_reboot, required=False, timeout_s=1200)
-        play.apply(node, [*wanted, marker, reboot], must=False)
+        play.apply(node, [*wanted, marker, reboot], fail_fast=False)
 
 
 # -- proof -----------------------------------------------------------------------------------------
@@ -256,26 +258,34 @@ def _link_changed(applied: Applied) -> bool:
 
 
 def _verify(play: Play, done: Provisioned, *, measure: bool) -> None:
-    found = fabric.hops(play.nodes)
+    found = link_check.hops(play.nodes)
 
-    def prove(node: Spark) -> list[SparkClusterError]:
+    def verify_login(node: Node) -> list[SparkClusterError]:
         try:
             own = [hop for hop in found if hop.source.name == node.name]
-            return [*_drivers(play, node), *fabric.ping(play.session(node), own)]
+            return [*_drivers(play, node), *link_check.verify(own, {node.name: play.session(node)})]
         except SparkClusterError as error:
             return [error]
 
-    outcomes = play.on_each(play.nodes, prove)
+    outcomes = play.on_each(play.nodes, verify_login)
     done.failures.update({name: failures for name, failures in outcomes.items() if failures})
     if measure and not done.failures:
         _measure(play, found, done)
     known = pins.load(play.project.load_role("drivers").path.parent / "pins.json")
     for node in play.nodes:
         for bad in known.running(node.facts):
-            done.notes.setdefault(node.name, []).append(f"{bad.what}; {bad.fix}")
+            done.notes.setdefault(node.name, []).append(_explained(bad, node.name))
 
 
-def _drivers(play: Play, node: Spark) -> list[SparkClusterError]:
+def _explained(bad: pins.Bad, node: str) -> str:
+    """A known-bad combination with its known issue's fix."""
+    from spark_cluster.known_issues.entries import catalogue
+
+    issue = catalogue()[bad.issue]
+    return f"{bad.found}: {issue.title}; {issue.fix_on(node)}"
+
+
+def _drivers(play: Play, node: Node) -> list[SparkClusterError]:
     """nvidia-smi answers, and what is pinned is what runs."""
     settings: Any = play.project.load_role("drivers").settings_for(play.inventory.nodes[node.name])
     said = pins.waiting(settings.pinned, node.facts)
@@ -285,8 +295,8 @@ def _drivers(play: Play, node: Spark) -> list[SparkClusterError]:
 
 
 def _in_force(text: str) -> str:
-    """What to do about something that is installed and does not run."""
-    hint = "a reboot brings it into force: spark-cluster provision --allow-reboot"
+    """Return what to do about something that is installed and does not run."""
+    hint = "a reboot activates it: spark-cluster provision --allow-reboot"
     if not text.startswith("kernel"):
         return hint
     return (
@@ -295,35 +305,37 @@ def _in_force(text: str) -> str:
     )
 
 
-def _measure(play: Play, found: Iterable[fabric.Hop], done: Provisioned) -> None:
+def _measure(play: Play, found: Iterable[link_check.Hop], done: Provisioned) -> None:
     """Each twin once, in one direction, one after another: together they share the port."""
     for hop in found:
         tools = all("perftest" in n.facts.packages for n in (hop.source, hop.target))
         if not tools or not hop.ours.hca or hop.source.index > hop.target.index:
             continue
         try:
-            gbits = fabric.measure(play.session(hop.target), play.session(hop.source), hop)
+            gbits = link_check.measure(play.session(hop.target), play.session(hop.source), hop)
         except SparkClusterError as error:
             done.failures.setdefault(hop.source.name, []).append(error)
             continue
-        result = fabric.Bandwidth(hop, gbits)
+        result = link_check.Bandwidth(hop, gbits)
         done.bandwidth.append(result)
         if result.verdict != "good":
             done.notes.setdefault(hop.source.name, []).append(slow(result))
 
 
-def slow(result: fabric.Bandwidth) -> str:
-    """What a low bandwidth means."""
-    text = f"{result.gbits:.1f} Gb/s from {result.hop}; {fabric.GOOD_GBITS:g} or more are expected"
-    if result.verdict == "degraded":
-        return (
-            f"{text}. A ConnectX-7 can be degraded like this while it looks healthy: shut both "
-            "nodes down and unplug their power for a minute; a reboot does not cure it"
-        )
-    return f"{text}: is the MTU {result.hop.source.mtu} on both, and the cable made for 200 Gb/s?"
+def slow(result: link_check.Bandwidth) -> str:
+    """Return what a low bandwidth means."""
+    from spark_cluster.known_issues.entries import catalogue
+
+    text = (
+        f"{result.gbits:.1f} Gb/s from {result.hop}; {link_check.GOOD_GBITS:g} or more are expected"
+    )
+    known = "link-at-13-gbps" if result.verdict == "degraded" else "rdma-below-rate"
+    issue = catalogue()[known]
+    nodes = f"{result.hop.source.name},{result.hop.target.name}"
+    return f"{text}. {issue.cause}: {issue.fix_on(nodes)}"
 
 
-def _miss(play: Play, done: Provisioned) -> None:
+def _report_skipped(play: Play, done: Provisioned) -> None:
     """Say what was left undone for want of nodes that `--limit` leaves out."""
     selection = play.options.selection
     between = {"network", "ssh_mesh"} - selection.skip_tags
@@ -336,11 +348,11 @@ def _miss(play: Play, done: Provisioned) -> None:
     for name in here:
         done.notes.setdefault(name, []).append(
             f"without {', '.join(away)} in this run, SSH between the nodes and traffic over the "
-            "link were not looked at; spark-cluster provision for all nodes does that"
+            "link were not checked; spark-cluster provision for all nodes does that"
         )
 
 
-def _tell(play: Play, done: Provisioned) -> None:
+def _print_notes(play: Play, done: Provisioned) -> None:
     for node in play.nodes:
         for text in done.notes.get(node.name, []):
             play.note(text, warning=True, node=node)

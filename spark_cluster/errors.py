@@ -24,7 +24,7 @@ class SparkClusterError(Exception):
         self.where = where
         self.hint = hint
 
-    def document(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, str]:
         """As in `--json`."""
         return {"message": self.message, "where": self.where, "hint": self.hint}
 
@@ -66,7 +66,7 @@ class Refused(SparkClusterError):
 
 
 class VerificationFailed(SparkClusterError):
-    """Everything was put in place, but it does not do what it should."""
+    """Everything is in place, but it does not work as it should."""
 
     exit_code = 5
 

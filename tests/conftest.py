@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from pipe_channel import PipeChannel
 
-from spark_cluster.engine import payload
-from spark_cluster.engine.channel import PipeChannel
-from spark_cluster.engine.connections import Connections
-from spark_cluster.engine.session import Session
 from spark_cluster.errors import Unreachable
 from spark_cluster.facts.model import Facts
+from spark_cluster.runner import head_start, payload
+from spark_cluster.runner.connections import Connections
+from spark_cluster.runner.session import Session
+from spark_cluster.runner.ssh_route import Target
 
 pytest_plugins = ["hang_limit"]
 
@@ -95,21 +96,41 @@ def agent(
 
 
 @pytest.fixture
-def pipes(agent: Callable[..., Session]) -> type[Connections]:
+def pipes(agent: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> type[Connections]:
     """Connections whose nodes are folders with real agents; the node `lost` cannot be reached."""
+
+    def reach(name: str) -> None:
+        if name == "lost":
+            raise Unreachable("no answer", where=name, hint="switch it on")
+
+    class Dialled:
+        """Stands for an SSH connection."""
+
+        def __init__(self, target: Target) -> None:
+            self.target = target
+
+        def prepare(self, _run: str, *, become: bool) -> None:
+            reach(self.target.name)
+
+        open = close = lambda self: None
+
+        def session(self, _run: str, *, become: bool) -> Session:
+            reach(self.target.name)
+            return agent(self.target.name)
+
+    monkeypatch.setattr(head_start, "SshConnection", Dialled)
 
     class Pipes(Connections):
         def _open(self, name: str) -> None:
-            if name == "lost":
-                raise Unreachable("no answer", where=name, hint="switch it on")
+            reach(name)
             self._join(name)
-            self.enter(name)
+            self.lock_and_gather(name)
 
         def _join(self, name: str) -> Session:
             self._sessions[name] = agent(name)
             return self._sessions[name]
 
-        def enter(self, name: str) -> None:
+        def lock_and_gather(self, name: str) -> None:
             self.facts[name] = Facts(hostname=name)
             self.users[name] = "nvidia"
 

@@ -7,11 +7,14 @@ import io
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
+from click.testing import CliRunner, Result
+from factories import put
 
-from spark_cluster.cli import main
+from spark_cluster.cli import cli, main
 
 
 @dataclass
@@ -34,6 +37,19 @@ def run(*args: str, cwd: Path) -> Done:
     return Done(ended.value.code, out.getvalue(), err.getvalue())
 
 
+def invoke(
+    *words: str, project: Path | None = None, stdin: str = "", columns: str = "100", **options: Any
+) -> Result:
+    """`spark-cluster WORDS` by click's own runner: what it raises is in `exception`.
+
+    Args:
+        options: of `CliRunner.invoke`; `catch_exceptions=False` to have it raised.
+    """
+    folder = ["--project", str(project)] if project else []
+    env = {"COLUMNS": columns}
+    return CliRunner().invoke(cli, [*folder, *words], input=stdin, env=env, **options)
+
+
 class Program:
     """`spark-cluster` in a scratch project and home."""
 
@@ -49,6 +65,4 @@ class Program:
         return run(*args, cwd=self.folder)
 
     def put(self, name: str, text: str) -> None:
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        put(self.folder / name, text)

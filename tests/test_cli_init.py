@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from spark_cluster.cli.init import command
 from spark_cluster.errors import UsageError
-from spark_cluster.inventory import load_inventory
-from spark_cluster.project import Project
-from spark_cluster.userfiles.new_inventory import Answers, write
+from spark_cluster.loader.inventories import load_inventory
+from spark_cluster.loader.new_inventory import Answers, write
+from spark_cluster.loader.project import Project
 
 
 @pytest.fixture(autouse=True)

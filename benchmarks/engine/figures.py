@@ -15,7 +15,8 @@ SLOWER = {
     ("ansible", UNCHANGED): 25.0,
     ("pyinfra", CHANGING): 10.0,
 }
-ABOVE_FLOOR = 1.4
+ABOVE_FLOOR = 1.35
+ABOVE_FLOOR_MANY = 1.4
 TURNS = 10
 GROWTH = 3.0
 _NODES = 2
@@ -24,7 +25,7 @@ _FEW, _MANY = 1, 32
 
 @dataclass(frozen=True)
 class Figure:
-    """One promise: what, how much, and what was seen."""
+    """A promise: what, how much, and what was measured."""
 
     what: str
     wanted: str
@@ -78,5 +79,6 @@ def scaled(costs: list[Cost]) -> list[Figure]:
     if {(_OURS, _MANY), ("floor", _MANY)} <= known.keys():
         above = known[_OURS, _MANY].wall / known["floor", _MANY].wall
         what = f"wall, {_MANY} nodes: ours to a bare agent loop"
-        found.append(Figure(what, f"<= {ABOVE_FLOOR}", f"{above:.2f}", above <= ABOVE_FLOOR))
+        met = above <= ABOVE_FLOOR_MANY
+        found.append(Figure(what, f"<= {ABOVE_FLOOR_MANY}", f"{above:.2f}", met))
     return found

@@ -85,7 +85,7 @@ def bridge_of(address: str) -> tuple[str, IPv4Interface]:
 
 @contextlib.contextmanager
 def namespace(use: str) -> Iterator[str]:
-    """A network namespace of its own, gone afterwards."""
+    """A network namespace of its own, removed afterwards."""
     name = f"{PREFIX}-{use}-{os.getpid()}"
     run("ip", "netns", "add", name)
     try:
@@ -126,7 +126,7 @@ def link(laptop: IPv4Interface, rtt: float, *, bridge: str = "", nodes: str = ""
 
 
 def _tap(stack: contextlib.ExitStack, end: str) -> tuple[int, str]:
-    """A TAP device that goes when its descriptor is closed."""
+    """A TAP device that is removed when its descriptor is closed."""
     name = f"scb{end}{os.getpid()}"
     try:
         descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)

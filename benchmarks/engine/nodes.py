@@ -28,7 +28,7 @@ _LOG_SESSIONS = f"echo LogLevel VERBOSE > {_VERBOSE} && systemctl reload ssh"
 _LOG_NO_SESSIONS = f"rm -f {_VERBOSE} && systemctl reload ssh"
 _SESSION = "Starting session:"
 
-# A node of its own file system, users and process ids; all of it goes with its first process.
+# A node of its own file system, users and process ids; all of it ends with its first process.
 _BARE_NODE = """
 set -e
 mount -t tmpfs tmpfs "$BASE"
@@ -55,7 +55,7 @@ exec chroot . /usr/sbin/sshd -D -e -f /dev/null -o "ListenAddress=$ADDRESS" -o U
 
 @dataclass(frozen=True)
 class Node:
-    """One node, as the laptop reaches it on port 22."""
+    """A node, as the laptop reaches it on port 22."""
 
     name: str
     address: str
@@ -100,14 +100,14 @@ class Site:
             self.ssh(node, work.RESET_SCRIPT)
 
     def state(self, node: Node) -> dict[str, Any]:
-        """What is there of what the play makes."""
+        """Return which of the play's results are there."""
         found: dict[str, Any] = json.loads(
             self.ssh(node, "python3 -c " + shlex.quote(work.STATE_SCRIPT))
         )
         return found
 
     def sessions(self) -> int:
-        """How many SSH sessions (a shell, a command, sftp) the nodes have started until now."""
+        """Return how many SSH sessions (shell, command, sftp) the nodes have started until now."""
         return self.count_sessions(self)
 
 

@@ -25,7 +25,7 @@ class ToolError(Exception):
 
 
 class Tool(ABC):
-    """One tool: prepared once for a set of nodes, run many times.
+    """A tool: prepared once for a set of nodes, run many times.
 
     Args:
         folder: its own, for what it is given.
@@ -56,7 +56,7 @@ class Tool(ABC):
         """The changes by node that the tool says it made, or the sum under `all`."""
 
     def variables(self) -> dict[str, str]:
-        """Environment variables beside the usual ones."""
+        """Environment variables in addition to the usual ones."""
         return {}
 
     def write(self, name: str, text: str) -> Path:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.engine import work
-from spark_cluster.engine.play import Play
-from spark_cluster.project.template import render
+from spark_cluster.loader.template import render
 from spark_cluster.resources.base import Resource
 from spark_cluster.resources.command import Command
 from spark_cluster.resources.directory import Directory
@@ -16,6 +15,7 @@ from spark_cluster.resources.file import File
 from spark_cluster.resources.group import Group
 from spark_cluster.resources.line import Line
 from spark_cluster.resources.user import User
+from spark_cluster.runner.play import Play
 
 SOURCES = "ENGINE_BENCHMARK_SOURCES"
 """The environment variable that says where the files to copy and render are."""

@@ -78,7 +78,7 @@ def _dotted(address: bytes) -> str:
 
 @dataclass
 class Traffic:
-    """What was seen to and from one node, or to all of them together."""
+    """The traffic to and from one node, or all of them together."""
 
     connections: int = 0
     turns: int = 0
@@ -150,7 +150,7 @@ class TurnCounter:
 
 
 def _fresh(segment: Segment, expected: int | None) -> int:
-    """How many bytes of the segment were not seen before (sequence numbers wrap around)."""
+    """Return how many bytes of the segment were not seen before (sequence numbers wrap around)."""
     if expected is None:
         return segment.payload
     ahead = (segment.sequence + segment.payload - expected) % 2**32

@@ -27,7 +27,7 @@ _LONGEST = 600.0
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run, or the median of several, cost.
+    """The cost of one run, or the median of several.
 
     Args:
         wall: seconds.
@@ -57,7 +57,7 @@ class Bench:
     Args:
         site: the nodes.
         folder: scratch.
-        report: told of every run as it ends.
+        report: called with every run as it ends.
     """
 
     def __init__(self, site: Site, folder: Path, report: Report) -> None:
@@ -160,7 +160,7 @@ class Bench:
         return output.read_text("utf-8", "replace"), spent
 
     def _variables(self) -> dict[str, str]:
-        """A home of its own, so that nobody's settings matter; compiled modules are kept."""
+        """A home of its own, so that no user's settings matter; compiled modules are kept."""
         home = self._folder / "home"
         home.mkdir(exist_ok=True)
         return {
@@ -173,7 +173,7 @@ class Bench:
 
 
 def medians(costs: Iterable[Cost]) -> list[Cost]:
-    """One cost for each tool, number of nodes and kind, in the order they first came."""
+    """Return one cost for each tool, number of nodes and kind, in the order they first came."""
     groups: dict[tuple[str, int, str], list[Cost]] = {}
     for cost in costs:
         groups.setdefault((cost.tool, cost.nodes, cost.kind), []).append(cost)

@@ -45,7 +45,7 @@ def copy_text(number: int) -> str:
 
 
 def rendered(number: int) -> str:
-    """What a template gives; the tools differ in the newlines at its end."""
+    """Return what a template gives; the tools differ in the newlines at its end."""
     return f"# service {number}\ngreeting = hello\nport = 8000\nmembers = a b c"
 
 

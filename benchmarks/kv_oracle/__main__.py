@@ -66,11 +66,11 @@ def versions(prepared: Prepared, sources: Path) -> None:
 
 def entry(question: Question, answer: dict[str, Any]) -> dict[str, Any]:
     """Question and answer, as data."""
-    return {"like": question.like, **question.document(), "answer": answer}
+    return {"like": question.like, **question.to_dict(), "answer": answer}
 
 
 def written(kept: dict[str, Any]) -> str:
-    """One line a case, so that a change of one is a change of one line."""
+    """Return the cases as one line each, so that a change of one is a change of one line."""
     lines = [f"{json.dumps(name)}: {json.dumps(case)}" for name, case in kept.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 

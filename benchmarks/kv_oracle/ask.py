@@ -1,4 +1,4 @@
-"""Starts real vLLM on the CPU with dummy weights and tells how it laid out its KV cache.
+"""Real vLLM on the CPU with dummy weights, and how it laid out its KV cache.
 
 Runs inside an environment that has vLLM, nothing of this project is imported:
 `python ask.py QUESTION ANSWER`. A question is a JSON object: `config` (a config.json, made small
@@ -88,7 +88,7 @@ def group(item: Any) -> dict[str, Any]:
 
 
 def again(config: Any, specs: Any, size: dict[str, int]) -> dict[str, Any]:
-    """What vLLM's own functions say for another size of cache, length of request, batch."""
+    """Ask vLLM's own functions for another size of cache, length of request, batch."""
     from vllm.v1.core import kv_cache_utils as real
 
     config = shallow(config)

@@ -210,7 +210,7 @@ def sliding() -> Iterator[Question]:
 
 
 def latent() -> Iterator[Question]:
-    """One vector a token."""
+    """Yield models with one vector a token."""
     yield Question(
         "deepseek-v2-lite",
         "DeepSeek-V2-Lite",

@@ -1,4 +1,4 @@
-"""One question to real vLLM, and what all of them share."""
+"""A question to real vLLM, and what all of them share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Question:
-    """One start of the engine.
+    """A start of the engine.
 
     Attributes:
         name: of the case.
@@ -50,7 +50,7 @@ class Question:
         """Tokens that the model was made for."""
         return int(self.config["max_position_embeddings"])
 
-    def document(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As `ask.py` reads it."""
         start = {
             "kv_cache_memory_bytes": 2 * GIB,

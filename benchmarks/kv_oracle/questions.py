@@ -1,4 +1,4 @@
-"""What real vLLM is asked: one model of every family, small where its KV cache allows it."""
+"""The questions to real vLLM: one model of every family, small where its KV cache allows it."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["Question", "questions"]
 
 
 def questions() -> list[Question]:
-    """All of them."""
+    """Return all questions."""
     return [*dense(), *sliding(), *recurrent(), *latent(), *divided()]

@@ -32,7 +32,7 @@ def _gdn(**changed: Any) -> dict[str, Any]:
 
 
 def recurrent() -> Iterator[Question]:
-    """All of them."""
+    """Yield all questions."""
     following = {
         "architectures": ["Qwen3NextForCausalLM"],
         "model_type": "qwen3_next",

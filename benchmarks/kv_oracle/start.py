@@ -22,21 +22,21 @@ __all__ = ["VLLM", "ask", "older"]
 
 
 def ask(prepared: Prepared, question: Question) -> dict[str, Any]:
-    """What vLLM says to a question, after about 15 seconds.
+    """Ask vLLM a question, which takes about 15 seconds.
 
     Raises:
         Failed: the engine did not start; its last words are in the message.
     """
     given = {
         "ask.py": (HERE / "ask.py").read_text(),
-        "question.json": json.dumps(question.document()),
+        "question.json": json.dumps(question.to_dict()),
     }
     found: dict[str, Any] = _run(prepared, given, ["ask.py", "question.json", "answer.json"])
     return found
 
 
 def older(prepared: Prepared, sources: Path) -> list[list[Any]]:
-    """What the functions of the vLLM in a folder of sources say, see `older.rows`.
+    """Ask the functions of the vLLM in a folder of sources, see `older.rows`.
 
     Raises:
         Failed: they could not be asked.

@@ -1,4 +1,4 @@
-"""What makes a machine one of ours: who may log in, its name, an identity of its own, its clock."""
+"""The bootstrap of a machine: who may log in, its name, its own identity, its clock."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from spark_cluster import sudoers
-from spark_cluster.cluster import Spark
-from spark_cluster.project.template import render
+from spark_cluster.loader.template import render
+from spark_cluster.node import sudoers
 from spark_cluster.resources import (
     AuthorizedKey,
     File,
@@ -21,6 +20,7 @@ from spark_cluster.resources import (
     Resource,
     Service,
 )
+from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
 CLOCKS = ("chrony", "systemd-timesyncd")
@@ -55,17 +55,17 @@ class Settings(BaseModel):
     )
     prepare_host_keys: bool = Field(
         default=False,
-        description="only make such new SSH host keys ready, and put none into force; `provision` "
+        description="only prepare such new SSH host keys, without activating them; `provision` "
         "asks for it first, so that this laptop knows them before they are shown",
     )
     time: Literal["auto", "chrony", "systemd-timesyncd", "none"] = Field(
         default="auto",
-        description="what keeps the clock, by its package, which must be installed; `auto` takes "
-        "what is, and leaves the clock to others where neither is",
+        description="package that keeps the clock, which must be installed; `auto` takes "
+        "the installed one, and leaves the clock as it is where neither is installed",
     )
 
 
-def role(node: Spark, settings: Settings) -> Iterator[Resource]:
+def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """Keys, sudo, name, identity, time."""
     if settings.prepare_host_keys:
         if settings.unique_identity:
@@ -91,12 +91,12 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
         yield Service(clock, enabled=True)
 
 
-def _earlier(node: Spark) -> list[Spark]:
+def _earlier(node: Node) -> list[Node]:
     """The nodes before this one in the inventory, as far as they are known."""
     return [other for other in node.cluster if other.index < node.index]
 
 
-def _name(node: Spark, settings: Settings) -> Iterator[Resource]:
+def _name(node: Node, settings: Settings) -> Iterator[Resource]:
     name = settings.hostname
     if name == "keep":
         shared = node.facts.hostname in {other.facts.hostname for other in _earlier(node)}
@@ -109,19 +109,19 @@ def _name(node: Spark, settings: Settings) -> Iterator[Resource]:
     yield HostsEntry(name, address="127.0.1.1", any_address=True)
 
 
-def _identity(node: Spark) -> Iterator[Resource]:
+def _identity(node: Node) -> Iterator[Resource]:
     yield MachineId(taken=tuple(other.facts.machine_id for other in _earlier(node)))
     keys = _host_keys(node)
     yield keys
     yield Service("ssh", running=None, restart_when=(keys,), reload=True)
 
 
-def _host_keys(node: Spark, *, prepare: bool = False) -> HostKeys:
+def _host_keys(node: Node, *, prepare: bool = False) -> HostKeys:
     taken = tuple(key for other in _earlier(node) for key in other.facts.host_keys)
     return HostKeys(taken=taken, prepare=prepare)
 
 
-def _clock(node: Spark, settings: Settings) -> str | None:
+def _clock(node: Node, settings: Settings) -> str | None:
     if settings.time == "auto":
         return next((name for name in CLOCKS if name in node.facts.packages), None)
     return None if settings.time == "none" else settings.time

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel, Field
 
-from spark_cluster.cluster import Spark
+from spark_cluster.config.caches import CACHE_ROOT, CACHES
 from spark_cluster.resources import Command, Directory, DiskSpace, Resource
-from spark_cluster.serving.engine import CACHE_ROOT, CACHES
+from spark_cluster.topology import Node
 
 
 class Settings(BaseModel):
@@ -18,13 +18,15 @@ class Settings(BaseModel):
         default=CACHE_ROOT, description="folder on the node; the same on all nodes that serve"
     )
     owner: str = Field(
-        default="root", description="whose the folders are; containers write there as root"
+        default="root", description="owner of the folders; containers write there as root"
     )
-    group: str | None = Field(default=None, description="their group; null leaves it")
+    group: str | None = Field(
+        default=None, description="group of the folders; null leaves it as it is"
+    )
     min_free_gib: float = Field(
         default=5.0,
         ge=0,
-        description="GiB that must be free there, or nothing is begun; 0 does not look",
+        description="GiB that must be free there, or nothing is started; 0 disables the check",
     )
     mount_point: str | None = Field(
         default=None,
@@ -33,7 +35,7 @@ class Settings(BaseModel):
     )
 
 
-def role(node: Spark, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
+def role(node: Node, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
     """The disk that is there and has room; one folder a cache."""
     if settings.mount_point is not None:
         yield Command(

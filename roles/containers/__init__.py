@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from spark_cluster.cluster import Spark
+from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.resources import (
     Command,
     Directory,
@@ -22,7 +22,7 @@ from spark_cluster.resources import (
     Service,
     User,
 )
-from spark_cluster.serving.engine import RAY, SERVER
+from spark_cluster.topology import Node
 
 DEBIAN = ("docker.io", "docker-cli")
 TOOLKIT = "nvidia-container-toolkit"
@@ -50,16 +50,16 @@ class Settings(BaseModel):
         "that is open already joins with `newgrp docker`",
     )
     log_max_size: str = Field(
-        default="50m", description="size of a container's log at which a new one begins; '' leaves"
+        default="50m", description="size of a container's log at which it is rotated; '' leaves it"
     )
-    log_files: int = Field(default=3, ge=1, description="logs that are kept of a container")
+    log_files: int = Field(default=3, ge=1, description="number of logs kept of a container")
     data_root: str | None = Field(
         default=None,
         description="folder for images and containers, on the disk with room; null leaves it. "
         "What is in the old one is not moved",
     )
     min_free_gib: float = Field(
-        default=5.0, ge=0, description="GiB that must be free for images; 0 does not look"
+        default=5.0, ge=0, description="GiB that must be free for images; 0 disables the check"
     )
     allow_restart: bool = Field(
         default=False,
@@ -67,7 +67,7 @@ class Settings(BaseModel):
         "`provision --allow-restart`",
     )
     daemon: dict[str, Any] = Field(
-        default={}, description=f"more keys of {DAEMON}; yours that are not named stay"
+        default={}, description=f"more keys of {DAEMON}; existing keys that are not named stay"
     )
     cdi: bool = Field(
         default=True,
@@ -76,7 +76,7 @@ class Settings(BaseModel):
     )
 
 
-def role(node: Spark, settings: Settings) -> Iterator[Resource]:
+def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """The packages, the daemon's settings, the GPU, the service, the group."""
     first, *also = settings.packages or _packages(node)
     if settings.min_free_gib:
@@ -112,7 +112,7 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
         yield User(node.user, groups=("docker",))
 
 
-def _packages(node: Spark) -> tuple[str, ...]:
+def _packages(node: Node) -> tuple[str, ...]:
     if "docker-ce" in node.facts.packages:
         docker: tuple[str, ...] = ("docker-ce",)
     else:  # only Debian 13 and later split the client off

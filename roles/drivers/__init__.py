@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, Field, field_validator
 
-from spark_cluster.cluster import Spark
+from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import Refused
-from spark_cluster.planning.pins import load
-from spark_cluster.project.template import render
+from spark_cluster.facts.pins import Bad, load
+from spark_cluster.loader.template import render
 from spark_cluster.resources import Command, File, Hold, Package, Reboot, Resource
-from spark_cluster.userfiles.suggest import did_you_mean
+from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
 PINS = Path(__file__).parent / "pins.json"
@@ -42,7 +42,7 @@ class Settings(BaseModel):
         "580.142, which is known to be good with kernel 6.17.0-1014 (see its pins.json)",
     )
     hold: bool = Field(
-        default=True, description="let nothing but this role change the pinned packages"
+        default=True, description="hold the pinned packages, so that only this role changes them"
     )
     never: tuple[str, ...] = Field(
         default=("mlnx-fw-updater",),
@@ -58,11 +58,11 @@ class Settings(BaseModel):
     )
     mend: bool = Field(
         default=True,
-        description="install the package that mends what runs, where there is one, e.g. kho=off "
-        "for kernel 7.0.0-1019",
+        description="install the package that repairs a known-bad combination of kernel and "
+        "driver, where there is one",
     )
     firmware: Literal["report", "none"] = Field(
-        default="report", description="look at the firmware with fwupd, where that is installed"
+        default="report", description="check the firmware with fwupd, where that is installed"
     )
     allow_reboot: bool = Field(
         default=False, description="reboot when that is needed; `provision --allow-reboot`"
@@ -82,12 +82,11 @@ class Settings(BaseModel):
         return {**chosen, **self.pins}
 
 
-def role(node: Spark, settings: Settings) -> Iterator[Resource]:
+def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """Preferences, packages, holds; a reboot when they need one; the firmware's state."""
     pins = load(PINS)
-    bad = [b for b in pins.pinned(settings.pinned, node.facts) if b.severity == "error"]
-    if bad and not settings.allow_known_bad:
-        raise Refused(bad[0].what, where=f"{node.name}: drivers.pins", hint=bad[0].fix)
+    if not settings.allow_known_bad:
+        _must_not_be_known_bad(pins.pinned(settings.pinned, node.facts), node.name)
     yield _preferences(settings)
     packages = list(_packages(node, settings))
     if settings.mend:
@@ -96,7 +95,7 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
     yield from packages
     yield from _holds(node, settings)
     if "mismatch" in node.facts.nvml_error:
-        # Somebody upgraded the driver and did not reboot; the file goes with the next boot.
+        # Somebody upgraded the driver and did not reboot; the file is removed at the next boot.
         yield File(REBOOT_REQUIRED, content="*** System restart required ***\n")
     yield Reboot(
         "what drivers ask for",
@@ -107,6 +106,24 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
     if settings.firmware == "report" and "fwupd" in node.facts.packages:
         argv = ("fwupdmgr", "get-devices", "--json")
         yield Command(FIRMWARE, argv, reads=True, also_ok=(1, 2, 3))
+
+
+def _must_not_be_known_bad(found: Iterable[Bad], node: str) -> None:
+    """Refuse what is known not to work; what is only suspected may be pinned.
+
+    Raises:
+        Refused: a pin has a known issue of severity error.
+    """
+    for bad in found:
+        from spark_cluster.known_issues.entries import catalogue  # slow to import, seldom needed
+
+        issue = catalogue()[bad.issue]
+        if issue.severity == "error":
+            raise Refused(
+                f"{bad.found}: {issue.title}: {issue.cause}",
+                where=f"{node}: drivers.pins",
+                hint=issue.fix_on(node),
+            )
 
 
 def exact(settings: Settings) -> dict[str, str]:
@@ -121,7 +138,7 @@ def _preferences(settings: Settings) -> File:
     )
 
 
-def _packages(node: Spark, settings: Settings) -> Iterator[Package]:
+def _packages(node: Node, settings: Settings) -> Iterator[Package]:
     for name, version in exact(settings).items():
         yield Package(name, version=version, change_held=True)
     more = settings.packages
@@ -132,8 +149,8 @@ def _packages(node: Spark, settings: Settings) -> Iterator[Package]:
         yield Package(more[0], also=tuple(more[1:]))
 
 
-def _holds(node: Spark, settings: Settings) -> Iterator[Hold]:
-    """What is not installed needs no hold: the preferences keep it away."""
+def _holds(node: Node, settings: Settings) -> Iterator[Hold]:
+    """Yield the holds; packages that are not installed are kept away by the preferences."""
     names = list(exact(settings)) if settings.hold else []
     names += [name for name in settings.never if name in node.facts.packages]
     if names:

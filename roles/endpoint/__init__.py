@@ -10,8 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field, SecretStr
 
-from spark_cluster.cluster import Spark
-from spark_cluster.project.template import render
+from spark_cluster.loader.template import render
 from spark_cluster.resources import (
     Directory,
     File,
@@ -23,6 +22,7 @@ from spark_cluster.resources import (
 )
 from spark_cluster.serving import proxy
 from spark_cluster.serving.proxy import TlsKind
+from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
 UNIT_FILE = f"/etc/systemd/system/{proxy.UNIT}.service"
@@ -31,7 +31,7 @@ ERRORS = {
     400: ("the request is not valid HTTP, or its headers are too large", "bad_request"),
     408: ("the request did not come in time", "request_timeout"),
     500: ("the proxy failed", "proxy_error"),
-    502: ("vLLM broke the answer off", "bad_gateway"),
+    502: ("vLLM aborted the answer", "bad_gateway"),
     503: (
         "vLLM does not answer: it is loading, or was stopped (`spark-cluster status` says which)",
         proxy.NOT_SERVED,
@@ -51,8 +51,8 @@ class Settings(BaseModel):
 
     host: str | None = Field(
         default=None,
-        description="the head's address that the endpoint listens on; null takes the proxy away, "
-        "and vLLM has the port itself",
+        description="the head's address that the endpoint listens on; null removes the proxy, "
+        "and vLLM listens on the port itself",
     )
     port: int = Field(default=8000, description="port of the endpoint")
     engine_port: int = Field(default=18000, description="vLLM's own port, on the head's loopback")
@@ -74,7 +74,7 @@ class Settings(BaseModel):
     )
 
 
-def role(node: Spark, settings: Settings) -> Iterator[Resource]:
+def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """The proxy's files and its unit on the head; elsewhere, and without it, none of them."""
     if settings.host is None or not node.is_head:
         yield from _absent()
@@ -132,7 +132,7 @@ def _service(settings: Settings, secrets: dict[str, Resource]) -> Iterator[Resou
 
 
 def _absent() -> Iterator[Resource]:
-    """All of it away, the key first of all; a certificate that was made on the node stays."""
+    """Yield the removal of everything, the key first; a certificate made on the node stays."""
     yield Service(proxy.UNIT, running=False, enabled=False)
     for path in (proxy.KEYS, proxy.CERTIFICATE, proxy.DESCRIPTION, proxy.CONFIG, UNIT_FILE):
         yield File(path, state="absent")

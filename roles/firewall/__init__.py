@@ -1,4 +1,4 @@
-"""The engine's ports are open to the other serving nodes over the fabric, and to nobody else.
+"""The engine's ports are open to the other serving nodes over the fabric only.
 
 A table of our own in nftables, which only drops: what it lets pass still meets the user's own
 rules. In force before the engine starts, and at each boot before Docker starts.
@@ -12,10 +12,10 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from spark_cluster.cluster import Spark
+from spark_cluster.config.ports import Span
 from spark_cluster.errors import Failed
-from spark_cluster.ports import Span
-from spark_cluster.project.template import render
+from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.loader.template import render
 from spark_cluster.resources import (
     Command,
     Directory,
@@ -26,6 +26,7 @@ from spark_cluster.resources import (
     Service,
 )
 from spark_cluster.serving.firewall import DROP_IN, TABLE, UNIT, UNIT_FILE
+from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
 TRUST = (
@@ -54,14 +55,14 @@ class Settings(BaseModel):
     )
 
 
-def role(node: Spark, settings: Settings) -> Iterator[Resource]:
+def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """nftables, the table, and the unit that loads it at boot."""
     if settings.state == "absent":
         yield from _removal()
         return
     peers = [one for one in node.cluster if one.name in settings.peers and one.name != node.name]
     if peers and not all(one.links for one in (node, *peers)):
-        raise Failed("there is no fabric whose ports could be guarded", where=node.name)
+        raise Failed("there is no fabric whose ports could be protected", where=node.name)
     _must_not_open_the_engine(node, settings)
     table = NftTable(
         TABLE,
@@ -80,14 +81,16 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
     yield table
     yield Directory(DROP_IN.rsplit("/", 1)[0])
     drop_in = File(DROP_IN, content=render(TEMPLATES, "dropin.j2", file=table.file))
-    unit = File(UNIT_FILE, content=render(TEMPLATES, "unit.j2", file=table.file))
+    programs = f"{RAY}.service {SERVER}.service"
+    unit_text = render(TEMPLATES, "unit.j2", file=table.file, programs=programs)
+    unit = File(UNIT_FILE, content=unit_text)
     yield drop_in
     yield _systemd_reads(drop_in)
     yield unit
     yield Service(UNIT, running=True, enabled=True)
 
 
-def _must_not_open_the_engine(node: Spark, settings: Settings) -> None:
+def _must_not_open_the_engine(node: Node, settings: Settings) -> None:
     """Raise Failed when a port that shall stay open is one of the engine's."""
     for port in settings.allow:
         if any(first <= port <= last for first, last in settings.ports):
@@ -114,21 +117,21 @@ def _systemd_reads(drop_in: File) -> Command:
     return Command(title, ("systemctl", "daemon-reload"), when_changed=(drop_in,))
 
 
-def _own(node: Spark) -> list[str]:
+def _own(node: Node) -> list[str]:
     """Every address on the fabric's interfaces, present or to be given."""
     given = [str(link.address.ip) for link in node.links]
     found = [node.facts.interface(link.interface) for link in node.links]
     return given + [str(a.ip) for interface in found if interface for a in interface.addresses]
 
 
-def _spans(node: Spark, settings: Settings) -> list[str]:
+def _spans(node: Node, settings: Settings) -> list[str]:
     """The engine's own ports, and the range in which the kernel picks the others."""
     spans = {*settings.ports, node.facts.local_ports}
     return [f"{first}" if first == last else f"{first}-{last}" for first, last in _merged(spans)]
 
 
 def _merged(spans: set[Span]) -> list[Span]:
-    """Without overlaps, which a set of nftables refuses."""
+    """Merge spans so that none overlap, which a set of nftables refuses."""
     found: list[Span] = []
     for first, last in sorted(spans):
         if found and first <= found[-1][1] + 1:
@@ -138,8 +141,8 @@ def _merged(spans: set[Span]) -> list[Span]:
     return found
 
 
-def _allowed(node: Spark, settings: Settings) -> list[int]:
-    """What stays open of what would be closed: the user's, the endpoint, and always ssh."""
+def _allowed(node: Node, settings: Settings) -> list[int]:
+    """Return what stays open of what would be closed: the user's, the endpoint, and always ssh."""
     more = () if settings.endpoint_port is None else (settings.endpoint_port,)
     closed = (*settings.ports, node.facts.local_ports)
     ssh = [p for p in node.facts.ssh_ports if any(first <= p <= last for first, last in closed)]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-from spark_cluster.cluster import Spark
 from spark_cluster.resources import Command, Package, Resource
+from spark_cluster.topology import Node
 
 PROGRAM = "/usr/sbin/haproxy"
 MASK = "/etc/systemd/system/haproxy.service"
@@ -17,7 +17,7 @@ class Settings(BaseModel):
     """Settings of the role `haproxy`: there are none."""
 
 
-def role(node: Spark, _settings: Settings) -> Iterator[Resource]:
+def role(node: Node, _settings: Settings) -> Iterator[Resource]:
     """The package, on the head. Where it is there already, its service is left to the user.
 
     Debian starts `haproxy.service` when the package is installed. It is masked before that, so

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel, Field
 
-from spark_cluster.cluster import Spark
 from spark_cluster.resources import BuiltImage, Image
+from spark_cluster.topology import Node
 
 _FROM = re.compile(r"^[ \t]*FROM[ \t]+(?:--\S+[ \t]+)*(\S+)(?:[ \t]+AS[ \t]+(\S+))?", re.M | re.I)
 
@@ -22,7 +22,7 @@ class Settings(BaseModel):
     dockerfile: str | None = Field(default=None, description="text to build it from instead")
 
 
-def role(node: Spark, settings: Settings) -> Iterator[Image | BuiltImage]:  # noqa: ARG001
+def role(node: Node, settings: Settings) -> Iterator[Image | BuiltImage]:  # noqa: ARG001
     """The image; before one that is built, those that it stands on."""
     if settings.dockerfile is None:
         yield Image(settings.ref, digest=settings.digest, archive=settings.archive)

@@ -1,4 +1,4 @@
-"""Memory that CPU and GPU share: nothing may fill it up until the node answers nobody any more."""
+"""Memory that CPU and GPU share: nothing may fill it up until the node no longer responds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from spark_cluster import sudoers
-from spark_cluster.cluster import Spark
-from spark_cluster.project.template import render
+from spark_cluster.loader.template import render
+from spark_cluster.node import sudoers
 from spark_cluster.resources import Command, File, Package, Resource, Service, Swap, Sysctl
+from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
 HELPER = "/usr/local/sbin/spark-drop-caches"
@@ -25,17 +25,17 @@ class Settings(BaseModel):
     swap: Literal["keep", "swappiness", "off"] = Field(
         default="swappiness",
         description="`swappiness` keeps swap for what sleeps; `off` switches all of it off, now "
-        "and at boot; a node whose unified memory is full thrashes with it until it is lost",
+        "and at boot; a node whose unified memory is full thrashes with it until it hangs",
     )
     swappiness: int = Field(default=10, ge=0, le=200, description="vm.swappiness")
     earlyoom: bool = Field(
         default=True, description="end the largest process before the node hangs; false leaves it"
     )
     earlyoom_memory_percent: int = Field(
-        default=2, ge=1, le=50, description="act below so much available memory"
+        default=2, ge=1, le=50, description="act below this much available memory"
     )
     earlyoom_swap_percent: int = Field(
-        default=80, ge=0, le=100, description="and only below so much free swap"
+        default=80, ge=0, le=100, description="and only below this much free swap"
     )
     earlyoom_prefer: Expression = Field(
         default="(vllm|VLLM|ray|python3)",
@@ -56,7 +56,7 @@ class Settings(BaseModel):
     )
 
 
-def role(node: Spark, settings: Settings) -> Iterator[Resource]:
+def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """Swap, earlyoom, desktop, and the helper that gives the page cache back."""
     if settings.swap == "off":
         yield Swap(state="off")
@@ -89,7 +89,7 @@ def _target(name: str) -> Iterator[Resource]:
     )
 
 
-def _helper(node: Spark) -> Iterator[Resource]:
+def _helper(node: Node) -> Iterator[Resource]:
     yield File(
         HELPER,
         content=render(TEMPLATES, "spark-drop-caches.j2"),

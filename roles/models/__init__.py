@@ -10,9 +10,9 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from spark_cluster.cluster import Spark
 from spark_cluster.errors import Refused
 from spark_cluster.resources import Command, Directory, File, LaptopFile, Resource, Secret
+from spark_cluster.topology import Node
 
 LARGEST_UPLOAD = 512 * 1024 * 1024
 """Bytes of a laptop's folder that are sent; larger models belong on the hub or on the node."""
@@ -21,6 +21,7 @@ DOWNLOADS = "/run/spark-cluster-downloads"
 """Folder on the node, a tmpfs, for the hub token while a download lasts."""
 
 SCRIPT = Path(__file__).parent / "templates" / "download.sh"
+VENV_SCRIPT = Path(__file__).parent / "templates" / "download_venv.sh"
 
 
 class Settings(BaseModel):
@@ -28,15 +29,16 @@ class Settings(BaseModel):
 
     name: str = Field(description="repository on the hub")
     revision: str = Field(default="main", description="branch, tag or commit")
-    source: Literal["hub", "directory"] = Field(default="hub", description="where it comes from")
+    source: Literal["hub", "directory"] = Field(default="hub", description="source of the model")
     path: str = Field(description="folder on the node")
     directory: Path | None = Field(default=None, description="folder on the laptop")
     patches: dict[str, Path] = Field(
-        default={}, description="path on the node to the laptop's file that is to lie there"
+        default={}, description="path on the node to the laptop's file that is copied there"
     )
     image: str = Field(default="", description="image whose `hf` command downloads")
+    venv: str = Field(default="", description="virtual environment whose `hf` does it instead")
     mounts: tuple[str, ...] = Field(
-        default=(), description="what `hf` needs of the node, SOURCE:TARGET; it may only read it"
+        default=(), description="mounts that `hf` needs, SOURCE:TARGET; they are read-only"
     )
     endpoint: str = Field(
         default="", description="address of a mirror of the hub; it gets the hub token, too"
@@ -47,12 +49,14 @@ class Settings(BaseModel):
     download_timeout_s: float = Field(default=6 * 3600.0, description="seconds")
 
 
-def role(node: Spark, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
+def role(node: Node, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
     """The folder with the model in it, and the patches that the laptop has."""
     yield from _patches(settings.patches)
     yield Directory(settings.path, mode=0o755)
     if settings.source == "directory":
         yield from _upload(settings)
+    elif settings.venv:
+        yield _download_by(settings)
     else:
         yield _download(settings)
 
@@ -106,6 +110,29 @@ def _download(settings: Settings) -> Resource:
             *("grep", "-qxFe", f"{settings.name}@{settings.revision}"),
             f"{settings.path}/.complete",
         ),
+        stdin=Secret(token) if token else "",
+        timeout_s=settings.download_timeout_s,
+        long=True,
+    )
+
+
+def _download_by(settings: Settings) -> Resource:
+    """`hf download` of a virtual environment, as a unit that outlives the connection.
+
+    The token goes to standard input, and from there into a file that only root reads.
+    """
+    token = os.environ.get(settings.token_env, "")
+    return Command(
+        f"download {settings.name}",
+        (
+            *("sh", "-c", VENV_SCRIPT.read_text(encoding="utf-8"), "download", DOWNLOADS),
+            *(settings.venv, settings.name, settings.revision, settings.path),
+        ),
+        unless=(
+            *("grep", "-qxFe", f"{settings.name}@{settings.revision}"),
+            f"{settings.path}/.complete",
+        ),
+        env={"HF_ENDPOINT": settings.endpoint} if settings.endpoint else {},
         stdin=Secret(token) if token else "",
         timeout_s=settings.download_timeout_s,
         long=True,

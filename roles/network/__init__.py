@@ -7,14 +7,14 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from spark_cluster.cluster import Spark
 from spark_cluster.errors import Failed
-from spark_cluster.project.template import render
+from spark_cluster.loader.template import render
 from spark_cluster.resources import Netplan
+from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
 CABLES = {2: 1, 4: 2}
-"""ConnectX-7 functions that are up to cables: a port has two; any other count tells nothing."""
+"""ConnectX-7 functions that are up to cables: a port has two; any other count is ambiguous."""
 
 
 class Settings(BaseModel):
@@ -32,12 +32,12 @@ class Settings(BaseModel):
         default=20.0,
         ge=0,
         description="after a change the laptop must get a new connection within so many seconds, "
-        "or the node puts the old file back; 0 does not ask for it",
+        "or the node restores the old file; 0 disables this",
     )
 
 
-def role(node: Spark, settings: Settings) -> Iterator[Netplan]:
-    """One netplan file, for the twins whose addresses are ours to give."""
+def role(node: Node, settings: Settings) -> Iterator[Netplan]:
+    """Yield one netplan file, for the twins whose addresses are ours to assign."""
     _cabled(node, settings)
     ours = [link for link in node.links if link.ours]
     if ours:
@@ -50,15 +50,22 @@ def role(node: Spark, settings: Settings) -> Iterator[Netplan]:
         )
 
 
-def _cabled(node: Spark, settings: Settings) -> None:
+def _fix(issue: str, node: Node) -> str:
+    """The fix of a known issue for a node."""
+    from spark_cluster.known_issues.entries import catalogue  # slow to import, seldom needed
+
+    return catalogue()[issue].fix_on(node.name)
+
+
+def _cabled(node: Node, settings: Settings) -> None:
     """Raise Failed when no link, or half a link, is up."""
     seen = ", ".join(f"{h.interface} ({'up' if h.up else 'down'})" for h in node.facts.hcas)
     if not node.links:
         raise Failed(
             f"no ConnectX-7 interface is up (seen: {seen or 'none'})",
             where=node.name,
-            hint="plug the QSFP cable into the same port of both Sparks; or name the interfaces "
-            "under `fabric` in the inventory",
+            hint=f"{_fix('link-down', node)}; or name the interfaces under `fabric` in the "
+            "inventory",
         )
     up = [hca for hca in node.facts.hcas if hca.up]
     by_hand = not {link.interface for link in node.links} <= {hca.interface for hca in up}
@@ -67,6 +74,6 @@ def _cabled(node: Spark, settings: Settings) -> None:
             f"{len(up)} of the ConnectX-7's functions are up (seen: {seen}); one cable makes 2, "
             "two make 4",
             where=node.name,
-            hint="reseat the QSFP cable at both ends; `network: {any_cable_count: true}` in the "
+            hint=f"{_fix('link-half-up', node)}; `network: {{any_cable_count: true}}` in the "
             "inventory's settings goes on without the missing half",
         )

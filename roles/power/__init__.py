@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field, model_validator
 
-from spark_cluster.cluster import Spark
-from spark_cluster.project.template import render
+from spark_cluster.loader.template import render
 from spark_cluster.resources import ClockCap, File, Resource, Service
+from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
 UNIT = "spark-clock-cap"
@@ -21,18 +21,18 @@ class Settings(BaseModel):
     clock_cap: bool = Field(
         default=True,
         description="lock the GPU's clocks into a range, at every boot; a GB10 has no power limit "
-        "to set, and `nvidia-smi -lgc` alone is gone after a reboot. false takes it away again",
+        "to set, and `nvidia-smi -lgc` alone is lost at a reboot. false removes it again",
     )
     min_mhz: int = Field(default=300, gt=0, description="lowest clock")
     max_mhz: int = Field(
         default=2100,
         gt=0,
         description="highest clock; uncapped it is about 2400 under load. Decoding is bound by "
-        "memory and loses next to nothing, prefill about the ratio of the clocks",
+        "memory and loses next to nothing, prefill loses about the ratio of the clocks",
     )
     persistence: bool = Field(
         default=True,
-        description="keep the driver loaded while nobody uses the GPU, so that the cap stays in "
+        description="keep the driver loaded while the GPU is idle, so that the cap stays in "
         "force; set with the cap at every boot, without it nvidia-persistenced decides",
     )
 
@@ -43,7 +43,7 @@ class Settings(BaseModel):
         return self
 
 
-def role(node: Spark, settings: Settings) -> Iterator[Resource]:
+def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """A unit of our own that sets the clocks when the system comes up."""
     path = f"/etc/systemd/system/{UNIT}.service"
     if not settings.clock_cap:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from spark_cluster.cluster import Spark
+from spark_cluster.config.fields import is_ip
 from spark_cluster.facts.gather import MESH_KEY
-from spark_cluster.project.template import render
+from spark_cluster.loader.template import render
 from spark_cluster.resources import (
     AuthorizedKey,
     Directory,
@@ -24,7 +24,7 @@ from spark_cluster.resources import (
     Resource,
     SshKey,
 )
-from spark_cluster.userfiles.fields import is_ip
+from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
 CLIENT = "/etc/ssh/ssh_config.d/40-spark-cluster.conf"
@@ -36,7 +36,7 @@ class Settings(BaseModel):
     """Settings of the role `ssh_mesh`."""
 
     suffix: str = Field(
-        default="-fabric", description="what a node's name has on the fabric: spark2-fabric"
+        default="-fabric", description="suffix of a node's name on the fabric: spark2-fabric"
     )
     plain_names: bool = Field(
         default=True,
@@ -55,7 +55,7 @@ class Settings(BaseModel):
     )
 
 
-def role(node: Spark, settings: Settings) -> Iterator[Resource]:
+def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """The own key first; the rest once every node's keys and addresses are known.
 
     Host keys come from the facts, that is over connections whose host key the laptop had verified.
@@ -96,8 +96,8 @@ def role(node: Spark, settings: Settings) -> Iterator[Resource]:
     )
 
 
-def _limits(member: Spark, *, itself: bool) -> tuple[str, ...]:
-    """What a member's key may be used for: logins from its fabric and its management address.
+def _limits(member: Node, *, itself: bool) -> tuple[str, ...]:
+    """Return what a member's key may be used for: logins from its fabric and management address.
 
     The latter because a name in /etc/hosts that was there before leads over the management network.
     """
@@ -108,12 +108,12 @@ def _limits(member: Spark, *, itself: bool) -> tuple[str, ...]:
     return (f'from="{",".join(sources)}"', *words)
 
 
-def complete(node: Spark, settings: Settings) -> tuple[Spark, ...]:
-    """All nodes, when each is known with its key, its host keys and its address; else none."""
+def complete(node: Node, settings: Settings) -> tuple[Node, ...]:
+    """Return all nodes if each has its key, its host keys and its address; else none."""
     names = {member.name for member in node.cluster}
     whole = all(m.facts.mesh_key and m.facts.host_keys and m.links for m in node.cluster)
     return node.cluster if whole and names >= set(settings.peers) else ()
 
 
-def _comment(node: Spark) -> str:
+def _comment(node: Node) -> str:
     return f"{OWN_COMMENTS}{node.name}"

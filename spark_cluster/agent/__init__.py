@@ -1,1 +1,1 @@
-"""What runs on a node: standard library only, Python >= 3.10."""
+"""The agent, the code that runs on a node: standard library only, Python >= 3.10."""

@@ -1,4 +1,4 @@
-"""Runs one document of resources on a node and tells what came of each."""
+"""The run of one document of resources on a node, with the result of each."""
 
 from __future__ import annotations
 
@@ -7,20 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_cluster.agent.faults import OUR_FAULT, explain, our_fault
-from spark_cluster.agent.host import Cancelled, Host
-from spark_cluster.agent.masking import MASK, mask
-from spark_cluster.agent.output import shortened
-from spark_cluster.resources.base import (
-    Missing,
-    RebootNeeded,
-    Resource,
-    ResourceError,
-    Skip,
-    State,
-    Unknown,
-    differences,
-)
+from spark_cluster.node.faults import explain, unforeseen
+from spark_cluster.node.host import Cancelled, Host
+from spark_cluster.node.masking import MASK, mask
+from spark_cluster.node.output import shortened
+from spark_cluster.node.values import Missing, RebootNeeded, ResourceError, Skip, Unknown
+from spark_cluster.resources.base import Resource, State, differences
 
 Emit = Callable[[dict[str, Any]], None]
 Ask = Callable[[dict[str, Any]], str]
@@ -109,10 +101,10 @@ class Document:
             return _fault(error, self.host)
 
     def _unknown(self, resource: Resource, error: Missing | Unknown) -> dict[str, Any]:
-        """What an earlier resource will make may make this one possible; else it failed."""
+        """Return `unknown` where an earlier resource will provide what is missing, else fail."""
         reason = str(error)
         if isinstance(error, Missing):
-            maker = self.host.pending(error.claim)
+            maker = self.host.will_provide(error.claim)
             if maker is None:
                 return _failed(error.message, error.hint)
             reason = f"after: {maker}"
@@ -143,15 +135,15 @@ class Document:
         return event
 
     def _changes(self, resource: Resource, actual: State) -> Changes:
-        """What differs, a restart that is owed included (it is put into `actual` too)."""
+        """Return what differs, a pending restart included (it is added to `actual` too)."""
         changes = differences(actual, resource.desired())
         triggers = set(resource.triggers())
         owed = bool(triggers) and (
-            resource.owes(self.host) or (self.host.check and bool(self._touched & triggers))
+            resource.must_act(self.host) or (self.host.check and bool(self._touched & triggers))
         )
         if owed:
-            actual["restart"] = "owed"
-            changes["restart"] = ("owed", "none")
+            actual["restart"] = "pending"
+            changes["restart"] = ("pending", "none")
         return changes
 
     def _asked(self, resource: Resource, event: dict[str, Any]) -> None:
@@ -174,9 +166,9 @@ class Document:
         host = self.host
         for other, triggers in self._waiting():
             if resource.id in triggers:
-                host.owe(other)
+                host.notify(other)
         resource.converge(host, actual)
-        left = self._told(resource, differences(resource.settled(host), resource.desired()))
+        left = self._told(resource, differences(resource.state_after(host), resource.desired()))
         if left:
             wanted = ", ".join(f"{k} is {a!r}, not {d!r}" for k, (a, d) in left.items())
             raise ResourceError(f"it did not converge: {wanted}")
@@ -188,7 +180,7 @@ class Document:
         return path if isinstance(path, str) and path and self.host.is_secret(path) else ""
 
     def _told(self, resource: Resource, changes: Changes) -> dict[str, list[Any]]:
-        """Changes as they may be told: without what a secret file holds now."""
+        """Return the changes as they may be shown: without what a secret file holds now."""
         told = {name: [is_now, then] for name, (is_now, then) in changes.items()}
         if self._is_secret(resource):
             for name in told.keys() - _OF_ANY_FILE:
@@ -196,18 +188,18 @@ class Document:
         return told
 
     def _waiting(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """Who acts when others change: id, and whose change."""
+        """Yield each resource that acts when others change: its id, and the ids that trigger it."""
         yield from ((other.id, other.triggers()) for other in self.resources)
         yield from self.left_out.items()
 
     def _done(self, resource: Resource, changes: dict[str, list[Any]]) -> None:
         if resource.triggers():
-            self.host.settle(resource.id)
+            self.host.clear_pending_restart(resource.id)
         shown = mask(changes, self.host.secrets)
         self.host.journal.record(resource.id, "converged", changes=shown)
 
     def _reboot(self, resource: Resource) -> dict[str, Any]:
-        """What the laptop has to know of a reboot, and to send back after it."""
+        """Return what the laptop must know of a reboot, and send back after it."""
         changes = self._changes(resource, resource.observe(self.host))
         return {
             "id": resource.id,
@@ -218,23 +210,16 @@ class Document:
 
     def _after_reboot(self, resource: Resource, before: Mapping[str, Any]) -> dict[str, Any]:
         if self.host.boot_id() == before["boot_id"]:
-            raise ResourceError("the node was to be rebooted, and was not")
+            raise ResourceError("the node should have been rebooted, and was not")
         left = differences(resource.observe(self.host), resource.desired())
         if left:
             asking = "; ".join(map(str, left["asked_for_by"][0]))
             raise ResourceError(
-                f"after the reboot another one is still asked for, by {asking}",
-                "a path of pending_when must be one that the reboot takes away",
+                f"after the reboot another one is still requested, by {asking}",
+                "a path of pending_when must be one that the reboot removes",
             )
         self._done(resource, before["changes"])
         return {"verdict": CHANGE, "changes": before["changes"]}
-
-
-def apply(
-    resources: Sequence[Resource], host: Host, emit: Emit, *, diff: bool = False
-) -> dict[str, Any]:
-    """Apply a document; see `Document`."""
-    return Document(resources, host, emit, diff).apply()
 
 
 def _output(actual: State) -> dict[str, Any]:
@@ -246,7 +231,7 @@ def _fault(error: Exception, host: Host) -> dict[str, Any]:
         return _failed(error.message, error.hint)
     if isinstance(error, OSError):
         return _failed(explain(error, host.root), "")
-    return _failed(our_fault(error), OUR_FAULT)
+    return _failed(*unforeseen(error))
 
 
 def _failed(message: str, hint: str) -> dict[str, Any]:

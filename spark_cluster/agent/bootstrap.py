@@ -1,11 +1,12 @@
 """The few lines that start an agent on a bare node; the laptop sends their text.
 
 All of it is in the first flight from the laptop, so that a node that knows the code costs no turn
-(see engine/payload.py): this text, then a JSON frame (`sha256` of the files, `zip`'s own, `folder`,
-`root`), then the first request. A node that lacks the code, or has it damaged (a power cut can
-leave empty files), answers `need_code` and gets a zip. The code is kept in a folder that only its
-user may write, by the digest of its files, and is checked against it at each start. What Python
-compiles is kept for one boot only: it is not synced. It must run, or say why not, on any Python 3.
+(see runner/payload.py): this text, then a JSON frame (`sha256` of the files, `folder`, `root`),
+then the first request. A node that lacks the code, or has it damaged (a power cut can leave empty
+files), answers `need_code` and gets a zip, which no request (JSON) can be taken for. The code is
+kept in a folder that only its user may write, by the digest of its files, and is checked against it
+at each start. What Python compiles is kept for one boot only: it is not synced. It must run, or say
+why not, on any Python 3.
 """
 
 import gc
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 def digest_of(folder: str) -> str:
     """Names and contents of all code below a folder in one digest; nothing when unreadable."""
     total, found = hashlib.sha256(), []
-    for at, _, names in os.walk(os.path.join(folder, "spark_cluster")):
-        found += [os.path.join(at, name) for name in names]
+    for package in ("spark_cluster", "spark_cluster_project"):  # ours, and the user's resources
+        for at, _, names in os.walk(os.path.join(folder, package)):
+            found += [os.path.join(at, name) for name in names]
     try:
         for path in sorted(found):
             with open(path, "rb") as file:
@@ -36,7 +38,7 @@ def digest_of(folder: str) -> str:
 
 
 def keep(code: bytes, folder: str) -> None:
-    """Unpack a zip into a folder, synced; a damaged one that is there goes."""
+    """Unpack a zip into a folder, synced; an existing damaged one is removed."""
     import io
     import shutil
     import threading
@@ -97,7 +99,7 @@ def forget_others(folder: str) -> None:
 
 
 def compiled(folder: str) -> str:
-    """Where what Python compiles in this boot is kept; that of other boots is removed."""
+    """Return the folder of this boot's compiled Python files; those of other boots are removed."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
@@ -136,8 +138,8 @@ def boot(stream: "BinaryIO") -> None:
     if digest_of(folder) != head["sha256"]:
         say({"event": "need_code"})
         code = frame()
-        while code is not None and hashlib.sha256(code).hexdigest() != head["zip"]:
-            held.append(code)  # requests that were sent together with the first
+        while code is not None and code[:1] == b"{":
+            held.append(code)  # a request that was sent together with the first
             code = frame()
         if code is None:
             return

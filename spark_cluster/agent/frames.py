@@ -27,7 +27,7 @@ class Reader(Protocol):
 
 
 def pack(message: dict[str, Any] | bytes) -> bytes:
-    """One frame.
+    """Encode one frame.
 
     Raises:
         TooLong: it would be longer than LIMIT.

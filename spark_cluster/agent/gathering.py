@@ -1,4 +1,5 @@
-"""Reading commands and files of a node, side by side: none that hangs may hold up the rest."""
+"""Read commands, files and local HTTP services of a node, side by side: none that hangs may hold up
+the others."""
 
 from __future__ import annotations
 
@@ -8,20 +9,23 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spark_cluster.agent import processes
-from spark_cluster.agent.host import Host
-from spark_cluster.agent.output import TEXT_LIMIT, shortened
-from spark_cluster.agent.processes import Cancelled, TooLong
-from spark_cluster.resources.base import ResourceError
+from spark_cluster.node import processes
+from spark_cluster.node.host import Host
+from spark_cluster.node.output import TEXT_LIMIT, shortened
+from spark_cluster.node.processes import Cancelled, TooLong
+from spark_cluster.node.values import ResourceError
 
 FILE_S = 5.0
 """Seconds that reading one file, or the files of one glob, may take."""
+
+HTTP_S = 5.0
+"""Seconds that an HTTP request may take, unless it says otherwise."""
 
 Answer = dict[str, Any]
 
 
 class Gathering:
-    """What is read for one request.
+    """The reading of everything for one request.
 
     Args:
         timeout: seconds that each command may take; one that has to be killed takes the graces of
@@ -34,6 +38,7 @@ class Gathering:
         self._commands: dict[str, Answer | None] = {}
         self._files: dict[str, str | None] = {}
         self._trees: dict[str, dict[str, str]] = {}
+        self._replies: dict[str, Answer] = {}
         self._late: dict[str, str] = {}
 
     def all(
@@ -41,15 +46,20 @@ class Gathering:
         commands: Mapping[str, Sequence[Any]],
         files: Mapping[str, str],
         trees: Mapping[str, str],
+        requests: Mapping[str, Mapping[str, Any]],
     ) -> Answer:
         """Read it all; None for what is not there or does not answer, `late` for why not."""
         self._commands = dict.fromkeys(commands)
         self._files = dict.fromkeys(files)
         self._trees = {name: {} for name in trees}
+        self._replies = {}
         threads = {
             name: threading.Thread(target=self._command, args=(name, argv), daemon=True)
             for name, argv in commands.items()
         }
+        for name, request in requests.items():
+            given = {**request, "timeout": min(self._timeout, request.get("timeout", HTTP_S))}
+            threads[name] = threading.Thread(target=self._request, args=(name, given), daemon=True)
         for thread in threads.values():
             thread.start()
         self._read([*(("file", *f) for f in files.items()), *(("tree", *t) for t in trees.items())])
@@ -58,11 +68,13 @@ class Gathering:
         for name, thread in threads.items():
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():  # not even its start came to an end
-                self._late.setdefault(name, f"{commands[name][0]}: it hangs")
+                what = commands[name][0] if name in commands else requests[name]["url"]
+                self._late.setdefault(name, f"{what}: it hangs")
         return {
             "commands": dict(self._commands),
             "files": dict(self._files),
             "trees": dict(self._trees),
+            "requests": dict(self._replies),
             "late": dict(self._late),
         }
 
@@ -88,6 +100,11 @@ class Gathering:
             if done.status == 0 and done.stdout:
                 return
             left = max(0.1, until - time.monotonic())
+
+    def _request(self, name: str, request: Mapping[str, Any]) -> None:
+        from spark_cluster.node.http import ask  # late: ssl and email are a third of all imports
+
+        self._replies[name] = ask(request)
 
     def _read(self, wanted: Sequence[tuple[str, str, str]]) -> None:
         """Read files in a thread of their own; one that hangs is left behind with its thread."""

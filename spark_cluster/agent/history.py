@@ -1,4 +1,4 @@
-"""Reads the journal: which runs changed this node, and what each of them did."""
+"""The history from the journal: which runs changed this node, and what each of them did."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.agent.durable import read_lines
-from spark_cluster.agent.journal import CONTENTS_GONE, CONTENTS_LIMIT, Journal, runs_in_order
-from spark_cluster.agent.secret_paths import SecretPaths
-from spark_cluster.resources.base import ResourceError
+from spark_cluster.node.durable import read_lines
+from spark_cluster.node.journal import CONTENTS_GONE, CONTENTS_LIMIT, Journal, runs_in_order
+from spark_cluster.node.secret_paths import SecretPaths
+from spark_cluster.node.values import ResourceError
 
 FOLDER = "var/lib/spark-cluster/journal"
 
@@ -48,16 +48,16 @@ class History:
         raise ResourceError(f"no run {name} has changed anything on this node", hint)
 
     def journal(self, run: str) -> Journal:
-        """One run's journal, for the contents that it keeps."""
+        """Return a run's journal, for the contents that it keeps."""
         return Journal(self.folder, run)
 
     def entries(self, run: str) -> list[Entry]:
-        """What a run did, in order; entries that a crash tore are left out."""
+        """Return what a run did, in order; entries torn by a crash are left out."""
         found, _ = read_lines(self.folder / run / "changes.jsonl")
         return [entry for entry in found if isinstance(entry, dict)]
 
     def notes(self, run: str) -> list[str]:
-        """What is to be said of a run's journal itself: torn entries, contents that are gone."""
+        """Return remarks on a run's journal itself: torn entries, missing contents."""
         _, torn = read_lines(self.folder / run / "changes.jsonl")
         notes = []
         if torn:
@@ -73,9 +73,9 @@ class History:
         return notes
 
     def about(self, run: str) -> dict[str, Any]:
-        """Who ran what and when, and how much it changed.
+        """Return who ran what and when, and how much it changed.
 
-        `reverts` is the run that this one put back; `reverting` the one that it was to put back
+        `reverts` is the run that this one reverted; `reverting` the one that it was to revert
         when it was killed.
         """
         entries = self.entries(run)
@@ -94,10 +94,10 @@ class History:
         }
 
     def overview(self) -> dict[str, Any]:
-        """All runs, the newest first.
+        """Return all runs, the newest first.
 
         `reverted_by` names the run that put one back, `half_reverted_by` one that was killed
-        before it had put back all.
+        before it had reverted all.
         """
         runs = [self.about(run) for run in reversed(self.runs())]
         by = {run["reverts"]: run["run"] for run in reversed(runs) if run["reverts"]}
@@ -122,8 +122,8 @@ class History:
         listed = {item["run"]: item["half_reverted_by"] for item in self.overview()["runs"]}
         return listed.get(run)
 
-    def document(self, run: str) -> dict[str, Any]:
-        """One run with its changes, in order."""
+    def to_dict(self, run: str) -> dict[str, Any]:
+        """Return one run with its changes, in order."""
         return {**self.about(run), "entries": [_shown(e) for e in self.entries(run)]}
 
     def changed_later(self, path: str, run: str) -> dict[str, Any] | None:
@@ -147,7 +147,7 @@ class History:
 
 
 def _revert_of(entries: list[Entry]) -> tuple[str | None, str | None]:
-    """The run that these entries began to put back and have not, and the one that they have."""
+    """The run that these entries began to revert and have not, and the one that they have."""
     began = ended = None
     for entry in entries:
         if entry["action"] == "reverting":

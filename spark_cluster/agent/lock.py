@@ -1,4 +1,4 @@
-"""One run at a time on a node: a lock that names who holds it and goes with its holder."""
+"""The node's run lock: one run at a time; it names its holder and is released with it."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ class NodeLock:
 
 
 def _flock(handle: int) -> bool:
-    """Whether it was free, or became free in a moment: a run that has just ended may still be
-    on its way out when the next one comes."""
+    """Return whether the lock was free, or became free within a moment: a run that has just ended
+    may still be exiting when the next one starts.
+    """
     deadline = time.monotonic() + PATIENCE
     while True:
         try:

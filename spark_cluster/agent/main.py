@@ -1,4 +1,4 @@
-"""The agent's loop: requests in, events out, several at once, gone when the laptop is."""
+"""The agent's loop: requests in, events out, several at once; it ends when the laptop is gone."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spark_cluster.agent import frames
-from spark_cluster.agent.masking import mask, secrets_in
 from spark_cluster.agent.operations import Laptop, Node, carry_out
-from spark_cluster.resources.base import Blob, ResourceError
+from spark_cluster.node.masking import mask, secrets_in
+from spark_cluster.node.values import Blob, ResourceError
 
 T = TypeVar("T")
 
 ALIVE_EVERY = 5.0
-"""Seconds of silence after which the agent says that it lives."""
+"""Seconds of silence after which the agent sends a heartbeat."""
 
 GONE_AFTER = 30.0
 """Seconds without a word from the laptop (which answers each sign of life): it is gone."""
@@ -108,7 +108,7 @@ class Writer:
 
 
 class Agent:
-    """One agent: a reader (the caller's thread), a thread a request, a sign of life."""
+    """An agent: a reader (the caller's thread), a thread for each request, a heartbeat."""
 
     def __init__(self, stream: frames.Reader, handle: int, root: Path) -> None:
         self.stream = stream
@@ -134,7 +134,7 @@ class Agent:
         self.leave()
 
     def read(self, size: int, /) -> bytes:
-        """What comes from the laptop, `size` bytes unless it ends; each part is a sign of life."""
+        """Return what the laptop sends, `size` bytes unless it ends; each part is a heartbeat."""
         data = bytearray()
         while len(data) < size:
             part = self.stream.read(min(size - len(data), PART))
@@ -197,7 +197,7 @@ class Agent:
             try:
                 self.writer.send({"req": number, **event}, now=not quiet)
             except frames.TooLong as error:
-                raise ResourceError(f"what there is to tell is too long: {error}") from None
+                raise ResourceError(f"the message is too long: {error}") from None
 
         def fetch(blob: Blob) -> Iterator[bytes]:
             waiting = self._pieces.setdefault((number, blob.sha256), queue.Queue())
@@ -226,7 +226,7 @@ class Agent:
         return Laptop(emit, fetch, ask, taken)
 
     def _wait(self, waiting: queue.Queue[T]) -> T:
-        """What the laptop sends; it lives, or `_stay_alive` ends all."""
+        """Wait for what the laptop sends; it is alive, or `_stay_alive` ends everything."""
         while True:
             try:
                 return waiting.get(timeout=1.0)
@@ -235,8 +235,9 @@ class Agent:
                     raise ResourceError("the laptop is gone") from None
 
     def asks_for_life(self) -> bool:
-        """Whether a sign of life is due, or has to be asked for: who only listens to a stream of
-        events, without a pause of seconds in it, says nothing by himself."""
+        """Return whether a heartbeat is due or must be asked for: a client that only listens to a
+        stream of events without a pause of seconds sends nothing by itself.
+        """
         return max(self.writer.idle(), time.monotonic() - self.heard) >= ALIVE_EVERY
 
     def _stay_alive(self) -> None:
@@ -275,7 +276,7 @@ def main(stream: frames.Reader, first: list[dict[str, Any]], root: str = "/") ->
 
 
 def _ended(_number: int, _frame: object) -> None:
-    """Who ends the agent ends all that it runs."""
+    """End everything that the agent runs, when it is ended by a signal."""
     _defy_signals()
     raise OSError("ended by a signal")
 

@@ -1,4 +1,4 @@
-"""What the laptop can ask of an agent: each operation is one function from request to reply."""
+"""The operations that the laptop can ask for: each is a function from request to reply."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent.apply import Document
-from spark_cluster.agent.faults import OUR_FAULT, explain, our_fault
 from spark_cluster.agent.gathering import Gathering
-from spark_cluster.agent.host import SEARCH_PATH, Cancelled, Host, Processes
 from spark_cluster.agent.lock import Locked, NodeLock
-from spark_cluster.agent.masking import secrets_in
-from spark_cluster.resources.base import Blob, ResourceError, from_wire
+from spark_cluster.node.faults import explain, unforeseen
+from spark_cluster.node.host import SEARCH_PATH, Cancelled, Host, Processes
+from spark_cluster.node.masking import secrets_in
+from spark_cluster.node.project_code import project_place
+from spark_cluster.node.values import Blob, ResourceError
+from spark_cluster.resources.base import from_wire
 
 Request = Mapping[str, Any]
 Reply = dict[str, Any]
@@ -43,7 +45,7 @@ class Laptop:
     """The way back to who asked: events out, contents and a person's answers in.
 
     Attributes:
-        taken: how many characters of streamed output were shown, as the laptop tells it.
+        taken: how many characters of streamed output were shown, as the laptop reports it.
     """
 
     emit: Emit
@@ -54,7 +56,7 @@ class Laptop:
 
 @dataclass
 class Node:
-    """What the operations of one agent share."""
+    """The state that the operations of one agent share."""
 
     root: Path = Path("/")
     processes: Processes = field(default_factory=Processes)
@@ -81,7 +83,7 @@ class Node:
             host.progress = lambda text: laptop.emit(
                 {"event": "progress", "id": host.current, "text": text}
             )
-            host.ask_for_proof = lambda path: laptop.emit({"event": "prove", "path": path})
+            host.verify_login = lambda path: laptop.emit({"event": "prove", "path": path})
             host.note = lambda text: laptop.emit(
                 {"event": "note", "id": host.current, "text": text}
             )
@@ -93,7 +95,9 @@ def do_apply(node: Node, request: Request, laptop: Laptop) -> Reply:
     try:
         resources = [from_wire(dict(d)) for d in request["resources"]]
     except (LookupError, TypeError, ValueError) as error:
-        return {"error": f"the document does not fit this agent: {error}"}
+        place = project_place(error)
+        text = f"{place}: {error}" if place else str(error)
+        return {"error": f"the document does not fit this agent: {text}"}
     document = Document(
         resources,
         node.host(request, laptop),
@@ -116,14 +120,14 @@ def do_lock(node: Node, request: Request, _laptop: Laptop) -> Reply:
 
 
 def do_gather(node: Node, request: Request, _laptop: Laptop) -> Reply:
-    """Run reading commands side by side and read files; what is missing is None.
+    """Run reading commands and HTTP requests side by side and read files; what is missing is None.
 
     A command is an argument list, or several lists of which the first one counts that has an
-    answer. What was not done in time is None as well, and `late` tells of it.
+    answer. What was not done in time is None as well, and `late` names it.
     What this process knows of its machine by itself comes along as `machine`.
     """
     gathering = Gathering(node.host(request), float(request.get("timeout", GATHER_S)))
-    wanted = (request.get(what, {}) for what in ("commands", "files", "trees"))
+    wanted = (request.get(what, {}) for what in ("commands", "files", "trees", "requests"))
     return {**gathering.all(*wanted), "machine": _machine(node.root)}
 
 
@@ -141,7 +145,7 @@ def _machine(root: Path) -> Reply:
 
 
 def do_run(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """One command: status and outputs, and how much of these was too much to be kept."""
+    """Run one command: status and outputs, and how many bytes were too many to keep."""
     done = node.host(request, laptop).run(
         request["argv"],
         stdin=str(request.get("stdin", "")).encode(),
@@ -158,7 +162,7 @@ def do_run(node: Node, request: Request, laptop: Laptop) -> Reply:
 
 
 def do_stream(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """One command whose output is sent as it comes, until it ends or the laptop cancels.
+    """Stream the output of one command as it comes, until it ends or the laptop cancels.
 
     What was sent and not yet shown there is limited; the command waits meanwhile.
     """
@@ -196,14 +200,14 @@ def do_reboot(node: Node, request: Request, laptop: Laptop) -> Reply:
 
 
 def do_history(node: Node, request: Request, _laptop: Laptop) -> Reply:
-    """What runs changed on this node, or with `of` what one run did."""
+    """Return what runs changed on this node, or with `of` what one run did."""
     from spark_cluster.agent.history import History  # late: few runs want it
 
     history = History(node.root)
     if request.get("of") is None:
         return history.overview()
     try:
-        return history.document(history.find(str(request["of"])))
+        return history.to_dict(history.find(str(request["of"])))
     except ResourceError as error:
         return {"missing": error.message, "hint": error.hint}
 
@@ -222,8 +226,8 @@ def do_revert(node: Node, request: Request, laptop: Laptop) -> Reply:
 
 
 def do_http(_node: Node, request: Request, _laptop: Laptop) -> Reply:
-    """One HTTP request from this node: status and body, or why there is no answer."""
-    from spark_cluster.agent.http import ask  # late: ssl and email are a third of all imports
+    """Make one HTTP request from this node: status and body, or why there is no answer."""
+    from spark_cluster.node.http import ask  # late: ssl and email are a third of all imports
 
     return ask(request)
 
@@ -255,4 +259,5 @@ def carry_out(node: Node, request: Request, laptop: Laptop) -> Reply:
     except OSError as error:
         return {"error": explain(error, node.root)}
     except Exception as error:  # noqa: BLE001  (without a reply the laptop would wait for ever)
-        return {"error": our_fault(error), "hint": OUR_FAULT}
+        text, hint = unforeseen(error)
+        return {"error": text, "hint": hint}

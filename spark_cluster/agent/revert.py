@@ -1,7 +1,7 @@
 """Puts back what a run changed: byte for byte, all of it or nothing.
 
-First everything is looked at: each path must be as the run left it. Only when all of them are, the
-plan is written to the journal and then the first path is touched. What is put back is a change like
+First everything is checked: each path must be as the run left it. Only when all of them are, the
+plan is written to the journal and then the first path is touched. What is reverted is a change like
 any other, with journal entries of its own, so that a revert can be reverted too. A revert that was
 killed is continued from its plan by the next revert of the same run.
 """
@@ -12,22 +12,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from spark_cluster.agent.durable import sync_folder
-from spark_cluster.agent.faults import explain
+from spark_cluster.agent.changed_paths import matches, on_the_way, same
 from spark_cluster.agent.history import History
-from spark_cluster.agent.host import Host
-from spark_cluster.agent.journal import Journal, Shape, shape
-from spark_cluster.agent.revert_plan import (
-    Plan,
-    Planner,
-    Step,
-    irrecoverable_last,
-    matches,
-    on_the_way,
-    same,
-)
-from spark_cluster.agent.temporary import is_temporary
-from spark_cluster.resources.base import ResourceError
+from spark_cluster.agent.revert_plan import Plan, Planner, Step, irrecoverable_last
+from spark_cluster.node.durable import sync_folder
+from spark_cluster.node.faults import explain
+from spark_cluster.node.host import Host
+from spark_cluster.node.journal import Journal, Shape, shape
+from spark_cluster.node.temporary import is_temporary
+from spark_cluster.node.values import ResourceError
 from spark_cluster.resources.file import DIFF_INPUT_LIMIT, sizes, unified
 
 Emit = Callable[[dict[str, Any]], None]
@@ -83,7 +76,7 @@ def revert(host: Host, run: str, emit: Emit, *, diff: bool = False) -> dict[str,
 
 
 class _Rest:
-    """What is still to be done of a revert that was killed."""
+    """The remaining steps of a revert that was killed."""
 
     def __init__(self, host: Host, history: History, run: str, killed: str) -> None:
         self.host = host
@@ -120,7 +113,7 @@ class _Rest:
         return plan
 
     def _is_expected(self, steps: list[Step], current: Shape | None) -> bool:
-        """Whether a path is as before the revert, as after it, or on the way."""
+        """Return whether a path is as before the revert, as after it, or in between."""
         return any(
             same(current, step.now)
             or matches(step.then, current)
@@ -137,7 +130,7 @@ class _Rest:
 
 
 def _net(steps: list[Step]) -> list[Step]:
-    """One step a path, by path: what goes to make room for something else is not told by itself."""
+    """Merge the steps into one for each path, by path: what makes room is not shown separately."""
     found: dict[str, Step] = {}
     for step in steps:
         before = found.get(step.path, step)
@@ -146,7 +139,7 @@ def _net(steps: list[Step]) -> list[Step]:
 
 
 def _event(step: Step) -> dict[str, Any]:
-    """What becomes of one path."""
+    """Return the event for one path."""
     now, then = step.now, step.then
     names = ("kind", "sha256", "link", "mode", "uid", "gid")
     told = {
@@ -202,7 +195,7 @@ def _carry_out(host: Host, history: History, run: str, plan: Plan, *, begun: boo
             _put(host, journal, step.path, step.then)
     except (OSError, ResourceError) as error:
         why = explain(error, host.root) if isinstance(error, OSError) else error.message
-        what = f"{at} cannot be put back" if at else "nothing can be put back"
+        what = f"{at} cannot be reverted" if at else "nothing can be reverted"
         raise ResourceError(f"{what}: {why}", _undone(host, history, run)) from error
     host.current = name
     host.journal.record(name, "reverted", of=run)
@@ -211,7 +204,7 @@ def _carry_out(host: Host, history: History, run: str, plan: Plan, *, begun: boo
 def _undone(host: Host, history: History, run: str) -> str:
     """Take back what this revert has done so far; what to say of it.
 
-    What cannot be taken back is named, and the revert stays one that is to be continued.
+    What cannot be reverted is named, and the revert remains to be continued.
     """
     again = f"`spark-cluster revert {run}` again reverts the remainder"
     try:
@@ -221,11 +214,11 @@ def _undone(host: Host, history: History, run: str) -> str:
                 _put(host, history.journal(host.run_id), step.path, step.then)
             lost = [f"{path} ({why})" for path, why in plan.left] + list(plan.refused.values())
             if lost:
-                return f"all is again as it was before but {', '.join(lost)}; {again}"
+                return f"everything is as it was before except {', '.join(lost)}; {again}"
             host.journal.record("Revert:" + run, "undone", of=run)
     except (OSError, ResourceError):
         return f"a part was reverted; {again}"
-    return "all is again as it was before"
+    return "everything is as it was before"
 
 
 def _put(host: Host, journal: Journal, path: str, then: Shape | None) -> None:

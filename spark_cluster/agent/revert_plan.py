@@ -1,17 +1,24 @@
-"""Works out how a run is put back: what each path was, is and will be, or why that cannot be."""
+"""The plan of how a run is reverted: what each path was, is and will be, or why it cannot be."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+from spark_cluster.agent.changed_paths import (
+    ChangedPath,
+    changed_paths,
+    is_folder,
+    matches,
+    same,
+)
 from spark_cluster.agent.history import Entry, History
-from spark_cluster.agent.host import Host
-from spark_cluster.agent.journal import Shape, digest_of, shape
-from spark_cluster.agent.temporary import is_temporary
+from spark_cluster.node.host import Host
+from spark_cluster.node.journal import Shape, digest_of, shape
+from spark_cluster.node.temporary import is_temporary
 from spark_cluster.resources.base import resource_class
 
 _NOT_KEPT = "what it held before is not kept in the journal"
@@ -20,7 +27,7 @@ _SECRET = "its content is secret, and not kept"  # noqa: S105  (a message)
 
 @dataclass(frozen=True)
 class Step:
-    """One path that becomes another thing: `now` becomes `then`. Taking it twice does no harm."""
+    """The change of one path: `now` becomes `then`. Idempotent."""
 
     path: str
     now: Shape | None
@@ -34,11 +41,11 @@ class Step:
 
 @dataclass
 class Plan:
-    """What putting back a run comes to.
+    """The plan of a revert.
 
     Attributes:
         steps: the changes, in this order.
-        refused: path to why it cannot be put back; with any of these nothing is done.
+        refused: path to why it cannot be reverted; with any of these nothing is done.
         left: (what, why) of all that stays as the run left it.
     """
 
@@ -48,200 +55,168 @@ class Plan:
 
 
 class Planner:
-    """Walks a run's entries backwards, over a picture of what will be there by then."""
+    """Compares what a run found at each path, what it left there, and what is there now."""
 
     def __init__(self, host: Host, history: History, run: str) -> None:
         self.host = host
         self.history = history
         self.run = run
         self.journal = history.journal(run)
-        self._will_be: dict[str, Shape | None] = {}
-        self._resources: dict[str, str] = {}
+        self._paths: dict[str, ChangedPath] = {}
+        self._found: dict[str, Shape | None] = {}
+        self._target: dict[str, Shape | None] = {}
         self._lost: set[str] = set()
-        self._first: dict[str, Shape | None] = {}
-        self._unchanged: set[str] = set()
-        self._returns: set[str] = set()
         self._plan = Plan()
 
     def plan(self) -> Plan:
         """The steps, or why there are none."""
         entries = self.history.entries(self.run)
-        self._first = _first_shapes(entries)
-        self._unchanged.update(self._as_before())
-        for entry in reversed(entries):
-            if entry["action"] == "file" and not self._passes_over(entry):
-                self._take_back(entry)
+        self._paths = changed_paths(entries)
+        self._found = {path: shape(self.host.path(path)) for path in self._paths}
+        self._lost = {path for path in self._paths if self._is_lost(path)}
+        for path in reversed(_by_depth(self._paths)):  # a folder can go when all in it can
+            self._target[path] = self._decide(path)
+        for path in self._paths:
+            if self._has_no_folder(path):
+                self._plan.refused[path] = (
+                    f"{path.rsplit('/', 1)[0]}, where it was, no longer exists"
+                )
+                self._target[path] = None
         self._plan.left += _beyond_files(entries)
         self._plan.steps = list(self._steps())
         return self._plan
 
-    def _as_before(self) -> Iterator[str]:
-        """Paths that are as they were before the run, however often it changed them."""
-        for path, before in self._first.items():
-            if matches(before, self.will_be(path)) and self._all_there(path, before):
-                yield path
+    def _decide(self, path: str) -> Shape | None:
+        """What is to be at a path; what is there now where that stays or is refused."""
+        changed, found = self._paths[path], self._found[path]
+        if found is None and self._went_with_its_folder(path):
+            return None
+        is_other = self._is_another_folder(path)
+        if matches(changed.first, found) and path not in self._lost and not is_other:
+            return found
+        if why := self._why_refused(path, is_other=is_other):
+            self._plan.refused[path] = why
+            return found
+        if why := self._why_it_stays(path):
+            self._plan.left.append((path, why))
+            return found
+        return changed.first
 
-    def _passes_over(self, entry: Entry) -> bool:
-        path = entry["path"]
-        if path in self._returns:  # between the first change of it and now it came and went
-            return entry["before"] is not self._first[path]
-        return path in self._unchanged | self._lost
+    def _why_refused(self, path: str, *, is_other: bool) -> str:
+        """Why a path is not as the run left it; empty where it is."""
+        changed, found = self._paths[path], self._found[path]
+        if changed.unrecorded:
+            return f"{path}: an older version did not record what it was changed to"
+        if is_other or not changed.may_be_left_as(found):
+            return self.since(path, found)
+        if changed.disturbed:
+            return f"{path} was changed during the run, by something else than spark-cluster"
+        return ""
+
+    def _why_it_stays(self, path: str) -> str:
+        """Why a path cannot be as it was before the run; empty where it can."""
+        changed = self._paths[path]
+        if path in self._lost:
+            return _NOT_KEPT
+        if not self._can_be_made(changed.first):
+            return _SECRET if changed.secret else _NOT_KEPT
+        is_in_the_way = is_folder(self._found[path]) and not changed.was_folder()
+        return "something is in it" if is_in_the_way and self._holds_more(path) else ""
+
+    def _is_lost(self, path: str) -> bool:
+        """Whether the run removed a folder of which the journal does not hold all."""
+        changed, found = self._paths[path], self._found[path]
+        if changed.tree_lost:
+            was_not_removed = changed.after is None and matches(changed.first, found)
+            return not was_not_removed
+        inside = [(self._paths[name], self._found[name]) for name in changed.removed or ()]
+        return any(
+            not one.secret and not matches(one.first, there) and not self._can_be_made(one.first)
+            for one, there in inside
+        )
+
+    def _went_with_its_folder(self, path: str) -> bool:
+        """Whether nothing is to be in its folder: it is lost, or was not there before the run."""
+        folder = self._paths.get(path.rsplit("/", 1)[0])
+        above = map(str, PurePosixPath(path).parents)
+        return (folder is not None and not folder.was_folder()) or not self._lost.isdisjoint(above)
+
+    def _is_another_folder(self, path: str) -> bool:
+        """Whether something else made a folder again that the run has removed."""
+        changed = self._paths[path]
+        if changed.after is not None or changed.removed is None:
+            return False
+        if not is_folder(self._found[path]):
+            return False
+        if all(matches(self._paths[p].first, self._found[p]) for p in changed.removed):
+            return False
+        there = self.host.path(path)
+        found = [p for p in there.rglob("*") if not is_temporary(p.name)]
+        return any(f"{path}/{p.relative_to(there)}" not in self._paths for p in found)
+
+    def _holds_more(self, folder: str) -> bool:
+        """Return whether something will be in a folder that the steps do not remove."""
+        found = (p for p in self.host.path(folder).iterdir() if not is_temporary(p.name))
+        names = {f"{folder}/{p.name}" for p in found}
+        if any(self._target.get(name, {}) is not None for name in names):
+            return True
+        coming = (path for path, then in self._target.items() if then is not None)
+        return any(path.rsplit("/", 1)[0] == folder for path in coming)
+
+    def _has_no_folder(self, path: str) -> bool:
+        """Whether something is to come to a path whose folder neither is there nor comes."""
+        if self._target[path] is None or self._found[path] is not None:
+            return False
+        parent = path.rsplit("/", 1)[0]
+        if not parent or self.host.path(parent).is_dir():
+            return False
+        return not is_folder(self._target.get(parent))
 
     def _steps(self) -> Iterator[Step]:
-        """First what goes, the deepest paths first, then what comes, the deepest last."""
-        found = {path: shape(self.host.path(path)) for path in self._will_be}
-        changed = [path for path, now in found.items() if not same(now, self._will_be[path])]
-        changed.sort(key=lambda path: (path.count("/"), path))
-        gone = {path for path in changed if _must_go(found[path], self._will_be[path])}
+        """Yield what is removed, deepest paths first, then what is added, deepest last."""
+        found, target = self._found, self._target
+        changed = _by_depth(path for path in target if not same(found[path], target[path]))
+        gone = {path for path in changed if _must_go(found[path], target[path])}
         for path in reversed([path for path in changed if path in gone]):
-            yield Step(path, found[path], None, self._resources[path])
+            yield Step(path, found[path], None, self._paths[path].resource)
         for path in changed:
-            now, then = None if path in gone else found[path], self._will_be[path]
+            now, then = None if path in gone else found[path], target[path]
             if then is not None:
-                yield Step(path, now, then, self._resources[path])
+                yield Step(path, now, then, self._paths[path].resource)
 
-    def will_be(self, path: str) -> Shape | None:
-        """What is at a path after the steps so far."""
-        if path not in self._will_be:
-            return shape(self.host.path(path))
-        return self._will_be[path]
-
-    def _take_back(self, entry: Entry) -> None:
-        path, before, after = entry["path"], entry["before"], entry.get("after")
-        current = self.will_be(path)
-        if "after" not in entry:
-            self._refuse(path, f"{path}: an older version did not record what it was changed to")
-            return
-        begun = self._removal_begun(path, before, after, current)
-        if matches(before, current) and self._all_there(path, before):
-            return  # it never came to it: the power was cut
-        if not begun and not matches(after, current) and not on_the_way(before, after, current):
-            self._refuse(path, self.since(path, current))
-            return
-        if before is None and after is not None and after["kind"] == "directory":
-            if self._holds_more(path):
-                self._keep_folder(entry)
-                return
-        elif not self._kept(before):
-            self._lost.add(path)
-            self._plan.left.append((path, _SECRET if entry.get("secret") else _NOT_KEPT))
-            return
-        if before is not None and current is None and not self._has_folder(path):
-            self._refuse(path, f"{path.rsplit('/', 1)[0]}, where it was, is gone")
-            return
-        self._set(path, before, entry)
-        for item in (before or {}).get("tree") or ():
-            inside = f"{path}/{item['path']}"
-            if inside in self._unchanged:  # the run had made it before it removed the folder
-                continue
-            if not item.get("secret"):
-                self._set(inside, item, entry)
-            elif self.will_be(inside) is None:
-                self._plan.left.append((inside, _SECRET))
-
-    def _keep_folder(self, entry: Entry) -> None:
-        """A folder that is not empty: it was there before the run, or it is left."""
-        path, was = entry["path"], self._first[entry["path"]]
-        if was is None or was["kind"] != "directory":
-            self._plan.left.append((path, "something is in it"))
-            return
-        self._returns.add(path)
-        self._set(path, was, entry)
-
-    def _set(self, path: str, then: Shape | None, entry: Entry) -> None:
-        self._will_be[path] = then
-        self._resources[path] = entry["resource"]
-
-    def _refuse(self, path: str, why: str) -> None:
-        self._lost.add(path)
-        self._plan.refused[path] = why
-
-    def _kept(self, before: Shape | None) -> bool:
-        """Whether the journal has all that is needed to make it again."""
-        if before is None or before["kind"] == "link":
+    def _can_be_made(self, first: Shape | None) -> bool:
+        """Return whether the journal has all that is needed to restore it."""
+        if first is None or first["kind"] in ("link", "directory"):
             return True
-        if before["kind"] == "directory":
-            if "tree" not in before:
-                return True
-            items = before["tree"]
-            if items is None:
-                return False
-            return all(i.get("secret") or self._kept({"kept": True, **i}) for i in items)
-        if before["kind"] != "file" or not before.get("kept", True):
-            return False
-        return self.has_content(before)
+        return first["kind"] == "file" and first.get("kept", True) and self.has_content(first)
 
     def has_content(self, then: Shape) -> bool:
-        """Whether the journal still has what a file held, undamaged."""
+        """Return whether the journal still has a file's content, undamaged."""
         kept = self.journal.kept(then["sha256"])
         return kept.is_file() and digest_of(kept) == then["sha256"]
 
-    def _all_there(self, path: str, before: Shape | None) -> bool:
-        """Whether a folder has all that it had before it was to be removed."""
-        items = (before or {}).get("tree") or ()
-        return all(matches(item, self.will_be(f"{path}/{item['path']}")) for item in items)
-
-    def _removal_begun(
-        self, path: str, before: Shape | None, after: Shape | None, current: Shape | None
-    ) -> bool:
-        """Whether a folder was to be removed, and a part of what was in it is still there."""
-        if after is not None or not (before or {}).get("tree") or not matches(before, current):
-            return False
-        items = {f"{path}/{i['path']}": i for i in (before or {})["tree"]}
-        there = self.host.path(path)
-        names = [f"{path}/{p.relative_to(there)}" for p in there.rglob("*")]
-        if path in self._returns:  # what else is in it is told by entries of its own
-            names = [name for name in names if name in items and name not in self._unchanged]
-        return all(
-            self.will_be(name) is None or matches(items.get(name), self.will_be(name))
-            for name in names
-            if not is_temporary(name.rsplit("/", 1)[1])
-        )
-
-    def _holds_more(self, folder: str) -> bool:
-        """Whether something will be in a folder that the steps do not take away."""
-        there = self.host.path(folder)
-        found = there.iterdir() if there.is_dir() else ()
-        names = {f"{folder}/{p.name}" for p in found if not is_temporary(p.name)}
-        names |= {p for p in self._will_be if p.rsplit("/", 1)[0] == folder}
-        return any(self.will_be(name) is not None for name in names)
-
-    def _has_folder(self, path: str) -> bool:
-        parent = path.rsplit("/", 1)[0]
-        if not parent or self.host.path(parent).is_dir():
-            return True
-        found = self.will_be(parent)
-        return found is not None and found["kind"] == "directory"
-
     def since(self, path: str, current: Shape | None) -> str:
-        """Who changed a path since the run did."""
+        """Return who changed a path since the run did."""
         later = self.history.changed_later(path, self.run)
         if later is not None:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(later["since"] or 0))
             who = f"{later['user'] or 'someone'}, `{later['command'] or '?'}`, {when}"
             return f"{path} was changed since, by run {later['run']} ({who}): revert that one first"
         if current is None:
-            return f"{path} was removed since, by something else than spark-cluster"
+            return f"{path} was removed since, by something other than spark-cluster"
         status = self.host.path(path).lstat()
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_ctime))
-        return f"{path} was changed since, by something else than spark-cluster (at {when})"
+        return f"{path} was changed since, by something other than spark-cluster (at {when})"
 
 
-def _first_shapes(entries: list[Entry]) -> dict[str, Shape | None]:
-    """What was at each path before the run changed it for the first time."""
-    first: dict[str, Shape | None] = {}
-    for entry in entries:
-        if entry["action"] == "file":
-            before = first.setdefault(entry["path"], entry["before"])
-            if before is entry["before"]:
-                for item in (before or {}).get("tree") or ():
-                    first.setdefault(f"{entry['path']}/{item['path']}", item)
-    return first
+def _by_depth(paths: Iterable[str]) -> list[str]:
+    """Paths with every folder before what is in it."""
+    return sorted(paths, key=lambda path: (path.count("/"), path))
 
 
 def irrecoverable_last(host: Host, steps: list[Step]) -> list[Step]:
     """The same steps, those last that destroy a content which is not kept because it is secret:
-    when a step before them fails, all can be taken back.
+    when a step before them fails, all can be reverted.
 
     What must make room for something else cannot wait; the folders that it is in wait with it.
     """
@@ -261,33 +236,8 @@ def _folders_of(path: str) -> list[str]:
     return [str(folder) for folder in PurePosixPath(path).parents]
 
 
-def matches(wanted: Shape | None, found: Shape | None) -> bool:
-    """Whether what is there is `wanted`, as far as that was known."""
-    if wanted is None or found is None:
-        return wanted is found
-    known = ("kind", "sha256", "link", "mode", "uid", "gid")
-    return all(found.get(k) == wanted[k] for k in known if k in wanted)
-
-
-def same(one: Shape | None, other: Shape | None) -> bool:
-    """Whether two shapes are alike in all that both say."""
-    return matches(one, other) and matches(other, one)
-
-
-def on_the_way(before: Shape | None, after: Shape | None, current: Shape | None) -> bool:
-    """Whether a crash left a folder between two states: it got its owner, and not yet its mode."""
-    if any(x is None or x["kind"] != "directory" for x in (after, current)):
-        return False
-    if before is None:
-        return True  # made, and not given its mode and owner
-    if before["kind"] != "directory":
-        return False
-    assert after is not None and current is not None  # noqa: S101  (see above)
-    return all(current[k] in (before[k], after.get(k, before[k])) for k in ("mode", "uid", "gid"))
-
-
 def _must_go(now: Shape | None, then: Shape | None) -> bool:
-    """Whether what is there must be gone before the other thing can come."""
+    """Return whether what is there must be removed before the other thing can be created."""
     if now is None or then is None:
         return now is not None
     return "directory" in (now["kind"], then["kind"]) and now["kind"] != then["kind"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from spark_cluster.cli import process_start  # noqa: F401  (first: it notes the time)
+
+# isort: split
 import contextlib
-import difflib
 import errno
 import gc
 import importlib
@@ -12,7 +14,7 @@ import json
 import os
 import signal
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -21,28 +23,33 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.visible import show_error
 from spark_cluster.errors import SparkClusterError
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 COMMANDS = {
     "init": "Write a commented inventory for your nodes.",
-    "trust": "Look at the nodes' host keys and accept them.",
-    "ping": "Reach every node and time it.",
-    "facts": "Show what is true of the nodes.",
+    "trust": "Show the nodes' host keys and accept them.",
+    "ping": "Connect to every node and measure the time.",
+    "facts": "Show the facts of the nodes: system, GPU, memory, link.",
     "provision": "Make fresh or drifted Sparks ready to serve.",
-    "doctor": "Say what is wrong with the nodes, why, and what to do.",
-    "recipes": "List what can be served, show one, import another tool's.",
-    "plan": "Say what fits and how fast it will be, before any download.",
+    "doctor": "Find what is wrong with the nodes, why, and what to do.",
+    "recipes": "List, show and import recipes.",
+    "plan": "Show what fits and how fast it will be, before any download.",
     "lint": "Find known issues in a recipe or a command line, and fix them.",
     "predict": "Predict speed and KV cache from a model's shape, or fit that to your runs.",
-    "up": "From any state to a verified vLLM endpoint.",
-    "down": "Stop serving, and prove that the memory is back.",
-    "status": "Say what serves, and what is wrong.",
+    "up": "Bring up a verified vLLM endpoint from any state.",
+    "down": "Stop serving, and verify that the memory is free again.",
+    "status": "Show what serves, and what is wrong.",
     "logs": "Show the logs of the serving containers.",
-    "explain": "Say what logs mean: the cause first, what follows from it last.",
+    "explain": "Explain logs: the cause first, its consequences last.",
     "vram": "Show each node's GPU memory by process.",
     "exec": "Run a command on the nodes.",
     "playbook": "Run a playbook.",
     "history": "Show what runs changed on the nodes.",
     "revert": "Revert what a run changed.",
-    "lab": "Two simulated Sparks on this machine.",
+    "lab": "Run two simulated Sparks on this machine.",
+    "version": "Show versions and files in use, for a bug report.",
+    "completion": "Print the completion script for bash, zsh or fish.",
 }
 """In the order in which a newcomer meets them. The text is here so that --help imports nothing."""
 
@@ -65,10 +72,23 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             ctx.fail(f"There is no command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command's name without importing the commands."""
+        from click.shell_completion import CompletionItem
+
+        commands = [
+            CompletionItem(name, help=text)
+            for name, text in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -83,8 +103,8 @@ def take_globals(command: click.Command) -> None:
         return
     taken = {name for param in command.params for name in param.opts}
     for name, attribute, help_text in (
-        ("--json", "as_json", "One JSON document on standard output."),
-        ("--verbose", "verbose", "Also show what was fine already."),
+        ("--json", "as_json", "Print one JSON document on standard output."),
+        ("--verbose", "verbose", "Also show what needed no change."),
     ):
         if name not in taken:
             flag = [name] if name != "--verbose" or "-v" in taken else [name, "-v"]
@@ -122,14 +142,14 @@ def _setter(attribute: str) -> Any:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(
-    "-i", "--inventory", metavar="FILE", help="Inventory: a file, or a shipped one's name."
+    "-i", "--inventory", metavar="FILE", help="Inventory: a file, or the name of a shipped one."
 )
 @click.option("--project", metavar="DIR", help="Project folder; by default the current one.")
 @click.option(
     "-l", "--limit", metavar="PATTERN", default="all", help="Nodes or groups: spark*,!spark2"
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-@click.option("-v", "--verbose", is_flag=True, help="Also show what was fine already.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show what needed no change.")
 @click.version_option(__version__, prog_name="spark-cluster")
 @click.pass_context
 def cli(
@@ -140,8 +160,8 @@ def cli(
     as_json: bool,
     verbose: bool,
 ) -> None:
-    """Takes one or two NVIDIA DGX Sparks from whatever state they are in to a verified vLLM
-    endpoint, over SSH, with nothing installed on them beforehand.
+    """Bring one or two NVIDIA DGX Sparks from any state to a verified vLLM endpoint, over SSH,
+    with nothing installed on them beforehand.
 
     Exit status: 0 fine, 1 failed, 2 usage or invalid file, 3 unreachable, 4 refused by the plan,
     5 verification failed, 130 interrupted.
@@ -172,10 +192,10 @@ def main() -> NoReturn:
 
 
 def _run(*, as_json: bool) -> int:
-    """One command, and its errors in words; the exit status.
+    """Run one command and print its errors; return the exit status.
 
     Raises:
-        OSError: of the laptop: its disk is full, nobody reads the output.
+        OSError: of the laptop: its disk is full, no one reads the output.
     """
     try:
         # What a command gives to `ctx.exit` comes back as the result.
@@ -203,12 +223,12 @@ def _run(*, as_json: bool) -> int:
 
 def _what_to_do(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "make room on this machine's disk; nodes are left as they are, run it again"
+        return "free space on this machine's disk, then run it again; nodes are left as they are"
     return ""
 
 
 def _drop_output() -> None:
-    """What is in the buffer cannot be written: the interpreter shall not try it at its end."""
+    """Drop the buffered output that cannot be written: the interpreter must not try it at exit."""
     with contextlib.suppress(OSError, ValueError):  # a stream of tests has no descriptor
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -216,7 +236,7 @@ def _drop_output() -> None:
 
 
 def _wants_json(words: list[str]) -> bool:
-    """Whether --json is meant for us: the words of the command that `exec` runs are not."""
+    """Return whether --json is meant for us: the words of the command that `exec` runs are not."""
     ours: list[str] = []
     for word in words:
         after_option = bool(ours) and ours[-1] in ("--timeout", "--limit", "-l")

@@ -1,14 +1,11 @@
-"""What all commands share: the project, the inventory, a run with its events, output as JSON."""
+"""The parts that all commands share: project, inventory, a run with its events, JSON output."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
-import signal
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,15 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from spark_cluster.errors import Interrupted, SparkClusterError, UsageError
+from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.allowances import Allowances
     from spark_cluster.cli.console import Console
-    from spark_cluster.engine.options import Options
-    from spark_cluster.engine.play import Play
-    from spark_cluster.inventory import Inventory, Node
-    from spark_cluster.project import Project
+    from spark_cluster.cli.run import Run
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.config.inventory import Inventory, InventoryNode
+    from spark_cluster.config.yamlfile import Sourced
+    from spark_cluster.loader.project import Project
+    from spark_cluster.runner.options import Options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,50 +48,127 @@ class App:
     as_json: bool = field(default=False, kw_only=True)
     verbose: bool = field(default=False, kw_only=True)
 
+    def __post_init__(self) -> None:
+        from spark_cluster.loader import own_files
+
+        own_files.use(lambda: self.project)
+
     @cached_property
     def project(self) -> Project:
         """The user's project folder and what is shipped."""
-        from spark_cluster.project import Project
+        from spark_cluster.loader.project import Project
 
         return Project(Path(self.project_folder or ".").resolve())
 
     @property
     def inventory_is_missing(self) -> bool:
-        """Nobody named one and the project has none, which some commands can do without."""
-        from spark_cluster.inventory import DEFAULT
+        """True if none is named and the project has none, which some commands can do without."""
+        from spark_cluster.loader.inventory_source import DEFAULT
 
         return self.inventory_name is None and not (self.project.folder / DEFAULT).exists()
 
     @cached_property
+    def _source(self) -> Sourced:
+        """The data of the inventory's file, not checked."""
+        from spark_cluster.loader.inventory_source import load_source
+
+        return load_source(self.inventory_name, self.project)
+
+    @cached_property
     def inventory(self) -> Inventory:
         """The inventory, read and checked."""
-        from spark_cluster.inventory import load_inventory
+        from spark_cluster.config.inventory import checked
 
-        return load_inventory(self.inventory_name, self.project)
+        return checked(self._source, self.project.list("roles"))
+
+    def connect_early(self, label: str = "", *, become: bool = True) -> None:
+        """Begin to connect to the selected nodes, while the command is still being imported.
+
+        Args:
+            label: of the agents' processes; by default the id of the run that follows.
+            become: the agents will be root.
+
+        Raises:
+            SparkClusterError: there is no inventory that can be read.
+        """
+        from spark_cluster.config.ssh_settings import unchecked
+
+        if not label:  # a run follows: its agents get the project's own resources
+            self.load_extensions()
+        found = unchecked(self._source, self.limit)
+        if not found:
+            return
+        from spark_cluster.runner import head_start
+        from spark_cluster.runner.ssh_route import Target
+
+        targets = [Target.of(name, settings) for name, settings in found.items()]
+        agent = head_start.Agent(label or self.run_id, become)
+        without_password = not become or "become" not in self._source.data
+        head_start.begin(targets, agent if without_password else None)
+
+    def import_meanwhile(self, *modules: str) -> None:
+        """Import what shows the answers while the nodes are asked; nothing for --json.
+
+        Args:
+            modules: besides those of every table.
+        """
+        from importlib import import_module
+
+        from spark_cluster.runner.parallel import start
+
+        if not self.as_json:
+            names = ("rich.table", "spark_cluster.cli.console", *modules)
+            start(lambda: [import_module(name) for name in names])
+
+    @cached_property
+    def run_id(self) -> str:
+        """The id of the run that this command makes."""
+        from spark_cluster.runner.run_id import new_run
+
+        return new_run()
 
     def allowances(self, named: Allowances) -> Allowances:
-        """What recipes are allowed: by the inventory, and by the options of the command."""
-        from spark_cluster.allowances import Allowances
+        """Return what recipes are allowed: by the inventory, and by the options of the command."""
+        from spark_cluster.config.allowances import Allowances
 
         if self.inventory_is_missing:
             return named
         serve = self.inventory.serve
         known = Allowances(
-            tuple(serve.allow_files), tuple(serve.allow_env), tuple(serve.allow_mounts)
+            tuple(serve.allow_files),
+            tuple(serve.allow_env),
+            tuple(serve.allow_mounts),
+            serve.allow_venv,
         )
         return known + named
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[InventoryNode]:
         """The nodes that --limit selects."""
         return self.inventory.select(self.limit)
 
     @cached_property
     def console(self) -> Console:
-        """Where people look: standard output, or standard error when that carries JSON."""
+        """The console that people read: standard output, or standard error with --json."""
         from spark_cluster.cli.console import Console
 
         return Console(stderr=self.as_json)
+
+    def load_extensions(self) -> None:
+        """Check what the project brings of its own, before anything is connected: its resources
+        are part of what agents get, its known issues may be wanted when something has failed.
+
+        Raises:
+            Refused: others can write them.
+            InvalidFile: one of them is wrong, with the place.
+        """
+        from spark_cluster.loader.own_files import KNOWN_ISSUES, own_files
+
+        self.project.load_resources()
+        if own_files(KNOWN_ISSUES, ".toml"):
+            from spark_cluster.known_issues.entries import own
+
+            own()
 
     def print_json(self, document: Any) -> None:
         """The one JSON document."""
@@ -101,13 +176,15 @@ class App:
 
     @contextlib.contextmanager
     def play(
-        self, command: str, nodes: list[Node], options: Options, *, change: bool = True
+        self, command: str, nodes: list[InventoryNode], options: Options, *, change: bool = True
     ) -> Iterator[Run]:
         """A run over nodes: connected, shown, recorded, ended in order whatever happens.
 
         Raises:
             SparkClusterError: no node could be reached, or what the body raises.
         """
+        from spark_cluster.cli.run import Run
+
         run = Run(self, command, nodes, options, change=change)
         try:
             yield run
@@ -124,143 +201,29 @@ class App:
             run.close()
 
 
-class Run:
-    """One run as the command line sees it: a play, its recap, its end."""
-
-    def __init__(
-        self, app: App, command: str, nodes: list[Node], options: Options, *, change: bool
-    ) -> None:
-        from spark_cluster.engine.connections import Connections
-        from spark_cluster.engine.events import Bus, Note, Recap
-        from spark_cluster.engine.record import Record, new_run
-
-        self.app = app
-        self.command = command
-        self.check = options.check
-        self._selection = options.selection
-        self.begun = False
-        self.recap = Recap()
-        self.started = time.monotonic()
-        self.id = new_run()
-        self.bus = Bus(self.recap)
-        if change:
-            record = Record(self.id, on_error=lambda why: self.bus.emit(Note(why, "warning")))
-            self.bus.add(record)
-        self.connections = Connections(
-            nodes, self.bus, self.id, command=command, change=change and not options.check
-        )
-        self.connections.begin()  # what follows is imported while the network is waited for
-        import jinja2  # noqa: F401  (roles with templates want it next)
-
-        from spark_cluster.cli.display import Display
-        from spark_cluster.engine.play import Play
-
-        display = Display(app.console, verbose=app.verbose, titled=change)
-        self.bus.add(display)
-        if options.step:
-            from spark_cluster.cli.step import Stepper
-
-            options.ask = Stepper(display).ask
-        self._play = Play(app.inventory, app.project, self.connections, self.bus, options)
-        self._finished = False
-
-    def open(self, *, must: bool = True) -> Play:
-        """Connect; with `must` every node has to be there.
-
-        Raises:
-            SparkClusterError: the first node's error.
-        """
-        from spark_cluster.engine.events import RunStarted
-
-        gc.freeze()
-        gc.enable()
-        names = tuple(self.connections.nodes)
-        signal.signal(signal.SIGTERM, _interrupt)
-        self.bus.emit(RunStarted(self.id, self.command, names, self.check))
-        failed = self.connections.open()
-        self._play.out.update(failed)
-        if failed and (must or len(failed) == len(names)):
-            raise next(iter(failed.values()))
-        self.begun = True
-        return self._play
-
-    @property
-    def seconds(self) -> float:
-        """Since the run began."""
-        return time.monotonic() - self.started
-
-    def document(self, *, ok: bool = True, **found: Any) -> dict[str, Any]:
-        """The JSON of a run that can change something: `found` between what all of them tell."""
-        seconds = {**self._play.seconds, "total": round(self.seconds, 3)}
-        return {"ok": ok, "changed": self.recap.changed, **found, "seconds": seconds}
-
-    def interrupted(self) -> Interrupted:
-        """What state an interrupt leaves things in."""
-        at_work = [f"{node} was at {what}" for node, what in self.recap.last.items()]
-        if not at_work:
-            return Interrupted(
-                "interrupted; no node was being changed", hint="run the same command again to go on"
-            )
-        return Interrupted(
-            f"interrupted; {', '.join(at_work)}",
-            hint="a package manager or an image pull finishes there by itself, so does a model's "
-            "download; all else is ended within seconds, no file is half-written. Run the same "
-            "command again to go on",
-        )
-
-    def finish(self, error: str = "") -> None:
-        """Tell the sinks that it is over.
-
-        Raises:
-            UsageError: all went well, but a name of --tags or --start-at was never met.
-        """
-        from spark_cluster.engine.events import RunFinished
-
-        if self._finished:
-            return
-        self._finished = True
-        unmatched = self._selection.unmatched() if self.begun and not error else None
-        error = str(unmatched or error)
-        self.bus.emit(RunFinished(not error, self.seconds, error))
-        if unmatched is not None:  # before a command prints that all is well
-            raise unmatched
-
-    def show_recap(self) -> None:
-        """The closing table, unless the output is JSON."""
-        from spark_cluster.cli.display import recap
-
-        if not self.app.as_json:
-            recap(self.app.console, self.recap, self.seconds, check=self.check)
-
-    def close(self) -> None:
-        """End the live display first, then the connections."""
-        self.bus.close()
-        self.connections.close()
-
-
-def _interrupt(_signal: int, _frame: Any) -> None:
-    raise KeyboardInterrupt
-
-
 def allowing(function: F) -> F:
     """The options of commands that serve or judge a recipe, given to them as `allow`."""
 
     def collect(ctx: click.Context, /, **given: Any) -> Any:
-        from spark_cluster.allowances import Allowances
-        from spark_cluster.userfiles.fields import env_name, node_path
+        from spark_cluster.config.allowances import Allowances
 
         if "" in given["allow_files"]:
             raise UsageError("--allow-file: found nothing, expected a path")
         files = tuple(Path(name).expanduser().absolute() for name in given.pop("allow_files"))
-        env = _checked("--allow-env", env_name, given.pop("allow_env"))
-        mounts = _checked("--allow-mount", node_path, given.pop("allow_mounts"))
-        allow = Allowances(files, env, mounts)
+        named = (given.pop("allow_env"), given.pop("allow_mounts"), given.pop("allow_venv"))
+        allow = Allowances(files, *named)
+        if allow.env or allow.mounts:  # otherwise nothing needs pydantic yet
+            from spark_cluster.config.fields import env_name, node_path
+
+            env = _checked("--allow-env", env_name, allow.env)
+            mounts = _checked("--allow-mount", node_path, allow.mounts)
+            allow = Allowances(files, env, mounts, allow.venv)
         return ctx.invoke(function, allow=allow, **given)
 
     return _with_options(collect, function, _ALLOWANCES)
 
 
-def _checked(option: str, check: Callable[[str], str], given: Iterable[str]) -> tuple[str, ...]:
+def _checked(option: str, check: Callable[[str], str], given: Sequence[str]) -> tuple[str, ...]:
     """Raises:
     UsageError: one of them is not what is expected, for example an unset variable of a shell.
     """
@@ -292,6 +255,12 @@ _ALLOWANCES = (
         metavar="PATH",
         help="A folder of the nodes that the recipe may write to; repeatable.",
     ),
+    click.option(
+        "--allow-venv",
+        "allow_venv",
+        is_flag=True,
+        help="Let the recipe run its engine outside a container, as root on the nodes.",
+    ),
 )
 
 
@@ -299,7 +268,7 @@ def changing(function: F) -> F:
     """The options of every command that can change nodes, given to it as `options`."""
 
     def collect(ctx: click.Context, /, **given: Any) -> Any:
-        from spark_cluster.engine.options import Options, Selection
+        from spark_cluster.runner.options import Options, Selection
 
         names = ("check", "diff", "tags", "skip_tags", "start_at", "step")
         check, diff, tags, skip_tags, start_at, step = (given.pop(n) for n in names)
@@ -313,18 +282,20 @@ def changing(function: F) -> F:
 
 
 _OPTIONS = (
-    click.option("--check", is_flag=True, help="Change nothing; tell what would be changed."),
+    click.option("--check", is_flag=True, help="Change nothing; show what would be changed."),
     click.option("--diff", is_flag=True, help="Show differences of files; secrets are masked."),
-    click.option("--tags", default="", metavar="NAMES", help="Only these roles or tags."),
-    click.option("--skip-tags", default="", metavar="NAMES", help="Not these roles or tags."),
+    click.option("--tags", default="", metavar="NAMES", help="Run only these roles or tags."),
+    click.option("--skip-tags", default="", metavar="NAMES", help="Skip these roles or tags."),
     click.option(
         "--start-at",
         default="",
         metavar="NAME",
-        help="Skip what comes before this role or resource.",
+        help="Start at this role or resource.",
     ),
     click.option("--step", is_flag=True, help="Ask before each change (on a terminal)."),
-    click.option("--exit-code", is_flag=True, help="With --check: status 10 if it would change."),
+    click.option(
+        "--exit-code", is_flag=True, help="With --check: exit status 10 if it would change."
+    ),
 )
 
 
@@ -341,7 +312,7 @@ def _with_options(
 
 def _can_ask(app: App | None, *, check: bool) -> None:
     """Raises:
-    UsageError: --step has nobody to ask, or nothing.
+    UsageError: --step has no one to ask, or nothing.
     """
     if check:
         raise UsageError("--step and --check contradict each other", hint="leave one of them out")

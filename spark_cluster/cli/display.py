@@ -1,4 +1,4 @@
-"""What a person sees of a run: lines for what changed, a live line a node for what goes on."""
+"""The display of a run: a line for each change, a live line for each node with work under way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from spark_cluster.cli.console import Console, mark, painted, styled
 from spark_cluster.cli.visible import visible
-from spark_cluster.engine.events import (
+from spark_cluster.runner.events import (
     Applying,
     Changing,
     Connected,

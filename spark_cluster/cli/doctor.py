@@ -3,53 +3,59 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import TYPE_CHECKING
 
 import click
 
+from spark_cluster.cli import process_start
 from spark_cluster.cli.app import App
 from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.config.recipe_schema import Probe
     from spark_cluster.doctor.examine import Diagnosis
-    from spark_cluster.doctor.finding import Finding
-    from spark_cluster.issues.finding import Finding as Issue
-    from spark_cluster.planning.pins import Pins
-    from spark_cluster.recipe import Recipe
-from spark_cluster.userfiles.recipe_file import Probe
+    from spark_cluster.doctor.verdict import CheckResult
+    from spark_cluster.facts.pins import Pins
 
 
 @click.command()
 @click.option(
     "--probe",
     is_flag=True,
-    help="Also send traffic between the nodes, ask the endpoint, and try every port from here.",
+    help="Also measure the link, ask the endpoint, and try every port from this machine.",
 )
 @click.option(
-    "--only", multiple=True, metavar="AREA", help="Only this area (or check); repeatable."
+    "--only",
+    multiple=True,
+    metavar="AREA",
+    help="Run only the checks of this area, or this check; repeatable.",
 )
 @click.pass_context
 def command(ctx: click.Context, probe: bool, only: tuple[str, ...]) -> None:
-    """Looks at every node for each trouble that is known, and compares the nodes.
+    """Check every node for all known issues, and compare the nodes; nothing is changed.
 
-    Changes nothing. One question a node; --probe adds full-size pings, transfers, a
-    completion, and a scan of the nodes' ports from this machine.
-    What could not be seen is unknown, which is not fine.
+    Each node is asked once; --probe adds full-size pings, transfers, a completion, and a scan of
+    the nodes' ports from this machine. What could not be seen is reported as unknown.
 
     Exit status 5 when something fails, 3 when a node cannot be reached.
     """
+    app: App = ctx.obj
+    app.connect_early("doctor")
+    from spark_cluster.config.ports import EnginePorts
     from spark_cluster.doctor import examine
     from spark_cluster.doctor.probing import Question
-    from spark_cluster.ports import EnginePorts
+    from spark_cluster.runner.parallel import start
 
-    app: App = ctx.obj
     examine.must_be_known(only)
-    started = time.monotonic()
     recipe, pins = _recipe(app), _pins(app)
+    from spark_cluster.known_issues.entries import catalogue
+
     with examine.Examination(app.inventory, app.nodes, recipe, pins) as examination:
+        app.import_meanwhile()
+        start(catalogue)  # reads the files of the catalogue meanwhile
         nodes = examination.observe()
         probed = None
         if probe and nodes:
@@ -60,24 +66,17 @@ def command(ctx: click.Context, probe: bool, only: tuple[str, ...]) -> None:
         found = [*examine.judge(nodes, probed), *examination.reachability()]
     diagnosis = examine.Diagnosis(tuple(examine.select(found, only)), examination.unreached)
     if app.as_json:
-        known = [issue.document() for issue in _known_issues(diagnosis)]
-        checks = [finding.document() for finding in diagnosis.findings]
+        known = [issue.to_dict() for issue in diagnosis.issues]
+        checks = [result.to_dict() for result in diagnosis.results]
         app.print_json({"checks": checks, "issues": known})
     else:
-        _show(app, diagnosis, time.monotonic() - started)
+        _show(app, diagnosis, process_start.elapsed())
     ctx.exit(diagnosis.exit_code)
 
 
-def _known_issues(diagnosis: Diagnosis) -> list[Issue]:
-    """What the catalogue knows of what was found."""
-    from spark_cluster import issues
-
-    return issues.live(diagnosis.findings)
-
-
 def _recipe(app: App) -> Recipe | None:
-    """What the inventory serves; doctor works without it too."""
-    from spark_cluster.recipe import load_recipe
+    """Return the recipe that the inventory serves; doctor works without it too."""
+    from spark_cluster.loader.recipes import load_recipe
 
     name = app.inventory.serve.recipe
     with contextlib.suppress(SparkClusterError):
@@ -86,8 +85,8 @@ def _recipe(app: App) -> Recipe | None:
 
 
 def _pins(app: App) -> Pins | None:
-    """What is known of kernels and drivers, from the role `drivers`."""
-    from spark_cluster.planning import pins
+    """Return the known combinations of kernel and driver, from the role `drivers`."""
+    from spark_cluster.facts import pins
 
     folder = app.project.find("roles", "drivers")
     app.project.must_be_own(folder, "role drivers")
@@ -97,14 +96,14 @@ def _pins(app: App) -> Pins | None:
 
 
 def _question(recipe: Recipe | None) -> Probe:
-    from spark_cluster.recipe import Recipe
+    from spark_cluster.config.recipe import Recipe
 
     usual: Probe = Recipe.model_fields["probe"].default
     return usual if recipe is None else recipe.probe
 
 
 def _key(app: App) -> str | None:
-    from spark_cluster.engine.connections import ask_secret
+    from spark_cluster.runner.connections import ask_secret
 
     secret = app.inventory.serve.api_key
     return secret.read("the API key", ask_secret()) if secret else None
@@ -120,29 +119,29 @@ def _show(app: App, diagnosis: Diagnosis, seconds: float) -> None:
     table.add_column("check", no_wrap=True)
     table.add_column("node", no_wrap=True)
     table.add_column("found", overflow="fold")
-    shown = [f for f in diagnosis.findings if app.verbose or f.status != "ok"]
-    for finding in shown:
-        style = "dim" if finding.status == "ok" else None
-        table.add_row(mark(finding.status), finding.id, finding.node, _text(finding), style=style)
+    shown = [f for f in diagnosis.results if app.verbose or f.status != "ok"]
+    for result in shown:
+        style = "dim" if result.status == "ok" else None
+        table.add_row(mark(result.status), result.id, result.node, _text(result), style=style)
+    app.console.print(_summary(diagnosis, seconds), soft_wrap=True)
     if shown:
         app.console.print(table)
-    app.console.print(_summary(diagnosis, seconds), soft_wrap=True)
-    known = [issue.id for issue in _known_issues(diagnosis)]
+    known = [issue.id for issue in diagnosis.issues]
     if known:
         text = f"known issues: {', '.join(known)} (explain --about ID)"
         app.console.print(painted(text, "dim"))
 
 
-def _text(finding: Finding) -> Text:
+def _text(result: CheckResult) -> Text:
     from spark_cluster.cli.console import joined, painted
 
-    lines = [painted(finding.found)]
-    if finding.cause:
-        lines.append(painted(finding.cause, "dim"))
-    if finding.fix:
-        lines.append(painted(finding.fix, "cyan"))
-    if finding.status == "unknown":
-        lines.append(painted(f"so it is not known whether {finding.title}", "dim"))
+    lines = [painted(result.found)]
+    if result.cause:
+        lines.append(painted(result.cause, "dim"))
+    if result.fix:
+        lines.append(painted(result.fix, "cyan"))
+    if result.status == "unknown":
+        lines.append(painted(f"not known: whether {result.title}", "dim"))
     return joined(lines)
 
 
@@ -154,5 +153,5 @@ def _summary(diagnosis: Diagnosis, seconds: float) -> Text:
     parts = [painted(f"{n} {s}", styles[s]) for s, n in counts.items() if n or s == "ok"]
     text = styled("{} [dim]in {:.1f} s[/]", joined(parts, ", "), seconds)
     if diagnosis.unreached:
-        text += painted(f"; the nodes were not compared with {', '.join(diagnosis.unreached)}")
+        text += painted(f"; not compared: {', '.join(diagnosis.unreached)} (not reachable)")
     return text

@@ -9,23 +9,24 @@ import click
 from spark_cluster.cli.app import App, changing, leave_with
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.options import Options
+    from spark_cluster.runner.options import Options
 
 
 @click.command()
 @changing
 @click.pass_obj
 def command(app: App, exit_code: bool, options: Options) -> None:
-    """Stops the server and Ray on all nodes.
+    """Stop the server and Ray on all nodes.
 
-    Ends green only when `nvidia-smi --query-compute-apps` lists nothing on any of them.
+    Succeeds only when `nvidia-smi --query-compute-apps` lists nothing on any of them.
     """
+    app.connect_early()
     with app.play("down", app.nodes, options) as run:
         playbook = app.project.load_playbook("down")
         stopped = playbook.function(run.open())
         run.finish()
         if app.as_json:
-            app.print_json(run.document(**(stopped.document() if stopped is not None else {})))
+            app.print_json(run.to_dict(**(stopped.to_dict() if stopped is not None else {})))
         else:
             run.show_recap()
             if stopped is not None:

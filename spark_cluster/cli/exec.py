@@ -7,33 +7,34 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_cluster.agent.output import OUTPUT_LIMIT
 from spark_cluster.cli.app import App
 from spark_cluster.cli.visible import show_error
 from spark_cluster.errors import SparkClusterError
+from spark_cluster.node.output import OUTPUT_LIMIT
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.session import Output
-    from spark_cluster.inventory import Node
+    from spark_cluster.config.inventory import InventoryNode
+    from spark_cluster.runner.session import Output
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("-b", "--become", is_flag=True, help="As root, through sudo.")
-@click.option("--timeout", default=600.0, show_default=True, help="Seconds it may take.")
+@click.option("-b", "--become", is_flag=True, help="Run as root, through sudo.")
+@click.option("--timeout", default=600.0, show_default=True, help="Time limit, seconds.")
 @click.argument("argv", nargs=-1, required=True, metavar="COMMAND [ARG]...")
 @click.pass_context
 def command(ctx: click.Context, become: bool, timeout: float, argv: tuple[str, ...]) -> None:
-    """Runs one command on every node, side by side, and shows what each printed.
+    """Run one command on every node in parallel, and show what each printed.
 
-    The words reach the command as they are, no shell reads them (to have one: exec sh -c '...').
+    The arguments reach the command unchanged, without a shell (to use one: exec sh -c '...').
     What it prints is passed on as it is, control sequences too, as ssh does; pipe the output
     through `cat -v` where you do not trust it.
 
-    Exit status 1 when it fails anywhere.
+    Exit status 1 when it fails on any node.
     """
-    from spark_cluster.engine.connections import side_by_side
-
     app: App = ctx.obj
+    app.connect_early("exec", become=become)
+    from spark_cluster.runner.parallel import side_by_side
+
     jobs = {node.name: partial(_run, node, list(argv), become, timeout) for node in app.nodes}
     outcomes = side_by_side(jobs)
     if app.as_json:
@@ -48,11 +49,10 @@ def command(ctx: click.Context, become: bool, timeout: float, argv: tuple[str, .
     ctx.exit(max(codes))
 
 
-def _run(node: Node, argv: list[str], become: bool, timeout: float) -> Output:
-    from spark_cluster.engine.connections import target
-    from spark_cluster.engine.transport import SshConnection
+def _run(node: InventoryNode, argv: list[str], become: bool, timeout: float) -> Output:
+    from spark_cluster.runner.connections import ssh
 
-    connection = SshConnection(target(node))
+    connection = ssh(node)
     try:
         session = connection.session("exec", become=become)
         output = session.run(argv, timeout=timeout)

@@ -14,42 +14,44 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from spark_cluster.issues.entries import Issue
-    from spark_cluster.issues.explaining import Explanation, Seen
+    from spark_cluster.known_issues.entries import Issue
+    from spark_cluster.known_issues.explain import Explanation, Seen
 
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILE...")
-@click.option("--about", metavar="ID", help="Show a known issue instead; `all` lists them.")
+@click.option(
+    "--about", metavar="ID", help="Show a known issue by its ID instead; `all` lists every one."
+)
 @click.pass_obj
 def command(app: App, files: tuple[str, ...], about: str | None) -> None:
-    """Says what logs of vLLM, Ray, NCCL or Docker mean: the earliest real error of all logs first,
-    with its cause and fix, what only follows from it last, and what was healthy.
+    """Explain logs of vLLM, Ray, NCCL or Docker: the earliest real error of all logs first, with
+    its cause and fix, then other problems, what only follows from them, and the start-up facts.
 
-    Give the logs of all ranks at once; `-` is standard input, a .gz is unpacked. Logs of any
+    Give the logs of all ranks at once; - is standard input, a .gz is unpacked. Logs of any
     length are read as a stream.
 
     Exit status 0 when the logs could be read, whatever they say; 2 when one could not.
     """
     if about is not None:
         if files:
-            raise UsageError("--about takes no logs", hint="leave one of them out")
+            raise UsageError("give --about or log files, not both")
         _about(app, about)
         return
-    from spark_cluster import issues
-    from spark_cluster.issues import reading
+    from spark_cluster.known_issues.explain import explain
+    from spark_cluster.logs import reading
 
-    explanation = issues.explain_logs(reading.sources(files, short=not app.as_json))
+    explanation = explain(reading.sources(files, short=not app.as_json))
     if app.as_json:
-        app.print_json(explanation.document())
+        app.print_json(explanation.to_dict())
     else:
         _show(app, explanation)
 
 
 def _about(app: App, name: str) -> None:
     from spark_cluster.cli.findings import show_issue
-    from spark_cluster.issues.entries import catalogue
-    from spark_cluster.userfiles.suggest import did_you_mean
+    from spark_cluster.config.suggest import did_you_mean
+    from spark_cluster.known_issues.entries import catalogue
 
     known = catalogue()
     if name != "all" and name not in known:
@@ -88,9 +90,9 @@ def _show(app: App, explanation: Explanation) -> None:
     for seen in main:
         if seen.finding.severity != "info":
             show(console, seen.finding, place=_place(seen))
-    _list_seen(app, "what only follows", [p for p in now if p.follows and p is not cause])
+    _list_seen(app, "consequences of the above", [p for p in now if p.follows and p is not cause])
     past = [p for p in explanation.problems if p.overcome]
-    _list_seen(app, "before the server last came up, so it did not stop it", past)
+    _list_seen(app, "earlier errors, before the server last came up", past)
     for seen in main:
         if seen.finding.severity == "info":
             show(console, seen.finding, place=_place(seen))
@@ -132,7 +134,7 @@ def _verdict(explanation: Explanation) -> Text:
     if cause is None:
         said = painted("no error", "green")
     elif cause.follows:
-        said = painted("an effect is here, its cause is not", "red")
+        said = painted("only consequences are in these logs, not their cause", "red")
     else:
         said = painted("the cause" if cause.known else "the earliest error", "red")
     return styled("{}  [dim]{}: {:,} line{}[/]", said, names, lines, "s" * (lines != 1))

@@ -10,14 +10,15 @@ import click
 from spark_cluster.cli.app import App
 
 if TYPE_CHECKING:
-    from spark_cluster.cluster import Spark
+    from spark_cluster.topology import Node
 
 
 @click.command()
 @click.pass_obj
 def command(app: App) -> None:
-    """Shows what is true of each node: system, memory, GPU, ConnectX-7 links, Docker."""
-    from spark_cluster.engine.options import Options
+    """Show the facts of each node: system, memory, GPU, ConnectX-7 links, Docker."""
+    app.connect_early()
+    from spark_cluster.runner.options import Options
 
     with app.play("facts", app.nodes, Options(), change=False) as run:
         nodes = run.open().nodes
@@ -28,7 +29,7 @@ def command(app: App) -> None:
         _show(app, nodes)
 
 
-def _document(node: Spark) -> dict[str, Any]:
+def _document(node: Node) -> dict[str, Any]:
     return {
         "name": node.name,
         "address": node.address,
@@ -37,7 +38,7 @@ def _document(node: Spark) -> dict[str, Any]:
     }
 
 
-def _show(app: App, nodes: list[Spark]) -> None:
+def _show(app: App, nodes: list[Node]) -> None:
     from rich.table import Table
 
     from spark_cluster.cli.console import painted
@@ -53,7 +54,7 @@ def _show(app: App, nodes: list[Spark]) -> None:
     app.console.print(table)
 
 
-def _rows(node: Spark) -> dict[str, str]:
+def _rows(node: Node) -> dict[str, str]:
     facts, gib = node.facts, 2**20
     gpu = facts.gpu
     gids = {h.name: h.gid_index for h in facts.hcas}

@@ -1,4 +1,4 @@
-"""How findings of known issues are shown, by `lint` and by `explain`."""
+"""The output of findings of known issues, for `lint` and `explain`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from spark_cluster.cli.console import Console
-    from spark_cluster.issues.entries import Issue
-    from spark_cluster.issues.finding import Finding
+    from spark_cluster.known_issues.entries import Issue
+    from spark_cluster.known_issues.match import KnownIssueMatch
 
 
-def show(console: Console, found: Finding, *, place: str = "") -> None:
+def show(console: Console, found: KnownIssueMatch, *, place: str = "") -> None:
     """A finding in full: title and id, what was seen, why, what to do.
 
     Args:
@@ -60,8 +60,6 @@ def show_issue(console: Console, issue: Issue) -> None:
 def _found_by(issue: Issue) -> str:
     ways = ["lint"] if issue.when or issue.rule else []
     ways += ["explain"] if issue.log else []
-    checks = [name for name in issue.live if not name.startswith("rung:")]
-    ways += [f"doctor ({', '.join(checks)})"] if checks else []
-    rungs = [name.removeprefix("rung:") for name in issue.live if name.startswith("rung:")]
-    ways += [f"up (readiness: {', '.join(rungs)})"] if rungs else []
-    return ", ".join(ways) or "nothing; it is good to know"
+    ways += [f"doctor ({', '.join(issue.all_checks)})"] if issue.all_checks else []
+    ways += [f"up (readiness: {', '.join(issue.rungs)})"] if issue.rungs else []
+    return ", ".join(ways) or "nothing (for information)"

@@ -14,7 +14,7 @@ from spark_cluster.cli.visible import show_error
 from spark_cluster.errors import Failed, SparkClusterError
 
 if TYPE_CHECKING:
-    from spark_cluster.inventory import Node
+    from spark_cluster.config.inventory import InventoryNode
 
 Answers = dict[str, dict[str, Any]]
 """Node to what its journal says."""
@@ -22,20 +22,23 @@ Answers = dict[str, dict[str, Any]]
 
 @click.command()
 @click.argument("run_id", metavar="[RUN]", required=False)
-@click.option("--node", metavar="NAME", help="Only this node (as --limit).")
+@click.option("--node", metavar="NAME", help="Show only this node (as --limit).")
 @click.pass_context
 def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
-    """Lists the runs that changed the nodes: when, who, which command, how much; with RUN, each of
-    its changes. It is read from the journals on the nodes; runs that changed nothing are in none.
+    """List the runs that changed the nodes: when, who, which command, how much; with RUN, each of
+    its changes. They are read from the nodes' journals; runs that changed nothing are not listed.
 
-    `spark-cluster revert RUN` puts files back as they were before.
+    `spark-cluster revert RUN` restores files as they were before.
     """
-    from spark_cluster.engine.connections import side_by_side
+    from spark_cluster.runner.parallel import side_by_side
 
     app: App = ctx.obj
     if node is not None:
         app.limit = node
-    outcomes = side_by_side({n.name: partial(_ask, n, run_id) for n in app.nodes})
+    app.connect_early("history")
+    jobs = {n.name: partial(_ask, n, run_id) for n in app.nodes}
+    app.import_meanwhile()
+    outcomes = side_by_side(jobs)
     errors = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
     answers = {n: o for n, o in outcomes.items() if not isinstance(o, SparkClusterError)}
     found = {n: answer for n, answer in answers.items() if "missing" not in answer}
@@ -54,8 +57,8 @@ def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
         ctx.exit(max(error.exit_code for error in errors.values()))
 
 
-def _ask(node: Node, run_id: str | None) -> dict[str, Any]:
-    from spark_cluster.engine.connections import ssh
+def _ask(node: InventoryNode, run_id: str | None) -> dict[str, Any]:
+    from spark_cluster.runner.connections import ssh
 
     connection = ssh(node)
     try:
@@ -127,18 +130,18 @@ def _show_runs(app: App, found: Answers) -> None:
 
 
 def _remarks(run: dict[str, Any]) -> Iterator[str]:
-    """What is to be said of a run beside its counts."""
+    """Yield remarks on a run next to its counts."""
     if run["reverted_by"]:
         yield f"reverted by {run['reverted_by']}"
     if run["half_reverted_by"]:
         again = f"spark-cluster revert {run['run']}"
-        yield f"half reverted by {run['half_reverted_by']}, which was killed: run {again} again"
+        yield f"partly reverted by {run['half_reverted_by']}, which was killed: run {again} again"
     for name, counts in run["nodes"].items():
         yield from (f"{name}: {note}" for note in counts.get("notes", ()))
 
 
 def _count(done: dict[str, int] | None) -> str:
-    """How much a run changed on a node; a revert puts back files, with no resource of its own."""
+    """Return how much a run changed on a node; a revert restores files, without resources."""
     if done is None:
         return ""
     number, what = (done["changes"], "change") if done["changes"] else (done["paths"], "file")
@@ -162,7 +165,7 @@ def _show_run(app: App, found: Answers) -> None:
 
 
 def told(entry: dict[str, Any]) -> str:
-    """One entry of a journal in words."""
+    """Describe one entry of a journal."""
     from spark_cluster.cli.display import summary
 
     action, resource = entry["action"], entry["resource"]

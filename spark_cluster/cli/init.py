@@ -22,7 +22,7 @@ from spark_cluster.errors import UsageError
 @click.option("--user", metavar="NAME", help="User to log in as (default: as ~/.ssh/config says).")
 @click.option("--identity-file", metavar="FILE", help="Private key (default: agent and ~/.ssh).")
 @click.option("--recipe", metavar="NAME", help="What to serve.")
-@click.option("--force", is_flag=True, help="Replace an inventory.yaml that is there.")
+@click.option("--force", is_flag=True, help="Replace an existing inventory.yaml.")
 @click.option("--yes", is_flag=True, help="Ask nothing.")
 @click.pass_context
 def command(
@@ -36,8 +36,8 @@ def command(
     yes: bool,
 ) -> None:
     """Write a commented inventory.yaml for one or more Sparks into the project folder."""
-    from spark_cluster.project import Project
-    from spark_cluster.userfiles.new_inventory import DEFAULT_RECIPE, Answers, write
+    from spark_cluster.loader.new_inventory import DEFAULT_RECIPE, Answers, write
+    from spark_cluster.loader.project import Project
 
     folder = getattr(ctx.obj, "project_folder", None)
     project = Project(Path(folder) if folder else None)
@@ -52,7 +52,7 @@ def command(
             addresses = _ask_addresses()
             user = user or click.prompt("User on the Sparks", default="nvidia", err=True)
         except click.Abort:
-            # Ctrl-C at a terminal stays what it is; without one there was nobody to ask.
+            # Ctrl-C at a terminal stays what it is; without one there was no one to ask.
             raise (click.Abort if sys.stdin.isatty() else _no_node()) from None
     answers = Answers(addresses, user, identity_file, recipe or DEFAULT_RECIPE)
     inventory = write(path, answers, project)
@@ -81,6 +81,6 @@ def _print(path: Path, nodes: list[str], *, as_json: bool) -> None:
         click.echo(json.dumps({"ok": True, "file": str(path), "nodes": nodes, "next": steps}))
         return
     click.echo(f"Wrote {path} ({', '.join(nodes)}). Next:")
-    meanings = ["accept the nodes' host keys", "see that they answer", "serve"]
+    meanings = ["accept the nodes' host keys", "check that they answer", "serve"]
     for step, meaning in zip(steps, meanings, strict=True):
         click.echo(f"  {step:<24}  {meaning}")

@@ -26,7 +26,7 @@ class Clock:
 
 
 def wants_json(here: bool = False) -> bool:
-    """Whether --json was given, to the command or to the program."""
+    """Return whether --json was given, to the command or to the program."""
     app = click.get_current_context().find_object(App)
     return here or (app is not None and app.as_json)
 
@@ -38,14 +38,20 @@ def say(document: dict[str, Any], text: str, *, as_json: bool = False) -> None:
 
 @click.group()
 def command() -> None:
-    """Two simulated Sparks on this machine (Linux, root)."""
+    """Run two simulated Sparks on this machine (Linux, root)."""
 
 
 @command.command()
-@click.option("--nodes", type=click.IntRange(1, MAX_NODES), default=MAX_NODES, show_default=True)
-@click.option("--fresh", is_flag=True, help="Boot them as fresh Sparks: forget what they became.")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, MAX_NODES),
+    default=MAX_NODES,
+    show_default=True,
+    help="How many nodes to boot.",
+)
+@click.option("--fresh", is_flag=True, help="Boot the nodes as fresh Sparks, with new disks.")
 def up(nodes: int, fresh: bool) -> None:
-    """Boot the nodes; builds what they need the first time."""
+    """Boot the nodes; the first time, build what they need."""
     lab, clock = Lab.default(), Clock()
     changed = lab.up(nodes, fresh=fresh, progress=clock)
     text = "\n".join(f"{node.name}  {node.address}  answers ssh" for node in lab.nodes)
@@ -57,18 +63,18 @@ def up(nodes: int, fresh: bool) -> None:
 
 
 @command.command()
-@click.option("--wipe", is_flag=True, help="Throw the nodes' disks away too.")
+@click.option("--wipe", is_flag=True, help="Also delete the nodes' disks.")
 def down(wipe: bool) -> None:
-    """Switch the nodes off and take the lab's networks away."""
+    """Switch the nodes off and remove the lab's networks."""
     changed = Lab.default().down(wipe=wipe, progress=Clock())
     text = "the lab is down" if changed else "the lab was down already"
     say({"state": "down", "changed": changed}, text)
 
 
 @command.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(as_json: bool) -> None:
-    """Say what is up."""
+    """Show what is up."""
     found = Lab.default().status()
     lines = [f"lab: {found['state']}  ({found['directory']})"]
     lines += [f"  {node['name']}  {node['address']}  {node['state']}" for node in found["nodes"]]
@@ -88,7 +94,7 @@ def prepare() -> None:
 
 
 @command.command()
-@click.option("--tests", is_flag=True, help="Also what the project's own tests call.")
+@click.option("--tests", is_flag=True, help="Include what the project's own tests call.")
 @click.option("--list", "listed", is_flag=True, help="Print all packages; install nothing.")
 def tools(tests: bool, listed: bool) -> None:
     """Install the programs that the lab calls on this machine; `up` does it by itself."""
@@ -109,7 +115,9 @@ def tools(tests: bool, listed: bool) -> None:
 @command.command()
 @click.argument("node")
 @click.option(
-    "--new-host-keys", is_flag=True, help="Give it new SSH host keys, as a reinstallation does."
+    "--new-host-keys",
+    is_flag=True,
+    help="Give the node new SSH host keys, as a reinstallation does.",
 )
 def reset(node: str, new_host_keys: bool) -> None:
     """Make NODE a fresh Spark again."""
@@ -123,9 +131,9 @@ def reset(node: str, new_host_keys: bool) -> None:
 @click.argument("node", required=False)
 @click.option("--list", "listed", is_flag=True, help="Show all names, and what is broken now.")
 def break_(name: str | None, node: str | None, listed: bool) -> None:
-    """Break a node as NAME says, so that `doctor` has something to find.
+    """Break a node in the way called NAME, so that `doctor` has something to find.
 
-    NODE is the one that NAME is usually tried on when none is given. `lab mend` puts it back.
+    Without NODE, the usual node for NAME is broken. `lab mend` undoes it.
     """
     from spark_cluster.lab import breakage
 
@@ -143,7 +151,7 @@ def break_(name: str | None, node: str | None, listed: bool) -> None:
 @command.command()
 @click.argument("name", required=False)
 def mend(name: str | None) -> None:
-    """Put back what `lab break NAME` did; without NAME, all of it."""
+    """Undo what `lab break NAME` did; without NAME, all of it."""
     from spark_cluster.lab import breakage
 
     mended = breakage.mend(Lab.default(), name)

@@ -9,28 +9,30 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_cluster.agent.output import LINE_LIMIT
 from spark_cluster.cli.app import App
 from spark_cluster.cli.visible import coloured, lines_of
+from spark_cluster.node.output import LINE_LIMIT
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.play import Play
-    from spark_cluster.engine.session import Pending
+    from spark_cluster.inference.runtime import Name
+    from spark_cluster.runner.pending import Pending
+    from spark_cluster.runner.play import Play
 
 
 @click.command()
-@click.option("-f", "--follow", is_flag=True, help="Go on showing what comes, until Ctrl-C.")
-@click.option("-n", "--tail", default=50, show_default=True, help="Lines from the end.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the logs until Ctrl-C.")
+@click.option("-n", "--tail", default=50, show_default=True, help="Number of lines from the end.")
 @click.option("--container", "only", type=click.Choice(["vllm", "ray"]), help="Only this one.")
 @click.pass_obj
 def command(app: App, follow: bool, tail: int, only: str | None) -> None:
-    """Shows the logs of vLLM and Ray on every node, each line with its node and container.
+    """Show the logs of vLLM and Ray on every node, each line with its node and container.
 
     Colours are kept on a terminal; any other control sequence of a log is shown escaped (\\x1b...).
     """
-    from spark_cluster.engine.options import Options
+    app.connect_early()
+    from spark_cluster.inference.process import RAY, SERVER
+    from spark_cluster.runner.options import Options
     from spark_cluster.serving import logs
-    from spark_cluster.serving.engine import RAY, SERVER
 
     names = [n for n in (SERVER, RAY) if only is None or n.endswith(only)]
     with app.play("logs", app.nodes, Options(), change=False) as run:
@@ -57,18 +59,19 @@ def command(app: App, follow: bool, tail: int, only: str | None) -> None:
             click.echo(coloured(f"{node} {name.removeprefix('spark-')}: {line}"))
 
 
-def _present(play: Play, names: list[str]) -> list[tuple[str, str]]:
+def _present(play: Play, names: list[str]) -> dict[tuple[str, str], Name]:
+    """Node and program of all that is there, to what runs it."""
     from spark_cluster.serving.readiness import container_state
 
-    return [
-        (node.name, name)
+    states = {
+        (node.name, name): container_state(play, name, node.name)
         for node in play.nodes
         for name in names
-        if container_state(play, name, node.name).status != "absent"
-    ]
+    }
+    return {key: state.runtime for key, state in states.items() if state.status != "absent"}
 
 
-def _follow(play: Play, found: list[tuple[str, str]], tail: int) -> None:
+def _follow(play: Play, found: dict[tuple[str, str], Name], tail: int) -> None:
     """Stream all logs at once; whole lines only, so that they do not mix.
 
     Raises:
@@ -88,8 +91,10 @@ def _follow(play: Play, found: list[tuple[str, str]], tail: int) -> None:
             outcomes.put(None)
 
     threads = []
-    for node, name in found:
-        argv = ["docker", "logs", "--follow", "--tail", str(tail), name]
+    from spark_cluster.inference.runtime import RUNTIMES
+
+    for (node, name), runtime in found.items():
+        argv = RUNTIMES[runtime].follow(name, tail)
         pending = play.connections.session(node).submit("stream", argv=argv)
         printer = _Printer(f"{node} {name.removeprefix('spark-')}: ")
         threads.append(threading.Thread(target=stream, args=(pending, printer), daemon=True))

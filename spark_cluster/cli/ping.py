@@ -13,7 +13,7 @@ from spark_cluster.cli.app import App
 from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
-    from spark_cluster.inventory import Node
+    from spark_cluster.config.inventory import InventoryNode
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Reached:
 @click.command()
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Connects to every node, starts an agent there without sudo, and times one round trip.
+    """Connect to every node, start an agent there without sudo, and measure one round trip.
 
     Exit status 3 when a node cannot be reached.
     """
-    from spark_cluster.engine.connections import side_by_side
+    from spark_cluster.runner.parallel import side_by_side
 
     app: App = ctx.obj
     outcomes = side_by_side({node.name: partial(_reach, node) for node in app.nodes})
@@ -45,11 +45,10 @@ def command(ctx: click.Context) -> None:
         ctx.exit(max(error.exit_code for error in errors))
 
 
-def _reach(node: Node) -> Reached:
-    from spark_cluster.engine.connections import target
-    from spark_cluster.engine.transport import SshConnection
+def _reach(node: InventoryNode) -> Reached:
+    from spark_cluster.runner.connections import ssh
 
-    connection = SshConnection(target(node))
+    connection = ssh(node)
     started = time.monotonic()
     try:
         session = connection.session("ping", become=False)

@@ -14,11 +14,11 @@ from spark_cluster.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spark_cluster.allowances import Allowances
+    from spark_cluster.config.allowances import Allowances
     from spark_cluster.facts.model import Facts
     from spark_cluster.planning.planner import Planner, Question, Subject
     from spark_cluster.planning.purpose import Purpose
-    from spark_cluster.planning.room import Room
+    from spark_cluster.planning.room import NodeMemory
 
 NAME_ONE = "name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME}` in the inventory"
 PURPOSES = ("latency", "throughput", "capacity")
@@ -27,12 +27,15 @@ PURPOSES = ("latency", "throughput", "capacity")
 @click.command()
 @click.argument("recipe_name", metavar="[RECIPE]", required=False)
 @click.option(
-    "--command", "text", metavar="LINE", help="A `docker run` or `vllm serve` line instead."
+    "--command",
+    "text",
+    metavar="LINE",
+    help="A `docker run` or `vllm serve` line, instead of a recipe.",
 )
 @click.option(
-    "--tp", type=click.IntRange(1, 64), metavar="N", help="Nodes to split the model over."
+    "--tp", type=click.IntRange(1, 64), metavar="N", help="Number of nodes to split the model over."
 )
-@click.option("--offline", is_flag=True, help="Ask no node; assume idle Sparks.")
+@click.option("--offline", is_flag=True, help="Connect to no node; assume idle Sparks.")
 @click.option(
     "--available",
     type=Finite(1, 4096),
@@ -43,19 +46,19 @@ PURPOSES = ("latency", "throughput", "capacity")
     "--for", "purpose", type=click.Choice(PURPOSES), help="Compare one Spark, TP=2 and replicas."
 )
 @click.option(
-    "--users", type=click.IntRange(1, 10**6), default=1, help="Requests at a time (default 1)."
+    "--users", type=click.IntRange(1, 10**6), default=1, help="Concurrent requests (default 1)."
 )
 @click.option(
     "--context",
     type=click.IntRange(0, 10**9),
     default=1024,
-    help="Tokens in the cache (default 1024).",
+    help="Tokens in each request's cache (default 1024).",
 )
 @click.option(
     "--prompt",
     type=click.IntRange(1, 10**9),
     default=2048,
-    help="Tokens of a prompt (default 2048).",
+    help="Tokens of each prompt (default 2048).",
 )
 @allowing
 @click.pass_context
@@ -72,7 +75,7 @@ def command(
     prompt: int,
     allow: Allowances,
 ) -> None:
-    """Says what a recipe (by default the inventory's) takes and gives on your nodes.
+    """Plan a recipe (by default the inventory's): what it takes, and how fast it will be.
 
     Memory on each node and the right --gpu-memory-utilization, KV cache and concurrency, tokens/s
     with their range, known issues; go or no-go, and the nearest configuration that would work.
@@ -84,7 +87,7 @@ def command(
     app: App = ctx.obj
     if available is not None and not offline:
         raise UsageError(
-            "--available is what --offline assumes; nodes are asked otherwise", hint="add --offline"
+            "--available needs --offline; otherwise the nodes are asked", hint="add --offline"
         )
     planner = Planner(app.project)
     subject = _subject(app, recipe_name, text, tp, app.allowances(allow), offline=offline)
@@ -96,12 +99,12 @@ def command(
         return
     plan = planner.plan(subject, rooms, question, facts)
     if app.as_json:
-        app.print_json(plan.document())
+        app.print_json(plan.to_dict())
     else:
         from spark_cluster.cli.plan_picture import show
 
         show(app.console, plan)
-    ctx.exit(0 if plan.goes else 4)
+    ctx.exit(0 if plan.feasible else 4)
 
 
 def _subject(
@@ -113,31 +116,35 @@ def _subject(
     *,
     offline: bool,
 ) -> Subject:
-    """What is planned, and at which size: as asked, else over all nodes that it can use."""
+    """Return what is planned, and at which size: as asked, else over all nodes that it can use."""
     from spark_cluster.planning import planner
 
     if text is not None:
-        from spark_cluster.importing import commandline
+        from spark_cluster.importers import commandline
 
         if name is not None:
             raise UsageError("a recipe and --command contradict each other", hint="leave one out")
         return planner.of_a_command(commandline.parse(text), tp)
-    from spark_cluster.allowances import missing_variables, mounts_must_be_allowed
-    from spark_cluster.laptop_files import files_must_be_allowed
-    from spark_cluster.recipe import load_recipe
+    from spark_cluster.config.allowance_checks import (
+        files_must_be_allowed,
+        missing_variables,
+        mounts_must_be_allowed,
+    )
+    from spark_cluster.config.launch import of_recipe
+    from spark_cluster.loader.recipes import load_recipe
     from spark_cluster.serving import firewall
 
     if name is None and app.inventory_is_missing:
-        raise UsageError("nothing says what is to be served", hint=NAME_ONE)
+        raise UsageError("found neither a recipe nor --command", hint=NAME_ONE)
     name = name or app.inventory.serve.recipe
     if name is None:
-        raise UsageError("nothing says what is to be served", hint=NAME_ONE)
+        raise UsageError("found neither a recipe nor --command", hint=NAME_ONE)
     recipe = load_recipe(name, app.project, allow)
     files_must_be_allowed(recipe)
     mounts_must_be_allowed(recipe)
     sizes = recipe.tensor_parallel
     size = sizes.min if offline else min(max(len(app.nodes), sizes.min), sizes.max)
-    subject = planner.of_a_recipe(recipe, tp or size)
+    subject = planner.of_a_recipe(recipe, of_recipe(recipe, tp or size))
     inventory = None if app.inventory_is_missing else app.inventory
     told = firewall.remarks(inventory, recipe, subject.launch.tp)
     asked = [
@@ -149,14 +156,14 @@ def _subject(
 
 def _rooms(
     app: App, subject: Subject, least: int, available: float | None, *, offline: bool
-) -> tuple[list[Room], list[Facts]]:
-    """The nodes, the head first, and their facts; for what nobody has, Sparks are assumed."""
+) -> tuple[list[NodeMemory], list[Facts]]:
+    """The nodes, the head first, and their facts; where they are unknown, Sparks are assumed."""
     from spark_cluster.planning.room import assumed
 
     if offline:
         return assumed(max(least, subject.launch.tp, 2), available), []
-    from spark_cluster.engine.options import Options
-    from spark_cluster.planning.survey import survey
+    from spark_cluster.runner.options import Options
+    from spark_cluster.serving.survey import survey
 
     with app.play("plan", app.nodes, Options(), change=False) as run:
         play = run.open()
@@ -174,14 +181,14 @@ def _advise(
     ctx: click.Context,
     planner: Planner,
     subject: Subject,
-    rooms: Sequence[Room],
+    rooms: Sequence[NodeMemory],
     question: Question,
     purpose: Purpose,
 ) -> None:
     app: App = ctx.obj
     advice = planner.advise(subject, rooms, question, purpose)
     if app.as_json:
-        app.print_json({"recipe": subject.title, **advice.document()})
+        app.print_json({"recipe": subject.title, **advice.to_dict()})
     else:
         from spark_cluster.cli.plan_picture import show_advice
 

@@ -8,12 +8,13 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_cluster.cli.console import Console, joined, mark, painted, styled
+from spark_cluster.config.engines import dialect
 
 if TYPE_CHECKING:
     from spark_cluster.planning.fit import Fit
     from spark_cluster.planning.plan import Plan
     from spark_cluster.planning.purpose import Advice
-    from spark_cluster.planning.room import Room
+    from spark_cluster.planning.room import NodeMemory
     from spark_cluster.planning.speed.estimate import Estimate
 
 WIDTH = 48
@@ -22,25 +23,32 @@ BRICKS = {"in use now": "■", "weights": "█", "KV cache": "▒", "runtime": "
 
 
 def show(console: Console, plan: Plan) -> None:
-    """All of it."""
+    """Show the whole plan."""
     launch = plan.fit.launch
     nodes = "1 node" if launch.tp == 1 else f"{launch.tp} nodes"
     nobody = any(room.assumed for room in plan.fit.rooms)
     assumed = " (assumed: idle Sparks, no node was asked)" if nobody else ""
-    title = styled("[bold]{}[/]  --tp {}, {}", plan.title, launch.tp, nodes)
-    console.print(title + painted(assumed, "dim"))
+    verdict = styled("{} [bold green]go[/]", mark("ok"))
+    if not plan.feasible:
+        verdict = styled("{} [bold red]no-go[/]", mark("fail"))
+    title = styled("  [bold]{}[/]  --tp {}, {}", plan.title, launch.tp, nodes)
+    console.print(verdict + title + painted(assumed, "dim"))
+    _reasons(console, plan)
     console.print(styled("[dim]{}, {}[/]\n", launch.model, plan.fit.serving.quantization))
     for room in plan.fit.rooms:
         _bar(console, plan.fit, room)
     console.print(_legend(plan.fit), soft_wrap=True)
     console.print()
     console.print(_figures(plan))
-    console.print(painted(_basis(plan), "dim"), soft_wrap=True)
+    console.print(painted(_basis(plan), "dim"))
     _issues(console, plan)
-    _verdict(console, plan)
+    if plan.fit.remarks:
+        console.print()
+    for remark in plan.fit.remarks:
+        console.print(painted(remark, "dim"))
 
 
-def _parts(fit: Fit, room: Room) -> list[tuple[str, str, float]]:
+def _parts(fit: Fit, room: NodeMemory) -> list[tuple[str, str, float]]:
     """Label, style and GiB of each part of a node's memory."""
     taken = fit.weights_gib + fit.kv_gib + fit.runtime_gib
     used = max(room.total_gib - room.available_gib, 0.0)
@@ -53,7 +61,7 @@ def _parts(fit: Fit, room: Room) -> list[tuple[str, str, float]]:
     ]
 
 
-def _bar(console: Console, fit: Fit, room: Room) -> None:
+def _bar(console: Console, fit: Fit, room: NodeMemory) -> None:
     parts = _parts(fit, room)
     scale = WIDTH / max(room.total_gib, sum(gib for *_, gib in parts))
     line, drawn, gone = Text(), 0, 0.0
@@ -70,7 +78,7 @@ def _bar(console: Console, fit: Fit, room: Room) -> None:
 
 
 def _legend(fit: Fit) -> Text:
-    line = Text(" " * 10)
+    line = Text(" " * 2)
     for label, style, gib in _parts(fit, fit.rooms[0]):
         line.append(f"{BRICKS[label]} ", style=style)
         line.append(f"{label} {gib:.1f}  ")
@@ -118,7 +126,8 @@ def _share(fit: Fit) -> str | Text:
     why = f"most that is safe: {fit.highest:.2f}"
     if abs(fit.share - fit.needed) > 0.005:
         why += f", enough for what is asked: {fit.needed:.2f}"
-    return styled("[bold]--gpu-memory-utilization {:.2f}[/]  [dim]({})[/]", fit.share, why)
+    flag = dialect(fit.launch.engine).own("gpu-memory-utilization")
+    return styled("[bold]--{} {:.2f}[/]  [dim]({})[/]", flag, fit.share, why)
 
 
 def _cache(fit: Fit) -> Text:
@@ -129,12 +138,13 @@ def _cache(fit: Fit) -> Text:
     at_a_time = fit.launch.number("max-num-seqs")
     fewer = at_a_time is not None and at_a_time < int(cache.max_concurrency)
     limit = f"; --max-num-seqs lets {at_a_time:g} run" if fewer else ""
-    kind = "unquantised" if fit.serving.kv_dtype == "auto" else fit.serving.kv_dtype
+    kind = "unquantized" if fit.serving.kv_dtype == "auto" else fit.serving.kv_dtype
     size = (
         f"{fit.kv_gib:.2f} GiB a node, {kind}: {requests} of {fit.max_model_len:,} tokens at a "
         f"time{limit}"
     )
-    return styled("{}  [dim](vLLM prints {:,} tokens)[/]", size, cache.tokens)
+    prints = "vLLM prints" if dialect(fit.launch.engine).planned else "vLLM would print"
+    return styled("{}  [dim]({} {:,} tokens)[/]", size, prints, cache.tokens)
 
 
 def _before(plan: Plan) -> str:
@@ -180,29 +190,27 @@ def _issues(console: Console, plan: Plan) -> None:
     console.print(table)
 
 
-def _verdict(console: Console, plan: Plan) -> None:
-    console.print()
-    for remark in plan.fit.remarks:
-        console.print(painted(remark, "dim"), soft_wrap=True)
-    if plan.goes:
-        console.print(styled("{} go", mark("ok")), soft_wrap=True)
+def _reasons(console: Console, plan: Plan) -> None:
+    """Say why it cannot work, and what would; nothing when it can."""
+    if plan.feasible:
         return
     for reason in plan.reasons:
-        console.print(styled("{} {}", mark("fail"), reason), soft_wrap=True)
+        console.print(styled("  {}", reason), soft_wrap=True)
     errors = [issue.id for issue in plan.issues if issue.severity == "error"]
     if errors:
-        line = styled("{} known not to work: {}", mark("fail"), ", ".join(errors))
+        line = styled("  known issues that prevent it: {}", ", ".join(errors))
         console.print(line, soft_wrap=True)
     for near in plan.nearest:
         line = styled("  would work: [cyan]{}[/] ({})", near.change, near.why)
         console.print(line, soft_wrap=True)
     if plan.fit.reasons and not plan.nearest:
-        console.print("  nothing near it would work: free memory, or serve a smaller model")
-    console.print(painted("no-go", "red"))
+        console.print(
+            "  no configuration near it would work: free memory, or serve a smaller model"
+        )
 
 
 def show_advice(console: Console, title: str, advice: Advice) -> None:
-    """One Spark, TP=2 and replicas side by side."""
+    """Show one Spark, TP=2 and replicas side by side."""
     users = "1 user" if advice.users == 1 else f"{advice.users} users at a time"
     console.print(styled("[bold]{}[/] for {}, {}\n", title, advice.purpose, users))
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))

@@ -11,9 +11,9 @@ from spark_cluster.cli.app import App, changing, leave_with
 from spark_cluster.errors import Failed, SparkClusterError, UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.options import Options
-    from spark_cluster.engine.play import Play
-    from spark_cluster.project.playbook import Playbook
+    from spark_cluster.loader.playbook import Playbook
+    from spark_cluster.runner.options import Options
+    from spark_cluster.runner.play import Play
 
 
 @click.command()
@@ -21,22 +21,23 @@ if TYPE_CHECKING:
 @changing
 @click.pass_obj
 def command(app: App, file: str, exit_code: bool, options: Options) -> None:
-    """Runs a playbook: a Python file with a function main(play), or the name of one in playbooks/.
+    """Run a playbook: a Python file with a function main(play), or the name of one in playbooks/.
 
     What main returns is in the JSON document as `result`.
     """
+    app.connect_early()
     name = app.project.resolve("playbooks", file).stem
     with app.play(f"playbook {name}", app.nodes, options) as run:
         playbook = _load(app, file)  # while the connections are being made
-        play = run.open(must=False)
+        play = run.open(fail_fast=False)
         result = _run(playbook, play)
         left = next(iter(play.out.values()), None)
         run.finish(str(left or ""))
         if app.as_json:
             app.print_json(
-                run.document(
+                run.to_dict(
                     ok=left is None,
-                    **({} if left is None else {"error": left.document()}),
+                    **({} if left is None else {"error": left.to_dict()}),
                     result=result,
                     nodes={
                         name: {
@@ -75,7 +76,7 @@ def _run(playbook: Playbook, play: Play) -> object:
     except SparkClusterError:
         raise
     except Exception as error:
-        from spark_cluster.project.extension import where_raised
+        from spark_cluster.loader.extension import where_raised
 
         raise Failed(
             f"the playbook raised {type(error).__name__}: {error}",

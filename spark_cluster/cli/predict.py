@@ -12,15 +12,13 @@ from spark_cluster.cli.finite import Finite
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from spark_cluster.config.recipe import Recipe
     from spark_cluster.planning.speed.constants import Constants
     from spark_cluster.planning.speed.decode import Decode
     from spark_cluster.planning.speed.estimate import Estimate
     from spark_cluster.planning.speed.prefill import Prefill
     from spark_cluster.planning.speed.serving import Serving
     from spark_cluster.planning.speed.speculative import Speculative
-    from spark_cluster.recipe import Recipe
 
 GB = 1e9
 MS = 1e3
@@ -32,7 +30,7 @@ class Predict(click.Group):
     """A group whose command `kv` is loaded when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), "kv"]
+        return list(dict.fromkeys([*super().list_commands(ctx), "kv"]))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == "kv" and cmd_name not in self.commands:
@@ -53,8 +51,8 @@ class Predict(click.Group):
     metavar="RESULTS",
     help="Fit the constants to your runs: llama-benchy's JSON, or points; repeatable.",
 )
-@click.option("--recipe", metavar="NAME", help="What was run: a recipe.")
-@click.option("--model", metavar="NAME|DIR", help="What was run: a model.")
+@click.option("--recipe", metavar="NAME", help="Recipe that was run.")
+@click.option("--model", metavar="NAME|DIR", help="Model that was run.")
 @click.option(
     "--quantization", metavar="Q", help="Quantization of --model (default: as its config says)."
 )
@@ -64,9 +62,9 @@ class Predict(click.Group):
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Where to write (default: calibration.json in the project, which predictions read).",
+    help="File to write (default: calibration.json in the project, which predictions read).",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -79,10 +77,10 @@ def command(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Predicts, from a model's shape alone: speed, and the KV cache.
+    """Predict speed and KV cache from a model's shape alone.
 
     With --calibrate RESULTS it fits the constants of the speed formulas to your own runs instead.
-    RESULTS is what `llama-benchy --save-result FILE --format json` wrote (say with --recipe or
+    RESULTS is what `llama-benchy --save-result FILE --format json` wrote (give with --recipe or
     --model, and --tp, what was run), or a CSV of points with the columns metric (decode_tok_s of
     one request, or ttfr_ms), value, prompt, context, concurrency, and tp, model, quantization,
     kv_dtype where they differ.
@@ -105,8 +103,8 @@ def command(
 
 
 @command.command()
-@click.option("--recipe", metavar="NAME", help="What is served: a recipe, with its drafter.")
-@click.option("--model", metavar="NAME|DIR", help="What is served: a model.")
+@click.option("--recipe", metavar="NAME", help="Recipe to predict, with its drafter.")
+@click.option("--model", metavar="NAME|DIR", help="Model to predict.")
 @click.option(
     "--quantization", metavar="Q", help="Quantization of --model (default: as its config says)."
 )
@@ -117,7 +115,7 @@ def command(
     type=click.IntRange(min=1),
     default=512,
     show_default=True,
-    help="Tokens of a prompt.",
+    help="Tokens of the prompt.",
 )
 @click.option(
     "--cached",
@@ -135,7 +133,7 @@ def command(
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Requests at a time.",
+    help="Concurrent requests.",
 )
 @click.option(
     "--draft-tokens", type=click.IntRange(1, 32), help="Tokens that the drafter proposes in a step."
@@ -148,7 +146,7 @@ def command(
 @click.option(
     "--accepted-share",
     type=Finite(0, 1),
-    help="Share of all drafted tokens that is accepted, as vLLM's metrics tell it; instead of "
+    help="Share of all drafted tokens that is accepted, as vLLM's metrics report it; instead of "
     "--acceptance.",
 )
 @click.pass_obj
@@ -167,9 +165,9 @@ def speed(
     acceptance: str | None,
     accepted_share: float | None,
 ) -> None:
-    """Predicts tokens/s and the time to the first response, with ranges.
+    """Predict tokens/s and the time to the first response, with ranges.
 
-    The roofline is what the memory's 273 GB/s would give by themselves; nothing reaches it. Without
+    The roofline is what the memory's 273 GB/s alone would give; nothing reaches it. Without
     a measured acceptance a drafter's range is wide. The constants are those of calibration.json in
     the project folder, where there is one.
     """
@@ -178,7 +176,9 @@ def speed(
     from spark_cluster.planning.speed.prefill import prefill
 
     given = {"recipe": recipe, "model": model, "quantization": quantization, "kv_dtype": kv_dtype}
-    known, serving = served(app, {**given, "tp": str(tp)})
+    from spark_cluster.cli.predict_options import served_by
+
+    known, serving = served_by(app, {**given, "tp": str(tp)})
     constants = load_constants(app.project)
     seen = cached + prompt + ANSWER // 2 if context is None else context
     plain = decode(serving, seen, concurrency, constants)
@@ -215,40 +215,6 @@ def _rates(text: str | None) -> list[float]:
         ) from None
 
 
-def served(app: App, given: Mapping[str, str | None]) -> tuple[Recipe | None, Serving]:
-    """What the options name.
-
-    Raises:
-        UsageError: they contradict each other, or name what is not known.
-    """
-    from spark_cluster.planning import geometry as shapes
-    from spark_cluster.planning.speed.of_recipe import serving_of
-    from spark_cluster.planning.speed.serving import (
-        Serving,
-        checkpoint_kv_dtype,
-        checkpoint_quantization,
-    )
-    from spark_cluster.planning.weights import must_be_known
-    from spark_cluster.recipe import load_recipe
-
-    recipe, model, tp = given.get("recipe"), given.get("model"), int(given["tp"] or 1)
-    said, kv_dtype = given.get("quantization"), given.get("kv_dtype")
-    if (recipe is None) == (model is None):
-        raise UsageError(
-            "found both --recipe and --model" if recipe else "give --model or --recipe",
-            hint="--recipe NAME is a recipe; --model NAME|DIR a model on the hub or in a folder",
-        )
-    if recipe is not None:
-        if said or kv_dtype:
-            raise UsageError("--quantization and --kv-dtype go with --model; a recipe says them")
-        known = load_recipe(recipe, app.project)
-        return known, serving_of(known, tp, app.project.folder)
-    geometry = shapes.find(str(model), app.project.folder)
-    quantization = must_be_known(said) if said else checkpoint_quantization(geometry)
-    kv_dtype = kv_dtype or checkpoint_kv_dtype(str(model), quantization, geometry)
-    return None, Serving(geometry, quantization, kv_dtype, tp)
-
-
 def _drafted(
     recipe: Recipe | None,
     serving: Serving,
@@ -257,7 +223,7 @@ def _drafted(
     constants: Constants,
     asked: tuple[int | None, list[float], float | None],
 ) -> Speculative | None:
-    """With the drafter that the options or the recipe name."""
+    """Return the speed with the drafter that the options or the recipe name."""
     from spark_cluster.planning.speed.speculative import speculative
 
     tokens, rates, share = asked
@@ -286,19 +252,19 @@ def _drafted(
 
 def _figures(plain: Decode, first: Prefill, drafted: Speculative | None) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "decode_tok_s": plain.request.document(),
-        "total_tok_s": plain.total.document(),
+        "decode_tok_s": plain.request.to_dict(),
+        "total_tok_s": plain.total.to_dict(),
         "bytes_per_token": round(plain.bytes_per_token),
-        "prefill_tok_s": first.tokens_s.document(0),
-        "ttfr_ms": first.seconds.times(MS).document(0),
+        "prefill_tok_s": first.tokens_s.to_dict(0),
+        "ttfr_ms": first.seconds.times(MS).to_dict(0),
         "speculative": None,
         "basis": {"decode": plain.basis, "prefill": first.basis},
     }
     if drafted is not None:
         found["basis"]["speculative"] = drafted.basis
         found["speculative"] = {
-            "decode_tok_s": drafted.request.document(),
-            "total_tok_s": drafted.total.document(),
+            "decode_tok_s": drafted.request.to_dict(),
+            "total_tok_s": drafted.total.to_dict(),
             "tokens_per_step": round(drafted.tokens_per_step, 2),
             "gain": round(drafted.gain, 2),
         }
@@ -354,9 +320,9 @@ def _show(
 
 
 def _kv(document: dict[str, Any]) -> str:
-    """In words: without quantisation the cache is what the model computes in."""
+    """In words: without quantization the cache is what the model computes in."""
     found = str(document["kv_dtype"])
-    return "unquantised" if found == "auto" else found
+    return "unquantized" if found == "auto" else found
 
 
 def _size(count: float) -> str:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.predict import served
+from spark_cluster.cli.predict_options import served_by
+from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.planning.calibrate import Calibration, Point, calibrate, is_read_bound
 from spark_cluster.planning.runs import read_runs
 from spark_cluster.planning.speed.constants import CALIBRATION, Constants
 from spark_cluster.planning.speed.serving import Serving
-from spark_cluster.userfiles.yamlfile import shown
 
 UNITS = {"allreduce_us": "us", "layer_ms": "ms"}
 """Of constants that are times; the others are shares of the bandwidth, or 10^12 operations/s."""
@@ -37,11 +37,11 @@ def calibration(
     """
     points, left_out = _points(app, results, given)
     if not points:
-        why = "\n".join(f"  {reason}" for reason in left_out) or "  they hold none"
+        why = "\n".join(f"  {reason}" for reason in left_out) or "  they contain none"
         raise UsageError(f"no usable figures in {', '.join(map(shown, results))}:\n{why}")
     found = calibrate(points, Constants())
     path = output or app.project.folder / CALIBRATION
-    document = {**found.document(), "files": [result.name for result in results]}
+    document = {**found.to_dict(), "files": [result.name for result in results]}
     _write(path, document)
     if app.as_json:
         app.print_json({**document, "file": str(path), "left_out": left_out})
@@ -52,16 +52,16 @@ def calibration(
 def _points(
     app: App, results: tuple[Path, ...], given: Mapping[str, str | None]
 ) -> tuple[list[Point], list[str]]:
-    """What can be used, and what cannot, with reasons."""
+    """Return the usable points, and those that are not, with reasons."""
     has_drafter = _has_drafter(app, given.get("recipe"))
 
     def ask(said: Mapping[str, str]) -> Serving:
-        """What a row says was run, and else the command line."""
+        """Return the serving configuration of a row, else that of the command line."""
         tp = said.get("tp", "1")
         if not tp.isdecimal() or tp == "0":
             raise UsageError(f"tp: found '{tp}', expected a number such as 2")
         other = {"recipe": None} if "model" in said else {}
-        return served(app, {**given, **other, **said})[1]
+        return served_by(app, {**given, **other, **said})[1]
 
     points: list[Point] = []
     left_out: list[str] = []
@@ -77,13 +77,13 @@ def _points(
 
 
 def _has_drafter(app: App, recipe: str | None) -> bool:
-    from spark_cluster.recipe import load_recipe
+    from spark_cluster.loader.recipes import load_recipe
 
     return recipe is not None and load_recipe(recipe, app.project).drafter is not None
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    """Beside it and renamed, so that it is never half there."""
+    """Write to a temporary file and rename it, so that the file is never incomplete."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_text(json.dumps(document, indent=2) + "\n")
@@ -101,7 +101,7 @@ def _show(app: App, found: Calibration, path: Path, left_out: list[str]) -> None
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title, side in (("constant", "left"), ("was", "right"), ("is", "right"), ("", "left")):
         table.add_column(title, justify="right" if side == "right" else "left", overflow="fold")
-    before, after = Constants().document(), found.constants.document()
+    before, after = Constants().to_dict(), found.constants.to_dict()
     for name in found.fitted:
         was, now = f"{before[name]:.3g}", f"{after[name]:.3g}"
         table.add_row(name, was, painted(now, "bold"), UNITS.get(name, ""))
@@ -125,7 +125,7 @@ def _show(app: App, found: Calibration, path: Path, left_out: list[str]) -> None
         app.console.print(styled("[yellow]far off[/] {}", said), soft_wrap=True)
     if found.far_off:
         app.console.print(
-            "what is far off was run otherwise than said, or is a mistake of the measurement: look "
+            "a point far off was run with other settings, or is a measurement error: look "
             "at it before you rely on the fit",
             soft_wrap=True,
         )

@@ -10,7 +10,7 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.finite import Finite
 
 if TYPE_CHECKING:
-    from spark_cluster.planning.geometry import Geometry
+    from spark_cluster.models import Geometry
     from spark_cluster.planning.kv import KvCache, Options
 
 FIELDS = (
@@ -27,36 +27,55 @@ ROWS = {
     "gib_per_request": ("GiB a request", "{:,.2f}"),
     "tokens": ('tokens, the log\'s "KV cache size"', "{:,}"),
     "blocks": ("blocks", "{:,}"),
-    "blocks_per_request": ("blocks a request", "{:,}"),
+    "blocks_per_request": ("blocks per request", "{:,}"),
     "max_model_len": ("tokens of the longest request that fits", "{:,}"),
 }
 
 
 @click.command(name="kv")
-@click.option("--model", required=True, metavar="NAME|DIR", help="On the hub, or its folder.")
+@click.option("--model", required=True, metavar="NAME|DIR", help="Model on the hub, or its folder.")
 @click.option("--kv-dtype", default="auto", show_default=True, help="As --kv-cache-dtype.")
 @click.option(
     "--kv-gib",
     type=Finite(min=0, min_open=True),
     required=True,
     metavar="G",
-    help="The cache, GiB a GPU.",
+    help="Size of the cache on each GPU, GiB.",
 )
-@click.option("--max-model-len", type=int, metavar="L", help="Tokens; default: the model's.")
-@click.option("--max-num-batched-tokens", type=int, default=2048, show_default=True, metavar="B")
+@click.option(
+    "--max-model-len",
+    type=int,
+    metavar="L",
+    help="Tokens of the longest request; default: the model's.",
+)
+@click.option(
+    "--max-num-batched-tokens",
+    type=int,
+    default=2048,
+    show_default=True,
+    metavar="B",
+    help="Tokens of one step of the engine, prompts included.",
+)
 @click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="GPUs.")
-@click.option("--vllm-version", metavar="V", help="Such as 0.19.0; default: the newest rule.")
-@click.option("--block-size", type=int, metavar="TOKENS", help="As --block-size; default 16.")
+@click.option(
+    "--vllm-version", metavar="V", help="Version such as 0.19.0; default: the newest rule."
+)
+@click.option(
+    "--block-size",
+    type=int,
+    metavar="TOKENS",
+    help="Tokens of a block, as vLLM's --block-size; default 16.",
+)
 @click.option(
     "--prefix-caching/--no-prefix-caching",
     default=None,
-    help="For models with recurrent layers; default: the version's.",
+    help="Prefix caching, which matters for recurrent layers; default: the version's.",
 )
 @click.option(
     "--device",
     type=click.Choice(["cpu", "gpu"]),
     help="For --json. cpu: one batch at a time, as vLLM on a CPU, which the rules are tested "
-    "against; gpu: two batches in flight, as on a Spark since vLLM 0.26. Default: cpu, and beside "
+    "against; gpu: two batches in flight, as on a Spark since vLLM 0.26. Default: cpu, and next to "
     "it `on_a_spark`.",
 )
 @click.pass_context
@@ -73,20 +92,20 @@ def command(
     prefix_caching: bool | None,
     device: Literal["cpu", "gpu"] | None,
 ) -> None:
-    """How many requests and tokens a KV cache of a given size holds.
+    """Compute how many requests and tokens a KV cache of a given size holds.
 
     The arithmetic is that of the vLLM version asked for; it gives the figures that its log prints.
     """
     from spark_cluster.cli.console import mark, styled
     from spark_cluster.errors import UsageError
+    from spark_cluster.models import find
     from spark_cluster.planning import kv
-    from spark_cluster.planning.geometry import find
 
     app: App = ctx.obj
     geometry = find(model, app.project.folder)
     length = max_model_len if max_model_len is not None else geometry.max_positions
     if not length:
-        raise UsageError(f"{model} does not say how long its context is; give --max-model-len")
+        raise UsageError(f"{model} does not state its context length; give --max-model-len")
     options: Options = {
         "kv_dtype": kv_dtype,
         "max_num_batched_tokens": max_num_batched_tokens,
@@ -105,14 +124,14 @@ def command(
     _show(app, geometry, spark, single, title=f"{kv_gib:g} GiB a GPU, {length:,} tokens a request")
     if spark.max_concurrency < 1:
         longest = spark.max_model_len
-        would = f"--max-model-len {longest} would" if longest else "no request does"
+        would = f"--max-model-len {longest} would" if longest else "no length would"
         why = f"one request of {length:,} tokens does not fit, {would}"
         app.console.print(styled("{} vLLM does not start: {}", mark("fail"), why))
 
 
 def _fields(cache: KvCache) -> dict[str, object]:
     """As in `--json`; a concurrency with two decimals, as logs have it."""
-    document = cache.document()
+    document = cache.to_dict()
     document["max_concurrency"] = round(cache.max_concurrency, 2)
     document["gib_per_request"] = round(cache.gib_per_request, 4)
     return {field: document[field] for field in FIELDS}

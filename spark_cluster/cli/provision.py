@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_cluster.cli.app import App, Run, changing, leave_with
+from spark_cluster.cli.app import App, changing, leave_with
 from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.options import Options
-    from spark_cluster.inventory import Node
+    from spark_cluster.cli.run import Run
+    from spark_cluster.config.inventory import InventoryNode
+    from spark_cluster.runner.options import Options
 
 COUNTS = ("ok", "change", "unknown", "failed", "skipped")
 
 
 @click.command()
-@click.option("--allow-reboot", is_flag=True, help="Reboot a node when what was changed needs it.")
+@click.option("--allow-reboot", is_flag=True, help="Reboot a node when a change requires it.")
 @click.option(
     "--allow-restart",
     is_flag=True,
-    help="Restart Docker for new settings although that ends the engine that serves.",
+    help="Restart Docker for new settings even if that stops the serving engine.",
 )
 @click.option("--firmware", is_flag=True, help="Update firmware with fwupd (not the ConnectX-7's).")
 @click.option("--bandwidth", is_flag=True, help="Measure the link with ib_write_bw.")
@@ -32,7 +33,11 @@ COUNTS = ("ok", "change", "unknown", "failed", "skipped")
     is_flag=True,
     help="First contact: log in with a password where no key is accepted, and install yours.",
 )
-@click.option("--password-env", metavar="NAME", help="The same, from an environment variable.")
+@click.option(
+    "--password-env",
+    metavar="NAME",
+    help="First contact: environment variable with the login password.",
+)
 @changing
 @click.pass_obj
 def command(
@@ -46,15 +51,17 @@ def command(
     exit_code: bool,
     options: Options,
 ) -> None:
-    """Makes the nodes ready: keys and names, drivers, the link, SSH between the nodes, memory,
+    """Make the nodes ready: keys and names, drivers, the link, SSH between the nodes, memory,
     clocks, Docker, caches. Running it again changes nothing.
 
     Drivers are installed only where the inventory pins versions. A node that fails does not stop
-    the others; the exit status tells of it at the end.
+    the others; the exit status shows it at the end.
     """
-    from spark_cluster.engine.laptop import public_key
-
     first_contact = ask_password or password_env is not None
+    if not first_contact:
+        app.connect_early()
+    from spark_cluster.runner.laptop import public_key
+
     nodes = _with_password(app.nodes, password_env) if first_contact else app.nodes
     keys = {node.name: public_key(node, search=first_contact) for node in nodes}
     if first_contact and not all(keys.values()):
@@ -64,7 +71,7 @@ def command(
         )
     with app.play("provision", nodes, options) as run:
         playbook = app.project.load_playbook("provision")  # while connections are being made
-        play = run.open(must=False)
+        play = run.open(fail_fast=False)
         done = playbook.function(
             play,
             allow_reboot=allow_reboot,
@@ -84,8 +91,8 @@ def command(
     leave_with(run, exit_code=exit_code)
 
 
-def _with_password(nodes: list[Node], variable: str | None) -> list[Node]:
-    from spark_cluster.userfiles.secret import Secret
+def _with_password(nodes: list[InventoryNode], variable: str | None) -> list[InventoryNode]:
+    from spark_cluster.config.secret import Secret
 
     secret = Secret(env=variable) if variable is not None else Secret(prompt=True)
     return [replace(node, login_password=secret) for node in nodes]
@@ -112,4 +119,4 @@ def _document(run: Run, done: Any, failed: dict[str, SparkClusterError]) -> dict
     bandwidth = [
         {"hop": str(b.hop), "gbits": b.gbits, "verdict": b.verdict} for b in done.bandwidth
     ]
-    return run.document(ok=not failed, nodes=nodes, bandwidth=bandwidth)
+    return run.to_dict(ok=not failed, nodes=nodes, bandwidth=bandwidth)

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from spark_cluster.cli.recipe_list import Entry
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.config.recipe_schema import Measured
     from spark_cluster.planning.speed.estimate import Estimate
-    from spark_cluster.recipe import Recipe
-    from spark_cluster.recipe_list import Entry
-    from spark_cluster.userfiles.recipe_file import Measured
 
 
 class Recipes(click.Group):
     """A group whose command `import` is loaded when it is called: it brings parsers along."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), "import"]
+        return list(dict.fromkeys([*super().list_commands(ctx), "import"]))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == "import" and cmd_name not in self.commands:
@@ -34,20 +34,24 @@ class Recipes(click.Group):
         return super().get_command(ctx, cmd_name)
 
 
+WIDE = 100
+"""Columns of a terminal from which on a model's name fits in the list."""
+
+
 @click.group(cls=Recipes)
 def command() -> None:
-    """What to serve: the recipes that come along, and your own in the folder recipes/."""
+    """List, show and import recipes: the shipped ones, and your own in the folder recipes/."""
 
 
 @command.command("list")
 @click.pass_context
 def list_(ctx: click.Context) -> None:
-    """Lists what can be served, with expected and measured tokens/s.
+    """List what can be served, with expected and measured tokens/s.
 
     The figures are those of one request. A file that is wrong is listed with the reason. Your own
     recipes hide ours of the same name.
     """
-    from spark_cluster.recipe_list import document, entries, expected
+    from spark_cluster.cli.recipe_list import document, entries, expected
 
     app: App = ctx.obj
     project = app.project
@@ -64,12 +68,12 @@ def list_(ctx: click.Context) -> None:
 @click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size (default: fewest).")
 @click.pass_context
 def show(ctx: click.Context, name: str, tp: int | None) -> None:
-    """Shows all of a recipe and the command line that it becomes.
+    """Show all of a recipe and the command line that it becomes.
 
-    NAME is a recipe's name or a file.
+    NAME is the name of a recipe, or a file.
     """
-    from spark_cluster.recipe import load_recipe
-    from spark_cluster.recipe_list import expected
+    from spark_cluster.cli.recipe_list import expected
+    from spark_cluster.loader.recipes import load_recipe
 
     app: App = ctx.obj
     recipe = load_recipe(name, app.project)
@@ -79,7 +83,7 @@ def show(ctx: click.Context, name: str, tp: int | None) -> None:
     if app.as_json:
         whole = recipe.model_dump(mode="json", exclude_none=True)
         line = ["vllm", "serve", recipe.model.node_path, *args]
-        shown = {str(n): speed.document() for n, speed in speeds.items()}
+        shown = {str(n): speed.to_dict() for n, speed in speeds.items()}
         app.print_json({"recipe": whole, "tp": size, "command": line, "expected_tok_s": shown})
     else:
         from spark_cluster.cli.recipes_show import show_recipe
@@ -91,7 +95,7 @@ def _list(app: App, told: list[tuple[Entry, dict[int, Estimate]]]) -> None:
     from spark_cluster.cli.console import mark, painted, styled
 
     sources: dict[str, int] = {}
-    app.console.print(_table(told, sources))
+    app.console.print(_table(told, sources, models=app.console.width >= WIDE))
     for source, number in sources.items():
         app.console.print(painted(f"[{number}] {source}", "dim"), soft_wrap=True)
     for entry, _ in told:
@@ -99,13 +103,17 @@ def _list(app: App, told: list[tuple[Entry, dict[int, Estimate]]]) -> None:
             app.console.print(styled("{} {}", mark("fail"), entry.error), soft_wrap=True)
 
 
-def _table(told: list[tuple[Entry, dict[int, Estimate]]], sources: dict[str, int]) -> Table:
+def _table(
+    told: list[tuple[Entry, dict[int, Estimate]]], sources: dict[str, int], *, models: bool
+) -> Table:
+    """Return the list; with `models` each recipe's model below its name."""
     from rich.table import Table
 
     from spark_cluster.cli.console import joined, painted, styled
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title in ("recipe", "weights", "TP", "expected tok/s", "measured tok/s"):
+    table.add_column("recipe", no_wrap=True)
+    for title in ("weights", "TP", "expected tok/s", "measured tok/s"):
         table.add_column(title, overflow="fold")
     for entry, speeds in told:
         name = styled("{}[cyan]{}[/]", entry.name, " (yours)" if entry.own else "")
@@ -115,7 +123,7 @@ def _table(told: list[tuple[Entry, dict[int, Estimate]]], sources: dict[str, int
         recipe = entry.recipe
         low, high = recipe.tensor_parallel.min, recipe.tensor_parallel.max
         table.add_row(
-            joined([name, painted(recipe.model.name, "dim")]),
+            joined([name, painted(recipe.model.name, "dim")]) if models else name,
             recipe.model.quantization or "",
             f"{low}" if low == high else f"{low}-{high}",
             _speeds(speeds),
@@ -133,7 +141,7 @@ def _speeds(speeds: dict[int, Estimate]) -> Text:
 
 def _measured(recipe: Recipe, sources: dict[str, int]) -> Text:
     from spark_cluster.cli.console import joined, styled
-    from spark_cluster.recipe_list import headlines
+    from spark_cluster.cli.recipe_list import headlines
 
     def one(measured: Measured) -> Text:
         number = sources.setdefault(measured.source, len(sources) + 1)

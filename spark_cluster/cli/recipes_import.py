@@ -14,9 +14,9 @@ from spark_cluster.cli.app import App
 from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.importing.result import Imported
-    from spark_cluster.importing.source import Source
-    from spark_cluster.importing.vllm_recipes import Choice
+    from spark_cluster.importers.importer import Choice
+    from spark_cluster.importers.result import Imported
+    from spark_cluster.importers.source import Source
 
 _STDIN = "standard input"
 _LARGEST = 2 << 20
@@ -45,7 +45,7 @@ _LARGEST = 2 << 20
 )
 @click.option("--model", metavar="ORG/NAME", help="The repository, when the source has a folder.")
 @click.option("--image", metavar="REF", help="The container image, when the source has none.")
-@click.option("--force", is_flag=True, help="Replace a recipe that is there.")
+@click.option("--force", is_flag=True, help="Replace an existing recipe.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -60,13 +60,13 @@ def command(
     image: str | None,
     force: bool,
 ) -> None:
-    """Makes a recipe from FILE ('-' for standard input), or from a command line.
+    """Make a recipe from FILE ('-' for standard input), or from a command line.
 
     FILE is a recipe of sparkrun or spark-vllm-docker, a model file of vllm-project/recipes (as it
-    is for DGX Sparks), or a text with `docker run ...` or `vllm serve ...`. Nothing of it is run.
-    What a recipe does not hold is listed with the reason.
+    is for DGX Sparks), or a text with `docker run ...` or `vllm serve ...`. Nothing in it is
+    executed. What a recipe cannot hold is listed with the reason.
     """
-    from spark_cluster.importing.recipe_text import write
+    from spark_cluster.importers.recipe_text import write
 
     app: App = ctx.obj
     source = _source(file, line, _choice(variant, features))
@@ -82,13 +82,14 @@ def command(
 
 
 def _choice(variant: str | None, features: tuple[str, ...]) -> Choice:
-    from spark_cluster.importing.vllm_recipes import Choice
+    from spark_cluster.importers.importer import Choice
 
     return Choice(variant or "default", features)
 
 
 def _source(file: str | None, line: str | None, choice: Choice) -> Source:
-    from spark_cluster.importing import read, read_command
+    from spark_cluster.importers.command_file import read_text
+    from spark_cluster.importers.files import read_file
 
     if (file is None) == (line is None):
         raise UsageError(
@@ -96,21 +97,21 @@ def _source(file: str | None, line: str | None, choice: Choice) -> Source:
             hint="spark-cluster recipes import FILE, or --command 'docker run ...'",
         )
     if line is not None:
-        return read_command(line)
+        return read_text(line)
     if file == "-":
         return _from_stdin(choice)
-    return read(Path(str(file)).expanduser(), choice)
+    return read_file(Path(str(file)).expanduser(), choice)
 
 
 def _from_stdin(choice: Choice) -> Source:
     """Standard input, through a file, as its reader names lines of a file."""
-    from spark_cluster.importing import read
+    from spark_cluster.importers.files import read_file
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stdin"
         path.write_bytes(sys.stdin.buffer.read(_LARGEST))
         try:
-            source = read(path, choice)
+            source = read_file(path, choice)
         except SparkClusterError as error:
             told = [text.replace(str(path), _STDIN) for text in (error.message, error.where)]
             raise type(error)(told[0], where=told[1], hint=error.hint) from None
@@ -133,7 +134,7 @@ def _target(app: App, output: str | None, name: str | None) -> tuple[Path, str |
         return path, name
     if name is not None and name != path.stem:
         raise UsageError(
-            f"--name {name} and --output {path.name}: a recipe is called as its file",
+            f"--name {name} and --output {path.name}: a recipe has the name of its file",
             hint="leave one of them out",
         )
     return path.parent, path.stem
@@ -141,7 +142,7 @@ def _target(app: App, output: str | None, name: str | None) -> tuple[Path, str |
 
 def _refuse(app: App, path: Path, *, named: bool, force: bool) -> None:
     """Nothing is replaced, and no shipped recipe hidden, unless the user says so."""
-    from spark_cluster.userfiles.yamlfile import shown
+    from spark_cluster.config.yamlfile import shown
 
     hint = "choose another --name, or replace it with --force"
     if force:
@@ -151,13 +152,13 @@ def _refuse(app: App, path: Path, *, named: bool, force: bool) -> None:
     if not named and path.stem in app.project.list("recipes"):
         raise UsageError(
             f"there is a recipe {path.stem} already, which this one would hide",
-            hint=f"choose another --name, or say --name {path.stem}",
+            hint=f"choose another --name, or confirm with --name {path.stem}",
         )
 
 
 def _save(app: App, path: Path, imported: Imported) -> None:
-    """Beside and renamed, after our own reader took it."""
-    from spark_cluster.recipe import load_recipe
+    """Write to a temporary file, and rename it after our own reader has accepted it."""
+    from spark_cluster.loader.recipes import load_recipe
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -187,7 +188,7 @@ def _document(path: Path, imported: Imported) -> dict[str, Any]:
 
 def _show(app: App, path: Path, imported: Imported) -> None:
     from spark_cluster.cli.console import mark, styled
-    from spark_cluster.userfiles.yamlfile import shown
+    from spark_cluster.config.yamlfile import shown
 
     console = app.console
     console.print(styled("{} {} → {}", mark("ok"), imported.kind, shown(path)), soft_wrap=True)

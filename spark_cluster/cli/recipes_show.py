@@ -1,4 +1,4 @@
-"""How `recipes show` prints a recipe."""
+"""The output of `recipes show`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rich.text import Text
 from spark_cluster.cli.console import Console, painted, styled
 
 if TYPE_CHECKING:
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.config.recipe_schema import Measured
     from spark_cluster.planning.speed.estimate import Estimate
-    from spark_cluster.recipe import Recipe
-    from spark_cluster.userfiles.recipe_file import Measured
 
 
 def show_recipe(
     console: Console, recipe: Recipe, tp: int, args: list[str], speeds: dict[int, Estimate]
 ) -> None:
-    """What it is, the command line of `tp` nodes, and what is known of it."""
+    """Show the recipe, the command line for `tp` nodes, and what is known of it."""
     console.print(styled("[bold]{}[/]  {}", recipe.name, recipe.description), soft_wrap=True)
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
@@ -45,7 +45,13 @@ def show_recipe(
 
 def _facts(recipe: Recipe, speeds: dict[int, Estimate]) -> Iterator[tuple[str, str | Text]]:
     yield from _model(recipe)
-    yield "image", recipe.image.reference
+    if not recipe.dialect.planned:
+        yield "engine", f"{recipe.dialect.title} (experimental)"
+    if recipe.venv is not None:
+        made_of = ", ".join(recipe.venv.requirements) or "as it is there"
+        yield "venv", f"{recipe.venv.path} ({made_of})"
+    else:
+        yield "image", recipe.image.reference
     if recipe.image.build:
         base = recipe.image.build.dockerfile.split()[1]
         yield "", f"built on the nodes from {base}: {recipe.image.build.why}"
@@ -57,7 +63,7 @@ def _facts(recipe: Recipe, speeds: dict[int, Estimate]) -> Iterator[tuple[str, s
         yield "", f"over {patch.target}"
     yield from _drafter(recipe)
     low, high = recipe.tensor_parallel.min, recipe.tensor_parallel.max
-    joined = {"ray": "Ray", "mp": "vLLM itself (mp)"}[recipe.executor]
+    joined = {"ray": "Ray", "mp": f"{recipe.dialect.title} itself (mp)"}[recipe.executor]
     yield "nodes", f"{low}" if low == high == 1 else f"{low} to {high}, joined by {joined}"
     share = recipe.gpu_memory_utilization
     given = "kv-cache-memory-bytes" in recipe.engine_args
@@ -120,8 +126,8 @@ def _versions(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _command(recipe: Recipe, args: list[str]) -> Iterator[str]:
-    """One flag a line, so that it can be copied into a shell."""
-    lines = [f"vllm serve {shlex.quote(recipe.model.node_path)}"]
+    """Yield the command with one flag on each line, so that it can be copied into a shell."""
+    lines = [shlex.join(recipe.dialect.command(recipe.model.node_path, ()))]
     for word in args:
         if word.startswith("--"):
             lines.append(f"  {word}")
@@ -133,12 +139,15 @@ def _command(recipe: Recipe, args: list[str]) -> Iterator[str]:
 
 def _added(recipe: Recipe, tp: int, args: list[str]) -> str:
     added = []
-    if "--gpu-memory-utilization" not in args and "kv-cache-memory-bytes" not in recipe.engine_args:
-        added.append("the computed --gpu-memory-utilization")
+    share = f"--{recipe.dialect.own('gpu-memory-utilization')}"
+    if share not in args and "kv-cache-memory-bytes" not in recipe.engine_args:
+        added.append(f"the computed {share}")
     added.append("--host and --port of the inventory")
     if tp > 1 and recipe.executor == "ray":
         added.append("--distributed-executor-backend")
-    if tp > 1 and recipe.executor == "mp":
+    if tp > 1 and recipe.engine == "sglang":
+        added.append("--nnodes, --node-rank, --dist-init-addr and --nccl-port")
+    elif tp > 1 and recipe.executor == "mp":
         added.append("--nnodes, --node-rank, --master-addr and --master-port")
     return f"up adds {', '.join(added)}"
 

@@ -1,4 +1,4 @@
-"""`revert`: put back what a run changed."""
+"""`revert`: revert what a run changed."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import click
 from spark_cluster.cli.app import WOULD_CHANGE, App
 
 if TYPE_CHECKING:
-    from spark_cluster.cli.app import Run
-    from spark_cluster.engine.taking_back import TakenBack
+    from spark_cluster.cli.run import Run
+    from spark_cluster.runner.revert import TakenBack
 
 
 @click.command()
 @click.argument("run_id", metavar="RUN")
-@click.option("--check", is_flag=True, help="Change nothing; tell what would be reverted.")
+@click.option("--check", is_flag=True, help="Change nothing; show what would be reverted.")
 @click.option("--diff", is_flag=True, help="Show differences of files; secrets are not shown.")
-@click.option("--exit-code", is_flag=True, help="With --check: status 10 if it would change.")
+@click.option("--exit-code", is_flag=True, help="With --check: exit status 10 if it would change.")
 @click.pass_obj
 def command(app: App, run_id: str, check: bool, diff: bool, exit_code: bool) -> None:
-    """Puts files and folders back as they were before RUN, byte for byte, with mode and owner.
+    """Restore files and folders as they were before RUN, byte for byte, with mode and owner.
 
     RUN is an id that `history` shows, or the beginning of one. On each node it is all or nothing:
-    when something was changed since, nothing is touched, and it says what and by whom. A revert
+    when something was changed since, nothing is touched; the error says what and by whom. A revert
     that was killed is continued by the same command. Packages, containers, services and commands
-    cannot be taken back; they are listed. A revert is a run like any other, and can be reverted.
+    cannot be reverted; they are listed. A revert is a run like any other, and can be reverted.
     """
-    from spark_cluster.engine.options import Options
-    from spark_cluster.engine.taking_back import revert
+    from spark_cluster.runner.options import Options
+    from spark_cluster.runner.revert import revert
 
     options = Options(check=check, diff=diff)
     with app.play(f"revert {run_id}", app.nodes, options) as run:
-        play = run.open(must=False)
+        play = run.open(fail_fast=False)
         names = [node.name for node in play.nodes]
         done = revert(run.connections, run.bus, options, names, run_id)
         errors = {**play.out, **{n: d.error for n, d in done.items() if d.error is not None}}
@@ -71,7 +71,7 @@ def _document(run: Run, done: dict[str, TakenBack], errors: dict[str, str]) -> d
             "continued": None,
             "error": errors[name],
         }
-    return run.document(ok=not errors, run=run.id, nodes=nodes)
+    return run.to_dict(ok=not errors, run=run.id, nodes=nodes)
 
 
 def _show(app: App, run: Run, done: dict[str, TakenBack]) -> None:
@@ -80,7 +80,7 @@ def _show(app: App, run: Run, done: dict[str, TakenBack]) -> None:
     console = app.console
     left = {(what, why): name for name, found in done.items() for what, why in found.left}
     if left:
-        console.print(styled("\n[bold]stays as the run left it[/]"))
+        console.print(styled("\n[bold]not reverted[/]"))
     for what, why in left:
         nodes = ", ".join(n for n, found in done.items() if (what, why) in found.left)
         console.print(styled("  {}  [dim]{}  ({})[/]", what, why, nodes), soft_wrap=True)

@@ -10,8 +10,8 @@ from spark_cluster.cli.app import App
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
+    from spark_cluster.config.recipe_schema import Probe
     from spark_cluster.serving.state import Status
-    from spark_cluster.userfiles.recipe_file import Probe
 
 STYLES = {
     "serving": "green",
@@ -25,15 +25,16 @@ STYLES = {
 @click.command()
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Says what serves and what is wrong: containers, Ray, health, and a real completion.
+    """Show what serves and what is wrong: containers, Ray, health, and a real completion.
 
     Exit status 5 when the state is failed or degraded, 3 when no node can be reached.
     """
-    from spark_cluster.engine.connections import ask_secret
-    from spark_cluster.engine.options import Options
+    app: App = ctx.obj
+    app.connect_early()
+    from spark_cluster.runner.connections import ask_secret
+    from spark_cluster.runner.options import Options
     from spark_cluster.serving import state
 
-    app: App = ctx.obj
     serve = app.inventory.serve
     key = serve.api_key.read("the API key", ask_secret()) if serve.api_key else None
     if not any(node.is_head for node in app.nodes):
@@ -42,10 +43,11 @@ def command(ctx: click.Context) -> None:
             hint=f"the head is {app.inventory.head.name}; spark-cluster ping reaches single nodes",
         )
     with app.play("status", app.nodes, Options(), change=False) as run:
-        found = state.status(run.open(must=False), key, _probe(app))
+        app.import_meanwhile()
+        found = state.status(run.open(fail_fast=False), key, _probe(app))
         run.finish()
     if app.as_json:
-        app.print_json(found.document())
+        app.print_json(found.to_dict())
     else:
         _show(app, found)
     if found.state in ("failed", "degraded"):
@@ -53,7 +55,8 @@ def command(ctx: click.Context) -> None:
 
 
 def _probe(app: App) -> Probe:
-    from spark_cluster.recipe import Recipe, load_recipe
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.loader.recipes import load_recipe
 
     name = app.inventory.serve.recipe
     if name is None:
@@ -100,7 +103,9 @@ def _advice(found: Status) -> str:
             "it is loading: spark-cluster up waits for it, spark-cluster logs shows how far it is"
         )
     if not all(node.reachable for node in found.nodes):
-        return "first let every node be reached: spark-cluster ping says more"
+        return "every node must be reachable first: spark-cluster ping shows more"
     if any("is the cable in?" in problem for problem in found.problems):
-        return "plug the QSFP cable in, then ask again; spark-cluster doctor --only link says more"
+        return (
+            "plug the QSFP cable in, then run it again; spark-cluster doctor --only link shows more"
+        )
     return "spark-cluster up repairs it; spark-cluster logs shows more"

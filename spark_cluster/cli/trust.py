@@ -15,8 +15,8 @@ from spark_cluster.cli.visible import coloured
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.hostkeys import Shown
-    from spark_cluster.engine.ssh_route import Hop, Target
+    from spark_cluster.runner.hostkeys import HostKey
+    from spark_cluster.runner.ssh_route import Hop, Target
 
 
 @click.command()
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 @click.option("-y", "--yes", is_flag=True, help="Accept new keys without asking.")
 @click.pass_context
 def command(ctx: click.Context, replace: bool, yes: bool) -> None:
-    """Shows the SSH host key of every node and writes down those that you accept.
+    """Show the SSH host key of every node and save those that you accept in known_hosts.
 
     Compare the fingerprints with the nodes' own: on a node,
     ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub prints it. A changed key is only replaced
     with --replace, a revoked one never accepted. Jump hosts come first, then the nodes through
     them.
     """
-    from spark_cluster.engine.connections import side_by_side, target
-    from spark_cluster.engine.ssh_route import route
+    from spark_cluster.runner.connections import target
+    from spark_cluster.runner.parallel import side_by_side
+    from spark_cluster.runner.ssh_route import route
 
     app: App = ctx.obj
     targets = {node.name: target(node) for node in app.nodes}
@@ -67,7 +68,7 @@ class _Host:
 
 @dataclass
 class _Asking:
-    """What was shown and decided so far."""
+    """The keys shown and the decisions made so far."""
 
     app: App
     targets: Mapping[str, Target]
@@ -79,8 +80,8 @@ class _Asking:
 
     def look(self, routes: Mapping[str, tuple[Hop, ...]], count: int) -> None:
         """Ask the hosts that are `count` connections away, and write down what is accepted."""
-        from spark_cluster.engine.connections import side_by_side
-        from spark_cluster.engine.hostkeys import show
+        from spark_cluster.runner.hostkeys import show
+        from spark_cluster.runner.parallel import side_by_side
 
         hosts: dict[object, _Host] = {}
         for name, hops in routes.items():
@@ -97,7 +98,7 @@ class _Asking:
             self._settle(host, outcomes[host.label])
 
     def fail(self, name: str, error: SparkClusterError) -> None:
-        """Note a node whose key cannot be looked at."""
+        """Note a node whose key cannot be read."""
         self.errors.append(error)
         self.rows[name] = {"name": name, "error": error.message, "hint": error.hint}
         place = f"{error.where}: " if error.where not in ("", name) else ""
@@ -106,8 +107,8 @@ class _Asking:
         if error.hint:
             _say(self.app, f"  {error.hint}")
 
-    def _settle(self, host: _Host, outcome: Shown | SparkClusterError) -> None:
-        from spark_cluster.engine.hostkeys import file_of, write
+    def _settle(self, host: _Host, outcome: HostKey | SparkClusterError) -> None:
+        from spark_cluster.runner.hostkeys import file_of, write
 
         if isinstance(outcome, SparkClusterError):
             for name in host.nodes:
@@ -132,10 +133,10 @@ class _Asking:
 
 
 def _decide(
-    app: App, host: _Host, shown: Shown, *, replace: bool, yes: bool
+    app: App, host: _Host, shown: HostKey, *, replace: bool, yes: bool
 ) -> tuple[bool, SparkClusterError | None]:
-    """Whether the key is to be written, and the error when it is refused."""
-    from spark_cluster.engine.host_key_errors import REVOKED_HINT
+    """Return whether to write the key, and the error when it is refused."""
+    from spark_cluster.runner.host_key_errors import REVOKED_HINT
 
     said = f"{host.label}: {shown.host} shows {shown.kind} {shown.fingerprint}"
     if shown.certificate_fault:
@@ -158,19 +159,19 @@ def _decide(
     if yes:
         return True, None
     if not sys.stdin.isatty():
-        _say(app, "  nobody can be asked here; --yes accepts it")
+        _say(app, "  there is no terminal to ask on; --yes accepts it")
     elif click.confirm("  accept it?", err=True):
         return True, None
     return False, _refusal(host, shown, "was not accepted", "trust --yes accepts it")
 
 
-def _refusal(host: _Host, shown: Shown, what: str, hint: str) -> Failed:
+def _refusal(host: _Host, shown: HostKey, what: str, hint: str) -> Failed:
     is_node = host.hops[-1].is_node
     whose = "its host key" if is_node else f"the host key of its jump host {shown.host}"
     return Failed(f"{whose} {what}", where=shown.node, hint=hint)
 
 
-def _row(shown: Shown, *, trusted: bool) -> dict[str, object]:
+def _row(shown: HostKey, *, trusted: bool) -> dict[str, object]:
     return {
         "host": shown.host,
         "type": shown.kind,

@@ -10,15 +10,17 @@ from spark_cluster.cli.app import App, allowing, changing, leave_with
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.allowances import Allowances
-    from spark_cluster.engine.options import Options
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.runner.options import Options
     from spark_cluster.serving.result import Served
 
 
 @click.command()
-@click.option("--tp", type=int, metavar="N", help="Nodes to split the model over; default: all.")
 @click.option(
-    "--recipe", "recipe_name", metavar="NAME", help="What to serve, instead of the inventory's."
+    "--tp", type=int, metavar="N", help="Number of nodes to split the model over; default: all."
+)
+@click.option(
+    "--recipe", "recipe_name", metavar="NAME", help="Recipe to serve, instead of the inventory's."
 )
 @click.option(
     "--force", is_flag=True, help="Launch even if the plan says that the configuration cannot work."
@@ -35,26 +37,27 @@ def command(
     exit_code: bool,
     options: Options,
 ) -> None:
-    """Takes the nodes from whatever state they are in to a verified vLLM endpoint.
+    """Bring the nodes from any state to a verified vLLM endpoint.
 
     Network, Docker, image, model, Ray over the fabric, vLLM; then Ray must show every node and
     GPU, and the model must give the right answer. Running it again changes nothing.
     """
-    from spark_cluster.laptop_files import must_be_allowed
-    from spark_cluster.planning.nodes import serving
-    from spark_cluster.recipe import load_recipe
+    app.connect_early()
+    from spark_cluster.config.allowance_checks import must_be_allowed
+    from spark_cluster.loader.recipes import load_recipe
+    from spark_cluster.serving.nodes import serving
 
     name = recipe_name or app.inventory.serve.recipe
     if name is None:
         raise UsageError(
-            "nothing says what to serve",
+            "no recipe is given",
             hint="give --recipe NAME, or `serve: {recipe: NAME}` in the inventory",
         )
     recipe = load_recipe(name, app.project, app.allowances(allow))
     app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {recipe.name}")
     must_be_allowed(recipe)
     size = tp if tp is not None else min(len(app.nodes), recipe.tensor_parallel.max)
-    recipe.args_for(size)  # what cannot be is refused before any node is asked
+    recipe.check_size(size)  # what cannot be is refused before any node is asked
     serving(app.nodes, size)
     with app.play(f"up --tp {size}", app.nodes, options) as run:
         playbook = app.project.load_playbook("up")
@@ -62,7 +65,7 @@ def command(
         served = playbook.function(play, recipe=recipe, tp=size, force=force)
         run.finish()
         if app.as_json:
-            app.print_json(run.document(**(served.document() if served is not None else {})))
+            app.print_json(run.to_dict(**(served.to_dict() if served is not None else {})))
         else:
             run.show_recap()
             if served is not None:
@@ -77,16 +80,20 @@ def _show(app: App, served: Served) -> None:
     console = app.console
     console.print()
     console.print(table(served.now, served.peak))
-    endpoint = served.endpoint
+    endpoint = served.plan.endpoint
     where = styled("\n[bold]{}[/] at [bold cyan]{}[/]", endpoint.model, endpoint.url)
-    console.print(where + styled("  [dim]tp {}, recipe {}[/]", served.tp, served.recipe))
+    console.print(
+        where + styled("  [dim]tp {}, recipe {}[/]", served.plan.tp, served.plan.recipe.name)
+    )
     console.print(painted(str(served.access), "dim"), soft_wrap=True)
     if served.answer:
         answer = styled("{} it answers: [bold]{}[/]", mark("ok"), served.answer)
         console.print(answer, soft_wrap=True)
-    others = [rung.replace("_", " ") for rung in served.rungs if rung != "answer"]
+    others = [
+        rung.replace("_", " ") for rung in served.plan.recipe.readiness.rungs if rung != "answer"
+    ]
     if others:
-        console.print(styled("{} verified too: {}", mark("ok"), ", ".join(others)))
+        console.print(styled("{} also verified: {}", mark("ok"), ", ".join(others)))
     console.print(painted(_versions(served.versions), "dim"), soft_wrap=True)
     if endpoint.host == "127.0.0.1":
         here = f"ssh -NL {endpoint.port}:127.0.0.1:{endpoint.port} {app.inventory.head.address}"

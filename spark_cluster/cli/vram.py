@@ -17,19 +17,20 @@ if TYPE_CHECKING:
 @click.command()
 @click.pass_obj
 def command(app: App) -> None:
-    """Shows who holds GPU memory on each node, asked on the host.
+    """Show who holds GPU memory on each node, asked on the host.
 
-    On a Spark the GPU's memory is the machine's: MemTotal and MemAvailable stand beside it.
+    On a Spark the GPU's memory is the machine's: MemTotal and MemAvailable are shown next to it.
     """
-    from spark_cluster.engine.options import Options
+    app.connect_early("vram")
+    from spark_cluster.runner.agents import agents
     from spark_cluster.serving import vram
 
-    with app.play("vram", app.nodes, Options(), change=False) as run:
-        play = run.open()
-        readings = vram.sample({node.name: play.session(node) for node in play.nodes})
-        run.finish()
+    nodes = app.nodes
+    app.import_meanwhile()
+    with agents(nodes, "vram") as sessions:
+        readings = vram.sample(sessions)
     if app.as_json:
-        app.print_json({"nodes": [reading.document() for reading in readings]})
+        app.print_json({"nodes": [reading.to_dict() for reading in readings]})
     else:
         app.console.print(table(readings))
 
@@ -39,7 +40,7 @@ def table(
     peak: list[NodeVram] | None = None,
     before: list[NodeVram] | None = None,
 ) -> Table:
-    """One row a process, and each node's sum beside what the node has."""
+    """Return the table of processes, and of each node's sum next to the node's total."""
     from rich.table import Table
 
     from spark_cluster.cli.console import painted

@@ -1,15 +1,17 @@
-"""What a check is: a pure function with all that is to be said about it."""
+"""A check: a pure function to a verdict, which the catalogue of known issues explains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from spark_cluster.doctor.finding import Finding, NotSeen, Severity, Verdict, ok, unknown
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.probed import Probed
-from spark_cluster.doctor.question import Context, sources
+from spark_cluster.doctor.question import Context, NodeSource, sources
+from spark_cluster.doctor.verdict import CheckResult, NotSeen, Verdict, ok, unknown
+from spark_cluster.known_issues.entries import Issue, catalogue, fill, for_check
+from spark_cluster.known_issues.match import Effect
 
 S = TypeVar("S")
 Look = Callable[[S], Verdict]
@@ -20,53 +22,50 @@ ALONE = ok("one node alone needs no link")
 
 @dataclass(frozen=True)
 class Check(Generic[S]):
-    """One check of one node, of several nodes beside each other, or of what a probe found.
+    """A check of one node, of several nodes compared, or of what a probe found.
 
     Attributes:
         id: `area.what`.
         title: what it makes sure of.
         look: from what was seen to the verdict; raises NotSeen where it cannot see.
         needs: names of sources; without any one of them the verdict is `unknown`.
-        severity: what comes of it when it is not ok.
-        cause, fix: of the usual finding; `{node}` is the node's name.
-        rows: numbers of `table.SYMPTOMS` that it covers.
+        effect: what comes of it when it is not ok.
         link: a node without peers needs no such check.
+        sources: what it wants to be looked at beyond what every node is asked, by name.
     """
 
     id: str
     title: str
     look: Look[S]
     needs: tuple[str, ...]
-    severity: Severity
-    cause: str
-    fix: str
-    rows: tuple[int, ...] = ()
+    effect: Effect
     link: bool = False
+    sources: Mapping[str, NodeSource] = field(default_factory=dict)
 
     @property
     def area(self) -> str:
         return self.id.partition(".")[0]
 
-    def finding(self, seen: S, node: str, *, alone: bool = False) -> Finding:
-        """The verdict on what was seen, with all that belongs to it."""
+    def result(self, seen: S, node: str, *, alone: bool = False) -> CheckResult:
+        """Return the verdict on what was seen, explained."""
         verdict = ALONE if self.link and alone else self._verdict(seen)
-        wrong = verdict.status in ("warn", "fail")
-        return Finding(
-            id=self.id,
-            node=node,
-            status=verdict.status,
-            found=verdict.found,
-            title=self.title,
-            looked_at=self.looked_at,
-            severity=self.severity,
-            cause=(verdict.cause or self.cause) if wrong else "",
-            fix=(verdict.fix or self.fix).replace("{node}", node) if wrong else "",
+        return explained(
+            CheckResult(
+                id=self.id,
+                node=node,
+                status=verdict.status,
+                found=verdict.found,
+                title=self.title,
+                looked_at=self.looked_at,
+                effect=self.effect,
+            ),
+            verdict,
         )
 
     @property
     def looked_at(self) -> str:
         """The sources as a person would name them."""
-        known = sources(Context())
+        known = sources(Context(own=self.sources))
         return ", ".join(known[need].label if need in known else need for need in self.needs)
 
     def _verdict(self, seen: S) -> Verdict:
@@ -76,6 +75,26 @@ class Check(Generic[S]):
             return unknown(str(why))
         except (ValueError, LookupError, TypeError) as fault:  # a tool's words in a form never seen
             return unknown(f"{self.looked_at}: not understood ({type(fault).__name__}: {fault})")
+
+
+def explained(result: CheckResult, verdict: Verdict) -> CheckResult:
+    """Return a result with the known issue behind its verdict: id, cause and fix."""
+    issue = _issue_of(result.id, verdict)
+    if issue is None:
+        return result
+    values = {"NODE": result.node.replace("+", ","), **verdict.fill}
+    cause, fix = fill(issue.cause, values), fill(issue.fix, values)
+    return replace(result, issue=issue.id, cause=cause, fix=fix)
+
+
+def _issue_of(check: str, verdict: Verdict) -> Issue | None:
+    """Return the issue that the verdict names, else the only one of this check."""
+    if verdict.status not in ("warn", "fail"):
+        return None
+    if verdict.issue:
+        return catalogue().get(verdict.issue)
+    known = for_check(check)
+    return known[0] if len(known) == 1 else None
 
 
 NodeCheck = Check[Observations]
@@ -88,15 +107,13 @@ def check(
     *,
     title: str,
     needs: tuple[str, ...],
-    severity: Severity,
-    cause: str,
-    fix: str,
-    rows: tuple[int, ...] = (),
+    effect: Effect,
     link: bool = False,
+    sources: Mapping[str, NodeSource] | None = None,
 ) -> Callable[[Look[S]], Check[S]]:
-    """Makes a check of a function; see `Check`."""
+    """Turn a function into a check; see `Check`."""
 
     def made(look: Look[S]) -> Check[S]:
-        return Check(id, title, look, needs, severity, cause, fix, rows, link)
+        return Check(id, title, look, needs, effect, link, sources or {})
 
     return made

@@ -8,37 +8,50 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_cluster.doctor import logs, probing, reach, registry
-from spark_cluster.doctor.finding import Finding
+from spark_cluster.doctor import logs, own_checks, probing, reach, registry
 from spark_cluster.doctor.observations import TIMEOUT_S, Observations
 from spark_cluster.doctor.probed import Probed
 from spark_cluster.doctor.question import Context, question, sources
-from spark_cluster.engine.connections import side_by_side, target
+from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.errors import SparkClusterError, Unreachable, UsageError
+from spark_cluster.known_issues.entries import catalogue
+from spark_cluster.known_issues.match import KnownIssueMatch, ordered
+from spark_cluster.runner.connections import ssh
+from spark_cluster.runner.parallel import side_by_side
 from spark_cluster.serving.caches import root_on
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.session import Session
-    from spark_cluster.engine.transport import SshConnection
-    from spark_cluster.inventory import Inventory, Node
-    from spark_cluster.planning.pins import Pins
-    from spark_cluster.recipe import Recipe
+    from spark_cluster.config.inventory import Inventory, InventoryNode
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.facts.pins import Pins
+    from spark_cluster.runner.session import Session
+    from spark_cluster.runner.transport import SshConnection
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found.
+    """The results of an examination.
 
     Attributes:
-        findings: problems first.
+        results: problems first.
         unreached: nodes that could not be examined, with the reason.
     """
 
-    findings: tuple[Finding, ...]
+    results: tuple[CheckResult, ...]
     unreached: dict[str, SparkClusterError] = field(default_factory=dict)
 
     def count(self, status: str) -> int:
-        return sum(1 for finding in self.findings if finding.status == status)
+        return sum(1 for result in self.results if result.status == status)
+
+    @property
+    def issues(self) -> list[KnownIssueMatch]:
+        """The known issues behind the results, each once, errors first."""
+        found: dict[str, KnownIssueMatch] = {}
+        for result in self.results:
+            if result.issue and result.issue not in found:
+                match = catalogue()[result.issue].match(result.found, result.node)
+                found[match.id] = replace(match, cause=result.cause, fix=result.fix)
+        return ordered(list(found.values()))
 
     @property
     def exit_code(self) -> int:
@@ -61,7 +74,7 @@ class Examination:
     def __init__(
         self,
         inventory: Inventory,
-        nodes: Sequence[Node],
+        nodes: Sequence[InventoryNode],
         recipe: Recipe | None = None,
         pins: Pins | None = None,
     ) -> None:
@@ -90,11 +103,11 @@ class Examination:
         return [o for o in outcomes.values() if isinstance(o, Observations)]
 
     def probe(self, nodes: Sequence[Observations], asked: probing.Question) -> Probed:
-        """Traffic between the nodes, and a completion."""
+        """Send traffic between the nodes, and ask for a completion."""
         return probing.probe(self.inventory, nodes, self._sessions, asked)
 
-    def reachability(self) -> list[Finding]:
-        """A finding for every node; one that does not answer SSH is pinged."""
+    def reachability(self) -> list[CheckResult]:
+        """Return a result for every node; one that does not answer SSH is pinged."""
         found = [reach.reached(name, seconds) for name, seconds in self.seconds.items()]
         for name, error in self.unreached.items():
             address = self.nodes[name].address
@@ -102,11 +115,9 @@ class Examination:
             found.append(reach.unreached(name, address, error, answers))
         return found
 
-    def _observe(self, node: Node) -> Observations:
-        from spark_cluster.engine.transport import SshConnection
-
+    def _observe(self, node: InventoryNode) -> Observations:
         started = time.monotonic()
-        connection = SshConnection(target(node))
+        connection = ssh(node)
         self._connections[node.name] = connection
         user = str(connection.open().user)
         session = connection.session("doctor", become=True)
@@ -125,8 +136,9 @@ class Examination:
             _sources=sources(context),
         )
 
-    def _context(self, user: str, node: Node) -> Context:
-        context = Context(user, logs.WORDS, cache_root=root_on(node))
+    def _context(self, user: str, node: InventoryNode) -> Context:
+        words = (*logs.WORDS, *own_checks.words())
+        context = Context(user, words, cache_root=root_on(node), own=own_checks.sources())
         if self.recipe is None:
             return context
         paths = (self.recipe.model.node_path,)
@@ -135,40 +147,42 @@ class Examination:
 
 def judge(
     nodes: Sequence[Observations], probed: Probed | None = None, only: Iterable[str] = ()
-) -> list[Finding]:
-    """Every check of what was seen, problems first.
+) -> list[CheckResult]:
+    """Run every check on what was seen; problems first.
 
     Args:
         only: areas or ids of checks; nothing means all.
     """
     wanted = set(only)
     found = [
-        check.finding(seen, seen.node, alone=not seen.linked)
+        check.result(seen, seen.node, alone=not seen.linked)
         for seen in nodes
-        for check in registry.NODE
+        for check in (*registry.NODE, *own_checks.checks())
     ]
     together = "+".join(seen.node for seen in nodes)
     if len(nodes) > 1:
         named = [seen.named() for seen in nodes]
-        found += [check.finding(named, together) for check in registry.PAIR]
+        found += [check.result(named, together) for check in registry.PAIR]
     if probed is not None:
-        found += [check.finding(probed, together) for check in registry.PROBES]
+        found += [check.result(probed, together) for check in registry.PROBES]
     return select(found, wanted)
 
 
-def select(found: Iterable[Finding], only: Iterable[str]) -> list[Finding]:
-    """Those of some areas (or checks), problems first."""
+def select(found: Iterable[CheckResult], only: Iterable[str]) -> list[CheckResult]:
+    """Return the results of some areas or checks, problems first."""
     wanted = set(only)
     chosen = [f for f in found if not wanted or wanted & {f.area, f.id}]
-    return sorted(chosen, key=lambda finding: finding.order)
+    return sorted(chosen, key=lambda result: result.order)
 
 
 def must_be_known(only: Iterable[str]) -> None:
-    """Raises UsageError for a name that is no area and no check."""
-    known = {*registry.AREAS, *(check.id for check in registry.ALL), reach.ID}
+    """Raise UsageError for a name that is neither an area nor a check."""
+    every = (*registry.ALL, *own_checks.checks())
+    areas = tuple(dict.fromkeys(check.area for check in every))
+    known = {*areas, *(check.id for check in every), reach.ID}
     for name in only:
         if name not in known:
             raise UsageError(
                 f"--only {name}: no such area or check",
-                hint=f"areas: {', '.join(registry.AREAS)}; `doctor -v` shows every check's name",
+                hint=f"areas: {', '.join(areas)}; `doctor -v` shows every check's name",
             )

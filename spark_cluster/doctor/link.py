@@ -1,12 +1,12 @@
-"""The ConnectX-7 link as one node sees it."""
+"""Checks of the ConnectX-7 link as one node sees it."""
 
 from __future__ import annotations
 
 from itertools import combinations
 
 from spark_cluster.doctor.check import check
-from spark_cluster.doctor.finding import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.doctor.observations import Observations, of_hca
+from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.facts.model import Interface
 
 FULL_RATE = 200_000
@@ -22,17 +22,12 @@ MELLANOX = "0x15b3"
 BRICKS = ("28.47.1088", "NVD0000000087")
 """Firmware reported to brick the ConnectX-7 of this PSID (community report)."""
 
-NETWORK = "spark-cluster provision --tags network --limit {node}"
-
 
 @check(
     "link.connectx-present",
-    title="the ConnectX-7 is there with its four functions",
+    title="all four functions of the ConnectX-7 are present",
     needs=("hcas",),
-    severity="blocks",
-    cause="the ConnectX-7 is taken off the bus while no cable is in",
-    fix="put the QSFP cable in and reboot; `lspci -d 15b3:` must show four functions",
-    rows=(1, 28),
+    effect="blocks",
     link=True,
 )
 def connectx_present(seen: Observations) -> Verdict:
@@ -42,27 +37,21 @@ def connectx_present(seen: Observations) -> Verdict:
     if hcas:
         return warn(
             f"{len(hcas)} of {FUNCTIONS} functions: {', '.join(h.name for h in hcas)}",
-            cause="one of its two PCIe paths did not come up",
-            fix="a cold start: shut down, unplug AC for 60 s",
+            "connectx-half",
         )
     if MELLANOX in seen.tree("pci").values():
         return fail(
             "it is on the PCI bus, but there is no RDMA device",
-            cause="its driver did not start: a firmware that was flashed over it "
-            "(mlnx-fw-updater), or mlx5_core is not loaded",
-            fix="journalctl -k -g mlx5 on {node}; hold mlnx-fw-updater; unplug AC for 60 s",
+            "connectx-without-driver",
         )
-    return fail("no RDMA device, and none of its functions on the PCI bus")
+    return fail("no RDMA device, and none of its functions on the PCI bus", "connectx-off-the-bus")
 
 
 @check(
     "link.port-up",
     title="both twins of the cabled port are up",
     needs=("hcas",),
-    severity="blocks",
-    cause="no cable, a loose one, or the other end is off or in another port",
-    fix="reseat the QSFP cable, in the same port of both nodes",
-    rows=(2,),
+    effect="blocks",
     link=True,
 )
 def port_up(seen: Observations) -> Verdict:
@@ -70,13 +59,13 @@ def port_up(seen: Observations) -> Verdict:
     shown = ", ".join(up)
     if not up:
         every = f"all {len(seen.hcas)} functions" if seen.hcas else "no function is there"
-        return fail(f"{every} (Down)" if seen.hcas else every)
+        return fail(f"{every} (Down)" if seen.hcas else every, "link-down")
     if len(up) in (2, 4) and len(seen.twins) == 2:
         return ok(f"{shown} up: {len(up) // 2} cable{'s' if len(up) == 4 else ''}")
     return fail(
         f"only {shown} up: {len(up)} function{'s' if len(up) != 1 else ''}, "
         "where one cable gives two and two give four",
-        cause="a cable that is not fully in, or one for 100G: half the lanes came up",
+        "link-half-up",
     )
 
 
@@ -84,10 +73,7 @@ def port_up(seen: Observations) -> Verdict:
     "link.rate",
     title="the port runs at 200 Gb/s",
     needs=("hcas", "speed"),
-    severity="slows",
-    cause="a cable or a switch for 100G",
-    fix="a QSFP cable for 200G, directly between the nodes",
-    rows=(5,),
+    effect="slows",
     link=True,
 )
 def rate(seen: Observations) -> Verdict:
@@ -96,7 +82,7 @@ def rate(seen: Observations) -> Verdict:
     told = {name: int(speeds[name]) for name in twins if speeds.get(name, "-1").isdigit()}
     missing = [name for name in twins if name not in told]
     if missing:
-        raise NotSeen(f"/sys/class/net/{missing[0]}/speed tells nothing")
+        raise NotSeen(f"/sys/class/net/{missing[0]}/speed has no value")
     shown = ", ".join(f"{name} {speed} Mb/s" for name, speed in told.items())
     slow = [speed for speed in told.values() if speed < FULL_RATE]
     return fail(shown) if slow else ok(shown or "no function is up")
@@ -106,9 +92,7 @@ def rate(seen: Observations) -> Verdict:
     "link.pcie-width",
     title="both PCIe paths of the ConnectX-7 have four lanes",
     needs=("width",),
-    severity="slows",
-    cause="a BIOS before April 2026 wires the second controller with two lanes",
-    fix="update the firmware: fwupdmgr refresh && fwupdmgr upgrade on {node}, then reboot",
+    effect="slows",
     link=True,
 )
 def pcie_width(seen: Observations) -> Verdict:
@@ -124,19 +108,15 @@ def pcie_width(seen: Observations) -> Verdict:
     "link.twin-address",
     title="both twins have an address",
     needs=("hcas", "ip"),
-    severity="slows",
-    cause="one twin alone carries about 100 of 200 Gb/s",
-    fix=NETWORK,
-    rows=(4,),
+    effect="slows",
     link=True,
 )
 def twin_address(seen: Observations) -> Verdict:
     bare = [i.name for i in seen.twin_interfaces if not i.addresses]
     if len(bare) > 1:
-        cause = "the link is not configured yet, so nothing can be served over it"
-        return fail(f"{' and '.join(bare)} have no IPv4 address", cause=cause)
+        return fail(f"{' and '.join(bare)} have no IPv4 address", "link-not-configured")
     if bare:
-        return fail(f"{bare[0]} has no IPv4 address")
+        return fail(f"{bare[0]} has no IPv4 address", "twin-without-address")
     return ok(_addresses(seen.twin_interfaces) or "no function is up")
 
 
@@ -144,10 +124,7 @@ def twin_address(seen: Observations) -> Verdict:
     "link.twins-one-subnet",
     title="the twins are in different subnets",
     needs=("hcas", "ip"),
-    severity="slows",
-    cause="with both twins in one subnet all traffic leaves by one of them",
-    fix=NETWORK,
-    rows=(3,),
+    effect="slows",
     link=True,
 )
 def twins_one_subnet(seen: Observations) -> Verdict:
@@ -163,10 +140,7 @@ def twins_one_subnet(seen: Observations) -> Verdict:
     "link.mtu",
     title="the twins have the MTU that the inventory wants",
     needs=("hcas", "ip"),
-    severity="slows",
-    cause="small frames: RDMA then runs at an MTU of 1024, 92-97 instead of 111 Gb/s a twin",
-    fix=NETWORK,
-    rows=(6,),
+    effect="slows",
     link=True,
 )
 def mtu(seen: Observations) -> Verdict:
@@ -181,10 +155,7 @@ def mtu(seen: Observations) -> Verdict:
     "link.gid",
     title="each twin has a RoCE v2 entry of its IPv4 address in its GID table",
     needs=("hcas", "ip", GID_TYPES),
-    severity="blocks",
-    cause="without that entry NCCL takes a link-local one and hangs, or falls back to sockets",
-    fix="spark-cluster exec -b -l {node} -- netplan apply",
-    rows=(9,),
+    effect="blocks",
     link=True,
 )
 def gid(seen: Observations) -> Verdict:
@@ -204,10 +175,7 @@ def gid(seen: Observations) -> Verdict:
     "link.subnet-overlap",
     title="no other network of the node overlaps with the link's",
     needs=("hcas", "ip"),
-    severity="blocks",
-    cause="the LAN uses the link's subnet: traffic for the peer leaves by the wrong port",
-    fix="choose another `fabric.pool` in the inventory, then " + NETWORK,
-    rows=(13,),
+    effect="blocks",
     link=True,
 )
 def subnet_overlap(seen: Observations) -> Verdict:
@@ -225,11 +193,7 @@ def subnet_overlap(seen: Observations) -> Verdict:
     "link.firmware",
     title="the ConnectX-7 has no firmware that is known to be bad",
     needs=("fw_ver", "board_id"),
-    severity="risks",
-    cause="mlnx-fw-updater flashed it; this version is reported to brick this board",
-    fix="hold mlnx-fw-updater (spark-cluster provision --tags drivers --limit {node}); "
-    "do not power it off before asking NVIDIA's support",
-    rows=(28,),
+    effect="risks",
     link=True,
 )
 def firmware(seen: Observations) -> Verdict:

@@ -1,259 +1,131 @@
-"""Checks of what the engine's containers wrote into their logs: one rule a check.
+"""Checks of what the engine's containers wrote into their logs: the catalogue's `log_check`s.
 
-A rule's `word` is looked for on the node, so that a log of any length costs little; its `pattern`
-decides here. What was written before the last start is a warning: it may explain a restart.
+The literals are looked for on the node, so that a log of any length costs little; the patterns
+decide here. What was written before the last start is a warning: it may explain a restart.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from spark_cluster.doctor.check import NodeCheck, check
-from spark_cluster.doctor.engines import Engine, Line
-from spark_cluster.doctor.finding import Severity, Verdict, fail, ok, warn
 from spark_cluster.doctor.observations import Observations
+from spark_cluster.doctor.verdict import Verdict, fail, ok, warn
+from spark_cluster.errors import InvalidFile
+from spark_cluster.inference.containers import ContainerState, LogLine
+from spark_cluster.known_issues.entries import Issue, LogCheck, LogPattern, shipped
+from spark_cluster.known_issues.match import ORDER
 
-UP = "spark-cluster up"
 LONGEST = 240
 
 
 @dataclass(frozen=True)
-class LogRule:
-    """A text that means trouble.
+class LogSearch:
+    """A check of logs.
 
     Attributes:
-        id, title, severity, cause, fix, rows: of the check.
-        words: every line that matters has one of them in it.
-        pattern: what is trouble, among such lines.
-        clears: what shows, in the same log, that it came to nothing.
-        silent: what is said when an engine over several nodes has no line with any of the words.
-        sample: a line that was really seen.
+        check: id, title and so on.
+        issues: what it looks for; what is worse first.
     """
 
-    id: str
-    title: str
-    severity: Severity
-    words: tuple[str, ...]
-    pattern: str
-    cause: str
-    fix: str
-    sample: str
-    rows: tuple[int, ...] = ()
-    clears: str = ""
-    silent: str = ""
+    check: LogCheck
+    issues: tuple[Issue, ...]
+
+    @property
+    def id(self) -> str:
+        return self.check.id
+
+    @property
+    def sample(self) -> str:
+        """A line that was really seen."""
+        return self.issues[0].samples[0]
+
+    @cached_property
+    def words(self) -> tuple[str, ...]:
+        """The literals of which every line that matters has one."""
+        return tuple(dict.fromkeys(p.has for issue in self.issues for p in _patterns(issue)))
+
+    def look(self, seen: Observations) -> Verdict:
+        """Return the worst verdict on the logs of a node's containers."""
+        engines = seen.engines
+        found = [v for issue in self.issues for e in engines if (v := _of(issue, e)) is not None]
+        if found:
+            return next((verdict for verdict in found if verdict.status == "fail"), found[0])
+        if self.check.silent and self._is_silent(engines):
+            return ok(self.check.silent)
+        names = ", ".join(engine.name for engine in engines)
+        return ok(
+            f"not in the log of {names}" if names else "there is no engine container on this node"
+        )
+
+    def _is_silent(self, engines: Iterable[ContainerState]) -> bool:
+        """Return True when engines on several nodes log nothing either way."""
+        over = [engine for engine in engines if engine.running and engine.tp > 1]
+        said = (line.text for engine in over for line in engine.log)
+        return bool(over) and not any(word in text for text in said for word in self.words)
 
 
-RULES = (
-    LogRule(
-        "serving.nccl-sockets",
-        "nothing says that NCCL goes over sockets",
-        "slows",
-        ("NET/Socket", "NET/IB", "Using network Socket"),
-        r"via NET/Socket|Using network Socket|NET/Socket : Using",
-        "no /dev/infiniband in the container, or a wrong NCCL_IB_HCA or interface name: "
-        "10 to 20 times slower",
-        UP + " gives the container the devices and names of this node",
-        "spark1:1674:1871 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0",
-        (8,),
-        clears=r"via NET/IB",
-        silent="NCCL's log names no transport; it does with NCCL_DEBUG=INFO",
-    ),
-    LogRule(
-        "serving.memory-region",
-        "RDMA may register memory",
-        "blocks",
-        ("Couldn't allocate MR",),
-        r"Couldn't allocate MR",
-        "the container may lock 8 MB only",
-        "docker run --ulimit memlock=-1; " + UP + " does",
-        "Couldn't allocate MR",
-        (10,),
-    ),
-    LogRule(
-        "serving.reg-mr",
-        "ibv_reg_mr has memory",
-        "blocks",
-        ("ibv_reg_mr",),
-        r"ibv_reg_mr.*(Cannot allocate memory|ENOMEM|error|failed)",
-        "kernel 7.0 without kho=off",
-        "apt install nvidia-spark-grub-kho on {node}, then reboot",
-        "NET/IB : Call to ibv_reg_mr failed with error Cannot allocate memory",
-        (11,),
-    ),
-    LogRule(
-        "serving.ray-oom",
-        "Ray ended no worker for want of memory",
-        "blocks",
-        ("running low on memory", "ray.exceptions.OutOfMemoryError"),
-        r"killed due to the node running low on memory|ray\.exceptions\.OutOfMemoryError",
-        "Ray's monitor ends workers at 95 % of memory, which GPU and system share here",
-        "RAY_memory_monitor_refresh_ms=0 (" + UP + " sets it) and a lower --gpu-memory-utilization",
-        "ray.exceptions.OutOfMemoryError: 1 worker(s) were killed due to the node running low on "
-        "memory. Memory on the node (IP: 10.99.0.2) was 113.76GB / 119.70GB (0.950345)",
-        (16,),
-    ),
-    LogRule(
-        "serving.start-gate",
-        "vLLM finds as much free memory as it was told to take",
-        "blocks",
-        ("less than desired GPU memory utilization", "Available KV cache memory: -"),
-        r"Free memory on device .* less than desired|Available KV cache memory: -",
-        "--gpu-memory-utilization is too high for what page cache and other processes leave",
-        "`gpu_memory_utilization: auto` in the recipe, then " + UP + " (it drops caches first)",
-        "ValueError: Free memory on device cuda:0 (55.87/119.56 GiB) on startup is less than "
-        "desired GPU memory utilization (0.5, 59.78 GiB). Decrease GPU memory utilization or "
-        "reduce GPU memory used by other processes.",
-        (18,),
-    ),
-    LogRule(
-        "serving.gpu-dead",
-        "CUDA finds the GPU",
-        "blocks",
-        ("No CUDA GPUs are available",),
-        r"No CUDA GPUs are available",
-        "the GPU is counted and does not work any more",
-        "spark-cluster exec -b -l {node} -- systemctl reboot",
-        "RuntimeError: No CUDA GPUs are available",
-        (23,),
-    ),
-    LogRule(
-        "serving.offline-model",
-        "the model is found on the node",
-        "blocks",
-        ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "cannot find the requested files"),
-        r"LocalEntryNotFoundError|OfflineModeIsEnabled|cannot find the requested files",
-        "the snapshot or its refs/main is missing on this node, and it may not ask the hub",
-        "copy the whole snapshot: " + UP + " does",
-        "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find an appropriate cached "
-        "snapshot folder for the specified revision on the local disk",
-        (32,),
-    ),
-    LogRule(
-        "serving.hub-denied",
-        "the hub gives the model",
-        "blocks",
-        ("Client Error", "GatedRepoError"),
-        r"40[13] Client Error|GatedRepoError",
-        "a gated repository: no token, or its licence was not accepted",
-        "accept the licence on the hub, and export HF_TOKEN before " + UP,
-        "huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo for "
-        "url https://huggingface.co/google/gemma-4-31B-it/resolve/main/config.json.",
-        (33,),
-    ),
-    LogRule(
-        "serving.ptxas",
-        "the compiler knows this GPU",
-        "blocks",
-        ("sm_121",),
-        r"(ptxas|not defined|gpu-name).*sm_121a?|sm_121a?.*(is not defined|not a recognized)",
-        "Triton's ptxas is older than sm_121a",
-        "a newer image",
-        "ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'",
-        (34,),
-    ),
-    LogRule(
-        "serving.transformers",
-        "vLLM and transformers fit together",
-        "blocks",
-        ("AmbiguousGlobalPerLayerAttributeError",),
-        r"AmbiguousGlobalPerLayerAttributeError",
-        "vLLM 0.27 with transformers 5.15 on Gemma 4 (vLLM 51744, 53836)",
-        "an image with vLLM 0.28 or newer",
-        "transformers.configuration_utils.AmbiguousGlobalPerLayerAttributeError: head_dim",
-        (35,),
-    ),
-    LogRule(
-        "serving.worker-died",
-        "no worker of the engine died",
-        "blocks",
-        ("died unexpectedly", "EngineDeadError"),
-        r"died unexpectedly|EngineDeadError",
-        "a worker died: /health may still say 200 while requests time out",
-        "spark-cluster logs shows the earliest error; " + UP + " starts it again",
-        "(EngineCore pid=518) ERROR 11-20 14:14:29 [ray_executor_v2.py:522] RayWorkerProc rank=[1] "
-        "died unexpectedly, shutting down executor.",
-        (36,),
-    ),
-    LogRule(
-        "serving.exec-format",
-        "the image's programs run on this processor",
-        "blocks",
-        ("exec format error",),
-        r"exec format error",
-        "an image for another processor (amd64) was pulled",
-        "docker pull --platform linux/arm64, or pin the digest of the arm64 manifest",
-        "exec /usr/bin/sh: exec format error",
-        (39,),
-    ),
-    LogRule(
-        "serving.rendezvous",
-        "all ranks meet",
-        "blocks",
-        ("DistStoreError",),
-        r"DistStoreError",
-        "a rank without its environment or with other engine arguments waits for the others",
-        UP + " renders arguments once and the environment for each node",
-        "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. "
-        "1/2 clients joined.",
-        (17,),
-    ),
-)
+def _patterns(issue: Issue) -> list[LogPattern]:
+    return [*issue.log, *([issue.cleared_by] if issue.cleared_by else [])]
+
+
+def _of(issue: Issue, engine: ContainerState) -> Verdict | None:
+    """Return the verdict on one issue in one container's log; None when it is not in it."""
+    lines = [line for line in engine.log if any(p.regex.search(line.text) for p in issue.log)]
+    cleared = issue.cleared_by
+    if not lines or (cleared and any(cleared.regex.search(line.text) for line in engine.log)):
+        return None
+    return _verdict(issue, engine, lines)
+
+
+def _verdict(issue: Issue, engine: ContainerState, lines: list[LogLine]) -> Verdict:
+    now = [line for line in lines if engine.since_start(line)]
+    said = f"{engine.name}: {(now or lines)[0].text[:LONGEST]}"
+    if now and (engine.running or engine.ours):
+        return fail(said, issue.id)
+    why = "before its last start" if not now else f"it is {engine.status}"
+    return warn(f"{said} ({why})", issue.id)
+
+
+def searches(catalogued: Iterable[Issue]) -> tuple[LogSearch, ...]:
+    """Return the checks of logs that known issues ask for, each once.
+
+    Raises:
+        InvalidFile: nothing gives one a title.
+    """
+    shared: dict[str, list[Issue]] = {}
+    titled: dict[str, LogCheck] = {}
+    for issue in catalogued:
+        if issue.log_check is not None:
+            shared.setdefault(issue.log_check.id, []).append(issue)
+            if issue.log_check.title:
+                titled.setdefault(issue.log_check.id, issue.log_check)
+    untitled = next((id for id in shared if id not in titled), None)
+    if untitled is not None:
+        raise InvalidFile(f"{shared[untitled][0].id}: log_check.title: missing")
+    return tuple(
+        LogSearch(titled[id], tuple(sorted(issues, key=lambda issue: ORDER[issue.severity])))
+        for id, issues in shared.items()
+    )
+
+
+def check_of(search: LogSearch) -> NodeCheck:
+    """Return the check that looks for what a search names."""
+    return check(
+        search.id,
+        title=search.check.title,
+        needs=("tools", "containers", "logs"),
+        effect=search.check.effect,
+    )(search.look)
+
+
+SEARCHES = searches(shipped().values())
+CHECKS: tuple[NodeCheck, ...] = tuple(check_of(search) for search in SEARCHES)
 
 ALSO = ("Application startup complete", "Loading weights took", "Error: ", "Exception: ")
 """Words that other checks look for."""
 
-WORDS = tuple(dict.fromkeys([*(word for rule in RULES for word in rule.words), *ALSO]))
+WORDS = tuple(dict.fromkeys([*(word for search in SEARCHES for word in search.words), *ALSO]))
 """What a node looks for in the logs."""
-
-
-def look(rule: LogRule) -> Callable[[Observations], Verdict]:
-    """The function of a rule's check."""
-    pattern = re.compile(rule.pattern)
-    clears = re.compile(rule.clears) if rule.clears else None
-
-    def found(seen: Observations) -> Verdict:
-        engines = seen.engines
-        worst: Verdict | None = None
-        for engine in engines:
-            lines = [line for line in engine.log if pattern.search(line.text)]
-            if lines and not (clears and any(clears.search(line.text) for line in engine.log)):
-                verdict = _of(engine, lines)
-                worst = verdict if worst is None or verdict.status == "fail" else worst
-        names = ", ".join(engine.name for engine in engines)
-        if rule.silent and worst is None and _silent(rule, engines):
-            return ok(rule.silent)
-        return worst or ok(f"not in the log of {names}" if names else "no engine container is here")
-
-    return found
-
-
-def _silent(rule: LogRule, engines: Iterable[Engine]) -> bool:
-    """Whether what runs over several nodes says nothing either way."""
-    over = [engine for engine in engines if engine.running and engine.tp > 1]
-    said = (line.text for engine in over for line in engine.log)
-    return bool(over) and not any(word in text for text in said for word in rule.words)
-
-
-def _of(engine: Engine, lines: list[Line]) -> Verdict:
-    now = [line for line in lines if engine.since_start(line)]
-    said = f"{engine.name}: {(now or lines)[0].text[:LONGEST]}"
-    if now and (engine.running or engine.ours):
-        return fail(said)
-    return warn(f"{said} (before its last start)" if not now else f"{said} (it is {engine.status})")
-
-
-def _check(rule: LogRule) -> NodeCheck:
-    return check(
-        rule.id,
-        title=rule.title,
-        needs=("tools", "containers", "logs"),
-        severity=rule.severity,
-        cause=rule.cause,
-        fix=rule.fix,
-        rows=rule.rows,
-    )(look(rule))
-
-
-CHECKS: tuple[NodeCheck, ...] = tuple(_check(rule) for rule in RULES)

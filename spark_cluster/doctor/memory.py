@@ -1,22 +1,23 @@
-"""Memory of one node: what is left, who holds it, and what happens when it runs out."""
+"""Checks of one node's memory: what is left, what holds it, what happens when it runs out."""
 
 from __future__ import annotations
 
 import re
 
 from spark_cluster.doctor.check import check
-from spark_cluster.doctor.finding import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.doctor.observations import Observations
+from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.facts.parsers import compute_apps
+from spark_cluster.inference.process import RAY, SERVER
 
-MEMORY = "spark-cluster provision --tags memory --limit {node}"
 WARN_KIB = 6 * 2**20
 FAIL_KIB = 3 * 2**20
 """Below this a Spark stops answering SSH."""
 
 CALM_SWAPPINESS = 10
 MANY_REFUSALS = 5
-ENGINE_TITLE = re.compile(r"VLLM::(EngineCor|Worker)|ray::|RayWorker")
+ENGINE_TITLE = re.compile(r"VLLM::(EngineCor|Worker)|ray::|RayWorker|sglang::")
+OWN_UNIT = re.compile(rf"/({SERVER}|{RAY})\.service$")
 CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -24,16 +25,12 @@ CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
     "memory.available",
     title="there is memory left for the system",
     needs=("meminfo",),
-    severity="risks",
-    cause="GPU and system share the memory: at the end of it the node answers pings but no SSH",
-    fix="spark-cluster vram shows who holds it; lower --gpu-memory-utilization, or "
-    "spark-cluster down",
-    rows=(18, 20),
+    effect="risks",
 )
 def available(seen: Observations) -> Verdict:
     memory = seen.memory
     if not memory.total_kib:
-        raise NotSeen("/proc/meminfo tells no MemTotal")
+        raise NotSeen("/proc/meminfo has no MemTotal")
     shown = f"{memory.available_kib / 2**20:.1f} of {memory.total_kib / 2**20:.1f} GiB available"
     if memory.available_kib < FAIL_KIB:
         return fail(shown)
@@ -42,12 +39,9 @@ def available(seen: Observations) -> Verdict:
 
 @check(
     "memory.orphan",
-    title="no process of an engine that is gone holds memory",
+    title="no orphaned engine process holds memory",
     needs=("apps", "holders", "containers"),
-    severity="blocks",
-    cause="its parent died and it did not; it keeps its memory until it is ended",
-    fix="spark-cluster exec -b -l {node} -- kill -9 PID",
-    rows=(19,),
+    effect="blocks",
 )
 def orphan(seen: Observations) -> Verdict:
     processes = {p.pid: p for p in compute_apps(seen.output("apps"))}
@@ -61,12 +55,14 @@ def orphan(seen: Observations) -> Verdict:
             continue
         if container is not None and container[0] in running:
             continue
+        if OWN_UNIT.search(group):  # of the runtime venv: systemd ends all of it with the unit
+            continue
         if parent == "1" or (name and name[0].startswith(("systemd", "containerd-shim"))):
             left.append(process)
     if left:
         shown = ", ".join(f"PID {p.pid} {p.name} {p.used_mib} MiB" for p in left)
         pids = " ".join(str(p.pid) for p in left)
-        return fail(shown, fix=f"spark-cluster exec -b -l {{node}} -- kill -9 {pids}")
+        return fail(shown, PID=pids)
     held = sum(p.used_mib or 0 for p in processes.values())
     return ok(f"{len(processes)} processes hold {held} MiB" if processes else "nothing is held")
 
@@ -75,10 +71,7 @@ def orphan(seen: Observations) -> Verdict:
     "memory.swap",
     title="the node does not thrash in swap when memory runs out",
     needs=("swaps", "swappiness"),
-    severity="risks",
-    cause="with the memory full the node swaps instead of ending a process: pings, but no SSH",
-    fix=MEMORY,
-    rows=(20,),
+    effect="risks",
 )
 def swap(seen: Observations) -> Verdict:
     devices = [line.split()[0] for line in seen.text("swaps").splitlines()[1:] if line.split()]
@@ -94,15 +87,12 @@ def swap(seen: Observations) -> Verdict:
     "memory.earlyoom",
     title="earlyoom ends the engine before the node freezes",
     needs=("units",),
-    severity="risks",
-    cause="nothing ends a process in time: the kernel does not see what the GPU takes",
-    fix=MEMORY,
-    rows=(20,),
+    effect="risks",
 )
 def earlyoom(seen: Observations) -> Verdict:
     unit = seen.units.get("earlyoom", {})
     if not unit:
-        raise NotSeen("systemctl tells nothing of earlyoom")
+        raise NotSeen("systemctl reports nothing about earlyoom")
     if unit.get("LoadState") == "not-found":
         return warn("earlyoom is not installed")
     active = unit.get("ActiveState", "?")
@@ -111,12 +101,9 @@ def earlyoom(seen: Observations) -> Verdict:
 
 @check(
     "memory.refused",
-    title="the driver was refused no memory, and the kernel killed nothing",
+    title="no allocation of the driver failed, and the kernel killed no process",
     needs=("kernel_log",),
-    severity="risks",
-    cause="the memory that GPU and system share ran out since boot",
-    fix="lower --gpu-memory-utilization, end other programs; " + MEMORY,
-    rows=(20,),
+    effect="risks",
 )
 def refused(seen: Observations) -> Verdict:
     log = seen.output("kernel_log")
@@ -126,6 +113,6 @@ def refused(seen: Observations) -> Verdict:
     if killed:
         parts.append(f"the kernel killed {', '.join(sorted(set(killed)))}")
     if not parts:
-        return ok("nothing of it in the kernel's log since boot")
+        return ok("the kernel's log since boot has no such entry")
     shown = f"{'; '.join(parts)}, since boot"
     return fail(shown) if refusals >= MANY_REFUSALS else warn(shown)

@@ -1,21 +1,23 @@
-"""What one node answered, read on demand: whatever was not answered is `NotSeen`, never empty."""
+"""The answers of one node, read on demand: a missing answer is `NotSeen`, never empty."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from spark_cluster.cluster import cabled_port
-from spark_cluster.doctor.engines import Engine, read_engines
-from spark_cluster.doctor.finding import NotSeen
-from spark_cluster.doctor.question import Context, Source, sources
+from spark_cluster.doctor.question import Context, NodeSource, sources
+from spark_cluster.doctor.verdict import NotSeen
 from spark_cluster.facts import gather
 from spark_cluster.facts.model import Facts, Hca, Interface, Memory
-from spark_cluster.planning.pins import Pins
+from spark_cluster.facts.pins import Pins
+from spark_cluster.inference import unit_state
+from spark_cluster.inference.containers import ContainerState, parse_containers
+from spark_cluster.inference.process import PROGRAMS
+from spark_cluster.topology import cabled_port
 
 TIMEOUT_S = 20.0
 """Seconds that a command may take."""
@@ -37,7 +39,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Observations:
-    """One node's answer to `question()`, and what the inventory says of it.
+    """A node's answer to `question()`, and what the inventory says of the node.
 
     Attributes:
         node: its name.
@@ -56,7 +58,9 @@ class Observations:
     mtu: int = 9000
     docker_users: bool = False
     pins: Pins | None = field(default=None, repr=False)
-    _sources: Mapping[str, Source] = field(default_factory=lambda: sources(Context()), repr=False)
+    _sources: Mapping[str, NodeSource] = field(
+        default_factory=lambda: sources(Context()), repr=False
+    )
     _prefix: str = ""
 
     # -- the answer ------------------------------------------------------------------------------
@@ -73,7 +77,7 @@ class Observations:
         return Ran(done["status"], done["stdout"], done.get("stderr", ""))
 
     def output(self, name: str) -> str:
-        """What a command printed.
+        """Return what a command printed.
 
         Raises:
             NotSeen: as `ran`, or it failed.
@@ -85,6 +89,21 @@ class Observations:
             raise NotSeen(f"{label}: status {done.status}: {said}")
         return done.stdout
 
+    def reply(self, name: str) -> str:
+        """The body of an HTTP service's answer.
+
+        Raises:
+            NotSeen: there is no answer, or its status is not 200.
+        """
+        answer = self.answer["requests"].get(name)
+        if answer is not None and answer["status"] == 200:
+            return str(answer["body"])
+        why = self.hangs(name) or "no answer"
+        if answer is not None:
+            said = " ".join(answer["body"].split())[:200]
+            why = answer.get("reason") or f"HTTP status {answer['status']}: {said}"
+        raise NotSeen(f"{self._prefix}{self._sources[name].label}: {why}")
+
     def text(self, name: str) -> str:
         """A file's text.
 
@@ -93,12 +112,12 @@ class Observations:
         """
         found = self.answer["files"].get(name)
         if found is None:
-            why = self.hangs(name) or f"{self._sources[name].label}: not there"
+            why = self.hangs(name) or f"{self._sources[name].label}: not found"
             raise NotSeen(self._prefix + why)
         return str(found)
 
     def there(self, name: str) -> bool:
-        """Whether a file is there."""
+        """Return whether a file exists."""
         return self.answer["files"].get(name) is not None
 
     def tree(self, name: str) -> dict[str, str]:
@@ -106,7 +125,7 @@ class Observations:
         return {path: text.strip() for path, text in self.answer["trees"][name].items()}
 
     def hangs(self, name: str) -> str:
-        """What the agent says of a command that was not done in time; empty when it was."""
+        """Return the agent's message on a command that timed out; empty when it did not."""
         return str(self.answer.get("late", {}).get(name, ""))
 
     def _why_not(self, name: str) -> str:
@@ -126,12 +145,12 @@ class Observations:
     # -- read on demand --------------------------------------------------------------------------
 
     def has(self, tool: str) -> bool:
-        """Whether a program is installed."""
+        """Return whether a program is installed."""
         return tool in self.output("tools").split()
 
     @cached_property
     def facts(self) -> Facts:
-        """The facts that the same answer makes, with the kernel that is told in /proc."""
+        """The facts that the same answer makes, with the kernel from /proc."""
         found = gather.facts(self.answer)
         return replace(found, kernel=self.kernel) if self.there("kernel") else found
 
@@ -141,7 +160,7 @@ class Observations:
 
     @property
     def memory(self) -> Memory:
-        """Raises NotSeen without /proc/meminfo."""
+        """The memory; raises NotSeen without /proc/meminfo."""
         self.text("meminfo")
         return self.facts.memory
 
@@ -158,26 +177,36 @@ class Observations:
 
     @property
     def interfaces(self) -> tuple[Interface, ...]:
-        """Raises NotSeen when `ip` does not answer."""
+        """The interfaces; raises NotSeen when `ip` does not answer."""
         self.output("ip")
         return self.facts.interfaces
 
     @property
     def twin_interfaces(self) -> tuple[Interface, ...]:
-        """Of the up twins, in their order."""
+        """The interfaces of the twins that are up, in their order."""
         found = {interface.name: interface for interface in self.interfaces}
         return tuple(found[twin.interface] for twin in self.twins if twin.interface in found)
 
     @cached_property
-    def engines(self) -> tuple[Engine, ...]:
-        """The engine's containers with their logs; none where Docker is not installed.
+    def engines(self) -> tuple[ContainerState, ...]:
+        """The engine's containers with their logs, and its units of the runtime venv without.
 
         Raises:
-            NotSeen: Docker does not answer.
+            NotSeen: Docker or systemd does not answer.
         """
+        units = tuple(self._units())
         if not self.has("docker"):
-            return ()
-        return read_engines(self.output("containers"), self.output("logs"))
+            return units
+        return (*parse_containers(self.output("containers"), self.output("logs")), *units)
+
+    def _units(self) -> Iterator[ContainerState]:
+        for name in PROGRAMS:
+            if self.hangs(name):
+                raise NotSeen(self._prefix + self.hangs(name))
+            done = self.answer["commands"].get(name)
+            state = unit_state.parse(done["stdout"], name) if done and done["stdout"] else None
+            if state is not None and state.status != "absent":
+                yield state
 
     @property
     def units(self) -> dict[str, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""The nodes beside each other: what must be the same, and what must not."""
+"""Checks of the nodes compared: what must be the same, and what must not."""
 
 from __future__ import annotations
 
@@ -8,30 +8,22 @@ from itertools import combinations
 
 from spark_cluster.doctor.check import Pair, check
 from spark_cluster.doctor.driver import fwupd_devices
-from spark_cluster.doctor.finding import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.doctor.observations import Observations, of_hca
+from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 
-ALIGN = (
-    "bring the older one up, with the DGX Dashboard; or pin one version for both (settings: "
-    "drivers: pins) and spark-cluster provision --tags drivers"
-)
-NETWORK = "spark-cluster provision --tags network"
 CLOCK_S = 10.0
 OWN_FLAGS = (
     *("--node-rank", "--headless", "--host", "--port", "--master-addr", "--master-port"),
     *("--api-server-count", "--data-parallel-start-rank"),
 )
-"""Engine arguments in which ranks may differ."""
+"""ContainerState arguments in which ranks may differ."""
 
 
 @check(
     "pair.os",
     title="the nodes have the same system",
     needs=("os", "dgx"),
-    severity="risks",
-    cause="one was updated and the other was not",
-    fix="update both to the same OTA: the DGX Dashboard, or apt full-upgrade and a reboot",
-    rows=(26,),
+    effect="risks",
 )
 def system(nodes: Pair) -> Verdict:
     def told(seen: Observations) -> str:
@@ -45,10 +37,7 @@ def system(nodes: Pair) -> Verdict:
     "pair.kernel",
     title="the nodes run the same kernel",
     needs=("kernel",),
-    severity="risks",
-    cause="one was updated, or not rebooted after it",
-    fix=ALIGN,
-    rows=(26,),
+    effect="risks",
 )
 def kernel(nodes: Pair) -> Verdict:
     return _same(nodes, lambda seen: seen.kernel)
@@ -58,10 +47,7 @@ def kernel(nodes: Pair) -> Verdict:
     "pair.driver",
     title="the nodes have the same driver",
     needs=("gpu",),
-    severity="risks",
-    cause="one was updated, or not rebooted after it",
-    fix=ALIGN,
-    rows=(26,),
+    effect="risks",
 )
 def driver(nodes: Pair) -> Verdict:
     def told(seen: Observations) -> str:
@@ -77,10 +63,7 @@ def driver(nodes: Pair) -> Verdict:
     "pair.firmware",
     title="the nodes' ConnectX-7 have the same firmware",
     needs=("fw_ver",),
-    severity="risks",
-    cause="one was updated and the other was not",
-    fix="fwupdmgr refresh && fwupdmgr upgrade on the older one, then a reboot",
-    rows=(26,),
+    effect="risks",
 )
 def firmware(nodes: Pair) -> Verdict:
     def told(seen: Observations) -> str:
@@ -96,10 +79,7 @@ def firmware(nodes: Pair) -> Verdict:
     "pair.system-firmware",
     title="the nodes have the same system firmware",
     needs=("devices",),
-    severity="risks",
-    cause="one was updated and the other was not",
-    fix="fwupdmgr refresh && fwupdmgr upgrade on the older one, then a reboot (USB-PD: AC off)",
-    rows=(26,),
+    effect="risks",
 )
 def system_firmware(nodes: Pair) -> Verdict:
     told = [_versions(seen) for seen in nodes]
@@ -118,10 +98,7 @@ def system_firmware(nodes: Pair) -> Verdict:
     "pair.machine-id",
     title="each node has a machine id of its own",
     needs=("machine_id",),
-    severity="risks",
-    cause="an OEM's image that had one already (CVE-2026-24218)",
-    fix="spark-cluster provision --tags bootstrap",
-    rows=(30,),
+    effect="risks",
 )
 def machine_id(nodes: Pair) -> Verdict:
     ids = {seen.node: seen.text("machine_id").strip() for seen in nodes}
@@ -135,10 +112,7 @@ def machine_id(nodes: Pair) -> Verdict:
     "pair.host-keys",
     title="each node has SSH host keys of its own",
     needs=("host_keys",),
-    severity="risks",
-    cause="an OEM's image that had them already (CVE-2026-24218): either can pose as the other",
-    fix="spark-cluster provision --tags bootstrap, then spark-cluster trust --replace",
-    rows=(30,),
+    effect="risks",
 )
 def host_keys(nodes: Pair) -> Verdict:
     keys = {seen.node: _host_keys(seen) for seen in nodes}
@@ -153,10 +127,7 @@ def host_keys(nodes: Pair) -> Verdict:
     "pair.mtu",
     title="the nodes have the same MTU on the link",
     needs=("hcas", "ip"),
-    severity="blocks",
-    cause="large frames of one are dropped by the other: ssh works, transfers hang",
-    fix=NETWORK,
-    rows=(6,),
+    effect="blocks",
 )
 def mtu(nodes: Pair) -> Verdict:
     def told(seen: Observations) -> str:
@@ -169,10 +140,7 @@ def mtu(nodes: Pair) -> Verdict:
     "pair.same-port",
     title="the cable is in the same port of both nodes",
     needs=("hcas",),
-    severity="blocks",
-    cause="the cable joins the first port of one with the second of the other",
-    fix="put the cable into the same port of both",
-    rows=(2,),
+    effect="blocks",
 )
 def same_port(nodes: Pair) -> Verdict:
     def told(seen: Observations) -> str:
@@ -185,10 +153,7 @@ def same_port(nodes: Pair) -> Verdict:
     "pair.subnets",
     title="each twin shares a subnet with the same twin of the other node",
     needs=("hcas", "ip"),
-    severity="blocks",
-    cause="the nodes' addresses on the link do not belong together, or are equal",
-    fix=NETWORK,
-    rows=(3, 13),
+    effect="blocks",
 )
 def subnets(nodes: Pair) -> Verdict:
     places = {seen.node: {i.name: i.addresses for i in seen.twin_interfaces} for seen in nodes}
@@ -209,10 +174,7 @@ def subnets(nodes: Pair) -> Verdict:
     "pair.images",
     title="the nodes serve from the same image",
     needs=("tools", "containers", "logs"),
-    severity="blocks",
-    cause="a tag that moved between two pulls",
-    fix="pin the digest in the recipe (`image.digest`), then spark-cluster up",
-    rows=(15,),
+    effect="blocks",
 )
 def images(nodes: Pair) -> Verdict:
     used = {s.node: {e.image for e in s.engines if e.running and e.tp > 1} for s in nodes}
@@ -227,10 +189,7 @@ def images(nodes: Pair) -> Verdict:
     "pair.ray-version",
     title="the nodes have the same Ray and vLLM",
     needs=("tools", "containers", "logs", "versions"),
-    severity="blocks",
-    cause="different images: Ray refuses a node with another version",
-    fix="pin the image's digest in the recipe, then spark-cluster up",
-    rows=(15,),
+    effect="blocks",
 )
 def ray_version(nodes: Pair) -> Verdict:
     def told(seen: Observations) -> str:
@@ -238,7 +197,9 @@ def ray_version(nodes: Pair) -> Verdict:
             return ""
         pairs = sorted(set(re.findall(r"^(ray|vllm)=(\S+)$", seen.output("versions"), re.M)))
         if not pairs:
-            raise NotSeen(f"{seen.node}: python3 in the containers tells no version of Ray or vLLM")
+            raise NotSeen(
+                f"{seen.node}: python3 in the containers reports no version of Ray or vLLM"
+            )
         return ", ".join(f"{name} {version}" for name, version in pairs)
 
     known = {seen.node: told(seen) for seen in nodes}
@@ -253,10 +214,7 @@ def ray_version(nodes: Pair) -> Verdict:
     "pair.engine-args",
     title="all ranks have the same engine arguments",
     needs=("tools", "containers", "logs"),
-    severity="blocks",
-    cause="ranks with different arguments wait for each other for ever in graph capture",
-    fix="render them once for all: spark-cluster up does",
-    rows=(17,),
+    effect="blocks",
 )
 def engine_args(nodes: Pair) -> Verdict:
     ranks = {
@@ -280,9 +238,7 @@ def engine_args(nodes: Pair) -> Verdict:
     "pair.clock",
     title="the nodes' clocks agree",
     needs=("clock",),
-    severity="risks",
-    cause="no time synchronisation: logs cannot be compared, certificates may be refused",
-    fix="spark-cluster provision --tags bootstrap",
+    effect="risks",
 )
 def clock(nodes: Pair) -> Verdict:
     times = [seen.time for seen in nodes]
@@ -293,7 +249,7 @@ def clock(nodes: Pair) -> Verdict:
 def _same(
     nodes: Pair, told: Callable[[Observations], str], problem: Callable[[str], Verdict] = warn
 ) -> Verdict:
-    """Whether all nodes tell the same."""
+    """Compare one answer of all nodes."""
     values = [told(seen) for seen in nodes]
     return ok(values[0]) if len(set(values)) == 1 else problem(_each(nodes, values))
 
@@ -307,7 +263,7 @@ def _shown(arguments: Mapping[str, str], flag: str) -> str:
 
 
 def _versions(seen: Observations) -> dict[str, str]:
-    """Firmware version of each device that has one; of several with one name all versions."""
+    """Return the firmware version of each device that has one; of several with one name all."""
     found: dict[str, list[str]] = {}
     for device in fwupd_devices(seen.ran("devices")):
         if device.get("Name") and device.get("Version"):
@@ -316,7 +272,7 @@ def _versions(seen: Observations) -> dict[str, str]:
 
 
 def _host_keys(seen: Observations) -> dict[str, str]:
-    """Kind of key to key.
+    """Return the host keys by kind.
 
     Raises:
         NotSeen: there is none.

@@ -1,23 +1,20 @@
-"""What a node needs of the others before it can serve with them: their names, the same model."""
+"""Checks of what a node needs of the others to serve with them: names, the same model."""
 
 from __future__ import annotations
 
 from itertools import permutations
 
 from spark_cluster.doctor.check import Pair, check
-from spark_cluster.doctor.engines import Engine, read_sections
-from spark_cluster.doctor.finding import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.doctor.observations import Observations
+from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
+from spark_cluster.inference.containers import ContainerState, read_sections
 
 
 @check(
     "pair.names",
     title="each node finds the others by name",
     needs=("hosts", "ip"),
-    severity="risks",
-    cause="neither /etc/hosts nor avahi knows the peer",
-    fix="spark-cluster provision --tags ssh_mesh",
-    rows=(31,),
+    effect="risks",
 )
 def names(nodes: Pair) -> Verdict:
     lost = []
@@ -48,11 +45,7 @@ def _link_is_up(nodes: Pair) -> None:
     "pair.model-files",
     title="each node that serves has the whole model",
     needs=("tools", "containers", "logs", "models"),
-    severity="blocks",
-    cause="a snapshot (or its refs/main) was copied in part: a worker that may not ask the hub "
-    "cannot load it",
-    fix="copy the whole snapshot: spark-cluster up does",
-    rows=(32,),
+    effect="blocks",
 )
 def model_files(nodes: Pair) -> Verdict:
     serving = {
@@ -86,7 +79,7 @@ def model_files(nodes: Pair) -> Verdict:
 
 
 def _kept(seen: Observations) -> dict[str, dict[str, str]]:
-    """Folder of each model to its files and their sizes; what begins with a dot is nobody's."""
+    """Folder of each model to its files and their sizes; what begins with a dot is left out."""
     found: dict[str, dict[str, str]] = {}
     for folder, lines in read_sections(seen.output("models")).items():
         rows = (line.partition(" ") for line in lines)
@@ -98,8 +91,8 @@ def _kept(seen: Observations) -> dict[str, dict[str, str]]:
     return found
 
 
-def _uses(engine: Engine, folder: str) -> bool:
-    """Whether a container has this model: mounted itself, or named in a hub's cache."""
+def _uses(engine: ContainerState, folder: str) -> bool:
+    """Return True when a container has this model: mounted itself, or in a hub's cache."""
     if folder in engine.mounts:
         return True
     name = folder.rpartition("models--")[2].replace("--", "/")

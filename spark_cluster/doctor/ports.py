@@ -1,4 +1,4 @@
-"""Who can reach what: which TCP ports of the nodes answer this laptop, and what listens there."""
+"""The TCP ports of the nodes that this laptop can reach, and what listens there."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from spark_cluster import port_scan
+from spark_cluster.config.ports import EnginePorts, Span
+from spark_cluster.doctor import port_scan
 from spark_cluster.doctor.probed import OpenPort, PortScan
-from spark_cluster.ports import EnginePorts, Span
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.session import Session
-    from spark_cluster.inventory import Inventory, Node
+    from spark_cluster.config.inventory import Inventory, InventoryNode
+    from spark_cluster.runner.session import Session
 
 LIMIT_S = 30.0
 """Seconds for the ports of all nodes; those of the engine are tried first."""
@@ -59,13 +59,13 @@ def look(
 
 
 def listeners(session: Session) -> dict[int, str]:
-    """Port to the program that listens there, as the node's `ss` tells."""
+    """Port to the program that listens there, as the node's `ss` reports it."""
     done = session.request("gather", commands={"ss": list(LISTENERS)})["commands"]["ss"]
     return parse_listeners(done["stdout"]) if done is not None else {}
 
 
 def parse_listeners(text: str) -> dict[int, str]:
-    """Of `ss -Hltnp`; programs on loopback addresses are left out."""
+    """Parse the output of `ss -Hltnp`; programs on loopback addresses are left out."""
     found: dict[int, str] = {}
     for line in text.splitlines():
         words = line.split()
@@ -85,7 +85,7 @@ def _in_order(spans: Iterable[Span]) -> Iterator[int]:
     yield from (port for port in port_scan.EVERY if port not in first)
 
 
-def _expected(inventory: Inventory, node: Node, port: int) -> bool:
+def _expected(inventory: Inventory, node: InventoryNode, port: int) -> bool:
     """sshd, and the endpoint where the inventory puts it on the network."""
     if port == (node.port or SSH):
         return True
@@ -97,8 +97,8 @@ def _engines(port: int, spans: Iterable[Span]) -> bool:
     return any(low <= port <= high for low, high in spans)
 
 
-def _address(node: Node) -> str:
-    """The address that the name means; the name itself where nobody knows it."""
+def _address(node: InventoryNode) -> str:
+    """The address that the name means; the name itself where it cannot be resolved."""
     try:
         return str(socket.getaddrinfo(node.address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:

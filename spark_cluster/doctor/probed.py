@@ -1,4 +1,4 @@
-"""What the probes found: traffic between two nodes, and the endpoint's answer."""
+"""The results of the probes: traffic between two nodes, and the endpoint's answer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Rdma:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the endpoint says.
+    """The endpoint's answer.
 
     Attributes:
         health: HTTP status of /health, 0 without an answer.
@@ -70,7 +70,7 @@ class OpenPort:
 
     Attributes:
         program: what listens there, as the node says; empty when it does not tell.
-        engines: it is one of those that the engine is told to use.
+        engines: it is one of those that the engine is set to use.
     """
 
     node: str
@@ -81,7 +81,7 @@ class OpenPort:
 
 @dataclass(frozen=True)
 class PortScan:
-    """What a scan from the laptop found.
+    """The result of a port scan from the laptop.
 
     Attributes:
         tried: ports that were tried, of all nodes together.
@@ -96,7 +96,7 @@ class PortScan:
 
 @dataclass(frozen=True)
 class Probed:
-    """All that was probed; None for what was not tried, with the reason in `why_not`."""
+    """The results of all probes; None for what was not tried, with the reason in `why_not`."""
 
     full_size: int = 8972
     pings: tuple[Ping, ...] | None = None

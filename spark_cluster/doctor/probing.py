@@ -5,33 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from spark_cluster import fabric
-from spark_cluster.cluster import sparks
+from spark_cluster import link_check
+from spark_cluster.config.ports import EnginePorts, Span
 from spark_cluster.doctor import ports, transfer
-from spark_cluster.doctor.engines import Engine
-from spark_cluster.doctor.finding import NotSeen
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.probed import Answer, Ping, Probed, Rdma, Transfer
-from spark_cluster.engine.session import Session
+from spark_cluster.doctor.verdict import NotSeen
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.fabric import Hop
-from spark_cluster.ports import EnginePorts, Span
+from spark_cluster.inference.containers import ContainerState
+from spark_cluster.link_check import Hop
+from spark_cluster.runner.session import Session
+from spark_cluster.topology import topology_of
 
 if TYPE_CHECKING:
-    from spark_cluster.inventory import Inventory
-    from spark_cluster.userfiles.recipe_file import Probe
-
-SMALL = 84
-"""Bytes of an ordinary ping with its headers."""
+    from spark_cluster.config.inventory import Inventory
+    from spark_cluster.config.recipe_schema import Probe
 
 Sessions = Mapping[str, Session]
 
 
 @dataclass(frozen=True)
 class Question:
-    """What the endpoint is asked, and with which key.
+    """The question to the endpoint, and the key to use.
 
     Attributes:
         scan: also try which ports of the nodes answer this laptop.
@@ -47,11 +44,11 @@ class Question:
 def probe(
     inventory: Inventory, nodes: Sequence[Observations], sessions: Sessions, question: Question
 ) -> Probed:
-    """Everything that can be probed; what cannot has its reason in `why_not`."""
+    """Probe everything that can be probed; what cannot has its reason in `why_not`."""
     why_not: dict[str, str] = {}
     users = {seen.node: seen.user for seen in nodes}
-    known = sparks(inventory, {seen.node: seen.facts for seen in nodes}, users)
-    hops = fabric.hops(list(known.values()))
+    known = topology_of(inventory, {seen.node: seen.facts for seen in nodes}, users)
+    hops = link_check.hops(list(known.values()))
     if not hops:
         reason = "one node alone" if len(nodes) < 2 else "no link is up between the nodes"
         why_not = dict.fromkeys(("pings", "transfers", "rdma"), reason)
@@ -65,8 +62,8 @@ def probe(
     if isinstance(tried, str):
         why_not["ports"] = tried
     return Probed(
-        full_size=inventory.mtu - fabric.HEADERS,
-        pings=pings(hops, sessions, inventory.mtu) if hops else None,
+        full_size=inventory.mtu - link_check.HEADERS,
+        pings=pings(hops, sessions) if hops else None,
         transfers=transfers(hops, sessions) if hops else None,
         rdma=rdma(hops, sessions) if hops and not lacking else None,
         answer=answer,
@@ -80,47 +77,10 @@ def name(hop: Hop) -> str:
     return f"{hop.source.name} {hop.ours.interface} to {hop.target.name}"
 
 
-def pings(hops: Sequence[Hop], sessions: Sessions, mtu: int) -> tuple[Ping, ...]:
-    """A small and a full-size packet over every hop, all at once; what is lost is sent again."""
-    sizes = {"small": SMALL, "full": mtu}
-    first = _send(hops, sessions, sizes)
-    lost = [hop for hop in hops if not all(_came(first[name(hop)], kind) for kind in sizes)]
-    again = _send(lost, sessions, sizes) if lost else {}
-    found = []
-    for hop in hops:
-        tries = [told[name(hop)] for told in (first, again) if name(hop) in told]
-        small, full = ([_came(told, kind) for told in tries] for kind in sizes)
-        if None in (*small, *full):
-            found.append(Ping(name(hop), None, None, "there is no ping on the node"))
-        else:
-            found.append(Ping(name(hop), any(small), any(full)))
-    return tuple(found)
-
-
-def _send(
-    hops: Sequence[Hop], sessions: Sessions, sizes: Mapping[str, int]
-) -> dict[str, dict[str, Any]]:
-    """One packet of each size over every hop: hop to size's name to what ping did."""
-    asked = {}
-    for source in {hop.source.name for hop in hops}:
-        mine = [hop for hop in hops if hop.source.name == source]
-        commands = {
-            f"{kind} {name(hop)}": fabric.ping_argv(hop, size)
-            for hop in mine
-            for kind, size in sizes.items()
-        }
-        asked[source] = sessions[source].submit("gather", commands=commands, timeout=15.0)
-    told = {source: pending.wait()["commands"] for source, pending in asked.items()}
-    return {
-        name(hop): {kind: told[hop.source.name][f"{kind} {name(hop)}"] for kind in sizes}
-        for hop in hops
-    }
-
-
-def _came(told: Mapping[str, Any], kind: str) -> bool | None:
-    """Whether a packet came back; None without the program."""
-    done = told[kind]
-    return None if done is None else done["status"] == 0
+def pings(hops: Sequence[Hop], sessions: Sessions) -> tuple[Ping, ...]:
+    """Send small and full-size packets over every hop."""
+    found = link_check.pings(hops, sessions)
+    return tuple(Ping(name(one.hop), one.small, one.full, one.said) for one in found)
 
 
 def transfers(hops: Sequence[Hop], sessions: Sessions) -> tuple[Transfer, ...]:
@@ -143,7 +103,7 @@ def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Rdma, ...]:
     found = []
     for hop in hops:
         try:
-            rate = fabric.measure(sessions[hop.target.name], sessions[hop.source.name], hop)
+            rate = link_check.measure(sessions[hop.target.name], sessions[hop.source.name], hop)
             found.append(Rdma(name(hop), rate))
         except SparkClusterError as error:
             found.append(Rdma(name(hop), None, error.message))
@@ -172,7 +132,7 @@ def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Questio
     return None
 
 
-def _engines(seen: Observations) -> tuple[Engine, ...]:
+def _engines(seen: Observations) -> tuple[ContainerState, ...]:
     try:
         return seen.engines
     except NotSeen:

@@ -1,18 +1,19 @@
-"""What a node is asked: one question, one exchange, everything that the checks look at."""
+"""The question to a node: one exchange for everything that the checks need."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.ports import EnginePorts
 from spark_cluster.doctor import scripts
 from spark_cluster.doctor.scripts import shell
 from spark_cluster.facts import gather
-from spark_cluster.ports import EnginePorts
+from spark_cluster.inference import ray, unit_state
+from spark_cluster.inference.process import PROGRAMS
 from spark_cluster.serving import firewall
-from spark_cluster.serving.engine import CACHE_ROOT
-from spark_cluster.serving.ray_state import TOKEN_FILE
 
 GPU_LOAD = (
     "utilization.gpu,clocks.sm,power.draw,clocks_event_reasons.sw_power_cap,"
@@ -21,7 +22,7 @@ GPU_LOAD = (
 )
 KERNEL_WORDS = r"Xid|NV_ERR_NO_MEMORY|mlx5_core.*(fatal|health|failed)|Out of memory: Killed"
 TOOLS = (
-    *("nvidia-smi", "docker", "tailscale", "fwupdmgr", "ib_write_bw", "ping", "curl"),
+    *("nvidia-smi", "docker", "tailscale", "fwupdmgr", "ib_write_bw", "ping"),
     *("journalctl", "dpkg-query", "systemctl", "awk", "find", "nft"),
 )
 """Whose absence explains why there is no answer."""
@@ -30,14 +31,15 @@ UNITS = ("docker", "earlyoom", "avahi-daemon", "spark-clock-cap")
 
 
 @dataclass(frozen=True)
-class Source:
-    """Something that is looked at.
+class NodeSource:
+    """A source of the question.
 
     Attributes:
         label: how a person would ask for it.
         argv: a command, or several of which the first counts that is there.
         path: a file.
         tree: a glob of files.
+        request: an HTTP request of the node to one of its own services.
         tool: the program that a command needs.
     """
 
@@ -46,18 +48,20 @@ class Source:
     path: str = ""
     tree: str = ""
     tool: str = ""
+    request: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Context:
-    """What the questions depend on.
+    """The parameters of the questions.
 
     Attributes:
         user: the login user.
         log_words: what to look for in the engine containers' logs.
-        model_paths: folders of models beside the usual ones.
+        model_paths: folders of models next to the usual ones.
         cache_root: folder of the engine's caches.
         dashboard: port of Ray's dashboard on the head's loopback.
+        own: what checks of the project want to be looked at.
     """
 
     user: str = "root"
@@ -65,24 +69,26 @@ class Context:
     model_paths: Sequence[str] = ()
     cache_root: str = CACHE_ROOT
     dashboard: int = EnginePorts().dashboard
+    own: Mapping[str, NodeSource] = field(default_factory=dict)
 
 
-def sources(context: Context) -> dict[str, Source]:
-    """Everything that is looked at, by name."""
-    return {**_of_facts(), **_hardware(), **_engine(context), **_system(context)}
+def sources(context: Context) -> dict[str, NodeSource]:
+    """Return all sources by name."""
+    return {**context.own, **_of_facts(), **_hardware(), **_engine(context), **_system(context)}
 
 
 def question(context: Context) -> dict[str, Any]:
-    """What the agent's `gather` is asked."""
+    """Return the request for the agent's `gather`."""
     found = sources(context)
     return {
         "commands": {name: s.argv for name, s in found.items() if s.argv},
         "files": {name: s.path for name, s in found.items() if s.path},
         "trees": {name: s.tree for name, s in found.items() if s.tree},
+        "requests": {name: dict(s.request) for name, s in found.items() if s.request},
     }
 
 
-def _of_facts() -> dict[str, Source]:
+def _of_facts() -> dict[str, NodeSource]:
     """The question whose answer makes the facts."""
     labels = {
         "gpu": "nvidia-smi",
@@ -93,37 +99,39 @@ def _of_facts() -> dict[str, Source]:
     }
     tools = {"gpu": "nvidia-smi", "docker": "docker", "dpkg": "dpkg-query"}
     asked = {
-        name: Source(labels.get(name, str(argv[0])), argv=argv, tool=tools.get(name, ""))
+        name: NodeSource(labels.get(name, str(argv[0])), argv=argv, tool=tools.get(name, ""))
         for name, argv in gather.COMMANDS.items()
     }
-    files = {name: Source(path, path=path) for name, path in gather.FILES.items()}
-    return asked | files | {name: Source(glob, tree=glob) for name, glob in gather.TREES.items()}
+    files = {name: NodeSource(path, path=path) for name, path in gather.FILES.items()}
+    return (
+        asked | files | {name: NodeSource(glob, tree=glob) for name, glob in gather.TREES.items()}
+    )
 
 
-def _hardware() -> dict[str, Source]:
+def _hardware() -> dict[str, NodeSource]:
     smi = "nvidia-smi"
     history, devices = (("fwupdmgr", what, "--json") for what in ("get-history", "get-devices"))
     load = (smi, f"--query-gpu={GPU_LOAD}", "--format=csv,noheader,nounits")
     infiniband = "/sys/class/infiniband/*"
     return {
-        "load": Source("nvidia-smi: load, clock, power", argv=load, tool=smi),
-        "apps": Source(
+        "load": NodeSource("nvidia-smi: load, clock, power", argv=load, tool=smi),
+        "apps": NodeSource(
             "nvidia-smi --query-compute-apps", argv=tuple(gather.COMPUTE_APPS), tool=smi
         ),
-        "holders": Source("/proc of GPU processes", argv=shell(scripts.HOLDERS), tool=smi),
-        "history": Source("fwupdmgr get-history", argv=history, tool="fwupdmgr"),
-        "devices": Source("fwupdmgr get-devices", argv=devices, tool="fwupdmgr"),
-        "nvrm": Source("/proc/driver/nvidia/version", path="/proc/driver/nvidia/version"),
-        "fw_ver": Source("firmware of the HCAs", tree=f"{infiniband}/fw_ver"),
-        "board_id": Source("PSID of the HCAs", tree=f"{infiniband}/board_id"),
-        "width": Source("PCIe width", tree=f"{infiniband}/device/current_link_width"),
-        "speed": Source("/sys/class/net/*/speed", tree="/sys/class/net/*/speed"),
-        "pci": Source("PCI bus", tree="/sys/bus/pci/devices/*/vendor"),
+        "holders": NodeSource("/proc of GPU processes", argv=shell(scripts.HOLDERS), tool=smi),
+        "history": NodeSource("fwupdmgr get-history", argv=history, tool="fwupdmgr"),
+        "devices": NodeSource("fwupdmgr get-devices", argv=devices, tool="fwupdmgr"),
+        "nvrm": NodeSource("/proc/driver/nvidia/version", path="/proc/driver/nvidia/version"),
+        "fw_ver": NodeSource("firmware of the HCAs", tree=f"{infiniband}/fw_ver"),
+        "board_id": NodeSource("PSID of the HCAs", tree=f"{infiniband}/board_id"),
+        "width": NodeSource("PCIe width", tree=f"{infiniband}/device/current_link_width"),
+        "speed": NodeSource("/sys/class/net/*/speed", tree="/sys/class/net/*/speed"),
+        "pci": NodeSource("PCI bus", tree="/sys/bus/pci/devices/*/vendor"),
     }
 
 
-def _engine(context: Context) -> dict[str, Source]:
-    ray = f"http://127.0.0.1:{context.dashboard}/api/v0/nodes"
+def _engine(context: Context) -> dict[str, NodeSource]:
+    asked = ray.question(context.dashboard)
     scripted = {
         "containers": ("docker container inspect", shell(scripts.CONTAINERS)),
         "images": ("docker image inspect", shell(scripts.IMAGES)),
@@ -134,12 +142,14 @@ def _engine(context: Context) -> dict[str, Source]:
         ),
     }
     return {
-        **{n: Source(label, argv=argv, tool="docker") for n, (label, argv) in scripted.items()},
-        "ray": Source(
-            f"Ray's State API ({ray})", argv=shell(scripts.RAY, TOKEN_FILE, ray), tool="curl"
-        ),
-        "firewall": Source("nft list table", argv=firewall.LIST, tool="nft"),
-        "models": Source(
+        **{n: NodeSource(label, argv=argv, tool="docker") for n, (label, argv) in scripted.items()},
+        **{
+            name: NodeSource(f"systemctl show {name}", argv=tuple(unit_state.question(name)))
+            for name in PROGRAMS
+        },
+        "ray": NodeSource(f"Ray's State API ({asked['url']})", request=asked),
+        "firewall": NodeSource("nft list table", argv=firewall.LIST, tool="nft"),
+        "models": NodeSource(
             "model folders",
             argv=shell(scripts.MODELS, context.cache_root, *context.model_paths),
             tool="find",
@@ -147,7 +157,7 @@ def _engine(context: Context) -> dict[str, Source]:
     }
 
 
-def _system(context: Context) -> dict[str, Source]:
+def _system(context: Context) -> dict[str, NodeSource]:
     properties = ("systemctl", "show", "-p", "Id,LoadState,ActiveState,UnitFileState")
     previous = ("journalctl", "-b", "-1", "-n", "60", "--no-pager", "-o", "short-iso")
     commands = {
@@ -174,6 +184,9 @@ def _system(context: Context) -> dict[str, Source]:
         "firewall_kept": firewall.KEPT,
     }
     return {
-        **{n: Source(label, argv=argv, tool=tool) for n, (label, argv, tool) in commands.items()},
-        **{name: Source(path, path=path) for name, path in files.items()},
+        **{
+            n: NodeSource(label, argv=argv, tool=tool)
+            for n, (label, argv, tool) in commands.items()
+        },
+        **{name: NodeSource(path, path=path) for name, path in files.items()},
     }

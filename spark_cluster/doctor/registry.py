@@ -1,4 +1,4 @@
-"""All checks, and which rows of the table of known troubles they cover."""
+"""All checks of doctor, by what they need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from spark_cluster.doctor import (
     pair,
     peers,
     probes,
-    reach,
     serving,
     system,
 )
@@ -33,10 +32,3 @@ PROBES: tuple[ProbeCheck, ...] = _of(probes)
 ALL: tuple[Check[Any], ...] = (*NODE, *PAIR, *PROBES)
 
 AREAS = tuple(dict.fromkeys(check.area for check in ALL))
-
-
-def covered() -> dict[int, tuple[str, ...]]:
-    """Row of the table to the checks that find it."""
-    told = [*((check.id, check.rows) for check in ALL), (reach.ID, reach.ROWS)]
-    numbers = sorted({row for _, rows in told for row in rows})
-    return {row: tuple(id for id, rows in told if row in rows) for row in numbers}

@@ -8,7 +8,7 @@ from __future__ import annotations
 _ENGINES = """\
 fields='{{{{.Names}}}} {{{{.Image}}}} {{{{.Command}}}}'
 all=$(docker ps {all} --no-trunc --format "$fields") || exit 1
-names=$(printf '%s\\n' "$all" | grep -iE '(^|[^a-z])(vllm|ray)([^a-z]|$)' | cut -d' ' -f1)
+names=$(printf '%s\\n' "$all" | grep -iE '(^|[^a-z])(vllm|ray|sglang)([^a-z]|$)' | cut -d' ' -f1)
 """
 """Containers that look like an engine's, by name, image or command; not only our own."""
 
@@ -21,12 +21,6 @@ CONTAINERS = (
 docker container inspect $names
 """
 )
-
-RAY = """\
-[ -r "$1" ] || exec curl -sS -m 4 "$2"
-printf 'Authorization: Bearer %s' "$(cat "$1")" | curl -sS -m 4 -H @- "$2"
-"""
-"""Ray's dashboard, asked with the token of a file: on standard input, so that no one sees it."""
 
 IMAGES = (
     _ENGINES.format(all="-a")

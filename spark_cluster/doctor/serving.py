@@ -1,24 +1,21 @@
-"""The engine's containers on one node: how they were run, and what came of it."""
+"""Checks of the engine's containers on one node."""
 
 from __future__ import annotations
 
-import json
 import re
 
 from spark_cluster.doctor.check import check
-from spark_cluster.doctor.engines import Engine
-from spark_cluster.doctor.finding import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.doctor.link import GID_TYPES
 from spark_cluster.doctor.observations import Observations
+from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.facts.parsers import compute_apps
+from spark_cluster.inference.containers import ContainerState
+from spark_cluster.inference.ray import parse_nodes
+from spark_cluster.known_issues.entries import catalogue
 from spark_cluster.serving import firewall
 
-UP = "spark-cluster up"
-CONTAINERS = "spark-cluster provision --tags containers --limit {node}"
-LOGS = "spark-cluster logs --limit {node}"
-NONE = "no engine container is here"
+NONE = "there is no engine container on this node"
 ARCHITECTURES = {"aarch64": "arm64", "x86_64": "amd64"}
-SLOW_LOAD_S = 180.0
 STOPPED = (0, 137, 143)
 """Exit statuses of `docker stop`."""
 
@@ -30,16 +27,14 @@ STARTED = "Application startup complete"
     "serving.docker",
     title="Docker answers",
     needs=("docker", "tools"),
-    severity="blocks",
-    cause="Docker is not installed, or its service does not run",
-    fix=CONTAINERS,
+    effect="blocks",
 )
 def docker(seen: Observations) -> Verdict:
     if not seen.has("docker"):
-        return warn("Docker is not installed", cause="a fresh node: nothing can serve there yet")
+        return warn("Docker is not installed", "docker-missing")
     done = seen.ran("docker")
     if done.status != 0:
-        return fail(done.said[-200:], cause="its service does not run, or does not answer")
+        return fail(done.said[-200:], "docker-down")
     return ok(f"Docker {done.stdout.strip()}")
 
 
@@ -47,10 +42,7 @@ def docker(seen: Observations) -> Verdict:
     "serving.docker-group",
     title="the login user is in the group docker only where the inventory says so",
     needs=("group",),
-    severity="blocks",
-    cause="permission denied at /var/run/docker.sock: the user is not in the group docker",
-    fix=CONTAINERS + ", then log in again",
-    rows=(29,),
+    effect="blocks",
 )
 def docker_group(seen: Observations) -> Verdict:
     rows = (line.split(":") for line in seen.text("group").splitlines())
@@ -63,14 +55,14 @@ def docker_group(seen: Observations) -> Verdict:
     if member and not seen.docker_users:
         return warn(
             f"{seen.user} is in the group docker, and so is root on the node without a password",
-            cause="Docker starts containers that see and change the whole node",
-            fix=f"sudo gpasswd -d {seen.user} docker; if it is meant so, `users: true` for the "
-            "role containers under settings in the inventory",
+            "docker-group-member",
+            USER=seen.user,
         )
     if member:
         return ok(f"{seen.user} is in the group docker (root on the node), as the inventory says")
     if seen.docker_users:
-        return fail(f"{seen.user} is not in the group docker, as the inventory says it should be")
+        said = f"{seen.user} is not in the group docker, as the inventory says it should be"
+        return fail(said, "docker-permission")
     return ok(f"{seen.user} is not in the group docker; `sudo docker` works")
 
 
@@ -78,9 +70,7 @@ def docker_group(seen: Observations) -> Verdict:
     "serving.containers",
     title="the engine's containers run",
     needs=("tools", "containers", "logs"),
-    severity="blocks",
-    cause="it ended; its log says why",
-    fix=LOGS + ", then " + UP,
+    effect="blocks",
 )
 def containers(seen: Observations) -> Verdict:
     engines = seen.engines
@@ -89,11 +79,11 @@ def containers(seen: Observations) -> Verdict:
         shown = "; ".join(
             f"{e.name} is {e.status} (status {e.exit_code}){_because(e)}" for e in down
         )
-        return fail(shown) if any(e.ours for e in down) else warn(shown)
+        return (fail if any(e.ours for e in down) else warn)(shown, "container-ended")
     often = {e.name: "once" if e.restarts == 1 else f"{e.restarts} times" for e in engines}
     again = [f"{e.name} was restarted {often[e.name]}" for e in engines if e.restarts]
     if again:
-        return warn("; ".join(again), cause="it ended and Docker started it again")
+        return warn("; ".join(again), "container-restarted")
     return ok(", ".join(f"{e.name} runs" for e in engines if e.running) or NONE)
 
 
@@ -101,10 +91,7 @@ def containers(seen: Observations) -> Verdict:
     "serving.rdma-device",
     title="the containers have the RDMA devices",
     needs=("tools", "containers", "logs", "hcas"),
-    severity="slows",
-    cause="without /dev/infiniband NCCL goes over sockets, 10 to 20 times slower",
-    fix=UP + " makes them anew; by hand: docker run --device /dev/infiniband",
-    rows=(8,),
+    effect="slows",
     link=True,
 )
 def rdma_device(seen: Observations) -> Verdict:
@@ -121,10 +108,7 @@ def rdma_device(seen: Observations) -> Verdict:
     "serving.memlock",
     title="the containers may lock memory",
     needs=("tools", "containers", "logs"),
-    severity="blocks",
-    cause="Docker's own limit of 8 MB is too little for RDMA (`Couldn't allocate MR`)",
-    fix=UP + " makes them anew; by hand: docker run --ulimit memlock=-1",
-    rows=(10,),
+    effect="blocks",
     link=True,
 )
 def memlock(seen: Observations) -> Verdict:
@@ -140,10 +124,7 @@ def memlock(seen: Observations) -> Verdict:
     "serving.hcas",
     title="NCCL_IB_HCA names both twins",
     needs=("tools", "containers", "logs", "hcas"),
-    severity="slows",
-    cause="the container's NCCL_IB_HCA leaves a twin out, or names a device that is not up",
-    fix=UP + " computes it from what is up",
-    rows=(4,),
+    effect="slows",
     link=True,
 )
 def hcas(seen: Observations) -> Verdict:
@@ -151,13 +132,14 @@ def hcas(seen: Observations) -> Verdict:
     shown = []
     for engine in _linked(seen):
         if engine.env.get("NCCL_IB_DISABLE") == "1":
-            return fail(f"{engine.name} has NCCL_IB_DISABLE=1")
+            return fail(f"{engine.name} has NCCL_IB_DISABLE=1", "nccl-sockets")
         value = engine.env.get("NCCL_IB_HCA")
         if value is None:
             continue  # NCCL takes all that are active
         chosen = chosen_hcas(value, [h.name for h in seen.hcas])
         if missing := [name for name in up if name not in chosen]:
-            return fail(f"{engine.name}: NCCL_IB_HCA={value} leaves {', '.join(missing)} out")
+            said = f"{engine.name}: NCCL_IB_HCA={value} leaves {', '.join(missing)} out"
+            return fail(said, "nccl-one-twin")
         shown.append(f"{engine.name}: {value}")
     return ok(", ".join(shown) or NONE)
 
@@ -166,11 +148,7 @@ def hcas(seen: Observations) -> Verdict:
     "serving.gid-index",
     title="NCCL chooses the GID index itself",
     needs=("tools", "containers", "logs"),
-    severity="blocks",
-    cause="the GID table drifts; a pinned index then names another entry, and the handshake "
-    "after loading hangs without a word",
-    fix="take NCCL_IB_GID_INDEX out of the recipe's env, then " + UP,
-    rows=(9,),
+    effect="blocks",
     link=True,
 )
 def gid_index(seen: Observations) -> Verdict:
@@ -186,7 +164,7 @@ def gid_index(seen: Observations) -> Verdict:
         wrong = [twin.name for twin in seen.twins if twin.gid_index != index]
         if wrong:
             return fail(
-                f"{name}: NCCL_IB_GID_INDEX={value!r} is no RoCE v2 IPv4 entry of "
+                f"{name}: NCCL_IB_GID_INDEX={value!r} is not a RoCE v2 IPv4 entry of "
                 f"{', '.join(wrong)}"
             )
     return warn("; ".join(f"{n}: NCCL_IB_GID_INDEX={v}, right today" for n, v in pinned.items()))
@@ -196,10 +174,7 @@ def gid_index(seen: Observations) -> Verdict:
     "serving.address",
     title="the engine uses the link's address and interface",
     needs=("tools", "containers", "logs", "ip", "hcas"),
-    severity="slows",
-    cause="VLLM_HOST_IP or an interface name is the management network's: traffic is on the LAN",
-    fix=UP + " computes them from the link",
-    rows=(12,),
+    effect="slows",
     link=True,
 )
 def address(seen: Observations) -> Verdict:
@@ -213,13 +188,16 @@ def address(seen: Observations) -> Verdict:
             if value is not None and value not in own:
                 if not own and value not in others:
                     raise NotSeen("no interface of the link has an address now")
-                return fail(f"{engine.name}: {variable}={value} is no address of the link")
+                said = f"{engine.name}: {variable}={value} is not an address of the link"
+                return fail(said, "engine-on-lan")
         for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
             value = engine.env.get(variable)
             if value is not None and value.lstrip("=^").split(",")[0] not in fabric:
-                return fail(f"{engine.name}: {variable}={value} is no interface of the link")
+                said = f"{engine.name}: {variable}={value} is not an interface of the link"
+                return fail(said, "engine-on-lan")
         if engine.is_server and "VLLM_HOST_IP" not in engine.env:
-            return warn(f"{engine.name} has no VLLM_HOST_IP: vLLM takes the default route's")
+            said = f"{engine.name} has no VLLM_HOST_IP: vLLM takes the default route's"
+            return warn(said, "pair-environment")
         shown.append(f"{engine.name} {engine.env.get('VLLM_HOST_IP', 'as Ray says')}")
     return ok(", ".join(shown) or NONE)
 
@@ -228,18 +206,15 @@ def address(seen: Observations) -> Verdict:
     "serving.ray-nodes",
     title="Ray shows every node that serves",
     needs=("tools", "containers", "logs", "ray"),
-    severity="blocks",
-    cause="the other node's Ray does not run, has no route to port 6379, or its image has no Ray",
-    fix=LOGS + "; " + UP + " starts it again",
-    rows=(14,),
+    effect="blocks",
     link=True,
 )
 def ray_nodes(seen: Observations) -> Verdict:
     heads = [e for e in seen.engines if e.is_ray and e.running and "--head" in e.words]
     if not heads:
-        return ok("no Ray head is here")
+        return ok("there is no Ray head on this node")
     tp = max([e.tp for e in seen.engines if e.running], default=1)
-    alive = _alive(seen.output("ray"))
+    alive = sorted(node.address for node in parse_nodes(seen.reply("ray")))
     shown = f"{len(alive)} of {tp} nodes: {', '.join(alive)}"
     return ok(shown) if len(alive) >= tp else fail(shown)
 
@@ -248,10 +223,7 @@ def ray_nodes(seen: Observations) -> Verdict:
     "serving.firewall",
     title="the engine's ports are open to its own nodes only",
     needs=("tools", "containers", "logs", "firewall"),
-    severity="risks",
-    cause="the rules were flushed or changed since `up`: who reaches Ray or a rank of vLLM over "
-    "the network runs what they like there, as root",
-    fix=UP + " puts them back",
+    effect="risks",
 )
 def guarded(seen: Observations) -> Verdict:
     engines = [e for e in seen.engines if e.running and e.ours]
@@ -260,24 +232,21 @@ def guarded(seen: Observations) -> Verdict:
     if any(e.labels.get(firewall.LABEL, "absent") == "absent" for e in engines):
         return warn(
             "there is no firewall around the engine's ports",
-            cause="`trusted_network: true`, a node without nftables that serves alone, or an older "
-            "spark-cluster started the engine",
-            fix="apt install nftables; take trusted_network out of the inventory, then " + UP,
+            "firewall-absent",
         )
     done = seen.ran("firewall")
     kept = seen.text("firewall_kept") if seen.there("firewall_kept") else None
     wrong = firewall.wrong_with({"status": done.status, "stdout": done.stdout}, kept)
-    return fail(wrong) if wrong else ok(f"the table {firewall.TABLE} is in force")
+    return (
+        fail(wrong, "firewall-changed") if wrong else ok(f"the table {firewall.TABLE} is in force")
+    )
 
 
 @check(
     "serving.ray-monitor",
     title="Ray does not end workers at 95 % of memory",
     needs=("tools", "containers", "logs"),
-    severity="risks",
-    cause="Ray's monitor takes the GPU's share for the workers' own and ends them",
-    fix="RAY_memory_monitor_refresh_ms=0 in Ray's containers: " + UP + " sets it",
-    rows=(16,),
+    effect="risks",
 )
 def ray_monitor(seen: Observations) -> Verdict:
     rays = [e for e in seen.engines if e.is_ray and e.running]
@@ -291,10 +260,7 @@ def ray_monitor(seen: Observations) -> Verdict:
     "serving.image-arch",
     title="the images are made for this processor",
     needs=("tools", "containers", "logs", "images"),
-    severity="blocks",
-    cause="`exec format error`: an image for another processor was pulled",
-    fix="docker pull --platform linux/arm64, or pin the digest of the arm64 manifest",
-    rows=(39,),
+    effect="blocks",
 )
 def image_arch(seen: Observations) -> Verdict:
     if not seen.engines:
@@ -305,7 +271,7 @@ def image_arch(seen: Observations) -> Verdict:
     for engine in seen.engines:
         made_for = known.get(engine.image)
         if made_for is None:
-            raise NotSeen(f"docker image inspect tells nothing of the image of {engine.name}")
+            raise NotSeen(f"docker image inspect reports nothing about the image of {engine.name}")
         if made_for != here:
             return fail(f"{engine.name}: its image is for {made_for}, the node is {here}")
     return ok(f"{', '.join(e.name for e in seen.engines)}: {here}")
@@ -315,10 +281,7 @@ def image_arch(seen: Observations) -> Verdict:
     "serving.vram-visible",
     title="the GPU's processes are seen while the engine serves",
     needs=("tools", "containers", "logs", "apps"),
-    severity="risks",
-    cause="asked inside a container, where nvidia-smi lists no process; or a worker died",
-    fix="ask on the host (spark-cluster vram does); " + LOGS,
-    rows=(40,),
+    effect="risks",
 )
 def vram_visible(seen: Observations) -> Verdict:
     serving = [e for e in seen.engines if e.running and _ready(e)]
@@ -336,24 +299,19 @@ def vram_visible(seen: Observations) -> Verdict:
     "serving.load-time",
     title="the weights are loaded quickly",
     needs=("tools", "containers", "logs"),
-    severity="slows",
-    cause="the loader reads the files through mmap, page by page",
-    fix="`load-format: fastsafetensors` in the recipe's engine_args",
-    rows=(37,),
+    effect="slows",
 )
 def load_time(seen: Observations) -> Verdict:
-    seconds = {
-        e.name: [float(m[1]) for line in e.log if (m := LOADED.search(line.text))]
-        for e in seen.engines
-    }
-    told = {name: found[-1] for name, found in seconds.items() if found}
-    slow = {name: s for name, s in told.items() if s > SLOW_LOAD_S}
-    shown = ", ".join(f"{name}: {s:.0f} s" for name, s in (slow or told).items())
+    found = {e.name: [m for line in e.log if (m := LOADED.search(line.text))] for e in seen.engines}
+    told = {name: lines[-1] for name, lines in found.items() if lines}
+    (pattern,) = catalogue()["slow-loading"].log
+    slow = {name: line for name, line in told.items() if pattern.regex.search(line.string)}
+    shown = ", ".join(f"{name}: {float(m[1]):.0f} s" for name, m in (slow or told).items())
     return warn(shown) if slow else ok(shown or "no engine has loaded weights")
 
 
 def chosen_hcas(value: str, there: list[str]) -> set[str]:
-    """The devices that an NCCL_IB_HCA means: `[^][=]hca[:port...]`, by prefix unless `=`.
+    """Return the devices that an NCCL_IB_HCA means: `[^][=]hca[:port...]`, by prefix unless `=`.
 
     >>> sorted(chosen_hcas("=mlx5_1:1,mlx5_2", ["mlx5_1", "mlx5_10", "mlx5_2"]))
     ['mlx5_1', 'mlx5_2']
@@ -367,21 +325,21 @@ def chosen_hcas(value: str, there: list[str]) -> set[str]:
     return set(there) - meant if without else meant
 
 
-def _linked(seen: Observations) -> list[Engine]:
-    """Running containers that serve together with another node's."""
+def _linked(seen: Observations) -> list[ContainerState]:
+    """Return the running containers that serve together with another node's."""
     return [e for e in seen.engines if e.running and e.tp > 1]
 
 
-def _has_rdma(engine: Engine) -> bool:
+def _has_rdma(engine: ContainerState) -> bool:
     return any(device.startswith("/dev/infiniband") for device in engine.devices)
 
 
-def _is_a_fault(engine: Engine) -> bool:
-    """`spark-cluster down` removes ours; others' may have been stopped by hand."""
+def _is_a_fault(engine: ContainerState) -> bool:
+    """Return True unless it was stopped by hand; `spark-cluster down` removes ours."""
     return engine.ours or bool(engine.error) or engine.exit_code not in STOPPED
 
 
-def _because(engine: Engine) -> str:
+def _because(engine: ContainerState) -> str:
     if engine.error:
         return f": {engine.error}"
     from spark_cluster.serving.logs import first_error
@@ -390,13 +348,5 @@ def _because(engine: Engine) -> str:
     return f": {fault.text[:200]}" if fault else ""
 
 
-def _ready(engine: Engine) -> bool:
+def _ready(engine: ContainerState) -> bool:
     return any(STARTED in line.text and engine.since_start(line) for line in engine.log)
-
-
-def _alive(text: str) -> list[str]:
-    try:
-        nodes = json.loads(text)["data"]["result"]["result"]
-        return sorted(str(n["node_ip"]) for n in nodes if n["state"] == "ALIVE")
-    except (ValueError, LookupError, TypeError):
-        raise NotSeen(f"Ray's State API says: {text[:200]}") from None

@@ -1,12 +1,12 @@
-"""What is left of one node: its disk, its peers' names, what stands between it and SSH."""
+"""Checks of one node's disk, SSH folder and Tailscale."""
 
 from __future__ import annotations
 
 import json
 
 from spark_cluster.doctor.check import check
-from spark_cluster.doctor.finding import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.doctor.observations import Observations
+from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 
 GIB = 2**30
 LOW_DISK = 50 * GIB
@@ -17,9 +17,7 @@ FULL_DISK = 5 * GIB
     "system.disk",
     title="there is room on the disk",
     needs=("os",),
-    severity="risks",
-    cause="images, models and caches are large; a full disk ends downloads and logs",
-    fix="docker system df and du -x / on {node}; docker image prune",
+    effect="risks",
 )
 def disk(seen: Observations) -> Verdict:
     seen.text("os")
@@ -34,11 +32,7 @@ def disk(seen: Observations) -> Verdict:
     "system.tailscale-ssh",
     title="nothing stands between the nodes and their sshd",
     needs=("tools", "tailscale"),
-    severity="risks",
-    cause="Tailscale answers port 22 on its address, and in check mode waits for a browser: ssh in "
-    "batch mode hangs without a word",
-    fix="spark-cluster exec -b -l {node} -- tailscale set --ssh=false",
-    rows=(38,),
+    effect="risks",
 )
 def tailscale_ssh(seen: Observations) -> Verdict:
     if not seen.has("tailscale"):
@@ -55,11 +49,7 @@ def tailscale_ssh(seen: Observations) -> Verdict:
     "system.ssh-folder",
     title="the login user can keep keys",
     needs=("ssh_folder",),
-    severity="blocks",
-    cause="discovery and the nodes' own SSH need ~/.ssh, owned by the user, and must not run as "
-    "root",
-    fix="install -d -m 700 ~/.ssh on {node}, as the user; spark-cluster provision --tags ssh_mesh",
-    rows=(31,),
+    effect="blocks",
     link=True,
 )
 def ssh_folder(seen: Observations) -> Verdict:

@@ -1,4 +1,4 @@
-"""How fast TCP is between two nodes, measured with nothing but their Python.
+"""The TCP throughput between two nodes, measured with nothing but their Python.
 
 Data is not copied on either side (sendfile from memory, MSG_TRUNC), so that the link is the limit
 before the processor is; the same over a node's own loopback says where its limit lies.
@@ -10,8 +10,9 @@ import json
 import sys
 from dataclasses import dataclass
 
-from spark_cluster.engine.session import Output, Pending, Session
 from spark_cluster.errors import SparkClusterError
+from spark_cluster.runner.pending import Pending
+from spark_cluster.runner.session import Output, Session
 
 STREAMS = 8
 SECONDS = 1.0
@@ -89,7 +90,7 @@ class Measured:
 def measure(
     sender: Session, receiver: Session, address: str, *, port: int = PORT, python: str = "python3"
 ) -> Measured:
-    """One transfer from one node to an address of another (or of itself)."""
+    """Measure one transfer from one node to an address of another (or of itself)."""
     words = [address, str(port), str(STREAMS)]
     waiting = _start(receiver, [python, "-c", RECEIVE, *words])
     sending = _start(sender, [python, "-c", SEND, *words, f"{SECONDS:g}"])
@@ -101,7 +102,7 @@ def measure(
 
 
 def rate_of(text: str) -> Measured:
-    """Of what the receiver printed.
+    """Parse what the receiver printed.
 
     >>> rate_of('{"bytes": 12500000000, "seconds": 1.0}')
     Measured(rate=100.0, said='')

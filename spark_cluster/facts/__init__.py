@@ -1,1 +1,1 @@
-"""What is true of a node, and the parsers of what its tools print."""
+"""Facts about a node, and the parsers of its tools' output."""

@@ -1,4 +1,4 @@
-"""One question to a node's agent, and the facts that its answer makes."""
+"""The gathering of facts: one question to a node's agent, and the facts from its answer."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ MEMORY = {"commands": {"apps": COMPUTE_APPS}, "files": {"meminfo": "/proc/meminf
 
 
 def question() -> dict[str, Any]:
-    """What the agent's `gather` is asked."""
+    """Return the request for the agent's `gather`."""
     return {"commands": COMMANDS, "files": FILES, "trees": TREES}
 
 

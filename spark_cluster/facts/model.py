@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from ipaddress import IPv4Interface
 
-from spark_cluster.ports import EPHEMERAL
+from spark_cluster.config.ports import EPHEMERAL
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What nvidia-smi tells of the GPU. Memory is unified, so it has no figure of its own.
+    """The GPU, as nvidia-smi reports it. Memory is unified, so it has no figure of its own.
 
     Attributes:
-        temperature_c: degrees Celsius; None when not told.
-        power_w: watts; None when not told.
-        sm_clock_mhz: MHz; None when not told.
+        temperature_c: degrees Celsius; None when not reported.
+        power_w: watts; None when not reported.
+        sm_clock_mhz: MHz; None when not reported.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Memory:
-    """From /proc/meminfo, KiB. On a Spark this is the GPU's memory too.
+    """The memory, from /proc/meminfo, KiB. On a Spark this is the GPU's memory too.
 
     Attributes:
         cached_kib: the page cache; available to programs, but not to CUDA before it is dropped.
@@ -77,13 +77,12 @@ class Memory:
 
     total_kib: int = 0
     available_kib: int = 0
-    swap_total_kib: int = 0
     cached_kib: int = 0
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is true of a node now.
+    """The current facts of a node.
 
     Attributes:
         os: `ID VERSION_ID` of /etc/os-release, e.g. `ubuntu 24.04`.
@@ -129,6 +128,3 @@ class Facts:
 
     def interface(self, name: str) -> Interface | None:
         return next((i for i in self.interfaces if i.name == name), None)
-
-    def hca_of(self, interface: str) -> Hca | None:
-        return next((h for h in self.hcas if h.interface == interface), None)

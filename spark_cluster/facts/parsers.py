@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Interface
 
-from spark_cluster.engine.known_hosts import is_key
+from spark_cluster.config.ports import EPHEMERAL
 from spark_cluster.facts.model import Gpu, Hca, Interface, Memory, Process
-from spark_cluster.ports import EPHEMERAL
+from spark_cluster.facts.public_keys import is_key
 
 NOT_TOLD = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "")
 
@@ -39,14 +39,14 @@ def dgx_version(text: str | None) -> str | None:
 def meminfo(text: str) -> Memory:
     """/proc/meminfo, KiB."""
     found = {m[1]: int(m[2]) for m in re.finditer(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
-    names = ("MemTotal", "MemAvailable", "SwapTotal", "Cached")
+    names = ("MemTotal", "MemAvailable", "Cached")
     return Memory(*(found.get(name, 0) for name in names))
 
 
 def compute_apps(text: str) -> tuple[Process, ...]:
     """`nvidia-smi --query-compute-apps=pid,process_name,used_gpu_memory --format=csv[,...]`.
 
-    With or without header and units; idle is an empty text. A memory figure that is not told
+    With or without header and units; idle is an empty text. A memory figure that is not reported
     becomes None.
     """
     # No CSV reader: nvidia-smi quotes nothing, and a process may have commas and quotes in it.
@@ -128,7 +128,7 @@ def dpkg(text: str) -> dict[str, str]:
 
 
 def dpkg_held(text: str) -> tuple[str, ...]:
-    """Of the same lines, the packages whose fourth word is `hold`."""
+    """Return the packages whose fourth word is `hold`, from the same lines."""
     rows = (line.split("\t") for line in text.splitlines())
     return tuple(sorted(row[0] for row in rows if len(row) > 3 and row[3] == "hold"))
 

@@ -1,6 +1,6 @@
 """Things that are made once and kept: each is named by a hash of its recipe.
 
-A thing is built beside its final place and renamed when whole, so what carries its final name is
+A thing is built next to its final place and renamed when whole, so what carries its final name is
 complete, and a changed recipe is another name. The plain name is a link to the newest.
 """
 
@@ -23,7 +23,7 @@ KEY_LENGTH = 12
 
 @dataclass(frozen=True)
 class Artefact:
-    """One prepared directory.
+    """A prepared directory.
 
     Args:
         name: what it is called in progress lines.
@@ -50,7 +50,7 @@ class Artefact:
 
     @property
     def unfinished(self) -> Path:
-        """Where it is built before it is renamed."""
+        """The folder where it is built before it is renamed."""
         return self.folder / f".{self.name}-{self.key}.new"
 
     @property

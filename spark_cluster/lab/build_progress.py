@@ -1,4 +1,4 @@
-"""What is being built, how far it is, and about how long it will take: a line every few seconds."""
+"""The progress of builds: what is built, how far it is, and the time left, every few seconds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BuildProgress:
         self.started = self.clock()
 
     def headline(self) -> str:
-        """What will be built, with the usual time and size."""
+        """Return what will be built, with the usual time and size."""
         names = ", ".join(artefact.name for artefact in self.artefacts)
         size = sum(artefact.usual_mb for artefact in self.artefacts)
         return (
@@ -48,7 +48,7 @@ class BuildProgress:
         )
 
     def line(self) -> str:
-        """How far each artefact in work is, and about how long the remainder takes."""
+        """Return the progress of each artefact in work, and about how long the remainder takes."""
         parts = []
         for artefact in self.artefacts:
             if not artefact.ready and artefact.unfinished.is_dir():
@@ -109,7 +109,7 @@ def _done(artefact: Artefact) -> float:
 
 
 def _much(artefact: Artefact) -> str:
-    """How much of it is there; nothing for what is small or larger than usual meanwhile."""
+    """Return how much of it is there; empty for what is small, or already larger than usual."""
     size, usual = size_mb(artefact.unfinished), artefact.usual_mb
     return f" {_size(size)} of about {_size(usual)}" if 10 < usual > size else ""
 

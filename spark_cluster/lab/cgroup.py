@@ -1,4 +1,4 @@
-"""One control group a node: the list of everything that runs in it, and the way to end all of it.
+"""The control group of a node: the list of everything that runs in it, and the way to end it all.
 
 Machines have one cgroup tree (version 2) or several (version 1 and hybrid); the node is in a group
 of the same name in each that counts. Without a group of its own, both nodes' systemds would share
@@ -18,7 +18,7 @@ PREFIX = "spark-cluster-lab-"
 
 
 def trees() -> list[Path]:
-    """Where control groups are made on this machine."""
+    """Return where control groups are created on this machine."""
     if (TREE / "cgroup.procs").exists():
         return [TREE]
     return [TREE / name for name in HYBRID if (TREE / name / "cgroup.procs").exists()]

@@ -31,7 +31,7 @@ NO_LOG_FLUSH = 2
 
 
 def why_not() -> str:
-    """Why nodes cannot have disks of their own on this machine; empty when they can."""
+    """Return why nodes cannot have disks of their own on this machine; empty when they can."""
     if not Path("/dev/loop-control").exists():
         return "this machine has no loop devices (/dev/loop-control)"
     if "\text4\n" not in Path("/proc/filesystems").read_text():

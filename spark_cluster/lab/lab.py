@@ -26,7 +26,7 @@ NSPAWN_LEFTOVERS = Path("/run/systemd/nspawn/propagate")
 
 
 def silent(_text: str) -> None:
-    """Progress that nobody wants to see."""
+    """Show no progress."""
 
 
 class Lab:
@@ -124,7 +124,7 @@ class Lab:
 
     @contextmanager
     def locked(self, progress: Progress = silent) -> Iterator[None]:
-        """Nobody else changes the lab meanwhile; whoever comes second waits."""
+        """Lock the lab against changes by others; a second one waits."""
         with self._held:
             if self._depth == 0:
                 self._lock = self._acquire(progress)

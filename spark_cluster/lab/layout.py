@@ -1,4 +1,4 @@
-"""Where the lab keeps its things, and what its networks are called: the only place for both."""
+"""The paths of the lab and the names of its networks: the only place for both."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class NodeLayout:
 
     @property
     def disk(self) -> Path:
-        """Where the disk of its own is mounted."""
+        """The mount point of the node's own disk."""
         return self.directory / "disk"
 
     @property
     def storage(self) -> Path:
-        """Holds all that the node has written."""
+        """The folder with everything that the node has written."""
         return self.disk if self.image.exists() else self.directory
 
     @property
@@ -83,7 +83,7 @@ class NodeLayout:
 
     @property
     def host_keys(self) -> Path:
-        """Outlives the node's file system, so that known_hosts stays right over a wipe."""
+        """The host keys, which outlive the node's file system, so that known_hosts stays valid."""
         return self.directory / "ssh"
 
     @property
@@ -102,12 +102,12 @@ class NodeLayout:
 
     @property
     def powered(self) -> Path:
-        """Exists while the node has power: its end of each cable is alive."""
+        """The file that exists while the node has power: its end of each cable is alive."""
         return self.directory / "powered"
 
     @property
     def lower_record(self) -> Path:
-        """Names the tree that the overlay was made over."""
+        """The file that names the tree that the overlay was made over."""
         return self.directory / "lower"
 
     @property
@@ -148,12 +148,12 @@ class Layout:
 
     @property
     def pulled(self) -> Path:
-        """Names the fabric ports whose cable somebody has pulled."""
+        """The file that names the fabric ports whose cable is pulled."""
         return self.state / "pulled"
 
     @property
     def forwarding(self) -> Path:
-        """What the machine's forwarding settings were before the lab came up."""
+        """The file with the machine's forwarding settings from before the lab came up."""
         return self.state / "forwarding.json"
 
     def nodes(self, count: int = MAX_NODES) -> list[NodeLayout]:

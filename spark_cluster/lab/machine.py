@@ -36,7 +36,13 @@ TOOLS = {
 }
 """Every program that the lab calls on this machine, and the package that has it."""
 
-TEST_TOOLS = {"sshd": "openssh-server", "haproxy": "haproxy", "openssl": "openssl"}
+TEST_TOOLS = {
+    "sshd": "openssh-server",
+    "haproxy": "haproxy",
+    "openssl": "openssl",
+    "zsh": "zsh",
+    "fish": "fish",
+}
 """What the tests call beyond that. Installed, but neither started nor enabled."""
 
 TEST_SERVICES = {
@@ -75,7 +81,7 @@ def missing_packages(*, tests: bool = False) -> list[str]:
 
 
 def which(tool: str) -> str | None:
-    """Where a program is; a user's PATH may leave out the folders of administration."""
+    """Return where a program is; a user's PATH may leave out the folders of administration."""
     return shutil.which(tool) or shutil.which(tool, path=SYSTEM_PATH)
 
 
@@ -152,7 +158,7 @@ class Distribution:
 
 
 def this_distribution() -> Distribution:
-    """What this machine is, read from os-release and its apt configuration."""
+    """Return this machine's distribution, from os-release and its apt configuration."""
     try:
         release = platform.freedesktop_os_release()
     except OSError:

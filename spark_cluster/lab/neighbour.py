@@ -1,4 +1,4 @@
-"""A machine next to the nodes on the management network, which is none of theirs.
+"""A machine next to the nodes on the management network, which does not belong to them.
 
 It has no key and no account: what it reaches, anyone on the owner's network reaches. It also knows
 how Linux answers: it has routes to the fabric's addresses by way of the nodes' management ports.
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import spark_cluster.port_scan
+import spark_cluster.doctor.port_scan
 from spark_cluster.lab.layout import BRIDGE, GATEWAY, NEIGHBOUR, SUBNET
 from spark_cluster.lab.network import NEIGHBOUR_PORT, detach_neighbour, ip
 from spark_cluster.lab.shell import output, run
@@ -72,4 +72,4 @@ def neighbour(routes: Mapping[str, str]) -> Iterator[Neighbour]:
 
 def scanner() -> str:
     """The scan as a program of its own, which imports nothing of ours."""
-    return str(Path(spark_cluster.port_scan.__file__))
+    return str(Path(spark_cluster.doctor.port_scan.__file__))

@@ -61,7 +61,7 @@ def saved_rules(*options: str) -> list[str]:
 
 
 def default_interface() -> str:
-    """Where the machine's own default route leads, or nothing."""
+    """Return the interface of the machine's own default route; empty without one."""
     routes = json.loads(output(["ip", "-json", "-4", "route", "show", "default"]) or "[]")
     return str(routes[0]["dev"]) if routes else ""
 
@@ -213,7 +213,7 @@ def settle(layout: Layout, nodes: Sequence[NodeLayout]) -> None:
 
 
 def leftovers(nodes: Iterable[NodeLayout]) -> list[str]:
-    """What of the lab's networks exists on this machine."""
+    """Return those of the lab's networks that exist on this machine."""
     found = sorted(namespaces() & {CABLES, NEIGHBOUR, *(node.name for node in nodes)})
     found += sorted(links() & {BRIDGE, NEIGHBOUR_PORT, *(node.port for node in nodes)})
     found += [f"rule {rule.removeprefix('-A ')}" for rule in saved_rules()]

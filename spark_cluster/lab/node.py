@@ -1,4 +1,4 @@
-"""One simulated Spark, as tests and the command line handle it."""
+"""A simulated Spark, as tests and the command line handle it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from spark_cluster.errors import Failed
 from spark_cluster.lab import cgroup, network, power
-from spark_cluster.lab.layout import FABRIC, USER
+from spark_cluster.lab.layout import FABRIC, USER, Layout
+from spark_cluster.lab.prepare import Prepared
 from spark_cluster.lab.seed import make_host_keys, remember_host_keys
 from spark_cluster.lab.shell import run
-
-if TYPE_CHECKING:
-    from spark_cluster.lab.lab import Lab
 
 STATE_FILE = "var/lib/lab/state.json"
 BOOTED = ("running", "degraded", "maintenance")
@@ -37,10 +36,21 @@ class ProcessMemory:
     mib: int
 
 
+class NodesLab(Protocol):
+    """The interface of the lab that a node needs."""
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def nodes(self) -> list[LabNode]: ...
+    def locked(self) -> AbstractContextManager[None]: ...
+    def prepared(self) -> Prepared: ...
+
+
 class LabNode:
     """A node of the lab. Methods that switch it on return when it answers SSH and has booted."""
 
-    def __init__(self, lab: Lab, number: int) -> None:
+    def __init__(self, lab: NodesLab, number: int) -> None:
         self.lab = lab
         self.layout = lab.layout.nodes(number)[-1]
 

@@ -88,7 +88,7 @@ def driver(version: str) -> Deb:
 
 
 def stand_ins() -> list[Deb]:
-    """All of them."""
+    """Return all stand-in packages."""
     flashed = "#!/bin/sh\ntouch /var/lib/lab/flashed\n"
     return [
         *(driver(version) for version in DRIVER_VERSIONS),
@@ -134,7 +134,7 @@ def _put(path: Path, text: str) -> Path:
 
 
 def _entry(package: Path, folder: Path) -> str:
-    """One paragraph of the repository's index."""
+    """Return one paragraph of the repository's index."""
     data = package.read_bytes()
     fields = output(["dpkg-deb", "--field", package])
     return (

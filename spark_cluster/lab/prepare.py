@@ -19,7 +19,7 @@ from spark_cluster.lab.standin_layer import standin_layer
 
 @dataclass(frozen=True)
 class Prepared:
-    """What there is to boot nodes from, or will be once it has been made."""
+    """The prepared files to boot nodes from, or those that will exist once prepared."""
 
     base: Artefact
     standins: Artefact

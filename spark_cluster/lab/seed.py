@@ -1,4 +1,4 @@
-"""What a node has of its own before its first boot: name, addresses, keys. Then only roles add."""
+"""The things a node has before its first boot: name, addresses, keys. Roles add the remainder."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def remember_host_keys(node: NodeLayout) -> None:
 
 
 def write_known_hosts(layout: Layout, nodes: list[NodeLayout]) -> None:
-    """What a laptop that trusts the lab's nodes has in its known_hosts."""
+    """Write the known_hosts of a laptop that trusts the lab's nodes."""
     layout.known_hosts.write_text("".join(node.known_hosts.read_text() for node in nodes))
 
 

@@ -56,5 +56,5 @@ def run(
 
 
 def output(argv: Sequence[str | Path]) -> str:
-    """What a program printed, without the trailing newline."""
+    """Return what a program printed, without the trailing newline."""
     return run(argv).stdout.rstrip("\n")

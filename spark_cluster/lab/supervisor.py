@@ -1,4 +1,4 @@
-"""Keeps one node running: `python -m spark_cluster.lab.supervisor NAME` (started by the lab).
+"""Supervisor of one node: `python -m spark_cluster.lab.supervisor NAME` (started by the lab).
 
 It holds a lock for as long as it lives, gives the node a fresh network at each boot, starts it
 again when it reboots, and ends when it powers off. SIGTERM: an orderly power-off.
@@ -29,7 +29,7 @@ NSPAWN_ENVIRONMENT = {
 
 
 def command(node: NodeLayout) -> list[str]:
-    """How the node is booted."""
+    """Return the command that boots the node."""
     binds = (node.directory / BINDS_FILE).read_text().split()
     return [
         "systemd-nspawn",
@@ -50,7 +50,7 @@ def command(node: NodeLayout) -> list[str]:
 
 
 class Supervisor:
-    """One node's power supply."""
+    """The power supply of one node."""
 
     def __init__(self, layout: Layout, node: NodeLayout, nodes: list[NodeLayout]) -> None:
         self.layout, self.node, self.nodes = layout, node, nodes

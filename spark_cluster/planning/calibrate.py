@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.planning.robust import System, Undecided
+from spark_cluster.planning.robust import System, Undecided, require_libraries
 from spark_cluster.planning.speed import decode as decoding
 from spark_cluster.planning.speed import prefill as prefilling
 from spark_cluster.planning.speed.constants import LIMITS, SCHEMA, Constants
@@ -24,7 +24,7 @@ DISTINCT = 0.05
 fitted before it; with less, noise decides."""
 
 STRANGE = 3.0
-"""Points this many times off are not of the model, quantisation or TP that the user named."""
+"""Points this many times off are not of the model, quantization or TP that the user named."""
 
 FAR = 0.25
 """A point whose time the fit still misses by more than this is worth a look by the user."""
@@ -35,7 +35,7 @@ MINOR = frozenset({"eta_kv", "attention_tflops"})
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement.
+    """A measurement.
 
     Attributes:
         metric: decode_tok_s of one request, tokens/s; ttfr_ms of one request alone, ms.
@@ -71,7 +71,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a fit gave.
+    """The result of a fit.
 
     Attributes:
         fitted: names of the constants that the points decide.
@@ -79,7 +79,7 @@ class Calibration:
         before: mean absolute relative error with the constants that were there before.
         after: the same with the fitted ones.
         left_out: the same of each point by a fit without it; None when too few points are left.
-        far_off: points that the fit does not describe, in words.
+        far_off: points that the fit does not describe, as text.
     """
 
     constants: Constants
@@ -91,9 +91,9 @@ class Calibration:
     left_out: float | None
     far_off: tuple[str, ...] = ()
 
-    def document(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """The content of a calibration file."""
-        usual, values = Constants().document(), self.constants.document()
+        usual, values = Constants().to_dict(), self.constants.to_dict()
         return {
             "schema": SCHEMA,
             "constants": {n: round(v, 6) for n, v in values.items() if v != usual[n]},
@@ -110,7 +110,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class _Term:
-    """One constant in the equations.
+    """A constant in the equations.
 
     Attributes:
         column: what the formulas multiply with its coefficient, of a point.
@@ -137,8 +137,9 @@ class _Term:
 
 
 def is_read_bound(point: Point, constants: Constants | None = None) -> bool:
-    """Whether a prefill is so short that reading the weights decides; it tells nothing then of how
-    fast the chip computes."""
+    """Return whether a prefill is so short that reading the weights dominates; then it shows
+    nothing of how fast the chip computes.
+    """
     if point.metric != "ttfr_ms":
         return False
     constants = constants or Constants()
@@ -148,15 +149,16 @@ def is_read_bound(point: Point, constants: Constants | None = None) -> bool:
 
 
 def calibrate(points: Sequence[Point], constants: Constants | None = None) -> Calibration:
-    """Fits what the points identify.
+    """Fit the constants that the points identify.
 
     Args:
         constants: where to start from and what stays; ours when not given.
 
     Raises:
         UsageError: there are too few points, or they contradict what they are said to be.
-        Failed: no sensible constants describe them.
+        Failed: no sensible constants describe them, or the extra `calibrate` is not installed.
     """
+    require_libraries()
     start = constants or Constants()
     points = [point for point in points if not is_read_bound(point, start)]
     if len(points) < 2:
@@ -198,7 +200,7 @@ def _far_off(points: Iterable[Point], constants: Constants) -> Iterable[str]:
             decodes = point.metric == "decode_tok_s"
             expected = f"{1 / time:.1f} tok/s" if decodes else f"{time * 1e3:,.0f} ms"
             measured = f"{point.value:.1f}" if decodes else f"{point.value:,.0f}"
-            yield f"{point.label}: {measured} measured, {expected} expected even so"
+            yield f"{point.label}: {measured} measured, {expected} expected with this fit"
 
 
 def _own_link(constants: Constants) -> Constants:
@@ -229,7 +231,7 @@ def _must_be_plausible(points: Sequence[Point], constants: Constants) -> None:
 
 
 def _terms(points: Sequence[Point]) -> list[_Term]:
-    """All constants that can be fitted, those first that explain most."""
+    """Return all constants that can be fitted, those first that explain most."""
     bandwidth = Constants().bandwidth
 
     def decoded(what: Callable[[decoding.Step], float]) -> Callable[[Point], float]:
@@ -288,18 +290,12 @@ def _identified(
     """Numbers of the constants that the points tell apart, and why the others stay."""
     active: list[int] = []
     kept: dict[str, str] = {}
-    seen: list[list[float]] = []
     count = len(system.rows)
     for k, term in enumerate(terms):
-        column = [row[k] for row in system.rows]
-        size = math.sqrt(sum(x * x for x in column))
+        size = math.hypot(*(row[k] for row in system.rows))
         if size == 0:
             continue
-        rest = column
-        for other in seen:
-            share = sum(x * y for x, y in zip(rest, other, strict=True))
-            rest = [x - share * y for x, y in zip(rest, other, strict=True)]
-        left = math.sqrt(sum(x * x for x in rest))
+        left = system.unexplained(k, active)
         # It has to differ from the others by more than the noise of the points, too.
         if left < DISTINCT * size or left / math.sqrt(count) < DISTINCT / 5:
             kept[term.name] = "the points do not tell it apart from the others"
@@ -307,7 +303,6 @@ def _identified(
             kept[term.name] = "there are too few points for it"
         else:
             active.append(k)
-            seen.append([x / left for x in rest])
     _drop_what_misleads(system, terms, active, base, kept)
     return active, kept
 

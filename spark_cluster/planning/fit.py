@@ -6,17 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spark_cluster.launch import Launch, finite
-from spark_cluster.planning import kv, memory
-from spark_cluster.planning.geometry import Geometry
-from spark_cluster.planning.memory import GIB
-from spark_cluster.planning.room import Room
+from spark_cluster.config import engines
+from spark_cluster.config.launch import Launch, finite
+from spark_cluster.models import Geometry, memory
+from spark_cluster.models.memory import GIB
+from spark_cluster.models.weights import load_peak_bytes
+from spark_cluster.planning import kv
+from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.serving import Serving, of_launch
-from spark_cluster.planning.weights import load_peak_bytes
 
 RUNTIME_GIB = 6.0
 """Neither weights nor cache: activations, vision profiling, graphs. 6.15 and 5.88 GiB in two logs
-at 2,048 batched tokens (DGX Spark part 7 and 9), 6.6 at 65,536 in a third."""
+at 2,048 batched tokens (source: muninn-gemma4-26b, muninn-gemma4-31b), 6.6 at 65,536 in a third."""
 
 RUNTIME_GIB_PER_TOKEN = 0.6 / (65536 - 2048)
 
@@ -28,13 +29,13 @@ BUSY_GIB = 8.0
 
 BATCHED_TOKENS = 2048
 """vLLM's default on GB10. GPUs of 70 GiB and more get 8,192, but it asks NVML what they have, which
-does not answer on GB10 (vLLM pull request 57378, open in September 2026). The KV tokens that 0.19
-logged fit this and not 8,192, too (part 9)."""
+does not answer on GB10 (source: vllm-57378). The KV tokens that 0.19 logged fit this and not 8,192,
+too (source: muninn-gemma4-31b)."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What one launch takes on each of its nodes, GiB a node unless said otherwise.
+    """The memory that a launch takes on each of its nodes, GiB a node unless said otherwise.
 
     Attributes:
         weights_gib: when loaded; `peak_gib` is the most while loading.
@@ -48,7 +49,7 @@ class Fit:
 
     launch: Launch
     serving: Serving
-    rooms: tuple[Room, ...]
+    rooms: tuple[NodeMemory, ...]
     weights_gib: float
     peak_gib: float
     runtime_gib: float
@@ -66,7 +67,7 @@ class Fit:
 
     @property
     def reserved_gib(self) -> float:
-        """What a server holds on each node."""
+        """The memory that a server holds on each node."""
         return self.weights_gib + self.kv_gib + self.runtime_gib
 
     @property
@@ -75,8 +76,8 @@ class Fit:
         return context_length(self.launch, self.serving.geometry)
 
 
-def fit(launch: Launch, geometry: Geometry, rooms: Sequence[Room], weights_gib: float) -> Fit:
-    """What a launch takes on nodes like these.
+def fit(launch: Launch, geometry: Geometry, rooms: Sequence[NodeMemory], weights_gib: float) -> Fit:
+    """Compute what a launch takes on nodes like these.
 
     Args:
         launch: with a --gpu-memory-utilization or --kv-cache-memory-bytes of its own, or without.
@@ -84,7 +85,7 @@ def fit(launch: Launch, geometry: Geometry, rooms: Sequence[Room], weights_gib: 
         weights_gib: of the whole model and its drafter.
 
     Raises:
-        UsageError: a quantisation or a type of KV cache that is not known, or heads that cannot be
+        UsageError: a quantization or a type of KV cache that is not known, or heads that cannot be
             divided over so many nodes.
     """
     serving = of_launch(launch, geometry)
@@ -137,7 +138,7 @@ def batched_tokens(launch: Launch) -> int:
 
 
 def _asked_gib(launch: Launch, serving: Serving) -> float:
-    """KV for as many requests of full length as were asked for; one when nobody said."""
+    """KV for as many requests of full length as were asked for; one when none is given."""
     requests = int(launch.number("max-num-seqs") or 1)
     length = context_length(launch, serving.geometry)
     if length < 1:
@@ -150,7 +151,7 @@ def _share(
 ) -> tuple[float | None, float]:
     """The share and what it leaves for the cache, GiB.
 
-    Where nobody says how many requests there will be, all that is safe is for the cache.
+    Where the number of requests is not given, all that is safe is for the cache.
     """
     given = kv_bytes_given(launch)
     if given is not None:
@@ -182,7 +183,7 @@ def _cache(launch: Launch, serving: Serving, kv_gib: float) -> kv.KvCache | None
 
 
 def _rule(launch: Launch, serving: Serving) -> kv.Options:
-    """All of a launch that its cache depends on."""
+    """Return everything in a launch that its cache depends on."""
     block = launch.number("block-size")
     return kv.Options(
         kv_dtype=serving.kv_dtype,
@@ -210,8 +211,8 @@ def _on_cpu(launch: Launch) -> bool:
     return any(name.startswith("VLLM_CPU_") for name in launch.env)
 
 
-def _shape(launch: Launch, geometry: Geometry, rooms: Sequence[Room]) -> list[str]:
-    """What no memory mends."""
+def _shape(launch: Launch, geometry: Geometry, rooms: Sequence[NodeMemory]) -> list[str]:
+    """Return the problems that more memory cannot solve."""
     found = []
     if len(rooms) < launch.tp:
         found.append(f"tensor-parallel size {launch.tp} needs {launch.tp} nodes, one GPU each")
@@ -236,8 +237,8 @@ def _memory(fitted: Fit) -> list[str]:
     return found
 
 
-def _on_node(fitted: Fit, room: Room) -> list[str]:
-    """What a node has too little of, the first reason only."""
+def _on_node(fitted: Fit, room: NodeMemory) -> list[str]:
+    """Return what a node has too little of, the first reason only."""
     held = f"; {room.held_gib:.1f} GiB are held by {_names(room)}" if room.held else ""
     reserved = fitted.reserved_gib if fitted.share is None else fitted.share * room.total_gib
     gate = memory.gate_gib(room.available_gib)
@@ -257,7 +258,7 @@ def _on_node(fitted: Fit, room: Room) -> list[str]:
         left = room.available_gib - reserved - memory.OUTSIDE_GIB
         return [
             f"{room.name}: {reserved:.1f} of {room.available_gib:.1f} GiB available, and "
-            f"{memory.OUTSIDE_GIB:g} that vLLM takes beside its share, would leave "
+            f"{memory.OUTSIDE_GIB:g} that vLLM takes in addition, would leave "
             f"{max(left, 0):.1f} for everything else; below {memory.RESERVE_GIB:g} a Spark stops "
             f"answering{held}"
         ]
@@ -291,7 +292,7 @@ def _disk(fitted: Fit) -> list[str]:
 
 
 def disk_gib(fitted: Fit) -> float:
-    """What the model's files take: as many bytes as are loaded at first, on every node."""
+    """Return the size of the model's files: as many bytes as are loaded at first, on every node."""
     return fitted.peak_gib * fitted.launch.tp
 
 
@@ -303,6 +304,7 @@ def _remarks(fitted: Fit) -> list[str]:
             dropped = f"{cached:.1f} GiB of page cache are dropped before the start"
             found.append(f"{room.name}: {dropped}")
     found += _drafter_remarks(fitted.launch)
+    found += _engine_remarks(fitted.launch)
     if _on_cpu(fitted.launch):
         found.append(
             "it is made for the CPU build of vLLM, and the speeds are those of a Spark's GPU"
@@ -337,6 +339,17 @@ def _drafter_remarks(launch: Launch) -> list[str]:
     return ["the KV cache of the drafter's own layers is not counted: somewhat fewer tokens fit"]
 
 
+def _engine_remarks(launch: Launch) -> list[str]:
+    """Say where figures are carried over from vLLM to another engine."""
+    dialect = engines.dialect(launch.engine)
+    if dialect.planned:
+        return []
+    return [
+        f"{dialect.title} is experimental here: memory beside the weights, KV cache and speeds are "
+        "reckoned as for vLLM, so their ranges are wider"
+    ]
+
+
 def kv_knob_bytes(fitted: Fit) -> int:
     """The cache's size as --kv-cache-memory-bytes, rounded down to 64 MiB.
 
@@ -346,5 +359,5 @@ def kv_knob_bytes(fitted: Fit) -> int:
     return math.floor(fitted.kv_gib * 16) * 64 * 1024**2
 
 
-def _names(room: Room) -> str:
+def _names(room: NodeMemory) -> str:
     return ", ".join(sorted({f"{p.name} (pid {p.pid})" for p in room.held}))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from spark_cluster.launch import Launch
+from spark_cluster.config.launch import Launch
+from spark_cluster.models import Geometry
 from spark_cluster.planning.fit import Fit, fit
-from spark_cluster.planning.geometry import Geometry
-from spark_cluster.planning.room import Room
+from spark_cluster.planning.room import NodeMemory
 
 SHARE = "gpu-memory-utilization"
 AUTO = "gpu_memory_utilization: auto"
@@ -32,13 +32,13 @@ class Nearest:
     change: str
     why: str
 
-    def document(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, str]:
         """As in `plan --json`."""
         return {"change": self.change, "why": self.why}
 
 
 def nearest(
-    fitted: Fit, geometry: Geometry, rooms: Sequence[Room], largest_tp: int
+    fitted: Fit, geometry: Geometry, rooms: Sequence[NodeMemory], largest_tp: int
 ) -> list[Nearest]:
     """The smallest changes that make it fit, each tried; nothing when none does.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spark_cluster.issues.finding import Finding
+from spark_cluster.known_issues.match import KnownIssueMatch
 from spark_cluster.planning.fit import Fit, disk_gib, kv_knob_bytes
 from spark_cluster.planning.nearest import Nearest
 from spark_cluster.planning.speed.constants import Constants
@@ -18,7 +18,7 @@ COPY_GB_S = 0.8
 """Node to node over the fabric, GB/s (parallel plain streams, a 16 GiB file)."""
 
 DOWNLOAD_GB_S = 0.1
-"""Taken for the hub, GB/s; nobody can know it beforehand."""
+"""Assumed for the hub, GB/s; it cannot be known beforehand."""
 
 LOAD_GIB_S = (0.13, 0.19)
 """From disk into memory, GiB/s: 48.07 GiB in 371 s and 15.76 in 84 s (vLLM's default loader)."""
@@ -26,7 +26,7 @@ LOAD_GIB_S = (0.13, 0.19)
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast it will be.
+    """The predicted speed.
 
     Attributes:
         context, prompt: tokens for which the figures are.
@@ -40,16 +40,16 @@ class Speed:
     drafted: Speculative | None
     prefill: Prefill
 
-    def document(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As in `--json`."""
         best = self.drafted or self.decode
         return {
-            "decode_tok_s": best.request.document(),
-            "decode_total_tok_s": best.total.document(),
-            "decode_without_drafter_tok_s": self.decode.request.document(),
+            "decode_tok_s": best.request.to_dict(),
+            "decode_total_tok_s": best.total.to_dict(),
+            "decode_without_drafter_tok_s": self.decode.request.to_dict(),
             "bytes_per_token": round(self.decode.bytes_per_token),
-            "prefill_tok_s": self.prefill.tokens_s.document(),
-            "ttfr_s": self.prefill.seconds.document(3),
+            "prefill_tok_s": self.prefill.tokens_s.to_dict(),
+            "ttfr_s": self.prefill.seconds.to_dict(3),
             "context": self.context,
             "prompt": self.prompt,
             "concurrency": self.concurrency,
@@ -59,7 +59,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `plan` says.
+    """The result of `plan`.
 
     Attributes:
         title: the recipe's name, or the model of a command line.
@@ -70,23 +70,23 @@ class Plan:
     title: str
     fit: Fit
     speed: Speed
-    issues: tuple[Finding, ...]
+    issues: tuple[KnownIssueMatch, ...]
     nearest: tuple[Nearest, ...]
     reasons: tuple[str, ...]
 
     @property
-    def goes(self) -> bool:
-        """Whether it can work, as far as anybody knows."""
+    def feasible(self) -> bool:
+        """True if it can work, as far as known."""
         return not self.reasons and not any(i.severity == "error" for i in self.issues)
 
-    def document(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As in `plan --json`."""
         fit, cache = self.fit, self.fit.cache
         return {
             "recipe": self.title,
             "tp": fit.launch.tp,
             "fits": not self.reasons,
-            "goes": self.goes,
+            "feasible": self.feasible,
             "reasons": list(self.reasons),
             "remarks": list(fit.remarks),
             "gpu_memory_utilization": fit.share,
@@ -101,19 +101,19 @@ class Plan:
             "kv_rule": cache.rule if cache else None,
             "max_concurrency": round(cache.max_concurrency, 2) if cache else 0,
             "max_model_len": fit.max_model_len,
-            **self.speed.document(),
+            **self.speed.to_dict(),
             "times_s": {name: round(value) for name, value in times(fit).items()},
             "disk_gib": round(disk_gib(fit), 1),
             "nodes": [
                 {
-                    **room.document(),
+                    **room.to_dict(),
                     "reserved_gib": round(fit.reserved_gib, 2),
                     "vram_mib": round(fit.reserved_gib * 1024),
                 }
                 for room in fit.rooms
             ],
-            "nearest": [near.document() for near in self.nearest],
-            "issues": [issue.document() for issue in self.issues],
+            "nearest": [near.to_dict() for near in self.nearest],
+            "issues": [issue.to_dict() for issue in self.issues],
         }
 
 
@@ -126,7 +126,7 @@ def speed(
     concurrency: int = 1,
     acceptance: Sequence[float] = (),
 ) -> Speed:
-    """How fast a launch will be.
+    """Predict how fast a launch will be.
 
     Args:
         context: tokens in each request's cache, in the middle of its answer.
@@ -153,7 +153,7 @@ def speed(
 
 
 def times(fit: Fit) -> dict[str, float]:
-    """How long it takes before it serves, seconds; downloads at an assumed rate."""
+    """Predict how long it takes before it serves, seconds; downloads at an assumed rate."""
     gb = disk_gib(fit) * 1.0737
     found = {"download": gb / DOWNLOAD_GB_S}
     if fit.launch.tp > 1:

@@ -1,4 +1,4 @@
-"""Makes plans: of a recipe or of a command line, for nodes that were asked or assumed."""
+"""Plans of a recipe or of a command line, for nodes that were asked or assumed."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_cluster import issues
+from spark_cluster import models as shapes
+from spark_cluster.config.launch import Launch
+from spark_cluster.config.recipe_schema import MOST_NODES
+from spark_cluster.config.yamlfile import described
 from spark_cluster.errors import UsageError
 from spark_cluster.facts.model import Facts
-from spark_cluster.launch import Launch, of_recipe
-from spark_cluster.planning import geometry as shapes
+from spark_cluster.models.memory import GIB
+from spark_cluster.models.weights import memory_bytes
 from spark_cluster.planning.fit import Fit, fit
-from spark_cluster.planning.memory import GIB
 from spark_cluster.planning.nearest import Nearest, nearest
 from spark_cluster.planning.plan import Plan, speed
 from spark_cluster.planning.purpose import Advice, Purpose, Users, advise
-from spark_cluster.planning.room import Room
+from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.constants import Constants, load_constants
 from spark_cluster.planning.speed.serving import of_launch
-from spark_cluster.planning.weights import memory_bytes
-from spark_cluster.userfiles.recipe_file import MOST_NODES
-from spark_cluster.userfiles.yamlfile import described
 
 if TYPE_CHECKING:
-    from spark_cluster.project import Project
-    from spark_cluster.recipe import Recipe
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.loader.project import Project
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is planned.
+    """The subject of a plan.
 
     Attributes:
         sizes: fewest and most nodes that it is known to run on.
@@ -60,12 +59,12 @@ class Question:
     concurrency: int = 1
 
 
-def of_a_recipe(recipe: Recipe, tp: int) -> Subject:
-    """A recipe at a size, also one that it is not known to run at (which the plan then says)."""
+def of_a_recipe(recipe: Recipe, launch: Launch) -> Subject:
+    """A recipe's launch at a size, also one that it is not known to run at (the plan says so)."""
     directory = recipe.model.directory
     return Subject(
         recipe.name,
-        of_recipe(recipe, tp),
+        launch,
         (recipe.tensor_parallel.min, recipe.tensor_parallel.max),
         tuple(recipe.drafter.acceptance) if recipe.drafter else (),
         (directory,) if directory else (),
@@ -111,8 +110,9 @@ class Planner:
         return shapes.find(launch.model, self.project.folder, base=launch.base)
 
     def weights_gib(self, subject: Subject, geometry: shapes.Geometry) -> float:
-        """Of the whole model and its drafter: of the files where they are on this machine and are
-        loaded as they are, else as a server logged it, else computed."""
+        """Return the weights of the whole model and its drafter, GiB: of the files where they are
+        on this machine and are loaded as they are, else as a server logged it, else computed.
+        """
         launch, found = subject.launch, None
         if launch.quantization != "fp8-online":
             here = shapes.model_folder(launch.model, [self.project.folder])
@@ -132,22 +132,22 @@ class Planner:
             return memory_bytes(drafter, "bf16") / GIB
         return 0.0
 
-    def fit(self, subject: Subject, rooms: Sequence[Room]) -> Fit:
-        """What the launch takes on the first `tp` of the nodes.
+    def fit(self, subject: Subject, rooms: Sequence[NodeMemory]) -> Fit:
+        """Compute what the launch takes on the first `tp` of the nodes.
 
         Raises:
             UsageError: the model's shape is known nowhere, or cannot be divided so.
         """
         return self._fit(subject, self.geometry(subject), rooms)
 
-    def _fit(self, subject: Subject, geometry: shapes.Geometry, rooms: Sequence[Room]) -> Fit:
+    def _fit(self, subject: Subject, geometry: shapes.Geometry, rooms: Sequence[NodeMemory]) -> Fit:
         launch = subject.launch
         return fit(launch, geometry, rooms[: launch.tp], self.weights_gib(subject, geometry))
 
     def plan(
         self,
         subject: Subject,
-        rooms: Sequence[Room],
+        rooms: Sequence[NodeMemory],
         question: Question,
         facts: Sequence[Facts] = (),
     ) -> Plan:
@@ -178,17 +178,19 @@ class Planner:
         near = nearest(fitted, geometry, rooms, subject.sizes[1]) if fitted.reasons else []
         if not fitted.reasons and reasons:
             near = [Nearest(f"--tp {_allowed(subject)}", "a size that the recipe is known to run")]
-        found = issues.lint(launch, geometry, facts)
+        from spark_cluster.known_issues.rules import lint
+
+        found = lint(launch, geometry, facts)
         return Plan(subject.title, fitted, fast, tuple(found), tuple(near), reasons)
 
     def advise(
         self,
         subject: Subject,
-        rooms: Sequence[Room],
+        rooms: Sequence[NodeMemory],
         question: Question,
         purpose: Purpose,
     ) -> Advice:
-        """Which use of two nodes serves a purpose best, for `question.concurrency` users."""
+        """Return which use of two nodes serves a purpose best, for `question.concurrency` users."""
         geometry = self.geometry(subject)
         weights = self.weights_gib(subject, geometry)
         users = Users(question.concurrency, question.context, question.prompt, subject.acceptance)

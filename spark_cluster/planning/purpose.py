@@ -1,4 +1,4 @@
-"""What two Sparks are best used for: one of them, both together, or one replica on each."""
+"""The best use of two Sparks: one of them, both together, or one replica on each."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
+from spark_cluster.config.launch import Launch
 from spark_cluster.errors import UsageError
-from spark_cluster.launch import Launch
+from spark_cluster.models import Geometry
 from spark_cluster.planning.fit import Fit, fit
-from spark_cluster.planning.geometry import Geometry
 from spark_cluster.planning.plan import speed
-from spark_cluster.planning.room import Room
+from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.constants import Constants
 
 Purpose = Literal["latency", "throughput", "capacity"]
@@ -29,7 +29,7 @@ LIMITS = ("gpu-memory-utilization", "kv-cache-memory-bytes", "max-num-seqs")
 
 @dataclass(frozen=True)
 class Topology:
-    """One way to use the nodes.
+    """A way to use the nodes.
 
     Attributes:
         name: `one`, `tp2` or `replicas`.
@@ -50,7 +50,7 @@ class Topology:
     requests: float
     why_not: tuple[str, ...]
 
-    def document(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As in `plan --for ... --json`."""
         return {
             "name": self.name,
@@ -66,7 +66,7 @@ class Topology:
 
 @dataclass(frozen=True)
 class Advice:
-    """Which one serves a purpose best, and why; `best` is None when none fits.
+    """The topology that serves a purpose best, and why; `best` is None when none fits.
 
     Attributes:
         needs: flags of the best one that the launch does not have.
@@ -79,7 +79,7 @@ class Advice:
     topologies: tuple[Topology, ...]
     needs: tuple[str, ...] = ()
 
-    def document(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As in `plan --for ... --json`."""
         return {
             "for": self.purpose,
@@ -87,12 +87,12 @@ class Advice:
             "best": self.best.name if self.best else None,
             "why": self.why,
             "needs": list(self.needs),
-            "topologies": [topology.document() for topology in self.topologies],
+            "topologies": [topology.to_dict() for topology in self.topologies],
         }
 
 
 def replica_gain(users: int) -> float:
-    """What two replicas give over one Spark with so many users, as a factor."""
+    """Return the gain of two replicas over one Spark with so many users, as a factor."""
     if users >= REPLICAS[-1][0]:
         return REPLICAS[-1][1]
     for (low, at_low), (high, at_high) in pairwise(REPLICAS):
@@ -103,7 +103,7 @@ def replica_gain(users: int) -> float:
 
 @dataclass(frozen=True)
 class Users:
-    """Who asks: how many at a time, tokens in each one's cache, tokens of a prompt."""
+    """The users: how many at a time, tokens in each one's cache, tokens of a prompt."""
 
     count: int
     context: int
@@ -116,13 +116,13 @@ def advise(
     users: Users,
     launch: Launch,
     geometry: Geometry,
-    rooms: Sequence[Room],
+    rooms: Sequence[NodeMemory],
     *,
     weights_gib: float,
     constants: Constants,
     sizes: tuple[int, int] = (1, 2),
 ) -> Advice:
-    """One Spark, both together or a replica on each, for users at the same time.
+    """Compare one Spark, both together and a replica on each, for users at the same time.
 
     Args:
         launch: at any size; it is tried at 1 and 2, each time with all the memory that is safe
@@ -139,7 +139,7 @@ def advise(
 
     roomy = launch.without_flags(*LIMITS)
 
-    def topology(name: str, title: str, tp: int, nodes: Sequence[Room]) -> Topology:
+    def topology(name: str, title: str, tp: int, nodes: Sequence[NodeMemory]) -> Topology:
         fitted = fit(roomy.at_size(tp), geometry, nodes, weights_gib)
         fast = speed(
             fitted,
@@ -217,7 +217,7 @@ def _choose(purpose: Purpose, found: Sequence[Topology]) -> tuple[Topology | Non
         return best, f"{said}; nothing else fits"
     one = found[0]
     if best is one:
-        return best, f"{said}; a second Spark brings nothing for this"
+        return best, f"{said}; a second Spark gives no gain for this"
     return (
         best,
         said if one.why_not else f"{said}, {figure(best) / figure(one):.2f} times one Spark",

@@ -1,4 +1,4 @@
-"""What a node has to give: its memory and disk, and who holds what of it."""
+"""The resources of a node: its memory and disk, and who holds what of it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_cluster.facts.model import Facts, Memory, Process
-from spark_cluster.planning.memory import GIB, GIB_KIB
+from spark_cluster.models.memory import GIB, GIB_KIB
 
 SPARK = Memory(total_kib=127_600_748, available_kib=123_731_900)
 """A Spark after boot without a desktop (current firmware): 121.69 GiB, 118 of them available."""
 
 
 @dataclass(frozen=True)
-class Room:
-    """One node.
+class NodeMemory:
+    """The memory of one node.
 
     Attributes:
         memory: of the whole machine, the GPU's too.
         held: processes that hold GPU memory now.
         disk_free_gib: of the root file system; None when it is not known.
         has_model: the model's files are there already.
-        assumed: nobody asked a node.
+        assumed: no node was asked.
     """
 
     name: str
@@ -42,10 +42,10 @@ class Room:
 
     @property
     def held_gib(self) -> float:
-        """What processes hold of the GPU's memory."""
+        """The GPU memory that processes hold."""
         return sum(p.used_mib or 0 for p in self.held) / 1024
 
-    def document(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As in `plan --json`."""
         return {
             "name": self.name,
@@ -57,17 +57,17 @@ class Room:
         }
 
 
-def assumed(count: int, available_gib: float | None = None) -> list[Room]:
-    """Sparks that nobody asked: idle, without a desktop, unless told how much is available."""
+def assumed(count: int, available_gib: float | None = None) -> list[NodeMemory]:
+    """Return assumed Sparks: idle, without a desktop, unless the available memory is given."""
     memory = SPARK
     if available_gib is not None:
         memory = Memory(SPARK.total_kib, round(available_gib * GIB_KIB))
-    return [Room(f"spark{n}", memory, assumed=True) for n in range(1, count + 1)]
+    return [NodeMemory(f"spark{n}", memory, assumed=True) for n in range(1, count + 1)]
 
 
-def of_facts(name: str, facts: Facts, held: Iterable[Process], *, has_model: bool) -> Room:
+def of_facts(name: str, facts: Facts, held: Iterable[Process], *, has_model: bool) -> NodeMemory:
     """A node that was asked."""
-    return Room(
+    return NodeMemory(
         name,
         facts.memory,
         tuple(held),

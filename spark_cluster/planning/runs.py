@@ -1,4 +1,4 @@
-"""Reads the user's own measurements: llama-benchy's JSON, or points in a CSV or JSON file.
+"""The user's own measurements: llama-benchy's JSON, or points in a CSV or JSON file.
 
 Points are rows (CSV with a header, or JSON as `{"points": [{...}, ...]}`) with
 
@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
+from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import InvalidFile
 from spark_cluster.planning.calibrate import Point
 from spark_cluster.planning.speed.serving import Serving
-from spark_cluster.userfiles.suggest import did_you_mean
-from spark_cluster.userfiles.yamlfile import shown
 
 MAX_BYTES = 64 << 20
 """A result with all its time series stays far below this."""
@@ -42,7 +42,7 @@ _COLUMNS = ("metric", "value", "prompt", "context", "concurrency", *_OF_RUN)
 
 @dataclass
 class Runs:
-    """What a file holds.
+    """The contents of a file of runs.
 
     Attributes:
         left_out: measurements that are no use, each with the reason.
@@ -79,7 +79,7 @@ def read_runs(path: Path, ask: Ask, *, decoding: bool = True) -> Runs:
     if not decoding:
         kept = [point for point in runs.points if point.metric != "decode_tok_s"]
         runs.left_out += [
-            f"{p.label}: decoded with a drafter, and the result does not tell the acceptance"
+            f"{p.label}: decoded with a drafter, and the result does not contain the acceptance"
             for p in runs.points
             if p.metric == "decode_tok_s"
         ]
@@ -90,7 +90,7 @@ def read_runs(path: Path, ask: Ask, *, decoding: bool = True) -> Runs:
 def _text(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise _invalid(path, f"larger than {MAX_BYTES >> 20} MiB; that is no result file")
+            raise _invalid(path, f"larger than {MAX_BYTES >> 20} MiB; that is not a result file")
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise _invalid(path, "found a binary file, expected JSON or CSV") from None
@@ -102,7 +102,7 @@ def _json(path: Path, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise _invalid(path, f"is no JSON: {error}") from None
+        raise _invalid(path, f"is not JSON: {error}") from None
     except RecursionError:
         raise _invalid(path, "nested too deeply") from None
 
@@ -166,11 +166,11 @@ def _csv_rows(path: Path, text: str) -> list[Any]:
     try:
         rows: list[Any] = list(csv.DictReader(text.splitlines(), strict=True))
     except csv.Error as error:
-        raise _invalid(path, f"is no CSV: {error}") from None
+        raise _invalid(path, f"is not CSV: {error}") from None
     if rows and "test_name" in rows[0]:
         raise _invalid(
             path,
-            "llama-benchy's CSV does not tell the prompt of a decode figure",
+            "llama-benchy's CSV does not contain the prompt of a decode figure",
             "run it with --format json, or write points (metric,value,prompt,context,...)",
         )
     return rows

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.resources.base import (
+from spark_cluster.node.values import (
     InvalidResource,
     LaptopFile,
     Missing,
-    Resource,
     ResourceError,
     Secret,
     Skip,
     Unknown,
-    resource_class,
 )
+from spark_cluster.resources.base import Resource, resource_class
 
 if TYPE_CHECKING:
     from spark_cluster.resources.authorized_key import AuthorizedKey
@@ -44,7 +43,9 @@ if TYPE_CHECKING:
     from spark_cluster.resources.ssh_key import SshKey
     from spark_cluster.resources.swap import Swap
     from spark_cluster.resources.sysctl import Sysctl
+    from spark_cluster.resources.unit import Unit
     from spark_cluster.resources.user import User
+    from spark_cluster.resources.virtual_environment import VirtualEnvironment
 
 __all__ = [
     "AuthorizedKey",
@@ -81,8 +82,10 @@ __all__ = [
     "SshKey",
     "Swap",
     "Sysctl",
+    "Unit",
     "Unknown",
     "User",
+    "VirtualEnvironment",
 ]
 
 

@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import ResourceError
+from spark_cluster.node import units
+from spark_cluster.node.values import ResourceError
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Completed, Host
+    from spark_cluster.node.host import Completed, Host
 
 APT_S = 3600.0
 LOCK_WAIT_S = 120.0
-OFFLINE = "check the node's network, DNS and proxy (`apt-get update` on the node tells more)"
+OFFLINE = "check the node's network, DNS and proxy (`apt-get update` on the node shows more)"
 
 _LISTS = ("/var/lib/apt/periodic/update-success-stamp", "/var/lib/apt/lists/partial")
 _ENV = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l"}
@@ -72,7 +73,7 @@ def apt(host: Host, *arguments: str) -> Completed:
     """
     told: set[str] = set()
 
-    def heard(line: str) -> None:
+    def on_output(line: str) -> None:
         holder = _holder(line)
         if holder and holder not in told:
             told.add(holder)
@@ -82,13 +83,13 @@ def apt(host: Host, *arguments: str) -> Completed:
 
     def run() -> Completed:
         argv = ("apt-get", *_OPTIONS, *arguments)
-        return host.run_unit(host.current, argv, env=_ENV, timeout=APT_S, heard=heard)
+        return units.run(host, host.current, argv, env=_ENV, timeout=APT_S, on_output=on_output)
 
     done = patiently(host, run)
     if "dpkg --configure -a" in done.stderr:
         host.progress("dpkg was interrupted earlier: repairing with dpkg --configure -a")
         argv = ("dpkg", "--force-confdef", "--force-confold", "--configure", "-a")
-        repaired = host.run_unit(host.current, argv, env=_ENV, timeout=APT_S)
+        repaired = units.run(host, host.current, argv, env=_ENV, timeout=APT_S)
         repaired.check("dpkg was interrupted earlier, and repairing it failed")
         host.journal.record(host.current, "repaired", what="an interrupted dpkg")
         done = run()
@@ -108,7 +109,7 @@ def patiently(host: Host, run: Callable[[], Completed]) -> Completed:
 
 
 def update(host: Host) -> str:
-    """Refresh apt's lists; one source that fails is told of, not fatal: others may suffice."""
+    """Refresh apt's lists; one source that fails is reported, not fatal: others may suffice."""
     host.progress("apt-get update")
     done = apt(host, "update")
     if _LOCKED.search(done.stderr):
@@ -157,6 +158,6 @@ def explained(done: Completed, doing: str) -> None:
 
 
 def _holder(text: str) -> str:
-    """Who holds a lock, as apt says it; empty when it does not."""
+    """Return who holds a lock, as apt says it; empty when it does not."""
     found = _HOLDER.search(text)
     return f"{found[3]} (process {found[2]}), which holds {found[1]}" if found else ""

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import InvalidResource, Missing, Resource, ResourceError, State
+from spark_cluster.node.values import InvalidResource, Missing, ResourceError
+from spark_cluster.resources.base import Resource, State
 from spark_cluster.resources.file import sha256, unified
 from spark_cluster.resources.group import valid_name
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 KEY_TYPES = (
     "ssh-ed25519",
@@ -38,7 +39,7 @@ _FOLDER, _FILE = ".ssh", "authorized_keys"
 
 @dataclass(frozen=True)
 class AuthorizedKey(Resource):
-    """One key in a user's `~/.ssh/authorized_keys` (made, with its folder, for that user only).
+    """A key in a user's `~/.ssh/authorized_keys` (created, with its folder, for that user only).
 
     Other lines, their order, options and comments stay byte for byte. A key that is there with
     another comment counts as present, and so does one with options unless `options` is given.
@@ -67,7 +68,6 @@ class AuthorizedKey(Resource):
         AuthorizedKey("nvidia", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI... me@laptop")
     """
 
-    noun = "key"
     reverts = ""
 
     user: str
@@ -84,12 +84,12 @@ class AuthorizedKey(Resource):
             raise InvalidResource(f"AuthorizedKey of {self.user}: state {self.state!r} is unknown")
         if self.sole and (self.state == "absent" or not _comment(self.key)):
             raise InvalidResource(
-                f"AuthorizedKey of {self.user}: sole goes with state present and a comment"
+                f"AuthorizedKey of {self.user}: sole needs state present and a comment"
             )
         fits = self.sole and self.options is not None
         if self.own_comments and not (fits and _comment(self.key).startswith(self.own_comments)):
             raise InvalidResource(
-                f"AuthorizedKey of {self.user}: own_comments goes with sole, options and a comment "
+                f"AuthorizedKey of {self.user}: own_comments needs sole, options and a comment "
                 "that begins so"
             )
         for option in self.options or ():
@@ -198,7 +198,7 @@ class AuthorizedKey(Resource):
                 os.close(folder)
 
     def _content(self, host: Host, folder: int | None) -> bytes:
-        """All of authorized_keys; in check mode with what earlier resources will have put in."""
+        """Return all of authorized_keys; in check mode with what earlier resources will add."""
         shown = self._shown(host)
         if host.check and (shown in host.overlay.files or shown in host.overlay.opaque):
             return host.read(shown) or b""
@@ -213,7 +213,7 @@ class AuthorizedKey(Resource):
         handle = os.open(_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
         with os.fdopen(handle, "rb") as file:
             if os.fstat(handle).st_ino != found.st_ino:
-                raise ResourceError(f"{shown} was exchanged meanwhile; run again")
+                raise ResourceError(f"{shown} was replaced meanwhile; run again")
             return file.read()
 
     def _is_mine(self, line: bytes) -> bool:
@@ -221,13 +221,13 @@ class AuthorizedKey(Resource):
         return (kind, blob) == parse_key(self.key) and "cert-authority" not in options
 
     def _is_former(self, line: bytes) -> bool:
-        """With `sole`: another key with the same comment."""
+        """Return whether, with `sole`, this is another key with the same comment."""
         text = line.decode(errors="replace")
         same = self.sole and _comment(text) == _comment(self.key)
         return same and bool(split_line(text)[1]) and not self._is_mine(line)
 
     def _is_our_own(self, line: bytes) -> bool:
-        """With `sole`: a line with our comment, or that of a machine that was renamed since."""
+        """Return whether, with `sole`, a line has our comment or that of a renamed machine."""
         comment = _comment(line.decode(errors="replace"))
         return comment == _comment(self.key) or self._is_earlier_name(comment)
 
@@ -236,7 +236,7 @@ class AuthorizedKey(Resource):
         return begins and comment != _comment(self.key)
 
     def _must_be_ours(self, host: Host, content: bytes) -> None:
-        """With `sole`, raise ResourceError where others' lines would get these options."""
+        """Raise ResourceError where, with `sole`, lines of others would get these options."""
         if not self.sole or self.options is None:
             return
         for number, line in enumerate(content.split(b"\n"), 1):
@@ -249,7 +249,7 @@ class AuthorizedKey(Resource):
                     f"{_comment(self.key)!r} stands there as {comment!r}; its options are left as "
                     "they are",
                     "two machines have one key, or one of them claims the key of the other: look "
-                    "at the machine, or remove the line if it is none of yours",
+                    "at the machine, or remove the line if it is not yours",
                 )
 
     def _state(self, content: bytes) -> str:
@@ -343,7 +343,7 @@ def split_line(line: str) -> tuple[str, str, str]:
 
 
 def _comment(line: str) -> str:
-    """What stands after the key."""
+    """Return what stands after the key."""
     blob = split_line(line)[2]
     return line.partition(blob)[2].strip() if blob else ""
 
@@ -370,7 +370,7 @@ def _opened(folder: str) -> Iterator[int]:
 
 
 def _look(folder: int | None) -> os.stat_result | None:
-    """What is at authorized_keys, without following a link."""
+    """Return what is at authorized_keys, without following a link."""
     if folder is None:
         return None
     try:

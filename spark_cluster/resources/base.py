@@ -1,118 +1,29 @@
 """The one idea: a resource is the desired state of one thing, and can check and change itself.
 
-Resources are declared on the laptop and run on the node, so this module and every module beside
+Resources are declared on the laptop and run on the node, so this module and every module next to
 it import the standard library only (Python >= 3.10).
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import dataclasses
-import hashlib
 import importlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from spark_cluster.node.project_code import PROJECT_RESOURCES
+from spark_cluster.node.values import Blob, InvalidResource, Secret
+
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 State = dict[str, Any]
 """Attribute to JSON value: what is true (`observe`) or shall be true (`desired`)."""
 
 REGISTRY: dict[str, type[Resource]] = {}
-
-
-class InvalidResource(ValueError):
-    """A resource was declared with values that can never work; raised on construction."""
-
-
-class ResourceError(Exception):
-    """A resource cannot be observed or changed: what happened, and what to do.
-
-    Args:
-        message: one line that names the thing.
-        hint: what to do next.
-    """
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-
-
-class Missing(ResourceError):
-    """Something this resource stands on is not there.
-
-    In check mode, when an earlier resource will make it, the verdict is `unknown (after: ...)`;
-    otherwise it is a failure.
-
-    Args:
-        claim: what is missing, as another resource `provides()` it, e.g. `user:nvidia`.
-    """
-
-    def __init__(self, claim: str, message: str, hint: str = "") -> None:
-        super().__init__(message, hint)
-        self.claim = claim
-
-
-class Unknown(Exception):
-    """What this resource will do can only be known by doing it (check mode)."""
-
-
-class Skip(Exception):
-    """This resource is left as it is, although it differs; the text says why (`skipped`)."""
-
-
-class RebootNeeded(Exception):
-    """The document stops here: the laptop reboots the node and sends the rest."""
-
-
-class Secret(str):
-    """Text that never appears in an argument list, a log, a diff or the journal."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "Secret(***)"
-
-
-@dataclass(frozen=True)
-class Blob:
-    """Content that stays on the laptop until the node says that it lacks it.
-
-    Args:
-        sha256: hex digest.
-        size: bytes.
-    """
-
-    sha256: str
-    size: int
-
-
-@dataclass(frozen=True)
-class LaptopFile:
-    """Content of a file of the laptop; of any size, since little of it is in memory at a time.
-
-    What is sent is a Blob; the file is read when a node lacks it.
-
-    Args:
-        path: on the laptop.
-    """
-
-    path: Path
-
-    def blob(self) -> Blob:
-        """Its digest and size now. Raises OSError when it cannot be read."""
-        found, size = hashlib.sha256(), 0
-        with self.path.open("rb") as source:
-            while piece := source.read(1 << 20):
-                found.update(piece)
-                size += len(piece)
-        return Blob(found.hexdigest(), size)
 
 
 @dataclass(frozen=True)
@@ -123,9 +34,8 @@ class Resource:
         tags: names for `--tags` and `--skip-tags`; the role's name is always one of them.
     """
 
-    noun: ClassVar[str] = ""
     reverts: ClassVar[str] = "what it did stays"
-    """What `revert` does not put back; empty when the files that it changed are all there is."""
+    """What `revert` does not undo; empty when the files that it changed are all there is."""
 
     tags: tuple[str, ...] = field(default=(), kw_only=True)
 
@@ -142,7 +52,7 @@ class Resource:
 
     @property
     def name(self) -> str:
-        """What this resource is about: its first own field, e.g. a path."""
+        """The subject of this resource: its first own field, e.g. a path."""
         first = next(f for f in dataclasses.fields(self) if f.name != "tags")
         return str(getattr(self, first.name))
 
@@ -155,7 +65,7 @@ class Resource:
         """Raise InvalidResource when the declared values can never work."""
 
     def provides(self) -> tuple[str, ...]:
-        """What will exist after this resource, for the overlay of check mode."""
+        """Return what will exist after this resource, for the overlay of check mode."""
         return ()
 
     def triggers(self) -> tuple[str, ...]:
@@ -176,15 +86,15 @@ class Resource:
         """
         raise NotImplementedError
 
-    def owes(self, host: Host) -> bool:
-        """Whether it must act because of a trigger that has changed since it last did."""
-        return host.owed(self.id)
+    def must_act(self, host: Host) -> bool:
+        """Return whether it must act because a trigger has changed since it last did."""
+        return host.has_pending_restart(self.id)
 
     def permit(self, host: Host, changes: Mapping[str, tuple[Any, Any]]) -> str:
         """Called when something is to be changed, in check mode too.
 
         Returns:
-            What to say beside the changes; mostly nothing.
+            Return remarks in addition to the changes; mostly none.
 
         Raises:
             Skip: leave it as it is.
@@ -207,7 +117,7 @@ class Resource:
         """A unified diff of what will change, or nothing."""
         return ""
 
-    def settled(self, host: Host) -> State:
+    def state_after(self, host: Host) -> State:
         """The state after `converge`; what still differs from `desired` is a failure."""
         return self.observe(host)
 
@@ -255,16 +165,38 @@ def valid_mode(mode: int | None, what: str) -> None:
 
 
 def resource_class(name: str) -> type[Resource] | None:
-    """The class of a resource's type; `AuthorizedKey` is in `authorized_key.py` beside this file.
+    """Return the class of a resource's type, or None: `AuthorizedKey` is in `authorized_key.py`,
+    next to this file or among the resources of the user's project.
 
     Looked up when it is used, so that a run imports only what it needs. A class is in REGISTRY
     before the rest of its module was run: the import waits for a thread that is at that.
     """
-    if re.fullmatch(r"[A-Z][A-Za-z0-9]*", name):
-        module = f"{__package__}.{re.sub(r'(?<!^)(?=[A-Z])', '_', name).lower()}"
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(REGISTRY[name].__module__ if name in REGISTRY else module)
+    if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name):
+        return None
+    if name in REGISTRY:
+        _import(REGISTRY[name].__module__)
+    for package in (__package__, PROJECT_RESOURCES):
+        if name not in REGISTRY:
+            _import(f"{package}.{module_name(name)}")
     return REGISTRY.get(name)
+
+
+def module_name(name: str) -> str:
+    """Return the name of the module that has a class.
+
+    >>> module_name("AuthorizedKey")
+    'authorized_key'
+    """
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def _import(module: str) -> None:
+    """Import a module if it exists; what it lacks itself is an error."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
 
 
 def to_wire(resource: Resource) -> dict[str, Any]:
@@ -300,7 +232,7 @@ def _encode(value: Any) -> Any:
 
 
 def _marked(value: Any) -> Any:
-    """What JSON has no type for, in an object that names it."""
+    """Encode a type that JSON does not have, in an object that names it."""
     if isinstance(value, Secret):
         return {"$secret": str(value)}
     if isinstance(value, bytes):

@@ -7,12 +7,13 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.resources.base import InvalidResource, Resource, ResourceError, State
+from spark_cluster.node.values import InvalidResource, ResourceError
+from spark_cluster.resources.base import Resource, State
 from spark_cluster.resources.docker import docker, inspect
 from spark_cluster.resources.image import REF
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Completed, Host
+    from spark_cluster.node.host import Completed, Host
 
 LABEL = "spark-cluster.dockerfile"
 BUILD_S = 4 * 3600.0
@@ -53,8 +54,6 @@ class BuiltImage(Resource):
         BuiltImage("local/vllm:fixed", "FROM vllm/vllm-openai:v0.20.1\\nRUN ...")
     """
 
-    noun = "image"
-
     ref: str
     dockerfile: str = field(default="")
 
@@ -69,7 +68,7 @@ class BuiltImage(Resource):
 
     @property
     def hash(self) -> str:
-        """Of the Dockerfile."""
+        """The hash of the Dockerfile."""
         return hashlib.sha256(self.dockerfile.encode()).hexdigest()
 
     def desired(self) -> State:
@@ -84,7 +83,7 @@ class BuiltImage(Resource):
     def converge(self, host: Host, actual: State) -> None:
         host.progress(f"building {self.ref}")
 
-        def heard(line: str) -> None:
+        def on_output(line: str) -> None:
             if _STEP.match(line):
                 host.progress(f"{self.ref}: {line}")
 
@@ -94,7 +93,7 @@ class BuiltImage(Resource):
             *("--tag", self.ref, "-"),
             stdin=self.dockerfile.encode(),
             timeout=BUILD_S,
-            heard=heard,
+            on_output=on_output,
             long=True,
         )
         if done.status != 0:

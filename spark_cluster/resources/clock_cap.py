@@ -6,10 +6,11 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import InvalidResource, Resource, State
+from spark_cluster.node.values import InvalidResource
+from spark_cluster.resources.base import Resource, State
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 QUERY = ("nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits")
 
@@ -67,7 +68,7 @@ class ClockCap(Resource):
             f"systemctl restart {self.unit}.service"
         )
 
-    def settled(self, host: Host) -> State:
+    def state_after(self, host: Host) -> State:
         until = time.monotonic() + _FALLS_WITHIN_S
         while True:
             state = self.observe(host)

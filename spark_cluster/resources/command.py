@@ -6,19 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import (
-    InvalidResource,
-    Resource,
-    ResourceError,
-    Secret,
-    State,
-    Unknown,
-    absolute,
-    ids,
-)
+from spark_cluster.node import units
+from spark_cluster.node.values import InvalidResource, ResourceError, Secret, Unknown
+from spark_cluster.resources.base import Resource, State, absolute, ids
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Completed, Host
+    from spark_cluster.node.host import Completed, Host
 
 RETRY_S = 2.0
 """Seconds before the first further try; each next one waits twice as long, a minute at most."""
@@ -39,17 +32,17 @@ class Command(Resource):
         reads: it changes nothing: it runs on every run, in check mode too, and its output is in
             the result.
         when_changed: it runs when one of these (resources of the same document) was changed.
-        env: variables beside PATH, LANG and HOME; Secrets go here or into `stdin`.
+        env: variables in addition to PATH, LANG and HOME; Secrets go here or into `stdin`.
         stdin: what it reads.
         user: run as this user.
         timeout_s: seconds; then it is ended with all that it started.
         must_finish: not ended when the laptop is gone, but at `timeout_s`; for what takes seconds.
         long: it runs in a systemd unit of its own, which goes on when the laptop is gone; the
             next run waits for it, or takes its result. For what takes minutes.
-        survives: with `long`: it goes on; otherwise it is ended with the laptop's run.
+        detach: with `long`: it goes on; otherwise it is ended with the laptop's run.
         retries: how often to try again when it fails, and why that is right: `(3, "the vendor's
             server often refuses the first connection")`; each time is shown.
-        also_ok: exit statuses beside 0 that count as success.
+        also_ok: exit statuses other than 0 that count as success.
         makes: what will exist afterwards, for check mode (see `Resource.provides`).
 
     Example:
@@ -68,7 +61,7 @@ class Command(Resource):
     timeout_s: float = field(default=300.0, kw_only=True)
     must_finish: bool = field(default=False, kw_only=True)
     long: bool = field(default=False, kw_only=True)
-    survives: bool = field(default=True, kw_only=True)
+    detach: bool = field(default=True, kw_only=True)
     retries: tuple[int, str] | None = field(default=None, kw_only=True)
     also_ok: tuple[int, ...] = field(default=(), kw_only=True)
     makes: tuple[str, ...] = field(default=(), kw_only=True)
@@ -96,10 +89,10 @@ class Command(Resource):
     def _validate_running(self) -> None:
         if self.long and (self.reads or self.must_finish):
             raise InvalidResource(
-                f"Command {self.title!r}: long goes neither with reads nor with must_finish"
+                f"Command {self.title!r}: long cannot be combined with reads or must_finish"
             )
-        if not self.survives and not self.long:
-            raise InvalidResource(f"Command {self.title!r}: survives=False goes with long only")
+        if not self.detach and not self.long:
+            raise InvalidResource(f"Command {self.title!r}: detach=False needs long=True")
         if self.retries is None:
             return
         if not _is_reasoned(self.retries):
@@ -125,7 +118,7 @@ class Command(Resource):
         if self.unless:
             return {"done": host.run(self.unless, timeout=self.timeout_s).status == 0}
         if self.when_changed:
-            return {"done": not host.owed(self.id)}
+            return {"done": not host.has_pending_restart(self.id)}
         if host.check:
             raise Unknown("it runs on every run")
         return {"done": False}
@@ -133,7 +126,7 @@ class Command(Resource):
     def converge(self, host: Host, actual: State) -> None:
         self._patiently(host)
 
-    def settled(self, host: Host) -> State:
+    def state_after(self, host: Host) -> State:
         if self.creates is None and not self.unless:
             return {"done": True}
         return self.observe(host)
@@ -159,15 +152,16 @@ class Command(Resource):
 
     def _start(self, host: Host) -> Completed:
         if self.long:
-            return host.run_unit(
+            return units.run(
+                host,
                 self.id,
                 self.argv,
                 stdin=host.content(self.stdin),
                 env=self.env,
                 timeout=self.timeout_s,
                 user=self.user,
-                survives=self.survives,
-                recorded=self.creates is None and not self.unless,
+                detach=self.detach,
+                reuse_result=self.creates is None and not self.unless,
             )
         return host.run(
             self.argv,
@@ -180,7 +174,7 @@ class Command(Resource):
 
 
 def _is_reasoned(retries: object) -> bool:
-    """Whether it is a count and a reason."""
+    """Return whether it is a count and a reason."""
     if not isinstance(retries, tuple) or len(retries) != 2:
         return False
     count, reason = retries

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import hashlib
 import json
-import os
 import re
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.resources.base import (
-    InvalidResource,
-    Missing,
-    Resource,
-    ResourceError,
-    Secret,
-    State,
-    Unknown,
-    absolute,
-    differences,
-    ids,
-)
+from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret, Unknown
+from spark_cluster.resources import secret_files
+from spark_cluster.resources.base import Resource, State, absolute, differences, ids
 from spark_cluster.resources.docker import docker, inspect
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
-SECRETS = "/var/lib/spark-cluster/secrets"
 SPEC, ARGV = "spark-cluster.spec", "spark-cluster.argv"
 STAYS_S = 2.0
 """Seconds that a container must run after its start; it is looked at at least once."""
@@ -44,10 +30,10 @@ RESTARTS = ("no", "always", "unless-stopped", "on-failure")
 
 @dataclass(frozen=True)
 class Container(Resource):
-    """A container, made anew whenever something of it is not as declared.
+    """A container, created again whenever something of it is not as declared.
 
     It is converged when it runs, was made by the same arguments, and its image is the one that
-    the reference names now. A container that merely stopped is made anew as well, so that a mount
+    the reference names now. A stopped container is created again as well, so that a mount
     or device that changed meanwhile is right again.
 
     Args:
@@ -71,7 +57,7 @@ class Container(Resource):
         restart: `no`, `always`, `unless-stopped` or `on-failure`.
         labels: more labels.
         stop_timeout_s: seconds it has to end before it is killed.
-        restart_when: resources of the same document whose change makes it anew.
+        restart_when: resources of the same document whose change creates it again.
         state: `running` or `absent`.
 
     Raises:
@@ -83,7 +69,6 @@ class Container(Resource):
                   mounts=("/srv/models:/models:ro",), gpus="all", restart_when=(env_file,))
     """
 
-    noun = "container"
     reverts = "the container stays as it is"
 
     container: str
@@ -118,7 +103,7 @@ class Container(Resource):
         if self.state == "running" and not self.image:
             raise self._invalid("no image is given")
         if self.restart.partition(":")[0] not in RESTARTS:
-            raise self._invalid(f"restart {self.restart!r} is none of {', '.join(RESTARTS)}")
+            raise self._invalid(f"restart {self.restart!r} is not one of {', '.join(RESTARTS)}")
         if self.shm_size and self.ipc == "host":
             raise self._invalid("shm_size has no effect with ipc='host'")
         self._validate_texts()
@@ -148,7 +133,7 @@ class Container(Resource):
             state["image"] = "current" if same else "not the one that the reference names now"
         else:
             self._image_id(host)
-        maker = host.pending(f"image:{self.image}")
+        maker = host.will_provide(f"image:{self.image}")
         if maker is not None:
             raise Unknown(f"after: {maker}")
         if differences(state, self.desired()):
@@ -162,7 +147,8 @@ class Container(Resource):
             self._remove(host)
         # Only now, with no container left: otherwise a run that dies in between would leave one
         # that still reads the old secret while the file has the new one.
-        self._write_secrets(host)
+        files = self.secret_files if self.state == "running" else {}
+        secret_files.write(host, self.container, files)
         if self.state == "running":
             self._start(host)
 
@@ -179,7 +165,7 @@ class Container(Resource):
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """What comes after `docker run -d`, without our labels, always in one order."""
+        """The arguments after `docker run -d`, without our labels, always in one order."""
         words = ["--name", self.container, "--pull", "never", "--restart", self.restart]
         words += ["--stop-timeout", str(self.stop_timeout_s)]
         if self.init:
@@ -202,7 +188,8 @@ class Container(Resource):
         words += [w for k, v in sorted(self.ulimits.items()) for w in ("--ulimit", f"{k}={v}")]
         words += [w for m in self.mounts for w in ("--mount", _mount(m))]
         for path in sorted(self.secret_files):
-            words += ["--mount", _mount(f"{secret_path(self.container, path)}:{path}:ro")]
+            source = secret_files.secret_path(self.container, path)
+            words += ["--mount", _mount(f"{source}:{path}:ro")]
         words += [w for k, v in sorted(self.labels.items()) for w in ("--label", f"{k}={v}")]
         words += [w for k, v in sorted(self.env.items()) for w in ("--env", f"{k}={v}")]
         return (*words, self.image, *self.command)
@@ -256,6 +243,9 @@ class Container(Resource):
 
     # -- node ----------------------------------------------------------------------------------
 
+    def _secrets(self, host: Host) -> str:
+        return secret_files.compare(host, self.container, self.secret_files)
+
     def _image_id(self, host: Host) -> str:
         done = docker(host, "image", "inspect", "-f", "{{.Id}}", self.image)
         if done.status != 0 and "no such" in done.stderr.lower():
@@ -264,13 +254,13 @@ class Container(Resource):
                 f"container {self.container}: the image {self.image} is not on this node",
                 "declare an Image before it",
             )
-        return done.check(f"looking at image {self.image}").stdout.strip()
+        return done.check(f"inspecting image {self.image}").stdout.strip()
 
     def _need_sources(self, host: Host) -> None:
         """Mount sources and devices are there: Docker itself would only fail later."""
         sources = [_split(m)[0] for m in self.mounts] + [d.partition(":")[0] for d in self.devices]
         for source in sources:
-            if not host.path(source).exists() and not host.pending(f"path:{source}"):
+            if not host.path(source).exists() and not host.will_provide(f"path:{source}"):
                 raise Missing(
                     f"path:{source}",
                     f"container {self.container}: {source} does not exist on the node",
@@ -309,7 +299,7 @@ class Container(Resource):
                 return
 
     def _ended(self, host: Host, found: State) -> ResourceError:
-        """It ended at once: end its restarts too, and say what it said."""
+        """Stop the restarts of a container that ended at once, and report its output."""
         log = docker(host, "logs", "--tail", "20", self.container)
         docker(host, "stop", "-t", "0", self.container)
         if found["state"] == "running":  # again: how it ended is known only now
@@ -322,42 +312,6 @@ class Container(Resource):
             f"`docker logs {self.container}` on the node has all of it",
         )
 
-    # -- secrets -------------------------------------------------------------------------------
-
-    def _folder(self, host: Host) -> Path:
-        return host.path(f"{SECRETS}/{self.container}")
-
-    def _secrets(self, host: Host) -> str:
-        """Whether the files on the node are those declared: `as declared`, `others` or `none`."""
-        folder = self._folder(host)
-        if not folder.is_dir():
-            return "none"
-        found = {p.name: p.read_bytes() for p in folder.iterdir()}
-        wanted = {_file(path): value.encode() for path, value in self.secret_files.items()}
-        return "as declared" if found == wanted and wanted else "others"
-
-    def _write_secrets(self, host: Host) -> None:
-        """Not through `host.write`: the journal would keep the old secret."""
-        folder = self._folder(host)
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(folder)
-        if self.state == "absent" or not self.secret_files:
-            return
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.parent.chmod(0o700)
-        folder.mkdir(mode=0o700)
-        for path, value in self.secret_files.items():
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            with os.fdopen(os.open(folder / _file(path), flags, 0o600), "wb") as out:
-                out.write(value.encode())
-                out.flush()
-                os.fsync(out.fileno())
-
-
-def secret_path(container: str, path: str) -> str:
-    """Where the node keeps the secret file that a container sees as `path`."""
-    return f"{SECRETS}/{container}/{_file(path)}"
-
 
 def _split(mount: str) -> tuple[str, str, str]:
     source, _, rest = mount.partition(":")
@@ -368,11 +322,6 @@ def _split(mount: str) -> tuple[str, str, str]:
 def _mount(mount: str) -> str:
     source, target, mode = _split(mount)
     return f"type=bind,source={source},target={target}" + (",readonly" if mode == "ro" else "")
-
-
-def _file(path: str) -> str:
-    """The name on the node of the file that a container sees as `path`."""
-    return f"{path.rsplit('/', 1)[1]}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
 
 
 def _told(found: Mapping[str, Any] | None) -> State:

@@ -6,19 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.resources.base import (
-    InvalidResource,
-    Resource,
-    ResourceError,
-    State,
-    Unknown,
-    absolute,
-    valid_mode,
-)
-from spark_cluster.resources.file import observe_path, owner_ids
+from spark_cluster.node.values import InvalidResource, Unknown
+from spark_cluster.resources.base import Resource, State, absolute, valid_mode
+from spark_cluster.resources.file import expect_kind, observe_path, owner_ids
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 
 @dataclass(frozen=True)
@@ -74,22 +67,18 @@ class Directory(Resource):
 
     def observe(self, host: Host) -> State:
         state = observe_path(host, self.path, needs_parent=False)
-        maker = host.pending(f"path:{self.path}")
+        maker = host.will_provide(f"path:{self.path}")
         if state["kind"] == "absent" and self.state == "present" and maker is not None:
             raise Unknown(f"after: {maker}")  # it makes it, with a mode of its own
-        if state["kind"] not in ("absent", "directory"):
-            raise ResourceError(
-                f"{self.path} is a {state['kind']}, not a directory",
-                "move it away first; it is not removed",
-            )
+        expect_kind("directory", self.path, state)
         return state
 
     def permit(self, host: Host, changes: Mapping[str, tuple[Any, Any]]) -> str:
-        """Say before it is removed that it cannot be put back."""
-        from spark_cluster.agent.journal import why_not_kept  # only known on the node
+        """Warn before it is removed that it cannot be restored."""
+        from spark_cluster.node.journal import why_not_kept  # only known on the node
 
         why = why_not_kept(host.path(self.path)) if self.state == "absent" and self.keep else ""
-        said = f"{self.path} is removed for good, revert cannot put it back: {why}" if why else ""
+        said = f"{self.path} is removed permanently, revert cannot restore it: {why}" if why else ""
         if host.check or not said:
             return said
         host.note(said)
@@ -103,7 +92,7 @@ class Directory(Resource):
         host.directory(self.path, mode=self.mode, uid=uid, gid=gid)
 
     def plan(self, host: Host, actual: State) -> None:
-        """What is removed is absent for later resources, and what was removed is there again."""
+        """Record what is absent for later resources, and what exists again after a removal."""
         if self.state == "present":
             host.overlay.files.pop(self.path, None)
             return

@@ -6,10 +6,11 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import InvalidResource, Resource, ResourceError, State, absolute
+from spark_cluster.node.values import InvalidResource, ResourceError
+from spark_cluster.resources.base import Resource, State, absolute
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 GIB = 1024**3
 
@@ -37,7 +38,9 @@ class DiskSpace(Resource):
     def validate(self) -> None:
         absolute(self.path, "DiskSpace")
         if isinstance(self.free_gib, bool) or not 0 < self.free_gib < 1e6:
-            raise InvalidResource(f"DiskSpace {self.path}: {self.free_gib!r} is no number of GiB")
+            raise InvalidResource(
+                f"DiskSpace {self.path}: {self.free_gib!r} is not a number of GiB"
+            )
 
     def desired(self) -> State:
         return {"enough": True}
@@ -55,10 +58,10 @@ class DiskSpace(Resource):
             raise ResourceError(
                 f"the disk of {self.path} has {free:.1f} GiB free of {size:.0f} GiB; "
                 f"{self.free_gib:g} GiB are needed{purpose}",
-                f"`du -xh {shown} | sort -h | tail` shows what takes it; unused images go with "
-                "`docker image prune -a`",
+                f"`du -xh {shown} | sort -h | tail` shows what takes it; "
+                "`docker image prune -a` removes unused images",
             )
         return {"enough": True}
 
     def converge(self, host: Host, actual: State) -> None:
-        """Nothing: it only looks."""
+        """Change nothing: it only observes."""

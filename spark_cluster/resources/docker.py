@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.resources.base import Missing, ResourceError
+from spark_cluster.node import units
+from spark_cluster.node.values import Missing, ResourceError
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Completed, Host
+    from spark_cluster.node.host import Completed, Host
 
 RUNNING = "running:docker.service"
 """What `Service("docker")` provides."""
@@ -21,7 +22,7 @@ def docker(
     host: Host,
     *arguments: str,
     timeout: float = 60.0,
-    heard: Callable[[str], None] | None = None,
+    on_output: Callable[[str], None] | None = None,
     long: bool = False,
     stdin: bytes = b"",
 ) -> Completed:
@@ -29,7 +30,7 @@ def docker(
 
     Args:
         timeout: seconds.
-        heard: is told each line of output as it comes.
+        on_output: gets each line of output as it comes.
         long: it goes on when the connection is cut, and the next run waits for it.
         stdin: what it reads.
 
@@ -48,9 +49,11 @@ def docker(
         )
     argv = ("docker", *arguments)
     if long:
-        done = host.run_unit(host.current, argv, stdin=stdin, timeout=timeout, heard=heard)
+        done = units.run(
+            host, host.current, argv, stdin=stdin, timeout=timeout, on_output=on_output
+        )
     else:
-        done = host.run(argv, stdin=stdin, timeout=timeout, heard=heard)
+        done = host.run(argv, stdin=stdin, timeout=timeout, on_output=on_output)
     said = done.stderr.lower()
     if done.status != 0 and any(text in said for text in _NO_DAEMON):
         raise Missing(RUNNING, *_why_down(host))
@@ -62,7 +65,7 @@ def docker(
 
 
 def inspect(host: Host, kind: str, name: str) -> dict[str, Any] | None:
-    """What `docker KIND inspect NAME` tells, or None when there is no such thing.
+    """Return what `docker KIND inspect NAME` prints, or None when there is no such object.
 
     Args:
         kind: `container` or `image`.
@@ -76,7 +79,7 @@ def inspect(host: Host, kind: str, name: str) -> dict[str, Any] | None:
         return found
     if "no such" in done.stderr.lower():
         return None
-    done.check(f"looking at {kind} {name}")
+    done.check(f"inspecting {kind} {name}")
     raise AssertionError  # pragma: no cover  (check raises)
 
 

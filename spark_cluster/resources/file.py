@@ -10,38 +10,35 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.resources.base import (
+from spark_cluster.node.values import (
     Blob,
     InvalidResource,
     LaptopFile,
     Missing,
-    Resource,
     ResourceError,
     Secret,
-    State,
     Unknown,
-    absolute,
-    valid_mode,
 )
+from spark_cluster.resources.base import Resource, State, absolute, valid_mode
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Completed, Host
+    from spark_cluster.node.host import Completed, Host
 
 
 DIFF_INPUT_LIMIT = 4 * 1024 * 1024
 """Bytes of a file, before and after, up to which a diff is made: it takes memory many times over.
-Of a larger one only the sizes are told."""
+Of a larger one only the sizes are shown."""
 
 NOT_RUN = (126, 127)
 """Status of `env` and of shells when the program cannot be run or is not there."""
 
-_SAID = {"directory": "directory", "special": "device, socket or pipe"}
+_SAID = {"special": "device, socket or pipe"}
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ class File(Resource):
             )
         if (self.content is None) == (self.state == "present"):
             raise InvalidResource(
-                f"File {self.path}: content goes with state present, and only there"
+                f"File {self.path}: content is required with state present, and only there"
             )
         if self.validate_with and "{}" not in self.validate_with:
             raise InvalidResource(f"File {self.path}: validate_with has no {{}} for the new file")
@@ -102,11 +99,7 @@ class File(Resource):
 
     def observe(self, host: Host) -> State:
         state = observe_path(host, self.path, needs_parent=self.state == "present")
-        if state["kind"] in ("directory", "special"):
-            raise ResourceError(
-                f"{self.path} is a {_SAID[state['kind']]}, not a file",
-                "move it away first; it is not removed",
-            )
+        expect_kind("file", self.path, state, replaces=("link",))
         return state
 
     def permit(self, host: Host, changes: Mapping[str, tuple[Any, Any]]) -> str:
@@ -121,9 +114,9 @@ class File(Resource):
         if not host.check or not self.validate_with or content is None:
             return ""
         if isinstance(content, Blob):
-            raise Unknown("its content has not come yet, so that it cannot be validated")
+            raise Unknown("its content is not known yet, so it cannot be validated")
         if host.which(self.validate_with[0]) is None:
-            raise Unknown(f"there is no {self.validate_with[0]} yet, by which it is validated")
+            raise Unknown(f"there is no {self.validate_with[0]} yet, which validates it")
         scratch = Path(tempfile.mkdtemp(prefix="spark-cluster-"))
         try:
             copy = scratch / self.path.rsplit("/", 1)[1]
@@ -215,7 +208,11 @@ def observe_path(host: Host, path: str, *, needs_parent: bool) -> State:
         parent = path.rsplit("/", 1)[0] or "/"
         if host.path(parent).is_file():
             raise ResourceError(f"{parent} is a file, so there is no {path} in it") from None
-        if needs_parent and not host.path(parent).is_dir() and not host.pending(f"path:{parent}"):
+        if (
+            needs_parent
+            and not host.path(parent).is_dir()
+            and not host.will_provide(f"path:{parent}")
+        ):
             raise Missing(
                 f"path:{parent}",
                 f"the folder {parent} does not exist",
@@ -232,6 +229,24 @@ def observe_path(host: Host, path: str, *, needs_parent: bool) -> State:
     if state["kind"] == "file":
         state["sha256"] = host.digest(path) or sha256(b"")
     return state
+
+
+def expect_kind(wanted: str, path: str, state: State, *, replaces: Collection[str] = ()) -> None:
+    """Check that nothing of another kind is in the way at `path`.
+
+    Args:
+        state: as `observe_path` returned it.
+        replaces: other kinds that the resource replaces.
+
+    Raises:
+        ResourceError: something is, which is never removed.
+    """
+    kind = state["kind"]
+    if kind not in ("absent", wanted, *replaces):
+        raise ResourceError(
+            f"{path} is a {_SAID.get(kind, kind)}, not a {wanted}",
+            "move it away first; it is not removed",
+        )
 
 
 def owner_ids(owner: str | None, group: str | None) -> tuple[int, int]:
@@ -257,7 +272,7 @@ def sha256(data: bytes) -> str:
 
 
 def sizes(path: str, before: int, after: int, what: str = "") -> str:
-    """What is told of a change of which no diff is shown; sizes in bytes."""
+    """Describe a change of which no diff is shown; sizes in bytes."""
     return f"{path}: {what}{before} bytes become {after} bytes\n"
 
 

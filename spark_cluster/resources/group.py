@@ -7,10 +7,11 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import InvalidResource, Resource, State
+from spark_cluster.node.values import InvalidResource
+from spark_cluster.resources.base import Resource, State
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 
 def valid_name(kind: str, name: str) -> None:
@@ -23,7 +24,7 @@ def valid_name(kind: str, name: str) -> None:
     if unfit or not name or len(name) > 256 or name in (".", "..") or name.isdigit():
         raise InvalidResource(
             f"{kind} {name!r}: a name has 1 to 256 characters, none of them : , / or a control "
-            "character, the first not - + ~ or a blank, and is no number"
+            "character, the first not - + ~ or a blank, and it is not a number"
         )
 
 
@@ -46,8 +47,6 @@ class Group(Resource):
     Example:
         Group("docker", system=True)
     """
-
-    noun = "group"
 
     group: str
     gid: int | None = field(default=None, kw_only=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.apt import NAME, explained, patiently, policy
-from spark_cluster.resources.base import InvalidResource, Missing, Resource, ResourceError, State
+from spark_cluster.resources.base import Resource, State
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,6 @@ class Hold(Resource):
         Hold("mlnx-fw-updater", if_known=True)
     """
 
-    noun = "hold"
     reverts = "what is held stays held"
 
     package: str
@@ -50,15 +50,15 @@ class Hold(Resource):
             raise ResourceError(
                 "this node has no apt-mark", "Hold is for Debian and Ubuntu; DGX OS is one"
             )
-        held = set(host.run(("apt-mark", "showhold")).check("asking for holds").stdout.split())
+        held = set(host.run(("apt-mark", "showhold")).check("listing holds").stdout.split())
         state = {name: "held" if name in held else "free" for name in self._names}
         for name in self._unknown(host, state):
-            if host.pending(f"package:{name}"):
+            if host.will_provide(f"package:{name}"):
                 raise Missing(f"package:{name}", f"apt knows no package {name} yet")
             if not self.if_known:
                 raise ResourceError(
                     f"apt knows no package {name}, so it cannot be held",
-                    "look at the name again, or declare if_known=True",
+                    "check the name, or declare if_known=True",
                 )
             state[name] = self._wanted
         return state
@@ -78,7 +78,7 @@ class Hold(Resource):
         return "held" if self.held else "free"
 
     def _unknown(self, host: Host, state: State) -> list[str]:
-        """Those that would have to be held and are in no list of apt's."""
+        """Return the packages to hold that apt does not know."""
         free = tuple(name for name, is_now in state.items() if is_now != "held")
         if not self.held or not free:
             return []

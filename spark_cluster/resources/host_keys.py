@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_cluster.agent.durable import sync, sync_folder
-from spark_cluster.resources.base import InvalidResource, Resource, State
+from spark_cluster.node.durable import sync, sync_folder
+from spark_cluster.node.values import InvalidResource
+from spark_cluster.resources.base import Resource, State
 from spark_cluster.resources.ssh_key import KINDS, generate
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 PREPARED = "/etc/ssh/spark-cluster-next"
 """Keys that are made and not in force, `KIND/key` and `KIND/key.pub`; for root only."""
@@ -26,11 +27,11 @@ PREPARED = "/etc/ssh/spark-cluster-next"
 
 @dataclass(frozen=True)
 class HostKeys(Resource):
-    """SSH host keys that are none of the others'; those that are shared are made anew.
+    """SSH host keys that differ from the others'; those that are shared are generated again.
 
     sshd goes on with the old ones until it is reloaded: declare a Service with `restart_when`.
     Connections that are open stay. A machine that knows the node would refuse it from then on:
-    with `prepare` the new keys are only made, so that it can be told of them first.
+    with `prepare` the new keys are only made, so that it learns of them first.
 
     Args:
         taken: public host keys of other machines, `TYPE BASE64`.
@@ -41,8 +42,7 @@ class HostKeys(Resource):
         HostKeys(taken=("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI...",))
     """
 
-    noun = "host keys"
-    reverts = "sshd shows the keys of now until it is reloaded; then accept the old ones with "
+    reverts = "sshd presents the current keys until it is reloaded; then accept the old ones with "
     reverts += "`spark-cluster trust --replace`"
 
     taken: tuple[str, ...] = field(default=(), kw_only=True)

@@ -6,11 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import InvalidResource, Resource, State, lines_of
+from spark_cluster.node.values import InvalidResource
+from spark_cluster.resources.base import Resource, State, lines_of
 from spark_cluster.resources.file import unified
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 FILE = "/etc/hostname"
 _LIVE = "/proc/sys/kernel/hostname"
@@ -27,8 +28,7 @@ class Hostname(Resource):
         Hostname("spark1")
     """
 
-    noun = "hostname"
-    reverts = "the name of now stays until the next boot"
+    reverts = "the current name stays until the next boot"
 
     hostname: str
 
@@ -56,7 +56,7 @@ class Hostname(Resource):
         if actual["at_boot"] != self.hostname:
             host.write(FILE, self._content(), mode=0o644)
         if actual["live"] != self.hostname:
-            host.run(("hostname", self.hostname)).check("naming the node")
+            host.run(("hostname", self.hostname)).check("setting the host name")
 
     def plan(self, host: Host, actual: State) -> None:
         host.overlay.files[FILE] = self._content()

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import InvalidResource, Missing, Resource, State, lines_of
+from spark_cluster.node.values import InvalidResource, Missing
+from spark_cluster.resources.base import Resource, State, lines_of
 from spark_cluster.resources.file import unified
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 HOSTS = "/etc/hosts"
 
@@ -64,7 +65,7 @@ class HostsEntry(Resource):
         return unified(HOSTS, host.read(HOSTS) or b"", self._after(host))
 
     def _is_in(self, words: list[str]) -> bool:
-        """Whether a line gives this name an IPv4 address."""
+        """Return whether a line gives this name an IPv4 address."""
         return self.host in words[1:] and ":" not in words[0]
 
     def _lines(self, host: Host) -> list[str]:

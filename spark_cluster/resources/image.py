@@ -8,18 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.resources.base import (
-    InvalidResource,
-    Missing,
-    Resource,
-    ResourceError,
-    State,
-    absolute,
-)
+from spark_cluster.node.values import InvalidResource, Missing, ResourceError
+from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.docker import docker, inspect
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Completed, Host
+    from spark_cluster.node.host import Completed, Host
 
 PULL_S = 4 * 3600.0
 LOAD_S = 3600.0
@@ -33,12 +27,12 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 _WHY = (
     (r"no matching manifest", "it is not built for this node's architecture", "choose another tag"),
-    (r"manifest unknown|not found", "the registry has no such tag", "look at the tag again"),
+    (r"manifest unknown|not found", "the registry has no such tag", "check the tag"),
     (r"toomanyrequests|rate limit", "the registry's rate limit is reached", "log in, or wait"),
     (
         r"unauthorized|denied|authentication required",
-        "the registry refuses: it is private, or there is no such repository",
-        "`docker login` on the node, or look at the name again",
+        "the registry denies access: it is private, or there is no such repository",
+        "`docker login` on the node, or check the name",
     ),
     (
         r"no such host|dial tcp|i/o timeout|unreachable|resolution|handshake timeout|refused",
@@ -65,8 +59,6 @@ class Image(Resource):
     Example:
         Image("vllm/vllm-openai:v0.12.0", digest="sha256:6f5e...")
     """
-
-    noun = "image"
 
     ref: str
     archive: str | None = field(default=None, kw_only=True)
@@ -106,7 +98,7 @@ class Image(Resource):
         if state.items() >= self.desired().items() or archive is None:
             return state
         claim = f"path:{archive}"
-        if not host.path(archive).is_file() and not host.pending(claim):
+        if not host.path(archive).is_file() and not host.will_provide(claim):
             raise Missing(claim, f"{archive}, to load {self.ref} from, does not exist")
         return state
 
@@ -174,8 +166,10 @@ class Image(Resource):
             wanted = f"{_without_tag(self.ref)}@{self._pin}"
         options = ("--platform", self.platform) if self.platform else ()
         host.progress(f"pulling {wanted}")
-        heard = _layers(self.ref, host.progress)
-        done = docker(host, "pull", *options, wanted, timeout=PULL_S, heard=heard, long=True)
+        on_output = _layers(self.ref, host.progress)
+        done = docker(
+            host, "pull", *options, wanted, timeout=PULL_S, on_output=on_output, long=True
+        )
         _explained(done, f"pulling {wanted}")
         if wanted != self.ref:
             docker(host, "tag", wanted, self.ref).check(f"naming {wanted} {self.ref}")
@@ -187,10 +181,10 @@ def _without_tag(ref: str) -> str:
 
 
 def _layers(ref: str, tell: Callable[[str], None]) -> Callable[[str], None]:
-    """A listener to `docker pull` that tells how many layers are there, when that changes."""
+    """Return a listener to `docker pull` that reports each change of the number of layers."""
     layers: dict[str, bool] = {}
 
-    def heard(line: str) -> None:
+    def on_output(line: str) -> None:
         said = re.match(r"([0-9a-f]{12}): (.+)", line)
         if not said:
             return
@@ -202,14 +196,14 @@ def _layers(ref: str, tell: Callable[[str], None]) -> Callable[[str], None]:
         if layers != before:
             tell(f"{ref}: {sum(layers.values())} of {len(layers)} layers")
 
-    return heard
+    return on_output
 
 
 def _explained(done: Completed, doing: str) -> None:
     """Raise ResourceError in plain words when `done` failed."""
     if done.status == 0:
         return
-    said = (done.stderr.strip() or done.stdout.strip() or "(docker said nothing)").splitlines()[-1]
+    said = (done.stderr.strip() or done.stdout.strip() or "(no output of docker)").splitlines()[-1]
     for pattern, why, hint in _WHY:
         if re.search(pattern, said, re.IGNORECASE):
             raise ResourceError(f"{doing}: {why}: {said}", hint)

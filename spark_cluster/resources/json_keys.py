@@ -7,19 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.resources.base import (
-    InvalidResource,
-    Missing,
-    Resource,
-    ResourceError,
-    Secret,
-    State,
-    absolute,
-)
+from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
+from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.file import unified
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 _UNSET = "(unset)"
 
@@ -84,7 +77,7 @@ class JsonKeys(Resource):
         content = host.read(self.path)
         if content is None:
             parent = self.path.rsplit("/", 1)[0] or "/"
-            if not host.path(parent).is_dir() and not host.pending(f"path:{parent}"):
+            if not host.path(parent).is_dir() and not host.will_provide(f"path:{parent}"):
                 raise Missing(
                     f"path:{parent}",
                     f"the folder {parent} does not exist",
@@ -97,7 +90,7 @@ class JsonKeys(Resource):
         except ValueError as error:
             raise ResourceError(
                 f"{self.path} is not valid JSON: {error}",
-                "mend it, or move it away; what it holds is not overwritten",
+                "repair it, or move it away; its content is not overwritten",
             ) from None
         if not isinstance(found, dict):
             raise ResourceError(f"{self.path} holds a {type(found).__name__}, not a JSON object")
@@ -110,7 +103,7 @@ class JsonKeys(Resource):
 
 
 def _plain(value: Any) -> Any:
-    """With lists for the tuples that the wire makes of them."""
+    """Convert tuples to lists, as the wire does."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
@@ -125,7 +118,7 @@ def _holds_secret(value: Any) -> bool:
 
 
 def _told(wanted: Any, found: Any) -> Any:
-    """What is at a key, as it may be shown: in the place of a secret there may be an older one."""
+    """Return what is at a key, as it may be shown: instead of a secret there may be an old one."""
     if found == _UNSET or not _holds_secret(wanted):
         return found
     return "as declared" if found == wanted else "another"

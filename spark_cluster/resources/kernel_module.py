@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import InvalidResource, Resource, ResourceError, State
+from spark_cluster.node.values import InvalidResource, ResourceError
+from spark_cluster.resources.base import Resource, State
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,6 @@ class KernelModule(Resource):
         KernelModule("nvidia_peermem")
     """
 
-    noun = "kernel module"
     reverts = "the module stays as it is until the next boot"
 
     module: str
@@ -100,7 +100,7 @@ class KernelModule(Resource):
         done = host.run(argv)
         if done.status == 0:
             return
-        said = (done.stderr.strip() or "(it said nothing)").splitlines()[-1]
+        said = (done.stderr.strip() or "(no output)").splitlines()[-1]
         if "not found" in said:
             raise ResourceError(
                 f"the running kernel has no module {self.module}: {said}",
@@ -110,4 +110,4 @@ class KernelModule(Resource):
             raise ResourceError(
                 f"the module {self.module} is in use: {said}", f"`lsmod | grep {self._name}` there"
             )
-        done.check(" ".join(argv), "`dmesg | tail` on the node may say why")
+        done.check(" ".join(argv), "`dmesg | tail` on the node may show why")

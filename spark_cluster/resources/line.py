@@ -1,4 +1,4 @@
-"""One line in a text file that others own."""
+"""A line in a text file that others own."""
 
 from __future__ import annotations
 
@@ -7,19 +7,12 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import (
-    InvalidResource,
-    Missing,
-    Resource,
-    ResourceError,
-    Secret,
-    State,
-    absolute,
-)
+from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
+from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.file import unified
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 
 @dataclass(frozen=True)
@@ -113,7 +106,7 @@ class Line(Resource):
             text = content.decode(errors="surrogateescape")
             return text.removesuffix("\n").split("\n") if text else []
         parent = self.path.rsplit("/", 1)[0] or "/"
-        there = host.path(parent).is_dir() or host.pending(f"path:{parent}")
+        there = host.path(parent).is_dir() or host.will_provide(f"path:{parent}")
         if self.state == "absent" or (self.create and there):
             return []
         if not there:

@@ -11,10 +11,11 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import InvalidResource, Resource, State
+from spark_cluster.node.values import InvalidResource
+from spark_cluster.resources.base import Resource, State
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 MACHINE_ID = "/etc/machine-id"
 DBUS_ID = "/var/lib/dbus/machine-id"
@@ -22,7 +23,7 @@ DBUS_ID = "/var/lib/dbus/machine-id"
 
 @dataclass(frozen=True)
 class MachineId(Resource):
-    """A machine id that is none of the others'. A new one is in force after the next boot.
+    """A machine id that differs from the others'. A new one is used from the next boot on.
 
     Args:
         taken: machine ids of other machines.
@@ -31,8 +32,7 @@ class MachineId(Resource):
         MachineId(taken=("4c4c4544004b3510804cb4c04f4e3232",))
     """
 
-    noun = "machine id"
-    reverts = "the machine id of now is used until the next boot"
+    reverts = "the current machine id is used until the next boot"
 
     taken: tuple[str, ...] = field(default=(), kw_only=True)
 
@@ -51,7 +51,7 @@ class MachineId(Resource):
         text = (host.read(MACHINE_ID) or b"").decode(errors="replace").strip()
         if not re.fullmatch("[0-9a-f]{32}", text):
             return {"id": text or "none"}
-        return {"id": "another machine's too" if text in self.taken else "its own"}
+        return {"id": "the same as another machine's" if text in self.taken else "its own"}
 
     def converge(self, host: Host, actual: State) -> None:
         text = f"{uuid.uuid4().hex}\n".encode()

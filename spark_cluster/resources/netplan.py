@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.resources.base import InvalidResource, Resource, ResourceError, State, absolute
+from spark_cluster.node.values import InvalidResource, ResourceError
+from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.file import observe_path, sha256, unified
 from spark_cluster.resources.rollback import Rollback
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 FOLDERS = ("lib/netplan", "run/netplan", "etc/netplan")
 
@@ -47,7 +48,7 @@ class Netplan(Resource):
 
     The file is validated by netplan itself before it takes its place. When the addresses do not
     come, the laptop cannot open a new connection afterwards, or the laptop is gone meanwhile, the
-    old file is put back and applied: by this resource, or, when the agent is killed, by a timer
+    old file is restored and applied: by this resource, or, when the agent is killed, by a timer
     that was set before, or, when the node is switched off and on meanwhile, at the next boot before
     there is a network.
 
@@ -137,8 +138,8 @@ class Netplan(Resource):
     def _unreached(self) -> ResourceError:
         return ResourceError(
             f"with the new {self.path} this node could not be reached any more "
-            f"({self.confirm_within_s:g} s were waited for a new connection); the old "
-            "configuration was put back",
+            f"(no new connection within {self.confirm_within_s:g} s); the old configuration was "
+            "restored",
             "does it touch the interface by which the node is reached? `ip addr` there",
         )
 
@@ -147,7 +148,7 @@ class Netplan(Resource):
 
     def _longest_s(self) -> float:
         """Seconds until there is a verdict when everything takes as long as it may."""
-        from spark_cluster.agent.processes import DRAIN_S, KILL_GRACE, TERM_GRACE  # on the node
+        from spark_cluster.node.processes import DRAIN_S, KILL_GRACE, TERM_GRACE  # on the node
 
         commands = (COMMAND_S, APPLY_S, COMMAND_S)  # the last one is `ip`, begun as WAIT_S ends
         ending_s = len(commands) * (TERM_GRACE + KILL_GRACE + DRAIN_S)
@@ -163,7 +164,7 @@ class Netplan(Resource):
         host.run(("netplan", "apply"), timeout=APPLY_S).check("netplan apply")
         self._wait(host)
         host.processes.cancelled.wait(SETTLE_S)
-        if self.confirm_within_s and not host.reached_anew(self.confirm_within_s):
+        if self.confirm_within_s and not host.verify_reconnect(self.confirm_within_s):
             raise self._unreached()
 
     def _links(self, host: Host) -> list[dict[str, Any]]:
@@ -207,7 +208,7 @@ class Netplan(Resource):
                 ]
                 raise ResourceError(
                     f"{WAIT_S:g} s after netplan apply {', '.join(lacking)}; "
-                    "the old configuration was put back",
+                    "the old configuration was restored",
                     "is the cable in? `ip addr` and `journalctl -u systemd-networkd` on the node",
                 )
             time.sleep(0.1)

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.resources.base import InvalidResource, Missing, Resource, ResourceError, State
+from spark_cluster.node.values import InvalidResource, Missing, ResourceError
+from spark_cluster.resources.base import Resource, State
 from spark_cluster.resources.file import sha256, unified
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 FOLDER = "/etc/spark-cluster/nftables"
 LOADED = "/var/lib/spark-cluster/nftables"
@@ -43,7 +44,6 @@ class NftTable(Resource):
         NftTable("spark_cluster", "chain input { type filter hook input priority -10; }")
     """
 
-    noun = "firewall table"
     reverts = "the rules stay in force until the next boot"
 
     table: str
@@ -60,7 +60,7 @@ class NftTable(Resource):
             )
         if (self.state == "present") != bool(self.chains.strip()):
             raise InvalidResource(
-                f"NftTable {self.table}: chains go with state present, and only there"
+                f"NftTable {self.table}: chains are required with state present, and only there"
             )
 
     def provides(self) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ class NftTable(Resource):
 
     @property
     def listing(self) -> str:
-        """Where it is kept what was in force right after the file was loaded."""
+        """The file that keeps what was in force right after the ruleset was loaded."""
         return f"{LOADED}/{self.table}.json"
 
     def _live(self, host: Host) -> str | None:
@@ -155,7 +155,7 @@ class NftTable(Resource):
         return path.read_text() if path.is_file() else ""
 
     def _keep(self, host: Host, live: str) -> None:
-        """Not journaled: it is a note on what the file means to this nft."""
+        """Keep the listing, not journaled: it notes what the file means to this nft."""
         path = host.path(self.listing)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         beside = path.with_name(f".{path.name}.{os.getpid()}")

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from spark_cluster.node.values import InvalidResource, ResourceError
 from spark_cluster.resources.apt import (
     NAME,
     OFFLINE,
@@ -16,10 +17,10 @@ from spark_cluster.resources.apt import (
     policy,
     update,
 )
-from spark_cluster.resources.base import InvalidResource, Resource, ResourceError, State
+from spark_cluster.resources.base import Resource, State
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 _SHOW = "${Package}\\t${Architecture}\\t${db:Status-Abbrev}\\t${Version}\\n"
 _STATES = {"i": "present", "U": "unpacked", "F": "half-configured", "H": "half-installed"}
@@ -27,7 +28,7 @@ _STATES = {"i": "present", "U": "unpacked", "F": "half-configured", "H": "half-i
 
 @dataclass(frozen=True)
 class Package(Resource):
-    """One or several Debian packages, installed or removed in one go.
+    """Debian packages, one or several, installed or removed in one go.
 
     Nothing else is removed to make it so, configuration files that were changed stay, recommended
     packages are left out.
@@ -52,7 +53,6 @@ class Package(Resource):
         Package("docker.io", also=("docker-cli",), makes=("command:docker", "group:docker"))
     """
 
-    noun = "package"
     reverts = "what was installed or removed stays so"
 
     package: str
@@ -74,7 +74,7 @@ class Package(Resource):
         if self.version is not None and not re.fullmatch(r"\d[A-Za-z0-9.+~:-]*\*?", self.version):
             raise InvalidResource(f"Package {self.package}: {self.version!r} is not a version")
         if self.version is not None and self.state == "absent":
-            raise InvalidResource(f"Package {self.package}: a version goes with state present only")
+            raise InvalidResource(f"Package {self.package}: a version needs state present")
 
     def provides(self) -> tuple[str, ...]:
         if self.state == "absent":
@@ -109,7 +109,7 @@ class Package(Resource):
         if actual["held"] and not self.change_held:
             raise ResourceError(
                 f"{', '.join(actual['held'])} is held (apt-mark hold) at {actual.get('version')}",
-                f"`apt-mark unhold {' '.join(actual['held'])}` on the node, if it shall change",
+                f"`apt-mark unhold {' '.join(actual['held'])}` on the node, if it should change",
             )
         if self.state == "absent":
             self._remove(host)
@@ -126,7 +126,7 @@ class Package(Resource):
         explained(done, f"installing {' '.join(wanted)}")
 
     def _fits(self, version: str) -> bool:
-        """Whether a version is the one that is wanted, or one of them."""
+        """Return whether a version is the wanted one, or one of those."""
         wanted = self.version or ""
         return version == wanted or (wanted[-1:] == "*" and version.startswith(wanted[:-1]))
 
@@ -173,7 +173,7 @@ class Package(Resource):
         raise ResourceError(f"apt knows no package {', '.join(unknown)}", self._near(host, unknown))
 
     def _unknown(self, host: Host) -> list[str]:
-        """What apt could not install: names without a candidate, or `name=version`."""
+        """Return what apt could not install: names without a candidate, or `name=version`."""
         known = policy(host, self._names)
         unknown = [name for name in self._names if not known.get(name)]
         fits = self.package in unknown or any(map(self._fits, known[self.package]))

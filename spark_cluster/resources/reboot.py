@@ -6,19 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.resources.base import (
-    InvalidResource,
-    RebootNeeded,
-    Resource,
-    ResourceError,
-    Skip,
-    State,
-    absolute,
-    ids,
-)
+from spark_cluster.node.values import InvalidResource, RebootNeeded, ResourceError, Skip
+from spark_cluster.resources.base import Resource, State, absolute, ids
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 REQUIRED = "/run/reboot-required"
 """Made by packages that need one (update-notifier-common and others); gone after it."""
@@ -48,8 +40,7 @@ class Reboot(Resource):
         Reboot("new driver", when_changed=(driver,), allowed=settings.reboot)
     """
 
-    noun = "reboot"
-    reverts = "a reboot cannot be taken back"
+    reverts = "a reboot cannot be reverted"
 
     title: str
     when_changed: tuple[Resource | str, ...] = field(default=(), kw_only=True)
@@ -81,9 +72,12 @@ class Reboot(Resource):
                 found[0] = f"{REQUIRED} ({', '.join(names)})"
         return {"asked_for_by": found}
 
-    def owes(self, host: Host) -> bool:
+    def must_act(self, host: Host) -> bool:
         """A trigger changed before the node booted has had its reboot, whoever did it."""
-        return host.owed(self.id) and host.owed_since(self.id) in ("", host.boot_id())
+        return host.has_pending_restart(self.id) and host.pending_restart_since(self.id) in (
+            "",
+            host.boot_id(),
+        )
 
     def permit(self, host: Host, changes: Mapping[str, tuple[Any, Any]]) -> str:
         asking = [str(path) for path in changes.get("asked_for_by", ((), ()))[0]]

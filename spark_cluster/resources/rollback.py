@@ -1,4 +1,4 @@
-"""A file that puts itself back, unless somebody says in time that the node is still reached.
+"""A file that restores itself, unless the node is confirmed in time to be still reachable.
 
 Two things put it back: a timer of systemd's that runs out, and, when the power was switched off and
 on before it did, a unit of the next boot that is done before the network is configured.
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_cluster.agent.durable import make_folder, sync_folder, write_file
-from spark_cluster.resources.base import ResourceError
+from spark_cluster.node.durable import make_folder, sync_folder, write_file
+from spark_cluster.node.values import ResourceError
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 FOLDER = "/var/lib/spark-cluster/rollback"
 UNITS = "/etc/systemd/system"
@@ -53,7 +53,7 @@ exec {then}
 """
 
 _UNIT = """[Unit]
-Description=Put back {path}, a change of which nobody has confirmed
+Description=Restore {path}, whose change was not confirmed
 ConditionPathExists={folder}
 DefaultDependencies=no
 RequiresMountsFor={folder} {path}
@@ -70,7 +70,7 @@ TimeoutStartSec=60
 
 @dataclass(frozen=True)
 class Rollback:
-    """What will put `path` back by itself, whatever becomes of this process and of the power.
+    """A rollback that restores `path` by itself, even if this process dies or the power fails.
 
     While it is armed, what was there before the first unconfirmed change is kept: a run that dies
     does not make its own change the one to go back to.
@@ -92,24 +92,24 @@ class Rollback:
 
     @property
     def armed(self) -> bool:
-        """A change is there that nobody has confirmed."""
+        """True if there is a change that was not confirmed."""
         return self.folder.is_dir()
 
     @property
     def refused(self) -> bool:
-        """This very run has made the change already, and it had to be put back."""
+        """True if this very run has made the change already, and it had to be reverted."""
         mark = self._refused
         return mark.exists() and mark.read_text().strip() == self.host.run_id
 
     def refuse(self) -> None:
-        """Note that the change had to be put back: a run that was cut off by it goes on here, and
+        """Note that the change had to be reverted: a run that was cut off by it goes on here, and
         must not make it again."""
         self._refused.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_file(self._refused, f"{self.host.run_id}\n".encode())
 
     def before(self) -> tuple[bytes, os.stat_result] | None:
-        """What was there before the first unconfirmed change, with its mode and owner; None when
-        nothing was.
+        """Return what was there before the first unconfirmed change, with its mode and owner; None
+        when there was nothing.
 
         Raises:
             FileNotFoundError: it is not armed any more: the timer has restored the old file.
@@ -141,10 +141,10 @@ class Rollback:
                 *("--", "/bin/sh", str(self.folder / "rollback"), "timer"),
             ),
             must_finish=True,
-        ).check(f"a timer that puts {self.path} back in case this node is cut off")
+        ).check(f"a timer that restores {self.path} in case this node is cut off")
 
     def disarm(self) -> None:
-        """It stays as it is now. Not cancelled when the laptop is gone."""
+        """Keep the file as it is now. Not cancelled when the laptop is gone."""
         self._stop()
         for path in (self._wanted, self._unit_file):
             if path.is_symlink() or path.exists():

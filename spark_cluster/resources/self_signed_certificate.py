@@ -7,11 +7,12 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import InvalidResource, Resource, ResourceError, State, absolute
-from spark_cluster.resources.file import observe_path
+from spark_cluster.node.values import InvalidResource
+from spark_cluster.resources.base import Resource, State, absolute
+from spark_cluster.resources.file import expect_kind, observe_path
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 DAYS = 3650
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
@@ -51,8 +52,7 @@ class SelfSignedCertificate(Resource):
         SelfSignedCertificate("/etc/app/tls.pem", ("spark1", "192.168.1.11"))
     """
 
-    noun = "certificate"
-    reverts = "a certificate that was replaced is not put back"
+    reverts = "a certificate that was replaced is not restored"
 
     path: str
     names: tuple[str, ...] = field()
@@ -77,10 +77,7 @@ class SelfSignedCertificate(Resource):
 
     def observe(self, host: Host) -> State:
         state = observe_path(host, self.path, needs_parent=True)
-        if state["kind"] not in ("absent", "file"):
-            raise ResourceError(
-                f"{self.path} is a {state['kind']}, not a file", "move it away first"
-            )
+        expect_kind("file", self.path, state)
         if state["kind"] == "absent":
             return {"kind": "absent"}
         where = str(host.path(self.path))

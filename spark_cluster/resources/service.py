@@ -8,18 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.resources.base import (
-    InvalidResource,
-    Missing,
-    Resource,
-    ResourceError,
-    Skip,
-    State,
-    ids,
-)
+from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Skip
+from spark_cluster.resources.base import Resource, State, ids
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 _UNIT_TYPES = ("service", "socket", "timer", "target", "mount", "path")
 _FOLDERS = ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system")
@@ -34,13 +27,13 @@ class Service(Resource):
     """A systemd unit.
 
     Args:
-        name: `docker`, or with its kind: `docker.socket`, `fstrim.timer`.
+        unit: `docker`, or with its kind: `docker.socket`, `fstrim.timer`.
         running: True, False, or None to leave it; a unit that ends by itself (oneshot without
             RemainAfterExit) cannot be kept running.
         enabled: started at boot: True, False, or None to leave it.
         restart_when: resources (or ids) of the same document whose change restarts it.
         reload: reload instead of restart, for what can.
-        in_use: a command that prints who uses it, one name a line (nothing when nobody does): a
+        in_use: a command that prints who uses it, one name a line (nothing when none does): a
             restart that is due then waits for a later run, and the run says so.
         allow_restart: restart it all the same.
         timeout_s: seconds for a start, stop or restart.
@@ -53,8 +46,7 @@ class Service(Resource):
         Service("docker", enabled=True, restart_when=(daemon_json,))
     """
 
-    noun = "service"
-    reverts = "what it started or stopped stays; restart it when its files were put back"
+    reverts = "what it started or stopped stays; restart it when its files were reverted"
 
     unit: str
     running: bool | None = field(default=True, kw_only=True)
@@ -161,7 +153,7 @@ class Service(Resource):
         )
 
     def _action(self, actual: State) -> str | None:
-        if actual.get("restart") == "owed":
+        if actual.get("restart") == "pending":
             if self.running is None:
                 return "try-reload-or-restart" if self.reload else "try-restart"
             if actual["running"]:
@@ -181,10 +173,10 @@ class Service(Resource):
         return {"UnitFileState": "", "NeedDaemonReload": "no", "SubState": "", **known}
 
     def _missing(self, host: Host) -> Missing:
-        """With the claim of its file when that is what an earlier resource will make."""
+        """Return the error, with a claim on its file when an earlier resource will create that."""
         template = re.sub(r"@[^.]*\.", "@.", self._full)
         files = [f"path:{folder}/{template}" for folder in _FOLDERS]
-        claim = next((f for f in files if host.pending(f)), f"unit:{self._full}")
+        claim = next((f for f in files if host.will_provide(f)), f"unit:{self._full}")
         return Missing(
             claim, f"there is no unit {self._full}", "declare its package or file before it"
         )

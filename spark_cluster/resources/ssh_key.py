@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import InvalidResource, Resource, ResourceError, State, absolute
-from spark_cluster.resources.file import observe_path, owner_ids
+from spark_cluster.node.values import InvalidResource
+from spark_cluster.resources.base import Resource, State, absolute
+from spark_cluster.resources.file import expect_kind, observe_path, owner_ids
 from spark_cluster.resources.group import valid_name
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 KINDS = ("ed25519", "ecdsa", "rsa")
 
@@ -37,7 +38,6 @@ class SshKey(Resource):
         SshKey("/etc/spark-cluster/mesh/id_ed25519", owner="nvidia", comment="spark1 mesh")
     """
 
-    noun = "key"
     reverts = ""
 
     path: str
@@ -50,7 +50,7 @@ class SshKey(Resource):
         valid_name(f"SshKey {self.path}: owner", self.owner)
         if self.kind not in KINDS:
             raise InvalidResource(
-                f"SshKey {self.path}: {self.kind!r} is none of {', '.join(KINDS)}"
+                f"SshKey {self.path}: {self.kind!r} is not one of {', '.join(KINDS)}"
             )
 
     def provides(self) -> tuple[str, ...]:
@@ -61,15 +61,12 @@ class SshKey(Resource):
 
     def observe(self, host: Host) -> State:
         state = observe_path(host, self.path, needs_parent=True)
-        if state["kind"] not in ("absent", "file"):
-            raise ResourceError(
-                f"{self.path} is a {state['kind']}, not a file", "move it away first"
-            )
+        expect_kind("file", self.path, state)
         if state["kind"] == "absent":
             return {"kind": "absent", "access": None, "public": "absent"}
         access = f"{state.get('mode')} {state.get('owner')}"
         if access != f"0600 {self.owner}":  # ssh-keygen refuses a key that others can read
-            return {"kind": "file", "access": access, "public": "not looked at"}
+            return {"kind": "file", "access": access, "public": "not checked"}
         there = (host.read(f"{self.path}.pub") or b"").split()[:2]
         whole = there == self._public(host).split()[:2]
         public = "there" if whole else "another's" if there else "absent"
@@ -91,7 +88,7 @@ class SshKey(Resource):
         argv = ("ssh-keygen", "-y", "-P", "", "-f", str(host.path(self.path)))
         done = host.run(argv)
         done.check(
-            f"{self.path} is no private key without a passphrase",
+            f"{self.path} is not a private key without a passphrase",
             "move it away; a new one is made then",
         )
         return done.stdout.encode()
@@ -102,7 +99,7 @@ class SshKey(Resource):
 
 
 def generate(host: Host, beside: Path, kind: str, comment: str) -> tuple[bytes, bytes]:
-    """Private and public half of a new key; `beside` is in a folder that nobody else can read."""
+    """Private and public half of a new key; `beside` is in a folder that no one else can read."""
     argv = ("ssh-keygen", "-q", "-t", kind, "-N", "", "-C", comment, "-f", str(beside))
     host.run(argv).check(f"making an {kind} key")
     return beside.read_bytes(), beside.with_name(f"{beside.name}.pub").read_bytes()

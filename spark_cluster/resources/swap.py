@@ -6,11 +6,12 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import InvalidResource, Resource, State, lines_of
+from spark_cluster.node.values import InvalidResource
+from spark_cluster.resources.base import Resource, State, lines_of
 from spark_cluster.resources.file import unified
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 FSTAB = "/etc/fstab"
 _LINE = re.compile(r"^\s*[^#\s]\S*\s+\S+\s+swap\s")
@@ -19,7 +20,7 @@ _MARK = "# switched off by spark-cluster: "
 
 @dataclass(frozen=True)
 class Swap(Resource):
-    """All swap off: nothing is swapped to now, and /etc/fstab brings none back at the next boot.
+    """Swap switched off: nothing is swapped to now, and /etc/fstab enables none at the next boot.
 
     Lines of /etc/fstab become comments; swap files and partitions stay where they are.
 
@@ -33,7 +34,6 @@ class Swap(Resource):
         Swap(state="off")
     """
 
-    noun = "swap"
     reverts = "swap stays off until the next boot, or `swapon -a`"
 
     state: str = field(default="off", kw_only=True)

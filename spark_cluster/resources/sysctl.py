@@ -8,18 +8,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import (
-    InvalidResource,
-    Missing,
-    Resource,
-    ResourceError,
-    State,
-    lines_of,
-)
+from spark_cluster.node.values import InvalidResource, Missing, ResourceError
+from spark_cluster.resources.base import Resource, State, lines_of
 from spark_cluster.resources.file import unified
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 _FOLDERS = ("/usr/lib/sysctl.d", "/run/sysctl.d", "/etc/sysctl.d")
 _WHY = {
@@ -49,7 +43,7 @@ class Sysctl(Resource):
         Sysctl("vm.swappiness", "1")
     """
 
-    reverts = "the value of now stays until the next boot"
+    reverts = "the current value stays until the next boot"
 
     key: str
     value: str
@@ -93,7 +87,7 @@ class Sysctl(Resource):
             host.directory("/etc/sysctl.d")
             host.write(self.file, self._content(), mode=0o644)
 
-    def settled(self, host: Host) -> State:
+    def state_after(self, host: Host) -> State:
         after = self.observe(host)
         value, by, file = str(after["at_boot"]).partition(", by ")
         if by:
@@ -114,7 +108,7 @@ class Sysctl(Resource):
 
     @property
     def _place(self) -> str:
-        """With slashes between its parts, as sysctl(8) has it: the first separator tells."""
+        """The key with slashes, as sysctl(8) has it: the first separator decides."""
         first = re.search(r"[./]", self.key)
         if first is None or first[0] == "/":
             return self.key
@@ -129,7 +123,7 @@ class Sysctl(Resource):
         return f"# Written by spark-cluster.\n{key} = {_plain(self.value)}\n".encode()
 
     def _at_boot(self, host: Host) -> str | None:
-        """What the files give: of all, sorted by name, the last one counts (sysctl.d(5))."""
+        """Return the value of the files: of all, sorted by name, the last counts (sysctl.d(5))."""
         files = {
             path.name: f"{folder}/{path.name}"
             for folder in _FOLDERS
@@ -155,7 +149,7 @@ class Sysctl(Resource):
 
     def _missing(self, host: Host) -> ResourceError:
         claim = f"path:{self._live}"
-        if host.pending(claim):
+        if host.will_provide(claim):
             return Missing(claim, f"the kernel has no setting {self.key} yet")
         parent = host.path(self._live).parent
         while not parent.is_dir() and parent != host.root:
@@ -169,5 +163,5 @@ class Sysctl(Resource):
 
 
 def _plain(value: str) -> str:
-    """With one space where the kernel has tabs."""
+    """Replace the kernel's tabs by single spaces."""
     return " ".join(value.split())

@@ -7,18 +7,12 @@ import pwd
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.resources.base import (
-    InvalidResource,
-    Missing,
-    Resource,
-    ResourceError,
-    State,
-    absolute,
-)
+from spark_cluster.node.values import InvalidResource, Missing, ResourceError
+from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.group import valid_name, valid_number
 
 if TYPE_CHECKING:
-    from spark_cluster.agent.host import Host
+    from spark_cluster.node.host import Host
 
 
 @dataclass(frozen=True)
@@ -41,8 +35,6 @@ class User(Resource):
     Example:
         User("nvidia", groups=("docker",), shell="/bin/bash")
     """
-
-    noun = "user"
 
     user: str
     uid: int | None = field(default=None, kw_only=True)
@@ -110,7 +102,7 @@ class User(Resource):
             argv = ("useradd", *self._options(actual), *self._new(), self.user)
         if self.shell and self.shell != actual.get("shell") and not host.path(self.shell).exists():
             raise ResourceError(
-                f"user {self.user}: the shell {self.shell} does not exist, nobody could log in",
+                f"user {self.user}: the shell {self.shell} does not exist: no one could log in",
                 "declare its package first",
             )
         host.run(argv, must_finish=True).check(f"user {self.user}")
@@ -127,7 +119,7 @@ class User(Resource):
                 ) from None
 
     def _options(self, actual: State) -> tuple[str, ...]:
-        """What useradd and usermod share, as far as it differs."""
+        """Return the options that useradd and usermod share, as far as they differ."""
         argv: list[str] = []
         if self.uid is not None and self.uid != actual.get("uid"):
             argv += ["--uid", str(self.uid)]

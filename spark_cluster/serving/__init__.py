@@ -1,1 +1,1 @@
-"""From containers to right answers: how the engine is run, readiness, logs, VRAM."""
+"""Serving, from containers to right answers: how the engine is run, readiness, logs, VRAM."""

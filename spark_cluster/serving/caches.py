@@ -1,23 +1,23 @@
-"""Where the engine's caches lie: what the inventory says of the role `caches`, or the default."""
+"""The folder of the engine's caches: that of the role `caches` in the inventory, or the default."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.errors import Refused
-from spark_cluster.serving.engine import CACHE_ROOT
 
 if TYPE_CHECKING:
-    from spark_cluster.inventory import Node
+    from spark_cluster.config.inventory import InventoryNode
 
 
-def root_on(node: Node) -> str:
+def root_on(node: InventoryNode) -> str:
     """The folder of the caches on a node, as the setting `root` of the role `caches` has it."""
     return str(node.settings_for("caches").data.get("root", CACHE_ROOT)).rstrip("/")
 
 
-def root_of_all(nodes: Iterable[Node]) -> str:
+def root_of_all(nodes: Iterable[InventoryNode]) -> str:
     """The folder of the caches on all nodes that serve together.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where the server answers, and who may ask it."""
+"""The endpoint: where the server answers, and who may use it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from spark_cluster.cluster import Spark
-from spark_cluster.engine.connections import ask_secret
-from spark_cluster.engine.play import Play
-from spark_cluster.engine.session import Answer
+from spark_cluster.config.inventory_schema import ServeEntry
+from spark_cluster.config.tls import Tls
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.recipe import Recipe
+from spark_cluster.inference.process import LOOPBACK
+from spark_cluster.runner.connections import ask_secret
+from spark_cluster.runner.session import Answer
 from spark_cluster.serving import proxy
-from spark_cluster.serving.engine import LOOPBACK
 from spark_cluster.serving.proxy import Access, TlsKind
-from spark_cluster.userfiles.inventory_file import ServeEntry
-from spark_cluster.userfiles.tls import Tls
+from spark_cluster.topology import Node
 
 LABEL = "spark-cluster.endpoint"
 """Of the server's container: vLLM's own base URL, which is the endpoint's where there is no proxy.
@@ -27,7 +25,7 @@ to load the model again."""
 
 
 class Asker(Protocol):
-    """What makes requests: a node's session."""
+    """A client that makes requests: a node's session."""
 
     def http(
         self,
@@ -43,7 +41,7 @@ class Asker(Protocol):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the server answers, seen from the head.
+    """The server's endpoint, seen from the head.
 
     Attributes:
         host, port: where users reach it.
@@ -86,7 +84,7 @@ class Endpoint:
         return self.access().certificate
 
     def access(self, fingerprint: str = "") -> Access:
-        """Who can reach it; with the SHA-256 of the certificate that was presented."""
+        """Return who can reach it; with the SHA-256 of the certificate that was presented."""
         return Access(self.url, self.api_key is not None, self.tls, fingerprint)
 
     def request(
@@ -98,7 +96,7 @@ class Endpoint:
         body: str | None = None,
         timeout: float = 10.0,
     ) -> Answer:
-        """One request as a user would make it, made by a node; `timeout` in seconds."""
+        """Make one request as a user would, from a node; `timeout` in seconds."""
         return session.http(
             self.path(path),
             method=method,
@@ -123,18 +121,20 @@ class Endpoint:
         }
 
 
-def endpoint_of(play: Play, recipe: Recipe) -> Endpoint:
-    """Where the server will answer, as the inventory says.
+def endpoint_of(serve: ServeEntry, head: Node, model: str) -> Endpoint:
+    """Return where the server will answer, as the inventory says.
+
+    Args:
+        model: the name to ask for.
 
     Raises:
         UsageError: the key or the certificate cannot be read, or cannot be used.
-        Failed: the address is none of the head's own.
+        Failed: the address is not one of the head's own.
     """
-    serve = play.inventory.serve
     return Endpoint(
-        address_of(serve, play.head),
+        address_of(serve, head),
         serve.port,
-        recipe.model.served_name,
+        model,
         _key(serve),
         serve.engine_port if serve.proxied else None,
         _tls_kind(serve.tls),
@@ -143,7 +143,7 @@ def endpoint_of(play: Play, recipe: Recipe) -> Endpoint:
 
 
 def running(labels: Mapping[str, str], description: str | None, key: str | None) -> Endpoint | None:
-    """Where a server that runs answers; None when that is not known.
+    """Return the endpoint of a running server; None when it is not known.
 
     Args:
         labels: of its container.
@@ -161,11 +161,11 @@ def running(labels: Mapping[str, str], description: str | None, key: str | None)
     return Endpoint(host, port, labels.get("spark-cluster.model", ""), key, tls=access.tls)
 
 
-def address_of(serve: ServeEntry, head: Spark) -> str:
+def address_of(serve: ServeEntry, head: Node) -> str:
     """The address that the endpoint listens on.
 
     Raises:
-        Failed: it is none of the head's own.
+        Failed: it is not one of the head's own.
     """
     if serve.bind == "loopback":
         return LOOPBACK
@@ -174,14 +174,14 @@ def address_of(serve: ServeEntry, head: Spark) -> str:
     own = _own_addresses(head)
     if serve.bind not in own:
         raise Failed(
-            f"{serve.bind} is none of the node's own addresses ({', '.join(sorted(own))})",
+            f"{serve.bind} is not one of the node's own addresses ({', '.join(sorted(own))})",
             where=head.name,
             hint="`serve.bind` is the head's: `loopback`, `management` or one of these addresses",
         )
     return serve.bind
 
 
-def management_ip(node: Spark) -> str:
+def management_ip(node: Node) -> str:
     """The node's own IP address that its inventory address means."""
     own = _own_addresses(node)
     if node.address in own:
@@ -193,13 +193,13 @@ def management_ip(node: Spark) -> str:
     if own & known:
         return sorted(own & known)[0]
     raise Failed(
-        f"{node.address} is none of the node's own addresses ({', '.join(sorted(own))})",
+        f"{node.address} is not one of the node's own addresses ({', '.join(sorted(own))})",
         where=node.name,
         hint="`serve.bind: management` needs an IP address as the head's `address`",
     )
 
 
-def _own_addresses(node: Spark) -> set[str]:
+def _own_addresses(node: Node) -> set[str]:
     return {str(a.ip) for i in node.facts.interfaces for a in i.addresses}
 
 

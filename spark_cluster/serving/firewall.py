@@ -1,6 +1,6 @@
-"""Who may reach the engine's ports: the other nodes that serve, over the fabric, and nobody else.
+"""The firewall of the engine's ports: only the other serving nodes reach them, over the fabric.
 
-Ray runs what it is asked to run, as root; vLLM's ranks, NCCL and Gloo ask nobody for a password.
+Ray runs what it is asked to run, as root; vLLM's ranks, NCCL and Gloo have no authentication.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
 
+from spark_cluster.config.ports import EnginePorts, Span, recipe_ports, vllm_ports
 from spark_cluster.errors import Refused
-from spark_cluster.ports import EnginePorts, Span, recipe_ports, vllm_ports
+from spark_cluster.inference.engine import engine
+from spark_cluster.inference.ray import TOKENS_SINCE
 from spark_cluster.resources import NftTable
 from spark_cluster.resources.nft_table import normalised
-from spark_cluster.serving.ray_state import TOKENS_SINCE
 
 if TYPE_CHECKING:
-    from spark_cluster.cluster import Spark
-    from spark_cluster.inventory import Inventory
-    from spark_cluster.recipe import Recipe
+    from spark_cluster.config.inventory import Inventory
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.topology import Node
 
 TABLE = "spark_cluster"
 BEFORE_TOKENS = Version("0.12")
@@ -49,13 +50,12 @@ loopback."""
 
 OPEN = (
     "trusted_network: true in the inventory: there is no firewall, so whoever reaches these nodes "
-    "reaches Ray and vLLM's ranks, and runs what they like there as root unless Ray asks for its "
-    "token"
+    "reaches Ray and vLLM's ranks, and can run code there as root unless Ray requires its token"
 )
 
 
-def settings(inventory: Inventory, recipe: Recipe, nodes: Sequence[Spark]) -> dict[str, Any]:
-    """What the playbook gives the role `firewall` while these nodes serve together.
+def settings(inventory: Inventory, recipe: Recipe, nodes: Sequence[Node]) -> dict[str, Any]:
+    """Return what the playbook gives the role `firewall` while these nodes serve together.
 
     Raises:
         Refused: the endpoint has a port of Ray's.
@@ -82,7 +82,7 @@ def _must_not_clash(inventory: Inventory, recipe: Recipe) -> None:
             )
 
 
-def closed(inventory: Inventory, recipe: Recipe, nodes: Sequence[Spark]) -> tuple[Span, ...]:
+def closed(inventory: Inventory, recipe: Recipe, nodes: Sequence[Node]) -> tuple[Span, ...]:
     """The ports that are chosen; the kernel's own range is closed besides.
 
     A rank adds its number to a port that a recipe names, so one port is closed for each node.
@@ -94,11 +94,11 @@ def closed(inventory: Inventory, recipe: Recipe, nodes: Sequence[Spark]) -> tupl
     named = recipe_ports(recipe.flags(len(nodes)), recipe.plain_env, addresses)
     ranks = {(port, min(port + len(nodes) - 1, 65535)) for port in named}
     spans = {*recipe.ray.ports.spans, *vllm_ports(recipe.plain_env), *ranks}
-    return tuple(sorted({*spans, (int(given), int(given))}))
+    return tuple(sorted({*spans, *engine(recipe.engine).ports(int(given))}))
 
 
 def remarks(inventory: Inventory | None, recipe: Recipe, tp: int) -> tuple[str, ...]:
-    """What a plan says of who can reach the engine."""
+    """Return a plan's remarks on who can reach the engine."""
     if tp == 1:
         return ()
     if inventory is not None and inventory.trusted_network:
@@ -114,7 +114,7 @@ def remarks(inventory: Inventory | None, recipe: Recipe, tp: int) -> tuple[str, 
 
 
 def wrong_with(listed: Mapping[str, Any] | None, kept: str | None) -> str:
-    """Why the table is not as `up` left it; nothing when it is.
+    """Return why the table is not as `up` left it; nothing when it is.
 
     Args:
         listed: what `LIST` gave; None without the program.

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.engine.session import Session
 from spark_cluster.errors import Failed
-from spark_cluster.issues import lines
+from spark_cluster.inference import runtime, unit_state
+from spark_cluster.logs import lines
+from spark_cluster.runner.session import Session
 
 if TYPE_CHECKING:
-    from spark_cluster.issues.finding import Finding
+    from spark_cluster.known_issues.match import KnownIssueMatch
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,14 @@ class Fault:
     before: str = field(default="", repr=False, compare=False)
 
     @property
-    def known(self) -> Finding | None:
+    def known(self) -> KnownIssueMatch | None:
         """The known issue that explains it; None when none does."""
-        from spark_cluster.issues import known_for
+        from spark_cluster.known_issues.log_matching import known_for
 
         return known_for(self.text, self.before)
 
     def advice(self, otherwise: str) -> str:
-        """What to do about it, as an error's hint: the known issue and its fix.
+        """Return what to do about it, as an error's hint: the known issue and its fix.
 
         Args:
             otherwise: the hint when nothing is known of it; it stands behind the fix too.
@@ -50,10 +51,10 @@ def advice(fault: Fault | None, otherwise: str) -> str:
 def read(session: Session, container: str, *, lines: int = 400) -> str:
     """The end of a container's log with Docker's time stamps; empty when there is none."""
     try:
-        done = session.run(["docker", "logs", "--timestamps", "--tail", str(lines), container])
+        done = session.run(runtime.log(container, lines))
     except Failed:  # an idle node need not even have Docker
         return ""
-    return done.stdout + done.stderr if done.status == 0 else ""
+    return unit_state.stamped(done.stdout + done.stderr) if done.status == 0 else ""
 
 
 def last_line(log: str) -> str:

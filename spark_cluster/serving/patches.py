@@ -4,40 +4,64 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_cluster.engine.play import Play
 from spark_cluster.errors import Failed, Refused
+from spark_cluster.runner.play import Play
 
 if TYPE_CHECKING:
-    from spark_cluster.cluster import Spark
-    from spark_cluster.recipe import Recipe
-    from spark_cluster.userfiles.recipe_file import Patch
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.config.recipe_schema import Patch
+    from spark_cluster.topology import Node
 
 FOLDER = "/var/lib/spark-cluster/patches"
 """Where the laptop's files lie on the nodes."""
 
 
-def uploads(recipe: Recipe) -> dict[str, Path]:
-    """Path on the nodes to the laptop's file.
+@dataclass(frozen=True)
+class MountedPatch:
+    """A patch as the containers see it.
+
+    Attributes:
+        source: its path on the nodes.
+        target: the file of the image that it replaces.
+        upload: the laptop's file; None when it comes with the model.
+        why: what it repairs.
+    """
+
+    source: str
+    target: str
+    upload: Path | None
+    why: str
+
+    @property
+    def volume(self) -> str:
+        """As containers take it, `SOURCE:TARGET:ro`."""
+        return f"{self.source}:{self.target}:ro"
+
+
+def mounted_patches(recipe: Recipe) -> tuple[MountedPatch, ...]:
+    """Return the patches of a recipe.
 
     Raises:
         Refused: a file is not on the laptop.
     """
-    return {_source(recipe, p): Path(p.file) for p in recipe.patches if p.origin == "laptop"}
+    return tuple(
+        MountedPatch(
+            _source(recipe, patch),
+            patch.target,
+            Path(patch.file) if patch.origin == "laptop" else None,
+            patch.why,
+        )
+        for patch in recipe.patches
+    )
 
 
-def mounts(recipe: Recipe) -> tuple[str, ...]:
-    """As containers take them, `SOURCE:TARGET:ro`.
-
-    Raises:
-        Refused: a file is not on the laptop.
-    """
-    return tuple(f"{_source(recipe, patch)}:{patch.target}:ro" for patch in recipe.patches)
-
-
-def must_be_there(play: Play, nodes: Sequence[Spark], recipe: Recipe) -> None:
+def require_patches(
+    play: Play, nodes: Sequence[Node], image: str, patches: Sequence[MountedPatch]
+) -> None:
     """Look for the files of the model on every node, and for what they replace in the image.
 
     Docker would make a folder of a missing source, and mount over a missing target without a word:
@@ -46,27 +70,26 @@ def must_be_there(play: Play, nodes: Sequence[Spark], recipe: Recipe) -> None:
     Raises:
         Refused: one of them is missing; nothing was started.
     """
-    for patch in recipe.patches:
-        source = _source(recipe, patch)
+    for patch in patches:
         for node in nodes:
-            if play.session(node).run(["test", "-f", source]).status != 0:
+            if play.session(node).run(["test", "-f", patch.source]).status != 0:
                 raise Refused(
-                    f"the patch {source} is not there, although {recipe.model.name} is",
+                    f"the patch {patch.source} is not there, although the model is",
                     where=node.name,
-                    hint=f"the recipe says that it comes with the model, to mend this: {patch.why}",
+                    hint=f"the recipe says that it comes with the model, to repair: {patch.why}",
                 )
-    targets = [patch.target for patch in recipe.patches]
-    missing = _not_in_image(play, nodes[0], recipe.image.reference, targets) if targets else []
+    targets = [patch.target for patch in patches]
+    missing = _not_in_image(play, nodes[0], image, targets) if targets else []
     if missing:
         raise Refused(
-            f"{recipe.image.ref} has no {missing[0]}, which a patch is to replace",
+            f"{image} has no {missing[0]}, which a patch is to replace",
             where=nodes[0].name,
             hint="the patch is for another version of the image; look for the file's path in it",
         )
 
 
-def _not_in_image(play: Play, node: Spark, image: str, paths: list[str]) -> list[str]:
-    """Those of the paths that are no files in the image."""
+def _not_in_image(play: Play, node: Node, image: str, paths: list[str]) -> list[str]:
+    """Return those of the paths that are no files in the image."""
     look = 'for path; do test -f "$path" || echo "$path"; done'
     run = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "sh", image]
     done = play.session(node).run([*run, "-c", look, "sh", *paths], timeout=120)

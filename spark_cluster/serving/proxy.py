@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from spark_cluster.serving.engine import LOOPBACK
+from spark_cluster.inference.process import LOOPBACK
 
 UNIT = "spark-cluster-endpoint"
 """Its systemd unit."""
@@ -35,7 +35,7 @@ TlsKind = Literal["self-signed", "certificate"]
 
 @dataclass(frozen=True)
 class Access:
-    """Who can reach the endpoint, and how it is guarded.
+    """The access to the endpoint: who can reach it, and how it is protected.
 
     Attributes:
         url: the OpenAI base URL.
@@ -60,7 +60,7 @@ class Access:
         return found | ({"certificate_sha256": self.fingerprint} if self.fingerprint else {})
 
     def __str__(self) -> str:
-        """How it is guarded, in words."""
+        """Describe how it is protected."""
         key = "with the API key" if self.api_key else "without a key"
         if urlsplit(self.url).hostname == LOOPBACK:
             who = f"reached on the head only, {key}"
@@ -80,7 +80,7 @@ def colons(fingerprint: str) -> str:
 
 
 def described(text: str | None) -> Access | None:
-    """What a node's `endpoint.json` says; None where there is no such file, or no sense in it."""
+    """Parse a node's `endpoint.json`; None without such a file, or when it is invalid."""
     try:
         found = json.loads(text or "")
         tls = found["tls"]
@@ -92,5 +92,5 @@ def described(text: str | None) -> Access | None:
 
 
 def refused_by_proxy(status: int, body: str) -> bool:
-    """Whether an answer is the proxy's own, because vLLM does not take connections."""
+    """Return whether an answer is the proxy's own, because vLLM does not accept connections."""
     return status == 503 and NOT_SERVED in body

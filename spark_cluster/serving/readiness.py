@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from spark_cluster.engine.events import Progress
-from spark_cluster.engine.play import Play
-from spark_cluster.engine.session import Session
+from spark_cluster.config.engines import DEFAULT
+from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.errors import Failed, VerificationFailed
-from spark_cluster.serving import logs, replies, vram
+from spark_cluster.inference import replies, runtime, unit_state
+from spark_cluster.inference.containers import ContainerState
+from spark_cluster.inference.engine import engine
+from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.inference.ray import TOKENS_SINCE, RayNode, RayState
+from spark_cluster.runner.events import Progress
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
+from spark_cluster.serving import logs, vram
 from spark_cluster.serving.endpoint import Endpoint
-from spark_cluster.serving.engine import RAY, SERVER
-from spark_cluster.serving.ray_state import TOKENS_SINCE, RayNode, RayState
-from spark_cluster.userfiles.recipe_file import Probe
 
 POLL_S = 1.0
 
@@ -63,24 +66,33 @@ def ray_asks_for_its_token(play: Play, port: int) -> None:
 
 
 def healthy(
-    play: Play, endpoint: Endpoint, timeout: float, ranks: Sequence[str] = ()
+    play: Play,
+    endpoint: Endpoint,
+    timeout: float,
+    ranks: Sequence[str] = (),
+    engine_name: str = DEFAULT,
 ) -> list[vram.NodeVram]:
-    """Wait for `/health`, at most `timeout` seconds; returns the largest VRAM seen meanwhile.
+    """Wait until the engine is healthy, at most `timeout` seconds.
 
     Args:
-        ranks: names of the nodes beside the head that have a rank of their own (executor mp).
+        ranks: names of the nodes other than the head that have a rank of their own (executor mp).
+        engine_name: of the engine that is waited for.
+
+    Returns:
+        The largest VRAM seen meanwhile.
 
     Raises:
         Failed: the server or a rank ended; with the earliest real error over all ranks.
         VerificationFailed: it is not healthy in time.
     """
+    serving = engine(engine_name)
     session = play.session(play.head)
     sessions = {node.name: play.session(node) for node in play.nodes}
     deadline = time.monotonic() + timeout
     peak: list[vram.NodeVram] = []
     restarts: dict[str, int] = {}
     while True:
-        health = endpoint.request(session, "/health", timeout=5)
+        health = endpoint.request(session, serving.health, timeout=5)
         peak = vram.peak(peak, vram.sample(sessions))
         if health.status == 200:
             return peak
@@ -96,9 +108,9 @@ def healthy(
                 f"the server is not healthy after {timeout:g} s; it last said: "
                 f"{logs.last_line(log)}",
                 where=play.head.name,
-                hint="slow is not hung while the log moves: spark-cluster logs --follow",
+                hint="it is slow, not hung, while the log moves: spark-cluster logs --follow",
             )
-        play.bus.emit(Progress(play.head.name, "vLLM", logs.last_line(log)))
+        play.bus.emit(Progress(play.head.name, serving.dialect.title, logs.last_line(log)))
         time.sleep(POLL_S)
 
 
@@ -121,7 +133,7 @@ def ask(play: Play, endpoint: Endpoint, probe: Probe) -> str:
         raise VerificationFailed(
             f"/health is fine, but {said.why}",
             where=play.head.name,
-            hint="another program than vLLM has the port, or a proxy answers for it",
+            hint="another program than vLLM uses the port, or a proxy answers for it",
         )
     text = said.text
     if probe.expect.lower() not in text.lower():
@@ -136,7 +148,7 @@ def ask(play: Play, endpoint: Endpoint, probe: Probe) -> str:
 
 
 @dataclass(frozen=True)
-class Said:
+class Reply:
     """A completion: HTTP status (0 without an answer), its text, or why there is none.
 
     With status 200 and a `why` the reply was not a completion.
@@ -147,7 +159,7 @@ class Said:
     why: str = ""
 
 
-def ask_once(session: Session, endpoint: Endpoint, probe: Probe, *, timeout: float) -> Said:
+def ask_once(session: Session, endpoint: Endpoint, probe: Probe, *, timeout: float) -> Reply:
     """The probe's question to the endpoint, asked by a node, within `timeout` seconds."""
     body = {
         "model": endpoint.model,
@@ -159,61 +171,19 @@ def ask_once(session: Session, endpoint: Endpoint, probe: Probe, *, timeout: flo
         session, "/v1/chat/completions", method="POST", body=json.dumps(body), timeout=timeout
     )
     if answer.status != 200:
-        return Said(answer.status, why=answer.reason or replies.error(answer.body))
+        return Reply(answer.status, why=answer.reason or replies.error(answer.body))
     try:
-        return Said(200, replies.said(answer.body))
+        return Reply(200, replies.said(answer.body))
     except replies.NotACompletion as error:
-        return Said(200, why=str(error))
-
-
-@dataclass(frozen=True)
-class ContainerState:
-    """A container as Docker tells it.
-
-    Attributes:
-        status: Docker's, or `absent` when there is none, or `unknown` when its answer is not
-            understood (then `error` says what came).
-    """
-
-    status: str
-    exit_code: int = 0
-    restarts: int = 0
-    labels: dict[str, str] = field(default_factory=dict)
-    command: tuple[str, ...] = ()
-    error: str = ""
+        return Reply(200, why=str(error))
 
 
 def container_state(play: Play, name: str, node: str | None = None) -> ContainerState:
-    """State of a container on a node, by default the head."""
+    """State of a program on a node, by default the head, whatever runs it."""
     session = play.connections.session(node or play.head.name)
-    asked = {"inspect": ["docker", "container", "inspect", name]}
+    asked = {"inspect": runtime.question(name)}
     done = session.request("gather", commands=asked)["commands"]["inspect"]
-    return parse_state(done["stdout"] if done is not None else "")
-
-
-def parse_state(text: str) -> ContainerState:
-    """Of `docker container inspect NAME`; what is no JSON, an empty list or nothing is absent."""
-    found = replies.decoded(text)
-    if not found:
-        return ContainerState("absent")
-    one = replies.at(found, 0)
-    status = replies.at(one, "State", "Status")
-    if not isinstance(status, str) or not status:
-        error = f"Docker's answer is not understood: {replies.short(text)}"
-        return ContainerState("unknown", error=error)
-    labels, command = replies.at(one, "Config", "Labels"), replies.at(one, "Config", "Cmd")
-    return ContainerState(
-        status=status,
-        exit_code=_number(replies.at(one, "State", "ExitCode")),
-        restarts=_number(replies.at(one, "RestartCount")),
-        labels={k: str(v) for k, v in labels.items()} if isinstance(labels, dict) else {},
-        command=tuple(map(str, command)) if isinstance(command, list) else (),
-        error=replies.text_of(replies.at(one, "State", "Error")),
-    )
-
-
-def _number(value: Any) -> int:
-    return value if isinstance(value, int) else 0
+    return unit_state.parse(done["stdout"] if done is not None else "")
 
 
 def _ended(play: Play, state: ContainerState, name: str) -> Failed:
@@ -223,7 +193,7 @@ def _ended(play: Play, state: ContainerState, name: str) -> Failed:
     who = "the server" if name == play.head.name else f"the rank on {name}"
     what = "restarted" if state.status == "running" else f"is {state.status}"
     # Docker would start it again and again; what it said stays to be read.
-    session.run(["docker", "stop", "-t", "5", SERVER])
+    session.run(runtime.RUNTIMES[state.runtime].stop(SERVER))
     return Failed(
         f"{who} {what} while loading: {fault.text if fault else last or state.error}",
         where=fault.where if fault else f"{name} {SERVER}",

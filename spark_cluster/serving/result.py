@@ -1,18 +1,22 @@
-"""What `up` ends with: the endpoint, the answer, who holds the memory, the versions."""
+"""The result of `up`: the endpoint, the answer, who holds the memory, the versions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_cluster.engine.play import Play
-from spark_cluster.engine.session import Answer
-from spark_cluster.serving import replies
-from spark_cluster.serving.endpoint import Endpoint
-from spark_cluster.serving.engine import SERVER
+from spark_cluster.inference import replies
+from spark_cluster.inference.engine import engine
+from spark_cluster.inference.process import SERVER
+from spark_cluster.inference.ray import RayState
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Answer
+from spark_cluster.serving.plan import ServePlan
 from spark_cluster.serving.proxy import Access
-from spark_cluster.serving.ray_state import RayState
-from spark_cluster.serving.vram import NodeVram
+from spark_cluster.serving.vram import NodeVram, sample
+from spark_cluster.serving.vram import peak as largest
+
+IMAGE = ["docker", "container", "inspect", "-f", "{{.Image}}", SERVER]
 
 
 @dataclass(frozen=True)
@@ -20,68 +24,80 @@ class Served:
     """A verified endpoint.
 
     Attributes:
+        plan: what is served.
         before, peak, now: VRAM before the run, the largest while loading, and when ready.
         versions: name to version, for the record.
-        rungs: what was asked, all of it with success.
         fingerprint: SHA-256 of the certificate that the endpoint presents; empty without TLS.
     """
 
-    endpoint: Endpoint
-    recipe: str
-    tp: int
+    plan: ServePlan
     answer: str
     before: list[NodeVram]
     peak: list[NodeVram]
     now: list[NodeVram]
     versions: dict[str, str] = field(default_factory=dict)
-    rungs: tuple[str, ...] = ()
     fingerprint: str = ""
 
     @property
     def access(self) -> Access:
-        """Who can reach the endpoint, and how it is guarded."""
-        return self.endpoint.access(self.fingerprint)
+        """The access to the endpoint: who can reach it, and how it is protected."""
+        return self.plan.endpoint.access(self.fingerprint)
 
-    def document(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As in `up --json`."""
         return {
-            "endpoint": self.endpoint.url,
+            "endpoint": self.plan.endpoint.url,
             "access": self.access.to_dict(),
-            "model": self.endpoint.model,
-            "recipe": self.recipe,
-            "tp": self.tp,
+            "model": self.plan.endpoint.model,
+            "recipe": self.plan.recipe.name,
+            "tp": self.plan.tp,
             "answer": self.answer,
-            "verified": list(self.rungs),
+            "verified": list(self.plan.recipe.readiness.rungs),
             "vram": {
-                "nodes": [reading.document() for reading in self.now],
-                "before": [reading.document() for reading in self.before],
-                "peak": [reading.document() for reading in self.peak],
+                "nodes": [reading.to_dict() for reading in self.now],
+                "before": [reading.to_dict() for reading in self.before],
+                "peak": [reading.to_dict() for reading in self.peak],
             },
             "versions": self.versions,
         }
 
 
-def versions(play: Play, asked: Answer, dashboard: int | None) -> dict[str, str]:
-    """What runs: vLLM and Ray as they say themselves, the rest from the facts.
+def served(
+    play: Play, plan: ServePlan, answer: str, before: list[NodeVram], peak: list[NodeVram]
+) -> Served:
+    """Return the result of an `up`: the memory that is held now, and what runs.
 
     Args:
-        asked: the endpoint's answer to /version.
-        dashboard: port of Ray's dashboard on the head's loopback; None without Ray.
+        answer: to the recipe's own question.
+        before, peak: VRAM before the run, and the largest while loading.
     """
+    now, (told, found) = play.together(lambda: sample(play.sessions), lambda: _versions(play, plan))
+    return Served(plan, answer, before, largest(peak, now), now, found, told.certificate)
+
+
+def _versions(play: Play, plan: ServePlan) -> tuple[Answer, dict[str, str]]:
+    """Return the engine's answer for its version, and the versions by name; asked side by side."""
+    dashboard = plan.deployment.ray.dashboard_port if plan.deployment.on_ray else None
     session = play.session(play.head)
-    ray = RayState(session, dashboard).ask("/api/version") if dashboard else None
-    image = session.run(["docker", "container", "inspect", "-f", "{{.Image}}", SERVER])
+    name = plan.deployment.engine
+    path, key = engine(name).version
+    in_container = plan.deployment.runtime == "docker"
+    asked, ray, image = play.together(
+        lambda: plan.endpoint.request(session, path),
+        lambda: RayState(session, dashboard).version() if dashboard else "",
+        lambda: session.run(IMAGE).stdout.strip() if in_container else "",
+    )
     facts = play.head.facts
     found = {
-        "vllm": _field(asked, "version"),
-        "ray": _field(ray, "ray_version"),
-        "image": image.stdout.strip(),
+        name: _field(asked, key),
+        "ray": ray,
+        "image": image,
         "docker": facts.docker or "",
         "driver": facts.gpu.driver if facts.gpu else "",
         "dgx": facts.dgx_version or "",
         "kernel": facts.kernel,
     }
-    return {name: version for name, version in found.items() if version}
+    return asked, {name: version for name, version in found.items() if version}
 
 
 def _field(answer: Answer | None, name: str) -> str:

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spark_cluster.engine.events import Progress
-from spark_cluster.engine.play import Play
+from spark_cluster.config.launch import Launch
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.recipe import Recipe
-from spark_cluster.serving import readiness, replies
+from spark_cluster.inference import replies
+from spark_cluster.runner.events import Progress
+from spark_cluster.runner.play import Play
+from spark_cluster.serving import readiness
 from spark_cluster.serving.endpoint import Asker, Endpoint
-from spark_cluster.serving.judging import incoherent, red_square
+from spark_cluster.serving.plan import ServePlan
+from spark_cluster.serving.text_checks import incoherent, red_square
 
 PATIENCE_S = 900.0
 """Seconds for one answer: 1,024 tokens at 7 tok/s are two and a half minutes."""
@@ -41,7 +43,7 @@ TOOLS = [
     }
 ]
 RAW = ("<|tool_call", "<tool_call", f"call:{TOOL}", f"[{TOOL}(")
-"""How calls look when nobody has read them: Gemma's, Qwen's, and Python's."""
+"""How calls look when they were not parsed: Gemma's, Qwen's, and Python's."""
 
 PARSER = "--enable-auto-tool-choice and the model's own --tool-call-parser (Gemma 4: gemma4)"
 
@@ -100,7 +102,7 @@ class Client:
         try:
             found = replies.message(body)
         except replies.NotACompletion as error:
-            hint = "another program than vLLM has the port, or a proxy answers for it"
+            hint = "another program than vLLM uses the port, or a proxy answers for it"
             raise self.wrong(f"{rung}: {error}", hint) from None
         model = replies.text_of(replies.at(replies.decoded(body), "model"))
         if model != self.endpoint.model:
@@ -120,7 +122,7 @@ def coherence(client: Client) -> None:
     if why:
         raise client.wrong(
             f"coherence: {why}: {replies.short(text)!r}",
-            "kernels that compute NaN say `!!!!`, an FP8 KV cache can make a model repeat itself: "
+            "kernels that give NaN print `!!!!`, an FP8 KV cache can make a model repeat itself: "
             "try --moe-backend marlin, or --kv-cache-dtype auto",
         )
 
@@ -137,7 +139,7 @@ def tool_call(client: Client) -> None:
 
 
 def reasoning(client: Client) -> None:
-    """Thoughts come in a field of their own."""
+    """Check that the reasoning comes in a field of its own."""
     found = client.message(
         "reasoning",
         "A bat and a ball cost 1.10 together; the bat costs 1 more than the ball. "
@@ -148,7 +150,7 @@ def reasoning(client: Client) -> None:
     content = replies.text_of(found.get("content")).lstrip()
     leaked = content.startswith(("thought\n", "<think>")) or "<|channel" in content
     if leaked or not replies.reasoning(found).strip():
-        what = "the thoughts are in the text" if leaked else "there are no thoughts"
+        what = "the reasoning is in the text" if leaked else "there is no reasoning"
         raise client.wrong(
             f"reasoning: {what}: {replies.short(content)!r}",
             "--reasoning-parser of this model is missing or wrong (Gemma 4: gemma4; vLLM 38855)",
@@ -177,56 +179,49 @@ RUNGS: dict[str, Callable[[Client], None]] = {
 """By the recipe's names; `answer` is the recipe's own question (`readiness.ask`)."""
 
 
-def climb(play: Play, endpoint: Endpoint, recipe: Recipe, tp: int) -> str:
-    """Each rung that the recipe names, in its order; the answer to the recipe's own question.
-
-    Args:
-        tp: the tensor-parallel size that serves; known issues can depend on it.
+def climb(play: Play, plan: ServePlan) -> str:
+    """Climb each rung that the recipe names, in its order; return the answer to its own question.
 
     Raises:
         VerificationFailed: at the first rung that does not hold.
     """
     answer = ""
-    client = Client(play.session(play.head), endpoint, play.head.name)
-    for rung in recipe.readiness.rungs:
+    client = Client(play.session(play.head), plan.endpoint, play.head.name)
+    for rung in plan.recipe.readiness.rungs:
         play.bus.emit(Progress(play.head.name, "verify", rung.replace("_", " ")))
         try:
             if rung == "answer":
-                answer = readiness.ask(play, endpoint, recipe.probe)
+                answer = readiness.ask(play, plan.endpoint, plan.recipe.probe)
             else:
                 RUNGS[rung](client)
         except VerificationFailed as error:
-            raise _with_known(error, rung, recipe, tp) from None
+            raise _with_known(error, rung, plan.launch) from None
     return answer
 
 
-def _with_known(
-    error: VerificationFailed, rung: str, recipe: Recipe, tp: int
-) -> VerificationFailed:
-    """The error with the known issues of the recipe that this rung shows."""
-    from spark_cluster import issues
-    from spark_cluster.launch import of_recipe
+def _with_known(error: VerificationFailed, rung: str, launch: Launch) -> VerificationFailed:
+    """The error with the known issues of the launch that this rung shows."""
+    from spark_cluster.known_issues import live_issues
 
-    launch = of_recipe(recipe, tp)
-    known = issues.live(rungs={rung: error.message}, launch=launch)
+    known = live_issues.live(rungs={rung: error.message}, launch=launch)
     lines = [f"known: {f.title} ({f.id}): {f.fix}" for f in known]
     hint = "\n  ".join([error.hint, *lines] if error.hint else lines)
     return VerificationFailed(error.message, where=error.where, hint=hint)
 
 
 def _call(rung: str, client: Client, calls: Any, content: Any) -> None:
-    """One call of the tool, with a city, and nothing of it in the text."""
+    """Check for one call of the tool, with a city, and nothing of it in the text."""
     text = content if isinstance(content, str) else ""
     if any(mark in text for mark in RAW):
         raise client.wrong(
             f"{rung}: the call stays in the text: {replies.short(text)!r}",
-            f"--tool-call-parser is another model's; needed are {PARSER}",
+            f"--tool-call-parser is another model's; required: {PARSER}",
         )
     call = replies.at(calls, 0, "function")
     if not isinstance(call, dict):
         raise client.wrong(
             f"{rung}: the tool was not called; the model says {replies.short(text)!r}",
-            f"needed are {PARSER}; a drafter can drop calls too (vLLM 41967)",
+            f"required: {PARSER}; a drafter can drop calls too (vLLM 41967)",
         )
     name, arguments = call.get("name"), call.get("arguments")
     city = replies.at(replies.decoded(arguments), "city")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from spark_cluster.allowances import env_must_be_allowed
+from spark_cluster.config.allowance_checks import env_must_be_allowed
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.recipe import Recipe
+    from spark_cluster.config.recipe import Recipe
 
 
 def secrets_of_laptop(recipe: Recipe) -> dict[str, str]:

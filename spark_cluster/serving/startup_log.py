@@ -1,4 +1,4 @@
-"""What the engine tells of its start, and whether it is what the recipe expects."""
+"""The engine's log of its start, and whether it is what the recipe expects."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_cluster.engine.play import Play
 from spark_cluster.errors import Failed, VerificationFailed
-from spark_cluster.serving.engine import RAY, SERVER
+from spark_cluster.inference import runtime
+from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.runner.play import Play
 
 if TYPE_CHECKING:
-    from spark_cluster.cluster import Spark
-    from spark_cluster.engine.session import Session
-    from spark_cluster.userfiles.recipe_file import Readiness
+    from spark_cluster.config.recipe_schema import Readiness
+    from spark_cluster.runner.session import Session
+    from spark_cluster.topology import Node
 
 BEGINNING = 4_000_000
 """Bytes of each log that are looked at; a start tells less than a tenth, requests much more."""
@@ -24,7 +25,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True)
 class Unmet:
-    """What a log should say and does not, or says and should not.
+    """A line that a log should contain and does not, or contains and should not.
 
     Attributes:
         pattern: the regular expression.
@@ -36,7 +37,7 @@ class Unmet:
     line: str = ""
 
 
-def must_fit(play: Play, nodes: Sequence[Spark], wanted: Readiness) -> None:
+def must_fit(play: Play, nodes: Sequence[Node], wanted: Readiness) -> None:
     """Look for the recipe's assertions in the logs of all ranks; a line of any of them counts.
 
     Raises:
@@ -50,24 +51,23 @@ def must_fit(play: Play, nodes: Sequence[Spark], wanted: Readiness) -> None:
         return
     first, *others = missed
     more = f" (and {len(others)} more)" if others else ""
-    message = f"the engine's log does not say {first.pattern!r}{more}"
+    message = f"the engine's log does not contain {first.pattern!r}{more}"
     if first.forbidden:
-        message = f"the engine's log says what it must not{more}: {first.line}"
+        message = f"the engine's log contains a forbidden line{more}: {first.line}"
     elif first.line:
         message += f"; it says: {first.line}"
     raise VerificationFailed(
         message,
         where=play.head.name,
         hint="another kernel or transport is in use than the recipe was tested with, or this image "
-        "words it otherwise: readiness.log_expect and log_forbid say what is looked for",
+        "words it otherwise: readiness.log_expect and log_forbid define what is expected",
     )
 
 
 def read(session: Session, container: str) -> str:
     """The beginning of a container's log, without colours; empty when there is none."""
-    command = f'docker logs "$0" 2>&1 | head -c {BEGINNING}'
     try:
-        done = session.run(["sh", "-c", command, container], timeout=60)
+        done = session.run(runtime.beginning(container, BEGINNING), timeout=60)
     except Failed:  # an idle node need not even have Docker
         return ""
     return _ANSI.sub("", done.stdout)

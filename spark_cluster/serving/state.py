@@ -1,4 +1,4 @@
-"""What serves now, and what is wrong: containers, Ray, health, a completion, put together."""
+"""The state of serving and its problems: containers, Ray, health, a completion, put together."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from spark_cluster.engine.connections import side_by_side
-from spark_cluster.engine.play import Play
-from spark_cluster.engine.session import Session
+from spark_cluster.config.ports import EnginePorts
+from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.ports import EnginePorts
+from spark_cluster.inference import runtime, unit_state
+from spark_cluster.inference.containers import ContainerState
+from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.inference.ray import RayNode, RayState
+from spark_cluster.runner.parallel import side_by_side
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
 from spark_cluster.serving import firewall, logs
 from spark_cluster.serving.endpoint import Endpoint, running
-from spark_cluster.serving.engine import RAY, SERVER
 from spark_cluster.serving.proxy import DESCRIPTION, UNIT, Access, described, refused_by_proxy
-from spark_cluster.serving.ray_state import RayNode, RayState
-from spark_cluster.serving.readiness import ContainerState, ask_once, parse_state
-from spark_cluster.userfiles.recipe_file import Probe
+from spark_cluster.serving.readiness import ask_once
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -41,7 +43,7 @@ each time; after a reboot one or two are usual, until Ray's head is there."""
 
 @dataclass(frozen=True)
 class NodeState:
-    """One node: its serving containers, or why it could not be asked.
+    """The state of one node: its serving containers, or why it could not be asked.
 
     Attributes:
         firewall: what is wrong with it; nothing when it is in force.
@@ -57,7 +59,7 @@ class NodeState:
     proxy: str = ""
     description: str | None = None
 
-    def document(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "reachable": self.reachable,
@@ -78,7 +80,7 @@ class Status:
         state: `stopped` (nothing is there), `serving` (a completion came and nothing is wrong),
             `starting` (containers run, not healthy yet), `degraded` (answers, but something is
             wrong) or `failed` (should serve and does not).
-        problems: what is wrong, in words; empty when nothing is.
+        problems: what is wrong, as text; empty when nothing is.
     """
 
     state: str
@@ -90,11 +92,11 @@ class Status:
     tp: int | None = None
     problems: tuple[str, ...] = ()
 
-    def document(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As in `status --json`."""
         return {
             "state": self.state,
-            "nodes": [node.document() for node in self.nodes],
+            "nodes": [node.to_dict() for node in self.nodes],
             "ray": {"nodes": len(self.ray), "gpus": sum(node.gpus for node in self.ray)},
             "endpoint": self.endpoint,
             "access": self.access.to_dict() if self.access is not None else None,
@@ -177,7 +179,7 @@ def _nodes(play: Play) -> list[NodeState]:
         name: play.connections.session(name).submit(
             "gather",
             commands={
-                **{n: ["docker", "container", "inspect", n] for n in (SERVER, RAY)},
+                **{n: runtime.question(n) for n in (SERVER, RAY)},
                 "firewall": list(firewall.LIST),
                 UNIT: ["systemctl", "is-active", UNIT],
             },
@@ -197,7 +199,7 @@ def _nodes(play: Play) -> list[NodeState]:
             NodeState(
                 name,
                 True,
-                {n: parse_state(outputs[n]) for n in (SERVER, RAY)},
+                {n: unit_state.parse(outputs[n]) for n in (SERVER, RAY)},
                 firewall=firewall.wrong_with(commands["firewall"], files["firewall"]),
                 proxy=outputs[UNIT].strip(),
                 description=files["endpoint"],
@@ -216,7 +218,7 @@ def _without_server(nodes: list[NodeState]) -> Status:
     left = [n.name for n in nodes if n.reachable and n.containers[RAY].status != "absent"]
     problems = [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
     if left:
-        problems.append(f"Ray is there without a server, on {', '.join(left)}")
+        problems.append(f"Ray runs without a server, on {', '.join(left)}")
     return Status("failed" if problems else "stopped", nodes, [], problems=tuple(problems))
 
 
@@ -306,12 +308,12 @@ def _probe(
         dark: nodes without a link; a completion over it hangs, and is not waited for.
     """
     if endpoint is None:
-        return 0, "", "/health was not asked: the container's label names no endpoint", ""
+        return 0, "", "/health was not queried: the container's label names no endpoint", ""
     told = endpoint.request(session, "/health", timeout=5)
     health = 0 if refused_by_proxy(told.status, told.body) else told.status
     shown = told.certificate
     if health != 200:
-        return health, "", f"/health does not say 200 ({health or 'no answer'})", shown
+        return health, "", f"/health does not return 200 ({health or 'no answer'})", shown
     few = probe.model_copy(update={"max_tokens": min(probe.max_tokens, FEW_TOKENS)})
     limit = WITHOUT_LINK_S if dark else COMPLETION_S
     found = ask_once(session, endpoint, few, timeout=limit)

@@ -1,4 +1,4 @@
-"""Who holds GPU memory on each node, asked on the host, with what the whole node has beside it."""
+"""The holders of GPU memory on each node, asked on the host, next to the node's total."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spark_cluster.engine.session import Session
 from spark_cluster.errors import Failed
 from spark_cluster.facts import gather
 from spark_cluster.facts.model import Process
+from spark_cluster.runner.session import Session
 
 FREE_WITHIN_S = 30.0
 """Seconds that the memory of ended processes may take to come back."""
@@ -18,7 +18,7 @@ FREE_WITHIN_S = 30.0
 
 @dataclass(frozen=True)
 class NodeVram:
-    """One node's reading; memory in MiB.
+    """The reading of one node; memory in MiB.
 
     Attributes:
         processes: what `nvidia-smi --query-compute-apps` lists.
@@ -34,7 +34,7 @@ class NodeVram:
         """Sum over the processes whose figure is told."""
         return sum(p.used_mib or 0 for p in self.processes)
 
-    def document(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As in `vram --json`."""
         return {
             "name": self.name,
@@ -48,7 +48,7 @@ class NodeVram:
 
 
 def sample(sessions: Mapping[str, Session]) -> list[NodeVram]:
-    """One reading of every node, all asked at once.
+    """Take one reading of every node, all asked at once.
 
     Raises:
         Failed: nvidia-smi does not answer on a node; never taken for "nothing is held".

@@ -7,9 +7,10 @@ import sys
 import textwrap
 
 import pytest
+from scratch_root import Node
 from waiting import HANG_S
 
-from spark_cluster.agent import units
+from spark_cluster.node import units
 
 SYSTEMD_RUN = """
 import json, os, subprocess, sys
@@ -59,6 +60,13 @@ class SystemdRoot:
     def folders(self):
         folder = self.root / "var/lib/spark-cluster/units"
         return list(folder.iterdir()) if folder.exists() else []
+
+
+@pytest.fixture
+def node(tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    return Node(root)
 
 
 @pytest.fixture

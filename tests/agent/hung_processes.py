@@ -121,7 +121,7 @@ def limit_once(path: Path) -> str:
     return (
         "import time\n"
         "from pathlib import Path\n"
-        "from spark_cluster.agent import processes\n"
+        "from spark_cluster.node import processes\n"
         "came = []\n"
         "def until(_self):\n"
         f"    if not came and Path({str(path)!r}).exists(): came.append(time.monotonic())\n"

@@ -43,7 +43,8 @@ class RawAgent:
         values = {**LIMITS, **{k.replace("__", "."): v for k, v in limits.items()}}
         text = (
             "import sys\n"
-            "from spark_cluster.agent import main, operations, processes, units\n"
+            "from spark_cluster.agent import main, operations\n"
+            "from spark_cluster.node import processes, units\n"
             + "".join(f"{name} = {value!r}\n" for name, value in values.items())
             + first
             + f"main.main(sys.stdin.buffer, [], {str(root)!r})\n"
@@ -136,6 +137,6 @@ class RawAgent:
 
 def document(*resources: Any) -> list[dict[str, Any]]:
     """Resources as they travel."""
-    from spark_cluster.engine.document import document as packed
+    from spark_cluster.runner.document import document as packed
 
     return json.loads(json.dumps(packed(resources).resources))

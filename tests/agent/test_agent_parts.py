@@ -12,15 +12,16 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
+from factories import apply
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_cluster.agent.apply import apply
-from spark_cluster.agent.host import Host, explain
-from spark_cluster.agent.masking import MASK, mask, secrets_in
-from spark_cluster.agent.overlay import Overlay
+from spark_cluster.node.host import Host, explain
+from spark_cluster.node.masking import MASK, mask, secrets_in
+from spark_cluster.node.overlay import Overlay
+from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, File, JsonKeys
-from spark_cluster.resources.base import Secret, to_wire
+from spark_cluster.resources.base import to_wire
 
 
 def results(root, *resources, diff=False, **options):
@@ -200,4 +201,4 @@ def test_the_first_maker_is_named():
     assert overlay.maker("path:/a") == "one"
     assert overlay.maker("path:/b") is None
     host = Host(root=Path("/none"), overlay=overlay)
-    assert host.pending("path:/a") is None, "without check mode nothing is pending"
+    assert host.will_provide("path:/a") is None, "without check mode nothing is pending"

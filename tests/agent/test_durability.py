@@ -8,9 +8,9 @@ import stat
 from pathlib import Path
 
 import pytest
+from factories import apply
 
-from spark_cluster.agent.apply import apply
-from spark_cluster.agent.host import Host
+from spark_cluster.node.host import Host
 from spark_cluster.resources import Command, Directory, File
 from spark_cluster.resources.base import Resource
 

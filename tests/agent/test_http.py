@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from waiting import HANG_S, until, with_a_limit
 
-from spark_cluster.agent import http
+from spark_cluster.node import http
 
 HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 TLS_RECORD = b"\x16\x03\x03\x40\x00"

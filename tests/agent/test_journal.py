@@ -6,22 +6,15 @@ import json
 import os
 
 import pytest
-from test_revert import Node
+from factories import apply
 
-from spark_cluster.agent import journal as journal_module
-from spark_cluster.agent import temporary
-from spark_cluster.agent.apply import apply
-from spark_cluster.agent.durable import append_line, read_lines
 from spark_cluster.agent.history import History
-from spark_cluster.agent.temporary import TemporaryFiles, is_temporary, temporary_name
-from spark_cluster.resources import Directory, File, JsonKeys, Line, Secret
-
-
-@pytest.fixture
-def node(tmp_path):
-    root = tmp_path / "root"
-    root.mkdir()
-    return Node(root)
+from spark_cluster.node import journal as journal_module
+from spark_cluster.node import temporary
+from spark_cluster.node.durable import append_line, read_lines
+from spark_cluster.node.temporary import TemporaryFiles, is_temporary, temporary_name
+from spark_cluster.node.values import Secret
+from spark_cluster.resources import Directory, File, JsonKeys, Line
 
 
 def changes(node, run="r1"):
@@ -47,7 +40,7 @@ def test_a_torn_entry_costs_that_entry_only_and_is_told(node):
     assert [e["path"] for e in history.entries("r1") if e["action"] == "file"] == ["/a", "/b"]
     said = "one entry was torn by a crash before its change began; the others are whole"
     assert history.overview()["runs"][0]["notes"] == [said]
-    assert history.document("r1")["notes"] == [said]
+    assert history.to_dict("r1")["notes"] == [said]
     reply, _ = node.revert("r1")
     assert reply["notes"] == [said]
     assert (node.path("/a").read_text(), node.path("/b").read_text()) == ("old a\n", "old b\n")

@@ -9,15 +9,15 @@ import sys
 import threading
 
 import pytest
+from pipe_channel import PipeChannel
 from test_revert import Node
 
 from spark_cluster.agent.history import History
-from spark_cluster.agent.temporary import is_temporary
-from spark_cluster.engine import payload
-from spark_cluster.engine.channel import PipeChannel
-from spark_cluster.engine.session import Session
 from spark_cluster.errors import SparkClusterError
+from spark_cluster.node.temporary import is_temporary
 from spark_cluster.resources import Directory, File, Line
+from spark_cluster.runner import payload
+from spark_cluster.runner.session import Session
 
 SOAK_KILLS = 300
 SAMPLE_KILLS = 5

@@ -14,12 +14,13 @@ from hung_processes import ended, frozen_disk, lives, pid_in
 from unstartable import UNSTARTABLE, unstartable
 from waiting import FAR_S, until, with_a_limit
 
-from spark_cluster.agent import descendants, gathering, main, output, processes
-from spark_cluster.agent.host import Cancelled, Host
+from spark_cluster.agent import gathering, main
 from spark_cluster.agent.operations import Laptop, Node, carry_out
-from spark_cluster.agent.processes import Processes, Running
 from spark_cluster.doctor import registry
 from spark_cluster.doctor.observations import Observations
+from spark_cluster.node import descendants, output, processes
+from spark_cluster.node.host import Cancelled, Host
+from spark_cluster.node.processes import Processes, Running
 from spark_cluster.resources import ResourceError
 
 SHIPPED_GRACES = processes.TERM_GRACE + processes.KILL_GRACE
@@ -122,7 +123,7 @@ def test_a_limit_with_lines_that_are_told(host):
 
     def attempt(limit_s):
         with pytest.raises(ResourceError, match=f"not done after {limit_s:g} s"):
-            host.run(("sh", "-c", script), timeout=limit_s, heard=heard.append)
+            host.run(("sh", "-c", script), timeout=limit_s, on_output=heard.append)
         return heard
 
     with_a_limit(attempt)
@@ -209,12 +210,12 @@ def test_doctor_tells_a_program_that_hangs_from_one_that_is_missing(tmp_path):
     commands = {"gpu": ["sleep", str(FAR_S)], "tools": ["echo"], "kernel_log": ["nothing-such"]}
     seen = Observations("spark1", gathered(tmp_path, commands=commands, timeout=0.3))
     check = next(c for c in registry.NODE if c.id == "driver.gpu-present")
-    finding = check.finding(seen, "spark1")
+    finding = check.result(seen, "spark1")
     assert (finding.status, finding.found) == ("fail", "sleep: not done after 0.3 s")
     assert "hangs" in finding.cause
     assert "reboot" in finding.fix
     assert seen.facts.nvml_error == "sleep: not done after 0.3 s"
-    others = [c.finding(seen, "spark1") for c in registry.NODE if "gpu" in c.needs]
+    others = [c.result(seen, "spark1") for c in registry.NODE if "gpu" in c.needs]
     assert all("not done after" in f.found or f.status != "ok" for f in others)
     assert not any("there is no nvidia-smi" in f.found for f in others)
 

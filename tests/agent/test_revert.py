@@ -1,79 +1,22 @@
-"""What a run changed is put back byte for byte, all of it or nothing; and that, too, can be."""
+"""What a run changed is reverted byte for byte, all of it or nothing; and that, too, can be."""
 
 import json
-import os
-import stat
 import tempfile
 from pathlib import Path
 
 import pytest
+from factories import apply
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scratch_root import Node
 
-from spark_cluster.agent import journal as journal_module
-from spark_cluster.agent.apply import apply
 from spark_cluster.agent.history import History
-from spark_cluster.agent.host import Host
-from spark_cluster.agent.journal import Journal
-from spark_cluster.agent.revert import revert
-from spark_cluster.resources import Command, Directory, File, Line, ResourceError, Secret
+from spark_cluster.node import journal as journal_module
+from spark_cluster.node.host import Host
+from spark_cluster.node.journal import Journal
+from spark_cluster.node.values import Secret
+from spark_cluster.resources import Command, Directory, File, Line, ResourceError
 from spark_cluster.resources.file import DIFF_INPUT_LIMIT
-
-OWNER = {"user": "me@laptop", "command": "provision", "run": "r1"}
-
-
-class Node:
-    """A scratch root on which runs are made and taken back."""
-
-    def __init__(self, root):
-        self.root = root
-
-    def host(self, run, **options):
-        return Host(root=self.root, run_id=run, owner={**OWNER, "run": run}, **options)
-
-    def run(self, run, *resources):
-        events = []
-        apply(resources, self.host(run), events.append)
-        return [e["verdict"] for e in events if e["event"] == "result"]
-
-    def revert(self, run, by="r9", **options):
-        """(the reply, events by path or id)."""
-        diff = options.pop("diff", False)
-        events = []
-        reply = revert(self.host(by, **options), run, events.append, diff=diff)
-        return reply, {e["id"]: e for e in events}
-
-    def put(self, name, text, mode=0o644):
-        path = self.path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(mode)
-        return path
-
-    def path(self, name):
-        return self.root / name.lstrip("/")
-
-    def tree(self):
-        """Every path with its kind, mode, owner and content; our own folders left out."""
-        found = {}
-        for path in sorted(self.root.rglob("*")):
-            name = str(path.relative_to(self.root))
-            if name.startswith("var/lib/spark-cluster") or name in ("var", "var/lib"):
-                continue
-            status = path.lstat()
-            content = os.readlink(path) if path.is_symlink() else None
-            if stat.S_ISREG(status.st_mode):
-                content = path.read_bytes()
-            found[name] = (status.st_mode, status.st_uid, status.st_gid, content)
-        return found
-
-
-@pytest.fixture
-def node(tmp_path):
-    root = tmp_path / "root"
-    root.mkdir()
-    return Node(root)
-
 
 MIXED = (
     Directory("/srv/deep/models", mode=0o750),
@@ -127,7 +70,7 @@ def test_changed_since_by_someone_means_that_nothing_is_touched(node, before):
     assert node.tree() == left
     assert set(events) == {"File:/etc/hosts", "File:/etc/fstab"}
     error = events["File:/etc/hosts"]["error"]
-    assert "was changed since, by something else than spark-cluster (at 20" in error
+    assert "was changed since, by something other than spark-cluster (at 20" in error
     assert "r9" not in History(node.root).runs()
 
 
@@ -182,7 +125,7 @@ def test_where_it_was_is_gone(node):
     node.run("r1", File("/a/b/c", state="absent"))
     node.path("/a/b").rmdir()
     _, events = node.revert("r1")
-    assert "/a/b, where it was, is gone" in events["Path:/a/b/c"]["error"]
+    assert "/a/b, where it was, no longer exists" in events["Path:/a/b/c"]["error"]
 
 
 def test_what_cannot_be_put_back_is_listed(node, before):
@@ -290,9 +233,9 @@ def test_what_fails_in_the_middle_is_taken_back(node, before, monkeypatch):
         write(host, name, data, **options)
 
     monkeypatch.setattr(Host, "write", failing)
-    with pytest.raises(ResourceError, match="cannot be put back: no space left") as caught:
+    with pytest.raises(ResourceError, match="cannot be reverted: no space left") as caught:
         node.revert("r1")
-    assert caught.value.hint == "all is again as it was before"
+    assert caught.value.hint == "everything is as it was before"
     assert node.tree() == after
 
 
@@ -323,9 +266,9 @@ def test_a_secret_file_is_removed_last_since_it_cannot_be_made_again(node, monke
     node.run("r1", Directory("/srv/s"), token, *others)
     after = node.tree()
     fails(monkeypatch, "write", "/etc/c")
-    with pytest.raises(ResourceError, match="cannot be put back: no space left") as caught:
+    with pytest.raises(ResourceError, match="cannot be reverted: no space left") as caught:
         node.revert("r1")
-    assert caught.value.hint == "all is again as it was before"
+    assert caught.value.hint == "everything is as it was before"
     assert node.tree() == after
     assert undone(node) == ["r1"]
     assert node.revert("r1", by="r10")[0]["ok"]
@@ -338,10 +281,10 @@ def test_what_was_lost_by_a_revert_that_failed_is_named(node, monkeypatch):
     tokens = [File(f"/etc/token{n}", content=Secret(f"hunter{n}-very-secret")) for n in (1, 2)]
     node.run("r1", *tokens, File("/etc/c", content="new\n"))
     fails(monkeypatch, "remove", "/etc/token1")
-    with pytest.raises(ResourceError, match="/etc/token1 cannot be put back") as caught:
+    with pytest.raises(ResourceError, match="/etc/token1 cannot be reverted") as caught:
         node.revert("r1")
     assert caught.value.hint == (
-        "all is again as it was before but /etc/token2 (its content is secret, and not kept); "
+        "everything is as it was before except /etc/token2 (its content is secret, and not kept); "
         "`spark-cluster revert r1` again reverts the remainder"
     )
     assert node.path("/etc/c").read_text() == "new\n"
@@ -358,9 +301,9 @@ def test_a_secret_file_that_must_make_room_is_named_when_it_was_in_vain(node, mo
     node.run("r1", File("/etc/c", state="absent"))
     node.run("r1", Directory("/etc/c"), token)
     fails(monkeypatch, "write", "/etc/c")
-    with pytest.raises(ResourceError, match="cannot be put back: no space left") as caught:
+    with pytest.raises(ResourceError, match="cannot be reverted: no space left") as caught:
         node.revert("r1")
-    assert "as it was before but /etc/c/token (its content is secret" in caught.value.hint
+    assert "as it was before except /etc/c/token (its content is secret" in caught.value.hint
     assert node.revert("r1", by="r10")[0]["ok"]
     assert node.tree() == before
 
@@ -377,9 +320,9 @@ def test_history(node, before):
     assert (second["user"], second["command"]) == ("me@laptop", "provision")
     assert (second["changes"], second["paths"]) == (2, 1)
     assert (second["reverted_by"], last["reverts"]) == ("20261122-3", "20261121-2")
-    shown = history.document("20261121-2")
+    shown = history.to_dict("20261121-2")
     assert [e["action"] for e in shown["entries"]] == ["file", "converged", "converged"]
-    assert "tree" not in json.dumps(history.document("20261120-1"))
+    assert "tree" not in json.dumps(history.to_dict("20261120-1"))
     assert history.find("20261121") == "20261121-2"
     with pytest.raises(ResourceError, match="202611 can be 20261120-1, 20261121-2, 20261122-3"):
         history.find("202611")
@@ -412,6 +355,75 @@ def test_a_folder_that_a_run_removed_and_made_again(node):
     node.run("r1", Directory("/d/e/f"))
     reply, events = node.revert("r1")
     assert reply == {"of": "r1", "left": [], "ok": True}, events
+    assert node.tree() == before
+
+
+@pytest.mark.parametrize("again", [Directory("/d/e"), File("/d/e/b", content="x")], ids=str)
+def test_a_folder_that_a_run_gave_a_mode_and_removed_and_made_again(node, again):
+    node.put("/d/e/a", "deep\n", mode=0o600)
+    node.put("/d/e/f/a", "deeper\n")
+    before = node.tree()
+    node.run("r1", Directory("/d/e", mode=0o700), Directory("/d/e", state="absent"), again)
+    reply, events = node.revert("r1")
+    assert reply == {"of": "r1", "left": [], "ok": True}, events
+    assert node.tree() == before
+
+
+def test_a_file_that_a_run_changed_in_a_folder_that_it_removed_and_made_again(node):
+    node.put("/d/e/f/a", "deeper\n")
+    before = node.tree()
+    node.run("r1", File("/d/e/f/a", content="", mode=0o600), Directory("/d/e", mode=0o700))
+    node.run("r1", Directory("/d/e", state="absent"), Directory("/d/e"))
+    reply, events = node.revert("r1")
+    assert reply == {"of": "r1", "left": [], "ok": True}, events
+    assert node.tree() == before
+
+
+def test_what_something_else_changed_between_two_changes_of_the_run(node):
+    node.put("/etc/f", "one\n")
+    node.run("r1", File("/etc/f", content="two\n"))
+    node.put("/etc/f", "mine\n")
+    node.run("r1", File("/etc/f", content="three\n"))
+    after = node.tree()
+    reply, events = node.revert("r1")
+    assert not reply["ok"]
+    error = events["File:/etc/f"]["error"]
+    assert error == "/etc/f was changed during the run, by something else than spark-cluster"
+    assert node.tree() == after
+
+
+def test_a_folder_that_something_else_made_again_is_not_filled(node):
+    node.put("/d/e/a", "deep\n")
+    node.run("r1", Directory("/d/e", state="absent"))
+    node.put("/d/e/mine", "precious\n")
+    after = node.tree()
+    reply, events = node.revert("r1")
+    assert not reply["ok"]
+    assert "/d/e was changed since, by something other" in events["Directory:/d/e"]["error"]
+    assert node.tree() == after
+
+
+def test_a_large_folder_that_a_run_made_again_is_named(node, monkeypatch):
+    """What it held is gone, however alike the new folder looks."""
+    monkeypatch.setattr(journal_module, "TREE_LIMIT", 10)
+    node.put("/opt/big/file", "more than ten bytes")
+    node.run("r1", Directory("/opt/big", state="absent"))
+    node.run("r1", Directory("/opt/big"), File("/opt/big/new", content="y"))
+    reply, _ = node.revert("r1")
+    assert reply["left"] == [
+        {"what": "/opt/big", "why": "what it held before is not kept in the journal"}
+    ]
+    assert list(node.path("/opt/big").iterdir()) == []
+
+
+def test_a_folder_that_a_run_filled_and_removed_unkept_was_never_there(node, monkeypatch):
+    monkeypatch.setattr(journal_module, "TREE_LIMIT", 10)
+    node.put("/opt/other", "")
+    before = node.tree()
+    node.run("r1", Directory("/opt/big"), File("/opt/big/new", content="more than ten bytes"))
+    assert node.path("/opt/big/new").exists()
+    node.run("r1", Directory("/opt/big", state="absent"))
+    assert node.revert("r1")[0] == {"of": "r1", "left": [], "ok": True}
     assert node.tree() == before
 
 

@@ -12,7 +12,7 @@ from spark_cluster.agent import main
 def test_a_stream_of_events_is_no_sign_of_the_laptop(tmp_path, monkeypatch):
     reading, writing = os.pipe()
     agent = main.Agent(io.BytesIO(), writing, tmp_path)
-    clock = agent.heard
+    clock = agent.heard = 1000.0  # whole seconds: a sum of them is exact
     monkeypatch.setattr(main.time, "monotonic", lambda: clock)
     for _ in range(30):  # a line of progress each second
         clock += 1.0

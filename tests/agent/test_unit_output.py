@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from spark_cluster.agent import unit_output
-from spark_cluster.agent.unit_output import OutputFile, Tail, text_of
+from spark_cluster.node import unit_output
+from spark_cluster.node.unit_output import OutputFile, Tail, text_of
 
 ROOM = 10_000
 

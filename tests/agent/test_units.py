@@ -10,12 +10,13 @@ import pytest
 from unstartable import UNSTARTABLE, unstartable
 from waiting import FAR_S, until
 
-from spark_cluster.agent import units
-from spark_cluster.agent.host import Cancelled, Host
-from spark_cluster.engine.document import document
 from spark_cluster.errors import Unreachable
-from spark_cluster.resources import Command, Package, ResourceError, Secret
+from spark_cluster.node import units
+from spark_cluster.node.host import Cancelled, Host
+from spark_cluster.node.values import Secret
+from spark_cluster.resources import Command, Package, ResourceError
 from spark_cluster.resources.apt import apt
+from spark_cluster.runner.document import document
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def opens(gate, tell):
 
     def note(text):
         tell(text)
-        if "is still at work there" in text:
+        if "is still running there" in text:
             gate.open()
 
     return note
@@ -70,7 +71,7 @@ def abandoned(host, gate, **options):
 
     def watch():
         try:
-            watcher.run_unit("key", gate.argv, **options)
+            units.run(watcher, "key", gate.argv, **options)
         except Cancelled as error:
             ended.append(error)
 
@@ -85,7 +86,7 @@ def abandoned(host, gate, **options):
 def test_status_outputs_and_lines_while_they_come(host, systemd):
     heard = []
     script = "echo one; echo two >&2; printf 'half\\rdone'; exit 4"
-    done = host().run_unit("key", ("sh", "-c", script), heard=heard.append)
+    done = units.run(host(), "key", ("sh", "-c", script), on_output=heard.append)
     assert (done.status, done.stdout, done.stderr) == (4, "one\nhalf\rdone", "two\n")
     assert sorted(heard) == ["done", "half", "one", "two"]
     assert systemd.folders == []
@@ -96,7 +97,7 @@ def test_status_outputs_and_lines_while_they_come(host, systemd):
 
 def test_lines_are_progress_now_and_then(host, monkeypatch):
     watcher = host()
-    watcher.run_unit("key", ("sh", "-c", "seq 1000"))
+    units.run(watcher, "key", ("sh", "-c", "seq 1000"))
     assert 1 <= len(watcher.lines) < 20
 
 
@@ -105,7 +106,7 @@ def test_stdin_and_environment_stay_private(host, systemd, gate):
     script = f'umask 077; cat > {out}; printf %s "$TOKEN" >> {out}; {gate.script}'
     environment = {"TOKEN": Secret("hunter2")}
     work = {"stdin": b"hunter1", "env": environment}
-    thread = threading.Thread(target=lambda: host().run_unit("key", ("sh", "-c", script), **work))
+    thread = threading.Thread(target=lambda: units.run(host(), "key", ("sh", "-c", script), **work))
     thread.start()
     gate.wait()
     (folder,) = systemd.folders
@@ -121,20 +122,20 @@ def test_stdin_and_environment_stay_private(host, systemd, gate):
 def test_a_command_that_cannot_be_started(host, systemd, tmp_path, why):
     argv, message = unstartable(tmp_path, why)
     with pytest.raises(ResourceError, match=f"{re.escape(argv[0])}: {message}"):
-        host().run_unit("key", argv)
+        units.run(host(), "key", argv)
     assert systemd.folders == []
 
 
 def test_an_exception_that_nothing_foresaw_is_told(host, systemd, monkeypatch):
     """Not "was ended from outside": the worker lives to tell."""
     broken = (
-        "from spark_cluster.agent import worker\n"
+        "from spark_cluster.node import worker\n"
         "def running(*a, **k): raise RuntimeError('boom')\n"
         "worker.Running = running\n"
     )
     monkeypatch.setattr(units, "CODE", units.CODE.replace("main(sys", f"{broken}main(sys"))
     with pytest.raises(ResourceError, match="RuntimeError: boom") as caught:
-        host().run_unit("key", ("true",))
+        units.run(host(), "key", ("true",))
     assert "please report it" in caught.value.hint
 
 
@@ -142,20 +143,20 @@ def test_running_work_is_gone_on_with(host, systemd, gate):
     abandoned(host, gate)
     later, heard = host(), []
     later.note = opens(gate, later.notes.append)
-    done = later.run_unit("key", gate.argv, heard=heard.append)
+    done = units.run(later, "key", gate.argv, on_output=heard.append)
     assert (done.status, done.stdout, done.stderr) == (3, "begun\nfinished\n", "so-so\n")
     assert sorted(heard) == ["begun", "finished", "so-so"]
-    assert later.notes[0].startswith("key: sh is still at work there since ")
+    assert later.notes[0].startswith("key: sh is still running there since ")
     assert [unit["starts"] for unit in systemd.units()] == [1]
     assert systemd.folders == []
 
 
 def test_other_work_is_other_work(host, systemd, gate):
     abandoned(host, gate)
-    assert host().run_unit("other key", ("true",)).status == 0
-    assert host().run_unit("key", ("echo", "x")).stdout == "x\n"
+    assert units.run(host(), "other key", ("true",)).status == 0
+    assert units.run(host(), "key", ("echo", "x")).stdout == "x\n"
     gate.open()
-    assert host().run_unit("key", gate.argv).status == 3
+    assert units.run(host(), "key", gate.argv).status == 3
     assert len(systemd.units()) == 3
 
 
@@ -170,17 +171,17 @@ def ended_unwatched(host, systemd, gate):
 def test_a_result_that_nobody_saw_is_taken_once(host, systemd, gate):
     ended_unwatched(host, systemd, gate)
     later = host()
-    done = later.run_unit("key", gate.argv, recorded=True)
+    done = units.run(later, "key", gate.argv, reuse_result=True)
     assert (done.status, done.stdout) == (3, "begun\nfinished\n")
-    assert "while nobody watched, with status 3; this is its result" in later.notes[0]
+    assert "while no run watched, with status 3; this is its result" in later.notes[0]
     assert [unit["starts"] for unit in systemd.units()] == [1]
-    host().run_unit("key", gate.argv, recorded=True)
+    units.run(host(), "key", gate.argv, reuse_result=True)
     assert [unit["starts"] for unit in systemd.units()] == [2]
 
 
 def test_a_result_that_nobody_saw_is_not_taken_by_what_can_be_done_again(host, systemd, gate):
     ended_unwatched(host, systemd, gate)
-    host().run_unit("key", gate.argv)
+    units.run(host(), "key", gate.argv)
     assert [unit["starts"] for unit in systemd.units()] == [2]
 
 
@@ -189,7 +190,7 @@ def test_an_old_result_says_nothing(host, systemd, gate):
     status = json.loads((folder / "status").read_text())
     status["monotonic"] -= units.STALE_S + 1
     (folder / "status").write_text(json.dumps(status))
-    host().run_unit("key", gate.argv, recorded=True)
+    units.run(host(), "key", gate.argv, reuse_result=True)
     assert [unit["starts"] for unit in systemd.units()] == [2]
 
 
@@ -198,7 +199,7 @@ def test_a_result_that_nobody_ever_asked_for_goes_some_day(host, systemd, gate):
     status = json.loads((folder / "status").read_text())
     status["monotonic"] -= 8 * units.STALE_S
     (folder / "status").write_text(json.dumps(status))
-    host().run_unit("other", ("true",))
+    units.run(host(), "other", ("true",))
     assert systemd.folders == []
 
 
@@ -209,7 +210,7 @@ def test_work_that_was_killed_by_a_reboot_is_begun_again(host, systemd, gate):
     (folder,) = systemd.folders
     until(lambda: not units._running(folder))
     gate.open()
-    assert host().run_unit("key", gate.argv, recorded=True).status == 3
+    assert units.run(host(), "key", gate.argv, reuse_result=True).status == 3
     assert [unit["starts"] for unit in systemd.units()] == [2]
 
 
@@ -220,12 +221,12 @@ def test_work_that_is_killed_while_it_is_watched(host, systemd, gate):
 
     threading.Thread(target=kill).start()
     with pytest.raises(ResourceError, match="key: sh was ended from outside") as caught:
-        host().run_unit("key", gate.argv)
+        units.run(host(), "key", gate.argv)
     assert "journalctl -u spark-cluster-" in caught.value.hint
 
 
 def test_work_that_shall_not_survive_is_ended(host, systemd, gate):
-    abandoned(host, gate, survives=False)
+    abandoned(host, gate, detach=False)
     (unit,) = systemd.units()
     until(lambda: not os.path.exists(f"/proc/{unit['pid']}/exe"))
     assert systemd.folders == []
@@ -237,7 +238,7 @@ def cancelled_once(host, condition, **options):
 
     def watch():
         try:
-            watcher.run_unit("key", ("true",), stdin=b"hunter2", **options)
+            units.run(watcher, "key", ("true",), stdin=b"hunter2", **options)
         except Cancelled as error:
             told.append(error)
 
@@ -249,16 +250,16 @@ def cancelled_once(host, condition, **options):
     return bool(told)
 
 
-@pytest.mark.parametrize("survives", [False, True])
-def test_a_unit_that_is_about_to_begin(host, systemd, gate, survives, monkeypatch):
+@pytest.mark.parametrize("detach", [False, True])
+def test_a_unit_that_is_about_to_begin(host, systemd, gate, detach, monkeypatch):
     waits = (
         f"import os, time\nopen({str(gate.begun)!r}, 'w').close()\n"
         f"while not os.path.exists({str(gate.way)!r}): time.sleep(0.02)\n"
     )
     monkeypatch.setattr(units, "CODE", waits + units.CODE)
-    assert cancelled_once(host, gate.begun.exists, survives=survives)
+    assert cancelled_once(host, gate.begun.exists, detach=detach)
     (unit,) = systemd.units()
-    if survives:
+    if detach:
         gate.open()
         (folder,) = systemd.folders
         until((folder / "status").exists)
@@ -267,35 +268,35 @@ def test_a_unit_that_is_about_to_begin(host, systemd, gate, survives, monkeypatc
         until(lambda: not os.path.exists(f"/proc/{unit['pid']}/exe"))
 
 
-@pytest.mark.parametrize("survives", [False, True])
-def test_a_unit_whose_start_is_still_being_asked_for(host, systemd, survives):
+@pytest.mark.parametrize("detach", [False, True])
+def test_a_unit_whose_start_is_still_being_asked_for(host, systemd, detach):
     asked, told = systemd.root / "asked", systemd.root / "told"
     for name, script in (
         ("systemd-run", f"touch {asked}; exec sleep {FAR_S}"),
         ("systemctl", f'echo "$@" >> {told}'),
     ):
         (systemd.root / "usr/local/bin" / name).write_text(f"#!/bin/sh\n{script}\n")
-    assert cancelled_once(host, asked.exists, survives=survives)
-    assert told.exists() is not survives
-    if not survives:
+    assert cancelled_once(host, asked.exists, detach=detach)
+    assert told.exists() is not detach
+    if not detach:
         assert told.read_text().startswith("stop --no-block spark-cluster-")
         assert systemd.folders == []
 
 
 def test_too_long(host, systemd, gate):
     with pytest.raises(ResourceError, match=r"sh: not done after 0\.3 s"):
-        host().run_unit("key", gate.argv, timeout=0.3)
+        units.run(host(), "key", gate.argv, timeout=0.3)
     assert systemd.folders == []
 
 
 def test_what_cannot_be_begun(host, systemd):
     with pytest.raises(ResourceError, match="no-such-thing: no such command"):
-        host().run_unit("key", ("no-such-thing",))
+        units.run(host(), "key", ("no-such-thing",))
     with pytest.raises(ResourceError, match="no user 'nobody-there'"):
-        host().run_unit("key", ("true",), user="nobody-there")
+        units.run(host(), "key", ("true",), user="nobody-there")
     (systemd.root / "usr/local/bin/systemd-run").write_text("#!/bin/sh\necho no bus >&2; exit 1\n")
     with pytest.raises(ResourceError, match=r"starting a unit for key: .*no bus"):
-        host().run_unit("key", ("true",), stdin=b"secret")
+        units.run(host(), "key", ("true",), stdin=b"secret")
     assert systemd.folders == []
 
 
@@ -305,14 +306,14 @@ def test_the_work_is_for_root_alone(host, systemd):
     script = f"#!/bin/sh\nstat -c 'mode %a' {work} >&2; exit 1\n"
     (systemd.root / "usr/local/bin/systemd-run").write_text(script)
     with pytest.raises(ResourceError, match="mode 600"):
-        host().run_unit("key", ("true",), stdin=b"secret")
+        units.run(host(), "key", ("true",), stdin=b"secret")
 
 
 def test_nothing_is_begun_for_a_laptop_that_is_gone(host, systemd):
     gone = host()
     gone.processes.cancel()
     with pytest.raises(Cancelled):
-        gone.run_unit("key", ("true",))
+        units.run(gone, "key", ("true",))
     assert systemd.units() == []
 
 
@@ -320,12 +321,12 @@ def test_a_full_disk_on_which_nothing_could_be_said(host, monkeypatch):
     usage = type("Usage", (), {"free": 0})
     monkeypatch.setattr(units.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(ResourceError, match="no space left on the disk of"):
-        host().run_unit("key", ("sh", "-c", "exit 100"))
+        units.run(host(), "key", ("sh", "-c", "exit 100"))
 
 
 def test_without_systemd_it_is_an_ordinary_command(host, systemd):
     (systemd.root / "run/systemd/system").rmdir()
-    done = host().run_unit("key", ("sh", "-c", "echo x; exit 2"))
+    done = units.run(host(), "key", ("sh", "-c", "echo x; exit 2"))
     assert (done.status, done.stdout) == (2, "x\n")
     assert systemd.units() == []
 
@@ -357,7 +358,7 @@ def test_the_next_agent_goes_on_with_the_work_of_one_that_was_killed(agent, syst
     pending = submit(agent(), command)
     assert pending.wait(lambda e: (events.append(e), note(str(e.get("text")))))["ok"]
     assert events[-1]["verdict"] == "change"
-    assert any("is still at work there" in e["text"] for e in events if e["event"] == "note")
+    assert any("is still running there" in e["text"] for e in events if e["event"] == "note")
     assert any(e["text"] in ("begun", "finished") for e in events if e["event"] == "progress")
     assert [unit["starts"] for unit in systemd.units()] == [1]
 

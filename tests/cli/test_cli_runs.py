@@ -6,8 +6,7 @@ import json
 from textwrap import dedent
 
 import pytest
-
-from spark_cluster.engine import connections as connections_module
+from factories import put
 
 INVENTORY = """\
 nodes:
@@ -25,31 +24,11 @@ def main(play):
 
 
 @pytest.fixture
-def project(tmp_path, pipes, monkeypatch):
-    """A project whose nodes are folders beside its files."""
-    monkeypatch.setattr(connections_module, "Connections", pipes)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "inventory.yaml").write_text(INVENTORY)
-    (tmp_path / "playbooks").mkdir()
-    (tmp_path / "playbooks/mine.py").write_text(PLAYBOOK)
-    return tmp_path
-
-
-@pytest.fixture
-def run(project, monkeypatch, capsys):
-    """`run("playbook", "mine") -> (status, stdout, stderr)`, through the program's own main."""
-    from spark_cluster.cli import main
-
-    def call(*args):
-        monkeypatch.setattr("sys.argv", ["spark-cluster", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return ended.value.code, said.out, said.err
-
-    return call
+def project(project):
+    """With two nodes and a playbook."""
+    put(project / "inventory.yaml", INVENTORY)
+    put(project / "playbooks/mine.py", PLAYBOOK)
+    return project
 
 
 def test_a_playbook_by_name(run, project):

@@ -50,7 +50,7 @@ def test_a_full_disk_under_the_output(tmp_path, words):
         )
     assert done.returncode == 1
     assert done.stderr.startswith("error: No space left on device\n")
-    assert "make room" in done.stderr
+    assert "free space" in done.stderr
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
 

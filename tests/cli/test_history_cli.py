@@ -7,11 +7,12 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from factories import put
 
 from spark_cluster.agent import revert as revert_module
-from spark_cluster.agent.host import Host
-from spark_cluster.engine import connections as connections_module
 from spark_cluster.errors import Unreachable
+from spark_cluster.node.host import Host
+from spark_cluster.runner import connections as connections_module
 
 INVENTORY = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n  spark2: {address: 10.0.0.2}\n"
 PLAYBOOK = """\
@@ -29,9 +30,8 @@ def away():
 
 
 @pytest.fixture
-def run(tmp_path, pipes, agent, away, monkeypatch, capsys):
-    """`run("history") -> (status, stdout, stderr)` in a project whose nodes are folders."""
-    from spark_cluster.cli import main
+def project(project, agent, away, monkeypatch):
+    """With two nodes, of which some may be away, and a playbook."""
 
     def ssh(node):
         def session(_run, become=True):
@@ -41,23 +41,11 @@ def run(tmp_path, pipes, agent, away, monkeypatch, capsys):
 
         return SimpleNamespace(session=session, close=lambda: None)
 
-    monkeypatch.setattr(connections_module, "Connections", pipes)
     monkeypatch.setattr(connections_module, "ssh", ssh)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "inventory.yaml").write_text(INVENTORY)
-    (tmp_path / "play.py").write_text(PLAYBOOK)
-
-    def call(*args):
-        monkeypatch.setattr("sys.argv", ["spark-cluster", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return ended.value.code, said.out, said.err
-
-    return call
+    put(project / "inventory.yaml", INVENTORY)
+    put(project / "play.py", PLAYBOOK)
+    return project
 
 
 @pytest.fixture
@@ -102,7 +90,7 @@ def test_there_and_back(run, changed, tmp_path):
     assert status == 0
     assert not (tmp_path / "spark1/config").exists()
     assert not (tmp_path / "spark2/config").exists()
-    assert "stays as the run left it" in out
+    assert "not reverted" in out
     assert "Command:flash it  what it did stays  (spark1, spark2)" in out
     _, out, _ = run("history")
     assert "reverted by" in out
@@ -146,7 +134,7 @@ def test_step_by_step(run, tmp_path, monkeypatch):
     status, _, err = run("playbook", "play.py", "--step", "--limit", "spark2")
     assert status == 1
     assert "stopped by the user before File:/config" in err
-    assert "--start-at 'File:/config' goes on there" in err
+    assert "--start-at 'File:/config' continues there" in err
 
 
 def test_a_revert_that_was_killed_is_shown_and_continued(run, tmp_path, monkeypatch):
@@ -172,7 +160,7 @@ def test_a_revert_that_was_killed_is_shown_and_continued(run, tmp_path, monkeypa
         f.write('{"torn')
     _, out, _ = run("history", "--limit", "spark1")
     again = f"spark-cluster revert {changed} again"
-    assert f"half reverted by killed-one, which was killed: run {again}" in out
+    assert f"partly reverted by killed-one, which was killed: run {again}" in out
     torn = "one entry was torn by a crash before its change began; the others are whole"
     assert f"spark1: {torn}" in out
     assert torn in run("history", changed, "--limit", "spark1")[1]

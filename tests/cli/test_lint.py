@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from program import invoke
 
-from spark_cluster.cli import cli
 from spark_cluster.errors import InvalidFile, UsageError
 
 GOOD = "vllm serve org/m --host 127.0.0.1 --gpu-memory-utilization 0.5"
@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(*words: str, stdin: str = "", as_json: bool = False) -> Result:
     options = ["--json"] if as_json else []
-    return CliRunner().invoke(cli, [*options, "lint", *words], input=stdin, catch_exceptions=False)
+    return invoke(*options, "lint", *words, stdin=stdin, catch_exceptions=False)
 
 
 def test_the_exit_status():
@@ -124,8 +124,8 @@ def test_another_tools_recipe(folder):
 @pytest.mark.parametrize(
     ("words", "error", "said"),
     [
-        (["mine", "--command", GOOD], UsageError, "contradict"),
-        (["mine", "--output", "x.yaml"], UsageError, "--fix is missing"),
+        (["mine", "--command", GOOD], UsageError, "a recipe or --command, not both"),
+        (["mine", "--output", "x.yaml"], UsageError, "--output needs --fix"),
         (["nothing"], UsageError, "no recipe 'nothing'"),
         (["./nothing.yaml"], InvalidFile, "no such recipe"),
         (["--command", "ls -l"], UsageError, "no launch of vLLM"),

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_cluster.agent.output import LINE_LIMIT
 from spark_cluster.cli import logs
 from spark_cluster.errors import Unreachable
+from spark_cluster.node.output import LINE_LIMIT
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def follow():
             return SimpleNamespace(submit=lambda *_, **__: SimpleNamespace(wait=wait))
 
         play = SimpleNamespace(connections=SimpleNamespace(session=session))
-        logs._follow(play, [(node, "spark-vllm") for node in sent], 5)
+        logs._follow(play, {(node, "spark-vllm"): "docker" for node in sent}, 5)
 
     return run
 

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from program import invoke
 
-from spark_cluster.cli import cli
 from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
-from spark_cluster.project import Project
+from spark_cluster.loader.project import Project
 
 RECIPES = sorted(Project(Path(__file__).parents[2]).list("recipes"))
 KEYS = {
@@ -20,11 +19,7 @@ KEYS = {
 
 
 def run(*words, project=None):
-    folder = ["--project", str(project)] if project else []
-    result = CliRunner().invoke(cli, [*folder, "plan", *words], env={"COLUMNS": "100"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    return invoke("plan", *words, project=project, catch_exceptions=False)
 
 
 def document(*words, **options):
@@ -77,7 +72,7 @@ def test_the_picture_is_read_without_colours_and_as_large_as_its_figures():
 @pytest.mark.parametrize("columns", ["80", "100", "120"])
 def test_the_comparison_keeps_its_columns(columns):
     words = ["plan", "gemma4-26b-a4b-nvfp4", "--offline", "--for", "latency"]
-    lines = CliRunner().invoke(cli, words, env={"COLUMNS": columns}).output.splitlines()
+    lines = invoke(*words, columns=columns).output.splitlines()
     assert [line for line in lines if "a replica on each  " in line]
     assert "✘ TP=2 over both: the recipe is not known to run with --tp 2" in lines
     assert len(lines[2].rstrip()) <= int(columns), "the head of the table is one line"
@@ -86,8 +81,8 @@ def test_the_comparison_keeps_its_columns(columns):
 def test_without_an_inventory_the_way_out_is_a_recipe(tmp_path):
     for words in (["plan", "--offline"], ["lint"]):
         with pytest.raises(UsageError) as caught:
-            CliRunner().invoke(cli, ["--project", str(tmp_path), *words], catch_exceptions=False)
-        assert "name a recipe" in str(caught.value.hint)
+            invoke(*words, project=tmp_path, catch_exceptions=False)
+        assert "a recipe" in str(caught.value.hint)
 
 
 def test_no_go():
@@ -179,7 +174,7 @@ def test_a_models_own_config_comes_first(tmp_path):
 
 def test_one_speed_for_one_thing_whichever_command_tells_it():
     def told(*words):
-        return json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)
+        return json.loads(invoke(*words, "--json").stdout)
 
     for recipe in told("recipes", "list")["recipes"]:
         for tp, expected in recipe["expected_tok_s"].items():
@@ -195,9 +190,9 @@ def test_what_is_open_on_a_trusted_network_is_said(tmp_path):
     for tp, said in (("2", True), ("1", False)):
         result = run("gemma4-31b-fp8", "--tp", tp, "--offline", project=tmp_path)
         assert ("there is no firewall" in result.stdout) is said
-    linted = CliRunner().invoke(cli, ["--project", str(tmp_path), "lint", "gemma4-31b-fp8"])
+    linted = invoke("lint", "gemma4-31b-fp8", project=tmp_path)
     assert "there is no firewall" in linted.stdout
     (tmp_path / "inventory.yaml").write_text(nodes)
     for words in (("plan", "gemma4-31b-fp8", "--offline"), ("lint", "gemma4-31b-fp8")):
-        plain = CliRunner().invoke(cli, ["--project", str(tmp_path), *words])
+        plain = invoke(*words, project=tmp_path)
         assert "firewall" not in plain.stdout

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
-
-from spark_cluster.cli import main
 
 BENCHMARK = {
     "concurrency": 1,
@@ -20,23 +19,15 @@ BENCHMARK = {
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """The program in a scratch project: exit status, standard output, standard error."""
+def project(tmp_path, monkeypatch):
+    """A scratch project, and a home without models."""
     (tmp_path / "home").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "100")
     for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-
-    def running(*args):
-        monkeypatch.setattr("sys.argv", ["spark-cluster", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return ended.value.code, said.out, said.err
-
-    return running
+    return tmp_path
 
 
 @pytest.fixture
@@ -112,9 +103,9 @@ def test_drafting_as_asked(run):
         ((), "--recipe NAME"),
         (("--recipe", "a", "--model", "b"), "both"),
         (("--recipe", "gemma4-31b-nvfp"), "did you mean 'gemma4-31b-nvfp4'"),
-        (("--recipe", "gemma4-31b-nvfp4", "--quantization", "fp8"), "go with --model"),
+        (("--recipe", "gemma4-31b-nvfp4", "--quantization", "fp8"), "need --model"),
         (("--model", "google/gemma-4-31B-its"), "did you mean"),
-        (("--model", "google/gemma-4-31B-it", "--quantization", "int3"), "no quantisation 'int3'"),
+        (("--model", "google/gemma-4-31B-it", "--quantization", "int3"), "no quantization 'int3'"),
         (("--model", "google/gemma-4-31B-it", "--kv-dtype", "fp3"), "no KV cache type 'fp3'"),
         (("--model", "google/gemma-4-31B-it", "--tp", "3"), "cannot be divided over 3"),
         (("--model", "google/gemma-4-31B-it", "--tp", "0"), "--tp"),
@@ -153,6 +144,17 @@ def test_calibrate_and_predict_with_it(run, results, tmp_path):
     assert after["decode_tok_s"]["expected"] < before["decode_tok_s"]["expected"]
     assert after["decode_tok_s"]["expected"] == pytest.approx(6.6, rel=0.02)
     assert "calibrated to 3 points of your own" in after["basis"]["decode"]
+
+
+def test_without_the_libraries_it_says_what_to_install(run, results, tmp_path, monkeypatch):
+    for name in ("numpy", "scipy"):  # an entry of None is what an import that fails leaves
+        monkeypatch.setitem(sys.modules, name, None)
+    status, _, err = run("predict", "--calibrate", str(results), "--recipe", "gemma4-31b-fp8")
+    assert status == 1
+    assert "needs numpy and scipy" in err
+    assert "pip install 'spark-cluster[calibrate]'" in err
+    assert not (tmp_path / "calibration.json").exists()
+    assert run("predict", "speed", "--recipe", "gemma4-31b-fp8")[0] == 0
 
 
 def test_calibrate_as_json_to_another_file(run, results, tmp_path):

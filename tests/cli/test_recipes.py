@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from program import invoke
 
-from spark_cluster.cli import cli
+from spark_cluster.cli.recipe_list import headlines
 from spark_cluster.errors import InvalidFile, Refused, UsageError
-from spark_cluster.project import Project
-from spark_cluster.recipe import load_recipe
-from spark_cluster.recipe_list import headlines
+from spark_cluster.loader.project import Project
+from spark_cluster.loader.recipes import load_recipe
 
 OWN = """\
 name: {name}
@@ -28,11 +27,7 @@ def ask(tmp_path, monkeypatch):
     (tmp_path / "recipes").mkdir()
 
     def run(*words):
-        done = CliRunner().invoke(
-            cli, ["--project", str(tmp_path), *words], catch_exceptions=True, standalone_mode=False
-        )
-        if done.exception is not None:
-            raise done.exception
+        done = invoke(*words, project=tmp_path, catch_exceptions=False, standalone_mode=False)
         return done.stdout
 
     run.folder = tmp_path / "recipes"

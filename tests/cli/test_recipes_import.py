@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from program import invoke
 
-from spark_cluster.cli import cli
 from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
-from spark_cluster.project import Project
-from spark_cluster.recipe import load_recipe
+from spark_cluster.loader.project import Project
+from spark_cluster.loader.recipes import load_recipe
 
 LINE = (
     "docker run -d --gpus all -p 8000:8000 -e HF_TOKEN=s3cret -v ~/m:/m example/vllm:1 "
@@ -43,8 +42,9 @@ class Shell:
         Raises:
             SparkClusterError: as the command raises it.
         """
-        options = ["--project", str(self.folder), *(["--json"] if as_json else [])]
-        result = CliRunner().invoke(cli, [*options, "recipes", "import", *words], input=stdin)
+        options = ["--json"] if as_json else []
+        words = (*options, "recipes", "import", *words)
+        result = invoke(*words, project=self.folder, stdin=stdin)
         if isinstance(result.exception, SparkClusterError):
             raise result.exception
         assert result.exit_code == 0, result.output
@@ -178,7 +178,7 @@ def test_model_and_image(run: Shell) -> None:
         (("x.yaml", "--command", LINE), "both a file and --command"),
         (("--command", "ls"), "no launch of vLLM"),
         (("--command", LINE, "--name", "../x"), "--name: found '../x'"),
-        (("--command", LINE, "--name", "a", "--output", "b.yaml"), "a recipe is called as its"),
+        (("--command", LINE, "--name", "a", "--output", "b.yaml"), "a recipe has the name"),
         (("no.yaml",), "no such file"),
     ],
 )

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from spark_cluster.cli.display import Display
 from spark_cluster.cli.step import Stepper
-from spark_cluster.engine.events import Note
+from spark_cluster.runner.events import Note
 
 CHANGE = {
     "id": "File:/etc/[hosts]",

@@ -10,14 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from factories import put
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
 from spark_cluster.cli.console import Console, joined, painted, styled
 from spark_cluster.cli.visible import coloured, lines_of, visible
-from spark_cluster.engine import connections as connections_module
-from spark_cluster.engine.events import (
+from spark_cluster.runner.events import (
     NodeFailed,
     Note,
     Progress,
@@ -26,7 +26,7 @@ from spark_cluster.engine.events import (
     StageFinished,
     StageStarted,
 )
-from spark_cluster.engine.session import Output
+from spark_cluster.runner.session import Output
 
 PACKAGE = Path(__file__).parents[2] / "spark_cluster"
 INVENTORY = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n"
@@ -128,33 +128,12 @@ def test_the_live_lines_of_a_run():
 
 
 @pytest.fixture
-def project(tmp_path, pipes, monkeypatch):
-    """A project with one node: a folder with an agent, and what commands it has."""
-    monkeypatch.setattr(connections_module, "Connections", pipes)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "inventory.yaml").write_text(INVENTORY)
-    meminfo = tmp_path / "spark1/proc/meminfo"
-    meminfo.parent.mkdir(parents=True)
-    meminfo.write_text("MemTotal: 1048576 kB\nMemAvailable: 524288 kB\n")
-    return tmp_path
-
-
-@pytest.fixture
-def run(project, monkeypatch, capsys):
-    """`run("vram") -> (status, stdout, stderr)`, through the program's own main."""
-    from spark_cluster.cli import main
-
-    def call(*args):
-        monkeypatch.setenv("COLUMNS", "300")
-        monkeypatch.setattr("sys.argv", ["spark-cluster", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return ended.value.code, said.out, said.err
-
-    return call
+def project(project, monkeypatch):
+    """With one node, that has memory."""
+    monkeypatch.setenv("COLUMNS", "300")
+    put(project / "inventory.yaml", INVENTORY)
+    put(project / "spark1/proc/meminfo", "MemTotal: 1048576 kB\nMemAvailable: 524288 kB\n")
+    return project
 
 
 def command(project, name, prints, err=b"", status=0):
@@ -184,13 +163,15 @@ def test_vram_of_processes_with_brackets(run, project):
 
 
 SERVED = """\
+from dataclasses import replace
 from spark_cluster.serving.endpoint import Endpoint
+from spark_cluster.serving.plan import resolve
 from spark_cluster.serving.result import Served
 
-def main(play, **given):
-    endpoint = Endpoint("127.0.0.1", 8000, {model!r})
-    versions = {{"vllm": {model!r}}}
-    return Served(endpoint, "lab-paris", 1, {answer!r}, [], [], [], versions, ("answer",))
+def main(play, *, recipe, tp, **given):
+    plan = resolve(recipe, play.inventory, play.nodes, tp)
+    plan = replace(plan, endpoint=Endpoint("127.0.0.1", 8000, {model!r}))
+    return Served(plan, {answer!r}, [], [], [], {{"vllm": {model!r}}})
 """
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.doctor.observations import Observations
-from spark_cluster.planning.pins import load
+from spark_cluster.facts.pins import load
 from spark_cluster.resources.nft_table import normalised
 
 Answer = dict[str, Any]
+
+PARTS = ("commands", "files", "trees", "requests")
 
 PINS = load(Path(__file__).parents[2] / "roles/drivers/pins.json")
 
@@ -215,9 +217,8 @@ def commands(number: int) -> dict[str, Any]:
         "images": ran(f"{IMAGE} arm64\n"),
         "logs": ran("==> spark-ray\n" + (f"==> spark-vllm\n{LOG}" if number == 1 else "")),
         "versions": ran("==> spark-ray\nray=2.60.0\nvllm=0.32.0\n"),
-        "ray": ran(ray_nodes("192.168.177.11", "192.168.177.12"))
-        if number == 1
-        else ran("", 7, "curl: (7) Failed to connect to 127.0.0.1 port 8265"),
+        "spark-vllm": ran("", 1),
+        "spark-ray": ran("", 1),
         "firewall": ran(NFT),
         "models": ran("==> /srv/models/gemma\n1024 config.json\n31457280000 model.safetensors\n"),
         "tools": ran(TOOLS.replace(" ", "\n") + "\n"),
@@ -228,6 +229,13 @@ def commands(number: int) -> dict[str, Any]:
         "ssh_folder": ran("directory nvidia 700\n"),
         "clock": ran(f"1795183391.{number}23\n"),
     }
+
+
+def requests(number: int) -> dict[str, Any]:
+    """Answers of node 1's or 2's own HTTP services: Ray's dashboard is the head's."""
+    if number == 1:
+        return {"ray": {"status": 200, "body": ray_nodes("192.168.177.11", "192.168.177.12")}}
+    return {"ray": {"status": 0, "body": "", "reason": "[Errno 111] Connection refused"}}
 
 
 def files(number: int) -> dict[str, str | None]:
@@ -281,6 +289,7 @@ def answer(number: int = 1) -> Answer:
         "commands": commands(number),
         "files": files(number),
         "trees": trees(number),
+        "requests": requests(number),
         "machine": {
             "python": "3.12.3",
             "cpus": 20,
@@ -296,14 +305,18 @@ def answer(number: int = 1) -> Answer:
 def seen(number: int = 1, *, context: dict[str, Any] | None = None, **changes: Any) -> Observations:
     """A node's observations; `changes` replaces answers by their source's name.
 
-    A text for a command is what it printed, a pair (text, status) a failure.
+    A text for a command is what it printed, a pair (text, status) a failure; `late` has what the
+    agent says of commands that hung.
     """
     told = copy.deepcopy(answer(number))
+    told["late"] = changes.pop("late", {})
     for name, value in changes.items():
-        place = next((told[part] for part in ("commands", "files", "trees") if name in told[part]),
+        place = next((told[part] for part in PARTS if name in told[part]),
                      told["machine"])  # fmt: skip
         if place is told["trees"] and value is None:
             place[name] = {}  # as where there is no such folder
+        elif place is told["requests"] and isinstance(value, str):
+            place[name] = {"status": 200, "body": value}
         else:
             place[name] = _as_ran(value) if place is told["commands"] else value
     options = {"user": "nvidia", "linked": True, "mtu": 9000, "pins": PINS} | (context or {})

@@ -7,23 +7,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import factories
 import pytest
 from doctor_samples import seen
 
+from spark_cluster.config.inventory import Inventory
 from spark_cluster.doctor import examine, reach, registry
-from spark_cluster.engine import transport
-from spark_cluster.engine.session import Session
 from spark_cluster.errors import Failed, Unreachable, UsageError
-from spark_cluster.inventory import Inventory, read_inventory
+from spark_cluster.runner import head_start
+from spark_cluster.runner.session import Session
 
 
 @pytest.fixture
 def inventory(tmp_path: Path) -> Inventory:
-    path = tmp_path / "inventory.yaml"
-    path.write_text(
-        "nodes:\n  spark1: {address: 127.0.0.1, roles: [head]}\n  spark2: {address: 127.0.0.2}\n"
+    return factories.make_inventory(
+        tmp_path,
+        "nodes:\n  spark1: {address: 127.0.0.1, roles: [head]}\n  spark2: {address: 127.0.0.2}\n",
     )
-    return read_inventory(path)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def requests(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(transport, "SshConnection", Connection)
+    monkeypatch.setattr(head_start, "SshConnection", Connection)
     monkeypatch.setattr(reach, "pings", lambda _: False)
     return asked
 
@@ -75,7 +75,7 @@ def test_every_node_is_asked_once(inventory: Inventory, requests: dict[str, list
     diagnosis, nodes = examined(inventory)
     assert nodes == ["spark1", "spark2"]
     assert requests == {"spark1": ["gather"], "spark2": ["gather"]}
-    checks = {finding.id for finding in diagnosis.findings}
+    checks = {result.id for result in diagnosis.results}
     assert checks == {check.id for check in (*registry.NODE, *registry.PAIR)} | {reach.ID}
     assert diagnosis.exit_code == 5  # one machine twice: the same machine id, the same keys
 
@@ -85,9 +85,9 @@ def test_one_of_two_is_off(inventory: Inventory, requests: dict[str, list[str]])
     diagnosis, nodes = examined(inventory)
     assert nodes == ["spark1"]
     assert diagnosis.exit_code == 3
-    (first,) = [finding for finding in diagnosis.findings if finding.node == "spark2"]
+    (first,) = [result for result in diagnosis.results if result.node == "spark2"]
     assert (first.id, first.found) == ("system.reachable", "it did not answer")
-    assert not [finding for finding in diagnosis.findings if finding.area == "pair"]
+    assert not [result for result in diagnosis.results if result.area == "pair"]
 
 
 @pytest.mark.parametrize(

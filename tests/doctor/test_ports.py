@@ -8,10 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from factories import make_inventory
 
-from spark_cluster import port_scan
-from spark_cluster.doctor import ports
-from spark_cluster.inventory import read_inventory
+from spark_cluster.doctor import port_scan, ports
 
 SS = """\
 LISTEN 0 4096            *:6379            *:*    users:(("gcs_server",pid=1122,fd=44))
@@ -66,21 +65,18 @@ def test_a_scan_that_has_no_time(listener: int) -> None:
 def test_what_the_laptop_reaches_has_a_name(
     tmp_path: Path, listener: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "inventory.yaml"
-    path.write_text("nodes:\n  spark1: {address: 127.0.0.1, roles: [head]}\n")
     monkeypatch.setattr(port_scan, "EVERY", (22, listener))
     said = f'LISTEN 0 5 0.0.0.0:{listener} 0.0.0.0:* users:(("raylet",pid=1,fd=2))\n'
     answer = {"commands": {"ss": {"status": 0, "stdout": said}}}
     session: Any = SimpleNamespace(request=lambda _op, **_asked: answer)
-    inventory = read_inventory(path)
-    found = ports.look(inventory, {"spark1": session}, ((listener, listener),))
+    made = make_inventory(tmp_path, "nodes:\n  spark1: {address: 127.0.0.1, roles: [head]}\n")
+    found = ports.look(made, {"spark1": session}, ((listener, listener),))
     assert not isinstance(found, str)
     (one,) = found.open
     assert (one.node, one.port, one.program, one.engines) == ("spark1", listener, "raylet", True)
 
 
 def test_behind_a_jump_host_nothing_can_be_tried(tmp_path: Path) -> None:
-    path = tmp_path / "inventory.yaml"
-    path.write_text("nodes:\n  a: {address: 10.0.0.1, roles: [head], jump: gate}\n")
+    made = make_inventory(tmp_path, "nodes:\n  a: {address: 10.0.0.1, roles: [head], jump: gate}\n")
     session: Any = None
-    assert "behind a jump host" in str(ports.look(read_inventory(path), {"a": session}))
+    assert "behind a jump host" in str(ports.look(made, {"a": session}))

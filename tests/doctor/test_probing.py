@@ -6,27 +6,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import factories
 import pytest
 from doctor_samples import inspected, seen
 
+from spark_cluster.config.inventory import Inventory
+from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.doctor import probing, transfer
 from spark_cluster.doctor.probing import Question
-from spark_cluster.engine.session import Answer as HttpAnswer
-from spark_cluster.engine.session import Session
-from spark_cluster.inventory import Inventory, read_inventory
-from spark_cluster.userfiles.recipe_file import Probe
+from spark_cluster.runner.session import Answer as HttpAnswer
+from spark_cluster.runner.session import Session
 
 QUESTION = Question(Probe(question="capital of France?", expect="Paris"), key="secret")
 
 
 @pytest.fixture
 def inventory(tmp_path: Path) -> Inventory:
-    path = tmp_path / "inventory.yaml"
-    path.write_text(
+    return factories.make_inventory(
+        tmp_path,
         "nodes:\n  spark1: {address: 192.168.1.163, roles: [head]}\n"
-        "  spark2: {address: 192.168.1.164}\nserve: {recipe: x}\n"
+        "  spark2: {address: 192.168.1.164}\nserve: {recipe: x}\n",
     )
-    return read_inventory(path)
 
 
 class Fake:

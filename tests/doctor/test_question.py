@@ -12,9 +12,9 @@ from doctor_samples import containers
 from waiting import HANG_S
 
 from spark_cluster.doctor import examine, logs, scripts
-from spark_cluster.doctor.engines import read_engines
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.question import Context, question, sources
+from spark_cluster.inference.containers import parse_containers
 
 DOCKER = """#!/bin/sh
 here=$(dirname "$0")
@@ -65,15 +65,15 @@ def test_a_long_log_costs_few_lines(run: Callable[..., str], tmp_path: Path) -> 
     said = "2026-11-20T13:00:00.5Z NCCL INFO via NET/Socket/0"
     (tmp_path / "log-spark-vllm").write_text("\n".join(["nothing", said, *noise]) + "\n")
     text = run(scripts.LOGS, *logs.WORDS)
-    (engine, *_) = read_engines(json.dumps(containers(1)[1:]), text)
+    (engine, *_) = parse_containers(json.dumps(containers(1)[1:]), text)
     assert len(engine.log) == 21
     assert engine.log[0].text == "NCCL INFO via NET/Socket/0"
     assert engine.log[-1].text == "EngineDeadError 999"
 
 
-@pytest.mark.parametrize("rule", logs.RULES, ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", logs.SEARCHES, ids=lambda rule: rule.id)
 def test_the_node_keeps_the_line_of_each_rule(
-    run: Callable[..., str], tmp_path: Path, rule: logs.LogRule
+    run: Callable[..., str], tmp_path: Path, rule: logs.LogSearch
 ) -> None:
     (tmp_path / "log-spark-vllm").write_text(f"2026-11-20T14:00:00.5Z {rule.sample}\n")
     assert rule.sample in run(scripts.LOGS, *logs.WORDS)
@@ -104,9 +104,9 @@ def test_the_whole_question_to_a_real_agent(agent: Callable[..., object]) -> Non
     session = agent("spark1")
     answer = session.request("gather", **question(context), timeout=HANG_S)  # type: ignore[attr-defined]
     seen = Observations("spark1", answer, _sources=sources(context))
-    for finding in examine.judge([seen, seen]):
-        assert finding.status in ("ok", "warn", "fail", "unknown")
-        assert finding.found, finding
-        assert finding.looked_at
+    for result in examine.judge([seen, seen]):
+        assert result.status in ("ok", "warn", "fail", "unknown")
+        assert result.found, result
+        assert result.looked_at
     size = len(json.dumps(answer))
     assert size < 500_000

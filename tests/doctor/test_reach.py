@@ -15,16 +15,16 @@ SILENT = Unreachable("10.0.0.2:22 did not answer within 10 s", hint="check that 
     [
         ("10.0.0.2", True, "its memory is exhausted"),
         ("10.0.0.2", False, "it is off"),
-        ("100.101.102.103", None, "Tailscale SSH in check mode"),
+        ("100.101.102.103", None, "Tailscale SSH takes port 22"),
         ("spark2.local", None, ""),
     ],
 )
 def test_why(address: str, pings: bool | None, cause: str) -> None:
-    finding = reach.unreached("spark2", address, SILENT, pings)
-    assert (finding.id, finding.status) == ("system.reachable", "fail")
-    assert cause in finding.cause
-    assert "did not answer within 10 s" in finding.found
-    assert finding.fix
+    result = reach.unreached("spark2", address, SILENT, pings)
+    assert (result.id, result.status) == ("system.reachable", "fail")
+    assert cause in result.cause
+    assert "did not answer within 10 s" in result.found
+    assert result.fix
 
 
 def test_what_is_worth_a_ping() -> None:

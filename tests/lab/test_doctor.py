@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -163,9 +164,9 @@ def test_fixes_are_commands_that_mend(ready: Lab) -> None:
         checks = json.loads(spark("doctor", "--json").stdout)["checks"]
         found = [c for c in checks if c["id"] in BREAKAGES[name].finds and c["status"] != "ok"]
         assert found, name
-        assert "spark-cluster provision --tags " in found[0]["fix"]
-        words = found[0]["fix"].partition("spark-cluster ")[2].split(",")[0].split()
-        done = spark(*words, timeout=600)
+        command = re.search(r"spark-cluster (provision(?: --[a-z]+ [^\s;]+)+)", found[0]["fix"])
+        assert command, found[0]["fix"]
+        done = spark(*command[1].split(), timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
     no_alarm()
     mend(ready)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from commandline import CommandLine, Started, until
 
-from spark_cluster.engine.session import LOST_AFTER
 from spark_cluster.errors import Failed
 from spark_cluster.lab import Lab, LabNode
+from spark_cluster.runner.session import LOST_AFTER
 
 pytestmark = pytest.mark.lab
 
@@ -22,8 +22,8 @@ def main(play):
         Reboot("a test", pending_when=("/run/engine-test",), allowed=True,
                timeout_s={timeout} if node.name == "spark1" else 600),
         File("/etc/engine-after", content="2"),
-    ], must=False))
-    play.apply(play.nodes, [File("/etc/engine-later", content="3")], must=False)
+    ], fail_fast=False))
+    play.apply(play.nodes, [File("/etc/engine-later", content="3")], fail_fast=False)
 """
 ONE = "\ndef main(play):\n    play.apply(play.nodes, [{resources}])\n"
 SLOW = 'DPkg::Pre-Invoke {"sleep 12";};'
@@ -100,7 +100,7 @@ def test_a_node_that_does_not_come_back_and_one_that_goes_on(shell, spark1, spar
     spark1.poweroff(orderly=False)
     ran = started.end(status=3)
     assert "did not come back within 15 s" in ran.said
-    assert "pull the AC plug for 60 s" in ran.said
+    assert "from AC for 60 s" in ran.said
     assert text(spark2, "/etc/engine-later") == "3"
     spark1.boot()
     document = shell.json("playbook", shell.playbook(REBOOT.format(timeout=600)))
@@ -156,7 +156,7 @@ def test_a_run_that_was_killed_is_picked_up_by_the_next_one(shell, spark1, slow_
     started.process.kill()
     started.process.communicate()
     ran = shell(*slow_apt)
-    assert "apt-get is still at work there since" in ran.said
+    assert "apt-get is still running there since" in ran.said
     assert "install ok installed" in text_of_package(spark1)
     assert spark1.run(["ls", "/var/lib/spark-cluster/units"]).stdout == ""
     assert shell.json(*slow_apt)["changed"] == 0
@@ -302,7 +302,7 @@ def test_what_was_changed_since_is_refused(shell, spark1):
     spark1.run(["sh", "-c", "echo mine >> /etc/engine-f"])
     left = spark1.run(TREE).stdout
     ran = shell("revert", run, "--limit", "spark1", status=1)
-    assert "/etc/engine-f was changed since, by something else than spark-cluster" in ran.said
+    assert "/etc/engine-f was changed since, by something other than spark-cluster" in ran.said
     assert spark1.run(TREE).stdout == left
 
 

@@ -369,7 +369,7 @@ def test_interrupted_in_a_command(user, spark1, spark2, number):
     assert time.monotonic() - asked < HANG_S
     assert "interrupted" in ran.err
     assert "spark1 was at Command:a long one" in ran.err
-    assert "Run the same command again to go on" in ran.err
+    assert "Run the same command again to continue" in ran.err
     assert ran.document["ok"] is False
     for node in (spark1, spark2):
         quiet(node)
@@ -410,7 +410,7 @@ def test_two_runs_at_once(user, spark1, spark2):
     refused_with(
         user,
         1,
-        "another run is at work there",
+        "another run is in progress there",
         "`playbook play`",
         "since",
         "wait until it has ended",
@@ -464,7 +464,7 @@ def test_no_room_for_the_agent(user, spark1):
         refused_with(
             user,
             1,
-            "the agent cannot be kept there",
+            "the agent cannot be stored there",
             "/var/lib/spark-cluster/agent",
             "No space left on device",
         )
@@ -544,7 +544,7 @@ def test_role_that_raises(user, spark1):
         1,
         "the role raised ValueError: oh dear",
         "roles/faulty/__init__.py:6",
-        "nothing of it was sent to any node",
+        "none of its resources were sent to any node",
         words=("playbook", user.playbook(text)),
     )
     assert not is_there(spark1, "/srv/mark"), "a role is asked for all before anything is sent"
@@ -600,7 +600,7 @@ def test_fabric_cable_that_is_out(user, spark1, spark2):
             1,
             "no ConnectX-7 interface is up",
             f"{CABLED} (down)",
-            "plug the QSFP cable",
+            "reseat the QSFP cable",
             words=("up", "--tp", "2"),
         )
         assert not user.verdicts()["change"]

@@ -32,11 +32,11 @@ NODES = r"(node|spark\d|session|agent|shell|user|play|connection|recorded|accoun
 """Whose methods run a program on a node."""
 
 RUNS = {"run", "output", "Popen", "check_call", "check_output", "call", "which"}
-ALWAYS_THERE = {"apt-get", "apt-config", "systemctl", "sh"} | {
+ALWAYS_THERE = {"apt-get", "apt-config", "systemctl", "systemd-analyze", "sh"} | {
     "cat", "chroot", "cp", "env", "sleep", "sync", "true",
 }  # fmt: skip
-"""apt is asked for by name where it is missing; systemctl is looked for; dash and coreutils are
-essential packages."""
+"""apt is asked for by name where it is missing; systemd's two are looked for; dash and coreutils
+are essential packages."""
 
 OF_A_NODE = {"lab-hardware"}
 """What a LabNode runs on itself, by `self.run`."""

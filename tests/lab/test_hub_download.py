@@ -123,7 +123,7 @@ def test_a_download_that_takes_longer_than_the_laptop_stays(
     first.end(status=130)
     assert downloads(spark1) == [name]  # it goes on
     second = user.start("playbook", play(user))
-    until(lambda: "still at work" in user.record.read_text(), 60, "the next run finds it")
+    until(lambda: "still running" in user.record.read_text(), 60, "the next run finds it")
     spark1.run(["touch", "/run/lab-hub/go"])
     second.end(status=0, timeout=120)
     assert spark1.run(["cat", "/srv/models/hub/.complete"]).stdout == "org/m@main\n"

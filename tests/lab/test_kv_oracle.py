@@ -10,8 +10,8 @@ import pytest
 from benchmarks.kv_oracle.questions import questions
 from benchmarks.kv_oracle.start import VLLM, ask
 from spark_cluster.lab import Lab
+from spark_cluster.models import from_config
 from spark_cluster.planning import kv
-from spark_cluster.planning.geometry import from_config
 
 pytestmark = [
     pytest.mark.lab,
@@ -25,7 +25,7 @@ def test_a_hybrid_with_sliding_windows() -> None:
     """The attention of Gemma 4 26B-A4B: 25 layers with windows and 5 without, other heads."""
     (question,) = [each for each in questions() if each.name == "gemma4-26b"]
     answer = ask(Lab.default().prepare(), question)
-    document = question.document()
+    document = question.to_dict()
     engine = document["engine"]
     assert answer["vllm"].split("+")[0] == VLLM
     started = {

@@ -27,7 +27,7 @@ from spark_cluster.lab.standins import ethtool, hardware, ibv_devinfo, nvidia_sm
 from spark_cluster.lab.standins.processes import ComputeProcess
 from spark_cluster.lab.standins.state import DEFAULTS, load
 from spark_cluster.lab.standins.sysfs import gid_table, put
-from spark_cluster.lab.vllm_env import local_directories, parse_pip_config
+from spark_cluster.lab.vllm_env import copy_named_files, local_directories, parse_pip_config
 
 DEBIAN = Distribution("debian", "bookworm", "http://deb.example/debian", "http://sec.example")
 
@@ -109,6 +109,21 @@ def test_directories_that_pip_reads(tmp_path: Path) -> None:
         "PIP_EXTRA_INDEX_URL": f"file://{index}/simple https://example.invalid/simple",
     }
     assert local_directories(settings) == [index, wheels]
+
+
+def test_a_constraints_file_of_this_machine_goes_into_the_image(tmp_path: Path) -> None:
+    constraints, folder = tmp_path / "constraints.txt", tmp_path / "assets"
+    constraints.write_text("torch<=2.14\n")
+    folder.mkdir()
+    settings = {
+        "PIP_CONSTRAINT": f"file://{constraints} https://example.invalid/c.txt",
+        "PIP_CERT": "/etc/ssl/certs/ca-certificates.crt",
+    }
+    changed = copy_named_files(settings, folder, Path("/srv/assets"))
+    inside, url = changed.pop("PIP_CONSTRAINT").split()
+    assert url == "https://example.invalid/c.txt"
+    assert (folder / Path(inside).relative_to("/srv/assets")).read_text() == "torch<=2.14\n"
+    assert changed == {"PIP_CERT": "/etc/ssl/certs/ca-certificates.crt"}
 
 
 # --- things that are made once ---------------------------------------------------------------

@@ -18,9 +18,9 @@ import pytest
 from commandline import WAIT_S, CommandLine, processes, until
 from exposure import Exposure, exposure
 
+from spark_cluster.config.ports import EnginePorts
+from spark_cluster.inference.ray import TOKEN_FILE
 from spark_cluster.lab import Lab, LabNode
-from spark_cluster.ports import EnginePorts
-from spark_cluster.serving.ray_state import TOKEN_FILE
 
 pytestmark = pytest.mark.lab
 
@@ -229,7 +229,7 @@ def test_the_plan_said_what_the_engine_prints(user):
     concurrency = re.search(r"tokens per request: ([\d.]+)", log)
     assert concurrency is not None
     assert float(concurrency[1]) == pytest.approx(planned["max_concurrency"], abs=0.01)
-    assert planned["goes"] is True
+    assert planned["feasible"] is True
     assert [node["assumed"] for node in planned["nodes"]] == [False, False]
 
 
@@ -572,7 +572,7 @@ def test_what_users_read_while_vllm_loads(keyed, spark1):
     assert asked("GET", "/v1/models")[0] == 401, "who has no key is told nothing more"
     found = keyed.json("status")
     assert found["state"] == "starting"
-    assert found["problems"] == ["/health does not say 200 (no answer)"]
+    assert found["problems"] == ["/health does not return 200 (no answer)"]
     document = keyed.json("up", "--tp", "1")
     assert document["changed"] == 0
     assert "Paris" in document["answer"]

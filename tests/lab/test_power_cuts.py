@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from commandline import CommandLine, Started, until
 
-from spark_cluster.agent.temporary import is_temporary
 from spark_cluster.lab import Lab, LabNode, disk
+from spark_cluster.node.temporary import is_temporary
 
 pytestmark = [
     pytest.mark.lab,

@@ -383,7 +383,8 @@ def test_firmware_is_told_and_updated_when_asked(provisioned, first, second):
 def test_pins_that_cannot_be(provisioned, first, second):
     provisioned.settings = pinned("580.173.02")
     document = provisioned.provision(status=4)
-    assert "torn" in document["nodes"][first.name]["error"]["message"]
+    message = document["nodes"][first.name]["error"]["message"]
+    assert "the driver does not match the system's release" in message
     provisioned.settings = pinned("580.999")
     document = provisioned.provision(status=1)
     assert "versions that it knows" in document["nodes"][first.name]["error"]["hint"]
@@ -420,7 +421,7 @@ def test_a_cable_that_is_out(provisioned, first):
     first.unplug_fabric()
     try:
         document = provisioned.provision(status=1)
-        assert "plug the QSFP cable" in document["nodes"][first.name]["error"]["hint"]
+        assert "reseat the QSFP cable" in document["nodes"][first.name]["error"]["hint"]
     finally:
         first.plug_fabric()
     first.unplug_fabric(FABRIC[1])

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.engine.session import Session
-from spark_cluster.engine.transport import SshConnection, Target
 from spark_cluster.lab import LabNode
 from spark_cluster.lab.layout import USER
+from spark_cluster.node.values import Secret
 from spark_cluster.resources import (
     AuthorizedKey,
     Command,
@@ -23,11 +22,12 @@ from spark_cluster.resources import (
     Image,
     Package,
     Resource,
-    Secret,
     Service,
     User,
 )
 from spark_cluster.resources.base import to_wire
+from spark_cluster.runner.session import Session
+from spark_cluster.runner.transport import SshConnection, Target
 
 pytestmark = pytest.mark.lab
 

@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 
-from spark_cluster.importing.tables import table
-from spark_cluster.importing.vllm_flags import kinds
+from spark_cluster.importers.tables import table
+from spark_cluster.importers.vllm_flags import kinds
 from spark_cluster.lab import Lab
 from spark_cluster.lab.layout import Layout
 

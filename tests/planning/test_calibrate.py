@@ -97,8 +97,8 @@ def test_what_the_fit_does_not_describe_is_told():
     slow = replace(good[0], value=good[0].value / 2, label="own.json: benchmark 7")
     (said,) = calibrate([*good, slow]).far_off
     assert said.startswith("own.json: benchmark 7: ")
-    assert "tok/s expected even so" in said
-    assert calibrate([*good, slow]).document()["far_off"] == [said]
+    assert "tok/s expected with this fit" in said
+    assert calibrate([*good, slow]).to_dict()["far_off"] == [said]
 
 
 @settings(max_examples=60, derandomize=True)  # it is about chance: the same dice each time
@@ -302,8 +302,8 @@ def test_points_in_json(read):
     ("content", "name", "message"),
     [
         (b"\x7fELF\x00\xff\xfe", "runs.json", "binary"),
-        ("", "runs.json", "no JSON"),
-        ("[" * 100_000, "runs.json", "nested|no JSON"),
+        ("", "runs.json", "not JSON"),
+        ("[" * 100_000, "runs.json", "nested|not JSON"),
         ("[]", "runs.json", "expected llama-benchy"),
         ({"benchmarks": [3]}, "runs.json", "benchmark 1: expected an object"),
         ({"benchmarks": [{"concurrency": "x"}]}, "runs.json", "benchmark 1: expected numbers"),

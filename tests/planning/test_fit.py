@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_cluster.config.launch import Launch
 from spark_cluster.errors import UsageError
 from spark_cluster.facts.model import Memory, Process
-from spark_cluster.launch import Launch
+from spark_cluster.models import find
+from spark_cluster.models.memory import GIB, GIB_KIB
+from spark_cluster.models.weights import memory_bytes
 from spark_cluster.planning import kv
 from spark_cluster.planning.fit import fit, kv_bytes_given, kv_knob_bytes
-from spark_cluster.planning.geometry import find
-from spark_cluster.planning.memory import GIB, GIB_KIB
 from spark_cluster.planning.nearest import nearest
-from spark_cluster.planning.room import Room, assumed
-from spark_cluster.planning.weights import memory_bytes
+from spark_cluster.planning.room import NodeMemory, assumed
 
 DENSE = find("google/gemma-4-31B-it")
 MOE = find("google/gemma-4-26B-A4B-it")
@@ -78,9 +78,9 @@ def test_sizes_as_vllm_reads_them(value, size):
     assert kv_bytes_given(launch()) is None
 
 
-def busy(gib: float) -> list[Room]:
+def busy(gib: float) -> list[NodeMemory]:
     memory = Memory(127_600_748, round(gib * GIB_KIB))
-    return [Room("spark1", memory, (Process(4711, "VLLM::EngineCore", 60_000),))]
+    return [NodeMemory("spark1", memory, (Process(4711, "VLLM::EngineCore", 60_000),))]
 
 
 def test_reasons_name_the_node_the_figure_and_who_holds_it():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.planning.geometry import (
+from spark_cluster.models import (
     Attention,
     Geometry,
     find,
@@ -19,7 +19,7 @@ from spark_cluster.planning.geometry import (
     known_models,
     weights_bytes,
 )
-from spark_cluster.planning.geometry.find import hub_cache
+from spark_cluster.models.find import hub_cache
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -213,7 +213,7 @@ def test_a_mixture_without_a_size_for_its_experts_takes_the_dense_one() -> None:
     assert (found.experts.intermediate, found.dense_layers, found.intermediate) == (14336, 0, 0)
 
 
-# --- quantisation ----------------------------------------------------------------------------
+# --- quantization ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -457,5 +457,5 @@ def test_a_broken_file_of_weights(content: bytes, tmp_path) -> None:
 
 def test_an_index_that_is_none(tmp_path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(InvalidFile, match="no index"):
+    with pytest.raises(InvalidFile, match="not a safetensors index"):
         weights_bytes(tmp_path)

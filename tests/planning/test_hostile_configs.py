@@ -13,12 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_cluster.errors import InvalidFile, SparkClusterError
+from spark_cluster.models import find
+from spark_cluster.models.config import from_config
+from spark_cluster.models.find import _table
+from spark_cluster.models.stored_weights import weights_bytes
+from spark_cluster.models.weights import step_bytes
 from spark_cluster.planning import kv
-from spark_cluster.planning.geometry import find
-from spark_cluster.planning.geometry.config import from_config
-from spark_cluster.planning.geometry.find import _table
-from spark_cluster.planning.geometry.weights import weights_bytes
-from spark_cluster.planning.weights import step_bytes
 
 CONFIGS = [entry["config"] for entry in _table()]
 MOE = next(c for c in CONFIGS if c.get("num_experts") and "decoder_sparse_step" in c)

@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from program import invoke
 
-from spark_cluster.cli import cli
 from spark_cluster.errors import InvalidFile, SparkClusterError
-from spark_cluster.importing import commandline
-from spark_cluster.issues import lint
+from spark_cluster.importers import commandline
+from spark_cluster.known_issues.rules import lint
+from spark_cluster.loader.project import Project
+from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.planning import planner
 from spark_cluster.planning.planner import Planner, Question
 from spark_cluster.planning.room import assumed
-from spark_cluster.project import Project
-from spark_cluster.recipe import load_recipe
 
 RECIPE = """\
 name: r
@@ -48,7 +47,7 @@ def plan(launch_of: Any) -> None:
         rooms = assumed(max(2, subject.launch.tp))
         lint(subject.launch)
         json.dumps(
-            Planner(Project(Path(__file__).parent)).plan(subject, rooms, Question()).document()
+            Planner(Project(Path(__file__).parent)).plan(subject, rooms, Question()).to_dict()
         )
     except SparkClusterError as error:
         assert len(str(error)) < 2000
@@ -67,7 +66,7 @@ def test_the_command_answers_with_the_line(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text(RECIPE.format(flag="max-model-len", value=".inf"))
     for words in (["plan", str(path), "--offline"], ["lint", str(path)]):
-        done = CliRunner().invoke(cli, words)
+        done = invoke(*words)
         assert isinstance(done.exception, InvalidFile)
         assert "engine_args.max-model-len: found inf" in str(done.exception)
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from benchmarks.kv_oracle.questions import questions
+from spark_cluster.models import Geometry, from_config
 from spark_cluster.planning import kv
-from spark_cluster.planning.geometry import Geometry, from_config
 
 CASES: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "kv_oracle.json").read_text()
@@ -42,7 +42,7 @@ def read(name: str) -> tuple[dict[str, Any], Geometry]:
 def test_every_question_has_its_answer() -> None:
     assert list(CASES) == [question.name for question in questions()]
     for question in questions():
-        document = question.document()
+        document = question.to_dict()
         assert {key: CASES[question.name][key] for key in document} == document
 
 

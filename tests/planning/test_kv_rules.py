@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.errors import UsageError
+from spark_cluster.models import Attention, Geometry, find, from_config
 from spark_cluster.planning import kv
-from spark_cluster.planning.geometry import Attention, Geometry, find, from_config
 from spark_cluster.planning.kv.rules import NEWEST_READ, rules
 
 GIB = 1024**3
@@ -163,7 +163,7 @@ def test_without_a_version_the_newest_counts(version: str | None) -> None:
 
 @pytest.mark.parametrize("version", ["gemma", "0.x", "v"])
 def test_what_is_no_version(version: str) -> None:
-    with pytest.raises(UsageError, match="no version of vLLM"):
+    with pytest.raises(UsageError, match="not a version of vLLM"):
         kv.for_version(version)
 
 
@@ -306,8 +306,8 @@ def test_nvfp4_packs_two_and_a_scale_for_sixteen() -> None:
 
 
 def test_auto_is_what_the_checkpoint_asks_for() -> None:
-    quantised = find("nvidia/Gemma-4-31B-IT-NVFP4")
-    asked = figures(quantised, "0.32.0", kv_dtype="auto")
+    quantized = find("nvidia/Gemma-4-31B-IT-NVFP4")
+    asked = figures(quantized, "0.32.0", kv_dtype="auto")
     assert asked.blocks == figures(GEMMA_31B, "0.32.0", kv_dtype="fp8").blocks
 
 

@@ -15,8 +15,8 @@ from packaging.version import Version
 
 from benchmarks.kv_oracle.older import LONGEST
 from benchmarks.kv_oracle.questions import questions
+from spark_cluster.models import Geometry, from_config
 from spark_cluster.planning import kv
-from spark_cluster.planning.geometry import Geometry, from_config
 from spark_cluster.planning.kv.rules import NEWEST_READ, rules
 
 SAID: dict[str, list[list[Any]]] = json.loads(

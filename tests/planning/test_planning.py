@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
+from factories import make_node
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.errors import Refused
 from spark_cluster.facts.model import Memory
-from spark_cluster.planning.memory import (
+from spark_cluster.models.memory import (
     GIB_KIB,
     HIGHEST,
     OUTSIDE_GIB,
     RESERVE_GIB,
     utilization,
 )
-from spark_cluster.planning.nodes import serving
+from spark_cluster.serving.nodes import serving
 
 SPARK = 127_600_748
 """MemTotal of a Spark, KiB."""
@@ -62,20 +61,16 @@ def test_no_room_is_given_away(memory):
     assert share == HIGHEST or (share + 0.01) * total > free - 1
 
 
-def node(name, head=False):
-    return SimpleNamespace(name=name, is_head=head)
-
-
 def test_the_head_serves_first():
-    one, two, three = node("a"), node("b", head=True), node("c")
+    one, two, three = make_node("a", head=False), make_node("b"), make_node("c", head=False)
     assert serving([one, two, three], 2) == ([two, one], [three])
     assert serving([one, two], 1) == ([two], [one])
 
 
 def test_too_few():
     with pytest.raises(Refused, match=r"--tp 2 needs 2 nodes; there is 1 \(a\)") as caught:
-        serving([node("a", head=True)], 2)
+        serving([make_node("a")], 2)
     assert "use --tp 1" in caught.value.hint
-    for nodes in ([], [node("b")]):
+    for nodes in ([], [make_node("b", head=False)]):
         with pytest.raises(Refused, match="the head is not among the chosen nodes"):
             serving(nodes, 1)

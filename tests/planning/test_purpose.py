@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_cluster.config.launch import Launch
 from spark_cluster.errors import UsageError
-from spark_cluster.launch import Launch
-from spark_cluster.planning.geometry import find
-from spark_cluster.planning.memory import GIB
+from spark_cluster.models import find
+from spark_cluster.models.memory import GIB
+from spark_cluster.models.weights import memory_bytes
 from spark_cluster.planning.purpose import Users, advise, replica_gain
 from spark_cluster.planning.room import assumed
 from spark_cluster.planning.speed.constants import Constants
-from spark_cluster.planning.weights import memory_bytes
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 

@@ -19,7 +19,7 @@ def test_what_fits_exactly_is_found(rows, first, second):
     if spread < 1.5:  # nearly the same equation again and again
         return
     assert system.fit([0, 1], [1.0, 1.0]) == pytest.approx([first, second], rel=1e-4)
-    assert system.mean_error([first, second]) < 1e-9
+    assert all(abs(system.error(i, [first, second])) < 1e-9 for i in range(len(rows)))
     assert system.fit([1], [first, 9.9]) == pytest.approx([first, second], rel=1e-4)
 
 
@@ -47,3 +47,10 @@ def test_points_left_out():
     # the second figure is in the last equation only, so there it stays as it was: 0.5 off
     alone = System([[1.0, 0.0], [1.0, 0.0], [0.5, 0.5]], [0.0, 0.0, 0.0])
     assert alone.left_out_error([0, 1], [1.0, 2.0]) == pytest.approx(0.5 / 3)
+
+
+def test_what_a_column_has_beyond_others():
+    system = System([[1.0, 2.0, 1.0], [2.0, 4.0, 0.0], [0.0, 0.0, 3.0]], [0.0] * 3)
+    assert system.unexplained(0, []) == pytest.approx(5**0.5)
+    assert system.unexplained(1, [0]) == pytest.approx(0, abs=1e-12)
+    assert system.unexplained(2, [0]) == pytest.approx((10 - 1 / 5) ** 0.5)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from spark_cluster.cluster import Spark
 from spark_cluster.facts.model import Facts, Memory
-from spark_cluster.planning.survey import survey
+from spark_cluster.serving.survey import survey
+from spark_cluster.topology import Node
 
 APPS = {"status": 0, "stdout": "4711, VLLM::EngineCore, 2048\n", "stderr": ""}
 
@@ -23,7 +23,7 @@ def test_each_node_is_asked_once_for_who_holds_memory_and_whether_the_model_is_t
         return SimpleNamespace(submit=submit)
 
     facts = Facts(memory=Memory(127_600_748, 123_731_900))
-    nodes = [Spark("b", is_head=False, facts=facts), Spark("a", facts=facts)]
+    nodes = [Node("b", is_head=False, facts=facts), Node("a", facts=facts)]
     rooms, found = survey(SimpleNamespace(nodes=nodes, session=session), "/data/m")
     assert asked == [("a", "gather", "/data/m/.complete"), ("b", "gather", "/data/m/.complete")]
     assert [room.name for room in rooms] == ["a", "b"], "the head first"

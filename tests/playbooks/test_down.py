@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+from factories import SHIPPED
 
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.facts.model import Process
-from spark_cluster.project import Project, shipped_folder
 from spark_cluster.serving import vram
 from spark_cluster.serving.vram import NodeVram
 
@@ -54,7 +54,7 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[list[NodeVram]]:
 
 def down() -> tuple[object, Play]:
     play = Play()
-    project = Project(shipped_folder(), shipped_folder())
+    project = SHIPPED
     return project.load_playbook("down").function(play), play
 
 

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from ipaddress import IPv4Interface
 from types import SimpleNamespace
 
 import pytest
+from factories import SHIPPED, make_inventory, make_node, make_recipe
+from serve_plans import inventory_of, plan_for
 
-from spark_cluster.allowances import Allowances
-from spark_cluster.cluster import Spark
+from spark_cluster.config.allowances import Allowances, Allowed
+from spark_cluster.config.caches import CACHES as UP_CACHES
+from spark_cluster.config.recipe_schema import FromLaptop, Venv
+from spark_cluster.config.secret import Secret
+from spark_cluster.config.tls import Tls
 from spark_cluster.errors import Failed, Refused, UsageError
-from spark_cluster.facts.model import Facts, Interface
-from spark_cluster.inventory import Node as Entry
-from spark_cluster.inventory import read_inventory
-from spark_cluster.laptop_files import Allowed
-from spark_cluster.project import Project, shipped_folder
-from spark_cluster.recipe import load_recipe
-from spark_cluster.resources import Directory
-from spark_cluster.serving.endpoint import management_ip
-from spark_cluster.serving.engine import CACHES as UP_CACHES
-from spark_cluster.userfiles.inventory_file import ServeEntry
-from spark_cluster.userfiles.recipe_file import FromLaptop
+from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.resources import Container, Directory, Unit
+from spark_cluster.serving.endpoint import Endpoint, management_ip
+from spark_cluster.serving.plan import resolve
+from spark_cluster.serving.start import guard, start
+from spark_cluster.topology import Link, Node
 
-PROJECT = Project(shipped_folder(), shipped_folder())
-UP = PROJECT.load_playbook("up").function.__globals__
-
-
-def node(name, head=True, address="10.0.0.1", own=("10.0.0.1/24",)):
-    interface = Interface("eth0", up=True, addresses=tuple(map(IPv4Interface, own)))
-    facts = Facts(interfaces=(interface,))
-    return Spark(name, address, is_head=head, facts=facts)
-
-
-def recipe(**changes):
-    return load_recipe("gemma4-31b-nvfp4", PROJECT).model_copy(update=changes)
+UP = SHIPPED.load_playbook("up").function.__globals__
 
 
 class Play:
@@ -42,70 +33,72 @@ class Play:
     def __init__(self, *nodes):
         self.nodes, self.check = list(nodes), False
         self.head = nodes[0]
-        entries = {n.name: Entry(n.name, n.address, 0, "worker") for n in nodes}
-        self.inventory = SimpleNamespace(serve=ServeEntry(), trusted_network=False, nodes=entries)
+        self.inventory = inventory_of(*nodes)
+        self.session = lambda _node: SimpleNamespace()
 
 
 def test_where_the_endpoint_binds():
-    play = Play(node("a", own=("10.0.0.1/24", "192.168.177.11/24")))
-    play.inventory.serve = ServeEntry(bind="management", port=9000)
-    assert UP["endpoint_of"](play, recipe()).url == "http://10.0.0.1:9000/v1"
-    play.inventory.serve = ServeEntry(bind="loopback")
-    assert UP["endpoint_of"](play, recipe()).host == "127.0.0.1"
+    alone = make_node("a", own=("10.0.0.1/24", "192.168.177.11/24"))
+    bound = plan_for(make_recipe(), alone, bind="management", port=9000, open=True)
+    assert bound.endpoint.url == "http://10.0.0.1:9000/v1"
+    assert plan_for(make_recipe(), alone, bind="loopback").endpoint.host == "127.0.0.1"
 
 
 def test_an_address_that_is_none_of_the_nodes_own():
     """Behind a forwarded port, say: binding to it could not work."""
-    with pytest.raises(Failed, match=r"10\.9\.9\.9 is none of the node's own addresses") as caught:
-        management_ip(node("a", address="10.9.9.9"))
+    with pytest.raises(
+        Failed, match=r"10\.9\.9\.9 is not one of the node's own addresses"
+    ) as caught:
+        management_ip(make_node("a", address="10.9.9.9"))
     assert caught.value.where == "a"
-    by_name = node("a", address="localhost", own=("127.0.0.1/8", "10.0.0.1/24"))
+    by_name = make_node("a", address="localhost", own=("127.0.0.1/8", "10.0.0.1/24"))
     assert management_ip(by_name) == "127.0.0.1"
 
 
 def test_sizes_that_the_recipe_does_not_do():
-    play = Play(node("a"), node("b", head=False))
+    nodes = (make_node("a"), make_node("b", head=False))
     with pytest.raises(Refused, match="not 3"):
-        UP["plan_nodes"](play, recipe(), 3)
-    servers, idle = UP["plan_nodes"](play, recipe(), 1)
-    assert [n.name for n in servers + idle] == ["a", "b"]
+        plan_for(make_recipe(), *nodes, tp=3)
+    plan = plan_for(make_recipe(), *nodes, tp=1)
+    assert ([n.name for n in plan.nodes], [n.name for n in plan.idle]) == (["a"], ["b"])
 
 
-def test_engine_settings_name_what_status_reads():
-    endpoint = UP["Endpoint"]("127.0.0.1", 8000, "gemma", "hunter2")
-    settings = UP["engine_settings"](recipe(), 2, endpoint)
-    assert settings["labels"]["spark-cluster.endpoint"] == "http://127.0.0.1:8000/v1"
-    assert settings["labels"]["spark-cluster.tp"] == "2"
-    assert "hunter2" not in str(settings)
+def pair():
+    return make_node("a"), make_node("b", head=False)
+
+
+def test_labels_name_what_status_reads(monkeypatch):
+    monkeypatch.setenv("A_KEY", "hunter2")
+    plan = plan_for(make_recipe(), *pair(), api_key=Secret(env="A_KEY"))
+    labels = plan.deployment.labels
+    assert labels["spark-cluster.endpoint"].endswith("/v1")
+    assert labels["spark-cluster.tp"] == "2"
+    assert "hunter2" not in str(plan)
 
 
 def test_secrets_come_from_the_laptop_and_are_missed_early(monkeypatch):
-    asks = recipe(env={"PLAIN": "1", "WANDB_API_KEY": FromLaptop(env="MY_WANDB")})
+    asks = make_recipe(env={"PLAIN": "1", "WANDB_API_KEY": FromLaptop(env="MY_WANDB")})
     asks._laptop = Allowed(user=Allowances(env=("MY_WANDB",)))
     monkeypatch.delenv("MY_WANDB", raising=False)
     with pytest.raises(UsageError, match="wants the variable MY_WANDB of this machine"):
-        UP["plan_nodes"](Play(node("a")), asks, 1)
+        plan_for(asks, make_node("a"))
     monkeypatch.setenv("MY_WANDB", "hunter2")
-    settings = UP["engine_settings"](asks, 1, UP["Endpoint"]("10.0.0.1", 8000, "gemma"))
-    assert settings["secret_env"] == {"WANDB_API_KEY": "hunter2"}
-    assert settings["env"] == {"PLAIN": "1"}
-    assert "hunter2" not in str(settings["labels"])
+    made = plan_for(asks, make_node("a")).deployment
+    assert made.secret_env == {"WANDB_API_KEY": "hunter2"}
+    assert made.env == {"PLAIN": "1"}
+    assert "hunter2" not in str(made)
 
 
-def test_a_new_key_or_certificate_does_not_load_the_model_again():
-    made = [
-        UP["Endpoint"]("10.0.0.1", port, "gemma", key, 18000, tls)
-        for port, key, tls in ((8000, "a", None), (9000, None, "self-signed"))
-    ]
-    one, two = (UP["engine_settings"](recipe(), 2, endpoint) for endpoint in made)
+def test_a_new_key_or_certificate_does_not_load_the_model_again(monkeypatch):
+    monkeypatch.setenv("A_KEY", "a")
+    serve = ({"api_key": Secret(env="A_KEY")}, {"port": 9000, "tls": Tls(self_signed=True)})
+    one, two = (plan_for(make_recipe(), *pair(), **given).deployment for given in serve)
     assert one == two
 
 
-def test_engine_settings_mount_drafter_and_patches():
-    endpoint = UP["Endpoint"]("10.0.0.1", 8000, "gemma")
-
+def test_the_server_has_drafter_and_patches_mounted():
     def mounts(name):
-        return UP["engine_settings"](load_recipe(name, PROJECT), 1, endpoint)["mounts"]
+        return plan_for(load_recipe(name, SHIPPED), make_node("a")).deployment.mounts
 
     drafter = "/srv/models/google--gemma-4-26B-A4B-it-assistant"
     assert f"{drafter}:{drafter}:ro" in mounts("gemma4-26b-a4b-fp8-mtp")
@@ -125,11 +118,11 @@ class Started(Play):
         self.made = {}
 
     def role(self, name, /, **given):
-        role = PROJECT.load_role(name)
+        role = SHIPPED.load_role(name)
         return role, given
 
-    def apply(self, nodes, *calls, must=True):
-        for node in [nodes] if isinstance(nodes, Spark) else nodes:
+    def apply(self, nodes, *calls, fail_fast=True):
+        for node in [nodes] if isinstance(nodes, Node) else nodes:
             for role, given in calls:
                 settings = role.settings_for(self.inventory.nodes[node.name], **given)
                 self.made[role.name, node.name] = list(role.function(node, settings))
@@ -144,16 +137,10 @@ settings: {caches: {root: /data/caches}}
 """
 
 
-def inventory(tmp_path, text=CACHES):
-    (tmp_path / "inventory.yaml").write_text(text)
-    return read_inventory(tmp_path / "inventory.yaml")
-
-
 def test_the_caches_root_of_the_inventory_reaches_the_containers(tmp_path):
-    head = node("a")
-    play = Started(inventory(tmp_path), head, node("b", head=False))
-    endpoint = UP["Endpoint"]("127.0.0.1", 8000, "gemma")
-    UP["start"](play, [head], recipe(), endpoint, 0.5)
+    head = make_node("a")
+    play = Started(make_inventory(tmp_path, CACHES), head, make_node("b", head=False))
+    start(play, resolve(make_recipe(), play.inventory, play.nodes, 1), 0.5, "present")
     play.apply(head, play.role("caches"))
     (server,) = play.made["vllm", "a"]
     assert "/data/caches:/data/caches" in server.mounts
@@ -166,19 +153,19 @@ def test_caches_that_differ_between_nodes_are_refused(tmp_path):
     text = CACHES.replace(
         "{address: 10.0.0.2}", "{address: 10.0.0.2, settings: {caches: {root: /x}}}"
     )
-    play = Started(inventory(tmp_path, text), node("a"), node("b", head=False))
+    play = Started(make_inventory(tmp_path, text), make_node("a"), make_node("b", head=False))
     with pytest.raises(Refused, match="/data/caches on a, /x on b"):
-        UP["plan_nodes"](play, recipe(), 2)
-    UP["plan_nodes"](play, recipe(), 1)
+        resolve(make_recipe(), play.inventory, play.nodes, 2)
+    resolve(make_recipe(), play.inventory, play.nodes, 1)
 
 
 def test_a_network_that_is_trusted_is_warned_of_each_time(tmp_path):
     told = []
     for text, state in ((CACHES, "present"), (CACHES + "trusted_network: true\n", "absent")):
-        nodes = [node("a"), node("b", head=False)]
-        play = Started(inventory(tmp_path, text), *nodes)
+        nodes = [make_node("a"), make_node("b", head=False)]
+        play = Started(make_inventory(tmp_path, text), *nodes)
         play.note = lambda said, **options: told.append((said, options))
-        _, given = UP["guard"](play, recipe(), nodes)
+        _, given = guard(play, resolve(make_recipe(), play.inventory, nodes, 2))
         assert given["state"] == state
     ((said, options),) = told
     assert "there is no firewall" in said
@@ -187,41 +174,71 @@ def test_a_network_that_is_trusted_is_warned_of_each_time(tmp_path):
 
 @pytest.mark.parametrize("works", [True, False])
 def test_one_node_goes_on_where_nftables_does_not_work(tmp_path, works):
-    alone = node("a")
-    play, told = Started(inventory(tmp_path), alone), []
+    alone = make_node("a")
+    play, told = Started(make_inventory(tmp_path, CACHES), alone), []
     play.note = lambda said, **options: told.append((said, options))
     play.session = lambda _node: SimpleNamespace(
         run=lambda _argv: SimpleNamespace(status=0 if works else 127)
     )
-    _, given = UP["guard"](play, recipe(), [alone])
+    _, given = guard(play, resolve(make_recipe(), play.inventory, [alone], 1))
     assert given["state"] == ("present" if works else "absent")
     assert ["nftables does not work here" in said for said, _ in told] == [True] * (not works)
 
 
 def test_the_label_of_the_containers_says_whether_they_are_guarded(tmp_path):
     for guarded in ("present", "absent"):
-        play = Started(inventory(tmp_path), node("a"))
-        endpoint = UP["Endpoint"]("127.0.0.1", 8000, "gemma")
-        UP["start"](play, play.nodes, recipe(), endpoint, 0.5, guarded=guarded)
+        play = Started(make_inventory(tmp_path, CACHES), make_node("a"))
+        start(play, resolve(make_recipe(), play.inventory, play.nodes, 1), 0.5, guarded)
         (server,) = play.made["vllm", "a"]
         assert server.labels["spark-cluster.firewall"] == guarded
 
 
 def test_the_drafter_is_a_model_like_others():
-    found = UP["model_settings"](load_recipe("gemma4-26b-a4b-fp8-mtp", PROJECT))
+    found = plan_for(load_recipe("gemma4-26b-a4b-fp8-mtp", SHIPPED), make_node("a")).models
     assert [settings["name"] for settings in found] == [
         "RedHatAI/gemma-4-26B-A4B-it-FP8-Dynamic",
         "google/gemma-4-26B-A4B-it-assistant",
     ]
-    role = PROJECT.load_role("models")
-    ids = [r.id for given in found for r in role.function(node("a"), role.settings_model(**given))]
+    role = SHIPPED.load_role("models")
+    ids = [
+        r.id for given in found for r in role.function(make_node("a"), role.settings_model(**given))
+    ]
     assert len(set(ids)) == len(ids) == 4, "both folders and both downloads"
     assert {settings["image"] for settings in found} == {"spark-cluster/gemma4-mtp:41745-d8b3826"}
 
 
-def test_vllm_outside_a_container_is_refused():
-    with pytest.raises(Refused, match="`runtime: venv`, which is not there yet"):
-        UP["plan_nodes"](Play(node("a")), recipe(runtime="venv"), 1)
+@pytest.mark.parametrize("tp", [1, 2])
+def test_an_engine_in_a_virtual_environment(tmp_path, tp):
+    """The same environment, mounts, labels and secrets as in containers, and no Docker."""
+    cable = (Link("enp1s0f1np1", IPv4Interface("192.168.177.11/24"), "rocep1s0f1"),)
+    nodes = [replace(make_node(n, head=n == "a"), links=cable) for n in "ab"]
+    play = Started(make_inventory(tmp_path, CACHES), *nodes)
+    answer = {"files": {"token": "5eed"}}
+    play.session = lambda _node: SimpleNamespace(request=lambda *_a, **_k: answer)
+    venv = Venv(path="/opt/vllm", requirements=["vllm==0.32.0"])
+    made = []
+    for more in ({}, {"runtime": "venv", "venv": venv}):
+        recipe = make_recipe(**more)
+        recipe._laptop = Allowed(user=Allowances(venv=True))
+        plan = resolve(recipe, play.inventory, play.nodes, tp)
+        play.made.clear()
+        start(play, plan, 0.5, "present")
+        made.append([r for role in ("ray", "vllm") for r in play.made[role, "a"]])
+    in_docker, in_venv = ([r for r in m if isinstance(r, Container | Unit)] for m in made)
+    assert [(type(r), r.name) for r in in_venv] == [(Unit, RAY), (Unit, SERVER)]
+    for container, unit in zip(in_docker, in_venv, strict=True):
+        assert unit.command == container.command
+        assert unit.env == ({"VIRTUAL_ENV": "/opt/vllm", **container.env} if unit.command else {})
+        assert unit.mounts == container.mounts
+        assert unit.secret_files == container.secret_files
+        assert unit.stop_timeout_s == container.stop_timeout_s
+        assert (unit.state, unit.search_path) in (
+            ("running", ("/opt/vllm/bin",)), ("absent", ()),
+        )  # fmt: skip
+    server = in_venv[-1]
+    assert server.labels == {**in_docker[-1].labels, "spark-cluster.runtime": "venv"}
+    assert server.limits["MEMLOCK"] == "infinity"
+    assert plan.models[0]["venv"] == "/opt/vllm"
 
 
 class Starting(Play):
@@ -235,7 +252,7 @@ class Starting(Play):
         return (name, settings)
 
     def apply(self, nodes, *what):
-        names = [n.name for n in nodes] if isinstance(nodes, list) else [nodes.name]
+        names = [nodes.name] if isinstance(nodes, Node) else [n.name for n in nodes]
         one = next(part for part in what if part[0] != "endpoint")
         self.order += [[part[0] for part in what]] if len(what) > 1 else []
         absent = isinstance(one, list)
@@ -257,10 +274,9 @@ class Starting(Play):
 )
 def test_ranks_begin_together_or_not_at_all(changes, after):
     """One that is new does not join others that have begun; nobody waits for Ray here."""
-    nodes = [node("a"), node("b", head=False)]
+    nodes = [make_node("a"), make_node("b", head=False)]
     play = Starting(*nodes, changes=changes)
-    endpoint = UP["Endpoint"]("10.0.0.1", 8000, "gemma")
-    UP["start"](play, nodes, recipe(executor="mp"), endpoint, 0.7)
+    start(play, plan_for(make_recipe(executor="mp"), *nodes), 0.7, "present")
     at = play.applied.index(("vllm", ["a", "b"]))
     assert play.applied[at + 1 :] == after
 
@@ -270,9 +286,10 @@ def test_ranks_begin_together_or_not_at_all(changes, after):
     [(None, ["endpoint", "vllm"]), (18000, ["vllm", "endpoint"])],
 )
 def test_who_has_the_port_gives_it_up_first(engine_port, order):
-    play = Starting(node("a"))
-    endpoint = UP["Endpoint"]("127.0.0.1", 8000, "gemma", engine_port=engine_port)
-    UP["start"](play, play.nodes, recipe(), endpoint, 0.7)
+    play = Starting(make_node("a"))
+    plan = plan_for(make_recipe(), *play.nodes)
+    endpoint = Endpoint("127.0.0.1", 8000, "gemma", engine_port=engine_port)
+    start(play, replace(plan, endpoint=endpoint), 0.7, "present")
     assert order in play.order
 
 
@@ -285,10 +302,10 @@ def test_who_has_the_port_gives_it_up_first(engine_port, order):
     ],
 )
 def test_each_up_warns_of_an_endpoint_that_is_open(serve, warned):
-    play = Play(node("a"))
-    play.inventory.serve = ServeEntry(**serve)
+    play = Play(make_node("a"))
+    play.inventory = inventory_of(*play.nodes, **serve)
     notes = []
     play.note = lambda text, warning=False: notes.append((text, warning))
-    UP["warn_if_open"](play, "10.0.0.1")
+    UP["announce"](play, resolve(make_recipe(), play.inventory, play.nodes, 1))
     assert [w for _, w in notes] == [True] * warned
     assert all("10.0.0.1" in text and "api_key" in text for text, _ in notes)

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from factories import apply as run_document
+from factories import put
 
-from spark_cluster.agent.apply import apply as run_document
-from spark_cluster.agent.host import Host
+from spark_cluster.node.host import Host
+from spark_cluster.resources import container
 from spark_cluster.resources.base import Resource, from_wire, to_wire
 
 FAKES = Path(__file__).parent / "fakes"
@@ -100,11 +102,7 @@ class Node:
         return self.root / name.lstrip("/")
 
     def put(self, name: str, content: str | bytes = b"", mode: int = 0o644) -> Path:
-        path = self.path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        path.chmod(mode)
-        return path
+        return put(self.path(name), content, mode)
 
     @contextmanager
     def state(self, fake: str) -> Iterator[Any]:
@@ -160,6 +158,15 @@ def node(tmp_path: Path) -> Node:
     root = tmp_path / "root"
     root.mkdir()
     return Node(root, tmp_path / "bin")
+
+
+@pytest.fixture
+def docker(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """The node with a docker; a container is not watched for a while after its start."""
+    node.install("docker", "systemd")
+    monkeypatch.setattr(container, "STAYS_S", 0.0)
+    monkeypatch.setattr(container, "LOOK_EVERY_S", 0.0)
+    return node
 
 
 @pytest.fixture

@@ -3,19 +3,17 @@
 import pytest
 from resource_samples import image
 
-from spark_cluster.resources import BuiltImage, Container, Image, InvalidResource, container
+from spark_cluster.resources import BuiltImage, Container, Image, InvalidResource
 
 FILE = "FROM base:1\nRUN true"
 MADE = BuiltImage("local/fixed:1", FILE)
 
 
 @pytest.fixture
-def docker(node, monkeypatch):
-    node.install("docker")
-    monkeypatch.setattr(container, "STAYS_S", 0.0)
-    with node.state("docker") as state:
+def docker(docker):
+    with docker.state("docker") as state:
         state["images"] = {"base:1": image()}
-    return node
+    return docker
 
 
 def builds(node):

@@ -3,7 +3,8 @@
 import pytest
 from waiting import FAR_S
 
-from spark_cluster.resources import Command, File, InvalidResource, Secret
+from spark_cluster.node.values import Secret
+from spark_cluster.resources import Command, File, InvalidResource
 
 
 def touch(node, name="made"):
@@ -136,9 +137,9 @@ def test_secrets_travel_by_stdin_and_env(node):
         ({"argv": ("true",), "retries": (3, "")}, "the reason why"),
         ({"argv": ("true",), "retries": (0, "slow")}, "the reason why"),
         ({"argv": ("true",), "retries": (True, "slow")}, "the reason why"),
-        ({"argv": ("true",), "long": True, "reads": True}, "long goes neither"),
-        ({"argv": ("true",), "long": True, "must_finish": True}, "long goes neither"),
-        ({"argv": ("true",), "survives": False}, "with long only"),
+        ({"argv": ("true",), "long": True, "reads": True}, "long cannot be combined"),
+        ({"argv": ("true",), "long": True, "must_finish": True}, "long cannot be combined"),
+        ({"argv": ("true",), "detach": False}, "needs long=True"),
     ],
 )
 def test_bad_declarations(arguments, text):

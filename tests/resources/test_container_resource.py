@@ -6,7 +6,8 @@ import pytest
 from resource_samples import image
 from waiting import HANG_S
 
-from spark_cluster.resources import Container, Directory, File, Image, InvalidResource, Secret
+from spark_cluster.node.values import Secret
+from spark_cluster.resources import Container, Directory, File, Image, InvalidResource
 from spark_cluster.resources import container as module
 
 KEYS = "/var/lib/spark-cluster/secrets/ray"
@@ -23,15 +24,12 @@ SECRET = dataclasses.replace(RAY, secret_files={"/run/keys/api": Secret("hunter2
 
 
 @pytest.fixture
-def docker(node, monkeypatch):
-    node.install("docker", "systemd")
-    monkeypatch.setattr(module, "STAYS_S", 0.0)
-    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.0)
-    node.path("/srv/models").mkdir(parents=True)
-    with node.state("docker") as state:
+def docker(docker):
+    docker.path("/srv/models").mkdir(parents=True)
+    with docker.state("docker") as state:
         state["images"] = {"vllm:1": image()}
         state["registry"] = {"vllm:1": image(number="2")}
-    return node
+    return docker
 
 
 def made(node):
@@ -242,7 +240,7 @@ class TestSecrets:
         ({"mounts": ("/a,b:/c",)}, "comma"),
         ({"mounts": ("/a",)}, "target"),
         ({"devices": ("infiniband",)}, "absolute"),
-        ({"restart": "sometimes"}, "none of no, always"),
+        ({"restart": "sometimes"}, "not one of no, always"),
         ({"state": "stopped"}, "not running or absent"),
         ({"ipc": "host", "shm_size": "16g"}, "no effect"),
     ],

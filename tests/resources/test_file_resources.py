@@ -6,19 +6,11 @@ import socket
 
 import pytest
 
-from spark_cluster.agent import journal as journal_module
-from spark_cluster.agent.host import Host
-from spark_cluster.resources import (
-    Directory,
-    File,
-    HostsEntry,
-    InvalidResource,
-    Line,
-    Secret,
-    Unknown,
-)
+from spark_cluster.node import journal as journal_module
+from spark_cluster.node.host import Host
+from spark_cluster.node.values import Blob, Secret
+from spark_cluster.resources import Directory, File, HostsEntry, InvalidResource, Line, Unknown
 from spark_cluster.resources import file as file_module
-from spark_cluster.resources.base import Blob
 
 
 class TestFile:
@@ -167,8 +159,8 @@ class TestFile:
             ({"path": "etc/motd", "content": ""}, "not an absolute path"),
             ({"path": "/etc/../motd", "content": ""}, "without '..'"),
             ({"path": "/etc//motd", "content": ""}, "write '/etc/motd'"),
-            ({"path": "/etc/motd"}, "content goes with state present"),
-            ({"path": "/a/b", "content": "", "state": "absent"}, "content goes with"),
+            ({"path": "/etc/motd"}, "content is required with state present"),
+            ({"path": "/a/b", "content": "", "state": "absent"}, "content is required with"),
             ({"path": "/a/b", "content": "", "state": "gone"}, "'gone'"),
             ({"path": "/a/b", "content": "", "mode": 644}, "did you mean 0o644"),
             ({"path": "/a/b", "content": "", "mode": "0644"}, "not a number like 0o644"),
@@ -207,6 +199,11 @@ class TestDirectory:
         for result in (node.check(resource), node.apply(resource)):
             assert "/srv/models is a file, not a directory" in result.error
         assert node.path("/srv/models").read_text() == "x"
+
+    def test_pipe_in_its_place(self, node):
+        node.path("/srv").mkdir()
+        os.mkfifo(node.path("/srv/models"))
+        assert "is a device, socket or pipe, not a directory" in node.apply(self.models).error
 
     def test_parent_that_is_a_file(self, node):
         node.put("/srv", "x")
@@ -372,7 +369,7 @@ def test_validate_with_is_asked_in_check_mode_too(node):
     bad = File("/etc/sudoers", content="bad\n", validate_with=("looks", "{}"))
     result = node.check(good)
     assert result.verdict == "unknown"
-    assert "there is no looks yet, by which it is validated" in result.event["reason"]
+    assert "there is no looks yet, which validates it" in result.event["reason"]
     validator.chmod(0o755)
     assert node.check(good).verdict == "change"
     result = node.check(bad)
@@ -398,7 +395,7 @@ def test_a_removal_that_cannot_be_reverted_is_said_before(node, monkeypatch):
     node.put("/opt/x/file", "more than ten bytes")
     gone = Directory("/opt/x", state="absent")
     monkeypatch.setattr(journal_module, "TREE_LIMIT", 10)
-    said = "/opt/x is removed for good, revert cannot put it back: it holds more than 0 MiB"
+    said = "/opt/x is removed permanently, revert cannot restore it: it holds more than 0 MiB"
     assert node.check(gone).event["reason"] == said
     there = []
     host = node.host()

@@ -118,8 +118,14 @@ def test_what_is_no_key_is_kept(node):
     node.put(KEY, "my notes", mode=0o600)
     result = node.apply(SshKey(KEY, owner=owner(node)))
     assert result.verdict == "failed"
-    assert "no private key" in result.error
+    assert "not a private key" in result.error
     assert node.path(KEY).read_text() == "my notes"
+
+
+def test_a_folder_in_the_place_of_a_key(node):
+    node.path(KEY).mkdir(parents=True)
+    result = node.apply(SshKey(KEY, owner=owner(node)))
+    assert f"{KEY} is a directory, not a file" in result.error
 
 
 def test_kind_of_key():

@@ -12,15 +12,14 @@ REF = "vllm/vllm-openai:v0.12.0"
 
 
 @pytest.fixture
-def docker(node):
-    node.install("docker", "systemd")
-    with node.state("docker") as state:
+def docker(docker):
+    with docker.state("docker") as state:
         state["registry"] = {
             REF: image(),
             f"vllm/vllm-openai@{DIGEST}": image(),
             f"vllm/vllm-openai@{WRONG}": image(digest=DIGEST),
         }
-    return node
+    return docker
 
 
 def test_absent_is_pulled_and_then_left(docker):

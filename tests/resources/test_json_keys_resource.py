@@ -5,7 +5,8 @@ import stat
 
 import pytest
 
-from spark_cluster.resources import Directory, File, InvalidResource, JsonKeys, Secret
+from spark_cluster.node.values import Secret
+from spark_cluster.resources import Directory, File, InvalidResource, JsonKeys
 
 PATH = "/etc/docker/daemon.json"
 OURS = JsonKeys(PATH, keys={"log-driver": "json-file", "log-opts": {"max-size": "50m"}})

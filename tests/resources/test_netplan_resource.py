@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from spark_cluster.agent.host import Cancelled, Host
-from spark_cluster.agent.processes import KILL_GRACE, TERM_GRACE, TooLong
+from spark_cluster.node.host import Cancelled, Host
+from spark_cluster.node.processes import KILL_GRACE, TERM_GRACE, TooLong
 from spark_cluster.resources import InvalidResource, Netplan
 from spark_cluster.resources import netplan as module
 
@@ -39,7 +39,7 @@ def network(node, monkeypatch):
 def reached(node, **options):
     """A host whose laptop leaves the proof that it is asked for."""
     host = node.host(**options)
-    host.ask_for_proof = node.put
+    host.verify_login = node.put
     return host
 
 
@@ -79,7 +79,7 @@ def cut_off(node, resource=WANTED):
         raise AgentKilled
 
     host = node.host()
-    host.ask_for_proof = killed
+    host.verify_login = killed
     with pytest.raises(AgentKilled):
         node.apply(resource, host=host)
     return host.run_id
@@ -93,7 +93,7 @@ def cancelled_in(node, monkeypatch, argv):
     """
     host = node.host()
     run = Host.run
-    host.ask_for_proof = lambda _path: host.processes.cancel()
+    host.verify_login = lambda _path: host.processes.cancel()
 
     def is_cancelled(self, command, **options):
         if self is host and argv is not None and tuple(command[: len(argv)]) == argv:
@@ -261,7 +261,7 @@ def test_a_laptop_that_is_gone_once_it_has_confirmed(network, monkeypatch):
         network.put(path)
         host.processes.cancel()
 
-    host.ask_for_proof = confirms
+    host.verify_login = confirms
     with contextlib.suppress(Cancelled):
         network.apply(WANTED, host=host)
     assert as_wanted(network)

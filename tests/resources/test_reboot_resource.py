@@ -3,7 +3,7 @@
 import pytest
 
 from spark_cluster.agent.apply import Document
-from spark_cluster.agent.host import BOOT_ID
+from spark_cluster.node.host import BOOT_ID
 from spark_cluster.resources import File, InvalidResource, Reboot
 
 REQUIRED = "/run/reboot-required"
@@ -59,10 +59,10 @@ def test_a_reboot_that_was_none_and_one_that_did_not_help(booted):
     told = run(booted, reboot)[1]["reboot"]
     events = []
     Document([reboot], booted.host(), events.append, rebooted=told).apply()
-    assert "was to be rebooted, and was not" in events[-1]["error"]
+    assert "should have been rebooted, and was not" in events[-1]["error"]
     booted.boot("2").put(REQUIRED)
     Document([reboot], booted.host(), events.append, rebooted=told).apply()
-    assert f"another one is still asked for, by {REQUIRED}" in events[-1]["error"]
+    assert f"another one is still requested, by {REQUIRED}" in events[-1]["error"]
 
 
 def test_a_trigger_asks_for_it_until_the_node_has_booted(booted):
@@ -72,7 +72,7 @@ def test_a_trigger_asks_for_it_until_the_node_has_booted(booted):
     assert [r.verdict for r in checked] == ["change", "change"]
     assert checked[1].reason == "would reboot: a change of File:/grub"
     told = run(booted, grub, reboot)[1]["reboot"]
-    assert told["changes"] == {"restart": ["owed", "none"]}
+    assert told["changes"] == {"restart": ["pending", "none"]}
     # The laptop was switched off, and the node is in the same boot: it is still owed.
     assert "reboot" in run(booted, grub, reboot)[1]
     # Somebody has rebooted it.

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from resource_samples import public_key
 
 from spark_cluster import resources
-from spark_cluster.agent.host import Host
+from spark_cluster.node.host import Host
+from spark_cluster.node.values import Blob, Secret
 from spark_cluster.resources import (
     AuthorizedKey,
     BuiltImage,
@@ -38,15 +39,16 @@ from spark_cluster.resources import (
     Package,
     Reboot,
     Resource,
-    Secret,
     SelfSignedCertificate,
     Service,
     SshKey,
     Swap,
     Sysctl,
+    Unit,
     User,
+    VirtualEnvironment,
 )
-from spark_cluster.resources.base import REGISTRY, Blob, differences, from_wire, ids, to_wire
+from spark_cluster.resources.base import REGISTRY, differences, from_wire, ids, to_wire
 
 names = st.text(string.ascii_lowercase, min_size=2, max_size=8)
 paths = st.lists(names, min_size=2, max_size=4).map(lambda parts: "/" + "/".join(parts))
@@ -132,6 +134,20 @@ ANY = {
         secret_files=st.dictionaries(paths, text.map(Secret), max_size=2),
         ulimits=st.dictionaries(names, st.one_of(st.integers(-1, 99), names)),
         init=maybe,
+    ),
+    "Unit": st.builds(
+        Unit,
+        unit=names,
+        command=st.lists(text.filter(lambda t: "\0" not in t), min_size=1).map(tuple),
+        env=st.dictionaries(names, text.filter(lambda t: "\0" not in t), max_size=3),
+        secret_files=st.dictionaries(paths, text.map(Secret), max_size=2),
+        limits=st.just({"MEMLOCK": "infinity"}),
+        restart_when=st.lists(st.one_of(paths, paths.map(Directory))).map(tuple),
+    ),
+    "VirtualEnvironment": st.builds(
+        VirtualEnvironment,
+        path=paths,
+        requirements=st.lists(names.map(lambda name: f"{name}==1.0")).map(tuple),
     ),
 }
 

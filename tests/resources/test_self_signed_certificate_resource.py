@@ -84,3 +84,8 @@ def test_the_private_key_is_nowhere_else(node):
 def test_names_that_would_be_read_as_configuration(names):
     with pytest.raises(InvalidResource, match="SelfSignedCertificate"):
         SelfSignedCertificate(PATH, names)
+
+
+def test_a_folder_in_its_place(node):
+    node.path(PATH).mkdir(parents=True)
+    assert f"{PATH} is a directory, not a file" in node.apply(MADE).error

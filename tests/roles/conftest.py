@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.cluster import Spark
-from spark_cluster.project import Project
+from spark_cluster.loader.project import Project
 from spark_cluster.resources import Resource
+from spark_cluster.topology import Node
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def role() -> Callable[..., list[Resource]]:
     """`role("power", node, clock_cap=False)`: what the shipped role yields."""
     project = Project()
 
-    def call(name: str, node: Spark, /, **settings: Any) -> list[Resource]:
+    def call(name: str, node: Node, /, **settings: Any) -> list[Resource]:
         loaded = project.load_role(name)
         return list(loaded.function(node, loaded.settings_model(**settings)))
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.project import Project
+from spark_cluster.loader.project import Project
 from spark_cluster.resources import File, Resource, SelfSignedCertificate
 from spark_cluster.serving import proxy
 
@@ -155,8 +155,8 @@ def proxied(
     try:
         deadline = time.monotonic() + HANG_S
         while True:
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", port)).close()
+            with contextlib.suppress(OSError):  # from an address whose connections no test counts
+                socket.create_connection(("127.0.0.1", port), HANG_S, ("127.0.0.9", 0)).close()
                 break
             assert process.poll() is None
             assert time.monotonic() < deadline
@@ -174,7 +174,7 @@ class _Here:
         pass
 
     def run(self, argv: tuple[str, ...], stdin: bytes = b"") -> Any:
-        from spark_cluster.agent.processes import Completed
+        from spark_cluster.node.processes import Completed
 
         done = subprocess.run(argv, input=stdin, capture_output=True, check=False)
         return Completed(argv, done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -6,16 +6,16 @@ from dataclasses import replace
 from ipaddress import IPv4Interface
 from typing import Any
 
-from spark_cluster.cluster import Link, Spark
 from spark_cluster.facts.model import Facts, Gpu, Hca
 from spark_cluster.resources import Resource
+from spark_cluster.topology import Link, Node
 
 TWINS = (("rocep1s0f1", "enp1s0f1np1"), ("roceP2p1s0f1", "enP2p1s0f1np1"))
 UNCABLED = (("rocep1s0f0", "enp1s0f0np0"), ("roceP2p1s0f0", "enP2p1s0f0np0"))
 HCAS = (*(Hca(h, i, True, 3) for h, i in TWINS), *(Hca(h, i, False) for h, i in UNCABLED))
 
 
-def a_spark(index: int = 0, *, linked: bool = True, **facts: Any) -> Spark:
+def a_spark(index: int = 0, *, linked: bool = True, **facts: Any) -> Node:
     """A healthy node; `facts` change what is true of it."""
     known: dict[str, Any] = {
         "hostname": f"spark-{index + 1}a60",
@@ -33,7 +33,7 @@ def a_spark(index: int = 0, *, linked: bool = True, **facts: Any) -> Spark:
         Link(interface, IPv4Interface(f"192.168.{177 + n}.{11 + index}/24"), hca)
         for n, (hca, interface) in enumerate(TWINS)
     )
-    return Spark(
+    return Node(
         name=f"spark{index + 1}",
         address=f"10.89.0.{11 + index}",
         index=index,
@@ -44,7 +44,7 @@ def a_spark(index: int = 0, *, linked: bool = True, **facts: Any) -> Spark:
     )
 
 
-def together(*nodes: Spark) -> list[Spark]:
+def together(*nodes: Node) -> list[Node]:
     """The same nodes, each knowing all of them."""
     return [replace(node, cluster=nodes) for node in nodes]
 

@@ -7,15 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from role_samples import a_spark
+from waiting import until
 
-from spark_cluster.project import Project
+from spark_cluster.loader.project import Project
 from spark_cluster.resources import Command
 
 TOKEN = "hf_NotARealTokenButASecret"
@@ -97,13 +96,6 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + HANGS_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 def test_the_token_is_in_a_file_of_root_and_nowhere_else(node: Node) -> None:

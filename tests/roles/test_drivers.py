@@ -5,9 +5,10 @@ from pydantic import ValidationError
 from role_samples import a_spark, ids, one
 
 from spark_cluster.errors import Refused
+from spark_cluster.facts import pins
 from spark_cluster.facts.model import Gpu
-from spark_cluster.planning import pins
-from spark_cluster.project import Project
+from spark_cluster.known_issues.entries import catalogue
+from spark_cluster.loader.project import Project
 
 DRIVER, VERSION = "nvidia-driver-580-open", "580.142-0ubuntu1"
 KNOWN = pins.load(Project().find("roles", "drivers") / "pins.json")
@@ -91,6 +92,8 @@ def test_known_bad_pins(role, wanted):
         return
     with pytest.raises(Refused) as caught:
         role("drivers", a_spark(), pins=wanted)
+    (name,) = wanted
+    assert name in caught.value.message
     assert caught.value.hint
     assert role("drivers", a_spark(), pins=wanted, allow_known_bad=True)
     assert role("drivers", a_spark(packages=wanted), pins=wanted), "what is there is left alone"
@@ -116,10 +119,11 @@ def test_known_good_and_torn(role):
     assert KNOWN.running(works.facts) == []
 
 
-def test_every_rule_says_what_to_do_and_who_says_so():
+def test_every_rule_names_its_known_issue_and_a_condition():
     for rule in KNOWN.rules:
-        assert {"id", "severity", "what", "fix", "source"} <= set(rule)
+        assert catalogue()[rule["issue"]].fix
         assert {"kernel", "driver", "pin"} & set(rule)
+        assert not {"what", "fix", "cause", "severity"} & set(rule), "these are the catalogue's"
 
 
 def test_what_is_installed_but_does_not_run_yet():

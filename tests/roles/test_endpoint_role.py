@@ -8,9 +8,10 @@ import json
 import pytest
 from role_samples import a_spark, ids, one, together
 
-from spark_cluster.engine.document import check
-from spark_cluster.resources import File, Secret, Service
+from spark_cluster.node.values import Secret
+from spark_cluster.resources import File, Service
 from spark_cluster.resources.base import to_wire
+from spark_cluster.runner.document import check
 from spark_cluster.serving import proxy
 
 KEY = "sk-test-5be1cf0277a04d"

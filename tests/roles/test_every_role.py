@@ -3,8 +3,8 @@
 import pytest
 from role_samples import a_spark, together
 
-from spark_cluster.engine.document import check, document
-from spark_cluster.project import Project
+from spark_cluster.loader.project import Project
+from spark_cluster.runner.document import check, document
 
 PROVISION = (
     "bootstrap", "drivers", "network", "ssh_mesh", "memory", "power", "containers", "caches",

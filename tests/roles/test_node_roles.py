@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 from role_samples import a_spark, ids, one
 
-from spark_cluster.project import Project
+from spark_cluster.loader.project import Project
 
 HELPER = "/usr/local/sbin/spark-drop-caches"
 

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 import pytest
 from role_samples import a_spark, together
 
-from spark_cluster.engine.events import Result
-from spark_cluster.engine.options import Options, Selection
-from spark_cluster.engine.play import Applied, RoleCall
-from spark_cluster.engine.session import Output
+from spark_cluster import link_check
+from spark_cluster.config.inventory import read_inventory
 from spark_cluster.errors import Failed, SparkClusterError
-from spark_cluster.inventory import read_inventory
-from spark_cluster.project import Project
+from spark_cluster.loader.project import Project
+from spark_cluster.runner.events import Result
+from spark_cluster.runner.options import Options, Selection
+from spark_cluster.runner.play import Applied, RoleCall
+from spark_cluster.runner.session import Output
 
 PROJECT = Project()
 PLAYBOOK = PROJECT.load_playbook("provision")
@@ -56,8 +57,8 @@ class Play:
     def role(self, name, /, **given):
         return RoleCall(name, given)
 
-    def apply(self, nodes, *what, must=True):
-        assert not must, "one node's failure does not stop the other"
+    def apply(self, nodes, *what, fail_fast=True):
+        assert not fail_fast, "one node's failure does not stop the other"
         self.applied.append(what)
         self.steps.append("apply")
         changed = self.changes.pop(0) if self.changes else {}
@@ -68,7 +69,7 @@ class Play:
             node["Command:firmware state"] = Result("n", "r", "c", "ok", output=self.output)
         return Applied(results)
 
-    def refresh(self, nodes, *, must=True):
+    def refresh(self, nodes, *, fail_fast=True):
         self.refreshed += 1
         self.nodes = self.after_refresh
 
@@ -99,7 +100,10 @@ class Play:
                 raise self.status
             return Output(self.status, self.output, "")
 
-        def submit(op, *, argv, timeout):
+        def submit(op, *, argv=(), commands=None, timeout=60.0):
+            if op == "gather":
+                told = {name: vars(run(argv)) for name, argv in commands.items()}
+                return SimpleNamespace(wait=lambda: {"commands": told})
             done = run(argv)
             return SimpleNamespace(wait=lambda: {"status": done.status, "stdout": done.stdout})
 
@@ -132,7 +136,7 @@ def test_nothing_to_change_is_one_document_and_one_turn_of_pings(play):
     done = PLAYBOOK.function(run)
     assert [names(what) for what in run.applied] == [EVERYTHING]
     assert run.refreshed == 0
-    assert sorted(run.ran) == [(n, "ping") for n in ("spark1", "spark1", "spark2", "spark2")]
+    assert sorted(run.ran) == [("spark1", "ping")] * 4 + [("spark2", "ping")] * 4
     assert (done.failures, done.notes, run.notes) == ({}, {}, [])
     assert run.applied[0][3].given == {"peers": ("spark1", "spark2")}
 
@@ -280,15 +284,14 @@ def test_known_bad_is_said(play):
 
 
 def test_bandwidth_is_measured_when_the_link_was_changed_and_the_tools_are_there(play, monkeypatch):
-    from spark_cluster import fabric
 
-    monkeypatch.setattr(fabric, "measure", lambda server, client, hop: 13.0)
+    monkeypatch.setattr(link_check, "measure", lambda server, client, hop: 13.0)
     changes = [{"spark1": ["Netplan:/etc/netplan/40-cx7.yaml"]}]
     tools = {"packages": {"perftest": "1"}}
     both = together(a_spark(**tools), a_spark(1, **tools))
     done = PLAYBOOK.function(play(*both, changes=changes))
     assert [(str(b.hop)[:6], b.verdict) for b in done.bandwidth] == [("spark1", "degraded")] * 2
-    assert "unplug their power" in done.notes["spark1"][0]
+    assert "from AC for 60 s" in done.notes["spark1"][0]
     assert PLAYBOOK.function(play(changes=changes)).bandwidth == []
     assert PLAYBOOK.function(play(*both)).bandwidth == []
     assert len(PLAYBOOK.function(play(*both), bandwidth=True).bandwidth) == 2
@@ -337,7 +340,7 @@ def test_firmware_without_fwupd_is_told_of(play):
     nodes = together(a_spark(packages={"fwupd": "2.0.20"}), a_spark(1))
     run = run_with(play, nodes, firmware=True)
     assert [text for node, text in run.notes if node == "spark2"] == [
-        "fwupd is not installed: its firmware was not looked at"
+        "fwupd is not installed: its firmware was not checked"
     ]
 
 

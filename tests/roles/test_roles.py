@@ -6,15 +6,19 @@ import subprocess
 from ipaddress import IPv4Interface
 
 import pytest
+from factories import SHIPPED
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_cluster.cluster import Link, Spark
+from spark_cluster.config.caches import CACHES
+from spark_cluster.config.ports import EnginePorts
+from spark_cluster.config.recipe_schema import Ray
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.facts.model import Facts, Hca
-from spark_cluster.ports import EnginePorts
-from spark_cluster.project import Project, shipped_folder
-from spark_cluster.recipe import load_recipe
+from spark_cluster.inference.deployment import Deployment
+from spark_cluster.inference.process import RAY, SECRET_ENV, SERVER, WITH_SECRET_ENV
+from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.node.values import LaptopFile, Secret
 from spark_cluster.resources import (
     BuiltImage,
     Command,
@@ -25,17 +29,15 @@ from spark_cluster.resources import (
     Netplan,
     NftTable,
 )
-from spark_cluster.resources.base import LaptopFile, Secret
-from spark_cluster.serving.engine import CACHES, RAY, SECRET_ENV, SERVER, WITH_SECRET_ENV
+from spark_cluster.topology import Link, Node
 
-PROJECT = Project(shipped_folder(), shipped_folder())
 HCAS = (Hca("rocep1s0f1", "enp1s0f1np1", True), Hca("roceP2p1s0f1", "enP2p1s0f1np1", True))
 KEY = "hunter2-the-api-key"
 TOKEN = "0123456789abcdef" * 4
 
 
 def run(role, node, **settings):
-    loaded = PROJECT.load_role(role)
+    loaded = SHIPPED.load_role(role)
     return list(loaded.function(node, loaded.settings_model(**settings)))
 
 
@@ -56,13 +58,13 @@ def spark(number=1, links=2, **more):
         "facts": Facts(os="ubuntu 24.04", hcas=HCAS),
         "links": found,
     }
-    return Spark(**{**usual, **more})
+    return Node(**{**usual, **more})
 
 
 def pair(**more):
     nodes = (spark(1, **more), spark(2, **more))
     return [
-        Spark(**{**{k: getattr(n, k) for k in n.__dataclass_fields__}, "cluster": nodes})
+        Node(**{**{k: getattr(n, k) for k in n.__dataclass_fields__}, "cluster": nodes})
         for n in nodes
     ]
 
@@ -85,20 +87,20 @@ def test_network_gives_each_twin_its_address():
 
 def test_network_leaves_what_the_user_gave():
     mixed = spark(1, links=0)
-    mixed = Spark("spark1", links=(link(0, 5, ours=False), link(1, 11)), facts=mixed.facts)
+    mixed = Node("spark1", links=(link(0, 5, ours=False), link(1, 11)), facts=mixed.facts)
     (netplan,) = run("network", mixed)
     assert list(netplan.addresses) == ["enP2p1s0f1np1"]
     assert "enp1s0f1np1" not in netplan.content
-    assert run("network", Spark("s", links=(link(0, 5, ours=False),))) == []
+    assert run("network", Node("s", links=(link(0, 5, ours=False),))) == []
 
 
 def test_network_without_a_cable():
     down = (Hca("rocep1s0f0", "enp1s0f0np0", False),)
     with pytest.raises(Failed, match=r"seen: enp1s0f0np0 \(down\)") as caught:
-        run("network", Spark("spark1", facts=Facts(hcas=down)))
+        run("network", Node("spark1", facts=Facts(hcas=down)))
     assert "QSFP" in caught.value.hint
     with pytest.raises(Failed, match="seen: none"):
-        run("network", Spark("spark1"))
+        run("network", Node("spark1"))
 
 
 # -- containers, images, caches ------------------------------------------------------------------
@@ -181,7 +183,7 @@ def test_a_folder_that_cannot_be_sent(tmp_path, monkeypatch):
     with pytest.raises(Refused, match="holds 0 files"):
         model(tmp_path)
     (tmp_path / "m/w.bin").write_bytes(b"x" * 2_000_000)
-    code = PROJECT.load_role("models").function.__globals__
+    code = SHIPPED.load_role("models").function.__globals__
     monkeypatch.setitem(code, "LARGEST_UPLOAD", 1_000_000)
     with pytest.raises(Refused, match="holds 1 files with 1 MiB") as caught:
         model(tmp_path)
@@ -230,9 +232,9 @@ def test_what_a_download_needs_beside_the_image():
 
 
 def test_secrets_of_a_recipe_are_files_of_root():
-    common = {"image": "i:1", "model_path": "/srv/m", "tp": 2, "secret_env": {"WANDB": KEY}}
+    common = engine(secret_env={"WANDB": KEY})
     ray = run("ray", pair()[0], **common)[-1]
-    server = run("vllm", pair()[0], args=(), **common)[-1]
+    server = run("vllm", pair()[0], **common)[-1]
     for container in (ray, server):
         assert container.secret_files["/run/secrets/env/WANDB"] == KEY
         # Neither what `docker inspect` shows nor the label with the arguments has it.
@@ -294,15 +296,16 @@ def test_patches_of_the_laptop_are_sent(tmp_path):
 
 
 def engine(tp=2, **more):
-    return {
+    """Settings of the roles `ray` and `vllm`."""
+    usual = {
         "image": "i:1",
         "model_path": "/srv/m",
-        "tp": tp,
+        "nodes": ("spark1", "spark2")[:tp],
         "labels": {"spark-cluster.tp": str(tp)},
         "mounts": ("/opt/x:/opt/x:ro",),
         "env": {"OMP_NUM_THREADS": "1"},
-        **more,
     }
+    return {"deployment": Deployment(**{**usual, **more})}
 
 
 def containers(role, nodes, **settings):
@@ -317,7 +320,9 @@ def test_ray_is_not_there_for_one_node():
 
 
 def test_ray_head_and_worker():
-    head, worker = containers("ray", pair(), **engine(), object_store_memory=10**8, num_cpus=3)
+    head, worker = containers(
+        "ray", pair(), **engine(ray=Ray(object_store_memory=10**8, num_cpus=3))
+    )
     for made in (head, worker):
         assert made.command[:3] == ("ray", "start", "--block")
         assert {"--num-gpus=1", "--num-cpus=3", "--object-store-memory=100000000"} <= set(
@@ -338,7 +343,7 @@ def test_ray_head_and_worker():
 
 def test_no_port_of_ray_is_left_to_chance():
     """`ray start --help` of 2.60 knows these; what only the environment sets is there, too."""
-    head, worker = containers("ray", pair(), **engine(), first_port=19001)
+    head, worker = containers("ray", pair(), **engine(ray=Ray(first_port=19001)))
     for made in (head, worker):
         words = [word for word in made.command if "port" in word.partition("=")[0]]
         numbers = [int(word.partition("=")[2]) for word in words]
@@ -352,16 +357,16 @@ def test_no_port_of_ray_is_left_to_chance():
 
 
 def test_ray_has_a_token_that_only_root_reads():
-    ray = containers("ray", pair(), **engine(), ray_token=TOKEN)
-    (server, _) = containers("vllm", pair(), **engine(), args=(), ray_token=TOKEN)
+    ray = containers("ray", pair(), **engine(ray_token=TOKEN))
+    (server, _) = containers("vllm", pair(), **engine(ray_token=TOKEN))
     for made in (*ray, server):
         assert made.env["RAY_AUTH_MODE"] == "token"
         assert made.secret_files[made.env["RAY_AUTH_TOKEN_PATH"]] == TOKEN
         assert isinstance(made.secret_files[made.env["RAY_AUTH_TOKEN_PATH"]], Secret)
         assert TOKEN not in " ".join(made.argv)
-    (alone,) = containers("vllm", [spark(1, links=0)], **engine(tp=1), args=(), ray_token=TOKEN)
+    (alone,) = containers("vllm", [spark(1, links=0)], **engine(tp=1, ray_token=TOKEN))
     assert alone.secret_files == {}
-    ranks = containers("vllm", pair(), **engine(**MP), args=(), ray_token=TOKEN)
+    ranks = containers("vllm", pair(), **engine(**MP, ray_token=TOKEN))
     assert [made.secret_files for made in ranks] == [{}, {}]
 
 
@@ -405,7 +410,8 @@ def test_the_firewall_is_there_before_docker_at_boot():
     found = run("firewall", pair()[0], **GUARD)
     table, unit = found[1], found[5]
     assert f"ExecStart=/usr/sbin/nft -f {table.file}\n" in unit.content
-    assert "Before=docker.service" in unit.content
+    assert "Before=docker.service\n" in unit.content
+    assert f"Before={RAY}.service {SERVER}.service\n" in unit.content
     # A failure is tried again, and keeps Docker from starting for seconds only.
     assert "Restart=on-failure\n" in unit.content
     assert "StartLimitBurst=5\n" in unit.content
@@ -468,11 +474,11 @@ def test_the_folder_of_ray_is_there_before_its_container():
 @pytest.mark.parametrize("role", ["ray", "vllm"])
 def test_two_nodes_without_a_fabric(role):
     with pytest.raises(Failed, match="no fabric"):
-        run(role, pair(links=0)[0], **engine(), **({"args": ()} if role == "vllm" else {}))
+        run(role, pair(links=0)[0], **engine())
 
 
 def test_the_server_is_on_the_head_only():
-    head, worker = containers("vllm", pair(), **engine(), args=("--dtype", "auto"), port=9000)
+    head, worker = containers("vllm", pair(), **engine(flags={"dtype": "auto"}, port=9000))
     assert (worker.container, worker.state) == (SERVER, "absent")
     assert head.command[:5] == ("vllm", "serve", "/srv/m", "--dtype", "auto")
     assert "--port=9000" in head.command
@@ -482,19 +488,19 @@ def test_the_server_is_on_the_head_only():
 
 
 def test_the_server_alone():
-    (alone,) = containers("vllm", [spark(1, links=0)], **engine(tp=1), args=())
+    (alone,) = containers("vllm", [spark(1, links=0)], **engine(tp=1))
     assert alone.pid is None
     assert not any("ray" in word.lower() for word in alone.command)
     assert not [n for n in alone.env if n.startswith(("NCCL", "RAY", "GLOO"))]
     assert alone.devices == ()
 
 
-MP = {"executor": "mp", "ranks": ("spark1", "spark2")}
+MP = {"executor": "mp"}
 
 
 def test_ranks_without_ray():
     """vLLM's own multi-node mode: a rank on each node, and the first one answers."""
-    head, worker = containers("vllm", pair(), **engine(**MP), args=("--dtype", "auto"), port=9000)
+    head, worker = containers("vllm", pair(), **engine(**MP, flags={"dtype": "auto"}, port=9000))
     own = {"--node-rank=0", "--node-rank=1", "--host=127.0.0.1", "--port=9000", "--headless"}
     assert set(head.command) - own == set(worker.command) - own, "equal, or graph capture hangs"
     assert set(head.command) & own == {"--node-rank=0", "--host=127.0.0.1", "--port=9000"}
@@ -515,19 +521,19 @@ def test_no_ray_for_the_executor_mp():
 
 
 def test_a_node_that_has_no_rank():
-    (made,) = containers("vllm", pair()[1:], **engine(executor="mp", ranks=("spark1",)), args=())
+    (made,) = containers("vllm", pair()[1:], **engine(tp=1, executor="mp"))
     assert made.state == "absent"
 
 
 def test_one_node_of_the_executor_mp_is_one_server():
-    (alone,) = containers("vllm", [spark(1, links=0)], **engine(tp=1, **MP), args=())
+    (alone,) = containers("vllm", [spark(1, links=0)], **engine(tp=1, **MP))
     assert not [word for word in alone.command if "node" in word or "backend" in word]
 
 
 def test_the_images_own_entry_point_is_left_out():
     """That of vllm/vllm-openai is `vllm serve`, which would come twice."""
-    for role, more in (("ray", {}), ("vllm", {"args": ()}), ("vllm", {"args": (), **MP})):
-        for made in containers(role, pair(), **{**engine(), **more}):
+    for role, more in (("ray", {}), ("vllm", {}), ("vllm", MP)):
+        for made in containers(role, pair(), **engine(**more)):
             if made.state == "running":
                 assert made.argv[made.argv.index("--entrypoint") + 1] == ""
 
@@ -535,20 +541,19 @@ def test_the_images_own_entry_point_is_left_out():
 @pytest.mark.parametrize(("tp", "executor"), [(1, "ray"), (2, "ray"), (2, "mp")])
 def test_no_container_of_vllm_has_the_api_key(tp, executor):
     """The proxy asks for it; in vLLM's environment it would go on to all of Ray's workers."""
-    given = {**engine(tp=tp, executor=executor, ranks=MP["ranks"]), "args": ("--x",)}
-    for made in containers("vllm", pair(), **given):
+    for made in containers("vllm", pair(), **engine(tp=tp, executor=executor, flags={"x": True})):
         assert not made.secret_files
         assert not [name for name in made.env if "KEY" in name]
         if made.state == "running":
             assert made.command[0] == "vllm"
-    assert "api_key" not in PROJECT.load_role("vllm").settings_model.model_fields
+    assert "api_key" not in SHIPPED.load_role("vllm").settings_model.model_fields
 
 
 def test_vllm_listens_on_the_loopback_only():
     for tp in (1, 2):
-        (head, *_) = containers("vllm", pair(), **engine(tp=tp), args=(), port=18000)
+        (head, *_) = containers("vllm", pair(), **engine(tp=tp, port=18000))
         assert {"--host=127.0.0.1", "--port=18000"} <= set(head.command)
-        assert "host" not in PROJECT.load_role("vllm").settings_model.model_fields
+        assert "host" not in SHIPPED.load_role("vllm").settings_model.model_fields
 
 
 OWN = {  # what may differ between the nodes, and only that
@@ -559,12 +564,12 @@ OWN = {  # what may differ between the nodes, and only that
 
 
 def test_the_environment_differs_only_where_it_must():
-    other = Spark(
+    other = Node(
         "spark2", is_head=False, facts=Facts(hcas=(Hca("mlx5_7", "eth7", True),)),
         links=(Link("eth7", IPv4Interface("192.168.177.12/24"), "mlx5_7"),),
     )  # fmt: skip
     head = spark(1)
-    nodes = [Spark(**{**vars(n), "cluster": (head, other)}) for n in (head, other)]
+    nodes = [Node(**{**vars(n), "cluster": (head, other)}) for n in (head, other)]
     one, two = (c.env for c in containers("ray", nodes, **engine()))
     assert {k for k in one.keys() | two.keys() if one.get(k) != two.get(k)} <= OWN
     assert (one["NCCL_IB_HCA"], two["NCCL_IB_HCA"]) == ("rocep1s0f1,roceP2p1s0f1", "mlx5_7")
@@ -574,8 +579,8 @@ def test_the_environment_differs_only_where_it_must():
 
 
 def test_the_gid_index_is_never_set():
-    for role, more in (("ray", {}), ("vllm", {"args": ()})):
-        for made in containers(role, pair(), **engine(), **more):
+    for role in ("ray", "vllm"):
+        for made in containers(role, pair(), **engine()):
             assert not [name for name in made.env if "GID" in name]
 
 
@@ -587,7 +592,7 @@ def test_the_recipe_wins_over_what_is_computed():
 @given(st.permutations(["dtype", "max-model-len", "enforce-eager", "kv-cache-dtype"]))
 def test_the_same_arguments_whatever_the_order_in_the_recipe(order):
     """The compile cache is keyed by them, and all ranks must have the same."""
-    recipe = load_recipe("lab-paris", PROJECT)
+    recipe = load_recipe("lab-paris", SHIPPED)
     values = {
         "dtype": "auto",
         "max-model-len": 4096,
@@ -598,7 +603,6 @@ def test_the_same_arguments_whatever_the_order_in_the_recipe(order):
     straight = recipe.model_copy(update={"engine_args": values})
     assert shuffled.args_for(2, 0.7) == straight.args_for(2, 0.7)
     specs = {
-        containers("vllm", pair(), **engine(), args=tuple(r.args_for(2)))[0].spec
-        for r in (shuffled, straight)
+        containers("vllm", pair(), **engine(flags=r.flags(2)))[0].spec for r in (shuffled, straight)
     }
     assert len(specs) == 1

@@ -5,30 +5,19 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from factories import SHIPPED, make_node, make_recipe
+from serve_plans import plan_for
 
-from spark_cluster.cluster import Spark
 from spark_cluster.errors import Refused
-from spark_cluster.facts.model import Facts, Memory, Process
-from spark_cluster.planning import survey as surveying
+from spark_cluster.facts.model import Process
+from spark_cluster.inference.containers import ContainerState
+from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.planning.room import of_facts
-from spark_cluster.project import Project, shipped_folder
-from spark_cluster.recipe import load_recipe
 from spark_cluster.serving import admission, vram
-from spark_cluster.serving.engine import RAY, SERVER
-from spark_cluster.serving.readiness import ContainerState
+from spark_cluster.serving import survey as surveying
 
-PROJECT = Project(shipped_folder(), shipped_folder())
 GIB = 2**20
 FREE = ContainerState("absent")
-
-
-def node(name, available=118, head=True):
-    facts = Facts(memory=Memory(round(121.69 * GIB), available * GIB))
-    return Spark(name, is_head=head, facts=facts)
-
-
-def recipe(name="gemma4-31b-nvfp4", **changes):
-    return load_recipe(name, PROJECT).model_copy(update=changes)
 
 
 def serving(name, tp, *command):
@@ -44,7 +33,7 @@ class Session:
 
     def submit(self, op, commands):
         assert op == "gather"
-        assert commands[SERVER] == ["docker", "top", SERVER, "-eo", "pid"]
+        assert commands[SERVER][0] == ["docker", "top", SERVER, "-eo", "pid"]
         text = "PID\n" + "".join(f"{pid}\n" for pid in self.pids)
         found = {SERVER: {"status": 0, "stdout": text, "stderr": ""}, RAY: None}
         return SimpleNamespace(wait=lambda: {"commands": found})
@@ -55,7 +44,7 @@ class Play:
 
     def __init__(self, *nodes, check=False):
         self.nodes, self.check, self.done, self.notes = list(nodes), check, [], []
-        self.project = PROJECT
+        self.project = SHIPPED
         self.ours = {}
 
     def on_each(self, nodes, _job):
@@ -66,6 +55,10 @@ class Play:
 
     def apply(self, nodes, resources):
         self.done.append(f"{resources[0].id} {resources[0].state} on {len(nodes)}")
+
+    @property
+    def sessions(self):
+        return {node.name: self.session(node) for node in self.nodes}
 
     def session(self, node):
         return Session(self.ours.get(node.name, ()))
@@ -91,54 +84,54 @@ def nodes_answer(monkeypatch):
 
 
 def admit(play, what, running=FREE, *, force=False):
-    admission.must_work(play, what, play.nodes, running, force=force)
+    admission.must_work(play, plan_for(what, *play.nodes), running, force=force)
 
 
 def share(play, what, running=FREE):
-    return admission.share(play, what, play.nodes, running)
+    return admission.share(play, plan_for(what, *play.nodes), running)
 
 
 # -- can it work ----------------------------------------------------------------------------------
 
 
 def test_what_fits_is_let_in():
-    play = Play(node("a"), node("b", head=False))
-    admit(play, recipe())
+    play = Play(make_node("a"), make_node("b", head=False))
+    admit(play, make_recipe())
     assert play.notes == []
 
 
 def test_what_does_not_fit_is_refused_with_what_would():
-    play = Play(node("a", 60))
+    play = Play(make_node("a", 60))
     with pytest.raises(Refused, match=r"a: the weights take 58\.2 GiB while loading") as caught:
-        admit(play, recipe("gemma4-31b-fp8"))
+        admit(play, make_recipe("gemma4-31b-fp8"))
     assert "spark-cluster plan gemma4-31b-fp8 --tp 1" in caught.value.hint
-    assert "--force goes on" in caught.value.hint
-    admit(play, recipe("gemma4-31b-fp8"), force=True)
+    assert "--force launches anyway" in caught.value.hint
+    admit(play, make_recipe("gemma4-31b-fp8"), force=True)
     assert "58.2 GiB" in play.notes[0]
 
 
 def test_what_is_known_not_to_work_is_refused():
-    wrong = recipe()
+    wrong = make_recipe()
     wrong = wrong.model_copy(
         update={"engine_args": {**wrong.engine_args, "tool-call-parser": "pythonic"}}
     )
     with pytest.raises(Refused, match="pythonic"):
-        admit(Play(node("a")), wrong)
+        admit(Play(make_node("a")), wrong)
 
 
 def test_what_serves_already_is_not_asked_again():
-    play = Play(node("a", 5))
-    admit(play, recipe(), serving("gemma4-31b-nvfp4", 1))
+    play = Play(make_node("a", 5))
+    admit(play, make_recipe(), serving("gemma4-31b-nvfp4", 1))
     assert play.notes == []
 
 
 def test_memory_of_what_will_be_ended_counts_as_available(nodes_answer):
     nodes_answer["a"] = (Process(1, "VLLM::EngineCore", 100 * 1024),)
-    play = Play(node("a", 12))
+    play = Play(make_node("a", 12))
     play.ours["a"] = [1]
-    admit(play, recipe(), serving("another", 1))
+    admit(play, make_recipe(), serving("another", 1))
     with pytest.raises(Refused):
-        admit(play, recipe())
+        admit(play, make_recipe())
 
 
 def test_memory_of_others_does_not_count_as_available(nodes_answer):
@@ -147,21 +140,21 @@ def test_memory_of_others_does_not_count_as_available(nodes_answer):
         Process(1, "VLLM::EngineCore", 4 * 1024),
         Process(2, "comfyui", 100 * 1024),
     )
-    play = Play(node("a", 12))
+    play = Play(make_node("a", 12))
     play.ours["a"] = [1, 7]
     with pytest.raises(Refused, match="16"):
-        admit(play, recipe(), serving("another", 1))
+        admit(play, make_recipe(), serving("another", 1))
 
 
 def test_a_share_that_cannot_be_read_is_computed():
     odd = serving("gemma4-31b-nvfp4", 1, "x", "--gpu-memory-utilization")
-    assert share(Play(node("a")), recipe(), odd) == 0.39
+    assert share(Play(make_node("a")), make_recipe(), odd) == 0.39
 
 
 def test_a_model_of_unknown_shape_is_let_in_with_a_word():
-    unknown = recipe()
+    unknown = make_recipe()
     model = unknown.model.model_copy(update={"name": "nobody/knows", "base": None})
-    play = Play(node("a"))
+    play = Play(make_node("a"))
     admit(play, unknown.model_copy(update={"model": model}))
     assert play.notes[0].startswith("not planned: the shape of the model 'nobody/knows'")
 
@@ -171,27 +164,27 @@ def test_a_model_of_unknown_shape_is_let_in_with_a_word():
 
 def test_the_share_is_that_of_the_node_with_least_room():
     """Without --max-num-seqs all that is safe is for the cache."""
-    open_end = recipe(engine_args={"max-model-len": 32768})
-    play = Play(node("a", 100), node("b", 60, head=False))
+    open_end = make_recipe(engine_args={"max-model-len": 32768})
+    play = Play(make_node("a", 100), make_node("b", 60, head=False))
     assert share(play, open_end) == 0.41
     assert play.done == ["dropped 2", "refreshed 2"], "page cache is given back first"
 
 
 def test_the_share_is_no_more_than_what_is_asked_for():
-    assert share(Play(node("a")), recipe()) == 0.39
-    assert share(Play(node("a"), node("b", head=False)), recipe()) == 0.23
+    assert share(Play(make_node("a")), make_recipe()) == 0.39
+    assert share(Play(make_node("a"), make_node("b", head=False)), make_recipe()) == 0.23
 
 
 def test_check_mode_touches_no_cache():
-    play = Play(node("a", 100), check=True)
-    assert share(play, recipe(), serving("another", 1)) == 0.39
+    play = Play(make_node("a", 100), check=True)
+    assert share(play, make_recipe(), serving("another", 1)) == 0.39
     assert play.done == []
 
 
 def test_too_little_memory():
-    play = Play(node("a", 100), node("b", 12, head=False))
+    play = Play(make_node("a", 100), make_node("b", 12, head=False))
     with pytest.raises(Refused, match=r"only 12\.0 of 121\.7 GiB are available") as caught:
-        share(play, recipe())
+        share(play, make_recipe())
     assert caught.value.where == "b"
     assert "vram" in caught.value.hint
 
@@ -199,19 +192,19 @@ def test_too_little_memory():
 def test_a_server_that_runs_keeps_its_share():
     """What it holds itself is no reason to start it anew."""
     running = serving("gemma4-31b-nvfp4", 1, "x", "--gpu-memory-utilization", "0.61")
-    play = Play(node("a", 5))
-    assert share(play, recipe(), running) == 0.61
+    play = Play(make_node("a", 5))
+    assert share(play, make_recipe(), running) == 0.61
     assert play.done == []
 
 
 def test_a_server_of_another_recipe_is_ended_first():
-    play = Play(node("a"))
+    play = Play(make_node("a"))
     running = serving("another", 1, "x", "--gpu-memory-utilization", "0.61")
-    assert share(play, recipe(), running) == 0.39
+    assert share(play, make_recipe(), running) == 0.39
     assert play.done[:2] == ["Container:spark-vllm absent on 1", "Container:spark-ray absent on 1"]
 
 
 def test_a_share_that_the_recipe_gives():
-    play = Play(node("a", 5))
-    assert share(play, recipe(gpu_memory_utilization=0.5)) is None
-    assert share(play, recipe(engine_args={"kv-cache-memory-bytes": "64M"})) is None
+    play = Play(make_node("a", 5))
+    assert share(play, make_recipe(gpu_memory_utilization=0.5)) is None
+    assert share(play, make_recipe(engine_args={"kv-cache-memory-bytes": "64M"})) is None

@@ -7,27 +7,25 @@ from ipaddress import IPv4Interface
 from types import SimpleNamespace
 
 import pytest
+from factories import make_recipe
 
-from spark_cluster.cluster import Spark
-from spark_cluster.engine.session import Answer
+from spark_cluster.config.inventory_schema import ServeEntry
+from spark_cluster.config.secret import Secret
+from spark_cluster.config.tls import Tls
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.facts.model import Facts, Interface
-from spark_cluster.project import Project, shipped_folder
-from spark_cluster.recipe import load_recipe
+from spark_cluster.runner.session import Answer
 from spark_cluster.serving import endpoint, proxy
 from spark_cluster.serving.endpoint import LABEL, Endpoint
-from spark_cluster.userfiles.inventory_file import ServeEntry
-from spark_cluster.userfiles.secret import Secret
-from spark_cluster.userfiles.tls import Tls
+from spark_cluster.topology import Node
 
-RECIPE = load_recipe("lab-paris", Project(shipped_folder(), shipped_folder()))
+RECIPE = make_recipe("lab-paris")
 
 
 def of(**serve):
     own = (IPv4Interface("10.0.0.1/24"), IPv4Interface("192.168.177.11/24"))
-    head = Spark("a", "10.0.0.1", facts=Facts(interfaces=(Interface("e", True, addresses=own),)))
-    play = SimpleNamespace(head=head, inventory=SimpleNamespace(serve=ServeEntry(**serve)))
-    return endpoint.endpoint_of(play, RECIPE)
+    head = Node("a", "10.0.0.1", facts=Facts(interfaces=(Interface("e", True, addresses=own),)))
+    return endpoint.endpoint_of(ServeEntry(**serve), head, RECIPE.model.served_name)
 
 
 @pytest.fixture
@@ -64,7 +62,9 @@ def test_behind_a_proxy_vllm_has_a_port_of_its_own(key):
 
 
 def test_an_address_that_the_head_does_not_have():
-    with pytest.raises(Failed, match=r"10\.9\.9\.9 is none of the node's own addresses") as caught:
+    with pytest.raises(
+        Failed, match=r"10\.9\.9\.9 is not one of the node's own addresses"
+    ) as caught:
         of(bind="10.9.9.9", open=True)
     assert "192.168.177.11" in str(caught.value)
 
@@ -173,9 +173,9 @@ def test_certificate_and_key_go_as_one_file(pems):
     ("certificate", "key", "said"),
     [
         ("a.pem", "shared.key", "others can read .*shared.key.*0640"),
-        ("a.pem", "b.key", "are no certificate with its key"),
+        ("a.pem", "b.key", "are not a certificate and its key"),
         ("a.pem", "locked.key", "has a passphrase"),
-        ("none.pem", "a.key", "are no certificate with its key"),
+        ("none.pem", "a.key", "are not a certificate and its key"),
         ("a.pem", "binary.pem", "is not PEM text"),
         ("gone.pem", "a.key", "gone.pem cannot be read: No such file"),
     ],

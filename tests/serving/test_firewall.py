@@ -4,31 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import factories
 import pytest
+from factories import make_recipe
 
-from spark_cluster.cluster import Spark
+from spark_cluster.config.inventory import Inventory
+from spark_cluster.config.ports import EPHEMERAL, EnginePorts, recipe_ports, vllm_ports
+from spark_cluster.config.recipe_schema import Ray, Vllm
 from spark_cluster.errors import Refused, UsageError
-from spark_cluster.inventory import Inventory, read_inventory
-from spark_cluster.ports import EPHEMERAL, EnginePorts, recipe_ports, vllm_ports
-from spark_cluster.project import Project, shipped_folder
-from spark_cluster.recipe import Recipe, load_recipe
 from spark_cluster.serving import firewall
-from spark_cluster.userfiles.recipe_file import Ray, Vllm
+from spark_cluster.topology import Node
 
-PROJECT = Project(shipped_folder(), shipped_folder())
 NODES = "nodes:\n  a: {address: 10.0.0.1, roles: [head]}\n  b: {address: 10.0.0.2}\n"
 
 
-NODES_A_B = (Spark("a", "10.0.0.1", is_head=True), Spark("b", "10.0.0.2"))
+NODES_A_B = (Node("a", "10.0.0.1", is_head=True), Node("b", "10.0.0.2"))
 
 
-def inventory(tmp_path: Path, more: str = "") -> Inventory:
-    (tmp_path / "inventory.yaml").write_text(NODES + more)
-    return read_inventory(tmp_path / "inventory.yaml")
-
-
-def recipe(**changes: object) -> Recipe:
-    return load_recipe("gemma4-31b-nvfp4", PROJECT).model_copy(update=changes)
+def inventory(folder: Path, more: str = "") -> Inventory:
+    return factories.make_inventory(folder, NODES + more)
 
 
 def test_every_port_has_one_home_and_none_is_taken_by_the_kernel() -> None:
@@ -59,11 +53,11 @@ def test_ports_that_cannot_be(ports: EnginePorts, words: str) -> None:
 
 
 def test_what_a_recipe_and_an_inventory_choose_is_closed(tmp_path: Path) -> None:
-    plain = firewall.closed(inventory(tmp_path), recipe(), NODES_A_B)
+    plain = firewall.closed(inventory(tmp_path), make_recipe(), NODES_A_B)
     assert (29501, 29501) in plain
     assert (6379, 6379) in plain
     other = inventory(tmp_path, "settings: {vllm: {master_port: 29777}}\n")
-    chosen = recipe(ray=Ray(port=6400, first_port=19001), env={"VLLM_PORT": "21000"})
+    chosen = make_recipe(ray=Ray(port=6400, first_port=19001), env={"VLLM_PORT": "21000"})
     found = firewall.closed(other, chosen, NODES_A_B)
     assert {(29777, 29777), (6400, 6400), (19001, 19009), (21000, 21099)} <= set(found)
     assert vllm_ports({"VLLM_PORT": "tcp://10.0.0.1:80"}) == ()
@@ -104,7 +98,9 @@ def test_ports_that_the_arguments_of_the_engine_open(
 
 def test_ports_of_a_recipe_are_closed_for_each_rank(tmp_path: Path) -> None:
     events = {"kv-events-config": {"endpoint": "tcp://*:6557"}}
-    chosen = recipe(engine_args=events, env={"VLLM_NIXL_SIDE_CHANNEL_PORT": "5700", "A_PORT": "x"})
+    chosen = make_recipe(
+        engine_args=events, env={"VLLM_NIXL_SIDE_CHANNEL_PORT": "5700", "A_PORT": "x"}
+    )
     two = firewall.closed(inventory(tmp_path), chosen, NODES_A_B)
     assert {(5557, 5558), (6557, 6558), (5700, 5701)} <= set(two)
     one = firewall.closed(inventory(tmp_path), chosen, NODES_A_B[:1])
@@ -113,20 +109,20 @@ def test_ports_of_a_recipe_are_closed_for_each_rank(tmp_path: Path) -> None:
 
 def test_the_endpoint_stays_reachable_where_the_inventory_wants_it(tmp_path: Path) -> None:
     reached = inventory(tmp_path, "serve: {bind: management, open: true, port: 40000}\n")
-    told = firewall.settings(reached, recipe(), NODES_A_B)
+    told = firewall.settings(reached, make_recipe(), NODES_A_B)
     assert told == {
         "state": "present",
         "peers": ("a", "b"),
-        "ports": firewall.closed(reached, recipe(), NODES_A_B),
+        "ports": firewall.closed(reached, make_recipe(), NODES_A_B),
         "endpoint_port": 40000,
     }
     assert (6379, 6379) in told["ports"]
     local = inventory(tmp_path, "serve: {port: 40000}\n")
-    assert firewall.settings(local, recipe(), NODES_A_B) == {**told, "endpoint_port": None}
+    assert firewall.settings(local, make_recipe(), NODES_A_B) == {**told, "endpoint_port": None}
 
 
 def test_one_node_alone_is_guarded_too(tmp_path: Path) -> None:
-    told = firewall.settings(inventory(tmp_path), recipe(), NODES_A_B[:1])
+    told = firewall.settings(inventory(tmp_path), make_recipe(), NODES_A_B[:1])
     assert (told["state"], told["peers"]) == ("present", ())
     assert (6379, 6379) in told["ports"]
 
@@ -134,22 +130,22 @@ def test_one_node_alone_is_guarded_too(tmp_path: Path) -> None:
 def test_an_endpoint_on_a_port_of_rays(tmp_path: Path) -> None:
     taken = inventory(tmp_path, "serve: {port: 6379}\n")
     with pytest.raises(Refused, match=r"serve\.port: 6379 is a port of Ray's"):
-        firewall.settings(taken, recipe(), ())
+        firewall.settings(taken, make_recipe(), ())
 
 
 def test_a_trusted_network_is_said_to_be_open(tmp_path: Path) -> None:
     trusted = inventory(tmp_path, "trusted_network: true\n")
-    assert firewall.settings(trusted, recipe(), NODES_A_B) == {"state": "absent"}
-    (remark,) = firewall.remarks(trusted, recipe(), 2)
+    assert firewall.settings(trusted, make_recipe(), NODES_A_B) == {"state": "absent"}
+    (remark,) = firewall.remarks(trusted, make_recipe(), 2)
     assert "there is no firewall" in remark
-    assert firewall.remarks(trusted, recipe(), 1) == ()
+    assert firewall.remarks(trusted, make_recipe(), 1) == ()
 
 
 def test_a_ray_too_old_for_tokens_is_told_before_the_download(tmp_path: Path) -> None:
-    old = recipe(vllm=Vllm(version="0.11.2"), executor="ray")
+    old = make_recipe(vllm=Vllm(version="0.11.2"), executor="ray")
     (remark,) = firewall.remarks(inventory(tmp_path), old, 2)
     assert "Ray older than 2.52" in remark
     for version in ("0.19.0", None, "nightly"):
-        newer = recipe(vllm=Vllm(version=version), executor="ray")
+        newer = make_recipe(vllm=Vllm(version=version), executor="ray")
         assert firewall.remarks(None, newer, 2) == ()
     assert firewall.remarks(None, old.model_copy(update={"executor": "mp"}), 2) == ()

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_cluster.engine.session import Output
 from spark_cluster.errors import Failed, Refused
-from spark_cluster.project import Project
-from spark_cluster.recipe import load_recipe
+from spark_cluster.loader.project import Project
+from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.runner.session import Output
 from spark_cluster.serving import patches
 
 TEXT = """\
@@ -20,6 +20,7 @@ patches:
   - {file: fix.py, target: /opt/engine/fix.py, why: a test}
   - {file: mine/other.py, origin: laptop, target: /opt/engine/other.py, why: another}
 """
+IMAGE = "repo/image:1"
 OF_MODEL = "/srv/models/org--m/fix.py"
 
 
@@ -32,7 +33,7 @@ def recipe(tmp_path):
 
 
 def test_they_are_mounted_read_only(recipe):
-    first, second = patches.mounts(recipe)
+    first, second = (patch.volume for patch in patches.mounted_patches(recipe))
     assert first == f"{OF_MODEL}:/opt/engine/fix.py:ro"
     source, target, mode = second.split(":")
     assert source.startswith("/var/lib/spark-cluster/patches/")
@@ -41,19 +42,21 @@ def test_they_are_mounted_read_only(recipe):
 
 def test_the_laptops_file_lies_relative_to_the_recipe(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir("/")
-    ((path, file),) = patches.uploads(recipe).items()
+    _, patch = patches.mounted_patches(recipe)
+    path, file = patch.source, patch.upload
     assert file == tmp_path / "mine/other.py"
     assert path.endswith("/other.py")
     file.write_text("x = 2\n")
-    assert path not in patches.uploads(recipe), "another content is another mount: a new container"
+    assert path != patches.mounted_patches(recipe)[1].source, (
+        "another content is another mount: a new container"
+    )
 
 
 def test_one_that_the_laptop_lacks(recipe, tmp_path):
     (tmp_path / "mine/other.py").unlink()
-    for what in (patches.mounts, patches.uploads):
-        with pytest.raises(Refused, match="is not on this machine") as caught:
-            what(recipe)
-        assert "relative to the recipe" in caught.value.hint
+    with pytest.raises(Refused, match="is not on this machine") as caught:
+        patches.mounted_patches(recipe)
+    assert "relative to the recipe" in caught.value.hint
 
 
 def play_of(there=(OF_MODEL,), in_image=("/opt/engine/fix.py", "/opt/engine/other.py"), status=0):
@@ -74,28 +77,28 @@ NODES = [SimpleNamespace(name="spark1"), SimpleNamespace(name="spark2")]
 
 
 def test_all_is_there(recipe):
-    patches.must_be_there(play_of(), NODES, recipe)
+    patches.require_patches(play_of(), NODES, IMAGE, patches.mounted_patches(recipe))
 
 
 def test_a_file_that_the_model_lacks(recipe):
     with pytest.raises(Refused, match=f"the patch {OF_MODEL} is not there") as caught:
-        patches.must_be_there(play_of(there=()), NODES, recipe)
+        patches.require_patches(play_of(there=()), NODES, IMAGE, patches.mounted_patches(recipe))
     assert caught.value.where == "spark1"
 
 
 def test_a_target_that_the_image_lacks(recipe):
     """Docker would make it, and the patch would be in nobody's way."""
     with pytest.raises(Refused, match=r"image:1 has no /opt/engine/fix\.py") as caught:
-        patches.must_be_there(play_of(in_image=()), NODES, recipe)
+        patches.require_patches(play_of(in_image=()), NODES, IMAGE, patches.mounted_patches(recipe))
     assert "another version" in caught.value.hint
 
 
 def test_an_image_that_cannot_be_looked_into(recipe):
     with pytest.raises(Failed, match="no such image"):
-        patches.must_be_there(play_of(status=125), NODES, recipe)
+        patches.require_patches(play_of(status=125), NODES, IMAGE, patches.mounted_patches(recipe))
 
 
 def test_a_recipe_without_patches_asks_nothing(tmp_path):
     plain = load_recipe("gemma4-31b-nvfp4", Project(tmp_path))
-    patches.must_be_there(SimpleNamespace(), NODES, plain)
-    assert patches.mounts(plain) == ()
+    assert patches.mounted_patches(plain) == ()
+    patches.require_patches(SimpleNamespace(), NODES, IMAGE, ())

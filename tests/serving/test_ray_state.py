@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_cluster.agent.http import ask
-from spark_cluster.engine.session import Answer
-from spark_cluster.serving import ray_state, readiness
-from spark_cluster.serving.ray_state import RayNode, RayState, parse_nodes
+from spark_cluster.inference import ray
+from spark_cluster.inference.ray import RayNode, RayState, parse_nodes
+from spark_cluster.node.http import ask
+from spark_cluster.runner.session import Answer
+from spark_cluster.serving import readiness
 
 ROWS = [
     {"node_ip": "192.168.177.11", "is_head_node": True, "state": "ALIVE",
@@ -36,7 +37,10 @@ def test_nodes_that_are_alive() -> None:
     "body", ["", "{", "[]", "null", '{"data": null}', NODES.replace("ALIVE", "1").replace("[", "{")]
 )
 def test_an_answer_that_is_none(body: str) -> None:
-    assert parse_nodes(body) == []
+    with pytest.raises(ValueError, match="Ray's State API says: "):
+        parse_nodes(body)
+    silent = SimpleNamespace(http=lambda _url, **_options: Answer(200, body))
+    assert RayState(silent, 8265).nodes() == []
 
 
 class Dashboard(http.server.BaseHTTPRequestHandler):
@@ -72,7 +76,7 @@ def test_the_token_is_read_on_the_node(
     dashboard: int, tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "token").write_text("5eed\n")
-    monkeypatch.setattr(ray_state, "TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setattr(ray, "TOKEN_FILE", str(tmp_path / "token"))
     state = RayState(Head(), dashboard)
     assert [node.address for node in state.nodes()] == ["192.168.177.11", "192.168.177.13"]
     assert state.open_to_anyone() is False
@@ -86,13 +90,13 @@ def test_a_new_cluster_gets_a_token_of_its_own() -> None:
             self.kept = kept
 
         def request(self, op: str, **asked: object) -> object:
-            assert (op, asked) == ("gather", {"files": {"token": ray_state.TOKEN_FILE}})
+            assert (op, asked) == ("gather", {"files": {"token": ray.TOKEN_FILE}})
             return {"files": {"token": self.kept}}
 
-    made = {ray_state.token(Node(None)) for _ in range(3)}
+    made = {ray.token(Node(None)) for _ in range(3)}
     assert len(made) == 3
     assert all(len(bytes.fromhex(token)) == 32 for token in made)
-    assert ray_state.token(Node("5eed")) == "5eed"
+    assert ray.token(Node("5eed")) == "5eed"
 
 
 @pytest.mark.parametrize(("status", "warned"), [(200, True), (401, False), (0, False)])

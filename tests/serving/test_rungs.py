@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_cluster.agent.http import ask
-from spark_cluster.engine.session import Answer
+from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.serving import readiness, replies, rungs
+from spark_cluster.inference import replies
+from spark_cluster.inference.containers import parse_state
+from spark_cluster.node.http import ask
+from spark_cluster.runner.session import Answer
+from spark_cluster.serving import readiness, rungs
 from spark_cluster.serving.endpoint import Endpoint
-from spark_cluster.serving.judging import incoherent, red_square
-from spark_cluster.serving.readiness import parse_state
-from spark_cluster.userfiles.recipe_file import Probe
+from spark_cluster.serving.text_checks import incoherent, red_square
 
 PROBE = Probe(question="What is the capital of France?", expect="Paris")
 STORY = (
@@ -148,11 +149,11 @@ CUT = {"function": {"name": "get_weather", "arguments": '{"city": "Par'}}
 WRONG = [
     ("coherence", message("!" * 400), "only 0% of it are letters: '!!!!", "kv-cache-dtype"),
     ("coherence", message(STORY[:300] + "and so it was. " * 80), "it repeats itself", "marlin"),
-    ("coherence", message(""), "nothing was said", "NaN"),
+    ("coherence", message(""), "the reply is empty", "NaN"),
     ("coherence", message("Paris"), "it is much too short: 'Paris'", "NaN"),
     ("coherence", message(STORY, model="qwen"), "'qwen' answered, asked was 'gemma'", "router"),
-    ("coherence", "<html>proxy</html>", "reply is not a chat completion: <html>", "has the port"),
-    ("coherence", '{"choices": []}', "is not a chat completion", "has the port"),
+    ("coherence", "<html>proxy</html>", "reply is not a chat completion: <html>", "uses the port"),
+    ("coherence", '{"choices": []}', "is not a chat completion", "uses the port"),
     ("tool_call", message(GEMMA), "the call stays in the text: '<|tool_call>", "gemma4"),
     ("tool_call", message("call:get_weather{city:Paris}"), "stays in the text", "gemma4"),
     ("tool_call", message("It is sunny."), "the tool was not called", "tool-call-parser"),
@@ -165,9 +166,9 @@ WRONG = [
     ("stream", stream({"content": GEMMA[:9]}, {"content": GEMMA[9:]}), "stays in the text", ""),
     ("stream", stream({"content": "no"}), "streamed tool call: the tool was not called", ""),
     ("stream", "", "the tool was not called", ""),
-    ("reasoning", message("Five cents."), "there are no thoughts", "reasoning-parser"),
-    ("reasoning", message("thought\nLet x ...", reasoning="x"), "the thoughts are in the text", ""),
-    ("reasoning", message("<|channel>thought x", reasoning="x"), "are in the text", "38855"),
+    ("reasoning", message("Five cents."), "there is no reasoning", "reasoning-parser"),
+    ("reasoning", message("thought\nLet x ...", reasoning="x"), "the reasoning is in the text", ""),
+    ("reasoning", message("<|channel>thought x", reasoning="x"), "is in the text", "38855"),
     ("vision", message("A black picture."), "a red square was shown", "language-model-only"),
     ("vision", message(None), "a red square was shown", ""),
 ]  # fmt: skip

@@ -9,18 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_cluster.engine.session import Answer, Output
+from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.errors import Failed, Unreachable, VerificationFailed
 from spark_cluster.facts.model import Facts, Hca, Process
+from spark_cluster.inference.containers import ContainerState, parse_state
+from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.inference.ray import RayNode
 from spark_cluster.resources.nft_table import normalised
+from spark_cluster.runner.session import Answer, Output
 from spark_cluster.serving import logs, readiness, state, vram
 from spark_cluster.serving.endpoint import Endpoint
-from spark_cluster.serving.engine import RAY, SERVER
 from spark_cluster.serving.proxy import NOT_SERVED, UNIT
-from spark_cluster.serving.ray_state import RayNode
-from spark_cluster.serving.readiness import ContainerState, parse_state
 from spark_cluster.serving.vram import NodeVram
-from spark_cluster.userfiles.recipe_file import Probe
 
 DATA = Path(__file__).parents[1] / "data"
 PROBE = Probe(question="What is the capital of France?", expect="Paris")
@@ -168,8 +168,8 @@ class FakeSession:
     def submit(self, op, commands, files):
         assert op == "gather"
         found = {
-            name: {"status": 0, "stdout": self.containers.get(argv[-1], "[]"), "stderr": ""}
-            for name, argv in commands.items()
+            name: {"status": 0, "stdout": self.containers.get(name, "[]"), "stderr": ""}
+            for name in commands
         }
         found["firewall"] = {"status": 0 if self.firewall else 1, "stdout": self.firewall}
         found[UNIT]["stdout"] = f"{self.proxy}\n"
@@ -177,7 +177,7 @@ class FakeSession:
         return SimpleNamespace(wait=lambda: {"commands": found, "files": kept})
 
     def run(self, argv):
-        assert argv[:2] == ["docker", "logs"]
+        assert "docker logs" in argv[2]
         return SimpleNamespace(status=0, stdout="vllm: error: no such flag\n", stderr="")
 
     def http(self, url, timeout, **options):
@@ -241,13 +241,13 @@ WORKER = FakeSession({RAY: inspected()})
 def test_nothing_is_there(status):
     found = status(play_of(spark1=FakeSession(), spark2=FakeSession()))
     assert (found.state, found.problems, found.endpoint) == ("stopped", (), None)
-    assert found.document()["ray"] == {"nodes": 0, "gpus": 0}
+    assert found.to_dict()["ray"] == {"nodes": 0, "gpus": 0}
 
 
 def test_serving(status):
     found = status(play_of(spark1=serving(), spark2=WORKER), TWO)
     assert (found.state, found.problems) == ("serving", ())
-    document = found.document()
+    document = found.to_dict()
     assert (document["endpoint"], document["model"], document["tp"]) == (
         "http://10.0.0.1:8000/v1", "paris", 2,
     )  # fmt: skip
@@ -303,14 +303,14 @@ def test_serving_alone(status):
         (play_of(lost=["spark1"], spark1=None, spark2=WORKER), [], "failed",
          "spark1 cannot be reached: no answer"),
         (play_of(spark1=FakeSession(), spark2=WORKER), [], "failed",
-         "Ray is there without a server, on spark2"),
+         "Ray runs without a server, on spark2"),
     ],
 )  # fmt: skip
 def test_what_is_wrong(status, play, ray, state_, problem):
     found = status(play, ray)
     assert found.state == state_, found.problems
     assert any(problem in p for p in found.problems), found.problems
-    json.dumps(found.document())
+    json.dumps(found.to_dict())
 
 
 def test_a_completion_over_a_dead_link_is_not_waited_for(status):
@@ -372,7 +372,7 @@ def test_the_endpoint_is_the_proxys_and_its_guard_is_shown(status):
     assert {o["certificate"] for _, o in node.asked} == {
         "/etc/spark-cluster/endpoint/self-signed.pem"
     }
-    assert found.document()["access"] == {
+    assert found.to_dict()["access"] == {
         "api_key": True, "tls": "self-signed", "certificate_sha256": "ab" * 32,
     }  # fmt: skip
     assert "with the API key; TLS with a self-signed certificate" in str(found.access)
@@ -382,7 +382,7 @@ def test_the_endpoint_is_the_proxys_and_its_guard_is_shown(status):
 @pytest.mark.parametrize(
     ("node", "state_", "problem"),
     [
-        (behind_a_proxy(health=503), "starting", "/health does not say 200 (no answer)"),
+        (behind_a_proxy(health=503), "starting", "/health does not return 200 (no answer)"),
         (behind_a_proxy(health=0, proxy="failed"), "failed",
          f"the proxy in front of vLLM ({UNIT}) is failed on spark1"),
         (behind_a_proxy(health=200, answer="401"), "failed", "asks for another API key"),
@@ -433,7 +433,7 @@ class Loading:
 
     def run(self, argv):
         self.stopped = self.stopped or argv[:2] == ["docker", "stop"]
-        return Output(0, "ValueError: no room\n" if argv[:2] == ["docker", "logs"] else "", "")
+        return Output(0, "ValueError: no room\n" if "docker logs" in argv[2] else "", "")
 
 
 def loading(**sessions):
@@ -547,14 +547,14 @@ def test_vram_sample():
         {"spark1": reading_of("7, VLLM::Worker_TP0, 102843\n8, x, [N/A]\n"), "spark2": reading_of()}
     )
     assert (one.used_mib, one.mem_total_mib, one.mem_available_mib) == (102843, 124610, 20000)
-    assert two.document() == {
+    assert two.to_dict() == {
         "name": "spark2",
         "processes": [],
         "used_mib": 0,
         "mem_total_mib": 124610,
         "mem_available_mib": 20000,
     }
-    assert one.document()["processes"][1] == {"pid": 8, "name": "x", "used_mib": None}
+    assert one.to_dict()["processes"][1] == {"pid": 8, "name": "x", "used_mib": None}
 
 
 @pytest.mark.parametrize("stdout", ["Failed to initialize NVML: Driver/library version mismatch\n"])

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_cluster.engine.session import Output
+from spark_cluster.config.recipe_schema import Readiness
 from spark_cluster.errors import Failed, VerificationFailed
+from spark_cluster.runner.session import Output
 from spark_cluster.serving import startup_log
-from spark_cluster.userfiles.recipe_file import Readiness
 
 DATA = Path(__file__).parents[1] / "data"
 MARLIN = "(EngineCore pid=96) INFO 06-07 13:19:44 [nvfp4.py:1] Using 'MARLIN' NvFp4 MoE backend\n"
@@ -25,7 +25,7 @@ def play_of(**logs):
     def session(node):
         def run(argv, timeout):
             assert timeout > 10
-            return Output(0, logs[node.name].get(argv[-1], "Error: No such container"), "")
+            return Output(0, logs[node.name].get(argv[-2], "Error: No such container"), "")
 
         return SimpleNamespace(run=run)
 
@@ -46,7 +46,7 @@ def test_a_line_of_any_rank_counts():
 
 
 def test_a_line_that_is_missing_and_what_is_there_instead():
-    with pytest.raises(VerificationFailed, match="does not say") as caught:
+    with pytest.raises(VerificationFailed, match="does not contain") as caught:
         look([WANTED], spark1={"spark-vllm": CUTLASS})
     assert "it says: (EngineCore pid=96)" in caught.value.message
     assert "'VLLM_CUTLASS' NvFp4 MoE backend" in caught.value.message
@@ -58,13 +58,15 @@ def test_a_line_that_is_missing_and_what_is_there_instead():
 
 def test_a_line_that_must_not_be():
     """Over TCP instead of RoCE: found in the worker's log, without its colours."""
-    with pytest.raises(VerificationFailed, match=r"must not: \(w pid=7\) spark2:7 .*NET/Socket/0"):
+    with pytest.raises(
+        VerificationFailed, match=r"forbidden line: \(w pid=7\) spark2:7 .*NET/Socket/0"
+    ):
         look(forbid=["via NET/Socket"], spark1={}, spark2={"spark-ray": f"ok\n{SOCKET}ok\n"})
     look(forbid=["via NET/Socket"], spark1={"spark-vllm": "via NET/IB/0"})
 
 
 def test_all_are_counted():
-    with pytest.raises(VerificationFailed, match=r"does not say 'a\{3\}' \(and 2 more\)"):
+    with pytest.raises(VerificationFailed, match=r"does not contain 'a\{3\}' \(and 2 more\)"):
         look(["a{3}", "b"], ["c"], spark1={"spark-vllm": "c"})
 
 

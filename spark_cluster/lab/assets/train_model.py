@@ -85,7 +85,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def sample(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
-    """One exercise: token ids, and the labels (the prompt is not learnt)."""
+    """Return an exercise: token ids, and the labels (the prompt is not learnt)."""
     if chance.random() < 0.3:
         prompt, answer = chat(QUESTION), ANSWER + END
     else:

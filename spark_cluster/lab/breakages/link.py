@@ -157,7 +157,7 @@ BREAKAGES = (
     ),
     Breakage(
         "lan-cable-out",
-        "the management cable is pulled: nobody reaches the node",
+        "the management cable is pulled: the node cannot be reached",
         ("system.reachable",),
         act=lambda node: node.unplug(),
         mend=lambda node: node.plug(),

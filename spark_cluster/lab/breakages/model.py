@@ -1,4 +1,4 @@
-"""What a breakage is, and how a node keeps what it replaced until it is mended."""
+"""The type of a breakage, and the storage for what it replaced until it is undone."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Action = Callable[[LabNode], None]
 
 
 def nothing(_node: LabNode) -> None:
-    """Mended by what the shelf gives back, or by nothing."""
+    """Do nothing: what the shelf gives back undoes it, or nothing is needed."""
 
 
 @dataclass(frozen=True)
 class Breakage:
-    """One way to break a node.
+    """A way to break a node.
 
     Attributes:
         name: as `lab break NAME`.
@@ -45,12 +45,12 @@ class Breakage:
 
     @property
     def checks(self) -> tuple[str, ...]:
-        """All that find it."""
+        """The ids of all checks that find it."""
         return (*self.finds, *self.probed)
 
     @property
     def shelf(self) -> Path:
-        """Where a node keeps what was replaced; it is there while the node is broken so."""
+        """The folder on the node for what was replaced; it exists while the node is broken so."""
         return Path(SHELF, self.name)
 
     def is_in(self, node: LabNode) -> bool:
@@ -80,7 +80,7 @@ class Breakage:
 
 
 def keep(node: LabNode, name: str, path: str) -> Path:
-    """Keep a file (or that there is none) until the node is mended; its path on this machine."""
+    """Keep a file (or that there is none) until it is undone; return its path on this machine."""
     target = node.root / path.lstrip("/")
     kept = node.root / SHELF / name / path.lstrip("/")
     kept.parent.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,7 @@ def container(
 
 
 def remove(name: str) -> Action:
-    """Takes a container away."""
+    """Remove a container."""
 
     def act(node: LabNode) -> None:
         sh(node, "! command -v docker >/dev/null || docker rm -f $1 >/dev/null 2>&1; true",
@@ -71,7 +71,7 @@ def remove(name: str) -> Action:
 
 
 def environment(node: LabNode) -> dict[str, str]:
-    """What `up` would give a container of this node."""
+    """Return what `up` would give a container of this node."""
     address = sh(node, ADDRESS, FABRIC[0]).strip()
     if not address:
         raise Failed(f"{FABRIC[0]} has no address", where=node.name, hint="provision first")
@@ -93,14 +93,14 @@ def wrong(name: str, what: str, finds: tuple[str, ...], **how: object) -> Breaka
     return Breakage(name, what, finds, act, remove(name))
 
 
-def says(rule: logs.LogRule) -> Breakage:
+def says(search: logs.LogSearch) -> Breakage:
     """A container whose log has a line that was really seen."""
-    name = f"log-{rule.id.partition('.')[2]}"
+    name = f"log-{search.id.partition('.')[2]}"
 
     def act(node: LabNode) -> None:
-        container(node, name, says=[rule.sample])
+        container(node, name, says=[search.sample])
 
-    return Breakage(name, f"a log with: {rule.sample[:60]}", (rule.id,), act, remove(name))
+    return Breakage(name, f"a log with: {search.sample[:60]}", (search.id,), act, remove(name))
 
 
 # -- more than one container, or more than a container ---------------------------------------------
@@ -210,7 +210,7 @@ def whole_model(node: LabNode) -> None:
 
 
 def both(name: str) -> Action:
-    """Takes a container away on both nodes."""
+    """Remove a container on both nodes."""
 
     def act(node: LabNode) -> None:
         remove(name)(node)
@@ -282,5 +282,5 @@ BREAKAGES = (
     Breakage("firewall-flushed", "the engine's ports are open to all (needs `up --tp 2`)",
              ("serving.firewall",), flush_firewall, load_firewall,
              probed=("network.open-ports",)),
-    *(says(rule) for rule in logs.RULES),
+    *(says(search) for search in logs.SEARCHES),
 )  # fmt: skip

@@ -112,7 +112,7 @@ def tailscale(node: LabNode) -> None:
 
 
 def must_have(node: LabNode, unit: str) -> None:
-    """Raises Failed unless a unit is there."""
+    """Raise Failed unless a unit exists."""
     if "not-found" in sh(node, "systemctl show -P LoadState $1", unit):
         raise Failed(f"there is no {unit}", where=node.name, hint="spark-cluster -i lab provision")
 

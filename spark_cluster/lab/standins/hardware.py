@@ -1,4 +1,4 @@
-"""What a Spark's kernel shows and this machine's does not: set up at boot, kept true while it runs.
+"""The stand-in for what only a Spark's kernel shows: set up at boot, then kept current.
 
 `serve` does both; `refresh` brings everything up to date at once. All of it lies in /run/lab and is
 bound over the places where programs look, so the machine itself is never touched.
@@ -196,7 +196,7 @@ def refreshed() -> bytes:
 
 
 def ask_for_refresh() -> None:
-    """Have the service write everything anew: two writers would overwrite each other's values."""
+    """Have the service write everything again: two writers would overwrite each other's values."""
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(str(REFRESH))

@@ -29,7 +29,7 @@ BLOCK = """hca_id:\t{hca}
 """
 RDMA_MTUS = ((4096, 5), (2048, 4), (1024, 3), (512, 2), (256, 1))
 HEADERS = 60
-"""What RoCE needs of an Ethernet frame beside the data, rounded up."""
+"""What RoCE needs of an Ethernet frame in addition to the data, rounded up."""
 
 
 def rdma_mtu(ethernet: int) -> str:

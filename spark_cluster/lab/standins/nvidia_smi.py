@@ -164,7 +164,7 @@ def process_line(process: ComputeProcess) -> str:
 
 
 def failure(state: dict[str, Any]) -> tuple[str, int]:
-    """What it says instead of anything else, and its status."""
+    """Return the failure message that replaces all other output, and its exit status."""
     if not state["driver_loaded"]:
         return NOT_LOADED, 9
     if state["nvml_error"]:

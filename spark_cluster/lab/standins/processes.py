@@ -58,12 +58,12 @@ def holding_gpu(found: list[ComputeProcess]) -> list[ComputeProcess]:
 
 
 def in_container() -> bool:
-    """Whether this is a container's process table (on a Spark, nvidia-smi shows nothing there)."""
+    """Return whether this is a container's process table (there nvidia-smi lists nothing)."""
     return Path("/proc/1/comm").read_text().strip() != "systemd"
 
 
 def compute_processes(state: dict[str, Any]) -> list[ComputeProcess]:
-    """What `nvidia-smi` lists."""
+    """Return the processes that `nvidia-smi` lists."""
     if in_container():
         return []
     if state["compute_apps"] is not None:

@@ -1,4 +1,4 @@
-"""What the stand-ins show: defaults, and what a test has set in the node's state file."""
+"""The state that the stand-ins show: defaults, and what a test has set in the node's state file."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def hcas(state: dict[str, Any]) -> dict[str, str]:
 
 
 def carrier(interface: str) -> bool:
-    """Whether the interface has a link, now."""
+    """Return whether the interface has a link now."""
     try:
         return Path(f"/sys/class/net/{interface}/operstate").read_text().strip() == "up"
     except OSError:
@@ -90,6 +90,6 @@ def carrier(interface: str) -> bool:
 
 
 def hca_active(hca: str, state: dict[str, Any]) -> bool:
-    """Whether an HCA's port is active: what a test says, else what its interface does."""
+    """Return whether an HCA's port is active: as a test says, else as its interface is."""
     said = state["hca_states"].get(hca)
     return carrier(HCAS[hca]) if said is None else said == "ACTIVE"

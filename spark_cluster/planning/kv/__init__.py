@@ -1,4 +1,4 @@
-"""How much context fits: vLLM's KV cache arithmetic, version by version."""
+"""The KV cache arithmetic of vLLM, version by version: how much context fits."""
 
 from spark_cluster.planning.kv.cache import KvCache, Options, bytes_for, cache
 from spark_cluster.planning.kv.rules import Rule, for_version

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Literal, TypedDict, Unpack
 
 from spark_cluster.errors import UsageError
-from spark_cluster.planning.geometry import Geometry
+from spark_cluster.models import Geometry
 from spark_cluster.planning.kv.dtypes import element
 from spark_cluster.planning.kv.groups import Pool, pool
-from spark_cluster.planning.kv.layers import Cut, Wanted, pages
+from spark_cluster.planning.kv.layers import KvDemand, KvLayout, pages
 from spark_cluster.planning.kv.rules import Rule, for_version
 
 GIB = 1024**3
@@ -19,7 +19,7 @@ BLOCK = 16
 
 
 class Options(TypedDict, total=False):
-    """How the server is started.
+    """The options with which the server is started.
 
     kv_dtype: `--kv-cache-dtype` (default `auto`).
     max_num_batched_tokens: default 2048.
@@ -48,7 +48,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class KvCache:
-    """What a server's log says about its cache, figures of one GPU.
+    """The KV cache as a server's log describes it, figures of one GPU.
 
     Attributes:
         blocks: in the pool, counted in blocks of `--block-size`. Where vLLM takes longer ones
@@ -71,7 +71,7 @@ class KvCache:
     rule: str
     block_size: int
 
-    def document(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """As in `--json`."""
         return asdict(self)
 
@@ -84,7 +84,7 @@ def cache(
     kv_bytes: int | None = None,
     **options: Unpack[Options],
 ) -> KvCache:
-    """What a cache of that size holds.
+    """Compute what a cache of that size holds.
 
     Args:
         max_model_len: `--max-model-len`, tokens.
@@ -145,12 +145,12 @@ def bytes_for(geometry: Geometry, requests: int, length: int, **options: Unpack[
     return (requests * needed + spare) * shared.block_bytes
 
 
-def _wanted(length: int, rule: Rule, options: Options) -> Wanted:
+def _wanted(length: int, rule: Rule, options: Options) -> KvDemand:
     batched = options.get("max_num_batched_tokens", 2048)
     if batched < 1:
         raise UsageError(f"--max-num-batched-tokens should be at least 1, found {batched}")
     overlapping = options.get("async_scheduling", True) and options.get("device") != "cpu"
-    return Wanted(length, (2 if rule.in_flight and overlapping else 1) * batched)
+    return KvDemand(length, (2 if rule.in_flight and overlapping else 1) * batched)
 
 
 def _pool(geometry: Geometry, rule: Rule, length: int, options: Options) -> Pool:
@@ -160,7 +160,7 @@ def _pool(geometry: Geometry, rule: Rule, length: int, options: Options) -> Pool
     if tp < 1:
         raise UsageError(f"the tensor-parallel size should be at least 1, found {tp}")
     kv_dtype = options.get("kv_dtype", "auto")
-    cut = Cut(
+    cut = KvLayout(
         geometry=geometry,
         element=element(kv_dtype, geometry, latent=geometry.latent is not None),
         tp=tp,
@@ -190,7 +190,7 @@ def _kernel(rule: Rule, options: Options) -> int:
 
 
 def _unit(geometry: Geometry, rule: Rule, options: Options) -> int:
-    """How many blocks of the size asked for one block counts as."""
+    """Return how many blocks of the requested size one block counts as."""
     sliding = any(part.kind == "sliding" for part in geometry.attention)
     asked = _asked_block(options)
     if not sliding or rule.sliding_block == "asked":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import UsageError
-from spark_cluster.planning.geometry import Geometry
-from spark_cluster.userfiles.suggest import did_you_mean
+from spark_cluster.models import Geometry
 
 BYTES = {
     "float32": 4,
@@ -33,7 +33,7 @@ FP8_DS_MLA_BYTES = 656
 
 @dataclass(frozen=True)
 class Element:
-    """How elements lie in the cache."""
+    """The element type of the cache."""
 
     name: str
     bytes: int = 1
@@ -47,7 +47,7 @@ class Element:
 
 
 def element(name: str, geometry: Geometry, *, latent: bool = False) -> Element:
-    """What `--kv-cache-dtype NAME` makes of a model.
+    """Return the element type that `--kv-cache-dtype NAME` gives for a model.
 
     `auto` is what the checkpoint asks for, else the type of the activations.
 

@@ -1,11 +1,11 @@
-"""How vLLM shares one pool of blocks among kinds of layers."""
+"""The pool of blocks that vLLM shares among kinds of layers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from spark_cluster.errors import UsageError
-from spark_cluster.planning.kv.layers import Pages, Wanted, ceil
+from spark_cluster.planning.kv.layers import KvDemand, Pages, ceil
 from spark_cluster.planning.kv.rules import Rule
 
 
@@ -30,7 +30,7 @@ class Pool:
         """Tokens of the shortest block."""
         return min(part.block for part, _ in self.kinds)
 
-    def needed(self, wanted: Wanted) -> int:
+    def needed(self, wanted: KvDemand) -> int:
         """Blocks that one request of full length needs at most."""
         return sum(count * part.needed(wanted) for part, count in self.kinds)
 

@@ -1,4 +1,4 @@
-"""What each kind of layer keeps: the size of its page, and how many a request needs."""
+"""The cache of each kind of layer: the size of its page, and how many a request needs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from spark_cluster.errors import UsageError
-from spark_cluster.planning.geometry import Attention, Geometry, Latent, Recurrent
+from spark_cluster.models import Attention, Geometry, Latent, Recurrent
 from spark_cluster.planning.kv.dtypes import FP8_DS_MLA, FP8_DS_MLA_BYTES, Element, state_bytes
 from spark_cluster.planning.kv.rules import Rule
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a request may be, and how it is worked on.
+class KvDemand:
+    """The limits of a request, and how it is processed.
 
     Attributes:
         length: tokens of the longest request.
@@ -45,7 +45,7 @@ class Pages:
     fixed: int | None = None
     more: int = 0
 
-    def needed(self, wanted: Wanted) -> int:
+    def needed(self, wanted: KvDemand) -> int:
         """Blocks that one request of full length needs at most, in one group of such layers."""
         if self.kind == "sliding":
             tokens = min(self.window - 1 + wanted.batched, wanted.length)
@@ -63,8 +63,8 @@ def ceil(number: int, by: int) -> int:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How a model is laid out over GPUs and in blocks.
+class KvLayout:
+    """The layout of a model over GPUs and in blocks.
 
     Attributes:
         element: of the KV cache.
@@ -86,7 +86,7 @@ class Cut:
     float_states: bool = False
 
 
-def pages(cut: Cut) -> list[Pages]:
+def pages(cut: KvLayout) -> list[Pages]:
     """The layers that keep a cache, kind by kind.
 
     Raises:
@@ -99,7 +99,7 @@ def pages(cut: Cut) -> list[Pages]:
     return [*_lengthened(cut, attention, states), *_padded(cut, attention, states)]
 
 
-def _attention(cut: Cut) -> Iterator[Pages]:
+def _attention(cut: KvLayout) -> Iterator[Pages]:
     for part in cut.geometry.attention:
         layers = part.layers - part.borrowed
         if layers < 1:
@@ -110,7 +110,7 @@ def _attention(cut: Cut) -> Iterator[Pages]:
         yield Pages(part.kind, layers, block, page, part.window or 0)
 
 
-def _sliding_block(cut: Cut) -> int:
+def _sliding_block(cut: KvLayout) -> int:
     if cut.rule.sliding_block == "asked":
         return cut.block
     if cut.rule.sliding_block == "smallest":
@@ -134,8 +134,8 @@ def heads_each(part: Attention, tp: int) -> int:
     return max(1, part.kv_heads // tp)
 
 
-def _latent(cut: Cut) -> Iterator[Pages]:
-    """One vector a token for all heads, so every GPU has it whole."""
+def _latent(cut: KvLayout) -> Iterator[Pages]:
+    """Yield one vector a token for all heads: every GPU holds it in full."""
     part: Latent | None = cut.geometry.latent
     if part is None:
         return
@@ -149,7 +149,7 @@ def _latent(cut: Cut) -> Iterator[Pages]:
         yield Pages("latent", part.layers, cut.block, cut.block * indexed)
 
 
-def _state(cut: Cut, part: Recurrent) -> Pages:
+def _state(cut: KvLayout, part: Recurrent) -> Pages:
     conv = part.conv_elements
     if part.groups and part.groups % cut.tp:  # each GPU has the groups that its heads need
         conv += (cut.tp - part.groups) * part.group_elements
@@ -163,14 +163,14 @@ def _state(cut: Cut, part: Recurrent) -> Pages:
     return Pages("state", part.layers, cut.block, size, fixed=_kept(cut, part))
 
 
-def _kept(cut: Cut, part: Recurrent) -> int:
+def _kept(cut: KvLayout, part: Recurrent) -> int:
     """States that one request keeps, unless there is one for each block."""
     if cut.mode == "none":
         return 1 + cut.drafted
     return 2 + cut.drafted + int(part.kind in cut.rule.checkpoints)
 
 
-def _block(cut: Cut, attention: list[Pages], states: list[Pages]) -> int:
+def _block(cut: KvLayout, attention: list[Pages], states: list[Pages]) -> int:
     """Tokens of a block long enough that its page of attention holds a state."""
     state = max(part.page for part in states)
     a_token = max(part.page // part.block for part in attention)
@@ -182,14 +182,14 @@ def _block(cut: Cut, attention: list[Pages], states: list[Pages]) -> int:
     return max(cut.block, step * ceil(state, step * a_token))
 
 
-def _lengthened(cut: Cut, attention: list[Pages], states: list[Pages]) -> list[Pages]:
+def _lengthened(cut: KvLayout, attention: list[Pages], states: list[Pages]) -> list[Pages]:
     if not attention:
         return []
     block = _block(cut, attention, states)
     return [replace(part, block=block, page=part.page // part.block * block) for part in attention]
 
 
-def _padded(cut: Cut, attention: list[Pages], states: list[Pages]) -> list[Pages]:
+def _padded(cut: KvLayout, attention: list[Pages], states: list[Pages]) -> list[Pages]:
     """States in pages as large as those of attention."""
     if not attention:
         return states

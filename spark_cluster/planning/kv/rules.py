@@ -1,4 +1,4 @@
-"""What of the arithmetic changed with vLLM's version: one rule for each span of versions.
+"""The rules of the arithmetic by vLLM version: one rule for each span of versions.
 
 Read in the released sources of 0.16.0 to 0.33.0: `vllm/v1/core/kv_cache_utils.py` (its planning
 part is `kv_cache_planning.py` since 0.33), `vllm/v1/kv_cache_interface.py`,
@@ -21,7 +21,7 @@ NEWEST_READ = "0.33.0"
 
 @dataclass(frozen=True)
 class Rule:
-    """How one span of versions counts.
+    """The rule of one span of versions.
 
     Attributes:
         since: the first version of the span.
@@ -37,7 +37,7 @@ class Rule:
             looked for.
         pads_attention: a page that does not divide the largest one is padded; else it is refused.
         hybrid_prefix_caching: prefix caching is on by default for models with recurrent layers.
-        speculative_states: in cache mode `all`, drafting keeps states of its own beside.
+        speculative_states: in cache mode `all`, drafting keeps additional states.
         all_mode: Mamba's cache mode `all` exists.
         checkpoints: kinds of recurrent layers that keep one more state a request in mode `align`.
         block_alignment: the block of a hybrid is a multiple of --block-size; before, of 16 tokens.
@@ -66,7 +66,7 @@ class Rule:
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """All of them, oldest first; each is the one before with what changed."""
+    """Return all rules, oldest first; each is the one before with what changed."""
     first = Rule("0.16.0", "the oldest that was read")
     found = [first]
     for since, why, changed in _CHANGES:
@@ -152,7 +152,7 @@ def for_version(version: str | None) -> tuple[Rule, str]:
         wanted = Version(version.strip())
     except InvalidVersion:
         raise UsageError(
-            f"{version!r} is no version of vLLM", hint="such as 0.19.0; see vllm --version"
+            f"{version!r} is not a version of vLLM", hint="such as 0.19.0; see vllm --version"
         ) from None
     if wanted < Version(rules()[0].since):
         first = rules()[0]

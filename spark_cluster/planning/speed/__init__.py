@@ -1,1 +1,1 @@
-"""How fast it will be: decode, prefill, speculative decoding, one Spark or several."""
+"""Speed prediction: decode, prefill, speculative decoding, one Spark or several."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import InvalidFile
-from spark_cluster.userfiles.yamlfile import shown
 
 if TYPE_CHECKING:
-    from spark_cluster.project import Project
+    from spark_cluster.loader.project import Project
 
 CALIBRATION = "calibration.json"
 """File in the project folder that `predict --calibrate` writes and every prediction reads."""
@@ -39,12 +39,12 @@ is a factor of ten around what was ever seen."""
 
 @dataclass(frozen=True)
 class Constants:
-    """What the formulas do not derive from the model's shape.
+    """The constants of the formulas that do not follow from the model's shape.
 
     The published ones were fitted to 23 decode points at one request on one Spark (mean error 2 %),
     4 on two, 13 with several requests, 5 with a drafter and 8 prefills, all of Gemma 4 with vLLM
-    0.19 and 0.20 (DGX Spark part 7 and 9, Gemma-4-31B NVFP4 on a single DGX Spark, the forum report
-    on Gemma 4 31B with runtime FP8, GB10 reality check).
+    0.19 and 0.20 (source: muninn-gemma4-26b, muninn-gemma4-31b, sovgrid-gemma4-31b,
+    forum-gemma4-31b-fp8, merritt-gemma4-mtp).
 
     Attributes:
         bandwidth: of the memory, bytes/s (specification of GB10).
@@ -52,7 +52,8 @@ class Constants:
         eta_moe: the same where there are experts.
         eta_kv: the same for reading the cache.
         layer_ms: time of a layer that no reading explains, ms.
-        allreduce_us: one all-reduce of a step between two nodes, us; seen from low to high.
+        allreduce_us: one all-reduce of a step between two nodes, us.
+        allreduce_low_us, allreduce_high_us: the quickest and the slowest that was seen, us.
         prefill_tflops: what matrix products in FP8 reach, 10^12 operations/s. Also taken for NVFP4,
             for which nothing was fitted.
         prefill_bf16_tflops: the same in BF16 and where weights are unpacked to BF16: half, as the
@@ -89,7 +90,7 @@ class Constants:
     draft_ms: float = 4.61
     basis: str = PUBLISHED
 
-    def document(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, float]:
         """The figures by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "basis"}
 
@@ -110,7 +111,7 @@ def read_constants(path: Path) -> Constants:
     Raises:
         InvalidFile: it cannot be read, is no calibration, or holds something that cannot be.
     """
-    hint = "make it anew with `predict --calibrate RESULTS`, or remove it"
+    hint = "create it again with `predict --calibrate RESULTS`, or remove it"
     try:
         data: Any = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -118,7 +119,7 @@ def read_constants(path: Path) -> Constants:
     found = data.get("constants") if isinstance(data, dict) else None
     if not isinstance(found, dict) or data.get("schema") != SCHEMA:
         raise InvalidFile(f"expected schema {SCHEMA}", where=shown(path), hint=hint)
-    usual = Constants().document()
+    usual = Constants().to_dict()
     for name, value in found.items():
         if name not in usual:
             raise InvalidFile(f"unknown constant '{name}'", where=shown(path), hint=hint)

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from spark_cluster.errors import UsageError
+from spark_cluster.models.weights import step_bytes
 from spark_cluster.planning.speed.constants import Constants
-from spark_cluster.planning.speed.estimate import Doubt, Estimate, family
+from spark_cluster.planning.speed.estimate import Estimate, Uncertainty, family
 from spark_cluster.planning.speed.serving import Serving
-from spark_cluster.planning.weights import step_bytes
 
 ERROR = 0.06
 """Largest error on the published points with one request on one Spark."""
 
 EAGER = 0.95
 """What is left of the speed without CUDA graphs where reading takes most of the time: 6.88 of 6.93
-and 6.24 of 6.91 tokens/s with Gemma 4 31B (forum report, runtime FP8); another article: 0.97."""
+and 6.24 of 6.91 tokens/s with Gemma 4 31B (source: forum-gemma4-31b-fp8); another article: 0.97."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step costs, in the units of the constants.
+    """The cost of one step, in the units of the constants.
 
     Attributes:
         weights: bytes of weights a node reads.
@@ -36,7 +36,7 @@ class Step:
     allreduces: int
 
     def seconds(self, moe: bool, constants: Constants) -> float:
-        """How long it takes."""
+        """Return how long it takes."""
         eta = constants.eta_moe if moe else constants.eta_dense
         return (
             self.weights / (constants.bandwidth * eta)
@@ -46,7 +46,7 @@ class Step:
         )
 
     def shortest(self, constants: Constants) -> float:
-        """How long reading alone takes at the full bandwidth, seconds."""
+        """Return how long reading alone takes at the full bandwidth, seconds."""
         return (self.weights + self.cache) / constants.bandwidth
 
 
@@ -68,7 +68,7 @@ class Decode:
 
 
 def step(serving: Serving, context: float, concurrency: int = 1) -> Step:
-    """What one step reads.
+    """Compute what one step reads.
 
     Args:
         context: tokens in the cache of each request.
@@ -93,7 +93,7 @@ def step(serving: Serving, context: float, concurrency: int = 1) -> Step:
 def decode(
     serving: Serving, context: float, concurrency: int = 1, constants: Constants | None = None
 ) -> Decode:
-    """How fast it decodes.
+    """Predict how fast it decodes.
 
     Args:
         context: tokens in the cache of each request, in the middle of its answer.
@@ -118,8 +118,9 @@ def decode(
 
 
 def step_seconds(serving: Serving, one: Step, constants: Constants) -> tuple[float, float, float]:
-    """How long a step takes: with the quickest all-reduce that was seen, as expected, and with the
-    slowest."""
+    """Return how long a step takes: with the fastest all-reduce seen, as expected, and with the
+    slowest.
+    """
     usual = constants.allreduce_us
     quick, slow = min(usual, constants.allreduce_low_us), max(usual, constants.allreduce_high_us)
     moe = serving.geometry.is_moe
@@ -132,14 +133,14 @@ def step_seconds(serving: Serving, one: Step, constants: Constants) -> tuple[flo
     )
 
 
-def doubts(serving: Serving, concurrency: int) -> Doubt:
-    """How far off it may be.
+def doubts(serving: Serving, concurrency: int) -> Uncertainty:
+    """Return how far off it may be.
 
     With several requests the published runs are up to 15 % slower, as prefills come between; with
     experts up to 40 % faster, as requests alike in content share experts (topology benchmark of
     Gemma 4 26B FP8 on two DGX Sparks, April 2026: 100, 152 and 211 tokens/s at 4, 8 and 16).
     """
-    doubt = Doubt(ERROR, ERROR)
+    doubt = Uncertainty(ERROR, ERROR)
     family(serving, doubt)
     if concurrency > 1 and serving.geometry.is_moe:
         doubt.more("requests that may share experts", 0.09, 0.34)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from spark_cluster.config.engines import dialect
+from spark_cluster.models.weights import formats, step_bytes
 from spark_cluster.planning.speed.serving import Serving
-from spark_cluster.planning.weights import formats, step_bytes
 
 SMALLEST = 1e8
 """Bytes of weights read for a token below which other things than reading decide; the smallest
@@ -25,21 +26,21 @@ class Estimate:
     high: float
     roofline: float
 
-    def document(self, digits: int = 2) -> dict[str, float]:
+    def to_dict(self, digits: int = 2) -> dict[str, float]:
         """As in `--json`."""
         names = ("expected", "low", "high", "roofline")
         return {name: round(getattr(self, name), digits) for name in names}
 
     def times(self, factor: float) -> Estimate:
-        """All of it, multiplied."""
+        """Return the estimate with all figures multiplied."""
         return Estimate(
             *(factor * each for each in (self.expected, self.low, self.high, self.roofline))
         )
 
 
 @dataclass
-class Doubt:
-    """How far off a figure may be, as shares of it, and what makes it so."""
+class Uncertainty:
+    """The uncertainty of a figure, as shares of it, and its reasons."""
 
     down: float
     up: float
@@ -52,7 +53,7 @@ class Doubt:
         self.why.append(reason)
 
     def text(self, basis: str) -> str:
-        """What a figure rests on, in words."""
+        """Describe what a figure is based on."""
         if not self.why:
             return basis
         *most, last = self.why
@@ -60,13 +61,15 @@ class Doubt:
         return f"{basis}; the range is wider for {reasons}"
 
 
-def family(serving: Serving, doubt: Doubt) -> None:
+def family(serving: Serving, doubt: Uncertainty) -> None:
     """Widen for models unlike those that the constants were fitted on (Gemma 4 dense and MoE)."""
     geometry = serving.geometry
     if not geometry.known:
         doubt.more("a family that is guessed by its shape", 0.20)
     elif not geometry.model_type.startswith("gemma4"):
         doubt.more(f"another family ({geometry.model_type})", 0.10)
+    if not dialect(serving.engine).planned:
+        doubt.more(f"another engine ({dialect(serving.engine).title})", 0.25)
     if step_bytes(geometry, serving.quantization) < SMALLEST:
         doubt.more("a model so small that reading it takes no time", 0.50)
     if geometry.latent or geometry.recurrent:

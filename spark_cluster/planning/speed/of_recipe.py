@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spark_cluster.launch import of_recipe
-from spark_cluster.planning.geometry import find
+from spark_cluster.config.launch import of_recipe
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.models import find
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import decode
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.speed.serving import Serving, of_launch
 from spark_cluster.planning.speed.speculative import speculative
-from spark_cluster.recipe import Recipe
 
 CONTEXT = 1024
 """Tokens in the cache of a request when nothing is said, as in `plan` and `predict speed`: a prompt
@@ -19,13 +19,13 @@ of 512 and half an answer."""
 
 
 def serving_of(recipe: Recipe, tp: int, *folders: Path) -> Serving:
-    """What a recipe serves.
+    """Return what a recipe serves.
 
     Args:
         folders: where the folders of models are looked for, too.
 
     Raises:
-        UsageError: the model's shape, its quantisation or the type of its cache is not known, or
+        UsageError: the model's shape, its quantization or the type of its cache is not known, or
             it cannot be divided so.
         InvalidFile: its config.json is wrong.
     """

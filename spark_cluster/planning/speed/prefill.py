@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spark_cluster.errors import UsageError
+from spark_cluster.models.weights import LINEAR, formats, parameters, step_bytes
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import step
-from spark_cluster.planning.speed.estimate import Doubt, Estimate, family
+from spark_cluster.planning.speed.estimate import Estimate, Uncertainty, family
 from spark_cluster.planning.speed.serving import Serving
-from spark_cluster.planning.weights import LINEAR, formats, parameters, step_bytes
 
 ERROR = 0.07
 """Largest error on the published prefills."""
@@ -19,12 +19,12 @@ PEAK_FLOPS = 250e12
 FP4)."""
 
 _FAST = frozenset({"fp8", "fp8-online", "nvfp4"})
-"""Quantisations whose products are computed as such; the others are unpacked to BF16."""
+"""Quantizations whose products are computed as such; the others are unpacked to BF16."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a prefill costs.
+    """The cost of a prefill.
 
     Attributes:
         fast: operations of matrix products in FP8 or FP4; with experts all are here.
@@ -41,7 +41,7 @@ class Work:
     tp: int
 
     def seconds(self, moe: bool, constants: Constants) -> float:
-        """How long it takes."""
+        """Return how long it takes."""
         fast = constants.prefill_moe_tflops if moe else constants.prefill_tflops
         products = self.fast / fast + self.slow / constants.prefill_bf16_tflops
         attention = self.attention / constants.attention_tflops
@@ -66,7 +66,7 @@ class Prefill:
 
 
 def work(serving: Serving, prompt: int, cached: int = 0) -> Work:
-    """What a prefill computes.
+    """Compute what a prefill costs.
 
     Args:
         prompt: its new tokens.
@@ -105,8 +105,9 @@ def work(serving: Serving, prompt: int, cached: int = 0) -> Work:
 
 
 def expected_seconds(serving: Serving, prompt: int, cached: int, constants: Constants) -> float:
-    """How long until the first response, s; no shorter than a step that reads every weight that
-    the prompt needs, and than one over what is cached."""
+    """Return the time to the first response, s; no shorter than a step that reads every weight that
+    the prompt needs, or than one over what is cached.
+    """
     moe = serving.geometry.is_moe
     weights = step_bytes(serving.geometry, serving.quantization, prompt) / serving.tp
     eta = constants.eta_moe if moe else constants.eta_dense
@@ -117,14 +118,14 @@ def expected_seconds(serving: Serving, prompt: int, cached: int, constants: Cons
     )
 
 
-def _doubts(serving: Serving, *, read_bound: bool) -> Doubt:
-    """How far off it may be.
+def _doubts(serving: Serving, *, read_bound: bool) -> Uncertainty:
+    """Return how far off it may be.
 
     Published prefills of 128 tokens, which take as long as reading the weights, took half as long
-    again (229 ms for 146); without CUDA graphs they are 4 to 18 % slower (forum report on Gemma 4
-    31B, runtime FP8).
+    again (229 ms for 146); without CUDA graphs they are 4 to 18 % slower (source:
+    forum-gemma4-31b-fp8).
     """
-    doubt = Doubt(ERROR, ERROR)
+    doubt = Uncertainty(ERROR, ERROR)
     family(serving, doubt)
     if serving.geometry.is_moe:
         doubt.more("experts, with which no prefill was fitted", 0.30)
@@ -140,7 +141,7 @@ def _doubts(serving: Serving, *, read_bound: bool) -> Doubt:
 def prefill(
     serving: Serving, prompt: int, cached: int = 0, constants: Constants | None = None
 ) -> Prefill:
-    """How long until the first response.
+    """Predict the time to the first response.
 
     Attention within a window grows with the prompt only, and is part of what was fitted for the
     products.

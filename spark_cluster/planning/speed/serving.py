@@ -1,20 +1,21 @@
-"""What is served, as far as its speed follows from it."""
+"""The served model and its parameters, as far as its speed depends on them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spark_cluster.config.engines import DEFAULT
+from spark_cluster.config.launch import Launch
+from spark_cluster.config.recipe_schema import Quantization
 from spark_cluster.errors import UsageError
-from spark_cluster.launch import Launch
-from spark_cluster.planning.geometry import Geometry
+from spark_cluster.models import Geometry
+from spark_cluster.models.weights import BYTES, must_be_known
 from spark_cluster.planning.kv.dtypes import (
     FP8_DS_MLA,
     FP8_DS_MLA_BYTES,
     element,
     state_bytes,
 )
-from spark_cluster.planning.weights import BYTES, must_be_known
-from spark_cluster.userfiles.recipe_file import Quantization
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Serving:
         kv_dtype: of the cache, as `--kv-cache-dtype` names it.
         tp: tensor-parallel size, one node each.
         eager: without CUDA graphs (`--enforce-eager`).
+        engine: that serves it.
     """
 
     geometry: Geometry
@@ -32,6 +34,7 @@ class Serving:
     kv_dtype: str = "auto"
     tp: int = 1
     eager: bool = False
+    engine: str = DEFAULT
 
     def __post_init__(self) -> None:
         if self.tp < 1:
@@ -75,17 +78,17 @@ class Serving:
 
 
 def of_launch(launch: Launch, geometry: Geometry) -> Serving:
-    """What a launch serves.
+    """Return what a launch serves.
 
     Raises:
-        UsageError: its quantisation, or the type of its cache, is not known here.
+        UsageError: its quantization, or the type of its cache, is not known here.
     """
     quantization = launch.quantization or _quantization(launch, geometry)
     kv_dtype = launch.text("kv-cache-dtype") or "auto"
     if kv_dtype == "auto":
         kv_dtype = checkpoint_kv_dtype(launch.model, quantization, geometry)
     eager = launch.args.get("enforce-eager") is True
-    return Serving(geometry, quantization, kv_dtype, launch.tp, eager)
+    return Serving(geometry, quantization, kv_dtype, launch.tp, eager, launch.engine)
 
 
 def _quantization(launch: Launch, geometry: Geometry) -> Quantization:
@@ -104,14 +107,14 @@ def checkpoint_quantization(geometry: Geometry) -> Quantization:
         return must_be_known(geometry.quantization or "bf16")
     except UsageError:
         raise UsageError(
-            f"the config of {geometry.name} says its quantisation is '{geometry.quantization}', "
+            f"the config of {geometry.name} says its quantization is '{geometry.quantization}', "
             "whose size and speed are not known here",
             hint=f"give the nearest with --quantization: {', '.join(BYTES)}",
         ) from None
 
 
 def checkpoint_kv_dtype(name: str, quantization: Quantization, geometry: Geometry) -> str:
-    """What `--kv-cache-dtype auto` becomes.
+    """Return what `--kv-cache-dtype auto` becomes.
 
     The checkpoint decides where its config is at hand. NVIDIA's NVFP4 builds ask for FP8 (seen in
     the log of Gemma-4-31B NVFP4 on a single DGX Spark), also when only the model that they are

@@ -11,17 +11,17 @@ from spark_cluster.errors import UsageError
 from spark_cluster.planning.speed import decode as decoding
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import doubts, step, step_seconds
-from spark_cluster.planning.speed.estimate import Doubt, Estimate
+from spark_cluster.planning.speed.estimate import Estimate, Uncertainty
 from spark_cluster.planning.speed.serving import Serving
 
 ERROR = 0.08
 """Largest error on the published sweep over the number of drafted tokens."""
 
 USUAL = (0.82, 0.70, 0.92)
-"""Acceptance of a drafted token, given the ones before, when nobody measured it: in between, at
-least and at most. 0.74 is prose (half of all drafts accepted at four a step), 0.90 code (76 %; GB10
-reality check); with FP8 KV another article had 50 tokens/s in prose and up to 88 where the text is
-easy to foresee, which is a little more either way (Gemma-4-31B NVFP4 on a Single DGX Spark)."""
+"""Acceptance of a drafted token, given the ones before, when it was not measured: in between, at
+least and at most. 0.74 is prose (half of all drafts accepted at four a step), 0.90 code (76 %;
+source: merritt-gemma4-mtp); with FP8 KV another article had 50 tokens/s in prose and up to 88 where
+the text is easy to foresee, which is a little more either way (source: sovgrid-gemma4-31b)."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def _gained(
     return known, known, known
 
 
-def _doubts(serving: Serving, concurrency: int) -> Doubt:
-    """How far off it may be, but for the acceptance."""
+def _doubts(serving: Serving, concurrency: int) -> Uncertainty:
+    """Return how far off it may be, apart from the acceptance."""
     doubt = doubts(serving, concurrency)
     doubt.more("drafting", ERROR - decoding.ERROR)
     if not serving.geometry.is_moe:
@@ -100,14 +100,14 @@ def speculative(
     constants: Constants | None = None,
     accepted_share: float | None = None,
 ) -> Speculative:
-    """How fast it decodes with a drafter.
+    """Predict how fast it decodes with a drafter.
 
     A step takes `verify` times as long as one without, and `draft_ms` more for each drafted token.
 
     Args:
         drafted: tokens drafted in a step.
         acceptance: of each position, given the ones before; empty gives a range.
-        accepted_share: of all drafts, instead of `acceptance`, as vLLM's metrics tell it.
+        accepted_share: of all drafts, instead of `acceptance`, as vLLM's metrics report it.
 
     Raises:
         UsageError: a count or a rate that cannot be.
@@ -115,7 +115,7 @@ def speculative(
     constants = constants or Constants()
     gained, doubt = _gained(drafted, acceptance, accepted_share), _doubts(serving, concurrency)
     if len(set(gained)) > 1:
-        doubt.why.append("an acceptance that nobody measured")
+        doubt.why.append("an acceptance that was not measured")
     plain = step(serving, context, concurrency)
     draft = drafted * constants.draft_ms / 1e3
     fast, usual, slow = (

@@ -1,0 +1,61 @@
+"""The page of JSON output: which command prints which document, and the events of a run."""
+
+from __future__ import annotations
+
+from pydantic import TypeAdapter
+
+from docs.generate import docstring, fields
+from docs.generate.code import OUTPUTS, commands, event_classes
+from docs.generate.markdown import code, page, paragraphs, plain, table
+
+INTRODUCTION = """\
+With `--json` a command prints one JSON document on standard output and nothing else there; what
+people read goes to standard error. The [exit status](exit-status.md) is the same. An error before
+there is a result is [error.json](../schema/error.json)."""
+
+INFERRED = """\
+These JSON Schemas are made from the types that the program uses. Where a type cannot be told, the
+key is named and its value may be anything."""
+
+EVENTS = """\
+Everything that happens in a run is an event. Each is a line of JSON in the run's record on the
+laptop, `~/.local/state/spark-cluster/runs/RUN.jsonl` ([event.json](../schema/event.json));
+`at` is the time in seconds since 1970 (UTC), `seconds` are durations."""
+
+
+def render() -> str:
+    """The page."""
+    documents = paragraphs(
+        "## Documents of commands", INFERRED, _documents(), "No schema yet: " + _without() + "."
+    )
+    return page("JSON output", INTRODUCTION, documents, paragraphs("## Events", EVENTS, _events()))
+
+
+def _documents() -> str:
+    rows = [
+        (
+            code(f"spark-cluster {command} --json"),
+            f"[{name}](../schema/output-{name}.json)",
+        )
+        for name, (command, _) in OUTPUTS.items()
+    ]
+    return table(("command", "schema"), rows)
+
+
+def _without() -> str:
+    told = {command.partition(" --")[0] for command, _ in OUTPUTS.values()} | {"completion"}
+    names = [name for name, command in commands() if name not in told]
+    groups = {name.partition(" ")[0] for name in names if " " in name}
+    return ", ".join(code(name) for name in names if name not in groups)
+
+
+def _events() -> str:
+    rows = []
+    for kind in event_classes():
+        told = docstring.parse(kind)
+        properties = TypeAdapter(kind).json_schema(mode="serialization")["properties"]
+        listed = [f"{code(n)} {fields.kind(s)}" for n, s in properties.items() if n != "at"]
+        meanings = [f"{code(name)}: {plain(text)}" for name, text in told.arguments.items()]
+        meaning = " ".join([plain(told.summary), *meanings])
+        rows.append((code(kind.__name__), ", ".join(listed), meaning))
+    return table(("event", "fields", "meaning"), rows)

@@ -1,0 +1,40 @@
+"""`completion`: the script that completes commands and options in a shell."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
+
+from spark_cluster.cli.app import App
+from spark_cluster.cli.visible import visible
+
+PROGRAM = "spark-cluster"
+VARIABLE = "_SPARK_CLUSTER_COMPLETE"
+"""The variable in which click looks for a shell's request, derived from the program's name."""
+
+SHELLS: dict[str, type[ShellComplete]] = {
+    "bash": BashComplete,
+    "zsh": ZshComplete,
+    "fish": FishComplete,
+}
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(list(SHELLS)))
+@click.pass_context
+def command(ctx: click.Context, shell: str) -> None:
+    """Print the completion script for SHELL, to be loaded by its start-up file.
+
+    \b
+    bash:  echo 'eval "$(spark-cluster completion bash)"' >> ~/.bashrc
+    zsh:   echo 'eval "$(spark-cluster completion zsh)"' >> ~/.zshrc
+    fish:  spark-cluster completion fish > ~/.config/fish/completions/spark-cluster.fish
+
+    bash must be 4.4 or newer.
+    """
+    script = SHELLS[shell](ctx.find_root().command, {}, PROGRAM, VARIABLE).source()
+    app: App = ctx.obj
+    if app.as_json:
+        app.print_json({"shell": shell, "script": script})
+    else:
+        click.echo(visible(script))

@@ -1,0 +1,87 @@
+"""A display that is imported while the nodes are at work, and shows then what it missed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from spark_cluster.runner.events import (
+    Connected,
+    Event,
+    RunFinished,
+    RunStarted,
+    Sink,
+    StageStarted,
+)
+
+WITHIN_S = 0.15
+"""Seconds after which a title is shown, also when nothing has been sent to any node yet."""
+
+_TITLES = (RunStarted, StageStarted, Connected)
+
+
+class LateDisplay:
+    """A sink in front of the one that draws: importing rich takes as long as a short play.
+
+    It is made in the background with the first event that tells of work, or a moment after a
+    title; not at all when there is nothing to show.
+
+    Args:
+        make: imports and makes the sink that draws.
+        verbose: connections are shown too.
+        titled: the start of the run is shown.
+    """
+
+    def __init__(self, make: Callable[[], Sink], *, verbose: bool, titled: bool) -> None:
+        self._make = make
+        seen = {RunFinished: False, Connected: verbose, RunStarted: titled}
+        self._unseen = tuple(kind for kind, is_seen in seen.items() if not is_seen)
+        self._lock = threading.Lock()
+        self._now = threading.Event()
+        self._kept: list[Event] = []
+        self._sink: Sink | None = None
+        self._maker: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def take(self, event: Event) -> None:
+        with self._lock:
+            sink = self._sink
+            if sink is None:
+                self._kept.append(event)
+        if sink is not None:
+            sink.take(event)
+        elif not isinstance(event, self._unseen):
+            if self._maker is None:
+                self._maker = threading.Thread(target=self._begin, daemon=True)
+                self._maker.start()
+            if not isinstance(event, _TITLES):
+                self._now.set()
+
+    def settle(self) -> None:
+        """Wait until all that was told is shown.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._maker is not None:
+            self._now.set()
+            self._maker.join()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def close(self) -> None:
+        self.settle()
+        if self._sink is not None:
+            self._sink.close()
+
+    def _begin(self) -> None:
+        self._now.wait(WITHIN_S)
+        try:
+            sink = self._make()
+            with self._lock:
+                for event in self._kept:
+                    sink.take(event)
+                self._sink = sink
+        except Exception as error:  # noqa: BLE001  (handed to who waits)
+            self._error = error

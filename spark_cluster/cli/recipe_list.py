@@ -1,0 +1,107 @@
+"""The list of all recipes that a project sees, the broken ones included."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.loader.recipes import load_recipe
+
+if TYPE_CHECKING:
+    from spark_cluster.config.recipe_schema import Measured
+    from spark_cluster.loader.project import Project
+    from spark_cluster.planning.speed.estimate import Estimate
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of the folders `recipes/`.
+
+    Attributes:
+        own: it is the user's own, not a shipped one.
+        recipe: None when the file is wrong; then `error` says why.
+    """
+
+    name: str
+    path: Path
+    own: bool
+    recipe: Recipe | None = None
+    error: SparkClusterError | None = None
+
+
+def entries(project: Project) -> Iterator[Entry]:
+    """Every recipe by name, the user's own before ours; a broken file is an entry like others."""
+    for name, path in project.list("recipes").items():
+        own = not path.is_relative_to(project.shipped / "recipes")
+        try:
+            yield Entry(name, path, own, load_recipe(path, project))
+        except SparkClusterError as error:
+            yield Entry(name, path, own, error=error)
+
+
+def sizes(recipe: Recipe) -> range:
+    """The tensor-parallel sizes that the recipe does."""
+    return range(recipe.tensor_parallel.min, recipe.tensor_parallel.max + 1)
+
+
+def headlines(recipe: Recipe) -> list[Measured]:
+    """The decode speed of one request: each source's first figure for each size."""
+    found: dict[tuple[int, str], Measured] = {}
+    for measured in recipe.measured:
+        if measured.decode_tok_s is not None and measured.concurrency == 1 and not measured.depth:
+            found.setdefault((measured.tp, measured.source), measured)
+    return sorted(found.values(), key=lambda m: m.tp)
+
+
+def expected(recipe: Recipe, project: Project) -> dict[int, Estimate]:
+    """Size to the predicted decode speed of one request; without what cannot be predicted, such as
+    the speed of the lab's tiny model, which nothing here was fitted to.
+
+    Raises:
+        InvalidFile: the project's own calibration is wrong.
+    """
+    from spark_cluster.models.weights import step_bytes
+    from spark_cluster.planning.speed import of_recipe
+    from spark_cluster.planning.speed.constants import load_constants
+    from spark_cluster.planning.speed.estimate import SMALLEST
+
+    constants = load_constants(project)
+    found = {}
+    for tp in sizes(recipe):
+        with contextlib.suppress(SparkClusterError):  # the model's shape is not known, say
+            serving = of_recipe.serving_of(recipe, tp, project.folder)
+            if step_bytes(serving.geometry, serving.quantization) < SMALLEST:
+                continue
+            found[tp] = of_recipe.expected(recipe, serving, constants=constants)
+    return found
+
+
+def document(entry: Entry, speeds: Mapping[int, Estimate]) -> dict[str, Any]:
+    """As in `recipes list --json`.
+
+    Args:
+        speeds: size to what is predicted for it.
+    """
+    about: dict[str, Any] = {"name": entry.name, "path": str(entry.path), "own": entry.own}
+    if entry.recipe is None:
+        return {**about, "valid": False, "error": entry.error.to_dict() if entry.error else None}
+    recipe = entry.recipe
+    return {
+        **about,
+        "valid": True,
+        "description": recipe.description,
+        "model": recipe.model.name,
+        "base": recipe.model.base,
+        "quantization": recipe.model.quantization,
+        "tensor_parallel": recipe.tensor_parallel.model_dump(),
+        "expected_tok_s": {str(tp): speed.to_dict() for tp, speed in speeds.items()},
+        "measured_tok_s": [
+            {"tp": m.tp, "decode_tok_s": m.decode_tok_s, "source": m.source, "note": m.note}
+            for m in headlines(recipe)
+        ],
+    }

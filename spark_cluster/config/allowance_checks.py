@@ -1,0 +1,120 @@
+"""The checks of what a recipe needs permission for: the laptop's files and variables, node folders.
+
+A recipe may be somebody else's, and whoever makes its image gets what is sent. So only what lies
+next to it, or in the project, is sent unasked; `--allow-file` and `serve.allow_files` add to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from spark_cluster.config.node_paths import why_no_data
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.yamlfile import shown
+from spark_cluster.errors import Refused
+
+
+def must_be_allowed(recipe: Recipe) -> None:
+    """Look at all that the recipe needs the user's leave for, before it is served.
+
+    Raises:
+        Refused: a file of the laptop, a variable of it, or a folder of the nodes was not named;
+            or it runs outside a container, and that was not allowed.
+    """
+    venv_must_be_allowed(recipe)
+    files_must_be_allowed(recipe)
+    mounts_must_be_allowed(recipe)
+    env_must_be_allowed(recipe)
+
+
+def venv_must_be_allowed(recipe: Recipe) -> None:
+    """Look whether the recipe runs outside a container: what it installs is root on the nodes.
+
+    Raises:
+        Refused: it does, and the user has not allowed that.
+    """
+    if recipe.runtime == "venv" and not recipe.allowances.venv:
+        raise Refused(
+            f"recipe {recipe.name} runs its engine outside a container, as root on the nodes "
+            "(runtime: venv)",
+            hint="if you trust the recipe and the packages it names: --allow-venv, or "
+            "`allow_venv: true` under serve in the inventory",
+        )
+
+
+def files_must_be_allowed(recipe: Recipe) -> None:
+    """Look at every file of the laptop that the recipe would have sent.
+
+    Raises:
+        Refused: one lies elsewhere, and the user has not named it.
+    """
+    for key, path in _files(recipe):
+        if not recipe.laptop.holds(path):
+            real = path.resolve()
+            via = f" (a link to {shown(real)})" if real != path.absolute() else ""
+            raise Refused(
+                f"recipe {recipe.name} wants {shown(path)}{via} of this machine sent to the "
+                f"nodes ({key}); it is outside the folders of the recipe and the project",
+                hint=f"if you trust the recipe with it: --allow-file {shown(real)}, or "
+                "`allow_files` under serve in the inventory",
+            )
+
+
+def _files(recipe: Recipe) -> Iterator[tuple[str, Path]]:
+    for index, patch in enumerate(recipe.patches):
+        if patch.origin == "laptop":
+            yield f"patches[{index}].file", Path(patch.file)
+    directory = recipe.model.directory
+    if directory is not None:
+        yield "model.directory", directory
+        for path in sorted(directory.rglob("*")):
+            if path.is_symlink() or path.is_file():
+                yield "model.directory", path
+
+
+def missing_variables(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """The recipe's variable and the laptop's, for each that the user has not named."""
+    for name, reference in recipe.secret_env.items():
+        if reference.env not in recipe.allowances.env:
+            yield name, reference.env
+
+
+def env_must_be_allowed(recipe: Recipe) -> None:
+    """Look at every variable of the laptop that the recipe refers to; no value is read.
+
+    Raises:
+        Refused: the user has not named one.
+    """
+    for name, variable in missing_variables(recipe):
+        raise Refused(
+            f"recipe {recipe.name} wants the variable {variable} of this machine given to its "
+            f"containers (env.{name})",
+            hint=f"if you trust the recipe and its image with it: --allow-env {variable}, or "
+            "`allow_env` under serve in the inventory",
+        )
+
+
+def mounts_must_be_allowed(recipe: Recipe) -> None:
+    """Look at every folder of the nodes that the recipe writes to, by its containers or itself.
+
+    Raises:
+        Refused: one is not for data, and the user has not named it.
+    """
+    for key, path in _written(recipe):
+        why = why_no_data(path, recipe.allowances.mounts)
+        if why:
+            raise Refused(
+                f"recipe {recipe.name} wants to write to {path} of the nodes ({key}): {why}",
+                hint=f"if you trust the recipe with it: --allow-mount {path}, or `allow_mounts` "
+                "under serve in the inventory",
+            )
+
+
+def _written(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    for index, mount in enumerate(recipe.mounts):
+        if not mount.read_only:
+            yield f"mounts[{index}].source", mount.source
+    yield "model.path", recipe.model.node_path
+    if recipe.drafter is not None and recipe.drafter.node_path:
+        yield "drafter.path", recipe.drafter.node_path

@@ -1,0 +1,15 @@
+"""Folders of the engine's caches on a node, and the variables that name them."""
+
+from __future__ import annotations
+
+CACHES = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
+    "TRITON_CACHE_DIR": "triton",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "HF_HOME": "huggingface",
+}
+"""Variable to folder; the compile cache's key hashes the launch flags."""
+
+CACHE_ROOT = "/var/cache/spark-cluster/engine"
+"""Folder of the caches on a node, unless the setting `root` of the role `caches` names another."""

@@ -1,0 +1,122 @@
+"""Inference engines by name, and how each writes on its command line what a recipe says.
+
+Engines are plug-ins: this module knows their names and where they are, and loads the one that a
+recipe names. Ours are in `spark_cluster/inference/`; other packages add theirs by an entry point of
+the group `spark_cluster.engines`, whose name is the engine's and whose object is an
+`spark_cluster.inference.engine.Engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Literal
+
+from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.config.recipe_schema import Drafter, EngineValue
+
+GROUP = "spark_cluster.engines"
+"""Group of the entry points."""
+
+DEFAULT = "vllm"
+
+BUILT_IN = {
+    "vllm": "spark_cluster.inference.vllm:VLLM",
+    "sglang": "spark_cluster.inference.sglang:SGLANG",
+}
+"""Name to where the engine is; an entry point cannot take one of these names."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How an engine writes what a recipe says.
+
+    Attributes:
+        title: the engine as people write it.
+        program: the words before the flags.
+        model: how the model is given; `{}` is its folder.
+        owned: flags that are no engine arguments of a recipe, and what they are instead.
+        names: a flag of vLLM's to the engine's own one, where they mean the same but are named
+            otherwise. Plans and rules know vLLM's names.
+        executors: what can join the nodes, the default first.
+        planned: plans (KV cache, speeds) are made for this engine; those of another are nearer to
+            a guess, and say so.
+    """
+
+    title: str
+    program: tuple[str, ...]
+    model: tuple[str, ...] = ("{}",)
+    owned: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    executors: tuple[Literal["ray", "mp"], ...] = ("ray", "mp")
+    planned: bool = False
+
+    def own(self, flag: str) -> str:
+        """Return the engine's name of a flag of vLLM's."""
+        return self.names.get(flag, flag)
+
+    def common(self, flags: Mapping[str, EngineValue]) -> dict[str, EngineValue]:
+        """Return flags of the engine under vLLM's names, as far as they mean the same.
+
+        Speculative decoding is a `speculative-config`, as vLLM has it.
+        """
+        known = {own: name for name, own in self.names.items()}
+        return {known.get(flag, flag): value for flag, value in flags.items()}
+
+    def drafter(self, drafter: Drafter) -> dict[str, EngineValue]:
+        """Return the flags of speculative decoding."""
+        return {"speculative-config": drafter.config}
+
+    def command(self, model_path: str, words: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the whole command line."""
+        return (*self.program, *(part.format(model_path) for part in self.model), *words)
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all engines, ours first."""
+    return (*BUILT_IN, *sorted(set(_plug_ins()) - set(BUILT_IN)))
+
+
+def load(name: str) -> Any:
+    """Return an engine; `spark_cluster.inference.engine.engine` is the typed way to it.
+
+    Raises:
+        UsageError: there is no such engine, or its package cannot be imported.
+    """
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        return getattr(import_module(module), attribute)
+    if name not in names():
+        hint = did_you_mean(name, names(), "engines")
+        raise UsageError(f"there is no engine '{name}'", hint=hint)
+    try:
+        return _plug_ins()[name].load()
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"the engine '{name}' cannot be loaded: {error}",
+            where=_plug_ins()[name].value,
+            hint="reinstall the package that brings it",
+        ) from error
+
+
+def dialect(name: str) -> Dialect:
+    """Return how an engine writes its flags.
+
+    Raises:
+        UsageError: as `load`.
+    """
+    found = load(name).dialect
+    if not isinstance(found, Dialect):
+        raise UsageError(f"the engine '{name}' has no dialect (spark_cluster.config.engines)")
+    return found
+
+
+@cache
+def _plug_ins() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}

@@ -1,0 +1,219 @@
+"""The inventory: the nodes, with all their settings resolved and merged."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv4Interface, IPv4Network
+from pathlib import Path
+from typing import Literal
+
+from spark_cluster.config import patterns
+from spark_cluster.config.inventory_checks import FIRST_HOST, check, unknown_role_settings
+from spark_cluster.config.inventory_schema import (
+    BecomeEntry,
+    FabricInterface,
+    InventoryFile,
+    NodeEntry,
+    ServeEntry,
+)
+from spark_cluster.config.schema import validate
+from spark_cluster.config.secret import Secret
+from spark_cluster.config.settings import merged
+from spark_cluster.config.ssh_settings import CONNECT_TIMEOUT_S, local, ssh_settings
+from spark_cluster.config.yamlfile import Key, Sourced, load
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryNode:
+    """A node of the inventory. A field that is None is left to the user's ~/.ssh/config.
+
+    Args:
+        name: its name in the inventory.
+        address: management address, an IP address or a host name.
+        index: its place in the inventory, from 0.
+        role: head or worker.
+        groups: the groups it is in, `all` and its role included.
+        identity_file, known_hosts: files on the laptop, absolute.
+        jump: `[user@]host[:port]`.
+        connect_timeout_s: longest wait for a connection, seconds.
+        login_password: for a first contact, when no key is accepted yet; never from the file.
+        fabric: its interfaces on the link, or `detect`.
+    """
+
+    name: str
+    address: str
+    index: int
+    role: Literal["head", "worker"]
+    groups: frozenset[str] = frozenset()
+    user: str | None = None
+    port: int | None = None
+    identity_file: Path | None = None
+    known_hosts: Path | None = None
+    jump: str | None = None
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
+    become: BecomeEntry = field(default=BecomeEntry(), repr=False)
+    login_password: Secret | None = field(default=None, repr=False)
+    fabric: tuple[FabricInterface, ...] | Literal["detect"] = "detect"
+    _source: Sourced = field(default=Sourced(Path(), {}), repr=False, compare=False)
+    _layers: tuple[Key, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Its roles in the cluster."""
+        return (self.role,)
+
+    @property
+    def is_head(self) -> bool:
+        """True if this node is the head."""
+        return self.role == "head"
+
+    def settings_for(self, role: str) -> Sourced:
+        """The settings of a role on this node: cluster, then groups, then the node's own.
+
+        `.data` is the merged mapping; `schema.validate(Model, ...)` on the whole reports an error
+        with the line that it comes from.
+        """
+        return merged(self._source, [(*layer, role) for layer in self._layers])
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The inventory: all nodes, and what they serve.
+
+    Args:
+        path: the file.
+        nodes: by name, in the order of the file.
+        groups: the members of each group, `all`, `head` and `worker` included.
+        serve: what is served and who can reach it.
+        pool: subnets of the link, one for each twin, for nodes with `fabric: detect`.
+        mtu: of the link, bytes.
+        trusted_network: anyone who reaches the nodes may reach the engine's ports.
+    """
+
+    path: Path
+    nodes: Mapping[str, InventoryNode]
+    groups: Mapping[str, frozenset[str]]
+    serve: ServeEntry
+    pool: tuple[IPv4Network, ...]
+    mtu: int
+    trusted_network: bool = False
+
+    @property
+    def head(self) -> InventoryNode:
+        """The head node."""
+        return next(node for node in self.nodes.values() if node.is_head)
+
+    @property
+    def workers(self) -> list[InventoryNode]:
+        """The other nodes, in order."""
+        return [node for node in self.nodes.values() if not node.is_head]
+
+    def select(self, pattern: str = "all") -> list[InventoryNode]:
+        """The nodes of a `--limit` pattern, in order; see `patterns.select`.
+
+        Raises:
+            UsageError: the pattern names something unknown, or selects no node.
+        """
+        return [self.nodes[n] for n in patterns.select(pattern, list(self.nodes), self.groups)]
+
+
+def fabric_addresses(inventory: Inventory, node: InventoryNode) -> tuple[IPv4Interface, ...]:
+    """The node's addresses on the link, one for each twin.
+
+    Those of the inventory where it gives them; otherwise host 11 + index of each subnet of the
+    pool, so that they are the same in every run and on every laptop.
+    """
+    if node.fabric != "detect":
+        return tuple(interface.address for interface in node.fabric)
+    return tuple(
+        IPv4Interface((net[FIRST_HOST + node.index], net.prefixlen)) for net in inventory.pool
+    )
+
+
+def read_inventory(path: Path, roles: Collection[str] | None = None) -> Inventory:
+    """Read and check an inventory file; see `checked`."""
+    return checked(load(path, "inventory"), roles)
+
+
+def checked(source: Sourced, roles: Collection[str] | None = None) -> Inventory:
+    """Check the data of an inventory, and resolve what they say about each node.
+
+    Args:
+        roles: names that settings may be for; None takes any.
+
+    Raises:
+        InvalidFile: with every problem and its line.
+    """
+    entry = validate(InventoryFile, source)
+    problems = check(entry) + (unknown_role_settings(entry, roles) if roles is not None else [])
+    if problems:
+        raise source.invalid(problems)
+    head = next((n for n, e in entry.nodes.items() if "head" in e.roles), next(iter(entry.nodes)))
+    groups = {
+        "all": frozenset(entry.nodes),
+        "head": frozenset({head}),
+        "worker": frozenset(entry.nodes) - {head},
+        **{name: frozenset(members) for name, members in entry.groups.items()},
+    }
+    nodes = {name: _node(name, entry, groups, source) for name in entry.nodes}
+    folder = source.path.absolute().parent
+    serve = _serve(entry.serve, folder)
+    return Inventory(
+        source.path,
+        nodes,
+        groups,
+        serve,
+        tuple(entry.fabric.pool),
+        entry.fabric.mtu,
+        entry.trusted_network,
+    )
+
+
+def _node(
+    name: str, entry: InventoryFile, groups: Mapping[str, frozenset[str]], source: Sourced
+) -> InventoryNode:
+    own, shared = entry.nodes[name], entry.ssh
+    folder = source.path.absolute().parent
+    member_of = [group for group, members in groups.items() if name in members]
+    layers: list[Key] = [("settings",), *(("group_settings", group) for group in member_of)]
+    become = entry.become
+    ssh = ssh_settings(dict(own), dict(shared), source.path)
+    return InventoryNode(
+        name=name,
+        address=ssh.address,
+        index=list(entry.nodes).index(name),
+        role="head" if name in groups["head"] else "worker",
+        groups=frozenset(member_of),
+        user=ssh.user,
+        port=ssh.port,
+        identity_file=ssh.identity_file,
+        known_hosts=ssh.known_hosts,
+        jump=ssh.jump,
+        connect_timeout_s=ssh.connect_timeout_s,
+        become=become.model_copy(update={"password": _secret(become.password, folder)}),
+        fabric=_fabric(own),
+        _source=source,
+        _layers=(*layers, ("nodes", name, "settings")),
+    )
+
+
+def _fabric(entry: NodeEntry) -> tuple[FabricInterface, ...] | Literal["detect"]:
+    return tuple(entry.fabric.interfaces) if entry.fabric is not None else "detect"
+
+
+def _secret(secret: Secret | None, folder: Path) -> Secret | None:
+    if secret is None or secret.file is None:
+        return secret
+    return secret.model_copy(update={"file": local(secret.file, folder)})
+
+
+def _serve(entry: ServeEntry, folder: Path) -> ServeEntry:
+    """Return the entry with the files that it names as absolute paths."""
+    tls = entry.tls
+    if tls is not None:
+        files = {"certificate": local(tls.certificate, folder), "key": local(tls.key, folder)}
+        tls = tls.model_copy(update=files)
+    allowed = [folder / path.expanduser() for path in entry.allow_files]
+    key = _secret(entry.api_key, folder)
+    return entry.model_copy(update={"api_key": key, "tls": tls, "allow_files": allowed})

@@ -1,0 +1,194 @@
+"""The recipe: the model, its image, the engine's arguments, and how to verify that it works."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
+
+from spark_cluster.config import engines
+from spark_cluster.config.allowances import Allowances, Allowed
+from spark_cluster.config.fields import Word
+from spark_cluster.config.flags import words
+from spark_cluster.config.recipe_schema import (
+    Drafter,
+    EngineArg,
+    EngineValue,
+    EnvironmentValue,
+    Flag,
+    FromLaptop,
+    Image,
+    Measured,
+    Model,
+    Mount,
+    Patch,
+    Probe,
+    Ray,
+    Readiness,
+    TensorParallel,
+    Variable,
+    Venv,
+    Vllm,
+)
+from spark_cluster.config.schema import Schema
+from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.config.yamlfile import described
+from spark_cluster.errors import Refused
+
+
+def _share(value: Any) -> Any:
+    """`auto` is None inside."""
+    if value == "auto":
+        return None
+    if isinstance(value, str | bool):
+        raise ValueError(f"found {described(value)}, expected 'auto' or a number such as 0.75")
+    return value
+
+
+def _is_there(name: object) -> bool:
+    return isinstance(name, str) and (name in engines.BUILT_IN or name in engines.names())
+
+
+def _engine(name: str) -> str:
+    if not _is_there(name):
+        raise ValueError(f"found {name!r}; {did_you_mean(name, engines.names(), 'engines')}")
+    return name
+
+
+Share = Annotated[float, Field(ge=0.05, le=0.95)]
+
+
+class Recipe(Schema):
+    """The whole file."""
+
+    name: Word = Field(description="the file's name without .yaml")
+    description: str = Field(default="", description="what it is good for, in a line or two")
+    model: Model = Field(description="the model")
+    image: Image = Field(
+        default=Image.model_construct(ref=""), description="the container image (runtime docker)"
+    )
+    tensor_parallel: TensorParallel = Field(default=TensorParallel(), description="node counts")
+    engine: Annotated[str, AfterValidator(_engine)] = Field(
+        default=engines.DEFAULT, description="the inference engine: vllm or sglang (experimental)"
+    )
+    runtime: Literal["docker", "venv"] = Field(
+        default="docker",
+        description="where the engine lives: a container, or a virtual environment on the node",
+    )
+    venv: Venv | None = Field(default=None, description="the virtual environment (runtime venv)")
+    executor: Literal["ray", "mp"] = Field(
+        default="ray",
+        description="executor that joins the nodes: ray, or mp (vLLM's own multi-node mode)",
+    )
+    engine_args: dict[Flag, EngineArg] = Field(
+        default={}, description="flags of the engine, without dashes; true for a bare one"
+    )
+    env: dict[Variable, EnvironmentValue] = Field(
+        default={},
+        description="environment of every container; a secret as {env: NAME}, which is the "
+        "laptop's variable",
+    )
+    mounts: list[Mount] = Field(default=[], description="folders the containers see")
+    patches: list[Patch] = Field(default=[], description="files mounted over the image's own")
+    drafter: Drafter | None = Field(default=None, description="speculative decoding")
+    vllm: Vllm = Field(default=Vllm(), description="versions of vLLM")
+    ray: Ray = Field(default=Ray(), description="how Ray is started")
+    probe: Probe = Field(
+        default=Probe(
+            question="What is the capital of France? Please reply with one word only",
+            expect="Paris",
+        ),
+        description="the question that verifies that it works",
+    )
+    readiness: Readiness = Field(
+        default=Readiness(), description="further conditions before it is called ready"
+    )
+    gpu_memory_utilization: Annotated[
+        Share | None,
+        BeforeValidator(_share, json_schema_input_type=Share | Literal["auto"] | None),
+    ] = Field(
+        default=None,
+        description="share of the node's memory, or 'auto': computed from what the node has",
+    )
+    ready_timeout_s: float = Field(
+        default=1800, gt=0, description="longest wait until it answers, seconds"
+    )
+    measured: list[Measured] = Field(default=[], description="what this configuration measured")
+    sources: list[str] = Field(default=[], description="where the configuration comes from")
+
+    _laptop: Allowed = PrivateAttr(default=Allowed())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _executor_of_engine(cls, data: Any) -> Any:
+        """Take the engine's own executor where the file names none."""
+        given = data.get("engine") if isinstance(data, dict) else None
+        if given not in (None, engines.DEFAULT) and "executor" not in data and _is_there(given):
+            return {**data, "executor": engines.dialect(given).executors[0]}
+        return data
+
+    @property
+    def dialect(self) -> engines.Dialect:
+        """How the engine writes its flags."""
+        return engines.dialect(self.engine)
+
+    @property
+    def laptop(self) -> Allowed:
+        """The files of the laptop that the recipe may send to the nodes."""
+        return self._laptop
+
+    @property
+    def allowances(self) -> Allowances:
+        """The permissions that the user gives the recipe in addition."""
+        return self._laptop.user
+
+    def with_files(self, allowed: Allowed, **changed: Any) -> Recipe:
+        """The recipe with changed fields, and with what it may have sent of the laptop."""
+        copy = self.model_copy(update=changed)
+        copy._laptop = allowed
+        return copy
+
+    @property
+    def plain_env(self) -> dict[str, str]:
+        """The environment without its secrets."""
+        return {name: value for name, value in self.env.items() if isinstance(value, str)}
+
+    @property
+    def secret_env(self) -> dict[str, FromLaptop]:
+        """The variables whose values come from the laptop's environment."""
+        return {n: value for n, value in self.env.items() if isinstance(value, FromLaptop)}
+
+    def flags(self, tp: int, gpu_memory_utilization: float | None = None) -> dict[str, EngineValue]:
+        """Return the engine's flags that are the same on all ranks, without dashes.
+
+        Args:
+            tp: tensor-parallel size.
+            gpu_memory_utilization: what was computed for `auto`; the recipe's own figure wins.
+        """
+        dialect = self.dialect
+        flags: dict[str, EngineValue] = {
+            **self.engine_args,
+            dialect.own("served-model-name"): self.model.served_name,
+            dialect.own("tensor-parallel-size"): tp,
+        }
+        if self.drafter is not None:
+            flags |= dialect.drafter(self.drafter)
+        share = self.gpu_memory_utilization or gpu_memory_utilization
+        if share is not None:
+            flags[dialect.own("gpu-memory-utilization")] = share
+        return flags
+
+    def check_size(self, tp: int) -> None:
+        """Raise Refused when the recipe does not do this tensor-parallel size."""
+        low, high = self.tensor_parallel.min, self.tensor_parallel.max
+        if not low <= tp <= high:
+            sizes = f"{low}" if low == high else f"{low} to {high}"
+            raise Refused(
+                f"recipe {self.name} runs with tensor-parallel size {sizes}, not {tp}",
+                hint=f"use --tp {low if tp < low else high}, or another recipe",
+            )
+
+    def args_for(self, tp: int, gpu_memory_utilization: float | None = None) -> list[str]:
+        """Return the `flags` as words of a command line; raise Refused as `check_size` does."""
+        self.check_size(tp)
+        return list(words(self.flags(tp, gpu_memory_utilization)))

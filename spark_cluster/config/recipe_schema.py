@@ -1,0 +1,396 @@
+"""The sections of a recipe file; `spark_cluster.config.recipe` puts them together."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+
+from spark_cluster.config.fields import NodePath, Port
+from spark_cluster.config.ports import EnginePorts
+from spark_cluster.config.schema import Schema
+from spark_cluster.config.secret_text import looks_secret
+from spark_cluster.config.yamlfile import described
+from spark_cluster.node.requirements import PINNED
+
+EngineValue = str | int | float | bool | list[Any] | dict[str, Any]
+
+PORTS = EnginePorts()
+_FLAG = re.compile(r"[A-Za-z][A-Za-z0-9]*(-[A-Za-z0-9.]+)*")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+LARGEST = 2**64
+"""No flag of vLLM takes a larger number (a seed takes this one)."""
+
+MOST_NODES = 64
+
+
+def _digest(text: str) -> str:
+    if not _DIGEST.fullmatch(text):
+        raise ValueError(f"found {text!r}, expected sha256: and 64 hexadecimal digits")
+    return text
+
+
+def _flag(text: str) -> str:
+    fixed = text.strip().lstrip("-").replace("_", "-")
+    if text != fixed:
+        raise ValueError(f"found {text!r}; did you mean '{fixed}'?")
+    if not _FLAG.fullmatch(text):
+        raise ValueError(f"found {text!r}, expected a flag without dashes such as max-model-len")
+    return text
+
+
+def why_no_engine_value(value: object) -> str:
+    """Return why no flag of an engine can have this value in a recipe; empty when one can."""
+    if value is False or value is None:
+        return f"found {described(value)}; leave the flag out, or write its no- form with true"
+    if isinstance(value, int | float) and not abs(value) < LARGEST:
+        return f"found {described(value)}, expected a number below 2**64"
+    if isinstance(value, list) and not all(isinstance(v, str | int | float) for v in value):
+        return "found a list with more than text and numbers"
+    return ""
+
+
+def _engine_value(value: Any) -> Any:
+    if why := why_no_engine_value(value):
+        raise ValueError(why)
+    return value
+
+
+def _variable(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
+        raise ValueError(f"found {text!r}, expected the name of an environment variable")
+    return text
+
+
+class FromLaptop(Schema):
+    """A secret that a recipe refers to: the value is a variable of the laptop's environment."""
+
+    env: str = Field(description="environment variable of the laptop")
+
+
+def _as_text(value: Any) -> Any:
+    """Accept numbers: `OMP_NUM_THREADS: 1` can only mean one thing; `true` could mean several."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _env_name(text: str) -> str:
+    # What stands here by mistake may be the secret itself: never repeat it.
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) or looks_secret(text):
+        raise ValueError("expected {env: NAME}, the name of a variable (value is not shown)")
+    return text
+
+
+def _environment_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        if set(value) != {"env"} or not isinstance(value["env"], str):
+            raise ValueError("expected a text, or {env: NAME} for a secret (not shown)")
+        return FromLaptop(env=_env_name(value["env"]))
+    text = _as_text(value)
+    if not isinstance(text, str | FromLaptop):
+        raise ValueError(f"found {described(value)}, expected text; put it in quotes")
+    return text
+
+
+Flag = Annotated[str, AfterValidator(_flag)]
+EngineArg = Annotated[EngineValue, BeforeValidator(_engine_value)]
+Variable = Annotated[str, AfterValidator(_variable)]
+EnvironmentValue = Annotated[
+    str | FromLaptop,
+    BeforeValidator(_environment_value, json_schema_input_type=str | int | float | FromLaptop),
+]
+
+
+Quantization = Literal["bf16", "fp8", "fp8-online", "nvfp4", "mxfp4", "awq-int4", "gptq-int4"]
+"""How the weights lie in memory; `fp8-online` is read as BF16 and quantized while loading."""
+
+
+class Model(Schema):
+    """The model and where it lies."""
+
+    name: str = Field(min_length=1, description="repository on the hub, or a name of your own")
+    source: Literal["hub", "directory"] = Field(
+        default="hub", description="hub: downloaded; directory: copied from the laptop"
+    )
+    revision: str = Field(default="main", min_length=1, description="branch, tag or commit")
+    path: NodePath | None = Field(
+        default=None, description="folder on the nodes (default: /srv/models/ and the name)"
+    )
+    directory: Path | None = Field(
+        default=None, description="folder on the laptop, for source: directory"
+    )
+    served_name: str = Field(min_length=1, description="name that clients ask for")
+    base: str | None = Field(
+        default=None,
+        min_length=1,
+        description="the model that this is a build of, when its geometry is to be known by it",
+    )
+    quantization: Quantization | None = Field(
+        default=None, description="how the weights lie in memory (default: as its config says)"
+    )
+    weights_gib: float | None = Field(
+        default=None, gt=0, description="memory of the weights as a server logged it, GiB, TP=1"
+    )
+
+    @model_validator(mode="after")
+    def _directory_given(self) -> Model:
+        if self.source == "directory" and self.directory is None:
+            raise ValueError("source: directory needs 'directory', the folder on the laptop")
+        if self.source == "hub" and self.directory is not None:
+            raise ValueError("'directory' is for source: directory; found source: hub")
+        return self
+
+    @property
+    def node_path(self) -> str:
+        """The folder on the nodes, which is also the path inside the containers."""
+        return self.path or f"/srv/models/{self.name.replace('/', '--')}"
+
+
+class Build(Schema):
+    """An image made on the nodes on top of another one, such as one with newer Python files."""
+
+    dockerfile: str = Field(
+        pattern=r"^\s*FROM\s", description="text of the Dockerfile; it begins with FROM"
+    )
+    why: str = Field(min_length=1, description="what the image lacks")
+
+
+class Image(Schema):
+    """The container image."""
+
+    ref: str = Field(
+        pattern=r"^[^\s-]\S*$",
+        description="name and tag, as `docker pull` takes it; with build, the name of the result",
+    )
+    digest: Annotated[str, AfterValidator(_digest)] | None = Field(
+        default=None, description="sha256:..., so that all nodes run the same"
+    )
+    archive: NodePath | None = Field(
+        default=None, description="file on the nodes to `docker load` instead of pulling"
+    )
+    build: Build | None = Field(default=None, description="how to build it, instead of pulling")
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Image:
+        if self.build and (self.digest or self.archive):
+            raise ValueError("build: the image is built, so it has no digest or archive to take")
+        return self
+
+    @property
+    def reference(self) -> str:
+        """The reference to pull and run, pinned to the digest where there is one."""
+        return f"{self.ref}@{self.digest}" if self.digest else self.ref
+
+
+class Venv(Schema):
+    """The virtual environment of the runtime `venv`, on each node."""
+
+    path: NodePath = Field(description="folder on the nodes")
+    requirements: list[str] = Field(
+        default=[], description="what it is made of, pinned; without any it must be there"
+    )
+    python: str = Field(
+        default="python3", pattern=r"^[A-Za-z0-9/][\w./-]*$", description="what it is made with"
+    )
+
+    @field_validator("requirements")
+    @classmethod
+    def _pinned(cls, requirements: list[str]) -> list[str]:
+        for line in requirements:
+            if not line.startswith("--") and not PINNED.fullmatch(line):
+                raise ValueError(f"found {line!r}, expected NAME==VERSION or NAME @ URL")
+        return requirements
+
+
+class TensorParallel(Schema):
+    """The numbers of nodes that can share the model."""
+
+    min: int = Field(default=1, ge=1, le=MOST_NODES, description="fewest nodes it fits on")
+    max: int = Field(default=2, ge=1, le=MOST_NODES, description="most nodes it can be split over")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> TensorParallel:
+        if self.min > self.max:
+            raise ValueError(f"min ({self.min}) is more than max ({self.max})")
+        return self
+
+
+class Mount(Schema):
+    """A folder of the nodes that the containers see."""
+
+    source: NodePath = Field(description="folder or file on the node")
+    target: NodePath = Field(description="where the containers see it")
+    read_only: bool = Field(default=True, description="whether they may only read it")
+
+    @property
+    def volume(self) -> str:
+        """As `docker run --volume` takes it."""
+        return f"{self.source}:{self.target}{':ro' if self.read_only else ''}"
+
+
+class Ray(Schema):
+    """The settings of the Ray nodes."""
+
+    port: Port = Field(default=PORTS.gcs, description="of the head's control service")
+    dashboard_port: Port = Field(
+        default=PORTS.dashboard, description="of the dashboard, on loopback"
+    )
+    first_port: Port = Field(
+        default=PORTS.first_port,
+        description="first of nine that follow each other, for Ray's services on each node",
+    )
+    min_worker_port: Port = Field(
+        default=PORTS.min_worker_port, description="first port of workers"
+    )
+    max_worker_port: Port = Field(default=PORTS.max_worker_port, description="last port of workers")
+    object_store_memory: int | None = Field(
+        default=None, ge=80_000_000, description="bytes for the object store of each node"
+    )
+    num_cpus: int | None = Field(default=None, ge=1, description="CPUs to declare on each node")
+    # 10 to 20 seconds were measured for two nodes.
+    join_timeout_s: float = Field(
+        default=120, gt=0, description="longest wait until all nodes have joined Ray, seconds"
+    )
+
+    @model_validator(mode="after")
+    def _range(self) -> Ray:
+        if self.max_worker_port - self.min_worker_port < 20:
+            raise ValueError("max_worker_port leaves workers fewer than 20 ports")
+        if clash := self.ports.clash():
+            raise ValueError(f"ports {clash}")
+        return self
+
+    @property
+    def ports(self) -> EnginePorts:
+        """The ports of the engine."""
+        return EnginePorts(
+            gcs=self.port,
+            dashboard=self.dashboard_port,
+            first_port=self.first_port,
+            min_worker_port=self.min_worker_port,
+            max_worker_port=self.max_worker_port,
+        )
+
+
+class Probe(Schema):
+    """A question whose answer shows that the model is really working."""
+
+    question: str = Field(min_length=1, description="what is asked, at temperature 0")
+    expect: str = Field(min_length=1, description="what the answer must contain, in any case")
+    max_tokens: int = Field(default=16, ge=1, description="longest answer, tokens")
+
+
+class Patch(Schema):
+    """A file that is mounted over one of the image's own."""
+
+    file: str = Field(min_length=1, description="its path, in the model's folder or on the laptop")
+    origin: Literal["model", "laptop"] = Field(
+        default="model", description="model: comes with the model; laptop: next to the recipe"
+    )
+    target: NodePath = Field(description="the file of the image that it replaces")
+    why: str = Field(min_length=1, description="what it repairs")
+
+
+class Drafter(Schema):
+    """Speculative decoding with a small model, or with the model's own extra head."""
+
+    method: str = Field(min_length=1, description="as vLLM calls it: mtp, eagle3, ngram ...")
+    name: str | None = Field(default=None, description="repository of the small model on the hub")
+    revision: str = Field(default="main", min_length=1, description="branch, tag or commit")
+    path: NodePath | None = Field(default=None, description="folder on the nodes")
+    tokens: int = Field(ge=1, le=32, description="tokens drafted in each step")
+    options: dict[str, EngineValue] = Field(
+        default={}, description="further settings for vLLM, such as moe_backend: triton"
+    )
+    acceptance: list[Annotated[float, Field(ge=0, le=1)]] = Field(
+        default=[], description="measured acceptance of each position, given the ones before"
+    )
+
+    @field_validator("options")
+    @classmethod
+    def _not_fields(cls, options: dict[str, EngineValue]) -> dict[str, EngineValue]:
+        for name in ("method", "model", "num_speculative_tokens", "revision"):
+            if name in options:
+                raise ValueError(f"'{name}' is a field of the drafter itself")
+        return options
+
+    @property
+    def node_path(self) -> str | None:
+        """The folder on the nodes, which is also the path inside the containers."""
+        if self.path or self.name is None:
+            return self.path
+        return f"/srv/models/{self.name.replace('/', '--')}"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """As `--speculative-config` takes it."""
+        model = {"model": self.node_path} if self.node_path else {}
+        fields = {"method": self.method, **model, "num_speculative_tokens": self.tokens}
+        return {**fields, **self.options}
+
+
+Rung = Literal["answer", "coherence", "tool_call", "reasoning", "vision"]
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"found {text!r}, expected a regular expression: {error}") from None
+    return text
+
+
+Pattern = Annotated[str, AfterValidator(_pattern)]
+
+
+class Readiness(Schema):
+    """The conditions for calling it ready, beyond the right answer."""
+
+    rungs: list[Rung] = Field(
+        default=["answer"], min_length=1, description="what is asked, in this order"
+    )
+    log_expect: list[Pattern] = Field(
+        default=[], description="regular expressions that the engine's log must match"
+    )
+    log_forbid: list[Pattern] = Field(
+        default=[], description="regular expressions that it must not match"
+    )
+
+
+def _specifier(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        raise ValueError(f"found {text!r}, expected versions such as '>=0.19,<0.23'") from None
+    return text
+
+
+class Vllm(Schema):
+    """The versions of vLLM."""
+
+    version: str | None = Field(
+        default=None, min_length=1, description="what the image has, such as 0.19.0"
+    )
+    supported: Annotated[str, AfterValidator(_specifier)] = Field(
+        default="", description="versions that can serve it, such as '>=0.19,!=0.23.*'"
+    )
+    tested: list[str] = Field(default=[], description="versions that are known to have served it")
+
+
+class Measured(Schema):
+    """A published or own measurement of this very configuration."""
+
+    source: str = Field(min_length=1, description="who measured it")
+    tp: int = Field(default=1, ge=1, description="tensor-parallel size")
+    concurrency: int = Field(default=1, ge=1, description="requests at a time")
+    prompt_tokens: int | None = Field(default=None, ge=1, description="tokens of the prompt")
+    depth: int = Field(default=0, ge=0, description="tokens that were in the cache before")
+    decode_tok_s: float | None = Field(default=None, gt=0, description="tokens/s of one request")
+    total_tok_s: float | None = Field(default=None, gt=0, description="tokens/s of all requests")
+    prefill_tok_s: float | None = Field(default=None, gt=0, description="prompt tokens/s")
+    ttfr_ms: float | None = Field(default=None, gt=0, description="ms to the first response")
+    vram_mib: list[int] = Field(default=[], description="MiB held on each node, the head first")
+    note: str = Field(default="", description="what to know about it")

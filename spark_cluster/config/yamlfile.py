@@ -1,0 +1,330 @@
+"""Reads a YAML file that a user wrote into plain data, and remembers where each value stands.
+
+The node tree of ruamel.yaml (YAML 1.2, so `on` and `yes` are text) is turned into dicts, lists,
+text, numbers, booleans and None here. Its round-trip loader knows lines too, but takes a quarter
+longer, and names neither the path of a duplicate key nor the line of a key that `<<` brings.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from spark_cluster.errors import InvalidFile
+
+if TYPE_CHECKING:
+    from ruamel.yaml.constructor import SafeConstructor
+    from ruamel.yaml.nodes import Node as YamlNode
+
+Key = tuple[str | int, ...]
+"""The path of a value inside the data: `("nodes", "spark1", "roles", 0)`."""
+
+MAX_BYTES = 1 << 20
+MAX_VALUES = 100_000
+"""Aliases can make a small file stand for an endless one; no real file comes near this."""
+
+_SECRET_LINE = re.compile(r"(?i)(password|passwd|key|token|secret)\w*[\"']?\s*:")
+
+
+class Origin(NamedTuple):
+    """The place where a value was written: 1-based line and column, and its key in that file."""
+
+    line: int
+    column: int
+    key: Key
+
+
+class Problem(NamedTuple):
+    """A problem: the key of the value (in the data), and what is wrong with it."""
+
+    key: Key
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """Data with the place in a file where each part of it comes from.
+
+    Args:
+        path: the file; empty for data that was not read from one.
+        data: plain dicts, lists, text, numbers, booleans and None.
+        origins: by key in `data`. A key that is not here stands where its nearest parent does.
+    """
+
+    path: Path
+    data: dict[str, Any]
+    origins: Mapping[Key, Origin] = field(default_factory=dict)
+
+    def origin(self, key: Key) -> Origin:
+        """Return where `key` is written, or its nearest written parent, named by the whole key."""
+        for length in range(len(key), -1, -1):
+            known = self.origins.get(key[:length])
+            if known is not None:
+                return known._replace(key=known.key + key[length:])
+        return Origin(1, 1, key)
+
+    def where(self, key: Key = ()) -> str:
+        """`file:line` of a key."""
+        return f"{shown(self.path)}:{self.origin(key).line}"
+
+    def invalid(self, problems: list[Problem], hint: str = "") -> InvalidFile:
+        """Return one error with all problems in file order, a line each: `file:line: key: text`."""
+        rows = sorted((self.origin(p.key), p.message) for p in problems)
+        lines = [
+            (f"{shown(self.path)}:{at.line}", f"{dotted(at.key)}: {text}" if at.key else text)
+            for at, text in rows
+        ]
+        first_where, first = lines[0]
+        rest = [f"{where}: {text}" for where, text in lines[1:]]
+        return InvalidFile("\n".join([first, *rest]), where=first_where, hint=hint)
+
+
+def dotted(key: Key) -> str:
+    """`nodes.spark1.roles[0]`, as messages name a field."""
+    text = ""
+    for part in key:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def shown(path: Path) -> str:
+    """The path as messages show it: relative when it is below the current folder."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def load(path: Path, what: str = "file") -> Sourced:
+    """Read a YAML file whose top level is a mapping.
+
+    Args:
+        path: the file.
+        what: what the file is to the user, for messages: `inventory`, `recipe`.
+
+    Raises:
+        InvalidFile: it is missing, unreadable, binary, empty, no YAML, or not a mapping.
+    """
+    text = _read(path, what)
+    root, constructor = _compose(path, text)
+    if root is None:
+        raise InvalidFile(f"the {what} is empty; expected `key: value` lines", where=shown(path))
+    builder = _Builder(path, constructor)
+    try:
+        data = builder.build(root, ())
+    except RecursionError:
+        raise InvalidFile("nested too deeply", where=shown(path)) from None
+    if not isinstance(data, dict):
+        raise InvalidFile(
+            f"found {described(data)} at the top level; expected `key: value` lines",
+            where=f"{shown(path)}:{root.start_mark.line + 1}",
+        )
+    return Sourced(path, data, builder.origins)
+
+
+LONG_BITS = 1024
+"""Longer whole numbers are not written out; Python itself refuses that beyond 4300 digits."""
+
+
+def described(value: object) -> str:
+    """A found value as messages show it: `'abc'`, `12`, `a list`, `a mapping`, `nothing`."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and value.bit_length() > LONG_BITS:
+        return f"a number of {int(value.bit_length() * math.log10(2)) + 1} digits"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:56]}...{text[0]}"
+
+
+def _read(path: Path, what: str) -> str:
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise InvalidFile(f"no such {what}", where=shown(path)) from None
+    except IsADirectoryError:
+        raise InvalidFile(f"this is a folder; expected a YAML {what}", where=shown(path)) from None
+    except OSError as error:
+        raise InvalidFile(
+            f"the {what} cannot be read: {error.strerror}", where=shown(path)
+        ) from None
+    if len(raw) > MAX_BYTES:
+        raise InvalidFile(
+            f"larger than {MAX_BYTES >> 20} MiB; expected a YAML {what}", where=shown(path)
+        )
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise InvalidFile(
+            f"byte 0x{raw[error.start]:02x} is not UTF-8 text; expected a YAML {what}",
+            where=f"{shown(path)}:{line}",
+        ) from None
+    bad = re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text)
+    if bad:
+        raise InvalidFile(
+            f"control character 0x{ord(bad[0]):02x}; expected a YAML {what}, not a binary file",
+            where=f"{shown(path)}:{text.count(chr(10), 0, bad.start()) + 1}",
+        )
+    return text
+
+
+def _compose(path: Path, text: str) -> tuple[YamlNode | None, SafeConstructor]:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    try:
+        yaml = YAML(typ="safe", pure=True)
+        return yaml.compose(text), yaml.constructor
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line, mark.column) if mark else (0, 0)
+        raise _syntax_error(path, text, str(error.problem), line, column) from None
+    except YAMLError as error:
+        raise InvalidFile(f"not YAML: {error}", where=shown(path)) from None
+    except RecursionError:
+        raise InvalidFile("nested too deeply", where=shown(path)) from None
+
+
+_PLAIN = {
+    "mapping values are not allowed here": (
+        "a ':' in an unexpected place: check the indentation, or put the value in quotes"
+    ),
+    "but found another document": "a second document starts here ('---'); expected only one",
+    "expected the node content, but found '<stream end>'": "a '[' or '{' is never closed",
+    "found unexpected end of stream": "a quote is never closed",
+    "expected <block end>, but found '<block mapping start>'": (
+        "indented differently from the lines above it"
+    ),
+    "could not find expected ':'": "expected `key: value`, found no ':'",
+}
+
+
+def _syntax_error(path: Path, text: str, problem: str, line: int, column: int) -> InvalidFile:
+    lines = text.splitlines()
+    source = lines[line] if line < len(lines) else ""
+    if "\\t" in problem or "\t" in source[: column + 1]:
+        message = "a tab in the indentation; YAML wants spaces"
+    elif problem.startswith("found character '"):
+        quoted = problem.split("'")[1]
+        message = f"a value cannot begin with '{quoted}'; put it in quotes"
+    else:
+        message = _PLAIN.get(problem, problem)
+    return InvalidFile(message, where=f"{shown(path)}:{line + 1}", hint=_excerpt(source, column))
+
+
+def _excerpt(source: str, column: int) -> str:
+    """The line with a caret under the place; nothing for a line that may hold a secret."""
+    if not source.strip() or _SECRET_LINE.search(source):
+        return ""
+    return f"{source.expandtabs(1)}\n  {' ' * column}^"
+
+
+class _Builder:
+    """Turns a node tree into plain data and collects the origin of each key."""
+
+    def __init__(self, path: Path, constructor: SafeConstructor) -> None:
+        self.path = path
+        self.origins: dict[Key, Origin] = {}
+        self._constructor = constructor
+        self._open: set[int] = set()
+        self._values = 0
+
+    def build(self, node: YamlNode, key: Key, at: YamlNode | None = None) -> Any:
+        """The plain value of a node; `at` is the node whose place counts (a mapping's key)."""
+        from ruamel.yaml.nodes import MappingNode
+
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise self._error(node, "too many values: aliases ('*name') repeat each other")
+        mark = (at or node).start_mark
+        self.origins[key] = Origin(mark.line + 1, mark.column + 1, key)
+        if isinstance(node.value, str):
+            return self._scalar(node)
+        if id(node) in self._open:
+            raise self._error(node, "an alias ('*name') is a circular reference")
+        self._open.add(id(node))
+        try:
+            is_mapping = isinstance(node, MappingNode)
+            if _kind(node) != ("map" if is_mapping else "seq"):
+                raise self._unsupported(node)
+            if is_mapping:
+                return self._mapping(node, key)
+            return [self.build(item, (*key, i)) for i, item in enumerate(node.value)]
+        finally:
+            self._open.discard(id(node))
+
+    def _mapping(self, node: YamlNode, key: Key) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for name_node, value_node in node.value:
+            if _kind(name_node) == "merge":
+                continue
+            name = self._name(name_node)
+            if name in lines:
+                where = f"{dotted((*key, name))}: given twice; first on line {lines[name]}"
+                raise self._error(name_node, where)
+            lines[name] = name_node.start_mark.line + 1
+            data[name] = self.build(value_node, (*key, name), name_node)
+        for name_node, value_node in node.value:
+            if _kind(name_node) == "merge":
+                self._merge(value_node, key, data)
+        return data
+
+    def _merge(self, node: YamlNode, key: Key, data: dict[str, Any]) -> None:
+        """`<<: *defaults`: the keys that the mapping does not give itself."""
+        from ruamel.yaml.nodes import MappingNode, SequenceNode
+
+        for source in node.value if isinstance(node, SequenceNode) else [node]:
+            if not isinstance(source, MappingNode):
+                raise self._error(node, "'<<' expects a mapping or a list of mappings")
+            kept = dict(self.origins)
+            data.update(self.build(source, key) | data)
+            self.origins.update(kept)
+
+    def _name(self, node: YamlNode) -> str:
+        if not isinstance(node.value, str):
+            raise self._error(node, "a key is a list or a mapping; expected text (quote '{{ }}')")
+        if node.value == "":
+            raise self._error(node, "a key is empty; expected text before the ':'")
+        return self._text(node)
+
+    def _text(self, node: YamlNode) -> str:
+        """The text, with pairs of surrogates from escapes (\\ud809\\udd44) made one character."""
+        try:
+            return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            raise self._error(node, "an unpaired surrogate: a lone \\u escape of a pair") from None
+
+    def _scalar(self, node: YamlNode) -> Any:
+        kind = _kind(node)
+        if kind in ("str", "timestamp", "value", "merge"):
+            return self._text(node)
+        if kind not in ("null", "bool", "int", "float"):
+            raise self._unsupported(node)
+        try:
+            return getattr(self._constructor, f"construct_yaml_{kind}")(node)
+        except (LookupError, ValueError):
+            raise self._error(node, f"not a number: {described(node.value)}") from None
+
+    def _unsupported(self, node: YamlNode) -> InvalidFile:
+        tag = _kind(node) if _kind(node).startswith("!") else f"!!{_kind(node)}"
+        return self._error(node, f"the tag {tag} is not supported; write a plain value")
+
+    def _error(self, node: YamlNode, message: str) -> InvalidFile:
+        return InvalidFile(message, where=f"{shown(self.path)}:{node.start_mark.line + 1}")
+
+
+def _kind(node: YamlNode) -> str:
+    """`str`, `int`, `map` and so on; another tag whole."""
+    return str(node.tag).removeprefix("tag:yaml.org,2002:")

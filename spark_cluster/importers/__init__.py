@@ -1,0 +1,1 @@
+"""Importers of launches of vLLM written by others: command lines, and recipes of other tools."""

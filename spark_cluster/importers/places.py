@@ -1,0 +1,360 @@
+"""The mapping of each part of a launch to its place in a recipe, or the reason why it has none."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_cluster.config import engines
+from spark_cluster.config.caches import CACHES
+from spark_cluster.config.engines import Dialect
+from spark_cluster.config.fields import UNMOUNTABLE
+from spark_cluster.config.launch import Launch, Volume
+from spark_cluster.config.node_paths import why_no_data, why_refused
+from spark_cluster.config.recipe_schema import EngineValue, why_no_engine_value
+from spark_cluster.config.secret_text import is_secret, is_secret_setting, looks_secret
+from spark_cluster.importers.result import Carried, Left
+from spark_cluster.importers.tables import table
+
+_FLAG = re.compile(r"[A-Za-z][A-Za-z0-9]*(-[A-Za-z0-9.]+)*")
+_UNEXPANDED = re.compile(r"\$[A-Za-z_({]|\$\d|`")
+_PACKAGE = re.compile(r"/(dist|site)-packages/.+\.\w+$")
+_CACHE_FOLDER = re.compile(r"/\.(cache|triton)(/|$)")
+
+PER_NODE = (
+    "VLLM_HOST_IP",
+    "RAY_NODE_IP_ADDRESS",
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+    "TP_SOCKET_IFNAME",
+    "UCX_NET_DEVICES",
+    "OMPI_MCA_btl_tcp_if_include",
+    "MN_IF_NAME",
+    "NCCL_IB_HCA",
+    "NCCL_IB_GID_INDEX",
+    "NCCL_IB_MERGE_NICS",
+    "RAY_ADDRESS",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NODE_RANK",
+)
+"""Variables that differ from node to node, so that no recipe can hold them."""
+
+_HUB_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
+
+_OF_THE_HUB = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN", "HUGGINGFACE_TOKEN")
+
+_HEAD = {
+    "tensor-parallel-size": "tensor_parallel",
+    "served-model-name": "model.served_name",
+    "revision": "model.revision",
+}
+"""Flags that the recipe's head says; `recipe_text` writes them."""
+
+_SPECULATIVE = {
+    "speculative-model": "model",
+    "num-speculative-tokens": "num_speculative_tokens",
+    "spec-method": "method",
+    "spec-model": "model",
+    "spec-tokens": "num_speculative_tokens",
+}
+"""Flags that are a key of --speculative-config, in versions before and after it."""
+
+_PARALLEL = {
+    "pipeline-parallel-size": "the nodes share a model by tensor parallelism only",
+    "data-parallel-size": "one recipe is one replica; serve it once for each Spark",
+    "data-parallel-size-local": "one recipe is one replica; serve it once for each Spark",
+    "data-parallel-address": "one recipe is one replica",
+    "data-parallel-rpc-port": "one recipe is one replica",
+    "data-parallel-backend": "one recipe is one replica",
+    "data-parallel-rank": "one recipe is one replica",
+    "data-parallel-start-rank": "one recipe is one replica",
+    "uds": "the endpoint is a port: serve.port in the inventory",
+    "config": "the file's flags are not in the command; write them under engine_args",
+}
+_NEVER = "a secret is never written into a recipe; the laptop's HF_TOKEN downloads the model"
+
+
+@dataclass(slots=True)
+class Parts:
+    """The sections of a recipe that come from a launch.
+
+    Attributes:
+        engine_args: flags that stay flags.
+        env: variables that stay variables; a secret as a reference to the laptop's.
+        mounts: as the recipe writes them.
+        patches: as the recipe writes them.
+        fields: fields at the top: gpu_memory_utilization, executor, drafter, ...
+        carried, left_out, to_do: what there is to say about it.
+    """
+
+    engine_args: dict[str, EngineValue] = field(default_factory=dict)
+    env: dict[str, str | dict[str, str]] = field(default_factory=dict)
+    mounts: list[dict[str, Any]] = field(default_factory=list)
+    patches: list[dict[str, Any]] = field(default_factory=list)
+    fields: dict[str, Any] = field(default_factory=dict)
+    carried: list[Carried] = field(default_factory=list)
+    left_out: list[Left] = field(default_factory=list)
+    to_do: list[str] = field(default_factory=list)
+
+    def leave(self, what: str, why: str) -> None:
+        self.left_out.append(Left(what, why))
+
+    def carry(self, what: str, where: str) -> None:
+        self.carried.append(Carried(what, where))
+
+    def ask_leave(self, folder: str) -> None:
+        """For a folder of the nodes that is written to, where it is not one for data."""
+        if why := why_no_data(folder):
+            self.to_do.append(
+                f"allow {folder} of the nodes to be written to, or take another folder: {why} "
+                "(`allow_mounts` under serve in the inventory, or --allow-mount)"
+            )
+
+
+def sort(launch: Launch) -> Parts:
+    """The parts of a launch, each in its place."""
+    parts = Parts()
+    args = dict(launch.args)
+    _drafter(parts, args, launch)
+    for flag, value in args.items():
+        _flag(parts, flag, value, launch)
+    for name, text in launch.env.items():
+        _variable(parts, name, text)
+    for volume in launch.volumes:
+        _volume(parts, volume, launch)
+    for option, given in launch.docker.items():
+        for one in given if isinstance(given, list) else [given]:
+            _option(parts, option, one)
+    return parts
+
+
+def shown(flag: str, value: object) -> str:
+    """A flag as people write it."""
+    if value is True:
+        return f"--{flag}"
+    text = json.dumps(value, separators=(",", ":")) if isinstance(value, dict | list) else value
+    return f"--{flag} {text}"
+
+
+def folder_on_node(launch: Launch, path: str) -> str:
+    """The folder of the node behind a path inside the container; the path itself without one."""
+    best = path
+    length = -1
+    for volume in launch.volumes:
+        target = volume.target.rstrip("/")
+        if (path == target or path.startswith(f"{target}/")) and len(target) > length:
+            best, length = volume.source.rstrip("/") + path[len(target) :], len(target)
+    return best
+
+
+def _flag(parts: Parts, flag: str, value: EngineValue, launch: Launch) -> None:
+    dialect = engines.dialect(launch.engine)
+    own = dialect.own(flag)
+    if flag == "api-key":
+        parts.leave("--api-key (value not shown)", dialect.owned[flag])
+    elif is_secret(flag.replace("-", "_")) or looks_secret(shown(flag, value)):
+        parts.leave(f"--{flag} (value not shown)", _NEVER)
+    elif isinstance(value, str) and _UNEXPANDED.search(value):
+        parts.leave(shown(own, value), "only the shell that runs it knows the value")
+    elif flag == "gpu-memory-utilization":
+        _share(parts, value)
+    elif flag == "distributed-executor-backend":
+        _executor(parts, value)
+    elif flag in _HEAD:
+        parts.carry(shown(own, value), _HEAD[flag])
+    elif own in dialect.owned:
+        parts.leave(shown(own, value), dialect.owned[own])
+    elif flag in _PARALLEL:
+        if value == 1:
+            parts.carry(shown(own, value), "always so")
+            return
+        parts.leave(shown(own, value), _PARALLEL[flag])
+    elif why := _why_no_engine_arg(dialect, own, value):
+        parts.leave(shown(own, value), why)
+    elif flag in ("tokenizer", "chat-template") and isinstance(value, str):
+        _path_flag(parts, flag, value, launch)
+    else:
+        parts.engine_args[own] = value
+
+
+def _why_no_engine_arg(dialect: Dialect, flag: str, value: EngineValue) -> str:
+    """Return why a recipe cannot have this flag under engine_args; empty when it can."""
+    if not _FLAG.fullmatch(flag):
+        return f"not a name that a flag of {dialect.title} can have"
+    return why_no_engine_value(value)
+
+
+def _path_flag(parts: Parts, flag: str, value: str, launch: Launch) -> None:
+    """A file that the container must see under the very same path as before."""
+    parts.engine_args[flag] = value
+    if value.startswith("/") and folder_on_node(launch, value) == value and launch.image:
+        return  # it is in the image
+    if flag == "chat-template" and not value.startswith("/") and "{" not in value:
+        parts.to_do.append(
+            f"--chat-template {value} is a path relative to the image's working folder; give the "
+            "whole path if the server does not find it"
+        )
+
+
+def _share(parts: Parts, value: EngineValue) -> None:
+    if isinstance(value, int | float) and 0.05 <= value <= 0.95:
+        parts.fields["gpu_memory_utilization"] = float(value)
+        parts.carry(shown("gpu-memory-utilization", value), "gpu_memory_utilization")
+    else:
+        parts.leave(
+            shown("gpu-memory-utilization", value),
+            "outside 0.05 to 0.95, which a Spark cannot give; it is computed (auto)",
+        )
+
+
+def _executor(parts: Parts, value: EngineValue) -> None:
+    if value in ("ray", "mp"):
+        parts.fields["executor"] = value
+        parts.carry(shown("distributed-executor-backend", value), "executor")
+    else:
+        parts.leave(
+            shown("distributed-executor-backend", value), "the executors of a recipe are ray and mp"
+        )
+
+
+def _drafter(parts: Parts, args: dict[str, EngineValue], launch: Launch) -> None:
+    """`--speculative-config`, its short forms, and what came before it."""
+    given = {key: args.pop(flag) for flag, key in _SPECULATIVE.items() if flag in args}
+    config = args.pop("speculative-config", None)
+    if config is not None and not isinstance(config, dict):
+        parts.leave(shown("speculative-config", config), "its value is not a JSON object")
+        return
+    whole: dict[str, Any] = {**given, **(config or {})}
+    if not whole:
+        return
+    what = shown("speculative-config", whole)
+    tokens = whole.pop("num_speculative_tokens", None)
+    model = whole.pop("model", None)
+    method = whole.pop("method", None) or _method(str(model or ""))
+    if not isinstance(tokens, int) or not 1 <= tokens <= 32:
+        parts.leave(what, "the drafter's number of tokens (1 to 32) is not in it")
+    elif not method:
+        parts.leave(what, "neither method nor model of the drafter is in it")
+    else:
+        drafter: dict[str, Any] = {"method": method}
+        if isinstance(model, str):
+            key, place = _drafter_model(model, launch)
+            drafter[key] = place
+        if "revision" in whole:
+            drafter["revision"] = str(whole.pop("revision"))
+        drafter["tokens"] = tokens
+        options = {key: value for key, value in whole.items() if value is not None}
+        parts.fields["drafter"] = {**drafter, **({"options": options} if options else {})}
+        parts.carry(what, "drafter")
+
+
+def _drafter_model(model: str, launch: Launch) -> tuple[str, str]:
+    node = folder_on_node(launch, model)
+    return ("path", node) if node.startswith("/") else ("name", model)
+
+
+def _method(model: str) -> str:
+    """Return how vLLM identifies a drafter by its name (vllm/config/speculative.py)."""
+    name = model.lower()
+    for word, method in (
+        ("eagle3", "eagle3"),
+        ("eagle", "eagle"),
+        ("dflash", "dflash"),
+        ("dspark", "dspark"),
+        ("assistant", "mtp"),
+        ("mtp", "mtp"),
+        ("ngram", "ngram"),
+    ):
+        if word in name:
+            return method
+    return "draft_model" if model else ""
+
+
+def _variable(parts: Parts, name: str, text: str) -> None:
+    secret = f"{name} (value not shown)"
+    if name in _OF_THE_HUB:
+        parts.leave(secret, "a secret: the laptop's HF_TOKEN downloads the model, and nothing else")
+    elif name == "VLLM_API_KEY":
+        parts.leave(secret, engines.dialect(engines.DEFAULT).owned["api-key"])
+    elif is_secret_setting(name, text) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        parts.env[name] = {"env": name}
+        advice = f"export {name} on the laptop, then `up --allow-env {name}`"
+        parts.carry(secret, f"env, as {{env: {name}}}: {advice}")
+    elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        parts.leave(f"{name}={text}", "this is not the name of a variable")
+    elif name in PER_NODE:
+        parts.leave(f"{name}={text}", "it is computed for each node")
+    elif name in CACHES or name in _HUB_CACHES:
+        parts.leave(f"{name}={text}", "models and caches have folders of their own on each node")
+    elif _UNEXPANDED.search(text):
+        parts.leave(f"{name}={text}", "only the shell that runs it knows the value")
+    else:
+        parts.env[name] = text
+
+
+def _volume(parts: Parts, volume: Volume, launch: Launch) -> None:
+    written = f"-v {volume.source}:{volume.target}{':ro' if volume.read_only else ''}"
+    model = launch.model.rstrip("/")
+    target = volume.target.rstrip("/")
+    if model == target:
+        _model_folder(parts, volume, written)
+        return
+    if _PACKAGE.search(target):
+        _patch(parts, volume, written, launch)
+    elif _CACHE_FOLDER.search(target):
+        parts.leave(written, "models and caches have folders of their own on each node")
+    elif not volume.source.startswith("/"):
+        why = "a recipe wants an absolute path of the node"
+        if volume.source.startswith("~"):
+            why += "; ~ is the home of whoever runs the command"
+        elif _UNEXPANDED.search(volume.source):
+            why = "only the shell that runs it knows the folder"
+        parts.leave(written, why)
+    elif ".." in f"{volume.source}/{target}".split("/") or not target.startswith("/"):
+        parts.leave(written, "a recipe wants absolute paths without '..'")
+    elif UNMOUNTABLE.search(f"{volume.source}{volume.target}"):
+        parts.leave(written, "a recipe has no comma, colon or quote in a path")
+    elif why := why_refused(volume.source, read_only=volume.read_only):
+        parts.leave(written, f"no container may have it: {why}")
+    else:
+        mount = {"source": volume.source, "target": volume.target}
+        parts.mounts.append({**mount, "read_only": volume.read_only})
+        if not volume.read_only:
+            parts.ask_leave(volume.source)
+        parts.carry(written, "mounts")
+
+
+def _model_folder(parts: Parts, volume: Volume, written: str) -> None:
+    if not volume.source.startswith("/"):
+        parts.leave(written, "the model is downloaded to /srv/models, or where model.path says")
+    elif why := why_refused(volume.source, read_only=False):
+        parts.leave(written, f"no model may be put there: {why}")
+    elif UNMOUNTABLE.search(volume.source):
+        parts.leave(written, "a recipe has no comma, colon or quote in a path")
+    else:
+        parts.carry(written, "model.path")
+
+
+def _patch(parts: Parts, volume: Volume, written: str, launch: Launch) -> None:
+    folder = folder_on_node(launch, launch.model).rstrip("/")
+    within = volume.source.startswith(f"{folder}/")
+    file = volume.source[len(folder) + 1 :] if within else volume.source.rpartition("/")[2]
+    patch: dict[str, Any] = {"file": file}
+    if not within:
+        patch["origin"] = "laptop"
+        parts.to_do.append(f"put {file} next to the recipe: {written}")
+    patch |= {"target": volume.target, "why": "as the source has it; say what it repairs"}
+    parts.patches.append(patch)
+    parts.carry(written, "patches")
+
+
+def _option(parts: Parts, option: str, value: object) -> None:
+    data = table("docker_reasons")
+    what = f"--{option}" if value is True else f"--{option} {value}"
+    if data["same"].get(option) == value:
+        parts.carry(what, "always so")
+        return
+    parts.leave(what, data["reasons"].get(option, data["otherwise"]))

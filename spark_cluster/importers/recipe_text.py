@@ -1,0 +1,290 @@
+"""The text of a recipe made from somebody else's launch."""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from spark_cluster.config.engines import DEFAULT
+from spark_cluster.config.fields import UNMOUNTABLE
+from spark_cluster.config.launch import Launch
+from spark_cluster.config.node_paths import why_refused
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import parse, problems_of
+from spark_cluster.config.yamlfile import dotted
+from spark_cluster.errors import InvalidFile
+from spark_cluster.importers.places import Parts, folder_on_node, sort
+from spark_cluster.importers.result import Imported
+from spark_cluster.importers.source import Source
+from spark_cluster.models.naming import is_path
+
+if TYPE_CHECKING:
+    from ruamel.yaml.comments import CommentedMap
+
+DEFAULT_IMAGES = {
+    "vllm": "ghcr.io/spark-arena/dgx-vllm-eugr-nightly:latest",
+    "sglang": "lmsysorg/sglang:spark",
+}
+"""For a command without a container, by engine: the image of the recipe gemma4-31b-nvfp4, which has
+Ray; and the one that SGLang's authors publish for the DGX Spark (lmsys.org/blog, October 2025)."""
+
+_HUB_FOLDER = re.compile(r"models--([^/]+)--([^/]+)")
+
+
+def write(
+    source: Source, *, name: str | None = None, model: str | None = None, image: str | None = None
+) -> Imported:
+    """The recipe, and what became of every part of its source.
+
+    Args:
+        source: what somebody else wrote.
+        name: of the recipe; made from what it serves when not given.
+        model: repository on the hub, where the source names a folder only.
+        image: container image, where the source names none.
+
+    Raises:
+        InvalidFile: the source says something that no recipe can hold, with the fields.
+    """
+    parts = sort(source.launch)
+    parts.left_out[:0] = source.left_out
+    data = _data(parts, source, name, model, image)
+    _check(data, source)
+    return Imported(
+        kind=source.kind,
+        name=data["name"],
+        text=_yaml(data, source, parts),
+        kept=[*(f"--{flag}" for flag in parts.engine_args), *parts.env],
+        carried=parts.carried,
+        left_out=parts.left_out,
+        notes=source.notes,
+        to_do=parts.to_do,
+    )
+
+
+def _data(
+    parts: Parts, source: Source, name: str | None, model: str | None, image: str | None
+) -> dict[str, Any]:
+    """The recipe's fields in the order in which people read them; what is empty is left out."""
+    launch = source.launch
+    low, high = source.sizes or (launch.tp, launch.tp)
+    vllm = {"version": launch.vllm, "supported": source.supported}
+    data: dict[str, Any] = {
+        "name": name or slug(source.title or _named(launch)),
+        "description": " ".join(source.description.split())[:300],
+        "model": _model(parts, source, model),
+        "image": _image(parts, launch, image),
+        "tensor_parallel": {"min": low, "max": max(low, high)},
+        "engine": launch.engine if launch.engine != DEFAULT else None,
+        "executor": parts.fields.get("executor"),
+        "engine_args": parts.engine_args,
+        "env": parts.env,
+        "mounts": parts.mounts,
+        "patches": parts.patches,
+        "drafter": parts.fields.get("drafter"),
+        "gpu_memory_utilization": parts.fields.get("gpu_memory_utilization", "auto"),
+        "vllm": {key: value for key, value in vllm.items() if value},
+        "sources": [source.origin],
+    }
+    return {key: value for key, value in data.items() if value}
+
+
+def slug(text: str) -> str:
+    """A name for a recipe: `google/Gemma 4 31B` becomes `gemma-4-31b`."""
+    last = text.rstrip("/").rpartition("/")[2]
+    return re.sub(r"[^a-z0-9.]+", "-", last.lower()).strip("-.") or "imported"
+
+
+def _named(launch: Launch) -> str:
+    if not is_path(launch.model):
+        return launch.model
+    if cached := _HUB_FOLDER.search(launch.model):
+        return cached[2]
+    return folder_on_node(launch, launch.model)
+
+
+def _model(parts: Parts, source: Source, given: str | None) -> dict[str, Any]:
+    launch = source.launch
+    model: dict[str, Any] = {"name": given or launch.model}
+    if given is None and is_path(launch.model):
+        model["name"] = _folder_name(parts, launch)
+    folder = folder_on_node(launch, launch.model)
+    absolute = folder.startswith("/") and ".." not in folder.split("/") and "$" not in folder
+    refused = why_refused(folder, read_only=False) or UNMOUNTABLE.search(folder)
+    if absolute and not refused and not _HUB_FOLDER.search(folder):
+        model["path"] = folder
+        parts.ask_leave(folder)
+    revision = source.revision or str(launch.args.get("revision", ""))
+    if revision and not revision.startswith("$"):
+        model["revision"] = revision
+    model["served_name"] = _served(parts, launch, model["name"])
+    if launch.base:
+        model["base"] = launch.base
+    if launch.quantization:
+        model["quantization"] = launch.quantization
+    return model
+
+
+def _folder_name(parts: Parts, launch: Launch) -> str:
+    """The repository of a folder in the hub's cache; else the folder's own name, to correct."""
+    folder = folder_on_node(launch, launch.model)
+    for path in (launch.model, folder):
+        if cached := _HUB_FOLDER.search(path):
+            return f"{cached[1]}/{cached[2]}"
+    if "$" in folder:
+        parts.to_do.append(
+            f"only the shell knows what {folder} is: write the repository into model.name (or "
+            "import again with --model ORG/NAME)"
+        )
+        return "model"
+    parts.to_do.append(
+        f"write the repository that {folder} was downloaded from into model.name (or import again "
+        "with --model ORG/NAME)"
+    )
+    return folder.rstrip("/").rpartition("/")[2] or "model"
+
+
+def _served(parts: Parts, launch: Launch, name: str) -> str:
+    given = launch.args.get("served-model-name")
+    names = [str(one) for one in given] if isinstance(given, list) else [str(given or "")]
+    for other in names[1:]:
+        parts.leave(f"--served-model-name {other}", "a model is served under one name: the first")
+    return names[0] if names[0] and "$" not in names[0] else name
+
+
+def _image(parts: Parts, launch: Launch, given: str | None) -> dict[str, Any]:
+    if launch.dockerfile:
+        build = {"dockerfile": launch.dockerfile, "why": "as the source has it"}
+        return {"ref": launch.image, "build": build}
+    reference = given or launch.image
+    if not reference or "$" in reference:
+        default = DEFAULT_IMAGES.get(launch.engine, DEFAULT_IMAGES[DEFAULT])
+        parts.to_do.append(
+            f"no container image is named; image.ref is {default} until you write another "
+            "(or import again with --image REF)"
+        )
+        return {"ref": default}
+    ref, _, digest = reference.partition("@")
+    if "/" not in ref and not given:
+        parts.to_do.append(
+            f"{ref} is in no registry but Docker's own: if it was built on a node, write how into "
+            "image.build, or name one that can be pulled (or import again with --image REF)"
+        )
+    digest = digest or ("" if given else launch.digest)
+    return {"ref": ref, **({"digest": digest} if digest else {})}
+
+
+def _check(data: dict[str, Any], source: Source) -> None:
+    try:
+        parse(Recipe, data)
+    except ValidationError as error:
+        lines = [
+            f"{dotted(problem.key)}: {problem.message}"
+            for problem in problems_of(Recipe, data, error)
+        ]
+        raise InvalidFile(
+            "no recipe can hold this:\n  " + "\n  ".join(lines),
+            where=source.origin,
+            hint="change it at the source, and import again",
+        ) from None
+
+
+def _yaml(data: dict[str, Any], source: Source, parts: Parts) -> str:
+    from ruamel.yaml import YAML
+
+    writer = YAML()
+    writer.width = 98
+    writer.indent(mapping=2, sequence=4, offset=2)
+    document = _commented(data)
+    _comment(document, source, parts)
+    stream = io.StringIO()
+    writer.dump(document, stream)
+    return _head(source, parts) + _spaced(stream.getvalue())
+
+
+def _head(source: Source, parts: Parts) -> str:
+    """The comment that says where it comes from, what is to be done, and what it lacks."""
+    lines = [f"# Imported from {source.origin}."]
+    for text in parts.to_do:
+        lines += _wrapped(f"TO DO: {text}", "# ", "#   ")
+    if parts.left_out:
+        lines.append("# Not carried over:")
+    for left in parts.left_out:
+        lines += _wrapped(f"{left.what}: {left.why}", "# - ", "#   ")
+    return "\n".join(lines) + "\n"
+
+
+def _wrapped(text: str, first: str, more: str) -> list[str]:
+    plain = " ".join(text.split())
+    return textwrap.wrap(
+        plain,
+        width=98,
+        initial_indent=first,
+        subsequent_indent=more,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _commented(data: dict[str, Any]) -> CommentedMap:
+    from ruamel.yaml.comments import CommentedMap
+    from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
+
+    def made(value: Any) -> Any:
+        if isinstance(value, dict):
+            return CommentedMap({key: made(inner) for key, inner in value.items()})
+        if isinstance(value, list):
+            return [made(inner) for inner in value]
+        if isinstance(value, str) and "\n" in value:
+            return LiteralScalarString(value)
+        if isinstance(value, str) and not _plain(value):
+            return DoubleQuotedScalarString(value)
+        return value
+
+    document = made(data)
+    if not isinstance(document, CommentedMap):
+        raise TypeError(type(document))
+    return document
+
+
+def _plain(text: str) -> bool:
+    """Return whether text may stand unquoted in YAML: no number, no keyword of YAML 1.1."""
+    words = ("true", "false", "null", "yes", "no", "on", "off", "none", "auto", "~", "")
+    return text == "auto" or (
+        text.lower() not in words and not re.fullmatch(r"[-+.\d_eExX]+", text)
+    )
+
+
+def _comment(document: CommentedMap, source: Source, parts: Parts) -> None:
+    def note(section: CommentedMap, key: str, text: str) -> None:
+        section.yaml_add_eol_comment(text, key, column=44)
+
+    if source.sizes is None:
+        note(document, "tensor_parallel", "as the source has it; widen it when you have tried more")
+        document["tensor_parallel"].fa.set_flow_style()
+    else:
+        document["tensor_parallel"].fa.set_flow_style()
+    if "gpu_memory_utilization" not in parts.fields:
+        note(document, "gpu_memory_utilization", "computed from what the node has")
+    model = document["model"]
+    if "base" in model:
+        note(model, "base", "guessed from its names")
+    if "quantization" in model:
+        note(model, "quantization", "from the flags and names")
+    if "version" in document.get("vllm", {}):
+        note(document["vllm"], "version", "what this tag of the image has")
+
+
+def _spaced(text: str) -> str:
+    """An empty line before each section, as our own recipes have it."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        opens = re.fullmatch(r"[a-z_]+:( *#.*)?", line)
+        after_section = lines and lines[-1].startswith((" ", "-"))
+        if lines and (opens or (after_section and not line.startswith((" ", "-")))):
+            lines.append("")
+        lines.append(line)
+    return "\n".join(lines) + "\n"

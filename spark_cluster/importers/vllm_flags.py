@@ -1,0 +1,326 @@
+"""Reads the flags of an engine's server as its own parser does, for any version of it.
+
+Which flags take a value is data: `data/vllm_flags.json`, taken from vLLM itself, and
+`data/sglang_flags.json`, from SGLang's documentation of its server arguments. A flag that is
+not there is read by its looks, and noted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from spark_cluster.config.engines import DEFAULT, dialect
+from spark_cluster.config.launch import finite
+from spark_cluster.config.recipe_schema import EngineValue
+from spark_cluster.config.suggest import nearest
+from spark_cluster.config.yamlfile import described
+from spark_cluster.errors import UsageError
+from spark_cluster.importers.shell import Word
+from spark_cluster.importers.tables import table
+
+_DASHES = "\u2013\u2014\u2212"
+"""En dash, em dash, minus: what web pages and chats make of two dashes."""
+_LONG = re.compile(r"--(no-)?[A-Za-z]")
+_NEGATIVE = re.compile(r"-\d+(\.\d+)?")
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE]-?\d+)?")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_UNIT = {letter: 1000**power for power, letter in enumerate("kmgt", 1)} | {
+    letter: 1024**power for power, letter in enumerate("KMGT", 1)
+}
+_BARE_LOOKS = re.compile(r"(no|enable|disable|use|skip|force|allow|trust)-")
+_LATER = re.compile(r"\$|\{[A-Za-z_]\w*\}")
+"""A value that only the shell or a recipe's template knows."""
+
+
+@dataclass(slots=True)
+class Flags:
+    """The parsed flags.
+
+    Attributes:
+        args: flag without dashes and its value; True for a bare one.
+        positional: words that belong to no flag, such as the model.
+        notes: what was read with goodwill.
+    """
+
+    args: dict[str, EngineValue] = field(default_factory=dict)
+    positional: list[Word] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@cache
+def kinds(engine: str = DEFAULT) -> dict[str, str]:
+    """Kind of each known flag: bare, number, size, text, json, several, append or optional."""
+    data = _table(engine)
+    found: dict[str, str] = {}
+    for group in (data["earlier"]["flags"], data["flags"]):
+        for kind, flags in group.items():
+            found.update(dict.fromkeys(flags, kind))
+    return found
+
+
+def _table(engine: str) -> Any:
+    return table(f"{engine}_flags")
+
+
+def read(words: list[Word], program: str = "vllm serve", engine: str = DEFAULT) -> Flags:
+    """The flags and positional words after `program`.
+
+    Raises:
+        UsageError: a flag without its value, given twice or against itself, or a value that vLLM
+            would refuse; with the line.
+    """
+    reader = _Reader(words, program, engine)
+    while reader.at < len(words):
+        reader.step()
+    return reader.flags
+
+
+class _Reader:
+    def __init__(self, words: list[Word], program: str, engine: str) -> None:
+        self.words = words
+        self.program = program
+        self.table = _table(engine)
+        self.kinds = kinds(engine)
+        self.title = dialect(engine).title
+        self.at = 0
+        self.flags = Flags()
+        self.given: dict[str, Word] = {}
+
+    def step(self) -> None:
+        word = self.words[self.at]
+        self.at += 1
+        if not _is_flag(word):
+            self.flags.positional.append(word)
+            return
+        if word.text[0] in _DASHES:
+            raise UsageError(
+                f"found '{word.text}', which begins with a typographic dash, expected '--'",
+                where=f"line {word.line}",
+                hint="type the dashes again; web pages and chats change them",
+            )
+        name, equals, attached = word.text.partition("=")
+        name, path = self._name(name, word)
+        value = attached if equals else None
+        if path:
+            self._dotted(name, path, value, word)
+        else:
+            self._flag(name, value, word)
+
+    def _name(self, text: str, word: Word) -> tuple[str, str]:
+        """The flag's full name, and what stands behind its first dot."""
+        name, _, path = text.partition(".")
+        data = self.table
+        if name.startswith("--"):
+            name = name[2:].replace("_", "-")
+        elif name.startswith("-O") and name != "-O":
+            self.words.insert(self.at, Word(name[2:], word.line))
+            name = data["short"]["-O"]
+        elif name in data["short"]:
+            name = data["short"][name]
+        else:
+            near = nearest(name, data["short"])
+            raise UsageError(
+                f"found '{word.text}', which is not a flag of {self.program}",
+                where=f"line {word.line}",
+                hint=f"did you mean '{near}'?" if near else "long flags begin with two dashes",
+            )
+        name = data["aliases"].get(name, name)
+        return self._completed(name, word), path
+
+    def _completed(self, name: str, word: Word) -> str:
+        """argparse takes the unmistakable beginning of a flag for the flag."""
+        known = self.kinds
+        if name in known or name.removeprefix("no-") in known:
+            return name
+        begun = [flag for flag in known if flag.startswith(name)]
+        if len(begun) != 1:
+            return name
+        self.flags.notes.append(f"line {word.line}: --{name} is short for --{begun[0]}")
+        return begun[0]
+
+    def _flag(self, name: str, value: str | None, word: Word) -> None:
+        kind = self.kinds.get(name)
+        negated = name.startswith("no-") and self.kinds.get(name[3:]) == "bare"
+        if kind == "bare" or negated:
+            self._bare(name, value, word)
+        elif kind in ("several", "append"):
+            self._several(name, value, word, many=kind == "several")
+        elif kind == "optional":
+            follows = value is not None or self._value_follows()
+            self._set(name, self._value(value, word) if follows else True, word)
+        elif kind is None:
+            self._unknown(name, value, word)
+        else:
+            self._set(name, converted(name, kind, self._value(value, word), word), word)
+
+    def _bare(self, name: str, value: str | None, word: Word) -> None:
+        """A bare flag; `true` and `false` behind it were taken by versions before 0.9."""
+        follows = self.words[self.at] if self.at < len(self.words) else None
+        if value is None and follows and follows.text.lower() in ("true", "false"):
+            value = follows.text
+            self.at += 1
+        if value is not None:
+            if value.lower() not in ("true", "false", "1", "0"):
+                raise UsageError(
+                    f"--{name} takes no value; found '{value}'", where=f"line {word.line}"
+                )
+            self.flags.notes.append(
+                f"line {word.line}: --{name} {value}: newer versions of {self.title} take no value "
+                "here"
+            )
+            if value.lower() in ("false", "0"):
+                name = name[3:] if name.startswith("no-") else f"no-{name}"
+        opposite = name[3:] if name.startswith("no-") else f"no-{name}"
+        if opposite in self.given:
+            raise UsageError(
+                f"--{name} contradicts --{opposite} on line {self.given[opposite].line}",
+                where=f"line {word.line}",
+                hint="keep one of the two",
+            )
+        self._set(name, True, word)
+
+    def _several(self, name: str, value: str | None, word: Word, *, many: bool) -> None:
+        taken = [self._value(value, word)]
+        while many and value is None and self._value_follows():
+            taken.append(self.words[self.at].text)
+            self.at += 1
+        values: list[Any] = [text if name.endswith("name") else scalar(text) for text in taken]
+        if not many and name in self.given:
+            before = self.flags.args[name]
+            values = [*(before if isinstance(before, list) else [before]), *values]
+            del self.given[name]
+        self._set(name, values[0] if len(values) == 1 else values, word)
+
+    def _unknown(self, name: str, value: str | None, word: Word) -> None:
+        near = nearest(name, self.kinds)
+        hint = f"; did you mean --{near}?" if near else ""
+        bare = value is None and (_BARE_LOOKS.match(name) or not self._value_follows())
+        if bare:
+            read_as: EngineValue = True
+        else:
+            read_as = scalar(self._value(value, word))
+        how = "bare" if bare else "with a value"
+        self.flags.notes.append(
+            f"line {word.line}: --{name} is not known here, read as {how}{hint}"
+        )
+        self._set(name, read_as, word)
+
+    def _dotted(self, name: str, path: str, value: str | None, word: Word) -> None:
+        """`--compilation-config.mode 3`: a key of a JSON value."""
+        text = self._value(value, word)
+        if path.endswith("+"):
+            path, inner = path[:-1], text.split(",")
+        else:
+            inner = _loaded(text)
+        whole = self.flags.args.setdefault(name, {})
+        if not isinstance(whole, dict):
+            raise UsageError(
+                f"--{name}.{path} adds to --{name}, which is not a JSON object",
+                where=f"line {word.line}",
+            )
+        self.given.setdefault(name, word)
+        *outer, last = path.split(".")
+        for key in outer:
+            whole = whole.setdefault(key, {})
+            if not isinstance(whole, dict):
+                raise UsageError(
+                    f"--{name}.{path}: '{key}' has a value already", where=f"line {word.line}"
+                )
+        if last in whole:
+            raise UsageError(f"--{name}.{path} is given twice", where=f"line {word.line}")
+        whole[last] = inner
+
+    def _value_follows(self) -> bool:
+        return self.at < len(self.words) and not _is_flag(self.words[self.at])
+
+    def _value(self, attached: str | None, word: Word) -> str:
+        if attached is not None:
+            return attached
+        if not self._value_follows():
+            raise UsageError(
+                f"{word.text} has no value",
+                where=f"line {word.line}",
+                hint="give it one, or leave the flag out",
+            )
+        self.at += 1
+        return self.words[self.at - 1].text
+
+    def _set(self, name: str, value: EngineValue, word: Word) -> None:
+        if name in self.given:
+            raise UsageError(
+                f"--{name} is given twice, first on line {self.given[name].line}",
+                where=f"line {word.line}",
+                hint=f"keep the one you mean; {self.title} takes the last",
+            )
+        self.given[name] = word
+        self.flags.args[name] = value
+
+
+def _is_flag(word: Word) -> bool:
+    text = word.text
+    if word.quoted and not _LONG.match(text):
+        return False
+    return text[:1] in f"-{_DASHES}" and len(text) > 1 and not _NEGATIVE.fullmatch(text)
+
+
+def scalar(text: str) -> str | int | float:
+    """A number where the text is one in its usual form, else the text."""
+    if not _NUMBER.fullmatch(text) or len(text) > 30:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def converted(name: str, kind: str, text: str, word: Word) -> EngineValue:
+    """The value of a flag of a known kind that takes one word.
+
+    Raises:
+        UsageError: vLLM would not take it.
+    """
+    if kind == "text" or (_LATER.search(text) and kind != "json"):
+        return text
+    if kind == "json":
+        return _json(name, text, word)
+    size = _SIZE.fullmatch(text)
+    if kind == "size" and size:
+        return int(finite(float(size[1]) * _UNIT[size[2]], f"--{name}"))
+    number = scalar(text)
+    if isinstance(number, str) and text not in ("auto", "None", "none", ""):
+        found = described(text)
+        raise UsageError(f"--{name}: found {found}, expected a number", where=f"line {word.line}")
+    return number
+
+
+def _json(name: str, text: str, word: Word) -> EngineValue:
+    if not text.lstrip().startswith(("{", "[")):
+        # Earlier versions: `--limit-mm-per-prompt image=4`, `--compilation-config 3`.
+        return scalar(text)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if _LATER.search(text):
+            return text
+        quotes = '"' not in text
+        raise UsageError(
+            f"--{name}: {text if len(text) < 60 else text[:56] + '...'} is not JSON ({error})",
+            where=f"line {word.line}",
+            hint="put the whole value in single quotes: the shell takes the double ones away"
+            if quotes
+            else "",
+        ) from None
+    # A list stays the text that it is: as a list it would become several words.
+    result: EngineValue = value if isinstance(value, dict) else text
+    return result
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return scalar(text)

@@ -1,0 +1,1 @@
+"""The inference engine behind one interface, and what it runs on."""

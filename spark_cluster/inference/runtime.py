@@ -1,0 +1,180 @@
+"""Where an engine's programs live: containers, or a virtual environment and systemd units.
+
+Both give a program the same command, environment, secret files, mounts, labels and limits, start
+it again when it ends and after a reboot, and are asked for their state and log in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from spark_cluster.inference import unit_state
+from spark_cluster.inference.process import SECRET_ENV, WITH_SECRET_ENV, Process
+from spark_cluster.node.values import Secret
+from spark_cluster.resources import Container, Resource, Unit
+from spark_cluster.resources.unit import FOLDER
+
+if TYPE_CHECKING:
+    from spark_cluster.inference.deployment import Deployment
+
+Name = Literal["docker", "venv"]
+
+STACK = 64 * 1024 * 1024
+"""Bytes of stack that a program may take."""
+
+INFINIBAND = "/dev/infiniband"
+
+JOURNAL = 'journalctl --quiet --no-pager --unit "$2.service" --since "@$(stat -c %Y "$1")"'
+"""The journal of a unit since it was last made: what it said before, another program said."""
+
+LOG = f"""\
+test -e "$1" || exec docker logs --timestamps --tail "$3" "$2" 2>&1
+exec {JOURNAL} --lines "$3" --output short-iso-precise --utc
+"""
+
+BEGINNING = f"""\
+if test -e "$1"; then {JOURNAL} --output cat; else docker logs "$2" 2>&1; fi | head -c "$3"
+"""
+
+
+class Runtime(Protocol):
+    """One way to run an engine's programs on a node."""
+
+    def resource(self, process: Process, deployment: Deployment) -> Resource:
+        """Return the desired state: the program runs exactly so."""
+        ...
+
+    def absent(self, name: str, stop_timeout_s: int = 10) -> Resource:
+        """Return the desired state: there is no program of this name."""
+        ...
+
+    def stop(self, name: str) -> list[str]:
+        """Return the command that ends a program and leaves its log to be read."""
+        ...
+
+    def follow(self, name: str, lines: int) -> list[str]:
+        """Return the command that prints the end of a log, and what is added to it."""
+        ...
+
+
+class Docker:
+    """Containers of the deployment's image, with what RDMA needs.
+
+    The image's own entry point is left out: that of vllm/vllm-openai is `vllm serve`, others have
+    none, and the command is to be the same. A default memlock of 8 MB breaks RDMA.
+    """
+
+    def resource(self, process: Process, deployment: Deployment) -> Container:
+        command, secrets = _with_secrets(process, deployment)
+        return Container(
+            process.name,
+            deployment.image,
+            command,
+            entrypoint="",
+            env=dict(process.env),
+            secret_files=secrets,
+            mounts=_mounts(process, deployment),
+            network="host",
+            ipc="host",
+            pid="host" if process.host_pid else None,
+            gpus="all",
+            devices=(INFINIBAND,) if process.rdma else (),
+            cap_add=("IPC_LOCK",),
+            ulimits={"memlock": -1, "stack": STACK},
+            labels=dict(deployment.labels),
+            stop_timeout_s=process.stop_timeout_s,
+        )
+
+    def absent(self, name: str, stop_timeout_s: int = 10) -> Container:
+        return Container(name, state="absent", stop_timeout_s=stop_timeout_s)
+
+    def stop(self, name: str) -> list[str]:
+        return ["docker", "stop", "-t", "5", name]
+
+    def follow(self, name: str, lines: int) -> list[str]:
+        return ["docker", "logs", "--follow", "--tail", str(lines), name]
+
+
+class Venv:
+    """Systemd units that run the programs of a virtual environment."""
+
+    def resource(self, process: Process, deployment: Deployment) -> Unit:
+        command, secrets = _with_secrets(process, deployment)
+        return Unit(
+            process.name,
+            command,
+            search_path=(f"{deployment.venv}/bin",),
+            env={"VIRTUAL_ENV": deployment.venv, **process.env},
+            secret_files=secrets,
+            mounts=_mounts(process, deployment),
+            limits={"MEMLOCK": "infinity", "STACK": str(STACK), "NOFILE": "1048576"},
+            labels=dict(deployment.labels),
+            description=f"{process.name} of spark-cluster",
+            stop_timeout_s=process.stop_timeout_s,
+        )
+
+    def absent(self, name: str, stop_timeout_s: int = 10) -> Unit:
+        return Unit(name, state="absent", stop_timeout_s=stop_timeout_s)
+
+    def stop(self, name: str) -> list[str]:
+        return ["systemctl", "stop", f"{name}.service"]
+
+    def follow(self, name: str, lines: int) -> list[str]:
+        end = ["--lines", str(lines), "--output", "cat", "--quiet"]
+        return ["journalctl", "--follow", *end, "--unit", f"{name}.service"]
+
+
+RUNTIMES: dict[Name, Runtime] = {"docker": Docker(), "venv": Venv()}
+
+
+def absent(*names: str, stop_timeout_s: int = 10) -> list[Resource]:
+    """Return the desired state: no program of these names, in whatever runtime."""
+    return [r.absent(name, stop_timeout_s) for name in names for r in RUNTIMES.values()]
+
+
+def question(name: str) -> list[list[str]]:
+    """Return the commands that tell a program's state; `unit_state.parse` reads what they print.
+
+    The first one counts that has an answer, as the agent's `gather` takes them.
+    """
+    return [unit_state.question(name), ["docker", "container", "inspect", name]]
+
+
+def log(name: str, lines: int) -> list[str]:
+    """Return the command that prints the end of a program's log, with time stamps."""
+    return ["sh", "-c", LOG, "log", f"{FOLDER}/{name}.service", name, str(lines)]
+
+
+def beginning(name: str, size: int) -> list[str]:
+    """Return the command that prints the first bytes of a program's log, without time stamps."""
+    return ["sh", "-c", BEGINNING, "log", f"{FOLDER}/{name}.service", name, str(size)]
+
+
+def processes(name: str) -> list[list[str]]:
+    """Return the commands that print the ids of a program's processes, with a title or without."""
+    group = f"/sys/fs/cgroup/system.slice/{name}.service/cgroup.procs"
+    return [["docker", "top", name, "-eo", "pid"], ["cat", group]]
+
+
+def changed(names: Sequence[str], name: str) -> bool:
+    """Return True when a program of this name is among the ids of changed resources."""
+    return any(f"{kind}:{name}" in names for kind in ("Container", "Unit"))
+
+
+def _with_secrets(
+    process: Process, deployment: Deployment
+) -> tuple[tuple[str, ...], dict[str, Secret]]:
+    """Return the command and the secret files; secret variables are read from files."""
+    files = {
+        f"{SECRET_ENV}/{variable}": Secret(value)
+        for variable, value in deployment.secret_env.items()
+    }
+    command = ("sh", "-c", WITH_SECRET_ENV, *process.command) if files else process.command
+    return command, {**files, **process.secret_files}
+
+
+def _mounts(process: Process, deployment: Deployment) -> tuple[str, ...]:
+    model = f"{deployment.model_path}:{deployment.model_path}:ro"
+    caches = f"{deployment.cache_root}:{deployment.cache_root}"
+    return (model, caches, *deployment.mounts, *process.mounts)

@@ -1,0 +1,147 @@
+"""vLLM: one node alone, several over Ray, or several that it joins by itself (executor mp).
+
+Engine arguments are rendered once and are the same on all ranks (otherwise graph capture
+deadlocks); the environment is computed node by node, because interface and HCA names differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from spark_cluster.config.engines import Dialect
+from spark_cluster.errors import Failed
+from spark_cluster.inference.process import (
+    LOOPBACK,
+    SERVER,
+    Process,
+    base_environment,
+    needs_rdma,
+)
+from spark_cluster.inference.ray_node import RAY_HOME, authentication
+from spark_cluster.logs import startup
+
+if TYPE_CHECKING:
+    from spark_cluster.config.ports import Span
+    from spark_cluster.config.recipe_schema import Rung
+    from spark_cluster.inference.deployment import Deployment
+    from spark_cluster.inference.engine import Engine
+    from spark_cluster.topology import Node
+
+OWNED = {
+    "model": "it is model.name and model.path",
+    "served-model-name": "it is model.served_name",
+    "revision": "it is model.revision",
+    "host": "it is serve.bind in the inventory",
+    "port": "it is serve.port in the inventory",
+    "api-key": "it is serve.api_key in the inventory; a key is never written into a recipe",
+    "tensor-parallel-size": "it is --tp on the command line, within tensor_parallel",
+    "speculative-config": "it is the recipe's drafter",
+    "gpu-memory-utilization": "it is the recipe's gpu_memory_utilization",
+    "distributed-executor-backend": "it is the recipe's executor",
+    "nnodes": "it follows from --tp",
+    "node-rank": "it follows from --tp",
+    "master-addr": "it follows from the inventory",
+    "master-port": "it is a setting of the role vllm",
+    "headless": "it follows from --tp",
+}
+"""Flags of `vllm serve` that are no engine arguments of a recipe, and what they are instead."""
+
+DIALECT = Dialect("vLLM", ("vllm", "serve"), owned=OWNED, planned=True)
+"""vLLM's own names are the ones that plans and rules know."""
+
+
+class Vllm:
+    """vLLM's server and its ranks."""
+
+    name = "vllm"
+    dialect = DIALECT
+    health = "/health"
+    models = "/v1/models"
+    version = ("/version", "version")
+    started = startup.UP
+    anchors = startup.TOLD
+    rungs: frozenset[Rung] = frozenset(("answer", "coherence", "tool_call", "reasoning", "vision"))
+
+    def environment(self, node: Node, deployment: Deployment) -> dict[str, str]:
+        """Return caches, the link's address, interface and HCAs, and the recipe's variables."""
+        env = base_environment(node, deployment)
+        if deployment.tp > 1:
+            address = str(node.links[0].address.ip)
+            env |= {
+                "VLLM_HOST_IP": address,
+                "RAY_NODE_IP_ADDRESS": address,
+                "RAY_memory_monitor_refresh_ms": "0",
+            }
+        return {**env, **deployment.env}
+
+    def server(self, node: Node, deployment: Deployment, master_port: int) -> Process | None:
+        """Return the server on the head; elsewhere another rank of the executor mp, or nothing.
+
+        The server is a program of its own beside Ray, so that it has its own log and restarts.
+        """
+        command = self.dialect.command(deployment.model_path, deployment.args)
+        if deployment.tp > 1 and deployment.executor == "mp" and node.name in deployment.nodes:
+            return self._rank(node, deployment, command, master_port)
+        if not node.is_head:
+            return None
+        if deployment.tp == 1:
+            return self._process(node, deployment, _answering(command, deployment))
+        return self._beside_ray(node, deployment, command)
+
+    def ports(self, master_port: int) -> tuple[Span, ...]:
+        """Return the port where ranks of the executor mp meet."""
+        return ((master_port, master_port),)
+
+    def _beside_ray(self, node: Node, deployment: Deployment, command: tuple[str, ...]) -> Process:
+        """Return the server of several nodes over Ray.
+
+        Beside a Ray head it needs four things (found out one by one): the host's PID namespace, or
+        Ray does not find its node; Ray's folder; vLLM's own sockets in a folder that both share,
+        or it hangs for ever; and the head's address.
+        """
+        variables, secrets = authentication(deployment)
+        command = (*command, "--distributed-executor-backend=ray")
+        made = self._process(node, deployment, _answering(command, deployment))
+        env = {
+            **made.env,
+            "RAY_ADDRESS": f"{node.fabric_ip}:{deployment.ray.port}",
+            "VLLM_RPC_BASE_PATH": "/tmp/ray",  # noqa: S108  (where the program sees it)
+            **variables,
+        }
+        mounts = (f"{RAY_HOME}:/tmp/ray",)
+        return replace(made, env=env, mounts=mounts, secret_files=secrets, host_pid=True)
+
+    def _rank(
+        self, node: Node, deployment: Deployment, command: tuple[str, ...], master_port: int
+    ) -> Process:
+        """Return a rank of vLLM's own multi-node mode; the head's is the server."""
+        master = node.head.fabric_ip
+        if master is None:
+            raise Failed("there is no fabric to serve over", where=node.name)
+        rank = deployment.nodes.index(node.name)
+        command += (
+            "--distributed-executor-backend=mp",
+            f"--nnodes={deployment.tp}",
+            f"--node-rank={rank}",
+            f"--master-addr={master}",
+            f"--master-port={master_port}",
+        )
+        whole = _answering(command, deployment) if rank == 0 else (*command, "--headless")
+        return self._process(node, deployment, whole)
+
+    def _process(self, node: Node, deployment: Deployment, command: tuple[str, ...]) -> Process:
+        env = self.environment(node, deployment)
+        return Process(SERVER, command, env, rdma=needs_rdma(node, deployment))
+
+
+def _answering(command: tuple[str, ...], deployment: Deployment) -> tuple[str, ...]:
+    """Return the command of what answers requests, on the loopback: a key is the proxy's concern.
+
+    What vLLM itself would guard by a key is a part of its paths, and it would hand the key on to
+    all of Ray's workers in their environment.
+    """
+    return (*command, f"--host={LOOPBACK}", f"--port={deployment.port}")
+
+
+VLLM: Engine = Vllm()

@@ -1,0 +1,96 @@
+"""Matching of log lines against the catalogue's patterns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from spark_cluster.known_issues.entries import (
+    Issue,
+    LogPattern,
+    catalogue,
+    own_paths,
+    per_project,
+)
+from spark_cluster.known_issues.match import KnownIssueMatch
+
+_DIGITS = re.compile(r"[0-9]+")
+
+LONGEST = 4000
+"""Characters of a line that are looked at closely; what matters stands at its beginning."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A text that shows an issue: the literal, the expression, what must stand before."""
+
+    issue: Issue
+    has: str
+    pattern: re.Pattern[str]
+    trace: re.Pattern[str] | None
+
+
+@per_project
+def signs() -> tuple[Sign, ...]:
+    """Return all signs of the catalogue; causes before what follows from them."""
+    found = [
+        Sign(issue, words.has, words.regex, re.compile(words.trace) if words.trace else None)
+        for issue in catalogue().values()
+        for words in issue.log
+    ]
+    return tuple(sorted(found, key=lambda sign: sign.issue.follows))
+
+
+@per_project
+def clearing() -> dict[str, LogPattern]:
+    """Return, by issue, the pattern that shows that it came to nothing."""
+    return {i.id: i.cleared_by for i in catalogue().values() if i.cleared_by is not None}
+
+
+def cleared(text: str) -> set[str]:
+    """Return the issues that a line shows to have come to nothing in this log."""
+    return {id for id, p in clearing().items() if p.has in text and p.regex.search(text)}
+
+
+@lru_cache(maxsize=1024)
+def _possible(shape: str, _own: tuple[Path, ...]) -> tuple[Sign, ...]:
+    """Return the signs whose literals can be in a text of this shape.
+
+    Args:
+        shape: a text without its digits. The lines of a flood of errors differ in numbers, so that
+            they have few shapes, and what holds for one need not be looked for in each.
+        _own: the project's files of issues, on which the signs depend.
+    """
+    return tuple(sign for sign in signs() if _DIGITS.sub("", sign.has) in shape)
+
+
+def recognise(text: str, before: Callable[[], str] = str) -> list[Issue]:
+    """Return the issues that a line shows, each once.
+
+    Args:
+        text: the line without prefixes.
+        before: gives the lines just before it, of the same process, where a traceback stands; few
+            signs ask for them.
+    """
+    text = text[:LONGEST]
+    found: dict[str, Issue] = {}
+    for sign in _possible(_DIGITS.sub("", text), own_paths()):
+        if sign.has not in text or sign.issue.id in found or not sign.pattern.search(text):
+            continue
+        if sign.trace is None or sign.trace.search(before()):
+            found[sign.issue.id] = sign.issue
+    return list(found.values())
+
+
+def known_for(text: str, before: str = "") -> KnownIssueMatch | None:
+    """Return the known issue that explains an error; a cause rather than a consequence.
+
+    Args:
+        text: of the error, or of a line of a log.
+        before: lines just before it, of the same process.
+    """
+    found = recognise(text, lambda: before)
+    return found[0].match(text.strip()) if found else None

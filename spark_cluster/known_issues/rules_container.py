@@ -1,0 +1,154 @@
+"""Rules on containers run by hand; for a recipe `up` takes care of all of it."""
+
+from __future__ import annotations
+
+import re
+
+from spark_cluster.config.node_paths import why_refused
+from spark_cluster.config.secret_text import is_secret_setting
+from spark_cluster.known_issues.case import Case
+from spark_cluster.known_issues.match import Edit
+from spark_cluster.known_issues.rules import RuleContext, RuleResult, rule
+
+CAPABILITIES = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "SYS_PTRACE", "DAC_READ_SEARCH")
+"""With any of them a container is root on the node."""
+
+ANY = ("", "0.0.0.0", "::", "[::]")  # noqa: S104  (what is looked for, not what is bound)
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+
+
+@rule("secret-in-sight")
+def secret_in_sight(about: RuleContext, case: Case) -> RuleResult:
+    """Values that come from the shell are in sight in the end all the same; but written ones are
+    in its history too. The value itself is never shown."""
+    if not case.is_command:
+        return None
+    env = case.launch.env
+    written = [name for name, value in env.items() if value and is_secret_setting(name, value)]
+    if written and case.in_docker:
+        return about.found(f"-e {written[0]}=...", severity="error")
+    if "api-key" in case.flags and case.launch.text("api-key") != "":
+        return about.found(
+            "--api-key ...", fix="VLLM_API_KEY from an --env-file that only you can read"
+        )
+    return None
+
+
+@rule("mount-of-the-system")
+def mount_of_the_system(about: RuleContext, case: Case) -> RuleResult:
+    """In a recipe it is no finding: such a recipe is refused as a whole."""
+    for volume in case.launch.volumes:
+        why = why_refused(volume.source, read_only=volume.read_only)
+        if why and case.is_command:
+            mode = ":ro" if volume.read_only else ""
+            return about.found(f"-v {volume.source}:{volume.target}{mode}: {why}")
+    return None
+
+
+@rule("container-owns-the-node")
+def container_owns_the_node(about: RuleContext, case: Case) -> RuleResult:
+    if not case.in_docker:
+        return None
+    wide = [f"--cap-add {c}" for c in case.docker("cap-add") if _capability(c) in CAPABILITIES]
+    wide += [f"--security-opt {o}" for o in case.docker("security-opt") if "unconfined" in o]
+    wide += ["--privileged"] if case.docker("privileged") else []
+    return about.found(", ".join(wide)) if wide else None
+
+
+def _capability(name: str) -> str:
+    return name.upper().removeprefix("CAP_")
+
+
+@rule("open-to-the-network")
+def open_to_the_network(about: RuleContext, case: Case) -> RuleResult:
+    if not case.is_command or _has_key(case):
+        return None
+    host_network = "host" in case.docker("network")
+    if case.in_docker and not host_network:
+        return _published(about, case)
+    host = case.launch.text("host")
+    if host in LOOPBACK:
+        return None
+    edit = Edit("flag", "host", "127.0.0.1")
+    if host in ANY and host:
+        return about.found(f"--host {host} without a key", edit=edit)
+    shown = f"--host {host}" if host else "no --host: every address"
+    return about.found(f"{shown}, without a key", severity="info", edit=edit)
+
+
+def _published(about: RuleContext, case: Case) -> RuleResult:
+    for port in case.docker("publish"):
+        address, inner = _address(port)
+        if address in ANY:
+            edit = Edit("docker", "publish", f"127.0.0.1:{inner}", replaces=port)
+            return about.found(f"-p {port} without a key", edit=edit)
+    return None
+
+
+def _address(port: str) -> tuple[str, str]:
+    """Split `0.0.0.0:8002:8000` into address and ports; the address may be missing."""
+    plain, _, _ = port.partition("/")
+    found = re.fullmatch(r"(?:(?P<address>\[[^\]]*\]|[^:]*):)?(?P<rest>[\d-]*:[\d-]+)", plain)
+    if found is None:
+        return ("", f"{plain}:{plain}") if plain.isdigit() else ("?", plain)
+    return found["address"] or "", found["rest"]
+
+
+def _has_key(case: Case) -> bool:
+    in_env = any("VLLM_API_KEY" in name for name in case.launch.env)
+    return in_env or "api-key" in case.flags or bool(case.docker("env-file"))
+
+
+@rule("container-without-gpu")
+def without_gpu(about: RuleContext, case: Case) -> RuleResult:
+    if not case.in_docker or not case.on_gpu:
+        return None
+    devices = any("nvidia" in device for device in case.docker("device"))
+    given = case.docker("gpus") or devices or "nvidia" in case.docker("runtime")
+    return None if given or case.docker("privileged") else about.found("no --gpus")
+
+
+@rule("memory-limit-blind")
+def memory_limit(about: RuleContext, case: Case) -> RuleResult:
+    limit = case.docker("memory")
+    return about.found(f"--memory {limit[0]}") if limit and case.on_gpu else None
+
+
+@rule("pair-without-host-network")
+def without_host_network(about: RuleContext, case: Case) -> RuleResult:
+    if not _of_a_pair(case) or "host" in case.docker("network"):
+        return None
+    given = case.docker("network")
+    return about.found(f"--network {given[0]}" if given else "no --network host")
+
+
+@rule("pair-without-ipc")
+def without_ipc(about: RuleContext, case: Case) -> RuleResult:
+    if not _of_a_pair(case) or "host" in case.docker("ipc") or case.docker("shm-size"):
+        return None
+    return about.found("neither --ipc host nor --shm-size")
+
+
+@rule("pair-without-infiniband")
+def without_infiniband(about: RuleContext, case: Case) -> RuleResult:
+    if not _of_a_pair(case) or case.docker("privileged"):
+        return None
+    given = any(device.startswith("/dev/infiniband") for device in case.docker("device"))
+    return None if given else about.found("no --device /dev/infiniband")
+
+
+@rule("pair-without-memlock")
+def without_memlock(about: RuleContext, case: Case) -> RuleResult:
+    if not _of_a_pair(case) or case.docker("privileged"):
+        return None
+    limits = [limit.replace(" ", "") for limit in case.docker("ulimit")]
+    if any(limit.startswith("memlock=-1") for limit in limits):
+        return None
+    given = [limit for limit in limits if limit.startswith("memlock=")]
+    edit = Edit("docker", "ulimit", "memlock=-1", replaces=given[0] if given else None)
+    shown = f"--ulimit {given[0]}" if given else "no --ulimit memlock=-1"
+    return about.found(shown, edit=edit)
+
+
+def _of_a_pair(case: Case) -> bool:
+    return case.in_docker and case.several_nodes

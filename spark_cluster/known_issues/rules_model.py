@@ -1,0 +1,148 @@
+"""Rules on the model: its shape, its checkpoint, its drafter, by image and version."""
+
+from __future__ import annotations
+
+from packaging.version import Version
+
+from spark_cluster.known_issues.case import Case
+from spark_cluster.known_issues.match import Edit
+from spark_cluster.known_issues.rules import RuleContext, RuleResult, rule
+
+NATIVE_FP4_BAD = ("0.19", "0.21.dev0")
+"""From and below which version native FP4 experts are known to give garbage. Later images: reports
+disagree, so a question decides (readiness rung `answer`)."""
+
+FORMATS = {
+    "compressed-tensors": (
+        *("redhatai/*fp8*", "redhatai/*nvfp4*", "redhatai/*w4a16*", "redhatai/*w8a8*"),
+        *("*-fp8-dynamic", "*-fp8-block"),
+    ),
+    "modelopt": ("nvidia/*fp4*", "nvidia/*fp8*", "bg-digitalservices/*nvfp4*"),
+}
+"""Which quantizer made a checkpoint, by its name: what its config says as quant_method."""
+
+SAME = {
+    "compressed-tensors": ("compressed-tensors",),
+    "modelopt": ("modelopt", "modelopt_fp4", "modelopt_mixed", "nvfp4"),
+}
+"""Values of --quantization that vLLM takes for it."""
+
+VISION_TOKENS = 2496
+"""Of one image in Gemma 4, at most (vLLM's own message)."""
+
+SPLITS_IMAGES_BEFORE = Version("0.20")
+"""Before it vLLM divided an image over steps: the articles ran with the default of 2048."""
+
+
+@rule("nvfp4-moe-native-kernels")
+def native_fp4_experts(about: RuleContext, case: Case) -> RuleResult:
+    if case.is_moe is not True or case.quantization != "nvfp4" or not case.on_gpu:
+        return None
+    backend = case.launch.text("moe-backend").lower() or "vLLM's own choice"
+    forced = case.launch.env.get("VLLM_USE_FLASHINFER_MOE_FP4") == "0"
+    if backend in ("marlin", "emulation") or (forced and backend == "vLLM's own choice"):
+        return None
+    low, high = map(Version, NATIVE_FP4_BAD)
+    known_bad = case.version is not None and low <= case.version < high
+    image = f" in {case.image}" if case.image else ""
+    found = f"experts in NVFP4 by {backend}{image}"
+    if known_bad:
+        return about.found(found)
+    return about.found(
+        found,
+        severity="info",
+        cause=f"{about.issue.cause}; of this image reports disagree, so a question must decide",
+        fix="--moe-backend marlin when an answer is garbage (`spark-cluster up` asks for one)",
+    )
+
+
+@rule("nvfp4-moe-scale-keys")
+def moe_scale_keys(about: RuleContext, case: Case) -> RuleResult:
+    model = "bg-digitalservices/gemma-4-26b-a4b-it-nvfp4"
+    folder = "*gemma*4-26b-a4b*nvfp4*"
+    if not case.matches([model], case.names):
+        foreign = case.matches(["nvidia/*", "redhatai/*", "*--nvidia--*"], case.names)
+        if foreign or not case.matches([folder], case.names):
+            return None
+    patched = any(v.target.endswith("/models/gemma4.py") for v in case.launch.volumes)
+    return None if patched else about.found(f"model {case.names[0]} without gemma4_patched.py")
+
+
+@rule("quantization-twice")
+def quantization_twice(about: RuleContext, case: Case) -> RuleResult:
+    asked = case.launch.text("quantization")
+    if not asked:
+        return None
+    model = case.launch.model
+    made_by = next((f for f, names in FORMATS.items() if case.matches(names, [model])), None)
+    if made_by is not None and asked not in SAME[made_by]:
+        return about.found(f"--quantization {asked}, and {model} is {made_by}")
+    kind = case.launch.quantization
+    if asked == "fp8" and kind in ("nvfp4", "mxfp4", "awq-int4", "gptq-int4"):
+        return about.found(f"--quantization fp8, and {model} is {kind}")
+    return None
+
+
+@rule("gemma4-mtp-drafter-bugs")
+def drafter_bugs(about: RuleContext, case: Case) -> RuleResult:
+    if not case.family.startswith("gemma4") or case.launch.dockerfile:
+        return None
+    method = str(case.launch.speculative.get("method", ""))
+    if method not in ("mtp", "gemma4_mtp"):
+        return None
+    target = "/model_executor/models/gemma4_mtp.py"
+    if any(v.target.endswith(target) for v in case.launch.volumes):
+        return None
+    return about.found(f'"method":"{method}" in {case.image or "this image"}')
+
+
+@rule("mtp-method-renamed")
+def method_renamed(about: RuleContext, case: Case) -> RuleResult:
+    if case.launch.speculative.get("method") != "gemma4_mtp":
+        return None
+    config = {**case.launch.speculative, "method": "mtp"}
+    return about.found('"method":"gemma4_mtp"', edit=Edit("flag", "speculative-config", config))
+
+
+@rule("gemma4-batched-tokens-vision")
+def batched_tokens_for_an_image(about: RuleContext, case: Case) -> RuleResult:
+    batched = case.launch.number("max-num-batched-tokens")
+    if not case.family.startswith("gemma4") or "language-model-only" in case.flags:
+        return None
+    if case.version is None or case.version < SPLITS_IMAGES_BEFORE or batched is None:
+        return None
+    if batched >= VISION_TOKENS:
+        return None
+    edit = Edit("flag", "max-num-batched-tokens", 4096)
+    return about.found(
+        f"--max-num-batched-tokens {batched:g}, one image {VISION_TOKENS}", edit=edit
+    )
+
+
+@rule("context-beyond-model")
+def context_beyond_model(about: RuleContext, case: Case) -> RuleResult:
+    length, shape = case.launch.number("max-model-len"), case.geometry
+    allowed = case.launch.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
+    if length is None or shape is None or not shape.max_positions or allowed:
+        return None
+    if length <= shape.max_positions or "hf-overrides" in case.flags:
+        return None
+    return about.found(
+        f"--max-model-len {length:g}, the model has {shape.max_positions}",
+        edit=Edit("flag", "max-model-len", shape.max_positions),
+    )
+
+
+@rule("heads-do-not-divide")
+def heads_do_not_divide(about: RuleContext, case: Case) -> RuleResult:
+    tp, shape = case.launch.tp, case.geometry
+    if shape is None or tp < 2:
+        return None
+    for part in shape.attention:
+        if part.q_heads % tp:
+            return about.found(f"{part.q_heads} query heads, --tensor-parallel-size {tp}")
+        if part.kv_heads % tp and tp % part.kv_heads:
+            return about.found(f"{part.kv_heads} KV heads, --tensor-parallel-size {tp}")
+    if shape.latent is not None and shape.latent.q_heads % tp:
+        return about.found(f"{shape.latent.q_heads} query heads, --tensor-parallel-size {tp}")
+    return None

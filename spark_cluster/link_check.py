@@ -1,0 +1,213 @@
+"""The link between the nodes, proven with traffic: full-size packets, and bandwidth over RDMA."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.errors import VerificationFailed
+from spark_cluster.topology import Link, Node
+
+if TYPE_CHECKING:
+    from spark_cluster.runner.session import Session
+
+HEADERS = 28
+"""Bytes of IP and ICMP around the payload of a ping."""
+
+SMALL = 84
+"""Bytes of an ordinary ping with its headers."""
+
+PING_S = 15.0
+"""Longest wait for the pings of one node."""
+
+GOOD_GBITS = 85.0
+"""One twin's bandwidth, Gb/s; healthy ones do 92 to 97, and 111 with an RDMA MTU of 4096."""
+
+DEGRADED_GBITS = 30.0
+"""A degraded ConnectX-7 does 8 to 25 Gb/s, while link and PCIe look healthy."""
+
+PORT = 18515
+SECONDS = 2
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A twin from one node to another."""
+
+    source: Node
+    target: Node
+    ours: Link
+    theirs: Link
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source.name} {self.ours.interface} ({self.ours.address.ip}) to "
+            f"{self.target.name} {self.theirs.interface} ({self.theirs.address.ip})"
+        )
+
+
+@dataclass(frozen=True)
+class Ping:
+    """Pings along one hop.
+
+    Attributes:
+        small, full: whether a small and a full-size one came back; None without the program.
+        said: last line of the full-size one.
+    """
+
+    hop: Hop
+    small: bool | None
+    full: bool | None
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """The bandwidth of one twin in one direction, Gb/s."""
+
+    hop: Hop
+    gbits: float
+
+    @property
+    def verdict(self) -> str:
+        """`good`, `low` or `degraded`."""
+        if self.gbits >= GOOD_GBITS:
+            return "good"
+        return "low" if self.gbits >= DEGRADED_GBITS else "degraded"
+
+
+def hops(nodes: Sequence[Node]) -> list[Hop]:
+    """Every twin from every node to every other one that has an address in the same subnet."""
+    return [
+        Hop(source, target, ours, theirs)
+        for source in nodes
+        for target in nodes
+        if source.name != target.name
+        for ours in source.links
+        for theirs in target.links
+        if ours.address.network == theirs.address.network
+    ]
+
+
+def ping_argv(hop: Hop, size: int) -> list[str]:
+    """Return the ping command for one packet of so many bytes that must not be fragmented."""
+    own, other = str(hop.ours.address.ip), str(hop.theirs.address.ip)
+    payload = str(size - HEADERS)
+    return ["ping", "-n", "-c", "1", "-W", "2", "-M", "do", "-s", payload, "-I", own, other]
+
+
+def pings(hops: Sequence[Hop], sessions: Mapping[str, Session]) -> list[Ping]:
+    """Send a small and a full-size packet along every hop, all at once; resend what is lost.
+
+    The first packet may be lost while addresses are learned.
+
+    Args:
+        sessions: the agents of the nodes that the hops begin at, by name.
+    """
+    first = _send(hops, sessions)
+    lost = [n for n, told in enumerate(first) if not all(_came(done) for done in told.values())]
+    again = dict(zip(lost, _send([hops[n] for n in lost], sessions), strict=True))
+    found = []
+    for number, hop in enumerate(hops):
+        tries = [first[number], *([again[number]] if number in again else [])]
+        small, full = ([_came(told[kind]) for told in tries] for kind in ("small", "full"))
+        if None in (*small, *full):
+            found.append(Ping(hop, None, None, "there is no ping on the node"))
+        else:
+            last = tries[-1]["full"] or {}
+            said = f"{last.get('stdout', '')}{last.get('stderr', '')}".strip().splitlines()
+            found.append(Ping(hop, any(small), any(full), said[-1] if said else "no answer"))
+    return found
+
+
+def _send(
+    hops: Sequence[Hop], sessions: Mapping[str, Session]
+) -> list[dict[str, dict[str, Any] | None]]:
+    """Return what ping said of each size along each hop, in one request for each node."""
+    sizes = [{"small": SMALL, "full": hop.source.mtu} for hop in hops]
+    asked = {}
+    for source in dict.fromkeys(hop.source.name for hop in hops):
+        commands = {
+            f"{kind} {number}": ping_argv(hop, size)
+            for number, hop in enumerate(hops)
+            if hop.source.name == source
+            for kind, size in sizes[number].items()
+        }
+        asked[source] = sessions[source].submit("gather", commands=commands, timeout=PING_S)
+    told = {source: pending.wait()["commands"] for source, pending in asked.items()}
+    return [
+        {kind: told[hop.source.name][f"{kind} {number}"] for kind in sizes[number]}
+        for number, hop in enumerate(hops)
+    ]
+
+
+def _came(done: Mapping[str, Any] | None) -> bool | None:
+    """Return whether a packet came back; None without the program."""
+    return None if done is None else done["status"] == 0
+
+
+def verify(hops: Sequence[Hop], sessions: Mapping[str, Session]) -> list[VerificationFailed]:
+    """Return what full-size packets do not get through; see `pings`."""
+    return [_failure(ping) for ping in pings(hops, sessions) if not ping.full]
+
+
+def _failure(ping: Ping) -> VerificationFailed:
+    hop = ping.hop
+    if ping.small:
+        return VerificationFailed(
+            f"packets of {hop.source.mtu} bytes do not get from {hop}, small ones do",
+            where=hop.source.name,
+            hint=_known("mtu-differs", hop),
+        )
+    return VerificationFailed(
+        f"no packet gets from {hop}: {ping.said}",
+        where=hop.source.name,
+        hint=_known("link-silent", hop),
+    )
+
+
+def _known(issue: str, hop: Hop) -> str:
+    """Return cause and fix of a known issue of the link, for both nodes."""
+    from spark_cluster.known_issues.entries import catalogue  # slow to import, seldom needed
+
+    found = catalogue()[issue]
+    return f"{found.cause}: {found.fix_on(f'{hop.source.name},{hop.target.name}')}"
+
+
+def measure(server: Session, client: Session, hop: Hop) -> float:
+    """Bandwidth of one twin with ib_write_bw, Gb/s; from `hop.source` (client) to `hop.target`.
+
+    Raises:
+        VerificationFailed: it could not be measured.
+    """
+    listening = server.submit("run", argv=_bw_argv(hop.target, hop.theirs), timeout=SECONDS + 20.0)
+    argv = [*_bw_argv(hop.source, hop.ours), str(hop.theirs.address.ip)]
+    for _ in range(10):
+        time.sleep(0.2)  # the server has to come up first, and says nothing when it has
+        done = client.run(argv, timeout=SECONDS + 15.0)
+        if done.status == 0 or "connect" not in done.stdout + done.stderr:
+            break
+    gbits = parse_bandwidth(done.stdout)
+    if gbits is None:
+        server.run(["pkill", "-f", f"ib_write_bw .*-p {PORT}"])
+    listening.wait()
+    if gbits is None:
+        said = (done.stderr + done.stdout).strip().splitlines()[-1:] or ["it said nothing"]
+        raise VerificationFailed(f"ib_write_bw from {hop}: {said[0]}", where=hop.source.name)
+    return gbits
+
+
+def _bw_argv(node: Node, link: Link) -> list[str]:
+    index = next((h.gid_index for h in node.facts.hcas if h.name == link.hca), None)
+    gid = [] if index is None else ["-x", str(index)]
+    options = ["-F", "--report_gbits", "-D", str(SECONDS), "-p", str(PORT)]
+    return ["ib_write_bw", "-d", str(link.hca), *gid, *options]
+
+
+def parse_bandwidth(text: str) -> float | None:
+    """The average of ib_write_bw's last row: bytes, iterations, peak, average, message rate."""
+    rows = re.findall(r"^\s*\d+\s+\d+\s+[\d.]+\s+([\d.]+)\s+[\d.]+\s*$", text, re.MULTILINE)
+    return float(rows[-1]) if rows else None

@@ -1,0 +1,1 @@
+"""The search path for roles, playbooks, recipes and inventories: the project folder first."""

@@ -1,0 +1,100 @@
+"""The inventory of a new project: written only if it can be read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+
+from spark_cluster.config.fields import is_ip
+from spark_cluster.config.inventory import Inventory, read_inventory
+from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.loader.project import Project
+from spark_cluster.loader.template import render
+
+DEFAULT_RECIPE = "gemma4-31b-nvfp4"
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The user's answers.
+
+    Args:
+        addresses: of the Sparks, the head first.
+        user: to log in as; None leaves it to ~/.ssh/config.
+        identity_file: private key on the laptop; None leaves it to ssh.
+        recipe: the name of what to serve.
+    """
+
+    addresses: tuple[str, ...]
+    user: str | None = None
+    identity_file: str | None = None
+    recipe: str = DEFAULT_RECIPE
+
+
+def write(path: Path, answers: Answers, project: Project) -> Inventory:
+    """Write the inventory next to `path`, read it back, and rename it into place.
+
+    Raises:
+        UsageError: an answer does not fit, or the file cannot be written; `path` is untouched.
+    """
+    project.find("recipes", answers.recipe)
+    text = render(
+        Path(__file__).parent / "templates",
+        "inventory.yaml.j2",
+        addresses=[_scalar(address) for address in answers.addresses],
+        user=_scalar(answers.user),
+        identity_file=_scalar(answers.identity_file),
+        recipe=_scalar(answers.recipe),
+        pool=_pool(answers.addresses),
+    )
+    try:
+        handle, name = tempfile.mkstemp(prefix=".inventory-", suffix=".yaml", dir=path.parent)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    beside = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        inventory = read_inventory(beside)
+        beside.chmod(0o644)
+        beside.replace(path)
+    except InvalidFile as error:
+        # The lines are those of a file that is not kept: name the fields only.
+        raise UsageError("these nodes cannot be used:\n  " + _without_lines(error)) from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        beside.unlink(missing_ok=True)
+    return inventory
+
+
+def _without_lines(error: InvalidFile) -> str:
+    file = error.where.rpartition(":")[0]
+    lines = [error.message.splitlines()[0]]
+    for line in error.message.splitlines()[1:]:
+        lines.append(line.removeprefix(f"{file}:").partition(": ")[2])
+    return "\n  ".join(lines)
+
+
+def _scalar(text: str | None) -> str | None:
+    """Text as YAML: plain where it is harmless, in quotes otherwise."""
+    if text is None or (text and all(c.isalnum() or c in "._/~-" for c in text)):
+        # `12` or `true` would be read as something else than text.
+        plain = text is None or not (text.isdigit() or text.lower() in ("true", "false", "null"))
+        return text if plain else json.dumps(text)
+    return json.dumps(text)
+
+
+def _pool(addresses: tuple[str, ...]) -> list[str]:
+    """Two subnets for the link that hold none of the management addresses."""
+    taken = [ip_address(address) for address in addresses if is_ip(address)]
+    pool: list[str] = []
+    for third in (177, 178, 187, 188, 197, 198):
+        subnet = ip_network(f"192.168.{third}.0/24")
+        if not any(ip in subnet for ip in taken if ip.version == 4):
+            pool.append(str(subnet))
+    return pool[:2]

@@ -1,0 +1,46 @@
+"""Recipes by name or path, read and checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spark_cluster.config import recipe_checks
+from spark_cluster.config.allowances import NOTHING, Allowances, Allowed
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import Patch
+from spark_cluster.config.schema import validate
+from spark_cluster.config.yamlfile import Problem, load
+from spark_cluster.loader.project import Project
+
+
+def load_recipe(name: str | Path, project: Project, allow: Allowances = NOTHING) -> Recipe:
+    """Read a recipe by name or path, with absolute paths of `model.directory` and patches.
+
+    Args:
+        allow: what the user allows it, next to the files of its own and the project's folder.
+
+    Raises:
+        UsageError: there is no recipe of that name.
+        InvalidFile: the file does not exist or is wrong, with every problem and its line.
+    """
+    path = project.resolve("recipes", name)
+    source = load(path, "recipe")
+    recipe = validate(Recipe, source)
+    problems = recipe_checks.check(recipe)
+    if recipe.name != path.stem:
+        message = f"found '{recipe.name}', expected '{path.stem}', the name of the file"
+        problems.insert(0, Problem(("name",), message))
+    if problems:
+        raise source.invalid(problems)
+    folder = path.absolute().parent
+    patches = [_absolute(patch, folder) for patch in recipe.patches]
+    directory = recipe.model.directory and folder / recipe.model.directory.expanduser()
+    model = recipe.model.model_copy(update={"directory": directory})
+    return recipe.with_files(Allowed(path, project.folder, allow), model=model, patches=patches)
+
+
+def _absolute(patch: Patch, folder: Path) -> Patch:
+    """A patch whose file is absolute when it is the laptop's."""
+    if patch.origin == "model":
+        return patch
+    return patch.model_copy(update={"file": str(folder / Path(patch.file).expanduser())})

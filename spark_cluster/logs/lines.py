@@ -1,0 +1,193 @@
+"""A line of a log: its process, time, level and error.
+
+Prefixes come in layers, of which any may be missing: `spark1 vllm: ` of `spark-cluster logs`,
+`name | ` of Compose, Docker's time stamp (or its files' JSON), `Nov 20 14:14:29 spark1 kernel: ` of
+the journal, Ray's `(RayWorkerProc pid=112, ip=10.77.0.2) `, vLLM's `(EngineCore pid=518) ERROR
+11-20 14:14:29 [core.py:1512] `.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_OURS = re.compile(r"^(?:[\w.-]+ (?:vllm|ray): |[\w.-]+ +\| )")
+_DOCKER = re.compile(
+    r"^(\d{4}-(\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.(\d+))?(?:Z|[+-]\d\d:?\d\d))(?: |$)"
+)
+_JOURNAL = re.compile(r"^([A-Z][a-z]{2}) ([ \d]\d) (\d\d:\d\d:\d\d)(?:\.(\d+))? ")
+_UNIT = re.compile(r"^[\w.-]+ [\w./@-]+(?:\[\d+\])?: ")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_SPEAKER = re.compile(r"^\(([A-Za-z_][\w:.-]*(?: [^()]{0,80})?)\) ?")
+_VLLM = re.compile(
+    r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) +(\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.(\d+))?"
+    r"(?: +\[[^\]]{1,120}\])? ?"
+)
+_PYTHON = re.compile(
+    r"^\d{4}-(\d\d-\d\d) (\d\d:\d\d:\d\d)(?:[,.](\d+))?[\s-]+"
+    r"(?:(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[\s:-]*)?"
+)
+_TORCH = re.compile(r"^\[?(?:rank\d+\]:\[?)?([DIWEF])(\d\d)(\d\d) (\d\d:\d\d:\d\d)\.(\d+) ")
+_LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL):? ")
+_FIRST = frozenset("DIWECF[r")
+"""How lines of loggers begin, besides with a digit: most lines of a traceback do not."""
+
+_LETTERS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
+_REPEATED = re.compile(r" ?\[repeated (\d{1,9})x across cluster\].*$")
+
+_ERROR = re.compile(
+    r"(?<![\w./])(?<!raise )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?:\(.*\)|: .+))"
+    r"|(\w+ rank=\[\d+\] died unexpectedly)"
+    r"|(Segmentation fault|Segfault encountered|Fatal Python error: .+|\(core dumped\))"
+)
+_BARE = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))$")
+"""An exception without a text, alone on its line, as a traceback ends with it."""
+
+_ECHO = re.compile(
+    r"Engine core initialization failed|root cause above|EngineDead|EngineCore encountered|"
+    r"died unexpectedly|RayTaskError|ActorDiedError|WorkerCrashedError|Failed core proc|"
+    r"CancelledError|Executor failed|Worker failed with error|root cause for the error|"
+    r"ConnectionResetError|BrokenPipeError"
+)
+"""What follows from an earlier error in another process, and is never its cause."""
+
+_COUNTED = re.compile(r"validation errors? for \w+$")
+"""pydantic says in the next line what is wrong."""
+
+HARMLESS = ("DEBUG", "INFO", "WARNING")
+"""Levels below an error; such a line may quote one."""
+
+
+TRACE = 60
+"""Lines before an error that may be its traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedLine:
+    """A line without its prefixes.
+
+    Attributes:
+        text: what is said.
+        at: `11-20 14:14:29.000000`, which sorts by time within a year; empty when it has none.
+        stamp: Docker's own time stamp as it stands; empty without one.
+        speaker: Ray's and vLLM's names of the process, the outer first.
+        level: DEBUG to CRITICAL; empty when it does not say.
+        repeats: how many times more Ray has seen it on the cluster.
+    """
+
+    text: str
+    at: str = ""
+    stamp: str = ""
+    speaker: str = ""
+    level: str = ""
+    repeats: int = 0
+
+
+def read(raw: str) -> ParsedLine:
+    """Return the parts of a line; never fails."""
+    if raw.startswith('{"log":'):
+        raw = _of_docker_file(raw)
+    rest = ANSI.sub("", raw).strip() if "\x1b" in raw else raw.strip()
+    if prefix := _OURS.match(rest):
+        rest = rest[prefix.end() :]
+    at = stamp = ""
+    if rest[:1].isdigit() and (docker := _DOCKER.match(rest)):
+        stamp, at = docker[1], _moment(docker[2], docker[3], docker[4])
+        rest = rest[docker.end() :].strip()
+    elif rest[:3] in _MONTHS and (journal := _JOURNAL.match(rest)):
+        month = _MONTHS.index(journal[1]) + 1
+        at = _moment(f"{month:02}-{int(journal[2]):02}", journal[3], journal[4])
+        rest = _UNIT.sub("", rest[journal.end() :])
+    speakers = []
+    while rest[:1] == "(" and (speaker := _SPEAKER.match(rest)):
+        speakers.append(speaker[1])
+        rest = rest[speaker.end() :]
+    level, own, rest = _stamped(rest.strip())
+    repeats = 0
+    if "[repeated " in rest and (repeated := _REPEATED.search(rest)):
+        repeats, rest = int(repeated[1]), rest[: repeated.start()]
+    return ParsedLine(rest.strip(), at or own, stamp, " ".join(speakers), level, repeats)
+
+
+def _of_docker_file(raw: str) -> str:
+    """Return a line of Docker's own file (`CONTAINER-json.log`) as `docker logs -t` prints it."""
+    try:
+        found = json.loads(raw)
+        return f"{found['time']} {found['log']}"
+    except (ValueError, KeyError, TypeError):
+        return raw
+
+
+def _stamped(rest: str) -> tuple[str, str, str]:
+    """Return level, time and text of a line as a logger writes it."""
+    if not rest[:1].isdigit() and rest[:1] not in _FIRST:  # none of them can match
+        return "", "", rest
+    if found := _VLLM.match(rest):
+        return found[1], _moment(found[2], found[3], found[4]), rest[found.end() :]
+    if found := _PYTHON.match(rest):
+        return found[4] or "", _moment(found[1], found[2], found[3]), rest[found.end() :]
+    if found := _TORCH.match(rest):
+        at = _moment(f"{found[2]}-{found[3]}", found[4], found[5])
+        return _LETTERS[found[1]], at, rest[found.end() :]
+    if found := _LEVEL.match(rest):
+        return found[1], "", rest[found.end() :]
+    return "", "", rest
+
+
+def _moment(day: str, time: str, fraction: str | None) -> str:
+    return f"{day} {time}.{(fraction or '')[:6].ljust(6, '0')}"
+
+
+def error_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
+    """Return the error that a line reports; empty for none.
+
+    Args:
+        following: gives the next line, raw; pydantic puts what is wrong there.
+    """
+    if line.level in HARMLESS:
+        return ""
+    if bare := _BARE.match(line.text):
+        return bare[1]
+    match = _ERROR.search(line.text)
+    if match is None:
+        return ""
+    said = next(group for group in match.groups() if group)
+    if _COUNTED.search(said):
+        said += ": " + read(following()).text.partition(" [type=")[0].strip()
+    return said
+
+
+def is_echo(text: str) -> bool:
+    """Return True for an error that merely follows from an earlier one."""
+    return _ECHO.search(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class LogError:
+    """An error, its line, and what the same process wrote just before."""
+
+    line: ParsedLine
+    text: str
+    before: str = ""
+
+
+def errors_of(log: str) -> Iterator[LogError]:
+    """Yield the errors of a text in order; a line without a time has the previous line's."""
+    raw = log.splitlines()
+    last = ""
+    passed: list[ParsedLine] = []
+    for index, one in enumerate(raw):
+        line = read(one)
+        line, last = (line, line.at) if line.at else (replace(line, at=last), last)
+        text = error_in(line, lambda at=index + 1: raw[at] if at < len(raw) else "")  # type: ignore[misc]
+        if text:
+            yield LogError(line, text, trace(passed, line.speaker))
+        passed.append(line)
+
+
+def trace(passed: list[ParsedLine], speaker: str) -> str:
+    """Return the last lines of a process, as a traceback has them."""
+    return "\n".join(line.text for line in passed[-TRACE:] if line.speaker == speaker)

@@ -1,0 +1,231 @@
+"""The reader of logs of any length in constant memory: finds the lines that may matter.
+
+A log is read in pieces, and each piece is searched for literals ("anchors") before any line of it
+is looked at, because almost all lines of a long log are routine. So a gigabyte takes seconds, not
+minutes; giant lines are cut, bytes that are no text are replaced. (Line by line with one expression
+of all literals, 100 MB take three times as long.)
+"""
+
+from __future__ import annotations
+
+import gzip
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from spark_cluster.errors import InvalidFile, UsageError
+
+CHUNK = 1 << 20
+BEFORE = 16 << 10
+"""Bytes before a line that can be read: a traceback, the last time stamp."""
+
+LONGEST_LINE = 256 << 10
+"""A longer line is cut into pieces of this size."""
+
+DECODED = 8 << 10
+"""Bytes of a line that are looked at: SchedulerOutput dumps have 100 kB, the news is in front."""
+
+_GZIP = b"\x1f\x8b"
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})
+
+
+@dataclass(frozen=True)
+class LogSource:
+    """A log: how it is called, and how it is opened."""
+
+    name: str
+    open: Callable[[], IO[bytes]]
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A line with an anchor in it; what stands around it is decoded only when it is asked for.
+
+    Attributes:
+        number: of the line in the log, from 1.
+        text: the line, raw.
+        anchors: those that were found in it.
+    """
+
+    number: int
+    text: str
+    anchors: tuple[bytes, ...]
+    _blob: bytes
+    _begin: int
+    _stop: int
+
+    @property
+    def following(self) -> str:
+        """The next line, raw."""
+        begin = self._stop + 1
+        end = self._blob.find(b"\n", begin)
+        return _text(self._blob, begin, len(self._blob) if end < 0 else end)
+
+    def context(self) -> str:
+        """The text before it, as far as it is kept."""
+        start = max(0, self._begin - BEFORE)
+        return self._blob[start : self._begin].decode("utf-8", "replace")
+
+
+def _text(blob: bytes, begin: int, stop: int) -> str:
+    return blob[begin : min(stop, begin + DECODED)].decode("utf-8", "replace")
+
+
+def of_file(name: str, title: str = "") -> LogSource:
+    """A file, or standard input for `-`; it is called `title`, by default as it was given."""
+    if name == "-":
+        return LogSource("standard input", lambda: sys.stdin.buffer)
+    return LogSource(title or name, lambda: Path(name).expanduser().open("rb"))
+
+
+def sources(names: Iterable[str], *, short: bool = False) -> list[LogSource]:
+    """Files to read, in the order given.
+
+    Args:
+        short: call them by the end of their path that tells them apart.
+
+    Raises:
+        UsageError: none is given, or one twice.
+    """
+    given = list(names)
+    doubled = next((name for name in given if given.count(name) > 1), None)
+    if doubled is not None:
+        raise UsageError(f"{doubled} is given twice")
+    if not given:
+        raise UsageError("no log is given", hint="give files, or - for standard input")
+    return [of_file(name, _title(name, given) if short else "") for name in given]
+
+
+def _title(name: str, given: list[str]) -> str:
+    """The shortest end of a path that no other one has.
+
+    >>> [_title(n, ["/a/x/v.log", "/a/y/v.log"]) for n in ("/a/x/v.log", "/a/y/v.log")]
+    ['x/v.log', 'y/v.log']
+    """
+    parts = Path(name).parts
+    for length in range(1, len(parts)):
+        end = parts[-length:]
+        if sum(Path(other).parts[-length:] == end for other in given) == 1:
+            return "/".join(end)
+    return name
+
+
+class Reader:
+    """A single pass over a log.
+
+    Args:
+        anchors: literals; a line with none of them is never looked at. `drop` takes one out while
+            reading goes on.
+    """
+
+    def __init__(self, source: LogSource, anchors: Iterable[str]) -> None:
+        self.source = source
+        self.bytes = 0
+        self.lines = 0
+        self._anchors = minimal({anchor.encode() for anchor in anchors})
+
+    def drop(self, anchor: str) -> None:
+        """Look for a literal no more, unless it stands for longer ones."""
+        self._anchors.discard(anchor.encode())
+
+    def standing_for(self, literals: Iterable[str]) -> frozenset[bytes]:
+        """The anchors of which one is in each line that has one of these literals."""
+        wanted = [literal.encode() for literal in literals]
+        return frozenset(a for a in self._anchors if any(a in literal for literal in wanted))
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Lines with an anchor, in order.
+
+        Raises:
+            InvalidFile: it cannot be read, or is no text.
+        """
+        context = rest = b""
+        with _opened(self.source) as stream:
+            while True:
+                data = stream.read(CHUNK) + stream.readline(LONGEST_LINE)
+                if not self.bytes:
+                    _must_be_text(data, self.source.name)
+                self.bytes += len(data)
+                blob = context + rest + data
+                start = len(context)
+                end = blob.rfind(b"\n", start, -1) + 1 if data else len(blob)
+                if not end:  # a single line, of which more may come
+                    end = len(blob) if len(blob) - start > LONGEST_LINE else start
+                yield from self._search(blob, start, end)
+                if not data:
+                    return
+                context, rest = blob[max(0, end - BEFORE) : end], blob[end:]
+
+    def _search(self, blob: bytes, start: int, end: int) -> Iterator[Candidate]:
+        counted = start
+        for begin, anchors in sorted(self._hits(blob, start, end).items()):
+            self.lines += blob.count(b"\n", counted, begin)
+            counted = begin
+            stop = blob.find(b"\n", begin)
+            stop = len(blob) if stop < 0 else stop
+            yield Candidate(self.lines + 1, _text(blob, begin, stop), anchors, blob, begin, stop)
+        self.lines += blob.count(b"\n", counted, end)
+
+    def _hits(self, blob: bytes, start: int, end: int) -> dict[int, tuple[bytes, ...]]:
+        """Return where lines with an anchor begin, and which anchors they have."""
+        found: dict[int, tuple[bytes, ...]] = {}
+        for anchor in tuple(self._anchors):
+            at = blob.find(anchor, start, end)
+            while at >= 0:
+                begin = max(blob.rfind(b"\n", start, at) + 1, start)
+                found[begin] = (*found.get(begin, ()), anchor)
+                after = blob.find(b"\n", at, end)
+                at = blob.find(anchor, after, end) if after >= 0 else -1
+        return found
+
+
+def minimal(anchors: set[bytes]) -> set[bytes]:
+    """Return the anchors without those that contain another one.
+
+    >>> sorted(minimal({b"Error", b"KeyError", b"KV cache"}))
+    [b'Error', b'KV cache']
+    """
+    return {a for a in anchors if not any(other in a for other in anchors if other != a)}
+
+
+@contextmanager
+def _opened(source: LogSource) -> Iterator[IO[bytes]]:
+    """Open the stream, unpacked when it is a .gz; errors name the file."""
+    hint = "expected a text log, a .gz of one, or - for standard input"
+    try:
+        with source.open() as raw:
+            peek = getattr(raw, "peek", bytes)
+            yield cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if peek(2)[:2] == _GZIP else raw
+    except FileNotFoundError:
+        raise InvalidFile("no such file", where=source.name) from None
+    except IsADirectoryError:
+        raise InvalidFile("this is a folder", where=source.name, hint=hint) from None
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise InvalidFile(f"a damaged .gz: {error}", where=source.name) from None
+    except OSError as error:
+        raise InvalidFile(f"cannot be read: {error.strerror}", where=source.name) from None
+
+
+def _must_be_text(data: bytes, name: str) -> None:
+    """Raises:
+    InvalidFile: it is no text.
+    """
+    if data.startswith(_UTF16):
+        raise InvalidFile(
+            "this is UTF-16, as PowerShell writes it",
+            where=name,
+            hint=f"iconv -f UTF-16 -t UTF-8 {name} | spark-cluster explain -",
+        )
+    head = data[: 64 << 10]
+    strange = len(head) - len(head.translate(None, _CONTROL))
+    if b"\0" in head[:4096] or strange > len(head) // 20:
+        raise InvalidFile(
+            "this is a binary file",
+            where=name,
+            hint="expected a text log, such as `docker logs --timestamps spark-vllm` prints",
+        )

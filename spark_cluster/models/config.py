@@ -1,0 +1,194 @@
+"""The conversion of a model's config.json into its geometry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from spark_cluster.models.experts import experts
+from spark_cluster.models.keys import Keys
+from spark_cluster.models.layers import BOTH, CHUNKED, FULL, RECURRENT, SLIDING, kinds
+from spark_cluster.models.quantization import kv_dtype, quantization
+from spark_cluster.models.recurrent import recurrent
+from spark_cluster.models.shape import Attention, Geometry, Latent
+
+KNOWN = {
+    "bamba",
+    "cohere",
+    "cohere2",
+    "deepseek_v2",
+    "deepseek_v3",
+    "falcon_h1",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "glm4",
+    "glm4_moe",
+    "gpt_oss",
+    "granite",
+    "granitemoe",
+    "granitemoehybrid",
+    "granitemoeshared",
+    "jamba",
+    "llama",
+    "llama4_text",
+    "ministral3",
+    "mistral",
+    "mixtral",
+    "nemotron_h",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_moe",
+    "qwen3_next",
+    "starcoder2",
+}
+"""Families whose keys were read in their `transformers` configuration."""
+
+OTHER_FULL_HEADS = ("gemma4_text", "gemma4_unified_text", "gemma4_assistant")
+"""Families whose full layers have heads of another size and number."""
+
+VISION = ("vision_config", "vit_config", "visual")
+
+
+def from_config(config: Mapping[str, Any], name: str) -> Geometry:
+    """The geometry of a model.
+
+    Args:
+        config: a Hugging Face `config.json`; of a multimodal model too.
+        name: what the model is called, in messages and in the result.
+
+    Raises:
+        InvalidFile: the config lacks what is needed, or says what is not understood; the message
+            names the key.
+    """
+    keys = Keys(config, name)
+    of_layers = kinds(keys)
+    mixture, dense = experts(keys, len(of_layers))
+    heads = keys.positive("num_attention_heads", "n_head", "num_heads")
+    latent = _latent(keys, of_layers, heads)
+    return Geometry(
+        name=name,
+        model_type=keys.model_type or str(config.get("model_type", "")),
+        layers=len(of_layers),
+        hidden=keys.positive("hidden_size", "n_embd", "d_model"),
+        vocab=keys.positive("vocab_size"),
+        intermediate=_intermediate(keys, dense),
+        dense_layers=dense,
+        attention=() if latent else _attention(keys, of_layers, heads),
+        latent=latent,
+        recurrent=recurrent(keys, sum(kind in (RECURRENT, BOTH) for kind in of_layers)),
+        experts=mixture,
+        tied=bool(keys.get("tie_word_embeddings", default=False)),
+        max_positions=keys.number(
+            "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=0
+        ),
+        other_parameters=_tower(config) + _per_layer_embeddings(keys, len(of_layers)),
+        quantization=quantization(config),
+        kv_dtype=kv_dtype(config),
+        dtype=str(keys.get("dtype", "torch_dtype", default="bfloat16")).removeprefix("torch."),
+        known=keys.model_type in KNOWN,
+    )
+
+
+def _attention(keys: Keys, of_layers: list[str], heads: int) -> tuple[Attention, ...]:
+    """Layers of one shape together; full ones first."""
+    borrowing = keys.number("num_kv_shared_layers", default=0)
+    own = of_layers[: len(of_layers) - borrowing] if borrowing else of_layers
+    found = []
+    for kind in (FULL, SLIDING, CHUNKED):
+        alike = (FULL, BOTH) if kind == FULL else (kind,)
+        count = sum(item in alike for item in of_layers)
+        if count:
+            borrowed = count - sum(item in alike for item in own)
+            found.append(_one_kind(keys, kind, count, borrowed, heads))
+    return tuple(found)
+
+
+def _one_kind(keys: Keys, kind: str, count: int, borrowed: int, heads: int) -> Attention:
+    hidden = keys.positive("hidden_size", "n_embd", "d_model")
+    head_dim = keys.positive("head_dim", "attention_head_dim", default=max(1, hidden // heads))
+    usual_kv = 1 if keys.get("multi_query") is True else heads
+    kv_heads = keys.positive("num_key_value_heads", "num_kv_heads", "n_head_kv", default=usual_kv)
+    value_dim = keys.positive("v_head_dim", default=head_dim)
+    same = False
+    if kind == FULL and keys.model_type in OTHER_FULL_HEADS:
+        head_dim = value_dim = keys.positive("global_head_dim", default=head_dim)
+        same = keys.says("attention_k_eq_v")
+        if same:
+            kv_heads = keys.positive("num_global_key_value_heads", default=kv_heads)
+    if kind == SLIDING:  # MiMo-V2 has other heads there
+        head_dim = keys.positive("swa_head_dim", default=head_dim)
+        value_dim = keys.positive("swa_v_head_dim", default=value_dim)
+        kv_heads = keys.positive("swa_num_key_value_heads", default=kv_heads)
+    named = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}.get(kind)
+    window = keys.positive(named) if named else None
+    if heads % kv_heads:
+        raise keys.wrong(
+            f"'num_key_value_heads' {kv_heads} does not divide 'num_attention_heads' {heads}"
+        )
+    return Attention(
+        kind="full" if kind == FULL else "sliding" if kind == SLIDING else "chunked",
+        layers=count,
+        q_heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        window=window,
+        k_is_v=same,
+        borrowed=borrowed,
+    )
+
+
+def _latent(keys: Keys, of_layers: list[str], heads: int) -> Latent | None:
+    if not keys.says("kv_lora_rank"):
+        return None
+    return Latent(
+        layers=sum(kind == FULL for kind in of_layers),
+        q_heads=heads,
+        rank=keys.positive("kv_lora_rank"),
+        rope_dim=keys.positive("qk_rope_head_dim"),
+        nope_dim=keys.positive("qk_nope_head_dim"),
+        value_dim=keys.positive("v_head_dim"),
+        q_rank=keys.number("q_lora_rank", default=0) or None,
+        index_dim=keys.number("index_head_dim", default=0),
+    )
+
+
+def _intermediate(keys: Keys, dense_layers: int) -> int:
+    if dense_layers == 0:
+        return 0
+    if keys.model_type == "llama4_text":
+        return keys.positive("intermediate_size_mlp", "intermediate_size")
+    if keys.model_type == "granitemoehybrid":  # without experts its shared network is the only one
+        return keys.positive("shared_intermediate_size", "intermediate_size")
+    if keys.model_type == "gpt2":
+        return keys.positive("n_inner", default=4 * keys.positive("n_embd"))
+    return keys.positive("intermediate_size", "ffn_dim", "ffn_hidden_size", "d_ff")
+
+
+def _tower(config: Mapping[str, Any]) -> int:
+    """About how many parameters the vision tower has: its attention and its networks."""
+    tower = next((config[key] for key in VISION if isinstance(config.get(key), Mapping)), None)
+    if tower is None:
+        return 0
+    keys = Keys(tower, "vision")
+    hidden = keys.number("hidden_size", "embed_dim", "width", default=0)
+    layers = keys.number("num_hidden_layers", "depth", "layers", default=0)
+    inner = keys.number("intermediate_size", default=4 * hidden)
+    matrices = 3 if str(tower.get("model_type", "")).startswith("gemma4") else 2
+    return layers * (4 * hidden * hidden + matrices * hidden * inner)
+
+
+def _per_layer_embeddings(keys: Keys, layers: int) -> int:
+    """Gemma 3n and the small Gemma 4 look a vector up for every layer; most of it is never read."""
+    width = keys.number("hidden_size_per_layer_input", default=0)
+    if not width:
+        return 0
+    return keys.number("vocab_size_per_layer_input", "vocab_size") * layers * width

@@ -1,0 +1,136 @@
+"""The keys of a model's config.json, under any of the names that families give them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from spark_cluster.config.yamlfile import described
+from spark_cluster.errors import InvalidFile
+
+INNER = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Where the language model of a multimodal one is described."""
+
+LARGEST = 10**12
+"""More than any figure of a model; larger ones are mistakes, or meant to do harm."""
+
+DEEPEST = 4
+"""Descriptions inside each other that are looked into."""
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma2": {"head_dim": 256, "sliding_window": 4096, "tie_word_embeddings": True},
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
+    "gemma3n_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "sliding_window": 512,
+        "num_kv_shared_layers": 15,
+        "tie_word_embeddings": True,
+    },
+    "gemma4_text": {
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
+    },
+    "gpt_oss": {"head_dim": 64, "sliding_window": 128},
+    "qwen3": {"head_dim": 128},
+    "qwen3_moe": {"head_dim": 128},
+    "qwen3_next": {"head_dim": 256, "full_attention_interval": 4},
+    "qwen3_5_text": {"head_dim": 256, "full_attention_interval": 4},
+    "qwen3_5_moe_text": {"head_dim": 256, "full_attention_interval": 4},
+    "llama4_text": {"head_dim": 128, "attention_chunk_size": 8192, "no_rope_layer_interval": 4},
+    "cohere": {"tie_word_embeddings": True},
+    "cohere2": {"tie_word_embeddings": True, "sliding_window": 4096, "sliding_window_pattern": 4},
+    "nemotron_h": {"head_dim": 128},
+    "lfm2": {"tie_word_embeddings": True},
+    "lfm2_moe": {"tie_word_embeddings": True},
+}
+"""What `transformers` assumes where a config says nothing; published configs do leave these out
+(Gemma 3 4B names neither its heads nor their size). Its configuration classes are the source."""
+
+
+class Keys:
+    """The config of a language model; what it does not say itself, its multimodal parent may.
+
+    Args:
+        name: of the model, for messages.
+    """
+
+    def __init__(self, config: Mapping[str, Any], name: str) -> None:
+        self.name = name
+        self.outer = config
+        self._chain = [*_innermost_first(config)]
+        self.model_type = str(self.get("model_type", default="") or "")
+        self._chain.append(DEFAULTS.get(self.model_type, {}))
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """The first of these keys that is there and not null."""
+        for level in self._chain:
+            for name in names:
+                if level.get(name) is not None:
+                    return level[name]
+        return default
+
+    def says(self, name: str) -> bool:
+        """Return whether a key exists and is not null, false, zero or empty."""
+        return bool(self.get(name))
+
+    def number(self, *names: str, default: int | None = None) -> int:
+        """A whole number under the first of these names.
+
+        Raises:
+            InvalidFile: it is not there and has no default, or is no whole number.
+        """
+        found = self.get(*names)
+        if found is None:
+            if default is not None:
+                return default
+            raise self.wrong(
+                f"lacks {names[0]!r}",
+                hint="it is needed to know the model's shape; complete the config.json, or take "
+                "the one of the original model",
+            )
+        if isinstance(found, list):  # one figure a layer (Gemma 3n): the widest
+            found = max((item for item in found if isinstance(item, int)), default=None)
+        if isinstance(found, bool) or not isinstance(found, int):
+            key = next(name for name in names if self.get(name) is not None)
+            text = described(self.get(key))
+            raise self.wrong(f"{key!r} should be a whole number, found {text}")
+        if found < 0:
+            raise self.wrong(f"{names[0]!r} should not be negative, found {described(found)}")
+        if found > LARGEST:
+            raise self.wrong(f"{names[0]!r} is {described(found)}, which no model has")
+        return found
+
+    def positive(self, *names: str, default: int | None = None) -> int:
+        """As `number`, and above zero."""
+        found = self.number(*names, default=default)
+        if found == 0:
+            raise self.wrong(f"{names[0]!r} should be above 0")
+        return found
+
+    def wrong(self, message: str, hint: str = "") -> InvalidFile:
+        """The error that says what is wrong with this config."""
+        return InvalidFile(message, where=f"config of {self.name}", hint=hint)
+
+
+def _innermost_first(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    chain = [config]
+    while len(chain) <= DEEPEST:
+        inner = next((chain[-1][n] for n in INNER if isinstance(chain[-1].get(n), Mapping)), None)
+        if inner is None:
+            break
+        chain.append(inner)
+    yield from reversed(chain)

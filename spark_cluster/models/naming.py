@@ -1,0 +1,141 @@
+"""Information from names: base model of a build, quantization of weights, version of an image."""
+
+from __future__ import annotations
+
+import re
+from typing import cast
+
+from spark_cluster.config.recipe_schema import Quantization
+from spark_cluster.models.tables import table
+
+_HUB_CACHE = re.compile(r"models--([^/]+)--([^/]+)")
+
+_QUANTIZATION_FLAG = {
+    "modelopt_fp4": "nvfp4",
+    "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+    "gpt_oss_mxfp4": "mxfp4",
+    "awq": "awq-int4",
+    "awq_marlin": "awq-int4",
+    "auto_awq": "awq-int4",
+    "gptq": "gptq-int4",
+    "gptq_marlin": "gptq-int4",
+    "auto_gptq": "gptq-int4",
+    "fp8_per_tensor": "fp8-online",
+    "fp8_per_block": "fp8-online",
+    "fp8_per_channel": "fp8-online",
+}
+"""Values of --quantization that say it alone (vLLM 0.32, model_executor/layers/quantization)."""
+
+# What `modelopt` and `compressed-tensors` mean depends on the build; these say it in its name.
+_BY_NAME = ("modelopt", "modelopt_mixed", "compressed-tensors", "humming", "quark")
+
+
+def quantization_named(word: object) -> Quantization | None:
+    """The quantization that another tool's file calls by a word of its own: `nvfp4`, `bfloat16`."""
+    words = {**table("names")["quantization_words"], "bfloat16": "bf16", "awq4": "awq-int4"}
+    return cast("Quantization | None", words.get(str(word).lower()))
+
+
+def version_in(image: str) -> str | None:
+    """The version of vLLM in an image, None when its tag does not say it."""
+    data = table("images")
+    plain = image.removeprefix("docker.io/").partition("@")[0]
+    if known := data["tags"].get(plain):
+        return cast(str, known["vllm"])
+    for row in data["patterns"]:
+        if found := re.fullmatch(row["pattern"], plain):
+            return cast(str, found["vllm"])
+    return None
+
+
+def base_of(model: str, hints: tuple[str, ...] = ()) -> str | None:
+    """The model that `model` is a build of; None for a model itself, or when it is not certain.
+
+    Args:
+        model: repository on the hub, or a path.
+        hints: folder on the node, served name. All that is recognised must say the same.
+    """
+    if is_path(model):
+        cached = _HUB_CACHE.search(model)
+        repository = f"{cached[1]}/{cached[2]}" if cached else ""
+        if repository in table("names")["bases"]:
+            return repository
+        texts = [repository or model.rstrip("/").rpartition("/")[2]]
+        texts += [hint.rstrip("/").rpartition("/")[2] for hint in hints]
+    elif model in table("names")["bases"]:
+        return None
+    else:
+        texts = [model.rpartition("/")[2]]
+    found = {base for text in texts if (base := _recognised(text))}
+    return found.pop() if len(found) == 1 else None
+
+
+def quantization_of(
+    flag: str, model: str, base: str | None, hints: tuple[str, ...] = ()
+) -> Quantization | None:
+    """Return the quantization of the weights; None when neither flag nor names say it.
+
+    Args:
+        flag: value of --quantization, empty when it is not given.
+        model: repository or path.
+        base: the model that it is a build of.
+        hints: folder on the node, served name.
+    """
+    named = _named_quantization(model, hints)
+    if flag in _QUANTIZATION_FLAG:
+        return cast(Quantization, _QUANTIZATION_FLAG[flag])
+    if flag == "fp8":
+        # On a build in FP8 it only repeats what its config says.
+        if named in (None, "bf16"):
+            known = base or not is_path(model)
+            return "fp8-online" if known else None
+        return "fp8" if named == "fp8" else None
+    if flag and flag not in _BY_NAME:
+        return None
+    if named is None and not flag:
+        row = table("names")["bases"].get(base or model)
+        return cast(Quantization, row["native"]) if row and _is_plain(model, hints) else None
+    return named
+
+
+def is_path(model: str) -> bool:
+    """Return whether it is a folder rather than a repository on the hub."""
+    return model.startswith(("/", "~", ".", "$")) or model.count("/") > 1
+
+
+def _recognised(text: str) -> str | None:
+    data = table("names")
+    key = _key(text)
+    for base, row in data["bases"].items():
+        names = [base.rpartition("/")[2], *row["also"]]
+        if key in {_key(name) for name in names}:
+            return cast(str, base)
+    return None
+
+
+def _key(text: str) -> str:
+    """The name without what only says how it was built: `gemma426ba4b`."""
+    words = set(table("names")["build_words"])
+    parts = re.split(r"[-_ ]+", text.lower())
+    return re.sub(r"[^a-z0-9]", "", "".join(part for part in parts if part not in words))
+
+
+def _named_quantization(model: str, hints: tuple[str, ...]) -> Quantization | None:
+    words = table("names")["quantization_words"]
+    texts = [model] if not is_path(model) else [model, *hints]
+    found = {
+        words[part]
+        for text in texts
+        for part in re.split(r"[-_ /.]+", text.lower())
+        if part in words
+    }
+    return cast(Quantization, found.pop()) if len(found) == 1 else None
+
+
+def _is_plain(model: str, hints: tuple[str, ...]) -> bool:
+    """Return whether no name mentions a quantization, not even one that is unknown here."""
+    data = table("names")
+    words = set(data["build_words"]) - {"it", "instruct", "bf16", "mtp"}
+    texts = [model] if not is_path(model) else [model, *hints]
+    return not any(part in words for text in texts for part in re.split(r"[-_ /.]+", text.lower()))

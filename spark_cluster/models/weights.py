@@ -1,0 +1,195 @@
+"""The parameters of a model, part by part, and the bytes they take and cost to read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+
+from spark_cluster.config.recipe_schema import Quantization
+from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.errors import UsageError
+from spark_cluster.models import Geometry
+
+BYTES: Mapping[Quantization, float] = MappingProxyType(
+    {
+        "bf16": 2.0,
+        "fp8": 1.0,
+        "fp8-online": 1.0,
+        "nvfp4": 0.5625,  # 4 bits, and an FP8 scale for every 16 of them
+        "mxfp4": 0.53125,  # 4 bits, and an 8-bit scale for every 32
+        "awq-int4": 0.578,  # 4 bits, BF16 scale and 4-bit zero point for every 32
+        "gptq-int4": 0.52,  # the same for every 128
+    }
+)
+"""Bytes a parameter of a quantized layer takes, scales included."""
+
+LINEAR = ("attention", "recurrent", "mlp", "shared", "experts")
+"""Parts made of matrices that quantization applies to. The router, the embedding, the output layer
+and the vision tower stay BF16 in every build that was looked at."""
+
+
+UNGATED: Mapping[str, int] = MappingProxyType({"nemotron_h": 2})
+"""Families whose feed-forward layers are two matrices; in the others a gate is the third."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Counts of parameters by part. Norms and biases, below 0.1 % of any model, are left out.
+
+    Attributes:
+        mlp: dense feed-forward layers.
+        shared: what works on every token next to the experts.
+        experts: all experts of all layers.
+        embedding: the embedding; the output layer too where they are tied.
+        output: the output layer of its own, 0 where it is tied.
+        other: vision and audio towers: in memory, not read in a decode step.
+    """
+
+    attention: int
+    recurrent: int
+    mlp: int
+    shared: int
+    experts: int
+    router: int
+    embedding: int
+    output: int
+    other: int
+
+    @property
+    def total(self) -> int:
+        """The number of all parameters."""
+        return sum(getattr(self, part.name) for part in fields(self))
+
+
+def parameters(geometry: Geometry) -> Parameters:
+    """Counts of a model, from its shape."""
+    hidden, experts = geometry.hidden, geometry.experts
+    matrices = UNGATED.get(geometry.model_type, 3) * hidden
+    attention = 0
+    for part in geometry.attention:
+        values = 0 if part.k_is_v else part.value_dim
+        own = (part.layers - part.borrowed) * part.kv_heads * (part.head_dim + values)
+        attention += hidden * (part.layers * part.q_heads * (part.head_dim + part.value_dim) + own)
+    return Parameters(
+        attention=attention + _latent(geometry),
+        recurrent=sum(part.layers * part.weights for part in geometry.recurrent),
+        mlp=matrices * geometry.intermediate * geometry.dense_layers,
+        shared=matrices * experts.shared_intermediate * experts.layers if experts else 0,
+        experts=matrices * experts.intermediate * experts.count * experts.layers if experts else 0,
+        router=hidden * experts.count * experts.layers if experts else 0,
+        embedding=geometry.vocab * hidden,
+        output=0 if geometry.tied else geometry.vocab * hidden,
+        other=geometry.other_parameters,
+    )
+
+
+def _latent(geometry: Geometry) -> int:
+    latent = geometry.latent
+    if latent is None:
+        return 0
+    query = latent.q_heads * (latent.nope_dim + latent.rope_dim)
+    if latent.q_rank is None:
+        queries = geometry.hidden * query
+    else:
+        queries = geometry.hidden * latent.q_rank + latent.q_rank * query
+    keys = geometry.hidden * (latent.rank + latent.rope_dim)
+    keys += latent.rank * latent.q_heads * (latent.nope_dim + latent.value_dim)
+    return latent.layers * (queries + keys + latent.q_heads * latent.value_dim * geometry.hidden)
+
+
+def formats(geometry: Geometry, quantization: Quantization) -> dict[str, Quantization]:
+    """Return the format in memory of each part that quantization can apply to.
+
+    Builds differ in what they leave as it is:
+
+    - NVFP4: NVIDIA's Gemma 4 31B quantizes the feed-forward layers only (32.7 GB on the hub), Red
+      Hat's all matrices; builds of the 26B-A4B all matrices (source: muninn-gemma4-26b,
+      muninn-gemma4-31b). NVIDIA's Qwen3.5 and 3.6 keep attention and recurrent layers in FP8
+      (source: model-optimizer-2302), its Qwen3-Next in BF16 (source: model-optimizer-681).
+    - MXFP4 is the format of experts (gpt-oss); the rest is BF16. Owners report up to 1.7 times our
+      figures for gpt-oss-120b with containers of their own; why is not known here.
+    - 4 bits leave other recurrent layers in BF16; FP8 does not.
+    """
+    kept: Quantization = "bf16"
+    kind, parts = geometry.model_type, dict.fromkeys(LINEAR, quantization)
+    if quantization == "mxfp4" and geometry.is_moe:
+        return {**dict.fromkeys(LINEAR, kept), "experts": quantization}
+    if quantization == "nvfp4":
+        red_hat = geometry.name.startswith("RedHatAI/")
+        if kind.startswith("gemma4") and not geometry.is_moe and not red_hat:
+            return {**parts, "attention": kept}
+        if kind.startswith("qwen3_5"):
+            return {**parts, "attention": "fp8", "recurrent": "fp8"}
+        if kind == "qwen3_next":
+            return {**parts, "attention": kept, "recurrent": kept}
+    return parts if BYTES[quantization] >= 1 else {**parts, "recurrent": kept}
+
+
+def must_be_known(quantization: str) -> Quantization:
+    """A quantization by name.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    for known in BYTES:
+        if known == quantization.lower():
+            return known
+    raise UsageError(
+        f"no quantization '{quantization}'", hint=did_you_mean(quantization, list(BYTES), "names")
+    )
+
+
+def part_bytes(geometry: Geometry, quantization: Quantization) -> dict[str, float]:
+    """Bytes in memory by part, on all nodes together."""
+    counts, lies = parameters(geometry), formats(geometry, quantization)
+    return {
+        part.name: getattr(counts, part.name) * BYTES[lies.get(part.name, "bf16")]
+        for part in fields(counts)
+    }
+
+
+def memory_bytes(geometry: Geometry, quantization: Quantization) -> float:
+    """Return the bytes that the loaded weights take, on all nodes together.
+
+    A server's log shows up to 4 % more for quantized builds (scales of scales, padding for the
+    kernels): 15.76 GiB for 15.2 (source: muninn-gemma4-26b). What was measured is better;
+    see `Launch.weights_gib`.
+    """
+    return sum(part_bytes(geometry, quantization).values())
+
+
+def load_peak_bytes(geometry: Geometry, quantization: Quantization) -> float:
+    """Most that the weights take while they are loaded, on all nodes together.
+
+    Online quantization reads the BF16 weights first: 58 GiB for the 31B before it is 29
+    (source: forum-gemma4-31b-fp8).
+    """
+    first: Quantization = "bf16" if quantization == "fp8-online" else quantization
+    return memory_bytes(geometry, first)
+
+
+def experts_read(count: int, top_k: int, tokens: float) -> float:
+    """Return how many of a layer's experts some tokens need together: each token picks `top_k` of
+    `count` independently, so an expert is not read with probability (1 - k/E)^tokens.
+    """
+    spared = math.pow(1.0 - top_k / count, tokens)
+    return count * (1.0 - spared)
+
+
+def step_bytes(geometry: Geometry, quantization: Quantization, tokens: float = 1) -> float:
+    """Bytes of weights that one step over `tokens` tokens reads, on all nodes together.
+
+    The embedding is looked up, not read, but as output layer it is read whole; vision is not.
+
+    Args:
+        tokens: in the step: one a request, more with drafted ones or in a prefill.
+    """
+    parts = part_bytes(geometry, quantization)
+    read = sum(parts[name] for name in ("attention", "recurrent", "mlp", "shared", "router"))
+    if geometry.experts:
+        experts = geometry.experts
+        wanted = experts_read(experts.count, experts.top_k, tokens)
+        read += parts["experts"] * wanted / experts.count
+    return read + parts["embedding" if geometry.tied else "output"]

@@ -1,0 +1,1 @@
+"""Work on a node: files, processes, units, the journal; standard library only."""

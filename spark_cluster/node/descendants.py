@@ -1,0 +1,105 @@
+"""The processes of a command: its session, its children and theirs, and what it left behind.
+
+A child that began a session of its own is found by its parent; one whose parent has ended, too, by
+a variable that every command gets. Only /proc/PID/stat is read of all processes: reading more of
+one that hangs in a driver can hang itself.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import NamedTuple
+
+MARK = "SPARK_CLUSTER_COMMAND"
+"""The variable that tells, in the environment of all that a command starts, which command."""
+
+GONE = "ZX"
+"""States of /proc/PID/stat of what has ended and only waits to be collected."""
+
+KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD of the kernel's include/linux/sched.h, among the flags of /proc/PID/stat."""
+
+EXEC_S = 1.0
+"""Seconds for which a process may be between two programs (execve) before it is left alone."""
+
+BLOCKED = "D"
+"""State of a process in uninterruptible sleep: the kernel or a driver holds it."""
+
+
+class Process(NamedTuple):
+    """A process as /proc/PID/stat tells it; `start` is in clock ticks since boot."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    session: int
+    start: int
+    flags: int = 0
+
+    @property
+    def is_kernels(self) -> bool:
+        """True if it is a kernel thread, which runs no program."""
+        return bool(self.flags & KERNEL_THREAD)
+
+
+def process(pid: int) -> Process | None:
+    """Return the process with this number."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as source:  # noqa: PTH123  (hundreds of them)
+            text = source.read().decode(errors="replace")
+    except OSError:
+        return None
+    name, _, tail = text.partition("(")[2].rpartition(")")
+    fields = tail.split()
+    state, parent, session, flags, start = (fields[number] for number in (0, 1, 3, 6, 19))
+    return Process(pid, name, state, int(parent), int(session), int(start), int(flags))
+
+
+def belonging(leader: Process, mark: str) -> list[Process]:
+    """Return all living processes of a command.
+
+    Args:
+        leader: the process that was started, which leads a session; it may have ended, but must
+            not have been collected, so that its number is not another's.
+        mark: the value of MARK that it got.
+    """
+    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    found = (process(number) for number in numbers)
+    others = [p for p in found if p is not None and p.start >= leader.start]
+    mine: set[int] = set()
+    added = {leader.pid}
+    while added:
+        mine |= added
+        added = _kin(others, mine) or {p.pid for p in others if _is_marked(p, mine, mark)}
+    return [p for p in others if p.pid in mine and p.state not in GONE]
+
+
+def _kin(others: list[Process], mine: set[int]) -> set[int]:
+    """Children of these, and who is in a session that one of these leads."""
+    return {p.pid for p in others if p.pid not in mine and (p.parent in mine or p.session in mine)}
+
+
+def _is_marked(found: Process, mine: set[int], mark: str) -> bool:
+    """Return whether it has the variable, the only evidence when its parent has ended."""
+    if found.pid in mine or found.state == BLOCKED or found.state in GONE:
+        return False
+    until = time.monotonic() + EXEC_S
+    while True:
+        environment = _read(found.pid, "environ")
+        if environment or _read(found.pid, "cmdline") or found.is_kernels:
+            return f"{MARK}={mark}".encode() in environment.split(b"\0")
+        # Another program is being loaded in its place, and it has neither for a moment.
+        if process(found.pid) is None or time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+
+
+def _read(pid: int, name: str) -> bytes:
+    """A file of /proc/PID; nothing when the process is gone, or not to be looked into."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as source:  # noqa: PTH123
+            return source.read()
+    except OSError:
+        return b""

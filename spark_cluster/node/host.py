@@ -1,0 +1,409 @@
+"""The operations on a node: read, write, run; with check mode, journal and cancellation."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.node.durable import naming, sync_folder, write_file
+from spark_cluster.node.faults import explain
+from spark_cluster.node.journal import Journal, file_shape, folder_shape
+from spark_cluster.node.masking import marks_of
+from spark_cluster.node.overlay import Overlay
+from spark_cluster.node.processes import SEARCH_PATH, Cancelled, Completed, Processes
+from spark_cluster.node.temporary import TemporaryFiles, mounts_below, remove_tree
+from spark_cluster.node.values import Blob, ResourceError, Unknown
+
+__all__ = ["SEARCH_PATH", "STATE", "Cancelled", "Completed", "Host", "Processes", "explain"]
+
+STATE = "/var/lib/spark-cluster"
+RUN = "/run/spark-cluster"
+PIECE = 1024 * 1024
+"""Bytes of a file that are in memory at a time."""
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+def _no_blob(blob: Blob) -> Iterable[bytes]:
+    raise ResourceError(f"the content {blob.sha256[:12]} did not come with the document")
+
+
+def _silent(_: str) -> None:
+    return None
+
+
+@dataclass
+class Host:
+    """This node, for the resources of one document.
+
+    Args:
+        root: where the file system begins; a scratch folder in tests.
+        run: id of the run, for the journal.
+        check: observe only.
+        fetch: brings a Blob's content from the laptop, piece by piece.
+        progress: shows one line of what is going on.
+        note: called with a message that stays visible.
+        verify_login: asks the laptop to leave a file (its path) over a new connection.
+        owner: who runs what, for the journal.
+        secrets: what the journal must not hold.
+        search_path: where commands are looked for: in the node's root, then as usual.
+    """
+
+    root: Path = Path("/")
+    run_id: str = "none"
+    check: bool = False
+    fetch: Callable[[Blob], Iterable[bytes]] = _no_blob
+    progress: Callable[[str], None] = _silent
+    note: Callable[[str], None] = _silent
+    verify_login: Callable[[str], None] = _silent
+    owner: Mapping[str, Any] = field(default_factory=dict)
+    secrets: frozenset[str] = frozenset()
+    processes: Processes = field(default_factory=Processes)
+    overlay: Overlay = field(default_factory=Overlay)
+    current: str = ""
+    search_path: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.search_path:
+            own = "" if self.root == Path("/") else f"{self.root}/usr/local/bin:"
+            self.search_path = own + SEARCH_PATH
+
+    @cached_property
+    def journal(self) -> Journal:
+        """This run's changes on this node."""
+        folder = self.path(f"{STATE}/journal")
+        return Journal(folder, self.run_id, self.owner, self.secrets)
+
+    @cached_property
+    def temporary(self) -> TemporaryFiles:
+        """This node's temporary files."""
+        return TemporaryFiles(self.path(STATE))
+
+    def is_secret(self, name: str) -> bool:
+        """Return whether a run has declared the content at this path as secret."""
+        return self.journal.secret_paths.has(name, self.path(name))
+
+    def boot_id(self) -> str:
+        """Return the id of this boot, which differs from the last one's."""
+        path = self.path(BOOT_ID)
+        return path.read_text().strip() if path.exists() else ""
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def path(self, name: str) -> Path:
+        """The real path of what the node calls `name`."""
+        return self.root / name.lstrip("/")
+
+    def will_provide(self, claim: str) -> str | None:
+        """In check mode, the earlier resource that will make `claim`."""
+        return self.overlay.maker(claim) if self.check else None
+
+    def read(self, name: str) -> bytes | None:
+        """Content of a regular file, or None; in check mode what it will be by now.
+
+        Raises:
+            ResourceError: there is something else than a regular file.
+            Unknown: check mode, and an earlier resource gives it a content not known here.
+        """
+        if self.check and name in self.overlay.opaque:
+            raise Unknown(f"after: {self.overlay.opaque[name]}")
+        if self.check and name in self.overlay.files:
+            return self.overlay.files[name]
+        path = self.path(name)
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise ResourceError(f"{name} is not a regular file")
+            return path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def digest(self, name: str) -> str | None:
+        """SHA-256 (hex) of what `read` would return, of which little is in memory at a time.
+
+        Raises:
+            ResourceError, Unknown: as `read`.
+        """
+        if self.check and name in (*self.overlay.opaque, *self.overlay.files):
+            data = self.read(name)
+            return None if data is None else hashlib.sha256(data).hexdigest()
+        found = hashlib.sha256()
+        try:
+            for piece in self.pieces(name):
+                found.update(piece)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return found.hexdigest()
+
+    def size(self, name: str) -> int:
+        """Bytes of what `read` would return; 0 when it would return None."""
+        if self.check and name in (*self.overlay.opaque, *self.overlay.files):
+            return len(self.read(name) or b"")
+        path = self.path(name)
+        return path.stat().st_size if path.exists() else 0
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """Content of a regular file that is there, piece by piece.
+
+        Raises:
+            ResourceError: there is something else than a regular file.
+        """
+        path = self.path(name)
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ResourceError(f"{name} is not a regular file")
+        with path.open("rb") as source:
+            while piece := source.read(PIECE):
+                yield piece
+
+    def content(self, value: str | bytes | Blob) -> bytes:
+        """The bytes of a declared content, fetched from the laptop when they did not travel."""
+        if isinstance(value, Blob):
+            return b"".join(self.contents(value))
+        return value.encode() if isinstance(value, str) else value
+
+    def contents(self, value: str | bytes | Blob) -> Iterator[bytes]:
+        """The same, piece by piece.
+
+        Raises:
+            ResourceError: after the last piece: what came is not what was declared.
+        """
+        if not isinstance(value, Blob):
+            yield self.content(value)
+            return
+        came = hashlib.sha256()
+        for piece in self.fetch(value):
+            came.update(piece)
+            yield piece
+        if came.hexdigest() != value.sha256:
+            raise ResourceError("content was damaged on its way; run again")
+
+    def write(
+        self,
+        name: str,
+        data: bytes | Iterable[bytes],
+        *,
+        mode: int | None = None,
+        uid: int = -1,
+        gid: int = -1,
+        secret: bool = False,
+        validate: Callable[[Path], None] | None = None,
+    ) -> None:
+        """Replace a file whole: write next to it, sync, validate, rename; the old one is kept.
+
+        Args:
+            data: all of it, or piece by piece.
+            mode: permission bits; None keeps those of the old file, 0o644 for a new one.
+            uid, gid: owner; -1 keeps the old file's, the agent's own for a new one.
+            secret: what the old file holds is not kept. So it is when the new one holds a text
+                that this request declares as a Secret.
+            validate: checks the new file before it takes the old one's place, and raises.
+        """
+        target = self.path(name)
+        old = target.lstat() if target.exists() and not target.is_symlink() else None
+        beside = self.temporary.beside(target)
+        handle = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with naming(target), os.fdopen(handle, "wb") as out:
+                written = _Written(self.secrets)
+                for piece in (data,) if isinstance(data, bytes) else data:
+                    out.write(piece)
+                    written.add(piece)
+                out.flush()
+                os.fchown(
+                    handle,
+                    uid if uid != -1 or old is None else old.st_uid,
+                    gid if gid != -1 or old is None else old.st_gid,
+                )  # before the mode: it takes set-user-id bits away
+                os.fchmod(handle, mode if mode is not None else _mode_of(old))
+                os.fsync(handle)
+                after = file_shape(os.fstat(handle), written.digest.hexdigest())
+            if validate is not None:
+                validate(beside)
+            secret = secret or written.secret
+            self.journal.keep(self.current, target, name, after, secret=secret)
+            beside.replace(target)
+        finally:
+            self.temporary.done(beside)
+        sync_folder(target.parent)
+
+    def link(self, name: str, target: str, *, uid: int = -1, gid: int = -1) -> None:
+        """Put a symbolic link to `target` in the place of what is there."""
+        path = self.path(name)
+        beside = self.temporary.beside(path)
+        try:
+            beside.symlink_to(target)
+            os.lchown(beside, uid, gid)
+            status = beside.lstat()
+            owned = {"uid": status.st_uid, "gid": status.st_gid}
+            after = {"kind": "link", "link": target, **owned}
+            self.journal.keep(self.current, path, name, after)
+            beside.replace(path)
+        finally:
+            self.temporary.done(beside)
+        sync_folder(path.parent)
+
+    def directory(
+        self, name: str, *, mode: int | None = None, uid: int = -1, gid: int = -1
+    ) -> None:
+        """Make a folder (and missing ones above it, mode 755), or give it this mode and owner.
+
+        Args:
+            mode: permission bits; None leaves them (a new one gets 755).
+            uid, gid: owner; -1 leaves it.
+        """
+        path = self.path(name)
+        if not path.is_dir():
+            parent = name.rsplit("/", 1)[0]
+            if parent and not self.path(parent).is_dir():
+                self.directory(parent)
+            self.journal.keep(self.current, path, name, {"kind": "directory"})
+            path.mkdir(mode=0o755 if mode is None else mode & 0o755)
+            path.chmod(0o755 if mode is None else mode & 0o755)
+            sync_folder(path.parent)
+        elif mode is not None or (uid, gid) != (-1, -1):
+            self.journal.keep(self.current, path, name, folder_shape(path.stat(), mode, uid, gid))
+        if (uid, gid) != (-1, -1):
+            os.chown(path, uid, gid)
+        if mode is not None:
+            path.chmod(mode)
+
+    def remove(self, name: str, *, keep: bool = True) -> None:
+        """Remove a file or link, or a folder with all in it.
+
+        Args:
+            keep: what is removed is kept in the journal; unset, only that it was removed is.
+
+        Raises:
+            OSError: a part cannot be removed; what is left of it is where it was.
+        """
+        target = self.path(name)
+        self.journal.keep(self.current, target, name, None, tree=keep)
+        if not target.is_dir() or target.is_symlink():
+            target.unlink(missing_ok=True)
+        elif mounts_below(target):  # it cannot be renamed, or not be removed whole
+            remove_tree(target)
+        else:
+            self.temporary.remove_folder(target)
+        if target.parent.is_dir():
+            sync_folder(target.parent)
+
+    # -- commands ------------------------------------------------------------------------------
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float = 60.0,
+        must_finish: bool = False,
+        user: str | None = None,
+        on_output: Callable[[str], None] | None = None,
+    ) -> Completed:
+        """Run a command and wait.
+
+        Of an output longer than OUTPUT_LIMIT (agent/output.py) the middle is left out.
+
+        Args:
+            timeout: seconds; then it is ended with all that it started.
+            on_output: gets each line of output as it comes.
+            must_finish: go on even when the laptop is gone (package managers), to `timeout`.
+            user: run as this user, with their groups.
+
+        Raises:
+            ResourceError: there is no such command, or it took too long (`TooLong`).
+            Cancelled: it was ended because the laptop is gone.
+        """
+        if self.processes.cancelled.is_set() and not must_finish:
+            raise Cancelled
+        return self.processes.run(
+            argv,
+            stdin=stdin,
+            on_output=on_output,
+            env={"PATH": self.search_path, "LANG": "C.UTF-8", "HOME": "/root", **(env or {})},
+            cwd=cwd,
+            timeout=timeout,
+            must_finish=must_finish,
+            user=user,
+        )
+
+    def which(self, command: str) -> str | None:
+        """Path of a command on the node."""
+        return shutil.which(command, path=self.search_path)
+
+    # -- the laptop ----------------------------------------------------------------------------
+
+    def verify_reconnect(self, within_s: float) -> bool:
+        """Return whether the laptop gets a new connection to this node within so many seconds.
+
+        The connection that is there proves little: it may live on where no new one is let in.
+
+        Raises:
+            Cancelled: the laptop is gone.
+        """
+        folder = self.path(RUN)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+        proof = f"{RUN}/proof-{os.urandom(12).hex()}"
+        self.verify_login(proof)
+        deadline = time.monotonic() + within_s
+        while not self.path(proof).exists():
+            if self.processes.cancelled.wait(0.05):
+                raise Cancelled
+            if time.monotonic() > deadline:
+                return False
+        self.path(proof).unlink()
+        return True
+
+    # -- restarts that are owed ----------------------------------------------------------------
+
+    def _marker(self, resource: str) -> Path:
+        return self.path(f"{STATE}/pending") / hashlib.sha256(resource.encode()).hexdigest()[:24]
+
+    def notify(self, resource: str) -> None:
+        """Note that `resource` must act again; detach a run that dies before it does."""
+        marker = self._marker(resource)
+        marker.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_file(marker, f"{resource}\n{self.boot_id()}\n".encode())
+
+    def has_pending_restart(self, resource: str) -> bool:
+        """Return whether `resource` has a restart pending."""
+        return self._marker(resource).exists()
+
+    def pending_restart_since(self, resource: str) -> str:
+        """The boot in which it was noted that `resource` must act again."""
+        lines = self._marker(resource).read_text().splitlines()
+        return lines[1] if len(lines) > 1 else ""
+
+    def clear_pending_restart(self, resource: str) -> None:
+        """Clear the pending restart of `resource`: it has acted."""
+        self._marker(resource).unlink(missing_ok=True)
+
+
+class _Written:
+    """The result of a write: its digest, and whether one of the secrets is in it."""
+
+    def __init__(self, secrets: frozenset[str]) -> None:
+        self._marks = marks_of(secrets)
+        self._overlap = max((len(mark) for mark in self._marks), default=1) - 1
+        self._end = b""
+        self.digest = hashlib.sha256()
+        self.secret = False
+
+    def add(self, piece: bytes) -> None:
+        self.digest.update(piece)
+        if self._marks and not self.secret:
+            searched = self._end + piece
+            self.secret = any(mark in searched for mark in self._marks)
+            self._end = searched[-self._overlap :]
+
+
+def _mode_of(old: os.stat_result | None) -> int:
+    return stat.S_IMODE(old.st_mode) if old is not None else 0o644

@@ -1,0 +1,150 @@
+"""An HTTP request from this node, with no proxy and no redirect, limited in time and size."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import queue
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+BODY_LIMIT = 16 * 1024 * 1024
+"""Bytes of an answer's body that are taken."""
+
+BLOCK = 64 * 1024
+"""Bytes read at once."""
+
+Reply = dict[str, Any]
+
+
+def ask(request: Mapping[str, Any]) -> Reply:
+    """Status and body of `url`; status 0 and a `reason` when there is no whole answer.
+
+    Args:
+        request: url, and perhaps method, headers, body (text), timeout (seconds for all of it:
+            looking up the name, connecting, sending, and the answer to its last byte), and
+            two files of this node: `bearer_file`, whose content is the bearer token (without the
+            file the request goes without a token), and `certificate`, in PEM form (exactly this
+            one is accepted, and its SHA-256 is returned).
+    """
+    timeout = float(request.get("timeout", 10.0))
+    call = _Call(request, time.monotonic() + timeout)
+    threading.Thread(target=call.make, daemon=True).start()
+    try:
+        return call.reply.get(timeout=timeout)
+    except queue.Empty:
+        call.abandon()
+        return _no_answer(f"no whole answer within {timeout:g} s")
+
+
+class _Call:
+    """A request in a thread of its own: looking up a name knows no limit, and a server that drips
+    keeps each limit of a socket."""
+
+    def __init__(self, request: Mapping[str, Any], until: float) -> None:
+        self.reply: queue.Queue[Reply] = queue.Queue()
+        self._request = request
+        self._until = until
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._socket: socket.socket | None = None
+        """Of the connection, in a handle of its own: http.client gives away the one that it has,
+        to TLS and then to the answer."""
+
+    def make(self) -> None:
+        try:
+            self.reply.put(self._make())
+        except (OSError, http.client.HTTPException) as error:
+            self.reply.put(_no_answer(str(error) or type(error).__name__))
+        except ValueError:  # its text would show the header, which may be a key
+            self.reply.put(
+                _no_answer("the address or a header has characters that HTTP cannot carry")
+            )
+        finally:
+            with self._lock:
+                if self._socket is not None:
+                    self._socket.close()
+                    self._socket = None
+
+    def abandon(self) -> None:
+        """Have the thread end soon."""
+        with self._lock:
+            self._abandoned = True
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _connect(self, *args: Any, **options: Any) -> socket.socket:
+        """In place of `socket.create_connection`."""
+        made = socket.create_connection(*args, **options)
+        with self._lock:
+            if self._abandoned:
+                made.close()
+                raise OSError("the answer is no longer awaited")
+            self._socket = made.dup()
+        return made
+
+    def _make(self) -> Reply:
+        where = urlsplit(self._request["url"])
+        if where.scheme not in ("http", "https") or where.hostname is None:
+            raise ValueError(where.scheme)
+        left = max(0.1, self._until - time.monotonic())
+        certificate = self._request.get("certificate")
+        told = {}
+        connection: http.client.HTTPConnection
+        if certificate is not None:
+            from spark_cluster.node.pinned_tls import PinnedConnection, fingerprint
+
+            told["certificate"] = fingerprint(certificate)
+            connection = PinnedConnection(
+                where.hostname, where.port, told["certificate"], timeout=left
+            )
+        elif where.scheme == "https":
+            connection = http.client.HTTPSConnection(where.hostname, where.port, timeout=left)
+        else:
+            connection = http.client.HTTPConnection(where.hostname, where.port, timeout=left)
+        connection._create_connection = self._connect  # type: ignore[attr-defined]
+        body = self._request.get("body")
+        headers = {"Connection": "close", **self._request.get("headers", {})}
+        headers |= _bearer(self._request.get("bearer_file"))
+        if body is not None:
+            headers.setdefault("Content-Type", "application/x-www-form-urlencoded")
+        path = f"{where.path or '/'}?{where.query}" if where.query else where.path or "/"
+        with contextlib.closing(connection):
+            connection.request(
+                self._request.get("method", "GET"),
+                path,
+                None if body is None else body.encode(),
+                headers,
+            )
+            answer = connection.getresponse()
+            return {**_read(answer), **told}
+
+
+def _read(answer: http.client.HTTPResponse) -> Reply:
+    data = bytearray()
+    while part := answer.read(BLOCK):
+        data += part
+        if len(data) > BODY_LIMIT:
+            return _no_answer(
+                f"the answer (status {answer.status}) has more than {BODY_LIMIT >> 20} MiB"
+            )
+    return {"status": answer.status, "body": data.decode(errors="replace")}
+
+
+def _no_answer(reason: str) -> Reply:
+    return {"status": 0, "body": "", "reason": reason}
+
+
+def _bearer(path: str | None) -> dict[str, str]:
+    """The header with a token that never leaves the node."""
+    try:
+        token = Path(path).read_text().strip() if path else ""
+    except OSError:
+        token = ""
+    return {"Authorization": f"Bearer {token}"} if token else {}

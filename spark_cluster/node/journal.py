@@ -1,0 +1,288 @@
+"""The journal of a run's changes on this node, kept so that they can be shown and reverted.
+
+`FOLDER/RUN/run.json` says who ran what, `changes.jsonl` holds an entry a change, and `before/` the
+contents that were replaced, by digest. Only root may read it, since contents can be private. The
+content of a file that is or was declared as a Secret is not kept at all, so such a file cannot be
+reverted: what is worth rotating must not lie around in a journal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.node.durable import append_line, make_folder, naming, sync_folder, write_file
+from spark_cluster.node.masking import marks_of
+from spark_cluster.node.secret_paths import SecretPaths
+
+Shape = dict[str, Any]
+"""What is at a path: `kind` (file, link, directory, special), `mode`, `uid`, `gid`, and `sha256` of
+a file or `link` of a link. None stands for nothing."""
+
+KEPT = 200
+"""Runs of which the journal is kept."""
+
+CONTENTS_LIMIT = 4 * 1024**3
+"""Bytes of replaced contents that are kept on a node, of all runs together: the oldest go first."""
+
+TREE_LIMIT = 64 * 1024 * 1024
+"""Bytes of a removed folder that are kept; of a larger one nothing is."""
+
+SEARCHED = 16 * 1024 * 1024
+"""Bytes of a replaced file up to which it is searched for the secrets of the request."""
+
+CONTENTS_GONE = "contents-removed"
+"""A file in a run's folder: what it replaced was removed to stay below CONTENTS_LIMIT."""
+
+_lock = threading.Lock()
+"""Several documents of one run can be at work at once."""
+
+
+class Journal:
+    """The changes of one run on this node.
+
+    An entry is written and synced before the change it describes, so that a power cut leaves
+    either an entry too many or none, never an unrecorded change.
+
+    Args:
+        folder: the node's journal folder.
+        run: id of the run.
+        owner: who runs what, as in the node's lock.
+        secrets: texts that no kept content may hold.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        run: str,
+        owner: Mapping[str, Any] | None = None,
+        secrets: frozenset[str] = frozenset(),
+    ) -> None:
+        self.folder = folder / run
+        self.run = run
+        self.owner = dict(owner or {})
+        self.spared = ""
+        """A run whose journal must not be removed to make room: the one that is reverted."""
+        self.secret_paths = SecretPaths(folder)
+        self._marks = marks_of(secrets)
+        self._bytes: int | None = None
+
+    def record(self, resource: str, action: str, **details: Any) -> None:
+        """Add an entry; `details` must be JSON and hold no secret."""
+        entry = {"time": time.time(), "run": self.run, "resource": resource, "action": action}
+        with _lock:
+            self._begin()
+            append_line(self.folder / "changes.jsonl", {**entry, **details})
+
+    def keep(
+        self,
+        resource: str,
+        path: Path,
+        shown: str,
+        after: Shape | None,
+        *,
+        secret: bool = False,
+        tree: bool = True,
+    ) -> None:
+        """Record that what is at `path` (known to users as `shown`) is about to become `after`.
+
+        Args:
+            after: as far as it is known; None when nothing will be there.
+            secret: the file is declared as a Secret: what it holds is not kept. So it is when an
+                earlier run has declared it so, or when it holds a secret of this request.
+            tree: keep what is in a folder that is about to be removed.
+        """
+        with _lock:
+            self._begin()
+        before = shape(path)
+        secret = secret or self._is_secret(path, shown, before)
+        if secret:
+            self.secret_paths.add(shown, path)
+        if before is not None and before["kind"] == "file":
+            before["kept"] = not secret and self._content(path, before["sha256"])
+        elif before is not None and before["kind"] == "directory" and after is None:
+            before["tree"] = self._tree(path, shown) if tree else None
+        secrecy = {"secret": True} if secret else {}
+        self.record(resource, "file", path=shown, before=before, after=after, **secrecy)
+
+    def kept(self, digest: str) -> Path:
+        """Return where a replaced content is."""
+        return self.folder / "before" / digest
+
+    def _begin(self) -> None:
+        """Make this run's folder, numbered after all others: clocks can be behind."""
+        if (self.folder / "run.json").exists():
+            return
+        make_folder(self.folder)
+        self.folder.parent.chmod(0o700)
+        others = [p for p in runs_in_order(self.folder.parent) if p != self.folder]
+        number = max(map(_number, others), default=0) + 1
+        told = {"run": self.run, "since": time.time(), **self.owner, "number": number}
+        write_file(self.folder / "run.json", json.dumps(told).encode())
+        for old in others[: max(0, len(others) + 1 - KEPT)]:
+            if old.name != self.spared:
+                shutil.rmtree(old, ignore_errors=True)
+        for left in self.folder.parent.glob("*/before/.*"):  # by a run that was killed
+            if left.parent != self.folder / "before":
+                left.unlink(missing_ok=True)
+
+    def _is_secret(self, path: Path, shown: str, found: Shape | None) -> bool:
+        if self.secret_paths.has(shown, path):
+            return True
+        if found is None or found["kind"] != "file" or not self._marks:
+            return False
+        if path.stat().st_size > SEARCHED:
+            return False
+        data = path.read_bytes()
+        return any(mark in data for mark in self._marks)
+
+    def _content(self, path: Path, digest: str) -> bool:
+        """Keep a file's content; False when it is not what it was a moment ago, or too much."""
+        target = self.kept(digest)
+        if target.exists():
+            return True
+        with _lock:
+            if not self._make_room(path.stat().st_size):
+                return False
+        make_folder(target.parent)
+        beside = target.with_name(f".{digest}.{threading.get_ident()}")
+        copied = hashlib.sha256()
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            with naming(beside), os.fdopen(handle, "wb") as out, path.open("rb") as source:
+                for block in iter(lambda: source.read(1 << 20), b""):
+                    copied.update(block)
+                    out.write(block)
+                out.flush()
+                os.fsync(handle)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
+        if copied.hexdigest() != digest:
+            beside.unlink()
+            return False
+        beside.rename(target)
+        sync_folder(target.parent)
+        return True
+
+    def _make_room(self, size: int) -> bool:
+        """Return whether `size` more bytes may be kept; the oldest runs' contents make room."""
+        if self._bytes is None:
+            self._bytes = sum(map(_contents, runs_in_order(self.folder.parent)))
+        self._bytes += size
+        for old in runs_in_order(self.folder.parent) if self._bytes > CONTENTS_LIMIT else ():
+            held = 0 if old.name in (self.run, self.spared) else _contents(old)
+            if held and self._bytes > CONTENTS_LIMIT:
+                write_file(old / CONTENTS_GONE, b"")
+                shutil.rmtree(old / "before", ignore_errors=True)
+                self._bytes -= held
+        fits = self._bytes <= CONTENTS_LIMIT
+        self._bytes -= 0 if fits else size
+        return fits
+
+    def _tree(self, folder: Path, shown: str) -> list[Shape] | None:
+        """Return everything in a folder, with contents kept; None when that is not possible."""
+        if why_not_kept(folder):
+            return None
+        found = []
+        for path in sorted(folder.rglob("*")):
+            item = shape(path)
+            inside = str(path.relative_to(folder))
+            if item is None or item["kind"] == "special":
+                return None
+            if self._is_secret(path, f"{shown}/{inside}", item):
+                self.secret_paths.add(f"{shown}/{inside}", path)
+                item.update(kept=False, secret=True)
+            elif item["kind"] == "file" and not self._content(path, item["sha256"]):
+                return None
+            found.append({"path": inside, **item})
+        return found
+
+
+def runs_in_order(folder: Path) -> list[Path]:
+    """The folders of all runs in a node's journal folder, the oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if p.is_dir()), key=lambda p: (_number(p), p.name))
+
+
+def _number(run: Path) -> int:
+    """A run's number; 0 of one of before they had numbers."""
+    try:
+        return int(json.loads((run / "run.json").read_text()).get("number", 0))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return 0
+
+
+def _contents(run: Path) -> int:
+    """Bytes of the contents that a run's journal keeps."""
+    try:
+        return sum(item.stat().st_size for item in os.scandir(run / "before"))
+    except OSError:
+        return 0
+
+
+def why_not_kept(folder: Path) -> str:
+    """Return why a folder that is removed could not be restored; empty when it could."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            continue  # it went away meanwhile
+        if stat.S_ISREG(status.st_mode):
+            total += status.st_size
+        elif not stat.S_ISDIR(status.st_mode) and not stat.S_ISLNK(status.st_mode):
+            return f"{path.name} in it is a socket, pipe or device"
+    if total > TREE_LIMIT:
+        return f"it holds more than {TREE_LIMIT >> 20} MiB"
+    return ""
+
+
+def shape(path: Path) -> Shape | None:
+    """Return what is at `path` now."""
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    owned = {"uid": status.st_uid, "gid": status.st_gid}
+    mode = stat.S_IMODE(status.st_mode)
+    if stat.S_ISLNK(status.st_mode):
+        return {"kind": "link", "link": str(path.readlink()), **owned}
+    if stat.S_ISREG(status.st_mode):
+        return file_shape(status, digest_of(path))
+    kind = "directory" if stat.S_ISDIR(status.st_mode) else "special"
+    return {"kind": kind, "mode": mode, **owned}
+
+
+def file_shape(status: os.stat_result, sha256: str) -> Shape:
+    """A file with this status and content."""
+    owned = {"uid": status.st_uid, "gid": status.st_gid}
+    return {"kind": "file", "sha256": sha256, "mode": stat.S_IMODE(status.st_mode), **owned}
+
+
+def folder_shape(status: os.stat_result, mode: int | None, uid: int, gid: int) -> Shape:
+    """A folder with this status once it was given a mode and an owner; None and -1 leave them."""
+    return {
+        "kind": "directory",
+        "mode": stat.S_IMODE(status.st_mode) if mode is None else mode,
+        "uid": status.st_uid if uid == -1 else uid,
+        "gid": status.st_gid if gid == -1 else gid,
+    }
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file's content, hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as source:
+        for block in iter(lambda: source.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,89 @@
+"""The output of a command in bounded memory: the begin and the end of it, or its lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+OUTPUT_LIMIT = 8 * 1024 * 1024
+"""Bytes of one output that are kept; of more, the first half and the last half of so much."""
+
+LINE_LIMIT = 64 * 1024
+"""Bytes after which a line is passed on although its end has not come."""
+
+TEXT_LIMIT = OUTPUT_LIMIT
+"""Bytes of a file that are read to be sent."""
+
+
+class Kept:
+    """An output stream; `left_out` bytes of its middle are not kept."""
+
+    def __init__(self, limit: int = 0) -> None:
+        self._half = (limit or OUTPUT_LIMIT) // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._seen = 0
+
+    def add(self, data: bytes) -> None:
+        self._seen += len(data)
+        room = self._half - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        self._tail += data
+        if len(self._tail) > 2 * self._half:
+            del self._tail[: -self._half]
+
+    @property
+    def left_out(self) -> int:
+        """Bytes that are not kept."""
+        return max(0, self._seen - 2 * self._half)
+
+    def text(self) -> str:
+        """Return what is kept, with a line in place of what is not."""
+        if not self.left_out:
+            return (self._head + self._tail).decode(errors="replace")
+        head, tail = bytes(self._head), bytes(self._tail[-self._half :])
+        return "".join(
+            (head.decode(errors="replace"), _gap(self.left_out), tail.decode(errors="replace"))
+        )
+
+
+def shortened(text: str, limit: int = OUTPUT_LIMIT) -> str:
+    """The text, or of a longer one its begin and its end (`limit` is in characters)."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return text[:half] + _gap(len(text) - 2 * half) + text[-half:]
+
+
+class Lines:
+    """The splitting of an output into lines, each passed on as it comes."""
+
+    def __init__(self, on_output: Callable[[str], None]) -> None:
+        self._on_output = on_output
+        self._rest = b""
+
+    def add(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LINE_LIMIT:
+            lines.append(self._rest)
+            self._rest = b""
+        for line in lines:
+            self._on_output(line.decode(errors="replace").rstrip())
+
+    def end(self) -> None:
+        """Tell the last line, which no line end followed."""
+        if self._rest:
+            self._on_output(self._rest.decode(errors="replace").rstrip())
+            self._rest = b""
+
+
+def _gap(size: int) -> str:
+    return f"\n[... {_said(size)} left out: the output is too long to be kept whole ...]\n"
+
+
+def _said(size: int) -> str:
+    for unit, length in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= length:
+            return f"{size / length:.1f} {unit}"
+    return f"{size} bytes"

@@ -1,0 +1,398 @@
+"""Commands on a node: each has a limit, is ended whole, and is never waited for without end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_cluster.node.descendants import BLOCKED, MARK, Process, belonging, process
+from spark_cluster.node.faults import explain
+from spark_cluster.node.output import Kept, Lines
+from spark_cluster.node.values import ResourceError
+
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+TERM_GRACE = 3.0
+"""Seconds between SIGTERM and SIGKILL."""
+
+KILL_GRACE = 3.0
+"""Seconds after SIGKILL in which a process that the kernel lets go of is gone."""
+
+DRAIN_S = 0.5
+"""Seconds that output is still read after a command's end: what it left behind may hold its
+outputs open for ever."""
+
+TICK = 0.1
+"""Seconds after which a wait checks its limit and the laptop again."""
+
+BLOCK = 64 * 1024
+"""Bytes read at once."""
+
+Take = Callable[[int, bytes], None]
+"""Is given what came on standard output (1) or standard error (2)."""
+
+
+class Cancelled(Exception):
+    """The laptop is gone or asked to stop: nothing more is begun."""
+
+
+class TooLong(ResourceError):
+    """A command was not done in time, and was ended."""
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A finished command: exit status and its two outputs as text.
+
+    Attributes:
+        left_out: bytes of its outputs that were too much to be kept.
+    """
+
+    argv: tuple[str, ...]
+    status: int
+    stdout: str
+    stderr: str
+    left_out: int = 0
+
+    def check(self, doing: str, hint: str = "") -> Completed:
+        """Itself when the status is 0.
+
+        Raises:
+            ResourceError: it is not; the message has the last lines that the command printed.
+        """
+        if self.status == 0:
+            return self
+        said = (self.stderr.strip() or self.stdout.strip()).splitlines()[-6:]
+        tail = "\n    ".join(said) or "(it printed nothing)"
+        raise ResourceError(
+            f"{doing}: {self.argv[0]} ended with status {self.status}: {tail}", hint
+        )
+
+
+@dataclass
+class Processes:
+    """The commands running now, so that they can be ended when the laptop is gone."""
+
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    _running: set[Running] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def cancel(self) -> None:
+        """Have all ended by who waits for them, but what must finish."""
+        self.cancelled.set()
+
+    def kill(self) -> None:
+        """SIGKILL for all that still runs, without waiting, but not for what must finish."""
+        for one in self._snapshot():
+            if not one.must_finish:
+                one.signal(signal.SIGKILL)
+
+    def finishing_until(self) -> float:
+        """The moment (monotonic) at which the last of what must finish is at its limit; 0 when
+        there is none."""
+        ends = (TERM_GRACE + KILL_GRACE + r.until for r in self._snapshot() if r.must_finish)
+        return max(ends, default=0.0)
+
+    @contextlib.contextmanager
+    def start(self, argv: Sequence[str], **options: Any) -> Iterator[Running]:
+        """A command that is known here for as long as it is attended; see `Running`."""
+        running = Running(argv, **options)
+        with self._lock:
+            self._running.add(running)
+        try:
+            yield running
+        finally:
+            with self._lock:
+                self._running.discard(running)
+            running.close()
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        on_output: Callable[[str], None] | None = None,
+        **options: Any,
+    ) -> Completed:
+        """Run a command and wait.
+
+        Args:
+            on_output: gets each line of output as it comes.
+            options: of `Running`.
+
+        Raises:
+            ResourceError, Cancelled: as `Running.attend`.
+        """
+        kept = {1: Kept(), 2: Kept()}
+        lines = {number: Lines(on_output) for number in kept} if on_output is not None else {}
+
+        def take(number: int, data: bytes) -> None:
+            kept[number].add(data)
+            if lines:
+                lines[number].add(data)
+
+        with self.start(argv, **options) as running:
+            status = running.attend(take, self.cancelled, stdin)
+        for tail in lines.values():
+            tail.end()
+        out, err = kept.values()
+        left_out = out.left_out + err.left_out
+        return Completed(tuple(argv), status, out.text(), err.text(), left_out)
+
+    def _snapshot(self) -> list[Running]:
+        with self._lock:
+            return list(self._running)
+
+
+class Running:
+    """A running command, in a session of its own.
+
+    Args:
+        timeout: seconds it may take, on the monotonic clock.
+        must_finish: it goes on when the laptop is gone (its limit holds all the same).
+        merged: its standard error goes where its standard output goes.
+        user: run as this user, with their groups.
+
+    Raises:
+        ResourceError: there is no such command, folder or user, or the kernel does not start it.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        timeout: float,
+        must_finish: bool = False,
+        merged: bool = False,
+        cwd: str | None = None,
+        user: str | None = None,
+        umask: int = -1,
+    ) -> None:
+        self.argv = tuple(argv)
+        self.timeout = timeout
+        self.until = time.monotonic() + timeout
+        self.must_finish = must_finish
+        self._mark = os.urandom(8).hex()
+        try:
+            self._process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT if merged else subprocess.PIPE,
+                env={**env, MARK: self._mark},
+                cwd=cwd,
+                umask=umask,
+                start_new_session=True,
+                **as_user(user),
+            )
+        except FileNotFoundError as error:
+            raise ResourceError(f"{error.filename}: no such command or folder") from None
+        except OSError as error:
+            error.filename = error.filename or argv[0]  # none where no process could be made
+            raise ResourceError(explain(error)) from None
+        self._leader = process(self._process.pid)
+        self._pidfd = _pidfd(self._process.pid)
+
+    def attend(self, take: Take, cancelled: threading.Event, stdin: bytes = b"") -> int:
+        """Hand on what it prints until it has ended; its exit status.
+
+        Raises:
+            TooLong: it was not done in time; all of it was ended.
+            ResourceError: it was not done in time and cannot be ended.
+            Cancelled: the laptop is gone; it was ended.
+        """
+        with _Pipes(self._process, self._pidfd, take, stdin) as pipes:
+            while not self.has_ended():
+                if cancelled.is_set() and not self.must_finish:
+                    self.end()
+                    raise Cancelled
+                left = self.until - time.monotonic()
+                if left <= 0:
+                    self._too_long()
+                pipes.serve(min(TICK, left))
+            drained = time.monotonic() + DRAIN_S
+            left = DRAIN_S
+            while pipes.open and left > 0:
+                left = drained - time.monotonic()
+                pipes.serve(
+                    max(left, 0.0)
+                )  # also of who comes late: a pipe full of it may be there
+        if cancelled.is_set() and not self.must_finish:
+            raise Cancelled
+        return self._process.wait()  # it has ended: this only collects it
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended; it is not reaped, so that its number stays its own."""
+        if self._process.returncode is not None:
+            return True
+        try:
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            return os.waitid(os.P_PID, self._process.pid, options) is not None
+        except ChildProcessError:
+            return True
+
+    def members(self) -> list[Process]:
+        """Its processes that live, what it started included."""
+        return belonging(self._leader, self._mark) if self._leader is not None else []
+
+    def signal(self, number: int, but: set[int] | frozenset[int] = frozenset()) -> list[Process]:
+        """Send a signal to all of it, but to these; who was there."""
+        found = self.members()
+        for one in found:
+            if one.pid not in but:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(one.pid, number)
+        return found
+
+    def end(self) -> list[Process]:
+        """SIGTERM, after a grace SIGKILL; who does not end even so, within another grace."""
+        left: list[Process] = []
+        for number, grace in ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, KILL_GRACE)):
+            told: set[int] = set()
+            limit, pause = time.monotonic() + grace, 0.005
+            while left := self.signal(number, told):
+                told |= {one.pid for one in left}
+                if time.monotonic() > limit:
+                    break
+                time.sleep(pause)
+                pause = min(2 * pause, TICK)
+            else:
+                return []
+        return left
+
+    def close(self) -> None:
+        """Let go of it; it is collected if it has ended."""
+        self._process.poll()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def _too_long(self) -> None:
+        left = self.end()
+        text = f"{self.argv[0]}: not done after {self.timeout:g} s"
+        if not left:
+            raise TooLong(text)
+        worst = next((one for one in left if one.state == BLOCKED), left[0])
+        state = (
+            "in uninterruptible sleep: the kernel or a driver holds it"
+            if worst.state == BLOCKED
+            else f"in state {worst.state}"
+        )
+        raise TooLong(
+            f"{text}, and {worst.name} does not end, not even by SIGKILL "
+            f"(process {worst.pid} is {state})",
+            "the kernel's log may show which driver (journalctl -k -n 50 on the node); "
+            "a reboot ends it",
+        )
+
+
+class _Pipes:
+    """The pipes to and from a command, served without ever waiting for one of them."""
+
+    def __init__(
+        self,
+        running: subprocess.Popen[bytes],
+        pidfd: int | None,
+        take: Take,
+        stdin: bytes,
+    ) -> None:
+        self._take = take
+        self._stdin = memoryview(stdin)
+        self._input = running.stdin
+        self._selector = selectors.DefaultSelector()
+        self._polls = pidfd is None
+        self._pause = 0.001
+        if pidfd is not None:
+            self._selector.register(pidfd, selectors.EVENT_READ)
+        self.open = 0
+        for number, pipe in ((1, running.stdout), (2, running.stderr)):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                self._selector.register(pipe.fileno(), selectors.EVENT_READ, number)
+                self.open += 1
+        if self._input is not None and not stdin:
+            self._input.close()
+        elif self._input is not None:
+            os.set_blocking(self._input.fileno(), False)
+            self._selector.register(self._input.fileno(), selectors.EVENT_WRITE, 0)
+
+    def __enter__(self) -> _Pipes:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._selector.close()
+
+    def serve(self, timeout: float) -> None:
+        """Move what can be moved; returns when the command ends, or after `timeout` seconds."""
+        if self._polls:  # a kernel before 5.3 does not tell of the end
+            timeout = min(timeout, self._pause)
+            self._pause = min(2 * self._pause, 0.05)
+        for key, _ in self._selector.select(timeout):
+            if key.data == 0:
+                self._write(key.fd)
+            elif key.data is not None:
+                self._read(key.fd, key.data)
+            else:
+                self._selector.unregister(key.fd)
+
+    def _read(self, handle: int, number: int) -> None:
+        try:
+            data = os.read(handle, BLOCK)
+        except BlockingIOError:
+            return
+        if data:
+            self._take(number, data)
+        else:
+            self._selector.unregister(handle)
+            self.open -= 1
+
+    def _write(self, handle: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            try:
+                self._stdin = self._stdin[os.write(handle, self._stdin[:BLOCK]) :]
+            except BrokenPipeError:
+                self._stdin = self._stdin[:0]
+        if not self._stdin:
+            self._selector.unregister(handle)
+            assert self._input is not None  # noqa: S101  (it was registered)
+            self._input.close()
+
+
+def _pidfd(pid: int) -> int | None:
+    """Return a descriptor that is readable when the process ends; None without pidfd support."""
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None
+
+
+def as_user(user: str | None) -> dict[str, Any]:
+    """Return the arguments of `subprocess.Popen` for running as this user, with their groups.
+
+    Raises:
+        ResourceError: there is no such user.
+    """
+    if user is None:
+        return {}
+    import grp
+    import pwd
+
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        raise ResourceError(f"no user {user!r} on this node") from None
+    groups = [g.gr_gid for g in grp.getgrall() if user in g.gr_mem]
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": groups}

@@ -1,0 +1,169 @@
+"""Temporary files next to what they become: names that tell whose they are, removal after a crash.
+
+A new file or link is made under a temporary name in its folder and then renamed; a folder that is
+to be removed is renamed to one first. The name is `.NAME.spark-cluster-` and 16 hexadecimal digits,
+of which the last 8 are a checksum of the others: no file of a user is taken for one. The folders
+are listed, before the first such file is made in each, in `temporary-folders` below the node's
+state folder; the next run removes what a crash has left there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from spark_cluster.node.durable import append_line, make_folder, read_lines
+from spark_cluster.node.faults import explain
+
+LIST = "temporary-folders"
+_NAME = re.compile(r"\.(?P<stem>.+)\.spark-cluster-(?P<random>[0-9a-f]{8})(?P<check>[0-9a-f]{8})")
+_STEM = 200
+"""Bytes of the name that are kept: file systems allow 255 for all of it."""
+
+_lock = threading.Lock()
+_in_use: set[str] = set()
+"""Temporary files that this process is at work with."""
+
+
+def temporary_name(name: str) -> str:
+    """A fresh name for a temporary file that will become `name`."""
+    stem, random = os.fsdecode(os.fsencode(name)[:_STEM]), os.urandom(4).hex()
+    return f".{stem}.spark-cluster-{random}{_check(stem, random)}"
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a file of this name is one of our temporary files."""
+    found = _NAME.fullmatch(name)
+    return found is not None and found["check"] == _check(found["stem"], found["random"])
+
+
+class TemporaryFiles:
+    """The temporary files of one node.
+
+    Args:
+        state: the node's state folder.
+    """
+
+    def __init__(self, state: Path) -> None:
+        self._list = state / LIST
+
+    def beside(self, target: Path) -> Path:
+        """A temporary name in the folder of `target`; the folder is listed first."""
+        folder = str(target.parent)
+        with _lock:
+            if folder not in read_lines(self._list)[0]:
+                make_folder(self._list.parent, 0o755)
+                append_line(self._list, folder)
+            path = target.parent / temporary_name(target.name)
+            _in_use.add(str(path))
+        return path
+
+    def done(self, path: Path) -> None:
+        """Remove a temporary file if it is still there: it was renamed, or is given up.
+
+        Raises:
+            OSError: it cannot be removed; `filename` is the whole path of what could not be.
+        """
+        try:
+            _remove(path)
+        finally:
+            _in_use.discard(str(path))
+
+    def remove_folder(self, target: Path) -> None:
+        """Remove a folder: first its name, so that after a crash no half of it is in its place.
+
+        Raises:
+            OSError: a part cannot be removed; what is left has its name again.
+        """
+        beside = self.beside(target)
+        target.rename(beside)
+        try:
+            self.done(beside)
+        except OSError as error:
+            beside.rename(target)
+            error.filename = str(error.filename).replace(str(beside), str(target), 1)
+            raise
+
+    def clean(self, note: Callable[[str], None]) -> None:
+        """Remove what a crash has left. Only for the holder of the node's lock.
+
+        Args:
+            note: called with each one that cannot be removed; it stays listed for the next run.
+        """
+        with _lock:
+            folders = [Path(name) for name in read_lines(self._list)[0] if isinstance(name, str)]
+            if not folders:
+                return
+            left = [path for folder in folders for path in _ours(folder)]
+            for path in left:
+                if str(path) not in _in_use:
+                    _try_to_remove(path, note)
+            if not any(_ours(folder) for folder in folders):
+                self._list.unlink(missing_ok=True)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with all in it.
+
+    Raises:
+        OSError: a part cannot be removed; `filename` is its whole path, which rmtree's own error
+            does not have before Python 3.13.
+    """
+    named: dict[str, Any] = {"onexc" if sys.version_info >= (3, 12) else "onerror": _raise_named}
+    shutil.rmtree(folder, **named)
+
+
+def _raise_named(_function: object, path: str, raised: Any) -> NoReturn:
+    error = raised[1] if isinstance(raised, tuple) else raised
+    if isinstance(error, OSError):
+        error.filename = str(path)
+    raise error
+
+
+def mounts_below(folder: Path) -> bool:
+    """Return whether a file system is mounted on `folder` or in it."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_bytes().split(b"\n")
+    except OSError:
+        return False
+    inside = os.fsencode(os.path.realpath(folder))
+    points = (_unescaped(words[4]) for words in map(bytes.split, lines) if len(words) > 4)
+    return any(point == inside or point.startswith(inside + b"/") for point in points)
+
+
+def _unescaped(point: bytes) -> bytes:
+    return re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), point)
+
+
+def _check(stem: str, random: str) -> str:
+    text = b"spark-cluster temporary file\0" + os.fsencode(stem) + b"\0" + random.encode()
+    return hashlib.sha256(text).hexdigest()[:8]
+
+
+def _ours(folder: Path) -> list[Path]:
+    try:
+        return [folder / name for name in os.listdir(folder) if is_temporary(name)]  # noqa: PTH208
+    except OSError:
+        return []  # the folder is gone, and what was in it
+
+
+def _try_to_remove(path: Path, note: Callable[[str], None]) -> None:
+    try:
+        _remove(path)
+    except OSError as error:
+        note(f"what a crashed run left cannot be removed: {explain(error)}; remove it yourself")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        if not mounts_below(path):
+            remove_tree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,370 @@
+"""A program of the node as a systemd service of our own, run exactly as declared."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
+from spark_cluster.resources import secret_files
+from spark_cluster.resources.base import Resource, State, absolute, differences, ids
+
+if TYPE_CHECKING:
+    from spark_cluster.node.host import Host
+
+FOLDER = "/etc/systemd/system"
+
+DECLARED = "Declared="
+"""Key of the section that systemd leaves alone (`[X-...]`), with what was declared as JSON."""
+
+STAYS_S = 2.0
+"""Seconds that a program must run after its start; it is looked at at least once."""
+
+LOOK_EVERY_S = 0.2
+
+SANDBOX = (
+    *("NoNewPrivileges=yes", "PrivateTmp=yes", "ProtectSystem=strict", "ProtectHome=read-only"),
+    *("ProtectKernelTunables=yes", "ProtectKernelModules=yes", "ProtectControlGroups=yes"),
+    "CapabilityBoundingSet=CAP_IPC_LOCK CAP_SYS_NICE",
+)
+"""What a container keeps from a program, too: of the system it may write its mounts only."""
+
+RESTARTS = ("no", "always", "on-failure")
+_PROPERTIES = "LoadState,ActiveState,SubState,UnitFileState,NRestarts,ExecMainStatus"
+
+
+@dataclass(frozen=True)
+class Unit(Resource):
+    """A long-running program as an installed systemd service, made again when anything changes.
+
+    It is converged when it runs, is started at boot, and was made of the same declaration. Its
+    temporary folders are its own, of the others it may write its mounts only, and it and all that
+    it starts can gain no privileges.
+
+    Args:
+        unit: its name, without `.service`.
+        command: the program (absolute, or as `search_path` finds it) and its arguments.
+        search_path: folders of programs before the system's.
+        env: variables; anyone who may ask systemd reads them, so Secrets are refused.
+        secret_files: path that the program sees to a Secret; kept in a file that only root reads.
+        mounts: `SOURCE:TARGET` or `SOURCE:TARGET:ro`, absolute; the source must exist. The
+            program sees the source there; `ro` guards it where both are the same path, too.
+        limits: of systemd, such as `MEMLOCK: infinity` for `LimitMEMLOCK=`.
+        user: who the program runs as.
+        restart: `no`, `always` or `on-failure`.
+        labels: kept in the unit's file, for whoever asks what it is.
+        description: as `systemctl status` shows it.
+        stop_timeout_s: seconds it has to end before it is killed.
+        restart_when: resources of the same document whose change restarts it.
+        state: `running` or `absent`.
+
+    Raises:
+        Missing: no mount source, no program of an absolute path, no systemd.
+        ResourceError: it did not start, or ended within two seconds (with the end of its log).
+
+    Example:
+        Unit("spark-vllm", ("vllm", "serve", "/srv/models/m"), search_path=("/opt/vllm/bin",),
+             limits={"MEMLOCK": "infinity"}, restart_when=(venv,))
+    """
+
+    noun = "unit"
+    reverts = "the program stays as it is; its file is put back"
+
+    unit: str
+    command: tuple[str, ...] = ()
+    search_path: tuple[str, ...] = field(default=(), kw_only=True)
+    env: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    secret_files: Mapping[str, Secret] = field(default_factory=dict, kw_only=True)
+    mounts: tuple[str, ...] = field(default=(), kw_only=True)
+    limits: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    user: str = field(default="root", kw_only=True)
+    restart: str = field(default="always", kw_only=True)
+    labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    description: str = field(default="", kw_only=True)
+    stop_timeout_s: int = field(default=10, kw_only=True)
+    restart_when: tuple[Resource | str, ...] = field(default=(), kw_only=True)
+    state: str = field(default="running", kw_only=True)
+
+    def validate(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", self.unit):
+            raise InvalidResource(f"Unit: {self.unit!r} is not the name of a service")
+        if self.state not in ("running", "absent"):
+            raise self._invalid(f"state {self.state!r} is not running or absent")
+        if isinstance(self.command, str) or (self.state == "running" and not self.command):
+            raise self._invalid("command is a list of strings: the program and its arguments")
+        if self.restart not in RESTARTS:
+            raise self._invalid(f"restart {self.restart!r} is not one of {', '.join(RESTARTS)}")
+        self._validate_texts()
+        for mount in self.mounts:
+            source, target, mode = _split(mount)
+            if mode not in ("", "ro", "rw"):
+                raise self._invalid(f"mount {mount!r} is not SOURCE:TARGET or SOURCE:TARGET:ro")
+            absolute(source, f"Unit {self.unit}: source of mount {mount!r}")
+            absolute(target, f"Unit {self.unit}: target of mount {mount!r}")
+        for path, value in self.secret_files.items():
+            absolute(path, f"Unit {self.unit}: secret_files")
+            if not isinstance(value, Secret):
+                raise self._invalid(f"secret_files {path}: wrap the value in Secret(...)")
+
+    def provides(self) -> tuple[str, ...]:
+        return (f"running:{self._full}",) if self.state == "running" else ()
+
+    def triggers(self) -> tuple[str, ...]:
+        return ids(self.restart_when)
+
+    def desired(self) -> State:
+        if self.state == "absent":
+            return {"state": "absent", "secrets": "none"}
+        secrets = "as declared" if self.secret_files else "none"
+        spec = {"spec": self.spec[:12], "at_boot": True}
+        return {"state": "running", **spec, "secrets": secrets}
+
+    def observe(self, host: Host) -> State:
+        text = host.read(self._file)
+        secrets = secret_files.compare(host, self.unit, self.secret_files)
+        if self.state == "absent" and text is None:  # it was ended before its file went
+            return {"state": "absent", "secrets": secrets}
+        if host.which("systemctl") is None:
+            raise Missing("command:systemctl", "this node has no systemd")
+        known = self._show(host)
+        state: State = {**_told(known, text), "secrets": secrets}
+        if self.state == "running" and differences(state, self.desired()):
+            self._need_sources(host)
+        return state
+
+    def converge(self, host: Host, actual: State) -> None:
+        if self.state == "running":
+            self._need_sources(host)
+        if actual["state"] != "absent":
+            self._stop(host)
+        # Only now: a program that still ran would have read the old secret while the file has the
+        # new one.
+        files = self.secret_files if self.state == "running" else {}
+        secret_files.write(host, self.unit, files)
+        if self.state == "running":
+            self._start(host)
+        else:
+            host.remove(self._file)
+            self._systemctl(host, "daemon-reload")
+
+    def diff(self, host: Host, actual: State) -> str:
+        before = (host.read(self._file) or b"").decode(errors="replace")
+        after = self.text if self.state == "running" else ""
+        lines = difflib.unified_diff(
+            before.splitlines(keepends=True),
+            after.splitlines(keepends=True),
+            f"{self._file} (now)",
+            f"{self._file} (then)",
+        )
+        return "".join(lines)
+
+    @property
+    def text(self) -> str:
+        """The unit's file."""
+        return self._text({**self._declaration(), "spec": self.spec})
+
+    @property
+    def spec(self) -> str:
+        """Digest of all that makes this unit what it is (secrets are compared on the node)."""
+        return hashlib.sha256(self._text(self._declaration()).encode()).hexdigest()
+
+    # -- the file ------------------------------------------------------------------------------
+
+    @property
+    def _full(self) -> str:
+        return f"{self.unit}.service"
+
+    @property
+    def _file(self) -> str:
+        return f"{FOLDER}/{self._full}"
+
+    def _declaration(self) -> dict[str, Any]:
+        return {
+            "command": list(self.command),
+            "env": dict(sorted(self.env.items())),
+            "labels": dict(sorted(self.labels.items())),
+        }
+
+    def _text(self, declared: Mapping[str, Any]) -> str:
+        path = ":".join((*self.search_path, "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"))
+        # Its own temporary folder: root's home is as little its own as in a container.
+        env = {"PATH": path, "HOME": "/tmp", **self.env}  # noqa: S108
+        lines = [
+            "[Unit]",
+            f"Description={_plain(self.description or self.unit)}",
+            *("Wants=network-online.target", "After=network-online.target"),
+            *("StartLimitIntervalSec=0", "", "[Service]", "Type=exec", f"User={self.user}"),
+            # `env` looks the program up in the PATH of the unit, systemd in its own.
+            "ExecStart=/usr/bin/env -- " + " ".join(map(_quoted_argument, self.command)),
+            *(f"Environment={_quoted(f'{k}={v}')}" for k, v in sorted(env.items())),
+            *(f"Limit{name}={value}" for name, value in sorted(self.limits.items())),
+            *(f"Restart={self.restart}", "RestartSec=2", f"TimeoutStopSec={self.stop_timeout_s}"),
+            *("KillMode=mixed", f"SyslogIdentifier={self.unit}", *SANDBOX),
+            *self._binds(),
+            *("", "[Install]", "WantedBy=multi-user.target", ""),
+            "[X-Spark-Cluster]",
+            DECLARED + json.dumps(declared, sort_keys=True),
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _binds(self) -> list[str]:
+        lines = []
+        for mount in self.mounts:
+            source, target, mode = _split(mount)
+            if source == target and mode != "ro":
+                lines.append(f"ReadWritePaths={_quoted(source)}")
+            else:
+                kind = "BindReadOnlyPaths" if mode == "ro" else "BindPaths"
+                lines.append(f"{kind}={_quoted(f'{source}:{target}')}")
+        folders = {path.rsplit("/", 1)[0] for path in self.secret_files}
+        outermost = (f for f in folders if not any(f.startswith(f"{o}/") for o in folders))
+        for folder in sorted(outermost):
+            lines.append(f"TemporaryFileSystem={_quoted(f'{folder}:ro')}")
+        for path in sorted(self.secret_files):
+            source = secret_files.secret_path(self.unit, path)
+            lines.append(f"BindReadOnlyPaths={_quoted(f'{source}:{path}')}")
+        return lines
+
+    # -- declaration ---------------------------------------------------------------------------
+
+    def _invalid(self, text: str) -> InvalidResource:
+        return InvalidResource(f"Unit {self.unit}: {text}")
+
+    def _validate_texts(self) -> None:
+        texts: dict[str, Any] = {f"command[{i}]": w for i, w in enumerate(self.command)}
+        texts.update({f"env {k}": v for k, v in self.env.items()})
+        texts.update({f"label {k}": v for k, v in self.labels.items()})
+        for where, value in texts.items():
+            if isinstance(value, Secret):
+                raise self._invalid(
+                    f"{where} is a secret, which `systemctl show` would tell; give it in "
+                    "secret_files and let the program read that file"
+                )
+            if not isinstance(value, str) or "\0" in value:
+                raise self._invalid(f"{where} is {value!r}; write it as text: '{value}'")
+        for name in self.env:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                raise self._invalid(f"{name!r} is not the name of a variable")
+        for name, value in self.limits.items():
+            if not re.fullmatch(r"[A-Z]+", name) or not re.fullmatch(r"[0-9A-Za-z:]+", str(value)):
+                raise self._invalid(f"limit {name}: {value!r} is none of systemd's")
+
+    # -- node ----------------------------------------------------------------------------------
+
+    def _need_sources(self, host: Host) -> None:
+        """Mount sources and the program are there: systemd itself would only fail later."""
+        needed = [_split(mount)[0] for mount in self.mounts]
+        needed += [self.command[0]] if self.command[0].startswith("/") else []
+        for path in needed:
+            if not host.path(path).exists() and not host.will_provide(f"path:{path}"):
+                raise Missing(
+                    f"path:{path}",
+                    f"unit {self.unit}: {path} does not exist on the node",
+                    "declare a Directory, File or VirtualEnvironment before it",
+                )
+
+    def _show(self, host: Host) -> dict[str, str]:
+        done = host.run(("systemctl", "show", self._full, "-p", _PROPERTIES))
+        known = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+        if done.status != 0 or "LoadState" not in known:
+            raise ResourceError(
+                f"systemd does not answer for {self._full}: {done.stderr.strip()}",
+                "nodes must have been booted with systemd",
+            )
+        return known
+
+    def _stop(self, host: Host) -> None:
+        host.progress(f"stopping {self.unit}")
+        patience = self.stop_timeout_s + 60.0
+        host.run(("systemctl", "disable", "--now", self._full), timeout=patience)
+        host.run(("systemctl", "reset-failed", self._full))  # fails where nothing had failed
+        if self._show(host)["ActiveState"] in ("active", "activating", "deactivating", "reloading"):
+            raise ResourceError(f"unit {self.unit} is still there after it was stopped")
+
+    def _start(self, host: Host) -> None:
+        host.write(self._file, self.text.encode(), mode=0o644)
+        self._systemctl(host, "daemon-reload")
+        self._systemctl(host, "enable", self._full)
+        host.progress(f"starting {self.unit}")
+        done = host.run(("systemctl", "start", self._full), timeout=120)
+        until = time.monotonic() + STAYS_S
+        while done.status == 0:
+            time.sleep(LOOK_EVERY_S)
+            known = self._show(host)
+            if known["ActiveState"] != "active" or known.get("NRestarts", "0") != "0":
+                break
+            if time.monotonic() >= until:
+                return
+        raise self._ended(host, done.stderr.strip())
+
+    def _ended(self, host: Host, said: str) -> ResourceError:
+        """Stop the restarts of a container that ended at once, and report its output."""
+        status = self._show(host).get("ExecMainStatus", "")
+        host.run(("systemctl", "stop", self._full), timeout=self.stop_timeout_s + 60.0)
+        log = host.run(("journalctl", "-u", self._full, "-n", "15", "--no-pager", "-o", "cat"))
+        lines = log.stdout.strip().splitlines() or [said or "(nothing)"]
+        with_status = f" with status {status}" if status else ""
+        return ResourceError(
+            f"unit {self.unit} ended right after its start{with_status}; its log ends:"
+            + "".join(f"\n    {line}" for line in lines),
+            f"`journalctl -u {self.unit}` on the node has all of it",
+        )
+
+    @staticmethod
+    def _systemctl(host: Host, *arguments: str) -> None:
+        host.run(("systemctl", *arguments), timeout=120).check("systemctl " + " ".join(arguments))
+
+
+def _told(known: Mapping[str, str], text: bytes | None) -> State:
+    """State and digest of a unit; `absent` without a file of ours."""
+    if text is None and known["ActiveState"] in ("inactive", "failed"):
+        return {"state": "absent"}
+    active = known["ActiveState"]
+    told: State = {
+        "state": "running" if active == "active" else f"{active} ({known.get('SubState', '?')})",
+        "restarts": int(known.get("NRestarts") or 0),
+        "spec": str(declared(text or b"").get("spec", ""))[:12] or "made by someone else",
+        "at_boot": known.get("UnitFileState") == "enabled",
+    }
+    if active != "active":
+        told["exit_code"] = int(known.get("ExecMainStatus") or 0)
+    return told
+
+
+def declared(text: bytes) -> dict[str, Any]:
+    """Return what a unit's file says that was declared: command, env, labels, spec."""
+    for line in text.decode(errors="replace").splitlines():
+        if line.startswith(DECLARED):
+            try:
+                found = json.loads(line.removeprefix(DECLARED))
+            except ValueError:
+                return {}
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _split(mount: str) -> tuple[str, str, str]:
+    source, _, rest = mount.partition(":")
+    target, _, mode = rest.partition(":")
+    return source, target, mode
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).replace("%", "%%")
+
+
+def _quoted(text: str) -> str:
+    """As systemd reads a value: C escapes, and `%` begins what it replaces (systemd.syntax)."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return '"' + escaped.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t") + '"'
+
+
+def _quoted_argument(text: str) -> str:
+    """The same for a word of a command line, where `$` begins a variable."""
+    return _quoted(text).replace("$", "$$")

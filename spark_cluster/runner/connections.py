@@ -1,0 +1,319 @@
+"""The nodes of a run: connected side by side, locked, asked for their facts."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from spark_cluster.errors import Failed, SparkClusterError, Unreachable
+from spark_cluster.facts import gather
+from spark_cluster.facts.model import Facts
+from spark_cluster.runner.events import Bus, Connected, NodeFailed
+from spark_cluster.runner.parallel import side_by_side, start
+from spark_cluster.runner.session import Session
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spark_cluster.config.inventory import InventoryNode
+    from spark_cluster.runner.transport import SshConnection, Target
+
+BOOT_S = 60.0
+"""Seconds that a node which answers again may take to start the rest of its services."""
+
+
+def target(node: InventoryNode) -> Target:
+    """Return how the transport reaches a node of the inventory."""
+    from spark_cluster.runner.transport import Target
+
+    become = node.become
+
+    def login_password() -> str | None:
+        if node.login_password is None:
+            return None
+        return node.login_password.read(f"the login password of {node.name}", ask_secret())
+
+    def password() -> str | None:
+        if become.password is None:
+            return login_password()  # a fresh node's user has one for both
+        return become.password.read(f"the sudo password of {node.name}", ask_secret())
+
+    found = Target.of(node.name, node)
+    return replace(found, sudo_password=password, login_password=login_password)
+
+
+def ssh(node: InventoryNode) -> SshConnection:
+    """Return an SSH connection to an inventory's node.
+
+    Raises:
+        SparkClusterError: it was begun early, and failed.
+    """
+    from spark_cluster.runner import head_start
+
+    return head_start.connection(target(node))
+
+
+_asked: dict[str, str] = {}
+_asking = threading.Lock()
+
+
+def ask_secret() -> Callable[[str], str] | None:
+    """Ask on the terminal, once for each secret; return None without a terminal."""
+    if not sys.stdin.isatty():
+        return None
+
+    def ask(what: str) -> str:
+        with _asking:
+            if what not in _asked:
+                _asked[what] = getpass.getpass(f"{what}: ")
+            return _asked[what]
+
+    return ask
+
+
+class Connections:
+    """Connections, agents and facts of a run's nodes.
+
+    Args:
+        nodes: of the inventory.
+        bus: gets Connected and NodeFailed.
+        run: id of the run.
+        command: what the user asked for, told to whoever meets this run's lock.
+        change: this run may change the nodes: be root there and hold their locks.
+        dial: makes a node's connection, not opened.
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[InventoryNode],
+        bus: Bus,
+        run: str,
+        *,
+        command: str,
+        change: bool,
+        dial: Callable[[InventoryNode], SshConnection] = ssh,
+    ) -> None:
+        self.nodes = {node.name: node for node in nodes}
+        self.bus = bus
+        self.run = run
+        self.command = command
+        self.change = change
+        self.dial = dial
+        self.facts: dict[str, Facts] = {}
+        self.users: dict[str, str] = {}
+        self._connections: dict[str, SshConnection] = {}
+        self._sessions: dict[str, Session] = {}
+        self._opening: dict[str, Future[SparkClusterError | None]] = {}
+        self._seconds: dict[str, float] = {}
+        self.closing = False
+        """Whether the run is over, so that a connection that ends is not made again."""
+
+    def begin(self) -> None:
+        """Start to connect to all, side by side, while the caller does something else."""
+        from spark_cluster.runner import head_start
+
+        head_start.load()
+        self._opening = {name: start(partial(self._open, name)) for name in self.nodes}
+
+    def open(self) -> dict[str, SparkClusterError]:
+        """Wait until all are connected; who failed, and why (the others are usable)."""
+        if not self._opening:
+            self.begin()
+        outcomes = {name: future.result() for name, future in self._opening.items()}
+        for name, seconds in self._seconds.items():
+            self.bus.emit(Connected(name, seconds))
+        failed = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
+        for name, error in failed.items():
+            unreachable = isinstance(error, Unreachable)
+            self.bus.emit(NodeFailed(name, error.message, error.hint, unreachable))
+        return failed
+
+    def session(self, name: str) -> Session:
+        """The agent of a connected node."""
+        return self._sessions[name]
+
+    def drop(self, name: str) -> None:
+        """End a node's agent and connection; nothing of them is used again."""
+        session = self._sessions.pop(name, None)
+        connection = self._connections.pop(name, None)
+        if session is not None:
+            with contextlib.suppress(SparkClusterError, OSError):
+                session.close()
+        if connection is not None:
+            connection.close()
+
+    def reconnect(self, name: str, booted_before: str = "") -> bool:
+        """Connect again to a node that was there; False while it is still in the previous boot.
+
+        Raises:
+            SparkClusterError: it does not answer, or its agent does not start (yet).
+        """
+        self.drop(name)
+        session = self._join(name)
+        if not booted_before:
+            return True
+        answer = session.request("gather", files={"boot_id": gather.FILES["boot_id"]})
+        if (answer["files"]["boot_id"] or "").strip() == booted_before:
+            return False
+        with contextlib.suppress(Failed):  # a unit that hangs must not hold up the run
+            session.run(["systemctl", "is-system-running", "--wait"], timeout=BOOT_S)
+        return True
+
+    def lock_and_gather(self, name: str) -> None:
+        """Take the node's lock, when this run changes nodes, and ask for its facts.
+
+        Raises:
+            Failed: another run holds the lock.
+            Unreachable: an agent of this run, that has not yet noticed its end, holds it.
+        """
+        session = self._sessions[name]
+        lock = session.submit("lock", owner=self._owner()) if self.change else None
+        facts = session.submit("gather", **gather.question())
+        held_by = lock.wait().get("locked_by") if lock is not None else None
+        if held_by is not None:
+            if held_by.get("run") == self.run:
+                raise Unreachable("the previous agent is still running", where=name)
+            raise _locked(name, held_by)
+        self.facts[name] = gather.facts(facts.wait())
+        self.users[name] = self._connections[name].open().user
+
+    def announce_host_keys(self, name: str) -> tuple[Path, list[str]]:
+        """Write the host keys that a node has ready into known_hosts, next to those of now.
+
+        They come over a connection whose host key was verified: no one else can have sent them.
+
+        Returns:
+            The file, and the new keys' fingerprints; none when it has none ready.
+
+        Raises:
+            Failed: the file cannot be written.
+        """
+        from spark_cluster.facts.parsers import public_keys
+        from spark_cluster.resources.host_keys import PREPARED
+        from spark_cluster.runner import host_key_change
+
+        answer = self._sessions[name].request("gather", trees={"next": f"{PREPARED}/*/key.pub"})
+        keys = public_keys(answer["trees"]["next"].values())
+        wanted = target(self.nodes[name])
+        return host_key_change.announce(wanted, keys, self.facts[name].host_keys)
+
+    def verify_host_keys(self, name: str) -> bool:
+        """Connect once more, and when the new host keys are shown, remove those they replace.
+
+        Returns:
+            Whether any were removed.
+
+        Raises:
+            SparkClusterError: the node does not let one in, or known_hosts cannot be written.
+        """
+        connection = self.dial(self.nodes[name])
+        try:
+            return self._forget_replaced(name, connection)
+        finally:
+            connection.close()
+
+    def forget_replaced_host_keys(self, name: str) -> bool:
+        """The same over the connection of this run, for what one that was cut has left."""
+        return self._forget_replaced(name, self._connections[name])
+
+    def _forget_replaced(self, name: str, connection: SshConnection) -> bool:
+        from spark_cluster.facts.parsers import public_keys
+        from spark_cluster.runner import host_key_change
+
+        wanted = target(self.nodes[name])
+        if not host_key_change.is_under_way(wanted):
+            return False
+        shown = connection.open().transport.get_remote_server_key().asbytes()
+        trees = {"keys": gather.TREES["host_keys"]}
+        answer = self._sessions[name].request("gather", trees=trees)
+        current = public_keys(answer["trees"]["keys"].values())
+        return bool(host_key_change.forget_replaced(wanted, shown, current))
+
+    def verify_new_login(self, name: str, path: str) -> None:
+        """Leave a file on a node over a new connection, as a proof that it still lets one in.
+
+        It goes on in the background; that it did not work is for the node to say.
+        """
+
+        def leave() -> None:
+            connection = self.dial(self.nodes[name])
+            try:
+                session = connection.session(self.run)
+                session.run(["touch", path])
+                session.close()
+            finally:
+                connection.close()
+
+        start(leave)
+
+    def refresh(self, names: Iterable[str]) -> dict[str, SparkClusterError]:
+        """Ask again for facts that a change may have made stale; who did not answer, and why."""
+        jobs = {name: partial(self._facts, name) for name in names}
+        failed: dict[str, SparkClusterError] = {}
+        for name, outcome in (side_by_side(jobs) if jobs else {}).items():
+            if isinstance(outcome, SparkClusterError):
+                failed[name] = outcome
+            else:
+                self.facts[name] = outcome
+        return failed
+
+    def close(self) -> None:
+        """End all agents and connections."""
+        self.closing = True
+        with contextlib.suppress(SparkClusterError):
+            side_by_side({name: s.close for name, s in list(self._sessions.items())})
+        for connection in list(self._connections.values()):
+            connection.close()
+        self._sessions.clear()
+        self._connections.clear()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _facts(self, name: str) -> Facts:
+        return gather.facts(self._sessions[name].request("gather", **gather.question()))
+
+    def _open(self, name: str) -> None:
+        started = time.monotonic()
+        self._join(name)
+        self.lock_and_gather(name)
+        self._seconds[name] = time.monotonic() - started
+
+    def _join(self, name: str) -> Session:
+        """An agent over a connection of its own."""
+        connection = self.dial(self.nodes[name])
+        self._connections[name] = connection
+        self._sessions[name] = connection.session(self.run, become=True)
+        return self._sessions[name]
+
+    def _owner(self) -> dict[str, object]:
+        return {
+            "run": self.run,
+            "command": self.command,
+            "user": f"{getpass.getuser()}@{platform.node()}",
+            "laptop_pid": os.getpid(),
+            "since": time.time(),
+        }
+
+
+def _locked(name: str, owner: dict[str, object]) -> Failed:
+    if not owner:
+        return Failed(
+            "another run is in progress there", where=name, hint="wait until it has ended"
+        )
+    since = time.strftime("%H:%M:%S", time.localtime(float(str(owner.get("since", 0)))))
+    return Failed(
+        f"another run is in progress there: {owner.get('user')} runs "
+        f"`{owner.get('command')}` since {since} (run {owner.get('run')})",
+        where=name,
+        hint="wait until it has ended, or end it there, which releases the lock",
+    )

@@ -1,0 +1,198 @@
+"""Brings one node's resources to its agent and the results back, over reboots and lost lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.errors import Failed, Unreachable
+from spark_cluster.node.masking import mask, secrets_in
+from spark_cluster.runner.document import Document, document
+from spark_cluster.runner.events import Applying, Changing, Note, Progress, Result
+from spark_cluster.runner.reconnect import reboot, reconnect
+
+if TYPE_CHECKING:
+    from spark_cluster.resources.base import Resource
+    from spark_cluster.runner.connections import Connections
+    from spark_cluster.runner.events import Bus
+    from spark_cluster.runner.options import Options
+
+_TOLD = ("seconds", "changes", "diff", "reason", "error", "hint", "output")
+
+
+@dataclass
+class Applied:
+    """The result of one `apply`: node to resource id to result."""
+
+    results: dict[str, dict[str, Result]] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> bool:
+        """True if anything was changed (or, in check mode, would be or may be)."""
+        return any(self.changes(node) for node in self.results)
+
+    def changes(self, node: str) -> list[str]:
+        """Ids of the changed resources of a node."""
+        verdicts = ("change", "unknown")
+        return [i for i, r in self.results.get(node, {}).items() if r.verdict in verdicts]
+
+    def output(self, node: str, title: str) -> str:
+        """Return what a reading Command printed."""
+        return self.results[node][f"Command:{title}"].output
+
+
+class Delivery:
+    """The delivery of one document to one node.
+
+    Args:
+        node: its name.
+        applied: gets the results.
+        secrets: of the play so far; those of the document come to them.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        bus: Bus,
+        options: Options,
+        node: str,
+        *,
+        applied: Applied,
+        secrets: set[str],
+    ) -> None:
+        self.connections = connections
+        self.bus = bus
+        self.options = options
+        self.node = node
+        self.results = applied.results.setdefault(node, {})
+        self._secrets = secrets
+        self._roles: dict[str, str] = {}
+        self._left_out: dict[str, tuple[str, ...]] = {}
+        self._away: dict[str, float] = {}
+
+    def deliver(self, resources: list[tuple[str, Resource]]) -> None:
+        """Have the chosen ones of these (role, resource) applied.
+
+        Raises:
+            Failed: one of them failed, or the user wanted no more.
+            Unreachable: the node is lost.
+        """
+        chosen = []
+        for role, resource in resources:
+            self._roles[resource.id] = role
+            if self.options.selection.wants(self.node, role, resource):
+                chosen.append(resource)
+            else:
+                self._left_out[resource.id] = resource.triggers()
+                self.bus.emit(Result(self.node, role, self._shown(resource.id), "skipped"))
+        if not chosen:
+            return
+        label = ", ".join(dict.fromkeys(self._roles[r.id] for r in chosen))
+        self.bus.emit(Applying(self.node, label, len(chosen)))
+        packed = document(chosen)
+        self._secrets |= secrets_in(packed.resources)
+        reply = self._send_all(packed, [r.id for r in chosen])
+        if "stopped" in reply:
+            shown = self._shown(reply["stopped"])
+            raise Failed(
+                f"stopped by the user before {shown}",
+                where=self.node,
+                hint=f"--start-at '{shown}' continues there",
+            )
+        if not reply["ok"]:
+            raise self._failed()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _send_all(self, packed: Document, ids: list[str]) -> dict[str, Any]:
+        """Send the document, and what is left of it again after each time the node was away."""
+        begin, rebooted, lost_at = 0, None, -1
+        while True:
+            rest = Document(packed.resources[begin:], packed.blobs)
+            try:
+                reply = self._send(rest, rebooted)
+            except Unreachable as lost:
+                undone = sum(name in self.results for name in ids)
+                if self.connections.closing or undone in (lost_at, len(ids)):
+                    raise
+                if self.options.check or self._has_failed():
+                    raise  # in check mode the picture of what would be is lost too
+                self._reconnect(lost, ids[undone])
+                begin = lost_at = undone
+                continue
+            if "reboot" not in reply:
+                return reply
+            rebooted = reply["reboot"]
+            begin += rebooted["at"]
+            self._away[rebooted["id"]] = reboot(
+                self.connections, self.node, rebooted, self._progress(rebooted["id"])
+            )
+
+    def _send(self, part: Document, rebooted: dict[str, Any] | None) -> dict[str, Any]:
+        pending = self.connections.session(self.node).submit(
+            "apply",
+            part.longest_step_s,
+            resources=part.resources,
+            run=self.connections.run,
+            check=self.options.check,
+            diff=self.options.diff,
+            step=self.options.ask is not None,
+            rebooted=rebooted,
+            left_out={i: triggers for i, triggers in self._left_out.items() if triggers},
+        )
+        return pending.wait(self._take, part.blobs, self._ask)
+
+    def _reconnect(self, lost: Unreachable, resource: str) -> None:
+        self.bus.emit(Note(f"{lost.message}; connecting again", "warning", self.node))
+        seconds = reconnect(self.connections, self.node, lost, self._progress(resource))
+        text = f"connected again after {seconds:.0f} s, going on at {self._shown(resource)}"
+        self.bus.emit(Note(text, "warning", self.node))
+
+    def _progress(self, resource: str) -> Any:
+        return lambda text: self.bus.emit(Progress(self.node, self._shown(resource), text))
+
+    def _shown(self, resource: str) -> str:
+        """The id of a resource for people: a secret that a role put into it is masked."""
+        return str(mask(resource, self._secrets))
+
+    def _ask(self, event: dict[str, Any]) -> str:
+        if self.options.ask is None:
+            return "yes"
+        return self.options.ask(self.node, {**event, "id": self._shown(event["id"])})
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind, resource = event["event"], event.get("id", "")
+        if kind == "changing":
+            self.bus.emit(Changing(self.node, self._shown(resource)))
+        elif kind == "prove":
+            self.connections.verify_new_login(self.node, event["path"])
+        elif kind == "progress":
+            self._progress(resource)(event["text"])
+        elif kind == "note":
+            self.bus.emit(Note(event["text"], "warning", self.node))
+        elif kind == "result":
+            self._result(resource, event)
+
+    def _result(self, resource: str, event: dict[str, Any]) -> None:
+        known = {k: event[k] for k in _TOLD if k in event}
+        if resource in self._away:
+            seconds = self._away.pop(resource)
+            known["seconds"] = known.get("seconds", 0.0) + seconds
+            if event["verdict"] == "change":
+                known["reason"] = f"rebooted, back after {seconds:.0f} s"
+        shown = self._shown(resource)
+        result = Result(self.node, self._roles[resource], shown, event["verdict"], **known)
+        self.results[resource] = result
+        self.bus.emit(result)
+
+    def _has_failed(self) -> bool:
+        return any(result.verdict == "failed" for result in self.results.values())
+
+    def _failed(self) -> Failed:
+        result = next(r for r in self.results.values() if r.verdict == "failed")
+        name = result.resource.partition(":")[2]
+        return Failed(  # a command's error begins with its title, which is in the id already
+            f"{result.resource}: {result.error.removeprefix(f'{name}: ')}",
+            where=f"{self.node}: role {result.role}",
+            hint=result.hint,
+        )

@@ -1,0 +1,45 @@
+"""Jobs side by side, a thread each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TypeVar
+
+from spark_cluster.errors import SparkClusterError
+
+T = TypeVar("T")
+
+
+def side_by_side(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T | SparkClusterError]:
+    """Run one job a node, each in its own thread; a node's error is its result.
+
+    An interrupt (Ctrl-C) comes through at once; so does an error that is our own fault.
+    """
+    if len(jobs) == 1:  # no thread needed, and a simpler traceback
+        ((name, job),) = jobs.items()
+        return {name: _outcome(job)}
+    futures = {name: start(job) for name, job in jobs.items()}
+    return {name: future.result() for name, future in futures.items()}
+
+
+def start(job: Callable[[], T]) -> Future[T | SparkClusterError]:
+    """Run a job in a thread that an interrupted program does not wait for."""
+    future: Future[T | SparkClusterError] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(_outcome(job))
+        except BaseException as error:  # noqa: BLE001  (handed to who waits)
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
+
+
+def _outcome(job: Callable[[], T]) -> T | SparkClusterError:
+    try:
+        return job()
+    except SparkClusterError as error:
+        return error

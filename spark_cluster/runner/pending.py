@@ -1,0 +1,134 @@
+"""Requests to an agent that are on their way, and how long each is waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from spark_cluster.errors import Failed, SparkClusterError
+
+OnEvent = Callable[[dict[str, Any]], None]
+OnAsk = Callable[[dict[str, Any]], str]
+Blobs = Mapping[str, bytes | Path]
+"""Contents by SHA-256: themselves, or the file of the laptop that has them."""
+
+OVERDUE_S = 60.0
+"""Seconds after its own limit at which an answer is waited for no longer, alive as the agent may
+be: more than it needs to end what hangs."""
+
+USUAL_S = 300.0
+"""Limit, in seconds, of a request that names none."""
+
+LONGEST_STEP_S = 4 * 3600.0
+"""Limit, in seconds, of one step of a document, unless a resource names a longer one: that of the
+longest whose limit is fixed (pulling an image)."""
+
+ACKNOWLEDGED = 64 * 1024
+"""Characters of streamed output after which the agent is told that they were shown."""
+
+
+class Conversation(Protocol):
+    """What a request needs of the session that it was sent over."""
+
+    @property
+    def node(self) -> str: ...
+    @property
+    def receiving(self) -> bool: ...
+    def give(self, number: int, need: Mapping[str, Any], content: bytes | Path) -> None: ...
+    def answer(self, number: int, text: str) -> None: ...
+    def tell_shown(self, number: int, size: int) -> None: ...
+    def forget(self, number: int) -> None: ...
+
+
+class Pending:
+    """A request on its way.
+
+    Args:
+        limit: seconds without any word about this request after which it is waited for no longer;
+            infinite for what has no end of its own.
+    """
+
+    def __init__(self, session: Conversation, number: int, op: str, limit: float) -> None:
+        self.session = session
+        self.number = number
+        self.op = op
+        self.limit = limit
+        self.mailbox: queue.Queue[dict[str, Any] | SparkClusterError] = queue.Queue()
+        self._shown = 0
+
+    def wait(
+        self,
+        on_event: OnEvent | None = None,
+        blobs: Blobs | None = None,
+        on_ask: OnAsk | None = None,
+    ) -> dict[str, Any]:
+        """The reply.
+
+        Args:
+            on_event: called in this thread with each event before the reply.
+            blobs: contents that the agent may ask for, by SHA-256.
+            on_ask: answers what the agent asks before a change, if it was told to ask.
+
+        Raises:
+            Unreachable: the connection is gone, or was lost meanwhile.
+            Failed: the node could not do it, or does not get done with it.
+        """
+        try:
+            while True:
+                event = self._next()
+                if isinstance(event, SparkClusterError):
+                    raise event
+                if event["event"] == "need":
+                    self.session.give(self.number, event, (blobs or {})[event["sha256"]])
+                elif event["event"] == "ask":
+                    self.session.answer(self.number, on_ask(event) if on_ask else "yes")
+                elif event["event"] != "done":
+                    if on_event is not None:
+                        on_event(event)
+                    self._acknowledge(event)
+                elif "error" in event:
+                    hint = event.get("hint", "")
+                    raise Failed(event["error"], where=self.session.node, hint=hint)
+                else:
+                    return event
+        finally:
+            self.session.forget(self.number)
+
+    def _next(self) -> dict[str, Any] | SparkClusterError:
+        """Return the next message. Raises Failed when none comes, although the agent is alive."""
+        until = time.monotonic() + self.limit
+        while True:
+            left = until - time.monotonic()
+            if left <= 0 and not self.session.receiving:
+                raise Failed(
+                    f"`{self.op}` got no answer for {self.limit:.0f} s, although the agent there "
+                    "lives: something on the node hangs",
+                    where=self.session.node,
+                    hint="look there for processes in uninterruptible sleep (`ps axl`, state D) "
+                    "and at `journalctl -k`; a reboot may be all that helps",
+                )
+            with contextlib.suppress(queue.Empty):
+                return self.mailbox.get(timeout=min(max(left, 0.1), threading.TIMEOUT_MAX))
+
+    def _acknowledge(self, event: dict[str, Any]) -> None:
+        """Tell the agent what was shown of its stream, so that it sends more."""
+        if event["event"] != "output":
+            return
+        self._shown += len(event["text"])
+        if self._shown >= ACKNOWLEDGED:
+            self.session.tell_shown(self.number, self._shown)
+            self._shown = 0
+
+
+def limit_of(op: str, timeout: float | None, step_s: float) -> float:
+    """Seconds without a word after which a request is given up; see `Pending`."""
+    if op == "stream":
+        return float("inf")
+    if op in ("apply", "revert"):  # each step tells its end, and may take its own time
+        return max(LONGEST_STEP_S, step_s) + OVERDUE_S
+    return (timeout or USUAL_S) + OVERDUE_S

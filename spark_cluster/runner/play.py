@@ -1,0 +1,257 @@
+"""The API of playbooks: nodes, roles, stages; ordinary Python does the remainder."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.errors import Failed, Refused, SparkClusterError, Unreachable
+from spark_cluster.node.values import InvalidResource
+from spark_cluster.resources.base import Resource
+from spark_cluster.runner.connections import Connections
+from spark_cluster.runner.delivery import Applied, Delivery
+from spark_cluster.runner.document import check, tagged
+from spark_cluster.runner.events import Bus, NodeFailed, Note, StageFinished, StageStarted
+from spark_cluster.runner.options import Options
+from spark_cluster.runner.parallel import side_by_side
+from spark_cluster.runner.session import Session
+from spark_cluster.topology import Node, topology_of
+
+if TYPE_CHECKING:
+    from spark_cluster.config.inventory import Inventory
+    from spark_cluster.loader.project import Project
+    from spark_cluster.loader.role import Role
+
+__all__ = ["Applied", "Play", "RoleCall"]
+
+
+@dataclass(frozen=True)
+class RoleCall:
+    """A role with the settings that the playbook gives it on top of the inventory's."""
+
+    name: str
+    given: dict[str, Any]
+
+
+class Play:
+    """A run over some nodes.
+
+    Args:
+        inventory: what there is.
+        project: where roles are looked up.
+        connections: the nodes of this run, open.
+        bus: where the events go.
+        options: how it is meant.
+    """
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        project: Project,
+        connections: Connections,
+        bus: Bus,
+        options: Options | None = None,
+    ) -> None:
+        self.inventory = inventory
+        self.project = project
+        self.connections = connections
+        self.bus = bus
+        self.options = options or Options()
+        self.seconds: dict[str, float] = {}
+        self.out: dict[str, SparkClusterError] = {}
+        self._secrets: set[str] = set()
+
+    # -- the nodes -------------------------------------------------------------------------------
+
+    @property
+    def check(self) -> bool:
+        """True if this run changes nothing."""
+        return self.options.check
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes that are still in the run, in the inventory's order."""
+        known = topology_of(self.inventory, self.connections.facts, self.connections.users)
+        return [s for n, s in known.items() if n in self.connections.nodes and n not in self.out]
+
+    @property
+    def head(self) -> Node:
+        """The head, when it is in this run."""
+        return next(node for node in self.nodes if node.is_head)
+
+    @property
+    def workers(self) -> list[Node]:
+        """The nodes other than the head."""
+        return [node for node in self.nodes if not node.is_head]
+
+    def session(self, node: Node) -> Session:
+        """The node's agent, for what is not a resource: `run`, `http`."""
+        return self.connections.session(node.name)
+
+    @property
+    def sessions(self) -> dict[str, Session]:
+        """The agents of all nodes, by the node's name."""
+        return {node.name: self.session(node) for node in self.nodes}
+
+    def refresh(self, nodes: Iterable[Node], *, fail_fast: bool = True) -> None:
+        """Ask these nodes for their facts again.
+
+        Args:
+            fail_fast: a node that does not answer ends the run; otherwise it leaves it.
+        """
+        for name, error in self.connections.refresh([node.name for node in nodes]).items():
+            self._leave(name, error)
+            if fail_fast:
+                raise error
+
+    # -- doing -----------------------------------------------------------------------------------
+
+    def role(self, name: str, /, **given: Any) -> RoleCall:
+        """A role with settings of the playbook's, to be given to `apply`."""
+        return RoleCall(name, given)
+
+    def apply(
+        self,
+        nodes: Node | Sequence[Node],
+        *what: str | RoleCall | Sequence[Resource],
+        fail_fast: bool = True,
+    ) -> Applied:
+        """Apply roles (or resources) to nodes, side by side; returns when all are done.
+
+        All of `what` goes to a node as one document, so that it costs one turn of the network.
+
+        Args:
+            what: role names, `play.role(...)`, or lists of resources.
+            must: a node's failure ends the run, once the others are done; otherwise the node
+                leaves the run and the others go on.
+
+        Raises:
+            SparkClusterError: with `fail_fast`, the first node's error.
+        """
+        wanted = [nodes] if isinstance(nodes, Node) else list(nodes)
+        current = {node.name: node for node in self.nodes}
+        chosen = [current[n.name] for n in wanted if n.name in current]
+        documents = self._documents(chosen, what, fail_fast=fail_fast)
+        applied = Applied({node.name: {} for node in chosen})
+        jobs = {n: partial(self._apply, n, found, applied) for n, found in documents.items()}
+        for name, outcome in side_by_side(jobs).items():
+            if isinstance(outcome, SparkClusterError):
+                self._leave(name, outcome)
+        errors = [self.out[node.name] for node in chosen if node.name in self.out]
+        if errors and fail_fast:
+            raise errors[0]
+        return applied
+
+    def together(self, *jobs: Callable[[], Any]) -> list[Any]:
+        """Run several calls of this play side by side; the first error is raised at the end."""
+        outcomes = side_by_side({str(i): job for i, job in enumerate(jobs)})
+        for outcome in outcomes.values():
+            if isinstance(outcome, SparkClusterError):
+                raise outcome
+        return list(outcomes.values())
+
+    def on_each(self, nodes: Sequence[Node], job: Callable[[Node], Any]) -> dict[str, Any]:
+        """Call `job(node)` for every node side by side; name to what it returned."""
+        outcomes = side_by_side({node.name: partial(job, node) for node in nodes})
+        for outcome in outcomes.values():
+            if isinstance(outcome, SparkClusterError):
+                raise outcome
+        return outcomes
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """A named, timed part of the run, shown as such; not ok when a node is lost in it."""
+        self.bus.emit(StageStarted(name))
+        started = time.monotonic()
+        ok, lost = False, len(self.out)
+        try:
+            yield
+            ok = len(self.out) == lost
+        finally:
+            seconds = time.monotonic() - started
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 3)
+            self.bus.emit(StageFinished(name, seconds, ok))
+
+    def note(self, text: str, *, warning: bool = False, node: Node | None = None) -> None:
+        """Tell the user something."""
+        level = "warning" if warning else "info"
+        self.bus.emit(Note(text, level, node.name if node else ""))
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _documents(
+        self,
+        nodes: Sequence[Node],
+        what: Sequence[str | RoleCall | Sequence[Resource]],
+        *,
+        fail_fast: bool,
+    ) -> dict[str, list[tuple[str, Resource]]]:
+        """Return each node's resources; without `fail_fast`, a refused node leaves the run."""
+        documents = {}
+        for node in nodes:
+            try:
+                documents[node.name] = self._resources(node, what)
+            except (Failed, Refused) as error:
+                if fail_fast:
+                    raise
+                self._leave(node.name, error)
+        return documents
+
+    def _resources(
+        self, node: Node, what: Sequence[str | RoleCall | Sequence[Resource]]
+    ) -> list[tuple[str, Resource]]:
+        """(role, resource) of all that is asked for, checked as one document."""
+        found: list[tuple[str, Resource]] = []
+        for part in what:
+            if isinstance(part, (str, RoleCall)):
+                call = RoleCall(part, {}) if isinstance(part, str) else part
+                role = self.project.load_role(call.name)
+                found += [(call.name, r) for r in self._of_role(role, node, call.given)]
+            else:
+                found += [("playbook", r) for r in tagged(part, "playbook")]
+        check([r for _, r in found], node.name)
+        return found
+
+    def _of_role(self, role: Role, node: Node, given: dict[str, Any]) -> list[Resource]:
+        settings = role.settings_for(self.inventory.nodes[node.name], **given)
+        try:
+            return tagged(role.function(node, settings), role.name)
+        except SparkClusterError:
+            raise
+        except Exception as error:
+            raise _broken_role(role, node, error) from error
+
+    def _apply(self, name: str, resources: list[tuple[str, Resource]], applied: Applied) -> None:
+        delivery = Delivery(
+            self.connections,
+            self.bus,
+            self.options,
+            name,
+            applied=applied,
+            secrets=self._secrets,
+        )
+        delivery.deliver(resources)
+
+    def _leave(self, name: str, error: SparkClusterError) -> None:
+        self.out[name] = error
+        unreachable = isinstance(error, Unreachable)
+        self.bus.emit(NodeFailed(name, error.message, error.hint, unreachable))
+
+
+def _broken_role(role: Role, node: Node, error: Exception) -> Failed:
+    line, trace = 0, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(role.path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    said = "" if isinstance(error, InvalidResource) else f"the role raised {type(error).__name__}: "
+    return Failed(
+        f"{said}{error}",
+        where=f"{role.path}:{line}",
+        hint=f"this is a bug in the role {role.name}, found for node {node.name}; "
+        "none of its resources were sent to any node",
+    )

@@ -1,0 +1,111 @@
+"""A node goes away in the middle of a run, and comes back: after a reboot, or a cut connection."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.errors import Failed, NotBack, SparkClusterError, Unreachable
+
+if TYPE_CHECKING:
+    from spark_cluster.runner.connections import Connections
+
+FIRST_TRY_S = 3.0
+"""Seconds after the request to reboot until the node is looked for."""
+
+PAUSES = (0.5, 5.0)
+"""Seconds between two tries: at first, and at most."""
+
+RECONNECT_S = 30.0
+"""Seconds for which a lost node is looked for. Its agent frees the lock no later than 40 s after
+the last word, of which 15 have passed by then."""
+
+Tell = Callable[[str], None]
+
+
+def reboot(connections: Connections, name: str, told: Mapping[str, Any], tell: Tell) -> float:
+    """Reboot a connected node, and have it connected, locked and asked for its facts again.
+
+    Args:
+        told: the agent's `reboot`: the resource's `id`, the `boot_id` of now, `timeout_s`.
+        tell: shows what is being waited for.
+
+    Returns:
+        Seconds until it was back.
+
+    Raises:
+        NotBack: it did not come back in time.
+        Failed: it cannot be rebooted now, or another run has taken its lock.
+    """
+    session = connections.session(name)
+    if session.at_work:
+        raise Failed(
+            f"{told['id']}: other work of this run is going on on this node",
+            where=name,
+            hint="in the playbook, run nothing in parallel with what may reboot",
+        )
+    started = time.monotonic()
+    tell("rebooting")
+    with contextlib.suppress(Unreachable):  # it may be quicker than its answer
+        session.request("reboot", id=told["id"], run=connections.run)
+    connections.drop(name)
+    time.sleep(min(FIRST_TRY_S, told["timeout_s"]))
+    until = started + float(told["timeout_s"])
+    missing = _wait(connections, name, until, tell, booted_before=told["boot_id"])
+    if missing is not None:
+        raise NotBack(
+            f"it did not come back within {told['timeout_s']:g} s after the reboot: {missing}",
+            where=name,
+            hint=_advice(name),
+        )
+    return time.monotonic() - started
+
+
+def reconnect(connections: Connections, name: str, lost: Unreachable, tell: Tell) -> float:
+    """Have a node whose connection was lost connected and locked again.
+
+    Returns:
+        Seconds until it was back.
+
+    Raises:
+        Unreachable: `lost`, when it cannot be reached any more.
+        Failed: another run has taken its lock.
+    """
+    started = time.monotonic()
+    if _wait(connections, name, started + RECONNECT_S, tell) is not None:
+        raise lost
+    return time.monotonic() - started
+
+
+def _advice(name: str) -> str:
+    from spark_cluster.known_issues.entries import catalogue
+
+    return catalogue()["no-return-from-reboot"].fix_on(name)
+
+
+def _wait(
+    connections: Connections, name: str, until: float, tell: Tell, booted_before: str = ""
+) -> str | None:
+    """Try until the node is back and entered; otherwise why it is not."""
+    pause, most = PAUSES
+    while True:
+        try:
+            back = connections.reconnect(name, booted_before)
+        except SparkClusterError as error:
+            back, why = False, error.message
+        else:
+            why = "it has not gone down"
+        if back:
+            try:
+                connections.lock_and_gather(name)
+                return None
+            except Unreachable as error:
+                why = error.message
+        if time.monotonic() + pause > until:
+            connections.drop(name)
+            return why
+        tell(f"waiting for it to come back ({why})")
+        time.sleep(pause)
+        pause = min(pause * 1.5, most)

@@ -1,0 +1,181 @@
+"""An SSH connection to one node, and the channels of agents on it.
+
+The connection is made by runner/ssh_connect.py; the agent's channel is paramiko's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from spark_cluster.errors import Unreachable
+from spark_cluster.runner import payload
+from spark_cluster.runner.agent_errors import PROMPT, why_no_agent
+from spark_cluster.runner.channel import TAKES_NOTHING_S
+from spark_cluster.runner.ssh_connect import connect, hang_up, no_answer, unreachable
+from spark_cluster.runner.ssh_route import Target
+
+if TYPE_CHECKING:
+    import paramiko
+
+    from spark_cluster.runner.session import Session
+    from spark_cluster.runner.ssh_connect import SshLogin
+
+__all__ = ["SshChannel", "SshConnection", "Target"]
+
+CHANNEL_TRIES = 5
+
+CLOSES_WITHIN_S = 10.0
+"""Seconds in which the end of a channel can be sent; if not, its connection is closed."""
+
+SLICE = 64 * 1024
+"""Bytes given to paramiko at once; it copies what is left after each packet."""
+
+
+class SshChannel:
+    """An agent's channel; see `spark_cluster.runner.channel.Channel`."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+        self._said = b""
+
+    def send(self, data: bytes) -> None:
+        rest = memoryview(data)
+        since = time.monotonic()
+        while rest:
+            try:
+                rest = rest[self._channel.send(bytes(rest[:SLICE])) :]
+                since = time.monotonic()
+            except TimeoutError:  # that of `receive`; a full window may need longer
+                if time.monotonic() - since > TAKES_NOTHING_S:
+                    self._channel.close()  # half a frame was sent: nothing can follow it
+                    raise OSError(f"the node has read nothing for {TAKES_NOTHING_S:g} s") from None
+
+    def receive(self, timeout: float) -> bytes:
+        self._channel.settimeout(timeout)
+        return bytes(self._channel.recv(65536))
+
+    def said(self) -> str:
+        while self._channel.recv_stderr_ready():
+            self._said += self._channel.recv_stderr(65536)
+        return self._said.decode(errors="replace")
+
+    def status(self) -> int | None:
+        deadline = time.monotonic() + 2
+        while not self._channel.exit_status_ready():
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.01)
+        return int(self._channel.recv_exit_status())
+
+    def close(self) -> None:
+        from spark_cluster.runner.ssh_limits import NoAnswer, limited
+
+        # What is said at the end waits for what is being sent, which a node may never take.
+        with (
+            contextlib.suppress(OSError, EOFError, NoAnswer),  # the connection has ended already
+            limited(self._channel.get_transport(), CLOSES_WITHIN_S, "take the end"),
+        ):
+            self._channel.close()
+
+
+class SshConnection:
+    """An SSH connection to one node; opened on first use, safe to use from several threads."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._lock = threading.Lock()
+        self._login: SshLogin | None = None
+        self._prepared: dict[tuple[str, ...], SshChannel] = {}
+
+    def open(self) -> SshLogin:
+        """Log in, if that is not done yet.
+
+        Raises:
+            Unreachable: with the reason, and what to do about it.
+        """
+        with self._lock:
+            if self._login is None:
+                self._login = connect(self.target)
+            return self._login
+
+    def channel(self, argv: Sequence[str]) -> SshChannel:
+        """Start a command (an argument list; it is quoted for the remote shell)."""
+        from spark_cluster.runner.ssh_library import paramiko
+        from spark_cluster.runner.ssh_limits import NoAnswer, limited
+
+        limit_s = self.target.connect_timeout_s
+        login = self.open()
+        try:
+            transport = login.transport
+            channel = self._session_of(transport)
+            with limited(transport, limit_s, "start a command"):
+                channel.exec_command(shlex.join(argv))
+        except NoAnswer as error:
+            raise no_answer(self.target, error) from None
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise unreachable(self.target, str(error) or "the connection was cut") from None
+        return SshChannel(channel)
+
+    def _session_of(self, transport: paramiko.Transport) -> paramiko.Channel:
+        """A new channel; sshd's MaxSessions counts closing ones, so one more try may do."""
+        from spark_cluster.runner.ssh_library import paramiko
+        from spark_cluster.runner.ssh_limits import limited
+
+        for attempt in range(CHANNEL_TRIES):
+            if attempt:
+                time.sleep(0.2 * attempt)
+            try:
+                with limited(transport, self.target.connect_timeout_s, "open a session"):
+                    return transport.open_session()
+            except paramiko.ChannelException as error:
+                refused = error
+        raise Unreachable(f"sshd refuses another session ({refused})", where=self.target.name)
+
+    def prepare(self, run: str, *, become: bool) -> None:
+        """Start an agent's process before there is anything to be sent to it.
+
+        `session` with the same arguments uses it, unless sudo is to be given a password.
+        """
+        argv = self._argv(run, become=become, password=False)
+        self._prepared[tuple(argv)] = self.channel(argv)
+
+    def session(self, run: str, *, become: bool = True) -> Session:
+        """Start an agent on the node, as root with `become`."""
+        from spark_cluster.runner.session import Session
+
+        user = self.open().user
+        is_root = user == "root"
+        password = self.target.sudo_password() if become and not is_root else None
+        argv = self._argv(run, become=become, password=password is not None)
+        prepared = self._prepared.pop(tuple(argv), None)
+        return Session(
+            self.target.name,
+            self.channel(argv) if prepared is None else prepared,
+            as_root=become or is_root,
+            password=password,
+            explain=partial(why_no_agent, self.target.name, user),
+        )
+
+    def _argv(self, run: str, *, become: bool, password: bool) -> list[str]:
+        """The command line of an agent, through sudo where it has to become root.
+
+        Args:
+            password: sudo is given one.
+        """
+        if not become or self.open().user == "root":
+            return payload.argv(run)
+        if password:
+            return ["sudo", "-S", "-p", PROMPT, "--", *payload.argv(run, says_ready=True)]
+        return ["sudo", "-n", "--", *payload.argv(run)]
+
+    def close(self) -> None:
+        with self._lock:
+            if self._login is not None:
+                hang_up(self._login)
+                self._login = None

@@ -1,0 +1,99 @@
+"""Fetch what a plan needs, and start it: Ray, then the engine, then the proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spark_cluster.inference import runtime
+from spark_cluster.inference.deployment import Deployment
+from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.inference.ray import token
+from spark_cluster.runner.play import Play, RoleCall
+from spark_cluster.serving import firewall, patches, readiness
+from spark_cluster.serving.plan import ServePlan
+from spark_cluster.topology import Node
+
+
+def guard(play: Play, plan: ServePlan) -> RoleCall:
+    """Return the firewall, which must be in force before anything of the engine starts.
+
+    One node alone goes on where nftables does not work; the user is told.
+    """
+    wanted, alone = plan.firewall["state"] == "present", plan.tp == 1
+    if not wanted and not alone:
+        play.note(firewall.OPEN, warning=True)
+    if wanted and alone and play.session(plan.nodes[0]).run(list(firewall.WORKS)).status != 0:
+        play.note(firewall.ALONE_AND_OPEN, warning=True, node=plan.nodes[0])
+        return play.role("firewall", state="absent")
+    return play.role("firewall", **plan.firewall)
+
+
+def fetch(play: Play, plan: ServePlan) -> None:
+    """Fetch image, model, drafter and patches; at the same time where none needs the image.
+
+    Raises:
+        Refused: a patch is missing; nothing is started then.
+    """
+    images = play.role("images", **plan.image)
+    if plan.recipe.venv is not None:
+        images = play.role("venv", **plan.recipe.venv.model_dump())
+    models = [play.role("models", **given) for given in plan.models]
+    if plan.models[0]["source"] == "hub" or len(models) > 1:
+        play.apply(plan.nodes, images, *models)
+    else:
+        play.together(
+            lambda: play.apply(plan.nodes, images), lambda: play.apply(plan.nodes, *models)
+        )
+    if plan.patches and not play.check:
+        patches.require_patches(play, plan.nodes, plan.deployment.image, plan.patches)
+
+
+def start(play: Play, plan: ServePlan, share: float | None, guarded: str) -> None:
+    """Start Ray on all nodes, head first; then the server, and the proxy in front of it.
+
+    Args:
+        share: the --gpu-memory-utilization that was computed; None keeps the recipe's.
+        guarded: whether there is a firewall, for the containers' label.
+    """
+    nodes = plan.nodes
+    ray_token = token(play.session(nodes[0])) if plan.deployment.on_ray else None
+    deployment = plan.starting(share=share, guarded=guarded, ray_token=ray_token)
+    _start_ray(play, nodes, deployment)
+    server = play.role("vllm", deployment=deployment)
+    proxy = play.role("endpoint", **plan.endpoint.proxy_settings())
+    # Who has the port gives it up before the other takes it.
+    order = (server, proxy) if plan.endpoint.engine_port is not None else (proxy, server)
+    made = play.apply(nodes, *order)
+    changed = [node for node in nodes if runtime.changed(made.changes(node.name), SERVER)]
+    if deployment.executor == "mp" and 0 < len(changed) < plan.tp and not play.check:
+        # A rank does not join others that have begun already.
+        play.apply(nodes, [_runtime(deployment).absent(SERVER, 5)])
+        play.apply(nodes, server)
+
+
+def _start_ray(play: Play, nodes: Sequence[Node], deployment: Deployment) -> None:
+    """Start Ray where the deployment needs it, and wait for all nodes; end it elsewhere."""
+    anew = _ray_nodes(play, nodes, deployment)
+    if anew and not play.check:
+        # A server that was started with another Ray cluster never finds this one.
+        play.apply(nodes[0], [_runtime(deployment).absent(SERVER)])
+    if deployment.on_ray and not play.check:
+        ray = deployment.ray
+        readiness.ray_cluster(play, deployment.tp, ray.dashboard_port, ray.join_timeout_s)
+        readiness.ray_asks_for_its_token(play, ray.dashboard_port)
+
+
+def _runtime(deployment: Deployment) -> runtime.Runtime:
+    return runtime.RUNTIMES[deployment.runtime]
+
+
+def _ray_nodes(play: Play, nodes: Sequence[Node], deployment: Deployment) -> bool:
+    """Apply the head before the workers; return whether anything was changed."""
+    role = play.role("ray", deployment=deployment)
+    head = play.apply(nodes[0], role)
+    anew = runtime.changed(head.changes(nodes[0].name), RAY)
+    if anew and not play.check and nodes[1:]:
+        # Workers of an earlier head do not follow to a new one.
+        play.apply(nodes[1:], [_runtime(deployment).absent(RAY, 2)])
+    workers = play.apply(nodes[1:], role)
+    return anew or workers.changed

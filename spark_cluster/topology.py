@@ -1,0 +1,124 @@
+"""The nodes as roles see them: who they are, what is true of them, how they are linked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Interface
+from typing import TYPE_CHECKING
+
+from spark_cluster.facts.model import Facts, Hca
+
+if TYPE_CHECKING:
+    from spark_cluster.config.inventory import Inventory, InventoryNode
+
+
+@dataclass(frozen=True)
+class Link:
+    """A twin of the cabled ConnectX-7 port.
+
+    Attributes:
+        interface: its network interface.
+        address: its address on the fabric, present or to be given.
+        hca: its RDMA device; None when the node has none of that interface.
+        ours: the address is for the `network` role to give; otherwise the user's own
+            configuration has given it.
+    """
+
+    interface: str
+    address: IPv4Interface
+    hca: str | None = None
+    ours: bool = True
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node, as roles see it.
+
+    Attributes:
+        name, address: as in the inventory.
+        index: place in the inventory, from 0.
+        user: the login user on the node.
+        links: the fabric, first twin first; empty without one.
+        cluster: all nodes of the inventory, this one included (their own `cluster` is empty).
+    """
+
+    name: str
+    address: str = ""
+    index: int = 0
+    is_head: bool = True
+    user: str = "root"
+    facts: Facts = field(default_factory=Facts)
+    links: tuple[Link, ...] = ()
+    mtu: int = 9000
+    cluster: tuple[Node, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def head(self) -> Node:
+        """The cluster's head."""
+        return next((n for n in self.cluster if n.is_head), self)
+
+    @property
+    def fabric_ip(self) -> str | None:
+        """Address of the first twin."""
+        return str(self.links[0].address.ip) if self.links else None
+
+
+def topology_of(
+    inventory: Inventory, facts: dict[str, Facts], users: dict[str, str]
+) -> dict[str, Node]:
+    """Every node whose facts are known, each knowing all of them."""
+    plain = {
+        name: Node(
+            name=name,
+            address=node.address,
+            index=node.index,
+            is_head=node.is_head,
+            user=users.get(name, "root"),
+            facts=facts[name],
+            links=links(inventory, node, facts[name]),
+            mtu=inventory.mtu,
+        )
+        for name, node in inventory.nodes.items()
+        if name in facts
+    }
+    members = tuple(plain.values())
+    return {name: replace(spark, cluster=members) for name, spark in plain.items()}
+
+
+def links(inventory: Inventory, node: InventoryNode, facts: Facts) -> tuple[Link, ...]:
+    """The node's twins with their addresses.
+
+    With `fabric: detect` a twin keeps an address that it already has, so that what a user
+    configured is never fought; without one it gets its place in the inventory's pool.
+    """
+    from spark_cluster.config.inventory import fabric_addresses
+
+    wanted = fabric_addresses(inventory, node)
+    if node.fabric != "detect":
+        names = [interface.name for interface in node.fabric]
+        hcas = {h.interface: h.name for h in facts.hcas}
+        return tuple(
+            Link(name, address, hcas.get(name)) for name, address in zip(names, wanted, strict=True)
+        )
+    found = []
+    for hca, address in zip(cabled_port(facts), wanted, strict=False):
+        interface = facts.interface(hca.interface)
+        present = interface.addresses if interface is not None else ()
+        ours = not present or address in present
+        found.append(Link(hca.interface, address if ours else present[0], hca.name, ours))
+    return tuple(found)
+
+
+def cabled_port(facts: Facts) -> tuple[Hca, ...]:
+    """The up twins of the port that has a cable; of two cabled ports, the first.
+
+    A port's two twins differ in their PCI domain only: `enp1s0f1np1` and `enP2p1s0f1np1`.
+    """
+    ports: dict[str, list[Hca]] = {}
+    for hca in facts.hcas:
+        if hca.up:
+            place = re.search(r"f\d+(np\d+)?$", hca.interface)
+            ports.setdefault(place[0] if place else hca.interface, []).append(hca)
+    best = sorted(ports.items(), key=lambda item: (-len(item[1]), item[0]))
+    return tuple(best[0][1]) if best else ()

@@ -1,0 +1,123 @@
+"""Engines by name: ours, those of other packages, and what a recipe says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from spark_cluster.config import engines
+from spark_cluster.config.engines import Dialect
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.inference.engine import engine
+from spark_cluster.loader.project import Project
+from spark_cluster.loader.recipes import load_recipe
+
+BASE = """\
+name: r
+model: {name: org/m, served_name: m}
+image: {ref: "repo/image:1"}
+"""
+
+
+class Foreign:
+    """An engine of another package."""
+
+    name = "foreign"
+    dialect = Dialect("Foreign", ("foreign", "run"), names={"max-model-len": "ctx"})
+
+
+FOREIGN = Foreign()
+
+
+@pytest.fixture
+def plug_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    points = [
+        EntryPoint("foreign", f"{__name__}:FOREIGN", engines.GROUP),
+        EntryPoint("broken", "no_such_module:ENGINE", engines.GROUP),
+        EntryPoint("vllm", f"{__name__}:FOREIGN", engines.GROUP),
+    ]
+    monkeypatch.setattr(engines, "entry_points", lambda group: points)
+    engines._plug_ins.cache_clear()
+    yield
+    engines._plug_ins.cache_clear()
+
+
+def load(folder: Path, text: str) -> Recipe:
+    path = folder / "r.yaml"
+    path.write_text(text)
+    return load_recipe(path, Project(folder))
+
+
+def test_ours() -> None:
+    assert engines.names()[:2] == ("vllm", "sglang")
+    assert [engine(name).dialect.title for name in ("vllm", "sglang")] == ["vLLM", "SGLang"]
+
+
+def test_one_that_nobody_has() -> None:
+    with pytest.raises(UsageError, match="there is no engine 'sgland'") as caught:
+        engine("sgland")
+    assert "did you mean 'sglang'?" in caught.value.hint
+
+
+@pytest.mark.usefixtures("plug_in")
+def test_one_of_another_package(tmp_path: Path) -> None:
+    assert engines.names() == ("vllm", "sglang", "broken", "foreign")
+    assert engine("foreign") is FOREIGN
+    assert engine("vllm") is not FOREIGN, "ours cannot be replaced"
+    recipe = load(tmp_path, f"{BASE}engine: foreign\nengine_args: {{ctx: 5}}\n")
+    assert recipe.dialect.common(recipe.flags(1))["max-model-len"] == 5
+    with pytest.raises(UsageError, match="the engine 'broken' cannot be loaded: No module named"):
+        engine("broken")
+
+
+WRONG = [
+    ("engine: vlm\n", "engine: found 'vlm'; did you mean 'vllm'?"),
+    ("engine: sglang\nexecutor: ray\n", "executor: found ray, expected mp: SGLang joins nodes so"),
+    ("engine: sglang\nvllm: {version: 0.19.0}\n",
+     "vllm: found versions of vLLM, expected none: SGLang serves"),
+    ("engine: sglang\nengine_args: {mem-fraction-static: 0.8}\n",
+     "engine_args.mem-fraction-static: not an engine argument here: it is the recipe's "
+     "gpu_memory_utilization"),
+    ("engine: sglang\nengine_args: {enforce-eager: true}\n",
+     "engine_args.enforce-eager: a flag of vLLM; SGLang calls it 'disable-cuda-graph'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), WRONG, ids=[text for text, _ in WRONG])
+def test_wrong_recipes(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(InvalidFile) as caught:
+        load(tmp_path, BASE + text)
+    assert str(caught.value).partition(": ")[2] == expected
+
+
+def test_an_engines_own_flags_become_vllms_for_plans(tmp_path: Path) -> None:
+    text = (
+        f"{BASE}engine: sglang\ngpu_memory_utilization: 0.6\n"
+        "engine_args: {context-length: 4096, max-running-requests: 8}\n"
+        "drafter: {method: mtp, tokens: 2}\n"
+    )
+    recipe = load(tmp_path, text)
+    flags = recipe.flags(2)
+    assert flags == {
+        "context-length": 4096,
+        "max-running-requests": 8,
+        "served-model-name": "m",
+        "tp-size": 2,
+        "mem-fraction-static": 0.6,
+        "speculative-algorithm": "NEXTN",
+        "speculative-num-steps": 2,
+        "speculative-eagle-topk": 1,
+        "speculative-num-draft-tokens": 3,
+    }
+    assert recipe.dialect.common(flags) == {
+        "max-model-len": 4096,
+        "max-num-seqs": 8,
+        "served-model-name": "m",
+        "tensor-parallel-size": 2,
+        "gpu-memory-utilization": 0.6,
+        "speculative-config": {"method": "mtp", "num_speculative_tokens": 2},
+    }

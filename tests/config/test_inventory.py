@@ -1,0 +1,500 @@
+"""Inventories: what wrong ones say, how nodes are resolved and selected."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Interface
+from pathlib import Path
+
+import factories
+import pytest
+from factories import make_inventory, put
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from spark_cluster.config import patterns
+from spark_cluster.config.inventory import fabric_addresses
+from spark_cluster.config.schema import validate
+from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.loader.inventories import load_inventory
+from spark_cluster.loader.project import Project
+
+TWO = """\
+ssh: {user: nvidia, identity_file: keys/id, known_hosts: ~/kh}
+nodes:
+  spark1:
+    address: 10.0.0.1
+    roles: [head]
+  spark2:
+    address: 10.0.0.2
+    user: other
+    port: 2222
+"""
+
+
+def error_of(folder: Path, text: str) -> str:
+    said = factories.error_of(make_inventory, folder, text, folder=folder)
+    return said.replace("inventory.yaml:", "")
+
+
+HEAD = "nodes:\n  a: {address: 10.0.0.1, roles: [head]}\n"
+
+WRONG = [
+    ("nodes:\n  spark1:\n    adress: 10.0.0.1\n",
+     "3: nodes.spark1.adress: unknown field; did you mean 'address'?"),
+    ("nodes:\n  spark1: {}\n",
+     "2: nodes.spark1.address: missing; expected management address: an IP address or a host name"),
+    ("nodes:\n  a: {address: 10.0.0.1, roles: [haed]}\n",
+     "2: nodes.a.roles[0]: found 'haed', expected 'head' or 'worker'; did you mean 'head'?"),
+    ("nodes:\n  a:\n    address: 10.0.0.300\n    port: '22'\n    user: 12\n",
+     "3: nodes.a.address: found '10.0.0.300', expected an IP address or a host name\n"
+     "4: nodes.a.port: found '22', expected a whole number\n"
+     "5: nodes.a.user: found 12, expected text; put it in quotes"),
+    (HEAD + "  b:\n    address: me@10.0.0.2\n",
+     "4: nodes.b.address: found 'me@10.0.0.2'; the user 'me' goes into 'user', "
+     "'10.0.0.2' stays here"),
+    (HEAD + "  b:\n    address: box:22\n",
+     "4: nodes.b.address: found 'box:22'; the port 22 goes into 'port', 'box' stays here"),
+    ("nodes:\n  Spark_1: {address: 10.0.0.1}\n",
+     "2: nodes.Spark_1: found 'Spark_1', expected a host name: a-z, 0-9 and '-'; "
+     "did you mean 'spark-1'?"),
+    (HEAD + "  b: {address: 10.0.0.1}\n",
+     "3: nodes.b.address: found '10.0.0.1', which is the address of 'a' already"),
+    ("nodes:\n  a: {address: 'fd00::1', roles: [head]}\n  b: {address: 'FD00:0:0::0001'}\n",
+     "3: nodes.b.address: found 'FD00:0:0::0001', which is the address of 'a' already"),
+    (HEAD + "  b: {address: '::ffff:10.0.0.1'}\n",
+     "3: nodes.b.address: found '::ffff:10.0.0.1', which is the address of 'a' already"),
+    ("ssh:\n  identity_file: ~no-such-user/x\n" + HEAD,
+     "2: ssh.identity_file: found '~no-such-user/x', but there is no user 'no-such-user' on this "
+     "machine"),
+    (HEAD + "become:\n  password: {file: ~no-such-user/x}\n",
+     "4: become.password.file: found '~no-such-user/x', but there is no user 'no-such-user' on "
+     "this machine"),
+    ("ssh: {user: a:b}\n" + HEAD, "1: ssh.user: found 'a:b', expected a user name"),
+    (HEAD + "  b: {address: 10.0.0.2, roles: [head]}\n",
+     "3: nodes.b.roles: a second head; 'a' is the head already"),
+    ("nodes:\n  a: {address: x}\n  b: {address: y}\n",
+     "1: nodes: no node is the head; give one of them (say a) roles: [head]"),
+    ("nodes: {}\n", "1: nodes: found 0 entries, expected at least 1 entry"),
+    ("nodes: []\n", "1: nodes: found a list, expected a mapping"),
+    ("ssh: {user: x}\n", "1: nodes: missing; expected the Sparks, by name"),
+    (HEAD + "groups:\n  g: [a, bb]\n", "4: groups.g[1]: no node 'bb'; nodes: a"),
+    (HEAD + "groups: {all: [a]}\n", "3: groups.all: 'all' is a built-in group; leave it out"),
+    (HEAD + "groups: {a: [a]}\n", "3: groups.a: has the name of a node"),
+    (HEAD + "group_settings: {haed: {}}\n",
+     "3: group_settings.haed: no group 'haed'; did you mean 'head'?"),
+    ("nodes:\n  all: {address: x}\n",
+     "2: nodes.all: 'all' is a built-in group; give the node another name"),
+    (HEAD + "serve:\n  api_key: sk-very-secret\n",
+     "4: serve.api_key: a secret is never written into the file; "
+     "expected {env: NAME} or {file: PATH}"),
+    (HEAD + "become:\n  password: 12345\n",
+     "4: become.password: a secret is never written into the file; "
+     "expected {env: NAME} or {file: PATH}"),
+    (HEAD + "become:\n  password: {env: pa ss}\n",
+     "4: become.password.env: not the name of an environment variable (the value is not shown)"),
+    (HEAD + "become:\n  password: {env: A, file: b}\n",
+     "4: become.password: expected {env: NAME} or {file: PATH}, one of them"),
+    (HEAD + "serve: {bind: lopback, port: true}\n",
+     "3: serve.bind: found 'lopback', expected 'loopback', 'management' or an IPv4 address of "
+     "the head; did you mean 'loopback'?\n"
+     "3: serve.port: found true, expected a whole number"),
+    (HEAD + "serve:\n  bind: management\n",
+     "4: serve.bind: anyone on the management network could use the endpoint; give it an "
+     "api_key: {env: SPARK_API_KEY}, or set open: true if that is meant"),
+    (HEAD + "serve:\n  bind: 10.1.2.3\n  tls: self-signed\n",
+     "4: serve.bind: anyone on 10.1.2.3's network could use the endpoint; give it an "
+     "api_key: {env: SPARK_API_KEY}, or set open: true if that is meant"),
+    (HEAD + "serve:\n  bind: management\n  api_key: {env: A}\n  open: true\n",
+     "6: serve.open: open means without a key, and there is an api_key; take one of them out"),
+    (HEAD + "serve: {bind: 0.0.0.0, open: true}\n",
+     "3: serve.bind: found '0.0.0.0', which is every network, the fabric too; expected "
+     "'loopback', 'management' or an IPv4 address of the head"),
+    (HEAD + "serve: {bind: 127.0.0.1}\n",
+     "3: serve.bind: found '127.0.0.1'; did you mean 'loopback'?"),
+    (HEAD + "serve: {api_key: {env: A}, port: 18000}\n",
+     "3: serve.port: 18000 is also vLLM's own port behind the endpoint; take another"),
+    (HEAD + "serve: {api_key: {env: A}, engine_port: 8000}\n",
+     "3: serve.engine_port: 8000 is also vLLM's own port behind the endpoint; take another"),
+    (HEAD + "serve: {tls: selfsigned}\n",
+     "3: serve.tls: found 'selfsigned', expected self-signed, or {certificate: FILE, key: FILE}"),
+    (HEAD + "serve: {tls: {certificate: a.pem}}\n",
+     "3: serve.tls: expected self-signed, or {certificate: FILE, key: FILE}"),
+    (HEAD + "serve: {tls: {certficate: a.pem, key: b}}\n",
+     "3: serve.tls.certficate: unknown field; did you mean 'certificate'?"),
+    (HEAD + "serve: {port: 70000}\n", "3: serve.port: found 70000, expected at most 65535"),
+    (HEAD + "fabric: {pool: [192.168.1.3/24]}\n",
+     "3: fabric.pool[0]: found '192.168.1.3/24'; did you mean '192.168.1.0/24'?"),
+    (HEAD + "  b: {address: 192.168.5.7}\nfabric:\n  pool: [192.168.5.0/24, 192.168.0.0/16]\n",
+     "5: fabric.pool[0]: 192.168.5.0/24 holds the management address of 'b' (192.168.5.7); "
+     "take another\n"
+     "5: fabric.pool[1]: 192.168.0.0/16 holds the management address of 'b' (192.168.5.7); "
+     "take another\n"
+     "5: fabric.pool[1]: 192.168.0.0/16 overlaps 192.168.5.0/24; each twin needs its own subnet"),
+    (HEAD + "  b: {address: x}\nfabric: {pool: [192.168.5.0/29]}\n",
+     "4: fabric.pool[0]: 192.168.5.0/29 is too small for 2 nodes from host 11 on"),
+    ("nodes:\n  a: {address: x, fabric: detct}\n",
+     "2: nodes.a.fabric: found 'detct', expected 'detect' or {interfaces: [...]}"),
+    ("nodes:\n  a:\n    address: x\n    fabric:\n      interfaces:\n"
+     "        - {name: e1, address: 192.168.7.1/24}\n"
+     "        - {name: e2, address: 192.168.7.2/24}\n",
+     "7: nodes.a.fabric.interfaces[1].address: 192.168.7.2/24 is in the subnet of "
+     "192.168.7.1/24; the two twins of a port need different subnets"),
+    ("nodes:\n  a:\n    address: x\n"
+     "    fabric: {interfaces: [{name: e, address: 192.168.7.0/24}]}\n",
+     "4: nodes.a.fabric.interfaces[0].address: found 192.168.7.0/24, "
+     "which is not a host address of a subnet"),
+    ("nodes:\n  a:\n    address: x\n"
+     "    fabric: {interfaces: [{nme: e1, address: 192.168.7.1/24}]}\n",
+     "4: nodes.a.fabric.interfaces[0].nme: unknown field; did you mean 'name'?"),
+    ("nodes:\n"
+     "  a: {address: x, roles: [head], fabric: {interfaces: "
+     "[{name: e, address: 192.168.7.1/24}]}}\n"
+     "  b: {address: y, fabric: {interfaces: [{name: e, address: 192.168.8.2/24}]}}\n",
+     "3: nodes.b.fabric.interfaces[0].address: 192.168.8.2/24 is not in 192.168.7.0/24, "
+     "the subnet of node 'a'"),
+    ("nodes:\n"
+     "  a: {address: x, roles: [head], fabric: {interfaces: "
+     "[{name: e, address: 192.168.7.1/24}]}}\n"
+     "  b: {address: y, fabric: {interfaces: [{name: e, address: 192.168.7.1/24}]}}\n",
+     "3: nodes.b.fabric.interfaces[0].address: 192.168.7.1 is an address of 'a' already"),
+    ("nodes:\n  a: {address: x, roles: [head], fabric: detect}\n"
+     "  b: {address: y, fabric: {interfaces: [{name: e, address: 192.168.177.11/24}]}}\n",
+     "3: nodes.b.fabric.interfaces: found 1, but fabric.pool (node 'a') has 2\n"
+     "3: nodes.b.fabric.interfaces[0].address: 192.168.177.11 is an address of 'a' already"),
+    (HEAD + "become: {method: su}\n",
+     "3: become.method: found 'su', expected 'sudo'; did you mean 'sudo'?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), WRONG, ids=[e.split(":")[1].strip() for _, e in WRONG]
+)
+def test_wrong_inventories(tmp_path: Path, text: str, expected: str) -> None:
+    assert error_of(tmp_path, text) == expected
+    assert "pydantic" not in expected
+
+
+def test_no_secret_in_a_message(tmp_path: Path) -> None:
+    for value in ("sk-1", "[sk-1]", "{value: sk-1}", "{env: 'sk-1 x'}", "{env: [sk-1]}"):
+        text = error_of(tmp_path, HEAD + f"serve:\n  api_key: {value}\n")
+        assert "sk-1" not in text, text
+
+
+def test_nodes_are_resolved(tmp_path: Path) -> None:
+    inventory = make_inventory(tmp_path, TWO)
+    head, worker = inventory.nodes.values()
+    assert (head.name, head.user, head.port, head.index, head.is_head) == (
+        "spark1", "nvidia", None, 0, True,
+    )  # fmt: skip
+    assert (worker.user, worker.port, worker.index, worker.roles) == ("other", 2222, 1, ("worker",))
+    assert head.identity_file == tmp_path / "keys/id"
+    assert head.known_hosts == Path.home() / "kh"
+    assert (inventory.head, inventory.workers) == (head, [worker])
+    assert worker.groups == {"all", "worker"}
+    assert head.connect_timeout_s == 10
+    assert {head: 1, worker: 2}[worker] == 2
+
+
+def test_a_lone_node_is_the_head(tmp_path: Path) -> None:
+    inventory = make_inventory(tmp_path, "nodes: {a: {address: x}}")
+    assert inventory.head.name == "a"
+    assert inventory.workers == []
+
+
+def test_same_address_with_another_port_is_another_node(tmp_path: Path) -> None:
+    text = "nodes: {a: {address: x, port: 1, roles: [head]}, b: {address: x, port: 2}}"
+    assert len(make_inventory(tmp_path, text).nodes) == 2
+
+
+class Settings(BaseModel, extra="forbid"):
+    size: int = 1
+    names: list[str] = []
+    deep: dict[str, int] = {}
+
+
+LAYERS = """\
+settings:
+  r: {size: 1, names: [a], deep: {x: 1, y: 1}}
+groups: {g: [spark2]}
+group_settings:
+  worker: {r: {size: 2}}
+  g:
+    r: {names: [b, c], deep: {y: 2}}
+nodes:
+  spark1: {address: x, roles: [head]}
+  spark2:
+    address: y
+    settings:
+      r: {deep: {z: 3}}
+"""
+
+
+def test_settings_are_laid_over_each_other(tmp_path: Path) -> None:
+    inventory = make_inventory(tmp_path, LAYERS)
+    first, second = (node.settings_for("r") for node in inventory.nodes.values())
+    assert first.data == {"size": 1, "names": ["a"], "deep": {"x": 1, "y": 1}}
+    assert second.data == {"size": 2, "names": ["b", "c"], "deep": {"x": 1, "y": 2, "z": 3}}
+    assert validate(Settings, second).deep == {"x": 1, "y": 2, "z": 3}
+    assert inventory.head.settings_for("other").data == {}
+
+
+def test_an_error_in_settings_names_its_own_line(tmp_path: Path) -> None:
+    text = LAYERS.replace("z: 3", "z: q").replace("size: 2", "sise: 2").replace("[b, c]", "[b, 7]")
+    inventory = make_inventory(tmp_path, text)
+    with pytest.raises(InvalidFile) as caught:
+        validate(Settings, inventory.nodes["spark2"].settings_for("r"))
+    assert str(caught.value).replace(f"{tmp_path}/inventory.yaml:", "") == (
+        "5: group_settings.worker.r.sise: unknown field; did you mean 'size'?\n"
+        "7: group_settings.g.r.names[1]: found 7, expected text; put it in quotes\n"
+        "13: nodes.spark2.settings.r.deep.z: found 'q', expected a whole number"
+    )
+
+
+def test_secrets_are_read_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pw").write_text("from-file\n")
+    (tmp_path / "pw").chmod(0o600)
+    text = HEAD + "serve: {api_key: {env: SPARK_KEY}}\nbecome: {password: {file: pw}}\n"
+    inventory = make_inventory(tmp_path, text)
+    monkeypatch.setenv("SPARK_KEY", "from-env")
+    key, password = inventory.serve.api_key, inventory.head.become.password
+    assert key is not None and password is not None
+    assert key.read("the API key") == "from-env"
+    assert password.read("the sudo password") == "from-file"
+    monkeypatch.delenv("SPARK_KEY")
+    with pytest.raises(UsageError, match="environment variable SPARK_KEY is not set"):
+        key.read("the API key")
+    (tmp_path / "pw").unlink()
+    with pytest.raises(UsageError, match="No such file"):
+        password.read("the sudo password")
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    secret = tmp_path / "my pw"
+    secret.write_text("very secret\n")
+    secret.chmod(mode)
+    inventory = make_inventory(tmp_path, HEAD + "become: {password: {file: my pw}}\n")
+    password = inventory.head.become.password
+    assert password is not None
+    with pytest.raises(UsageError, match=f"mode {mode:04o}") as caught:
+        password.read("the sudo password")
+    assert caught.value.hint == f"chmod 600 '{secret}'"
+    assert "very secret" not in str(caught.value)
+    secret.chmod(0o400)
+    assert password.read("the sudo password") == "very secret"
+
+
+@pytest.mark.parametrize("user", ["some.body", "Some", "u@example.org", "DOM\\user", "a" * 40])
+def test_users_of_a_directory_service(tmp_path: Path, user: str) -> None:
+    inventory = make_inventory(tmp_path, f"ssh: {{user: '{user}'}}\n" + HEAD)
+    assert inventory.head.user == user
+
+
+def test_a_prompt_asks(tmp_path: Path) -> None:
+    inventory = make_inventory(tmp_path, HEAD + "become: {password: prompt}\n")
+    password = inventory.head.become.password
+    assert password is not None
+    assert password.read("x", ask=lambda what: f"answer to {what}") == "answer to x"
+    with pytest.raises(UsageError, match="no terminal"):
+        password.read("x")
+
+
+def test_load_by_name_path_and_default(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    with pytest.raises(InvalidFile, match=r"no such inventory\n  `spark-cluster init`"):
+        load_inventory(None, project)
+    path = put(tmp_path / "inventory.yaml", TWO)
+    assert load_inventory(None, project).path == path
+    assert load_inventory(str(path), project).path == path
+    assert (
+        load_inventory("two-sparks", project).path
+        == project.shipped / "inventories/two-sparks.yaml"
+    )
+    with pytest.raises(UsageError, match="did you mean 'two-sparks'"):
+        load_inventory("two-spark", project)
+    with pytest.raises(InvalidFile, match=r"nope\.yaml: no such inventory"):
+        load_inventory(tmp_path / "nope.yaml", project)
+
+
+def test_settings_of_a_role_that_does_not_exist(tmp_path: Path) -> None:
+    path = put(
+        tmp_path / "inventory.yaml",
+        """\
+nodes:
+  spark1: {address: 10.0.0.1, roles: [head], settings: {memroy: {swap: "off"}}}
+  spark2: {address: 10.0.0.2}
+settings:
+  power: {clock_cap: false}
+  nosuch: {}
+group_settings:
+  worker: {mine: {}}
+""",
+    )
+    with pytest.raises(InvalidFile) as caught:
+        load_inventory(None, Project(tmp_path))
+    text = str(caught.value)
+    assert "inventory.yaml:2: nodes.spark1.settings.memroy: no role 'memroy'" in text
+    assert "did you mean 'memory'?" in text
+    assert "settings.nosuch: no role 'nosuch'; roles: bootstrap, caches" in text
+    assert "group_settings.worker.mine" in text
+    assert "settings.power" not in text
+    for name in ("memroy", "mine", "nosuch"):
+        (tmp_path / "roles" / name).mkdir(parents=True)
+    assert load_inventory(None, Project(tmp_path)).path == path
+
+
+@pytest.mark.parametrize("name", ["one-spark", "two-sparks", "lab"])
+def test_shipped_inventories_are_sound(name: str, tmp_path: Path) -> None:
+    inventory = load_inventory(name, Project(tmp_path))
+    assert inventory.head.user == "nvidia"
+
+
+# --- patterns ---------------------------------------------------------------------------------
+
+NODES = ["spark1", "spark2", "spark3", "box"]
+GROUPS = {
+    "all": frozenset(NODES),
+    "head": frozenset({"spark1"}),
+    "worker": frozenset(NODES[1:]),
+    "lab": frozenset({"spark2", "spark3"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("all", NODES),
+        ("spark2", ["spark2"]),
+        ("spark3,spark1", ["spark1", "spark3"]),
+        ("spark3:head", ["spark1", "spark3"]),
+        ("spark*", NODES[:3]),
+        ("spark[12]", NODES[:2]),
+        ("!spark2", ["spark1", "spark3", "box"]),
+        ("all:!lab", ["spark1", "box"]),
+        ("!lab,all", ["spark1", "box"]),
+        ("worker:&lab", ["spark2", "spark3"]),
+        ("worker,&lab,!spark3", ["spark2"]),
+        (" spark1 , box ", ["spark1", "box"]),
+        ("la*", ["spark2", "spark3"]),
+    ],
+)
+def test_patterns(pattern: str, expected: list[str]) -> None:
+    assert patterns.select(pattern, NODES, GROUPS) == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("sprak1", "names 'sprak1', which is not a node or group\n  did you mean 'spark1'?"),
+        ("all:!sprak1", "names 'sprak1', which is not a node or group"),
+        ("zzz*", "names 'zzz*', which is not a node or group\n  known: all, box, head"),
+        ("head:&lab", "the node pattern 'head:&lab' selects no node"),
+        ("", "the node pattern is empty"),
+        (" , ", "the node pattern is empty"),
+    ],
+)
+def test_wrong_patterns(pattern: str, expected: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        patterns.select(pattern, NODES, GROUPS)
+    assert expected in str(caught.value)
+
+
+TERMS = st.lists(
+    st.tuples(st.sampled_from(["", "!", "&"]), st.sampled_from([*NODES, *GROUPS])),
+    min_size=1,
+    max_size=6,
+)
+
+
+def members(name: str) -> set[str]:
+    return set(GROUPS.get(name, {name}))
+
+
+@given(TERMS, st.sampled_from(",:"), st.randoms())
+def test_select_is_set_algebra_in_any_order(
+    terms: list[tuple[str, str]], joint: str, random: object
+) -> None:
+    named = [members(n) for sign, n in terms if not sign]
+    expected = set().union(*named) if named else set(NODES)
+    for sign, name in terms:
+        if sign == "&":
+            expected &= members(name)
+    for sign, name in terms:
+        if sign == "!":
+            expected -= members(name)
+    shuffled = list(terms)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    pattern = joint.join(sign + name for sign, name in shuffled)
+    if expected:
+        assert patterns.select(pattern, NODES, GROUPS) == [n for n in NODES if n in expected]
+    else:
+        with pytest.raises(UsageError):
+            patterns.select(pattern, NODES, GROUPS)
+
+
+@given(st.text(max_size=30))
+def test_any_text_selects_or_is_refused(pattern: str) -> None:
+    try:
+        chosen = patterns.select(pattern, NODES, GROUPS)
+    except UsageError:
+        return
+    assert chosen and chosen == [n for n in NODES if n in chosen]
+
+
+# --- fabric addresses -------------------------------------------------------------------------
+
+
+@settings(max_examples=settings.default.max_examples // 3)
+@given(st.integers(1, 60), st.integers(0, 255))
+def test_detected_addresses_are_stable_unique_and_in_their_subnet(count: int, third: int) -> None:
+    import tempfile
+
+    text = "nodes:\n" + "".join(
+        f"  n{i}: {{address: h{i}, roles: [{'worker' if i else 'head'}]}}\n" for i in range(count)
+    )
+    pool = [f"10.77.{third}.0/24", f"10.78.{third}.0/24"]
+    with tempfile.TemporaryDirectory() as folder:
+        text += f"fabric: {{pool: [{', '.join(pool)}]}}\n"
+        inventory = make_inventory(Path(folder), text)
+    pairs = [fabric_addresses(inventory, node) for node in inventory.nodes.values()]
+    assert len({address.ip for pair in pairs for address in pair}) == 2 * count
+    for index, pair in enumerate(pairs):
+        assert [str(address.network) for address in pair] == pool
+        assert [int(address.ip) & 0xFF for address in pair] == [11 + index] * 2
+
+
+def test_addresses_given_by_hand_are_taken(tmp_path: Path) -> None:
+    text = "nodes: {a: {address: x, fabric: {interfaces: [{name: e, address: 192.168.7.1/24}]}}}"
+    inventory = make_inventory(tmp_path, text)
+    assert fabric_addresses(inventory, inventory.head) == (IPv4Interface("192.168.7.1/24"),)
+
+
+@pytest.mark.parametrize(
+    ("serve", "on_loopback", "proxied"),
+    [
+        ("{}", True, False),
+        ("{open: true}", True, False),
+        ("{port: 18000}", True, False),
+        ("{api_key: {env: A}}", True, True),
+        ("{tls: self-signed}", True, True),
+        ("{bind: management, open: true}", False, True),
+        ("{bind: management, api_key: {env: A}}", False, True),
+        ("{bind: 10.1.2.3, api_key: {env: A}, tls: none}", False, True),
+    ],
+)
+def test_a_proxy_is_in_front_wherever_others_reach_the_endpoint(
+    tmp_path, serve, on_loopback, proxied
+):
+    found = make_inventory(tmp_path, f"{HEAD}serve: {serve}\n").serve
+    assert (found.on_loopback, found.proxied) == (on_loopback, proxied)
+
+
+def test_files_of_the_certificate_start_at_the_inventory(tmp_path):
+    text = HEAD + "serve: {tls: {certificate: tls/a.pem, key: /k.pem}}\n"
+    tls = make_inventory(tmp_path, text).serve.tls
+    assert (tls.certificate, str(tls.key)) == (tmp_path / "tls/a.pem", "/k.pem")
+    assert not tls.self_signed
+    made = make_inventory(tmp_path, HEAD + "serve: {tls: self-signed}\n").serve.tls
+    assert made.self_signed
+    assert made.read() is None

@@ -1,0 +1,152 @@
+"""YAML files: plain data, the place of every value, and what is said about a broken file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import factories
+import pytest
+from factories import put
+
+from spark_cluster.config.yamlfile import Sourced, dotted, load, shown
+
+
+def write(folder: Path, text: str | bytes) -> Path:
+    return put(folder / "x.yaml", text)
+
+
+def error_of(path: Path) -> str:
+    return factories.error_of(load, path, "inventory", folder=path.parent)
+
+
+def test_plain_data_and_places(tmp_path: Path) -> None:
+    source = load(write(tmp_path, "a:\n  b: [1, {c: x}]\n  d: 'q'\n"))
+    assert source.data == {"a": {"b": [1, {"c": "x"}], "d": "q"}}
+    assert source.origins[("a", "b", 1, "c")][:2] == (2, 11)
+    assert source.origins[("a", "d")][:2] == (3, 3)
+    assert type(source.data["a"]["d"]) is str
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("on", "on"),
+        ("yes", "yes"),
+        ("true", True),
+        ("~", None),
+        ("", None),
+        ("010", 10),
+        ("0x1F", 31),
+        ("0o17", 15),
+        ("-3", -3),
+        ("1_000", 1000),
+        ("1.5e3", 1500.0),
+        (".inf", float("inf")),
+        ("2026-01-02", "2026-01-02"),
+        ("'1'", "1"),
+        ("12:30:00", "12:30:00"),
+        ("é", "é"),
+        ('"\\ud809\\udd44"', "\U00012544"),
+    ],
+)
+def test_yaml_1_2_scalars(tmp_path: Path, text: str, value: object) -> None:
+    assert load(write(tmp_path, f"a: {text}\n")).data == {"a": value}
+
+
+def test_aliases_and_merge_keys(tmp_path: Path) -> None:
+    source = load(write(tmp_path, "a: &a {x: 1, y: 2}\nb:\n  <<: *a\n  x: 3\n"))
+    assert source.data["b"] == {"x": 3, "y": 2}
+    assert source.where(("b", "x")).endswith(":4")
+    assert source.where(("b", "y")).endswith(":1")
+
+
+def test_keys_are_text(tmp_path: Path) -> None:
+    assert load(write(tmp_path, "8000: a\ntrue: b\n")).data == {"8000": "a", "true": "b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "x.yaml: the inventory is empty; expected `key: value` lines"),
+        ("# only this\n", "x.yaml: the inventory is empty; expected `key: value` lines"),
+        ("- 1\n", "x.yaml:1: found a list at the top level; expected `key: value` lines"),
+        ("hello\n", "x.yaml:1: found 'hello' at the top level; expected `key: value` lines"),
+        ("a: 1\nb: 2\na: 3\n", "x.yaml:3: a: given twice; first on line 1"),
+        ("n:\n  a: 1\n  a: 3\n", "x.yaml:3: n.a: given twice; first on line 2"),
+        ("a:\n\tb: 1\n", "x.yaml:2: a tab in the indentation; YAML wants spaces\n   b: 1\n  ^"),
+        ("a: [1,\n", "x.yaml:2: a '[' or '{' is never closed"),
+        (
+            "a: b: c\n",
+            "x.yaml:1: a ':' in an unexpected place: check the indentation, "
+            "or put the value in quotes\n  a: b: c\n      ^",
+        ),
+        (
+            "a: @x\n",
+            "x.yaml:1: a value cannot begin with '@'; put it in quotes\n  a: @x\n     ^",
+        ),
+        (
+            "a: {{ b }}\n",
+            "x.yaml:1: a key is a list or a mapping; expected text (quote '{{ }}')",
+        ),
+        ("a: 1\n---\nb: 2\n", "x.yaml:2: a second document starts here ('---'); expected only one"),
+        ("a: !thing 1\n", "x.yaml:1: the tag !thing is not supported; write a plain value"),
+        ("a: !!set {b}\n", "x.yaml:1: the tag !!set is not supported; write a plain value"),
+        ("a: !!map [b]\n", "x.yaml:1: the tag !!map is not supported; write a plain value"),
+        ("a: !!seq {b: 1}\n", "x.yaml:1: the tag !!seq is not supported; write a plain value"),
+        ("a: !!int x\n", "x.yaml:1: not a number: 'x'"),
+        ("a: !!float ''\n", "x.yaml:1: not a number: ''"),
+        ("a:\n  <<: 1\n", "x.yaml:2: '<<' expects a mapping or a list of mappings"),
+        ("a: &a [*a]\n", "x.yaml:1: an alias ('*name') is a circular reference"),
+        ('a: "\\ud800"\n', "x.yaml:1: an unpaired surrogate: a lone \\u escape of a pair"),
+        (": 1\n", "x.yaml:1: a key is empty; expected text before the ':'"),
+        (
+            b"a: 1\n\x7fELF\x00",
+            "x.yaml:2: control character 0x7f; expected a YAML inventory, not a binary file",
+        ),
+        (b"a: 1\nb: \xff\xfe", "x.yaml:2: byte 0xff is not UTF-8 text; expected a YAML inventory"),
+        ("a: " + "[" * 600, "x.yaml: nested too deeply"),
+    ],
+)
+def test_broken_files(tmp_path: Path, text: str | bytes, expected: str) -> None:
+    assert error_of(write(tmp_path, text)).startswith(expected)
+
+
+def test_missing_folder_and_too_large(tmp_path: Path) -> None:
+    assert error_of(tmp_path / "no.yaml") == "no.yaml: no such inventory"
+    folder = tmp_path / "d"
+    folder.mkdir()
+    assert error_of(folder) == "d: this is a folder; expected a YAML inventory"
+    large = write(tmp_path, "a: " + "x" * (1 << 20))
+    assert error_of(large) == "x.yaml: larger than 1 MiB; expected a YAML inventory"
+
+
+def test_endless_aliases_are_refused_quickly(tmp_path: Path) -> None:
+    lines = ["l0: &l0 [1,1,1,1,1,1,1,1,1,1]"]
+    lines += [f"l{i}: &l{i} [{','.join([f'*l{i - 1}'] * 10)}]" for i in range(1, 12)]
+    assert "too many values" in error_of(write(tmp_path, "\n".join(lines)))
+
+
+def test_a_line_that_may_hold_a_secret_is_not_shown(tmp_path: Path) -> None:
+    assert "hunter2" not in error_of(write(tmp_path, "a: 1\napi_key: hunter2: x\n"))
+
+
+def test_problems_in_file_order_with_the_nearest_place(tmp_path: Path) -> None:
+    source = load(write(tmp_path, "b: 1\na:\n  c: 2\n"))
+    from spark_cluster.config.yamlfile import Problem
+
+    text = str(source.invalid([Problem(("a", "c", "d"), "bad"), Problem(("b",), "worse")]))
+    name = shown(source.path)
+    assert text == f"{name}:1: b: worse\n{name}:3: a.c.d: bad"
+
+
+def test_shown_is_relative_below_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shown(tmp_path / "a" / "b.yaml") == "a/b.yaml"
+    assert shown(Path("/etc/hosts")) == "/etc/hosts"
+
+
+def test_dotted() -> None:
+    assert dotted(("nodes", "spark1", "roles", 0)) == "nodes.spark1.roles[0]"
+    assert Sourced(Path("f"), {}).where(("x",)) == "f:1"

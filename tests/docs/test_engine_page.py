@@ -1,0 +1,66 @@
+"""The engine of the page "Add an engine", as another package would bring it."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from factories import make_node, put
+from serve_plans import plan_for
+from test_pages import DOCS, blocks
+
+from spark_cluster.config import engines
+from spark_cluster.inference.engine import Engine, engine
+from spark_cluster.inference.runtime import RUNTIMES
+from spark_cluster.loader.project import Project
+from spark_cluster.loader.recipes import load_recipe
+
+RECIPE = """\
+name: r
+model: {name: org/m, served_name: m}
+image: {ref: "tiny:1"}
+engine: tiny
+engine_args: {context: 4096}
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The page's module, found by the page's entry point."""
+    page = DOCS / "how-to/engine.md"
+    put(tmp_path / "my_package/__init__.py")
+    put(tmp_path / "my_package/tiny.py", blocks(page, "python")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    _, line = blocks(page, "toml")[0].splitlines()
+    name, _, value = line.partition(" = ")
+    point = EntryPoint(name, value.strip('"'), engines.GROUP)
+    monkeypatch.setattr(engines, "entry_points", lambda group: [point])
+    engines._plug_ins.cache_clear()
+    yield
+    engines._plug_ins.cache_clear()
+    sys.modules.pop("my_package.tiny", None)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_engine_of_the_page(tmp_path: Path) -> None:
+    recipe = load_recipe(put(tmp_path / "r.yaml", RECIPE), Project(tmp_path))
+    plan = plan_for(recipe, make_node("a"))
+    deployment = plan.starting(share=0.5, guarded="present", ray_token=None)
+    found = engine("tiny")
+    process = found.server(plan.nodes[0], deployment, 29501)
+    assert process is not None
+    container = RUNTIMES["docker"].resource(process, deployment)
+    assert container.command == (
+        *("tiny-serve", "--weights", "/srv/models/org--m", "--context", "4096", "--gpus", "1"),
+        *("--memory-share", "0.5", "--served-model-name", "m", "--host=127.0.0.1", "--port=8000"),
+    )
+
+
+@pytest.mark.usefixtures("tiny")
+def test_it_has_all_that_an_engine_has() -> None:
+    wanted = {name for name in vars(Engine) if not name.startswith("_")}
+    assert wanted <= set(dir(engine("tiny")))
+    for ours in ("vllm", "sglang"):
+        assert wanted <= set(dir(engine(ours)))

@@ -1,0 +1,134 @@
+"""The pages written by hand: their commands, paths and examples are those of the code."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from docs.generate.code import commands, root
+from spark_cluster import __version__
+from spark_cluster.doctor.check import Check
+from spark_cluster.known_issues.entries import read
+from spark_cluster.loader.project import Project
+from spark_cluster.node.host import Host
+from spark_cluster.resources import Missing, Resource, base
+
+CHECKOUT = Path(__file__).parents[2]
+DOCS = CHECKOUT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+COMMANDS = dict(commands())
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
+PATH = re.compile(
+    r"`((?:spark_cluster|roles|playbooks|recipes|suites|tests|docs|benchmarks)/[\w./-]+)`"
+)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The page's blocks of code in a language."""
+    found = FENCE.findall(page.read_text())
+    return [textwrap.dedent(text) for _, name, text in found if name == language]
+
+
+def command_lines() -> Iterator[tuple[str, list[str]]]:
+    """Every `spark-cluster ...` in the pages' blocks for a shell, without its comment."""
+    for page in [*PAGES, CHECKOUT / "README.md"]:
+        for block in [*blocks(page, "sh"), *blocks(page, "")]:
+            for line in block.splitlines():
+                words = shlex.split(line, comments=True)
+                if words[:1] == ["spark-cluster"]:
+                    yield f"{page.relative_to(CHECKOUT)}: {line}", words[1:]
+
+
+def spelled(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that a line calls, and its other words."""
+    for length in (2, 1):
+        if " ".join(words[:length]) in COMMANDS:
+            return COMMANDS[" ".join(words[:length])], words[length:]
+    raise AssertionError(f"no such command: {words}")
+
+
+@pytest.mark.parametrize(("where", "words"), list(command_lines()), ids=str)
+def test_commands_and_options_are_there(where, words):
+    command, others = spelled(words)
+    known = {name for param in [*command.params, *root.params] for name in param.opts}
+    given = {word.partition("=")[0] for word in others if word.startswith("-")}
+    assert given <= known, where
+
+
+def test_the_pages_have_commands():
+    assert len(list(command_lines())) > 25
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_paths_are_there(page):
+    for name in PATH.findall(page.read_text()):
+        if name not in ("roles/motd/__init__.py", "roles/network"):  # the reader's own
+            assert (CHECKOUT / name).exists(), f"{page.name}: {name}"
+
+
+def test_the_changelog_tells_this_version():
+    headings = re.findall(r"^## (.+)$", (CHECKOUT / "CHANGELOG.md").read_text(), re.M)
+    assert headings[0] == "[Unreleased]"
+    assert __version__ in {heading.split(" ")[0].strip("[]") for heading in headings}
+
+
+def test_the_role_of_the_page(tmp_path):
+    folder = tmp_path / "roles" / "motd"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(blocks(DOCS / "how-to/role.md", "python")[0])
+    role = Project(tmp_path).load_role("motd")
+    assert list(role.settings_model.model_fields) == ["text"]
+
+
+def test_the_playbook_of_the_page(tmp_path):
+    (tmp_path / "greet.py").write_text(blocks(DOCS / "how-to/playbook.md", "python")[0])
+    playbook = Project(tmp_path).load_playbook(tmp_path / "greet.py")
+    assert playbook.name == "greet"
+
+
+@pytest.fixture
+def cpu_governor(tmp_path, monkeypatch) -> Iterator[type[Resource]]:
+    """The page's resource, imported as a module and forgotten afterwards."""
+    (tmp_path / "cpu_governor.py").write_text(blocks(DOCS / "how-to/resource.md", "python")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("cpu_governor").CpuGovernor
+    base.REGISTRY.pop("CpuGovernor")
+    sys.modules.pop("cpu_governor")
+
+
+def test_the_resource_of_the_page(cpu_governor, tmp_path):
+    kind = cpu_governor
+    host, wanted = Host(root=tmp_path), kind("performance")
+    with pytest.raises(Missing):
+        wanted.observe(host)
+    for number in (0, 1):
+        file = tmp_path / f"sys/devices/system/cpu/cpu{number}/cpufreq/scaling_governor"
+        file.parent.mkdir(parents=True)
+        file.write_text("powersave\n")
+    actual = wanted.observe(host)
+    assert actual == {"governor": "powersave"}
+    wanted.converge(host, actual)
+    assert wanted.observe(host) == wanted.desired()
+
+
+def test_the_known_issue_of_the_page(tmp_path):
+    (text,) = blocks(DOCS / "how-to/known-issue.md", "toml")
+    (tmp_path / "container.toml").write_text(text)
+    (issue,) = read(tmp_path / "container.toml")
+    assert all(issue.log[0].regex.search(sample) for sample in issue.samples)
+
+
+def test_the_check_of_the_page():
+    space: dict[str, object] = {"__name__": "system"}
+    exec(compile(blocks(DOCS / "how-to/check.md", "python")[0], "system.py", "exec"), space)
+    check = space["inodes"]
+    assert isinstance(check, Check)
+    assert check.area == "system"

@@ -1,0 +1,208 @@
+"""The JSON Schemas say what the code does: compared with it, shipped files and real output."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+from program import Program
+from ruamel.yaml import YAML
+
+from docs.generate import schemas
+from docs.generate.code import event_classes
+from docs.generate.inference import Inference
+
+CHECKOUT = Path(__file__).parents[2]
+FILES = {"inventory": "inventories", "recipe": "recipes"}
+SHIPPED = [
+    pytest.param(kind, path, id=path.name)
+    for kind, folder in FILES.items()
+    for path in sorted((CHECKOUT / folder).glob("*.yaml"))
+]
+ONE_NODE = "nodes: {spark1: {address: 192.0.2.1, roles: [head]}}\n"
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch) -> Program:
+    return Program(tmp_path, monkeypatch)
+
+
+def yaml(text: str | Path) -> Any:
+    return YAML(typ="safe", pure=True).load(text)
+
+
+def check(schema: dict[str, Any], document: Any) -> None:
+    """Raise jsonschema's ValidationError unless the document fits."""
+    Draft202012Validator(schema).validate(document)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_checked_in_is_what_the_code_says(name):
+    assert (schemas.FOLDER / f"{name}.json").read_text() == schemas.text(
+        schemas.of_files()[name]
+    ), "run `python -m docs.generate`"
+
+
+@pytest.mark.parametrize("schema", [*schemas.of_files().values(), *schemas.of_outputs().values()])
+def test_each_is_a_schema(schema):
+    Draft202012Validator.check_schema(schema)
+
+
+@pytest.mark.parametrize(("kind", "path"), SHIPPED)
+def test_shipped_files_fit(kind, path):
+    check(schemas.of_files()[kind], yaml(path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("inventory", ONE_NODE + "server: {}"),
+        ("inventory", ONE_NODE + "serve: {port: 70000}"),
+        ("inventory", ONE_NODE + "settings: {power: {max_mhz: fast}}"),
+        ("inventory", ONE_NODE + "settings: {power: {max_mhzz: 1800}}"),
+        ("inventory", "nodes: {spark1: {address: 192.0.2.1, fabric: dettect}}"),
+        ("inventory", ONE_NODE + "become: {password: hunter2}"),
+        ("recipe", "name: x"),
+        (
+            "recipe",
+            "{name: x, model: {name: m, served_name: m}, image: {ref: i}, "
+            "gpu_memory_utilization: 1.5}",
+        ),
+    ],
+)
+def test_mistakes_are_seen(kind, text):
+    with pytest.raises(ValidationError):
+        check(schemas.of_files()[kind], yaml(text))
+
+
+def test_settings_of_a_role_of_the_users_own_are_not_refused():
+    check(schemas.of_files()["inventory"], yaml(ONE_NODE + "settings: {motd: {text: Hello}}"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "{become: {password: prompt}}",
+        "{serve: {api_key: {env: KEY}, tls: self-signed}}",
+        "{serve: {tls: {certificate: a.pem, key: b.pem}}}",
+    ],
+)
+def test_short_forms_are_allowed(given):
+    check(schemas.of_files()["inventory"], {**yaml(ONE_NODE), **yaml(given)})
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("output-version", ["version"]),
+        ("output-plan", ["plan", "gemma4-31b-fp8", "--tp", "2", "--offline"]),
+        ("output-plan", ["plan", "gemma4-31b-fp8", "--tp", "1", "--offline", "--available", "20"]),
+        ("output-plan-for", ["plan", "gemma4-31b-fp8", "--for", "latency", "--offline"]),
+        ("output-lint", ["lint", "gemma4-31b-fp8"]),
+        ("output-lint", ["lint", "--command", "vllm serve google/gemma-4-31B-it"]),
+        ("output-explain", ["explain", str(CHECKOUT / "tests/data/vllm_worker_killed.log")]),
+        ("output-recipes-list", ["recipes", "list"]),
+        ("output-recipes-import", ["recipes", "import", "--command", "vllm serve org/m"]),
+        ("error", ["plan", "no-such-recipe"]),
+        ("error", ["ping"]),
+    ],
+)
+def test_what_commands_print_fits(program, name, args):
+    printed = json.loads(program("--json", *args).stdout)
+    check(schemas.of_outputs()[name], printed)
+
+
+@pytest.mark.parametrize("name", ["ping", "exec"])
+def test_what_commands_print_of_a_node_that_is_not_there_fits(program, name):
+    program.put("inventory.yaml", "nodes: {spark1: {address: 127.0.0.1, port: 9, roles: [head]}}\n")
+    printed = json.loads(program("--json", name, *(["true"] if name == "exec" else [])).stdout)
+    check(schemas.of_outputs()[f"output-{name}"], printed)
+
+
+def test_events_fit():
+    from spark_cluster.runner.events import Result, RunStarted
+
+    schema = schemas.of_outputs()["event"]
+    for event in (
+        RunStarted("20261120-1", "up --tp 2", ("spark1", "spark2")),
+        Result("spark1", "power", "File:/x", "change", changes={"mode": ("0600", "0644")}),
+    ):
+        check(schema, json.loads(json.dumps(event.to_dict())))
+    with pytest.raises(ValidationError):
+        check(schema, {"event": "RunStarted", "at": 1.0})
+
+
+def test_every_event_is_in_the_schema():
+    kinds = schemas.of_outputs()["event"]["oneOf"]
+    names = [kind["properties"]["event"]["const"] for kind in kinds]
+    assert names == [kind.__name__ for kind in event_classes()]
+
+
+# -- inference -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"size": self.size, "half": round(self.size / 2, 1)}
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str
+    first: Inner | None
+    all: tuple[Inner, ...] = ()
+    rows: dict[str, Inner] = field(default_factory=dict)
+    pairs: list[tuple[str, int]] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return len(self.all)
+
+    def to_dict(self) -> dict[str, Any]:
+        first = self.first
+        return {
+            "name": self.name,
+            "count": self.count,
+            "first": first.to_dict() if first else None,
+            "all": [inner.to_dict() for inner in self.all],
+            "rows": {name: {"size": row.size} for name, row in self.rows.items()},
+            "pairs": [{"name": n, "value": v} for n, v in self.pairs],
+            "empty": not self.all,
+            "strange": sorted(self.all, key=str),
+        }
+
+
+def test_a_schema_is_inferred_from_to_dict():
+    inference = Inference()
+    assert inference.of(Outer) == {"$ref": "#/$defs/Outer"}
+    properties = inference.definitions["Outer"]["properties"]
+    number = {"type": "integer"}
+    sized = {"type": "object", "required": ["size"], "additionalProperties": False}
+    assert properties["name"] == {"type": "string"}
+    assert properties["count"] == number
+    assert properties["first"] == {"anyOf": [{"$ref": "#/$defs/Inner"}, {"type": "null"}]}
+    assert properties["all"] == {"type": "array", "items": {"$ref": "#/$defs/Inner"}}
+    assert properties["rows"]["additionalProperties"] == {**sized, "properties": {"size": number}}
+    assert properties["pairs"]["items"]["properties"] == {
+        "name": {"type": "string"},
+        "value": number,
+    }
+    assert properties["empty"] == {"type": "boolean"}
+    assert properties["strange"] == {}, "what cannot be told is anything"
+    assert inference.definitions["Inner"]["properties"]["half"] == {"type": "number"}
+
+
+def test_what_is_inferred_fits_what_is_made():
+    inference = Inference()
+    schema = {**inference.of(Outer), "$defs": inference.definitions}
+    made = Outer("x", Inner(1), (Inner(2),), {"a": Inner(3)}, [("b", 4)]).to_dict()
+    check(schema, {**made, "strange": []})
+    check(schema, {**Outer("x", None).to_dict(), "strange": []})

@@ -1,0 +1,92 @@
+"""What tests of several folders make: files, inventories, nodes, recipes, logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from ipaddress import IPv4Interface
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from spark_cluster.agent.apply import Document
+from spark_cluster.config.inventory import Inventory, read_inventory
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.errors import InvalidFile
+from spark_cluster.facts.model import Facts, Interface, Memory
+from spark_cluster.loader.project import Project, shipped_folder
+from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.logs.reading import LogSource
+from spark_cluster.node.host import Host
+from spark_cluster.resources.base import Resource
+from spark_cluster.topology import Node
+
+SHIPPED = Project(shipped_folder(), shipped_folder())
+"""The project that ships: its recipes, roles and playbooks."""
+
+GIB_KIB = 2**20
+SPARK_GIB = 121.69
+"""Memory of a Spark as Linux counts it."""
+
+
+def put(path: Path, content: str | bytes = "", mode: int = 0o644) -> Path:
+    """Write a file, and the folders that it needs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    path.chmod(mode)
+    return path
+
+
+def make_inventory(folder: Path, text: str) -> Inventory:
+    """The inventory of this text, as `inventory.yaml` of a folder."""
+    return read_inventory(put(folder / "inventory.yaml", dedent(text)))
+
+
+def error_of(read: Callable[..., object], *args: Any, folder: Path) -> str:
+    """What is said of a file that cannot be used; names of files relative to the folder."""
+    with pytest.raises(InvalidFile) as caught:
+        read(*args)
+    assert caught.value.exit_code == 2
+    return str(caught.value).replace(f"{folder}/", "")
+
+
+def make_node(
+    name: str,
+    available: float = 118,
+    *,
+    head: bool = True,
+    address: str = "10.0.0.1",
+    own: Sequence[str] = ("10.0.0.1/24",),
+) -> Node:
+    """A Spark with facts.
+
+    Args:
+        available: memory that nothing holds, GiB.
+        address: as the inventory has it.
+        own: the addresses of its interface.
+    """
+    facts = Facts(
+        hostname=name,
+        memory=Memory(round(SPARK_GIB * GIB_KIB), round(available * GIB_KIB)),
+        interfaces=(Interface("eth0", up=True, addresses=tuple(map(IPv4Interface, own))),),
+    )
+    return Node(name, address, is_head=head, facts=facts)
+
+
+def make_recipe(name: str = "gemma4-31b-nvfp4", **changes: object) -> Recipe:
+    """A recipe that ships, with other values in some of its fields."""
+    return load_recipe(name, SHIPPED).model_copy(update=changes)
+
+
+def apply(
+    resources: Sequence[Resource], host: Host, emit: Callable[..., None], *, diff: bool = False
+) -> dict[str, Any]:
+    """Apply resources in this process, without an agent."""
+    return Document(resources, host, emit, diff).apply()
+
+
+def log_of(text: str, name: str = "x.log") -> LogSource:
+    """A log that holds this text."""
+    return LogSource(name, lambda: BytesIO(text.encode()))

@@ -1,0 +1,141 @@
+"""The catalogue itself: whole, findable, and with signs that are really recognised."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from spark_cluster.errors import InvalidFile
+from spark_cluster.known_issues import entries
+from spark_cluster.known_issues.live_issues import live
+from spark_cluster.known_issues.log_matching import known_for, recognise
+from spark_cluster.known_issues.match import ORDER
+from spark_cluster.known_issues.rules import rules
+from spark_cluster.logs import lines
+from spark_cluster.serving import logs as serving_logs
+
+CATALOGUE = entries.catalogue()
+
+
+def test_every_rule_has_its_entry_and_every_entry_its_rule():
+    assert set(rules()) == {issue.id for issue in CATALOGUE.values() if issue.rule}
+
+
+@pytest.mark.parametrize("issue", CATALOGUE.values(), ids=lambda issue: issue.id)
+def test_an_entry(issue):
+    assert issue.source
+    assert not re.search(r"seed|/work|[TK]\d\d\b", " ".join([issue.source, issue.cause, issue.fix]))
+    assert not issue.fix.endswith(".")
+    if issue.edit is not None and issue.edit.kind in ("flag", "env"):
+        assert issue.edit.name
+    if issue.flag.startswith("--") and issue.edit is not None and issue.edit.kind == "flag":
+        assert issue.edit.name == issue.flag[2:]
+
+
+@pytest.mark.parametrize(
+    ("issue", "sample"),
+    [(issue, sample) for issue in CATALOGUE.values() for sample in issue.samples],
+    ids=lambda value: getattr(value, "id", "sample"),
+)
+def test_what_was_seen_is_recognised(issue, sample):
+    assert issue.id in [found.id for found in recognise(lines.read(sample).text)]
+
+
+@pytest.mark.parametrize("issue", [i for i in CATALOGUE.values() if i.log], ids=lambda i: i.id)
+def test_every_sign_has_a_line_that_was_seen(issue):
+    """And its literal is in it, or the line would never be looked at in a long log."""
+    for words in issue.log:
+        if words.trace is None:
+            assert any(words.has in s and words.regex.search(s) for s in issue.samples), words.has
+
+
+def test_a_trace_decides():
+    """The last line alone says little; where it was raised does."""
+    lone = "NotImplementedError"
+    assert recognise(lone) == []
+    assert known_for(lone) is None
+    assert known_for(lone, "  File x.py, line 1, in tie_weights").id == "gemma4-tie-weights"
+
+
+def test_a_fault_of_up_knows_its_trace():
+    log = "(W pid=1)   File x.py, line 1, in tie_weights\n(W pid=1) NotImplementedError\n"
+    fault = serving_logs.first_error({"spark1": log})
+    assert fault.known.id == "gemma4-tie-weights"
+    said = serving_logs.advice(fault, "look at the logs")
+    assert "gemma4-tie-weights" in said
+    assert "0.22 or older" in said
+    assert said.endswith("look at the logs")
+    unknown = serving_logs.first_error({"spark1": "ValueError: new\n"})
+    assert unknown.known is None
+    assert serving_logs.advice(unknown, "x") == serving_logs.advice(None, "x") == "x"
+
+
+def test_harmless_lines_are_no_issue():
+    for text in (
+        "Using TRITON Fp8 MoE backend out of potential backends: ['TRITON']",
+        "Using 'MARLIN' NvFp4 MoE backend",
+        "Available KV cache memory: 66.95 GiB",
+        "Loading weights took 84.12 seconds",
+        "Avg Draft acceptance rate: 76.0%",
+        "NET/IB : Using [0]rocep1s0f1:1/RoCE [1]roceP2p1s0f1:1/RoCE [RO]; OOB enp1s0f1np1:10.0.0.1",
+        "KeyError: 'x'",
+        "",
+    ):
+        assert known_for(text) is None
+
+
+def test_live():
+    found = live(rungs={"tool_call": "the call stays in the text"})
+    assert [f.severity for f in found] == sorted((f.severity for f in found), key=ORDER.get)
+    assert "gemma4-pythonic-parser" in [f.id for f in found]
+
+
+def test_live_tells_only_what_the_launch_can_have():
+    from spark_cluster.config.launch import Launch
+
+    launch = Launch("org/other", args={"tool-call-parser": "hermes"})
+    assert live(rungs={"tool_call": "x"}, launch=launch) == []
+    gemma = Launch("google/gemma-4-31B-it", args={"tool-call-parser": "pythonic"})
+    (found,) = live(rungs={"tool_call": "x"}, launch=gemma)
+    assert found.id == "gemma4-pythonic-parser"
+
+
+GOOD = """
+[[issue]]
+id = "a-b"
+title = "a title"
+severity = "info"
+symptom = "some"
+cause = "some"
+fix = "some"
+source = "some"
+confidence = "high"
+keyed_on = ["flag"]
+"""
+
+WRONG = [
+    (GOOD + "sevrity = 1", "a-b: sevrity"),
+    (GOOD.replace('"info"', '"bad"'), "a-b: severity"),
+    (GOOD.replace('"info"', '"error"'), "nothing that finds it"),
+    (GOOD.replace('id = "a-b"', ""), "issue number 1: id"),
+    (GOOD.replace('"a-b"', '"A b"'), "A b: id"),
+    (GOOD + 'log = [{ has = "abcde", pattern = "(" }]', "expected a regular expression"),
+    (GOOD + 'log = [{ has = "abcde" }]', "without `samples`"),
+    (GOOD + 'versions = "0.19"', "expected a version specifier"),
+    (GOOD + "rule = true\nwhen = { moe = true }", "both `when` and `rule`"),
+    (GOOD + GOOD, "defined twice"),
+    ("[[issue", "not TOML"),
+    ("x = 1", "x: "),
+    ("issue = 3", "issue: "),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG)
+def test_a_wrong_file(tmp_path, text, said):
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidFile) as caught:
+        entries.gather([path])
+    assert said in str(caught.value)
+    assert "x.toml" in str(caught.value)

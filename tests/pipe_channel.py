@@ -1,0 +1,98 @@
+"""A channel to an agent that is a child process of this machine: no SSH, all else is real."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from spark_cluster.runner.channel import TAKES_NOTHING_S
+
+ENDS_WITHIN_S = 20.0
+"""Seconds that an agent may take to end: more than its own limit (LEAVE_S of agent/main.py)."""
+
+
+class PipeChannel:
+    """An agent as a child process of this machine.
+
+    Args:
+        argv: the command; its first word is replaced by this interpreter when it is `python3`.
+
+    Attributes:
+        was_killed: it did not end by itself when the connection did.
+    """
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        command = [sys.executable if argv[0] == "python3" else argv[0], *argv[1:]]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self.was_killed = False
+        self._said: list[str] = []
+        self._selector = selectors.DefaultSelector()
+        assert self._process.stdout is not None
+        self._selector.register(self._process.stdout, selectors.EVENT_READ)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._said.append(line.decode(errors="replace"))
+
+    def send(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        rest, since = memoryview(data), time.monotonic()
+        try:
+            while rest:
+                handle = self._process.stdin.fileno()
+                if select.select([], [handle], [], 1.0)[1]:
+                    rest = rest[os.write(handle, rest[: select.PIPE_BUF]) :]
+                    since = time.monotonic()
+                elif time.monotonic() - since > TAKES_NOTHING_S:
+                    raise OSError(f"the agent has read nothing for {TAKES_NOTHING_S:g} s")
+        except ValueError:
+            raise BrokenPipeError("closed") from None
+
+    def receive(self, timeout: float) -> bytes:
+        assert self._process.stdout is not None
+        try:
+            if not self._selector.select(timeout):
+                raise TimeoutError
+            data = os.read(self._process.stdout.fileno(), 65536)
+        except ValueError:  # closed meanwhile
+            return b""
+        if not data:
+            self._listener.join(timeout=1)  # its last words are part of the end
+        return data
+
+    def said(self) -> str:
+        return "".join(self._said)
+
+    def status(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=2)
+            self._listener.join(timeout=1)
+        return self._process.poll()
+
+    def close(self) -> None:
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):  # what it did not take any more
+                self._process.stdin.close()
+        try:
+            self._process.wait(timeout=ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.was_killed = True
+            self._process.kill()
+            self._process.wait()
+        self._listener.join(timeout=1)
+        self._selector.close()
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()

@@ -1,0 +1,79 @@
+"""VirtualEnvironment, made for real by the venv and pip of this machine, without a network."""
+
+import dataclasses
+import subprocess
+import zipfile
+
+import pytest
+
+from spark_cluster.resources import InvalidResource, VirtualEnvironment
+
+PATH = "/opt/vllm"
+
+
+def wheel(folder, version):
+    """A package that is one module."""
+    folder.mkdir(exist_ok=True)
+    name = f"demo-{version}"
+    with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl", "w") as out:
+        out.writestr("demo.py", f"VERSION = {version!r}\n")
+        out.writestr(f"{name}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: demo\nVersion: {version}\n")  # fmt: skip  # noqa: E501
+        out.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")  # fmt: skip  # noqa: E501
+        out.writestr(f"{name}.dist-info/RECORD", "")
+
+
+@pytest.fixture
+def made(node, tmp_path):
+    for version in ("1.0", "2.0"):
+        wheel(tmp_path / "wheels", version)
+    offline = ("--no-index", f"--find-links={tmp_path / 'wheels'}")
+    return node, VirtualEnvironment(PATH, (*offline, "demo==1.0"))
+
+
+def test_made_of_its_requirements_and_again_when_they_change(made):
+    node, venv = made
+    assert node.check(venv).verdict == "change"
+    result = node.apply(venv)
+    assert result.verdict == "change", result.error
+    python = node.path(f"{PATH}/bin/python")
+    asked = (str(python), "-c", "import demo; print(demo.VERSION)")
+    assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "1.0\n"
+    assert node.apply(venv).verdict == "ok"
+    other = dataclasses.replace(venv, requirements=(*venv.requirements[:2], "demo==2.0"))
+    assert node.check(other).verdict == "change"
+    assert node.apply(other).verdict == "change"
+    assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "2.0\n"
+
+
+def test_what_cannot_be_made_says_why_and_is_made_again(made):
+    node, venv = made
+    broken = dataclasses.replace(venv, requirements=(*venv.requirements[:2], "demo==9.9"))
+    result = node.apply(broken)
+    assert "making the virtual environment /opt/vllm" in result.error
+    assert "demo==9.9" in result.error
+    assert node.apply(venv).verdict == "change"
+
+
+def test_somebody_elses_is_used_and_not_touched(node):
+    used = VirtualEnvironment(PATH)
+    assert "there is no virtual environment in /opt/vllm" in node.apply(used).error
+    node.put(f"{PATH}/bin/python", "", mode=0o755)
+    assert node.apply(used).verdict == "ok"
+    ours = VirtualEnvironment(PATH, ("demo==1.0",))
+    assert "was not made by spark-cluster" in node.apply(ours).error
+
+
+@pytest.mark.parametrize(
+    "requirement", ["vllm", "vllm>=0.19", "vllm==0.*", "-r other.txt", "a==1\nb==2", "a==1, b==2"]
+)
+def test_requirements_that_are_not_pinned(requirement):
+    with pytest.raises(InvalidResource):
+        VirtualEnvironment(PATH, (requirement,))
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    ["vllm==0.19.0", "ray[default]==2.60.0", "torch==2.9.0+cu130", "x @ https://h/x.whl", "--pre"],
+)
+def test_requirements_that_are_pinned(requirement):
+    assert VirtualEnvironment(PATH, (requirement,)).requirements == (requirement,)

@@ -1,0 +1,121 @@
+"""A real sshd of the tests' own, on a high port of the loopback, with its own keys."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from waiting import HANG_S
+
+SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
+
+CONFIG = """\
+Port {port}
+ListenAddress 127.0.0.1
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/authorized_keys
+PidFile none
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+AllowTcpForwarding yes
+SetEnv HOME={folder}
+"""
+"""Its home is empty: what the shell of who runs the tests reads at its start can take long."""
+
+NO_PENALTIES = "PerSourcePenalties no\n"
+"""Since 9.8 sshd drops the connections of who failed before; older ones do not know the word."""
+
+
+def keygen(path: Path, passphrase: str = "", kind: str = "ed25519") -> Path:
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", "test", "-f", str(path)],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    return path
+
+
+def public(path: Path) -> str:
+    """The public half of a key, without its comment."""
+    return " ".join(path.with_suffix(".pub").read_text().split()[:2])
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@dataclass
+class Sshd:
+    """A running sshd that lets the tests' own user in, with `key`."""
+
+    folder: Path
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "key"
+
+    @property
+    def host_line(self) -> str:
+        kind, blob, _ = (self.folder / "host_key.pub").read_text().split()
+        return f"[127.0.0.1]:{self.port} {kind} {blob}\n"
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(HANG_S)
+
+
+def start_sshd(
+    folder: Path,
+    *,
+    key: Path | None = None,
+    port: int = 0,
+    more: str = "",
+    penalties: str = NO_PENALTIES,
+) -> Sshd:
+    """Started with the keys that are in `folder`, or new ones; `more` is for its configuration."""
+    folder.mkdir(exist_ok=True)
+    for name in ("host_key", "key"):
+        if not (folder / name).exists():
+            keygen(folder / name)
+    public = (key or folder / "key").with_suffix(".pub")
+    shutil.copy(public, folder / "authorized_keys")
+    port = port or free_port()
+    text = CONFIG.format(port=port, folder=folder) + penalties + more
+    if (folder / "host_rsa").exists():
+        text += f"HostKey {folder}/host_rsa\n"
+    (folder / "config").write_text(text)
+    command = [str(SSHD), "-D", "-e", "-f", str(folder / "config")]
+    if os.geteuid() == 0:  # root's sshd wants a folder in /run: in a /run of its own
+        script = 'mount -t tmpfs none /run && mkdir /run/sshd && exec "$0" "$@"'
+        command = ["unshare", "-m", "sh", "-c", script, *command]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+    deadline = time.monotonic() + HANG_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=HANG_S).close()
+            return Sshd(folder, port, process)
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+    process.kill()
+    process.wait()
+    said = (folder / "log").read_text().strip()
+    if penalties and "Bad configuration option" in said:
+        return start_sshd(folder, key=key, port=port, more=more, penalties="")  # an older one
+    why = f"sshd does not start here: {said[-200:]}"
+    if "CI" in os.environ:
+        pytest.fail(why)
+    pytest.skip(why)

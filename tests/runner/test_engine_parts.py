@@ -1,0 +1,388 @@
+"""What is sent and how: payload and bootstrap, documents, selection, the run record, events."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from waiting import HANG_S
+
+from spark_cluster.agent import bootstrap, frames
+from spark_cluster.errors import Failed
+from spark_cluster.node.values import Blob, Secret
+from spark_cluster.resources import Command, Directory, File, Service
+from spark_cluster.runner import payload, record
+from spark_cluster.runner.document import INLINE, check, document, tagged
+from spark_cluster.runner.events import (
+    Bus,
+    Changing,
+    Event,
+    NodeFailed,
+    Note,
+    Recap,
+    Result,
+    RunStarted,
+)
+from spark_cluster.runner.options import Selection
+from spark_cluster.runner.record import Record
+from spark_cluster.runner.run_id import new_run
+
+# -- payload and bootstrap ---------------------------------------------------------------------
+
+
+def modules():
+    with zipfile.ZipFile(io.BytesIO(payload.code())) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_payload_is_the_same_for_the_same_sources():
+    first = payload.code()
+    payload._zip.cache_clear()
+    assert payload.code() == first
+
+
+def test_payload_holds_agent_node_and_resources_only():
+    names = set(modules())
+    assert "spark_cluster/__init__.py" in names
+    folders = {name.rpartition("/")[0] for name in names}
+    assert folders == {
+        "spark_cluster",
+        "spark_cluster/agent",
+        "spark_cluster/node",
+        "spark_cluster/resources",
+    }
+    assert [n for n in names if n.count("/") == 1] == ["spark_cluster/__init__.py"]
+    here = Path(payload.PACKAGE)
+    for folder in ("agent", "node", "resources"):
+        for path in (here / folder).glob("*.py"):
+            assert f"spark_cluster/{folder}/{path.name}" in names
+    assert len(payload.code()) < 200_000, "it is sent over slow links"
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_what_runs_on_a_node_needs_python_3_10_and_the_standard_library_only(name):
+    tree = ast.parse(modules()[name], feature_version=(3, 10))
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported.add(node.module or "")
+    for module in imported:
+        top, _, rest = module.partition(".")
+        if top == "spark_cluster":
+            assert rest.partition(".")[0] in ("", "agent", "node", "resources"), module
+        else:
+            assert top in sys.stdlib_module_names, module
+
+
+def test_nothing_newer_than_3_10_is_asked_of_the_library():
+    """Names that came later and are easily used without a thought."""
+    newer = (
+        "tomllib",
+        "ExceptionGroup",
+        "datetime.UTC",
+        "StrEnum",
+        "add_note",
+        "from typing import Self",
+    )
+    for name, source in modules().items():
+        for word in newer:
+            assert word not in source.decode(), f"{word} in {name}"
+
+
+BOOTSTRAP = Path(bootstrap.__file__)
+
+
+def test_bootstrap_can_be_parsed_by_an_old_python():
+    ast.parse(BOOTSTRAP.read_text(), feature_version=(3, 6))
+    ast.parse(payload.COMMAND, feature_version=(3, 6))
+
+
+def start(source, sent):
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", payload.COMMAND],
+        input=payload.MARKER + b"\n%d\n" % len(source) + source + sent,
+        capture_output=True,
+        check=False,
+        timeout=HANG_S,
+    )
+    return frames.read(io.BytesIO(done.stdout)), done
+
+
+def test_bootstrap_on_an_old_python():
+    source = b"import sys; sys.version_info = (3, 8, 10)\n" + BOOTSTRAP.read_bytes()
+    said, done = start(source, b"")
+    assert said["event"] == "too_old"
+    assert said["python"] == sys.version.split()[0]
+    assert done.returncode == 0
+
+
+def head(folder):
+    digests = {"sha256": payload.digest()}
+    return frames.pack({**digests, "folder": str(folder), "root": "/"})
+
+
+def test_bootstrap_without_room(tmp_path):
+    (tmp_path / "file").write_text("")
+    sent = head(tmp_path / "file") + frames.pack({"op": "run"}) + frames.pack(payload.code())
+    done = start(BOOTSTRAP.read_bytes(), sent)[1]
+    stream = io.BytesIO(done.stdout)
+    assert frames.read(stream) == {"event": "need_code"}
+    said = frames.read(stream)
+    assert said["event"] == "no_room"
+    assert str(tmp_path / "file") in said["error"]
+
+
+def test_bootstrap_leaves_nothing_behind_when_the_disk_is_full(tmp_path):
+    source = BOOTSTRAP.read_bytes() + (
+        b"\nimport zipfile\ndef full(*_):\n    raise OSError(28, 'No space left on device')\n"
+        b"zipfile.ZipFile.extractall = full\n"
+    )
+    sent = head(tmp_path / "code") + frames.pack({"op": "run"}) + frames.pack(payload.code())
+    done = start(source, sent)[1]
+    assert b"No space left on device" in done.stdout
+    assert list((tmp_path / "code").iterdir()) == []
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0\0", head("/none"), head("/none")[:-1]])
+def test_bootstrap_whose_laptop_goes_away(sent):
+    done = start(BOOTSTRAP.read_bytes(), sent)[1]
+    assert done.stdout == b""
+    assert b"Traceback" not in done.stderr
+
+
+# -- frames ------------------------------------------------------------------------------------
+
+
+def test_frames():
+    stream = io.BytesIO(frames.pack({"a": "é\0\n"}) + frames.pack(b"raw") + frames.pack(b"[]"))
+    assert frames.read(stream) == {"a": "é\0\n"}
+    assert frames.read_raw(stream) == b"raw"
+    with pytest.raises(ValueError, match="not a JSON object"):
+        frames.read(stream)
+    assert frames.read(stream) is None
+    for text, said in (
+        (b"\0\0", "inside a frame"),
+        (b"\0\0\0\5abc", "inside a frame"),
+        (b"SSH-2.0", "not the agent's protocol"),
+        (struct.pack(">I", 2) + b"{{", None),
+    ):
+        with pytest.raises(ValueError, match=said):
+            frames.read(io.BytesIO(text))
+
+
+# -- documents ---------------------------------------------------------------------------------
+
+
+def test_a_document_is_checked():
+    file = File("/a", content="")
+    with pytest.raises(Failed, match=r"spark1: File:/a is declared twice"):
+        check([file, file], "spark1")
+    restart = Command("restart", ("true",), when_changed=(file,))
+    with pytest.raises(
+        Failed, match="Command:restart is to act on changes of File:/a, which is not declared"
+    ):
+        check([restart], "spark1")
+    check([restart, file], "spark1")
+
+
+def test_long_contents_stay_here_until_they_are_asked_for():
+    long, short = "é" * INLINE, "x" * INLINE
+    secret = Secret("s" * 2 * INLINE)
+    packed = document(
+        [
+            File("/long", content=long),
+            File("/short", content=short),
+            File("/secret", content=secret),
+            File("/gone", state="absent"),
+        ]
+    )
+    kinds = [d.get("content") for d in packed.resources]
+    (digest,) = packed.blobs
+    assert packed.blobs[digest] == long.encode()
+    assert kinds[0] == {"$blob": digest, "size": 2 * INLINE}
+    assert kinds[1] == short
+    assert kinds[2] == {"$secret": secret}
+    assert kinds[3] is None
+    assert Blob(digest, 2 * INLINE)
+
+
+def test_roles_are_tags():
+    own, other = tagged([File("/a", content="", tags=("x",)), Directory("/b", tags=("r",))], "r")
+    assert (own.tags, other.tags) == (("x", "r"), ("r",))
+
+
+# -- selection ---------------------------------------------------------------------------------
+
+A, B = File("/a", content="", tags=("one",)), File("/b", content="", tags=("two", "slow"))
+C = Directory("/c", tags=("three",))
+
+
+def chosen(selection, node="spark1"):
+    return [r.name for role, r in (("r", A), ("r", B), ("s", C)) if selection.wants(node, role, r)]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, ["/a", "/b", "/c"]),
+        ({"tags": {"one"}}, ["/a"]),
+        ({"tags": {"r"}}, ["/a", "/b"]),
+        ({"tags": {"one", "s"}}, ["/a", "/c"]),
+        ({"skip_tags": {"slow"}}, ["/a", "/c"]),
+        ({"tags": {"r"}, "skip_tags": {"two"}}, ["/a"]),
+        ({"start_at": "s"}, ["/c"]),
+        ({"start_at": "File:/b"}, ["/b", "/c"]),
+        ({"start_at": "File:*"}, ["/a", "/b", "/c"]),
+        ({"start_at": "File:/b", "tags": {"three"}}, ["/c"]),
+    ],
+)
+def test_selection(options, names):
+    selection = Selection(**{k: v if k == "start_at" else frozenset(v) for k, v in options.items()})
+    assert chosen(selection) == names
+    assert chosen(selection, "spark2") == names, "each node begins for itself"
+    assert selection.unmatched() is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "hint"),
+    [
+        ({"tags": frozenset({"tow"})}, "--tags tow: nothing in this run has that name", "two"),
+        ({"skip_tags": frozenset({"slwo"})}, "--skip-tags slwo", "slow"),
+        ({"start_at": "File:/bb"}, "--start-at File:/bb", "File:/b"),
+        ({"tags": frozenset({"xyzzy"})}, "--tags xyzzy", ""),
+    ],
+)
+def test_names_that_match_nothing(options, said, hint):
+    selection = Selection(**options)
+    assert chosen(selection) == [] or "skip_tags" in options
+    error = selection.unmatched()
+    assert said in error.message
+    assert hint in error.hint
+    assert error.exit_code == 2
+
+
+# -- events and the record -----------------------------------------------------------------------
+
+
+def test_recap():
+    recap = Recap()
+    bus = Bus(recap)
+    bus.emit(RunStarted("r", "up", ("spark1", "spark2", "spark3")))
+    bus.emit(Changing("spark1", "File:/a"))
+    assert recap.last == {"spark1": "File:/a"}
+    for verdict in ("ok", "ok", "change", "unknown", "skipped", "failed"):
+        bus.emit(Result("spark1", "r", "File:/a", verdict, 0.5))
+    bus.emit(NodeFailed("spark2", "gone", unreachable=True))
+    tally = recap.nodes["spark1"]
+    counts = (tally.ok, tally.change, tally.unknown, tally.failed, tally.skipped)
+    assert counts == (2, 1, 1, 1, 1)
+    assert tally.seconds == pytest.approx(3)
+    assert recap.nodes["spark2"].unreachable
+    assert not recap.nodes["spark3"].unreachable
+    assert recap.changed == 1
+    assert recap.last == {}
+
+
+def test_the_record_is_private_and_complete(tmp_path):
+    run = new_run()
+    kept = Record(run, tmp_path)
+    kept.take(RunStarted(run, "up --tp 2", ("spark1",)))
+    kept.take(Result("spark1", "r", "File:/a", "change", 0.1, {"mode": ["0600", "0644"]}))
+    kept.close()
+    path = tmp_path / "runs" / f"{run}.jsonl"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [e["event"] for e in events] == ["RunStarted", "Result"]
+    assert events[1]["changes"] == {"mode": ["0600", "0644"]}
+    assert all(e["at"] > 0 for e in events)
+
+
+def test_old_records_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "KEPT", 3)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "notes.txt").write_text("mine")
+    for i in range(5):
+        Record(f"2026010{i}-000000-aaaa", tmp_path).close()
+    names = sorted(p.name for p in (tmp_path / "runs").iterdir())
+    assert names == [f"2026010{i}-000000-aaaa.jsonl" for i in (2, 3, 4)] + ["notes.txt"]
+
+
+def test_a_clock_that_is_behind_does_not_cost_the_run_its_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "KEPT", 3)
+    for name in ("20301111-a", "20301111-b", "20301111-c", "20200101-a", "20200101-b"):
+        Record(name, tmp_path).close()
+    left = {path.stem for path in (tmp_path / "runs").glob("*.jsonl")}
+    assert left == {"20301111-c", "20200101-a", "20200101-b"}
+
+
+def test_a_full_disk_ends_the_record_and_not_the_run(monkeypatch):
+    """/dev/full takes nothing: what a run tells goes on, with one warning."""
+    seen: list[Event] = []
+
+    class Seen:
+        def take(self, event: Event) -> None:
+            seen.append(event)
+
+        def close(self) -> None:
+            return None
+
+    bus = Bus()
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Record("r1", Path(folder), lambda why: bus.emit(Note(why, "warning")))
+        os.close(kept._handle)
+        kept._handle = os.open("/dev/full", os.O_WRONLY)
+        bus.add(kept)
+        bus.add(Seen())
+        for number in range(3):
+            bus.emit(Note(f"event {number}"))
+        bus.close()
+    texts = [event.text for event in seen if isinstance(event, Note)]
+    (warning,) = [text for text in texts if not text.startswith("event")]
+    assert "cannot be written any more (No space left on device)" in warning
+    assert sorted(set(texts) - {warning}) == ["event 0", "event 1", "event 2"]
+
+
+def test_where_the_record_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert record.state_folder() == tmp_path / "state" / "spark-cluster"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert record.state_folder() == tmp_path / ".local/state/spark-cluster"
+
+
+def test_run_ids_sort_by_time(monkeypatch):
+    """Within a second too: which run was the last is read off its id."""
+    import time
+
+    moments = [1_700_000_000.0, 1_700_000_000.25, 1_700_000_000.75, 1_700_000_001.0]
+    made = []
+    for moment in moments:
+        monkeypatch.setattr(time, "time", lambda now=moment: now)
+        made.append(new_run())
+    assert made[0] == "20231114-221320-0000"
+    assert made == sorted(set(made))
+
+
+def test_an_event_as_json():
+    event = Changing("spark1", "File:/a", at=1.5)
+    assert event.to_dict() == {
+        "event": "Changing",
+        "node": "spark1",
+        "resource": "File:/a",
+        "at": 1.5,
+    }
+    assert isinstance(event, Event)
+    assert Service("docker").id == "Service:docker"

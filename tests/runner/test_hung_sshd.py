@@ -1,0 +1,252 @@
+"""A node whose kernel answers and whose sshd does not: out of memory or processes, or stopped.
+
+The server here is paramiko's own, because a real sshd cannot be had to fall silent at a given step.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import paramiko
+import pytest
+from waiting import HANG_S, until, with_a_limit
+
+from spark_cluster.errors import Unreachable
+from spark_cluster.runner import hostkeys
+from spark_cluster.runner import transport as transport_module
+from spark_cluster.runner.transport import SshConnection, Target
+
+KEY = paramiko.RSAKey.generate(2048)
+HOST_KEY = paramiko.RSAKey.generate(2048)
+
+
+class HungSshd(paramiko.ServerInterface):
+    """Goes along up to one step, and never comes back from it.
+
+    Attributes:
+        reached: that step was asked for.
+        let_go: ends the step, after the test.
+    """
+
+    def __init__(self, step: str) -> None:
+        self.step = step
+        self.reached = threading.Event()
+        self.let_go = threading.Event()
+        self._commands = 0
+
+    def _at(self, step: str) -> None:
+        if step == self.step:
+            self.reached.set()
+            self.let_go.wait()
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey,password"
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        self._at("key")
+        return paramiko.AUTH_SUCCESSFUL if self.step != "password" else paramiko.AUTH_FAILED
+
+    def check_auth_password(self, username: str, password: str) -> int:
+        self._at("password")
+        return paramiko.AUTH_SUCCESSFUL
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        self._at("session")
+        return paramiko.OPEN_SUCCEEDED
+
+    def check_channel_direct_tcpip_request(
+        self, chanid: int, origin: tuple[str, int], destination: tuple[str, int]
+    ) -> int:
+        self._at("jump")
+        return paramiko.OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        self._at("command")
+        self._commands += 1
+        if self._commands > 1:
+            self._at("second command")
+        return True
+
+
+class SilentAfterHello(paramiko.Transport):
+    """Sends its first message of the key exchange, and no other: paramiko's own limit is over."""
+
+    def _send_kex_init(self) -> None:
+        super()._send_kex_init()
+        self.server_object._at("keys")
+
+
+@contextmanager
+def hung(step: str) -> Iterator[tuple[int, HungSshd]]:
+    """A port with such a server, for one connection."""
+    server = HungSshd(step)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        transports = []
+
+        def serve() -> None:
+            taken = listening.accept()[0]
+            if step == "hello":
+                taken.sendall(b"SSH-2.0-hung\r\n")
+                server.reached.set()
+                server.let_go.wait()
+                taken.close()
+                return
+            transport = SilentAfterHello(taken) if step == "keys" else paramiko.Transport(taken)
+            transports.append(transport)
+            transport.add_server_key(HOST_KEY)
+            transport.start_server(event=threading.Event(), server=server)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield listening.getsockname()[1], server
+        finally:
+            server.let_go.set()
+            thread.join(HANG_S)
+            for transport in transports:
+                transport.close()
+
+
+@pytest.fixture
+def target(home, tmp_path) -> Callable[..., Target]:
+    """`target(port, ...)`: how a server on this port is reached; its host key is known then."""
+    KEY.write_private_key_file(str(tmp_path / "key"))
+
+    def make(port: int, *, through: bool = False, **options: object) -> Target:
+        line = f"[127.0.0.1]:{port} ssh-rsa {HOST_KEY.get_base64()}\n"
+        (home / ".ssh/known_hosts").write_text(line)
+        place = (
+            {"host": "10.0.0.9", "port": 22, "jump": f"root@127.0.0.1:{port}"}
+            if through
+            else {"host": "127.0.0.1", "port": port}
+        )
+        return Target(
+            name="spark1", user="root", identity_file=tmp_path / "key", **place, **options
+        )
+
+    return make
+
+
+@pytest.fixture
+def hangs_at(target) -> Callable[..., Unreachable]:
+    """`hangs_at(step, use, password=...)`: the error of a use of a node that hangs there."""
+
+    def outcome(
+        step: str,
+        use: Callable[[SshConnection], object],
+        *,
+        password: str | None = None,
+        through: bool = False,
+    ) -> Unreachable:
+        caught = []
+
+        def attempt(limit_s: float) -> bool:
+            with hung(step) as (port, server):
+                connection = SshConnection(
+                    target(
+                        port,
+                        through=through,
+                        connect_timeout_s=limit_s,
+                        login_password=lambda: password,
+                    )
+                )
+                with pytest.raises(Unreachable) as error:
+                    use(connection)
+                caught.append((limit_s, error.value))
+                connection.close()
+                return server.reached.is_set()
+
+        with_a_limit(attempt)
+        limit_s, error = caught[-1]
+        assert error.where == "spark1"
+        assert f"within {limit_s:g} s" in error.message
+        return error
+
+    return outcome
+
+
+def test_a_command_is_never_started(hangs_at):
+    error = hangs_at("command", lambda connection: connection.session("run"))
+    assert "sshd did not start a command" in error.message
+    assert "it hangs or is overloaded" in error.hint
+
+
+def test_a_session_is_never_opened(hangs_at):
+    error = hangs_at("session", lambda connection: connection.session("run"))
+    assert "sshd did not open a session" in error.message
+
+
+@pytest.mark.parametrize("password", [None, "hunter2"])
+def test_a_key_is_neither_taken_nor_refused(hangs_at, password):
+    """It is not the key's fault, and the password is not offered in its place."""
+    error = hangs_at("key", SshConnection.open, password=password)
+    assert "sshd did not answer the login" in error.message
+
+
+def test_a_password_is_neither_taken_nor_refused(hangs_at):
+    error = hangs_at("password", SshConnection.open, password="hunter2")
+    assert "sshd did not answer the login" in error.message
+
+
+@pytest.mark.parametrize("step", ["hello", "keys"])
+def test_keys_are_never_exchanged(hangs_at, step):
+    error = hangs_at(step, SshConnection.open)
+    assert "sshd did not finish the key exchange" in error.message
+
+
+@pytest.mark.parametrize("step", ["hello", "keys"])
+def test_a_host_key_is_never_shown(hangs_at, step):
+    error = hangs_at(step, lambda connection: hostkeys.show(connection.target))
+    assert "sshd did not finish the key exchange" in error.message
+
+
+def test_a_jump_host_that_does_not_come_through(hangs_at):
+    error = hangs_at("jump", SshConnection.open, through=True)
+    assert "the jump host did not reach 10.0.0.9:22" in error.message
+    assert "check that it is on" in error.hint
+
+
+def test_the_end_of_a_channel_does_not_wait_for_what_the_node_never_takes(target, monkeypatch):
+    """The laptop has no limit of its own on sent data (macOS), and all buffers are full."""
+    monkeypatch.delattr(socket, "TCP_USER_TIMEOUT")
+    monkeypatch.setattr(transport_module, "CLOSES_WITHIN_S", 0.3)
+    with hung("second command") as (port, server):
+        connection = SshConnection(target(port, connect_timeout_s=HANG_S))
+        channel = connection.channel(["true"])
+        sock = connection.open().transport.sock
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        threads = [
+            threading.Thread(target=ignoring_errors, args=(use,), daemon=True)
+            for use in (
+                lambda: connection.channel(["true"]),
+                lambda: channel.send(b"x" * 1_000_000),
+            )
+        ]
+        threads[0].start()
+        assert server.reached.wait(HANG_S)
+        threads[1].start()
+        until(lambda: stays_full(sock), what="full buffers")
+        channel.close()
+        for thread in threads:
+            thread.join(HANG_S)
+            assert not thread.is_alive()
+
+
+def ignoring_errors(use):
+    with suppress(Unreachable, OSError, EOFError):
+        use()
+
+
+def stays_full(sock):
+    """Whether nothing more can be sent, now and a little later."""
+    for _ in range(20):
+        if select.select([], [sock], [], 0)[1]:
+            return False
+        time.sleep(0.01)
+    return True

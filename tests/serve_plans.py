@@ -1,0 +1,28 @@
+"""Plans of what is served, for tests: nodes in, no file and no connection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.config.inventory import Inventory, InventoryNode
+from spark_cluster.config.inventory_schema import ServeEntry
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.serving.plan import ServePlan, resolve
+from spark_cluster.topology import Node
+
+
+def inventory_of(*nodes: Node, **serve: Any) -> Inventory:
+    """Return an inventory of these nodes; `serve` is its section of that name."""
+    entries = {
+        node.name: InventoryNode(
+            node.name, node.address, node.index, "head" if node.is_head else "worker"
+        )
+        for node in nodes
+    }
+    return Inventory(Path("inventory.yaml"), entries, {}, ServeEntry(**serve), (), 9000)
+
+
+def plan_for(recipe: Recipe, *nodes: Node, tp: int | None = None, **serve: Any) -> ServePlan:
+    """Return what serves a recipe on nodes, all of them unless `tp` says less."""
+    return resolve(recipe, inventory_of(*nodes, **serve), nodes, tp or len(nodes))

@@ -1,0 +1,132 @@
+"""Nodes as roles see them: which port has the cable, which addresses are ours to give."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Interface
+
+import factories
+import pytest
+
+from spark_cluster.facts.model import Facts, Hca, Interface
+from spark_cluster.topology import cabled_port, links, topology_of
+
+PORT_0 = ("enp1s0f0np0", "enP2p1s0f0np0")
+PORT_1 = ("enp1s0f1np1", "enP2p1s0f1np1")
+HCAS = {
+    "enp1s0f0np0": "rocep1s0f0",
+    "enP2p1s0f0np0": "roceP2p1s0f0",
+    "enp1s0f1np1": "rocep1s0f1",
+    "enP2p1s0f1np1": "roceP2p1s0f1",
+}
+
+
+def facts(up, addresses=None, hcas=True):
+    """Facts of a Spark whose interfaces `up` have a carrier."""
+    given = addresses or {}
+    return Facts(
+        interfaces=tuple(
+            Interface(name, up=name in up, addresses=tuple(map(IPv4Interface, given.get(name, ()))))
+            for name in HCAS
+        ),
+        hcas=tuple(Hca(hca, name, name in up) for name, hca in HCAS.items()) if hcas else (),
+    )
+
+
+@pytest.fixture
+def inventory(tmp_path):
+    """`inventory(fabric="detect", pool=...)`: two nodes."""
+
+    def make(fabric="detect", pool="[192.168.177.0/24, 192.168.178.0/24]"):
+        return factories.make_inventory(
+            tmp_path,
+            "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n"
+            f"  spark2:\n    address: 10.0.0.2\n    fabric: {fabric}\n"
+            f"fabric: {{pool: {pool}}}\n",
+        )
+
+    return make
+
+
+def told(found):
+    return [(k.interface, str(k.address), k.hca, k.ours) for k in found]
+
+
+@pytest.mark.parametrize(
+    ("up", "port"),
+    [
+        ((), ()),
+        (PORT_1, PORT_1),
+        (PORT_0, PORT_0),
+        (PORT_0 + PORT_1, PORT_0),
+        (PORT_1[:1], PORT_1[:1]),
+        (PORT_0[:1] + PORT_1, PORT_1),
+    ],
+    ids=["none", "second", "first", "two cables", "one twin", "one twin of two cables"],
+)
+def test_the_port_with_the_cable(up, port):
+    assert tuple(h.interface for h in cabled_port(facts(up))) == port
+
+
+def test_an_interface_of_another_name():
+    assert [h.interface for h in cabled_port(Facts(hcas=(Hca("mlx5_0", "fabric0", True),)))] == [
+        "fabric0"
+    ]
+
+
+def test_addresses_of_the_pool(inventory):
+    made = inventory()
+    assert told(links(made, made.nodes["spark2"], facts(PORT_1))) == [
+        ("enp1s0f1np1", "192.168.177.12/24", "rocep1s0f1", True),
+        ("enP2p1s0f1np1", "192.168.178.12/24", "roceP2p1s0f1", True),
+    ]
+    assert links(made, made.nodes["spark1"], facts(())) == ()
+
+
+def test_one_twin_and_a_pool_of_one(inventory):
+    made = inventory()
+    one = links(made, made.nodes["spark1"], facts(PORT_1[:1]))
+    assert told(one) == [("enp1s0f1np1", "192.168.177.11/24", "rocep1s0f1", True)]
+    short = inventory(pool="[192.168.177.0/24]")
+    assert len(links(short, short.nodes["spark1"], facts(PORT_1))) == 1
+
+
+def test_addresses_that_the_user_gave_are_kept(inventory):
+    """What a user configured is never fought; what an earlier run gave is still ours."""
+    made = inventory()
+    theirs = {PORT_1[0]: ["10.1.1.5/24"], PORT_1[1]: ["192.168.178.12/24"]}
+    assert told(links(made, made.nodes["spark2"], facts(PORT_1, theirs))) == [
+        ("enp1s0f1np1", "10.1.1.5/24", "rocep1s0f1", False),
+        ("enP2p1s0f1np1", "192.168.178.12/24", "roceP2p1s0f1", True),
+    ]
+    both = {PORT_1[0]: ["10.1.1.5/24", "192.168.177.12/24"]}
+    first = links(made, made.nodes["spark2"], facts(PORT_1, both))[0]
+    assert (str(first.address), first.ours) == ("192.168.177.12/24", True)
+
+
+def test_addresses_of_the_inventory(inventory):
+    fabric = (
+        "{interfaces: [{name: enp1s0f1np1, address: 10.9.0.2/24},"
+        " {name: eth7, address: 10.9.1.2/24}]}"
+    )
+    made = inventory(fabric, pool="[10.9.0.0/24, 10.9.1.0/24]")
+    # As written, whatever is up and whatever is there; an interface without an HCA has none.
+    for seen in (facts(PORT_0), facts(PORT_1, {PORT_1[0]: ["10.1.1.5/24"]})):
+        assert told(links(made, made.nodes["spark2"], seen)) == [
+            ("enp1s0f1np1", "10.9.0.2/24", "rocep1s0f1", True),
+            ("eth7", "10.9.1.2/24", None, True),
+        ]
+
+
+def test_sparks_know_each_other(inventory):
+    made = inventory()
+    known = topology_of(
+        made, {"spark1": facts(PORT_1), "spark2": facts(PORT_1)}, {"spark1": "nvidia"}
+    )
+    one, two = known["spark1"], known["spark2"]
+    assert [n.name for n in two.cluster] == ["spark1", "spark2"]
+    assert (two.head.name, two.head.fabric_ip) == ("spark1", "192.168.177.11")
+    assert (one.is_head, two.is_head, one.index, two.index) == (True, False, 0, 1)
+    assert (one.user, two.user) == ("nvidia", "root")
+    alone = topology_of(made, {"spark2": facts(())}, {})
+    assert list(alone) == ["spark2"]
+    assert alone["spark2"].fabric_ip is None
