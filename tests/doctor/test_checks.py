@@ -529,6 +529,21 @@ def test_the_earliest_error_of_a_container_that_ended() -> None:
     assert "RuntimeError: No CUDA GPUs are available" in result.found
 
 
+def test_a_first_line_from_before_docker_noted_the_start_is_of_this_run() -> None:
+    from spark_cluster.inference.containers import ContainerState, LogLine, moment, parse_state
+
+    def started(text: str) -> ContainerState:
+        return parse_state(json.dumps([{"State": {"Status": "running", "StartedAt": text}}]))
+
+    state = started("2026-11-22T13:55:11.185084604Z")
+    assert state.since_start(LogLine(moment("2026-11-22T13:55:11.184649739Z"), "ready"))
+    assert not state.since_start(LogLine(moment("2026-11-22T13:55:10.938571614Z"), "the end"))
+    across = started("2026-11-22T00:00:00Z")
+    assert across.since_start(LogLine(moment("2026-11-21T23:59:59.999Z"), "ready"))
+    for no_time in ("0001-01-01T00:00:00Z", "2026-13-45T00:00:00Z", "soon", ""):
+        assert started(no_time).started in (moment(no_time), "")
+
+
 def test_moments_sort_as_time_does() -> None:
     from spark_cluster.inference.containers import moment
 
