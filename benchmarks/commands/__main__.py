@@ -15,8 +15,9 @@ from rich.table import Table
 
 from benchmarks.commands.commands import Command, commands
 from benchmarks.commands.timing import CommandError, Cost, Row, measure, rows
-from spark_cluster.config.inventory import Inventory, load_inventory
+from spark_cluster.config.inventory import Inventory
 from spark_cluster.errors import SparkClusterError
+from spark_cluster.loader.inventories import load_inventory
 from spark_cluster.loader.project import Project
 
 

@@ -52,12 +52,14 @@ VERSIONS = (
     _ENGINES.format(all="")
     + """\
 for name in $names; do
-  printf '==> %s\\n' "$name"
-  docker exec "$name" python3 -c "$1"
+  { said=$(docker exec "$name" python3 -c "$1"); printf '==> %s\\n%s\\n' "$name" "$said"; } &
 done
+wait
 true
 """
 )
+"""In parallel: an empty `docker exec` alone took 0.15 s in the lab."""
+
 VERSIONS_CODE = """\
 import importlib.metadata as metadata
 for name in ("ray", "vllm"):
