@@ -221,14 +221,14 @@ class Unit(Resource):
                 lines.append(f"ReadWritePaths={_quoted(source)}")
             else:
                 kind = "BindReadOnlyPaths" if mode == "ro" else "BindPaths"
-                lines.append(f"{kind}={_quoted(f'{source}:{target}')}")
+                lines.append(f"{kind}={_bound(source, target)}")
         folders = {path.rsplit("/", 1)[0] for path in self.secret_files}
         outermost = (f for f in folders if not any(f.startswith(f"{o}/") for o in folders))
         for folder in sorted(outermost):
             lines.append(f"TemporaryFileSystem={_quoted(f'{folder}:ro')}")
         for path in sorted(self.secret_files):
             source = secret_files.secret_path(self.unit, path)
-            lines.append(f"BindReadOnlyPaths={_quoted(f'{source}:{path}')}")
+            lines.append(f"BindReadOnlyPaths={_bound(source, path)}")
         return lines
 
     # -- declaration ---------------------------------------------------------------------------
@@ -363,6 +363,11 @@ def _quoted(text: str) -> str:
     """As systemd reads a value: C escapes, and `%` begins what it replaces (systemd.syntax)."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return '"' + escaped.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t") + '"'
+
+
+def _bound(source: str, target: str) -> str:
+    """A pair of paths; systemd takes a colon within quotes for a part of the path."""
+    return f"{_quoted(source)}:{_quoted(target)}"
 
 
 def _quoted_argument(text: str) -> str:
