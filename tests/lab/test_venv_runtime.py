@@ -44,7 +44,7 @@ def recipe_text() -> str:
     """The lab's recipe without its image."""
     shipped = (Path(__file__).parents[2] / "recipes/lab-paris.yaml").read_text()
     parts = [p for p in shipped.split("\n\n") if not p.startswith(("image:", "mounts:"))]
-    engine = f"runtime: venv\nvenv: {{path: /srv/engine}}"
+    engine = "runtime: venv\nvenv: {path: /srv/engine}"
     return "\n\n".join([parts[0].replace("lab-paris", NAME), engine, *parts[1:]])
 
 
