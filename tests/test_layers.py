@@ -16,7 +16,8 @@ PACKAGE = "spark_cluster"
 LAYERS = (
     "errors", "node", "resources", "agent",
     "config", "facts", "models", "topology", "logs", "loader", "importers", "known_issues",
-    "runner", "link_check", "planning", "inference", "serving", "doctor", "lab", "cli", "__main__",
+    "runner", "link_check", "planning", "inference", "serving", "doctor", "bench", "lab", "cli",
+    "__main__",
 )  # fmt: skip
 """Of the package, the lowest first; roles and playbooks are above all but the command line."""
 ABOVE_THEM = {"lab", "cli", "__main__"}

@@ -1,0 +1,1 @@
+"""Benchmarks of what is served: suites, runs, records, comparison, reports."""

@@ -1,0 +1,231 @@
+"""The record of a benchmark run: what was measured, on what, and everything to do it again.
+
+A run is a folder with `run.json` (a `Record`), `raw/` (what the load generator wrote, a file a
+cell), `telemetry.parquet` and `logs/`. Its JSON Schema is published as `bench-run`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+FORMAT = "spark-cluster.bench.v1"
+
+MetricName = Literal[
+    "pp_tps", "pp_tps_request", "tg_tps", "tg_tps_request", "peak_tps", "peak_tps_request",
+    "ttfr_ms", "est_ppt_ms", "e2e_ttft_ms",
+    "ttft_ms", "tpot_ms", "itl_ms", "e2el_ms", "request_throughput", "output_tps", "goodput",
+    "acceptance", "acceptance_length",
+]  # fmt: skip
+"""Named as llama-benchy and `vllm bench serve` do; `_tps` is tokens a second, `_request` is per
+request, `request_throughput` and `goodput` are requests a second, `acceptance` is a share (0-1)."""
+
+HIGHER_IS_BETTER = {
+    "pp_tps", "pp_tps_request", "tg_tps", "tg_tps_request", "peak_tps", "peak_tps_request",
+    "request_throughput", "output_tps", "goodput", "acceptance", "acceptance_length",
+}  # fmt: skip
+"""Metrics of which more is better; of the others (times) less is."""
+
+
+class Part(BaseModel):
+    """A part of a record."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Metric(Part):
+    """A measured figure.
+
+    Attributes:
+        values: one a run (repetition), in the order of the runs.
+        percentiles: for open-loop runs, such as {"p50": 12.1, "p99": 40.0}.
+    """
+
+    mean: float
+    std: float | None = None
+    values: tuple[float, ...] = ()
+    percentiles: dict[str, float] = Field(default_factory=dict)
+
+
+class CellKey(Part):
+    """The shape of a load, by which cells of two runs are matched.
+
+    Attributes:
+        prompt, output, depth: tokens; depth is what was in the context before the prompt.
+        concurrency: requests at once (closed loop); 0 for an open loop.
+        request_rate: requests a second (open loop); None for a closed loop.
+        context_prefill: the cell measured the prefill of the depth itself.
+        kind: `load`, or a table of answers (vision, tool calls).
+    """
+
+    prompt: int
+    output: int
+    depth: int = 0
+    concurrency: int = 1
+    request_rate: float | None = None
+    context_prefill: bool = False
+    kind: Literal["load", "vision", "tool_call"] = "load"
+
+
+class CellResult(Part):
+    """A cell and what came of it.
+
+    Attributes:
+        id: unique in the run; also the name of its raw file.
+        setup: the id of the `Setup` that it was measured on.
+        status: `failed` when values are missing, runs were dropped or answers were not coherent.
+        reason: why it failed or was left out; empty when it is ok.
+        attention: what to be careful about, such as "SM clock under 1.5 GHz for 12 s".
+        started, finished: UTC.
+        raw: files below the run's folder.
+    """
+
+    id: str
+    setup: str
+    key: CellKey
+    runs: int
+    status: Literal["ok", "failed", "skipped"]
+    reason: str = ""
+    attention: tuple[str, ...] = ()
+    metrics: dict[MetricName, Metric] = Field(default_factory=dict)
+    started: datetime | None = None
+    finished: datetime | None = None
+    raw: tuple[str, ...] = ()
+
+
+class ProcessMemory(Part):
+    """GPU memory of a process, as `nvidia-smi --query-compute-apps` prints it; MiB."""
+
+    pid: int
+    name: str
+    used_mib: int | None
+
+
+class VramReading(Part):
+    """GPU memory of one node at one moment of a setup."""
+
+    node: str
+    phase: Literal["before", "load_peak", "ready", "under_load", "after"]
+    processes: tuple[ProcessMemory, ...] = ()
+    available_mib: int | None = None
+    total_mib: int | None = None
+
+    @property
+    def used_mib(self) -> int:
+        """The sum of the processes."""
+        return sum(process.used_mib or 0 for process in self.processes)
+
+
+class NodeRecord(Part):
+    """A node as it was during the run: what a repetition must have alike.
+
+    Attributes:
+        environment: variables that the engine was given on it; secrets are left out.
+    """
+
+    name: str
+    hardware: str = ""
+    driver: str = ""
+    firmware: str = ""
+    kernel: str = ""
+    dgx: str = ""
+    mtu: int | None = None
+    hcas: tuple[str, ...] = ()
+    environment: dict[str, str] = Field(default_factory=dict)
+
+
+class Prediction(Part):
+    """A figure that the plan foretold, with its range."""
+
+    metric: MetricName
+    key: CellKey
+    low: float
+    value: float
+    high: float
+
+
+class Setup(Part):
+    """A server that was measured: one recipe with its arguments on some nodes.
+
+    Attributes:
+        variant: of a sweep or a pair, such as "enforce-eager=true"; empty for the recipe itself.
+        replicas: servers that ran at once, each with `tp` nodes.
+        flags: of the engine, as it was started.
+        recipe_text: the recipe as it was resolved, YAML.
+        versions: program to version (vllm, torch, nccl, ray, docker, ...).
+    """
+
+    id: str
+    recipe: str
+    model: str
+    model_revision: str = ""
+    quantization: str = ""
+    kv_cache_dtype: str = ""
+    engine: str = "vllm"
+    executor: str = ""
+    tp: int
+    replicas: int = 1
+    variant: str = ""
+    nodes: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    recipe_text: str = ""
+    image_digest: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
+    vram: tuple[VramReading, ...] = ()
+    predictions: tuple[Prediction, ...] = ()
+    startup_s: float | None = None
+    verified: tuple[str, ...] = ()
+    logs: tuple[str, ...] = ()
+
+
+class Tool(Part):
+    """A load generator and the settings that change what it measures."""
+
+    name: str
+    version: str
+    latency_mode: str = ""
+    prefix_caching: bool = False
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class Record(Part):
+    """A benchmark run.
+
+    Attributes:
+        id: of the run, also its folder's name.
+        suite_text: the suite as it was run, YAML.
+        client: node from which the load came.
+        round_trip_ms: from client to server.
+        project_commit: state of the user's project folder, such as "3f2a91c (changed)".
+        command: words that repeat it.
+    """
+
+    format: Literal["spark-cluster.bench.v1"] = FORMAT
+    id: str
+    suite: str
+    suite_text: str = ""
+    spark_cluster: str
+    started: datetime
+    finished: datetime | None = None
+    status: Literal["running", "complete", "stopped", "failed"]
+    tool: Tool
+    client: str = ""
+    round_trip_ms: float | None = None
+    nodes: tuple[NodeRecord, ...] = ()
+    setups: tuple[Setup, ...]
+    cells: tuple[CellResult, ...]
+    project_commit: str = ""
+    command: tuple[str, ...] = ()
+
+    def setup(self, id: str) -> Setup:
+        """Return a setup.
+
+        Raises:
+            KeyError: there is none with this id.
+        """
+        for setup in self.setups:
+            if setup.id == id:
+                return setup
+        raise KeyError(id)
