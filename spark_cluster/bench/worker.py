@@ -48,7 +48,6 @@ class Ended(Exception):
 
 def main(folder: Path) -> int:
     """Measure what is not measured yet; returns the exit status."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,4 +193,5 @@ def write_durably(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
     sys.exit(main(Path(sys.argv[1])))

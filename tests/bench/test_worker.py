@@ -161,7 +161,6 @@ def test_two_at_once(plan):
 def test_a_server_that_has_ended(plan, monkeypatch, capsys):
     Health.status = 503
     monkeypatch.setattr(worker, "HEALTH_S", 0.0)
-    monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
     folder = plan("a")
     assert worker.main(folder) == worker.NO_SERVER
     assert "does not answer" in capsys.readouterr().err
@@ -169,7 +168,6 @@ def test_a_server_that_has_ended(plan, monkeypatch, capsys):
 
 
 def test_a_full_disk(plan, monkeypatch, capsys):
-    monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
     folder = plan("a")
 
     def full(*_: Any) -> None:
@@ -179,5 +177,4 @@ def test_a_full_disk(plan, monkeypatch, capsys):
     assert worker.main(folder) == worker.NO_SPACE
     assert "no space is left" in capsys.readouterr().err
     monkeypatch.undo()
-    monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
     assert worker.main(folder) == worker.DONE
