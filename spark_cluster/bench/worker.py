@@ -74,6 +74,11 @@ def _measure_all(folder: Path) -> None:
     cells = plan["cells"]
     for name in ("cells", "raw"):
         (folder / name).mkdir(exist_ok=True)
+    for name, target in plan.get("links", {}).items():
+        link = folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
     for number, cell in enumerate(cells, 1):
         done = folder / "cells" / f"{cell['id']}.json"
         if done.exists():

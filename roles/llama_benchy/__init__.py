@@ -1,0 +1,34 @@
+"""The load generator llama-benchy, pinned, in an environment of its own on the head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel, Field
+
+from spark_cluster.resources import Package, Resource, VirtualEnvironment
+from spark_cluster.topology import Node
+
+VERSION = "0.4.0"
+PATH = "/opt/spark-cluster/llama-benchy"
+
+
+class Settings(BaseModel):
+    """Settings of the role `llama_benchy`."""
+
+    version: str = Field(
+        default=VERSION, description="of the tool; figures of two versions are not comparable"
+    )
+    pip_options: tuple[str, ...] = Field(
+        default=(),
+        description="options of pip, such as --index-url=..., where PyPI cannot be reached",
+    )
+
+
+def role(node: Node, settings: Settings) -> Iterator[Resource]:
+    """The environment, on the node where the endpoint is: no network lies between them."""
+    if not node.is_head:
+        return
+    yield Package("python3-venv")
+    requirements = (*settings.pip_options, f"llama-benchy=={settings.version}")
+    yield VirtualEnvironment(PATH, requirements)
