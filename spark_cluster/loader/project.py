@@ -1,4 +1,4 @@
-"""The search path of inventories, playbooks, roles and recipes: the user's folder first.
+"""The search path of inventories, playbooks, roles, recipes and suites: the user's folder first.
 
 The search goes name by name, so a project that has one role of its own still uses all the others.
 """
@@ -16,19 +16,21 @@ if TYPE_CHECKING:
     from spark_cluster.loader.playbook import Playbook
     from spark_cluster.loader.role import Role
 
-Kind = Literal["inventories", "playbooks", "roles", "recipes"]
+Kind = Literal["inventories", "playbooks", "roles", "recipes", "suites"]
 
 _SINGULAR = {
     "inventories": "inventory",
     "playbooks": "playbook",
     "roles": "role",
     "recipes": "recipe",
+    "suites": "suite",
 }
 _SUFFIXES = {
     "inventories": (".yaml", ".yml"),
     "playbooks": (".py",),
     "roles": ("",),
     "recipes": (".yaml", ".yml"),
+    "suites": (".yaml", ".yml"),
 }
 
 

@@ -1,0 +1,356 @@
+"""llama-benchy 0.4.0: its command line for a cell, its progress, and its result.
+
+Its exit status is 0 when every request got HTTP 500, so nothing here asks for it: what counts is
+whether every figure is there for every run (source: llama-benchy).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.bench.expansion import PlannedCell
+from spark_cluster.bench.reading import number, numbers, percentile, read_json, result
+from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Tool
+from spark_cluster.bench.suite_schema import MeasurementSettings
+
+NAME = "llama-benchy"
+VERSION = "0.4.0"
+PROGRESS = "llama-benchy-progress.v1"
+
+KEY_FILE = "SPARK_CLUSTER_API_KEY_FILE"
+"""Variable with the path of a file that holds the endpoint's key."""
+
+LAUNCHER = f"""\
+import os, sys
+path = os.environ.get("{KEY_FILE}")
+if path:
+    sys.argv += ["--api-key", open(path).read().strip()]
+from llama_benchy.__main__ import main
+main()
+"""
+"""llama-benchy takes the key as an argument only, where every user of the node could read it in
+the list of processes. Here it is added to `sys.argv` after the start, which that list does not
+show."""
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+"""Without them a tokenizer that is not there is looked for on the hub, again and again."""
+
+TOTALS: dict[MetricName, str] = {
+    "pp_tps": "pp_throughput",
+    "tg_tps": "tg_throughput",
+    "peak_tps": "peak_throughput",
+}
+"""Of all requests of a run together: a value for each run."""
+
+OF_REQUESTS: dict[MetricName, str] = {
+    "pp_tps_request": "pp_req_throughput",
+    "tg_tps_request": "tg_req_throughput",
+    "peak_tps_request": "peak_req_throughput",
+    "ttfr_ms": "ttfr",
+    "est_ppt_ms": "est_ppt",
+    "e2e_ttft_ms": "e2e_ttft",
+}
+"""A value for each request."""
+
+_PREFILL = {"pp_tps", "pp_tps_request"}
+_DECODE = {"tg_tps", "tg_tps_request"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """The endpoint to measure.
+
+    Attributes:
+        base_url: with `/v1`.
+        served_name: the model as clients name it.
+        model: its name on the hub, for the record.
+        tokenizer: folder on the node with `tokenizer.json`.
+    """
+
+    base_url: str
+    served_name: str
+    model: str
+    tokenizer: str
+
+
+def arguments(
+    cell: PlannedCell, target: Target, settings: MeasurementSettings, folder: str
+) -> list[str]:
+    """Return the arguments for a cell; the endpoint's key is not among them.
+
+    Args:
+        folder: on the node, where the result and the progress are written.
+    """
+    key = cell.key
+    words = ["--base-url", target.base_url, "--model", target.model]
+    words += ["--served-model-name", target.served_name, "--tokenizer", target.tokenizer]
+    words += ["--pp", str(key.prompt), "--tg", str(key.output), "--depth", str(key.depth)]
+    words += ["--concurrency", str(key.concurrency), "--runs", str(cell.runs)]
+    words += ["--latency-mode", settings.latency_mode]
+    words.append("--enable-prefix-caching" if settings.prefix_caching else "--no-cache")
+    if settings.exact_output:
+        words.append("--exact-tg")
+    if not settings.coherence:
+        words.append("--skip-coherence")
+    if settings.temperature is not None:
+        words += ["--extra-body", f"temperature={settings.temperature:g}"]
+    words += ["--save-result", f"{folder}/{cell.id}.json", "--format", "json"]
+    return [*words, "--emit-progress", f"{folder}/{cell.id}.jsonl"]
+
+
+def command(python: str, words: Sequence[str]) -> list[str]:
+    """Return the whole command line.
+
+    Args:
+        python: of the environment that llama-benchy is installed in.
+        words: of `arguments`. `KEY_FILE` in the process's environment names the key's file.
+    """
+    return [python, "-c", LAUNCHER, *words]
+
+
+def tool(settings: MeasurementSettings) -> Tool:
+    """Return what the record says of the tool."""
+    rest = settings.model_dump(exclude={"latency_mode", "prefix_caching"})
+    return Tool(
+        name=NAME,
+        version=VERSION,
+        latency_mode=settings.latency_mode,
+        prefix_caching=settings.prefix_caching,
+        settings=rest,
+    )
+
+
+# -- progress --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Progress:
+    """How far a cell is, from the lines of its progress stream.
+
+    Attributes:
+        run: repetition that is under way, from 1; 0 while it warms up.
+        started, ended: requests.
+        tokens: generated so far, as far as chunks tell.
+        short: requests that ended with fewer tokens than they were to have.
+        errors: what the server answered instead, each text once.
+        complete: `ok`, `error` or `interrupted`; empty while it runs.
+        version: of the program.
+    """
+
+    run: int = 0
+    started: int = 0
+    ended: int = 0
+    tokens: int = 0
+    short: int = 0
+    failed: int = 0
+    latency_ms: float | None = None
+    errors: list[str] = field(default_factory=list)
+    complete: str = ""
+    version: str = ""
+    _wanted: dict[int, int] = field(default_factory=dict, repr=False)
+
+    def feed(self, line: str) -> None:
+        """Take a line; one that is cut, or of another format, changes nothing."""
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(event, dict) or event.get("schema") != PROGRESS:
+            return
+        match event.get("type"):
+            case "header":
+                self.version = str(event.get("llama_benchy_version", ""))
+            case "latency_measured":
+                latency = number(event.get("latency_s"))
+                self.latency_ms = None if latency is None else latency * 1e3
+            case "request_start":
+                self._start(event)
+            case "tokens":
+                self.tokens += int(number(event.get("count")) or 0)
+            case "request_end":
+                self._end(event)
+            case "bench_complete":
+                self.complete = str(event.get("status", ""))
+
+    def _start(self, event: Mapping[str, Any]) -> None:
+        self.started += 1
+        self.run = max(self.run, int(number(event.get("run_index")) or 0))
+        request, wanted = number(event.get("request_id")), number(event.get("response_size"))
+        if request is not None and wanted is not None:
+            self._wanted[int(request)] = int(wanted)
+
+    def _end(self, event: Mapping[str, Any]) -> None:
+        self.ended += 1
+        error = str(event.get("error") or "")
+        wanted = self._wanted.pop(int(number(event.get("request_id")) or 0), 0)
+        if error:
+            self.failed += 1
+            if error not in self.errors:
+                self.errors.append(error)
+        elif (number(event.get("total_tokens")) or 0) < wanted:
+            self.short += 1
+
+
+def read_progress(lines: Iterator[str] | Sequence[str]) -> Progress:
+    """Return what a whole stream says."""
+    progress = Progress()
+    for line in lines:
+        progress.feed(line)
+    return progress
+
+
+# -- result ----------------------------------------------------------------------------------------
+
+
+def read_cell(
+    cell: PlannedCell,
+    folder: Path,
+    settings: MeasurementSettings,
+    *,
+    output: str = "",
+    raw: tuple[str, ...] = (),
+) -> list[CellResult]:
+    """Return a cell's results: its own, and with prefix caching that of its context's prefill.
+
+    Args:
+        folder: with the files that `arguments` named.
+        output: what the program printed.
+        raw: paths of its files, for the record.
+    """
+    stream = folder / f"{cell.id}.jsonl"
+    lines = stream.read_text("utf-8", "replace").splitlines() if stream.is_file() else []
+    progress = read_progress(lines)
+    found = read_json(folder / f"{cell.id}.json")
+    return parse(cell, found, progress, settings, output=output, raw=raw)
+
+
+def parse(
+    cell: PlannedCell,
+    data: dict[str, Any] | str,
+    progress: Progress,
+    settings: MeasurementSettings,
+    *,
+    output: str = "",
+    raw: tuple[str, ...] = (),
+) -> list[CellResult]:
+    """Return a cell's results.
+
+    Args:
+        data: the JSON result, or why there is none.
+    """
+    reasons = _said(progress, settings, output)
+    if isinstance(data, str):
+        return [result(cell, reasons=[*reasons, data], raw=raw)]
+    version = str(data.get("version"))
+    if version != VERSION:
+        reasons.append(f"written by {NAME} {version}, expected {VERSION}")
+    benchmarks = data.get("benchmarks")
+    entries = [e for e in benchmarks if isinstance(e, dict)] if isinstance(benchmarks, list) else []
+    wanted = [cell.key]
+    if settings.prefix_caching and cell.key.depth:
+        wanted.insert(0, cell.key.model_copy(update={"context_prefill": True}))
+    results = []
+    for key in wanted:
+        entry = next((e for e in entries if _is_of(e, key)), None)
+        if entry is None:
+            missing = "the result has no such benchmark" if entries else "the result is empty"
+            results.append(result(cell, key=key, reasons=[*reasons, missing], raw=raw))
+            continue
+        metrics, why, attention = _metrics(entry, key, cell.runs, number(data.get("latency_ms")))
+        all_reasons = [*reasons, *why]
+        results.append(
+            result(
+                cell, key=key, metrics=metrics, reasons=all_reasons, attention=attention, raw=raw
+            )
+        )
+    return results
+
+
+def _said(progress: Progress, settings: MeasurementSettings, output: str) -> list[str]:
+    """Return what the stream and the output say went wrong."""
+    reasons = []
+    if "Coherence test FAILED" in output:
+        line = next(text for text in output.splitlines() if "Coherence test FAILED" in text)
+        reasons.append(
+            f"answers are not coherent: {_short(line.partition('FAILED')[2].strip(': '))}"
+        )
+    if "Falling back to 'gpt2' tokenizer" in output:
+        reasons.append("the tokenizer was not found, so prompts have another length")
+    if progress.failed:
+        text = _short(progress.errors[0])
+        reasons.append(f"{progress.failed} of {progress.ended} requests failed: {text}")
+    if progress.short and settings.exact_output:
+        reasons.append(f"{progress.short} of {progress.ended} answers were shorter than asked for")
+    if progress.complete and progress.complete != "ok":
+        reasons.append(f"it ended with '{progress.complete}'")
+    return reasons
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 200 else f"{line[:197]}..."
+
+
+def _is_of(entry: Mapping[str, Any], key: CellKey) -> bool:
+    return (
+        entry.get("prompt_size") == key.prompt
+        and entry.get("response_size") == key.output
+        and entry.get("context_size") == key.depth
+        and entry.get("concurrency") == key.concurrency
+        and bool(entry.get("is_context_prefill_phase")) == key.context_prefill
+    )
+
+
+def _metrics(
+    entry: Mapping[str, Any], key: CellKey, runs: int, latency_ms: float | None
+) -> tuple[dict[MetricName, Metric], list[str], list[str]]:
+    """Return the figures, why some are missing, and what to be careful about."""
+    metrics: dict[MetricName, Metric] = {}
+    reasons: list[str] = []
+    attention: list[str] = []
+    requests = runs * key.concurrency
+    answered = len(numbers(_values(entry.get("ttfr"))))
+    for name, field_name in {**TOTALS, **OF_REQUESTS}.items():
+        if name in _DECODE and key.output < 2:
+            continue
+        expected = runs if name in TOTALS else requests
+        values = numbers(_values(entry.get(field_name)))
+        if len(values) == expected:
+            metrics[name] = _metric(values, runs)
+        elif name in _PREFILL and answered == requests:
+            # est_ppt was 0: nothing is left of the first response when the latency is taken off.
+            latency = "" if latency_ms is None else f" ({latency_ms:.1f} ms)"
+            attention.append(
+                f"no prefill speed: the first response came sooner than the latency{latency}"
+            )
+        elif not values:
+            reasons.append(f"{field_name} has no value")
+        else:
+            reasons.append(
+                f"{field_name} has {len(values)} of {expected} values: runs were dropped"
+            )
+    return metrics, reasons, attention
+
+
+def _values(metric: object) -> object:
+    return metric.get("values") if isinstance(metric, dict) else None
+
+
+def _metric(values: list[float], runs: int) -> Metric:
+    """Return a figure with a value for each run: the mean over its requests.
+
+    Requests of one run wait for each other, so that they are no measurements of their own: a test
+    that took them for such would find differences where there are none.
+    """
+    size = len(values) // runs
+    each = tuple(sum(values[at : at + size]) / size for at in range(0, len(values), size))
+    mean = sum(each) / runs
+    std = (sum((value - mean) ** 2 for value in each) / (runs - 1)) ** 0.5 if runs > 1 else None
+    percentiles = {}
+    if size > 1:
+        percentiles = {f"p{p}": percentile(values, p / 100) for p in (5, 50, 95)}
+    return Metric(mean=mean, std=std, values=each, percentiles=percentiles)

@@ -1,0 +1,311 @@
+"""What a suite becomes: servers in order, and the cells that are measured on each.
+
+The same suite and recipes give the same ids in the same order, so that a run that was cut can go
+on where it ended. An id is made of what is measured, not of its place in the suite: a suite to
+which something is added keeps the ids of the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+from spark_cluster.bench.record import CellKey
+from spark_cluster.bench.suite_schema import Pair, Stage, Suite, Variant
+from spark_cluster.bench.variant import label, variants, varied
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.errors import Refused, UsageError
+
+RUNS = 5
+"""Repetitions where a suite says nothing: the fewest that `compare` gives a verdict for."""
+
+REQUESTS = 100
+"""Requests of a cell of `vllm bench serve` where a suite says nothing."""
+
+LONGEST_NAME = 72
+"""Characters of the readable part of a setup's id; a cell's id is also a file's name."""
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A cell to measure.
+
+    Attributes:
+        id: unique in the run; also the name of its raw file.
+        runs: repetitions; of an open loop, of the whole cell.
+        requests: of a cell of `vllm bench serve`.
+        skip: why it cannot be measured on this server; empty when it can.
+    """
+
+    id: str
+    setup: str
+    key: CellKey
+    runs: int
+    requests: int | None = None
+    turn: int = 1
+    skip: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in `--json`."""
+        return {
+            "id": self.id,
+            "setup": self.setup,
+            **self.key.model_dump(mode="json"),
+            "runs": self.runs,
+            "requests": self.requests,
+            "turn": self.turn,
+            "skip": self.skip,
+        }
+
+
+@dataclass(frozen=True)
+class PlannedSetup:
+    """A server to bring up.
+
+    Attributes:
+        id: unique in the run.
+        served: the recipe with the variant's changes; None when the recipe was not given.
+        skip: why it cannot be brought up; empty when it can.
+    """
+
+    id: str
+    recipe: str
+    tp: int
+    replicas: int = 1
+    variant: Variant = field(default_factory=Variant)
+    served: Recipe | None = None
+    skip: str = ""
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that it needs."""
+        return self.tp * self.replicas
+
+    @property
+    def variant_label(self) -> str:
+        """As `Setup.variant` in the record."""
+        return label(self.variant)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in `--json`."""
+        return {
+            "id": self.id,
+            "recipe": self.recipe,
+            "tp": self.tp,
+            "replicas": self.replicas,
+            "variant": self.variant_label,
+            "nodes": self.nodes,
+            "skip": self.skip,
+        }
+
+
+@dataclass(frozen=True)
+class Step:
+    """A server is brought up, its cells are measured, and it is taken down.
+
+    Attributes:
+        stage: its name in the suite; empty where the suite has none.
+        turn: of a pair, from 1; the same server has a step for each turn.
+    """
+
+    setup: PlannedSetup
+    cells: tuple[PlannedCell, ...]
+    stage: str = ""
+    turn: int = 1
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """All steps of a suite in order."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def setups(self) -> tuple[PlannedSetup, ...]:
+        """Every server once, in the order in which they are first brought up."""
+        return tuple({step.setup.id: step.setup for step in self.steps}.values())
+
+    @property
+    def cells(self) -> tuple[PlannedCell, ...]:
+        """Every cell in order, those that cannot be measured too."""
+        return tuple(cell for step in self.steps for cell in step.cells)
+
+    @property
+    def nodes(self) -> int:
+        """The most nodes that a server needs."""
+        return max((s.nodes for s in self.setups if not s.skip), default=0)
+
+
+def expand(
+    suite: Suite, recipes: Mapping[str, Recipe] | None = None, names: Sequence[str] = ()
+) -> Expansion:
+    """Return the steps of a suite.
+
+    What a recipe cannot do (its tensor-parallel sizes, a context longer than its max-model-len) is
+    kept with the reason in `skip`, so that a report can say why a figure is missing.
+
+    Args:
+        recipes: by name; without one nothing is said of what it can do.
+        names: recipes instead of the suite's own.
+
+    Raises:
+        UsageError: the suite names no recipe, and none is given.
+    """
+    chosen = tuple(names) or tuple(suite.recipes)
+    if not chosen:
+        raise UsageError(
+            f"suite {suite.name} names no recipe", hint="give one with --recipe, such as lab-paris"
+        )
+    known = recipes or {}
+    measured: set[str] = set()
+    steps = []
+    for stage in suite.stages or [Stage.model_construct(name="")]:
+        sizes = product(chosen, stage.tp or suite.tp)
+        for name, tp in sizes:
+            for variant, turn, turns in _servers(suite):
+                replicas = stage.replicas or suite.replicas
+                setup = _setup(name, tp, replicas, variant, known.get(name))
+                cells = tuple(
+                    cell
+                    for cell in _cells(suite, stage, setup, turn, turns)
+                    if cell.id not in measured
+                )
+                measured.update(cell.id for cell in cells)
+                if cells:
+                    steps.append(Step(setup, cells, stage.name, turn))
+    return Expansion(tuple(_joined(steps)))
+
+
+def _joined(steps: Sequence[Step]) -> list[Step]:
+    """Join steps on one server that follow each other: it is not restarted between stages."""
+    found: list[Step] = []
+    for step in steps:
+        last = found[-1] if found else None
+        if last is not None and (last.setup.id, last.turn) == (step.setup.id, step.turn):
+            names = ", ".join(dict.fromkeys(name for name in (last.stage, step.stage) if name))
+            found[-1] = replace(last, cells=last.cells + step.cells, stage=names)
+        else:
+            found.append(step)
+    return found
+
+
+def _servers(suite: Suite) -> Iterator[tuple[Variant, int, int]]:
+    """Yield variants with the turn and the number of turns."""
+    if suite.sweep is not None:
+        yield from ((variant, 1, 1) for variant in variants(suite.sweep))
+    for pair in suite.pairs:
+        yield from _turns(pair)
+    if suite.sweep is None and not suite.pairs:
+        yield Variant(), 1, 1
+
+
+def _turns(pair: Pair) -> Iterator[tuple[Variant, int, int]]:
+    """Yield A B, B A, A B ...: what drifts over time (heat, say) is shared alike."""
+    for turn in range(1, pair.turns + 1):
+        for variant in (pair.a, pair.b) if turn % 2 else (pair.b, pair.a):
+            yield variant, turn, pair.turns
+
+
+def _setup(
+    name: str, tp: int, replicas: int, variant: Variant, recipe: Recipe | None
+) -> PlannedSetup:
+    text = label(variant)
+    id = _id(f"{name}-tp{tp}" + (f"-x{replicas}" if replicas > 1 else ""), text)
+    served, skip = None, ""
+    if recipe is not None:
+        try:
+            recipe.check_size(tp)
+            served = varied(recipe, variant)
+        except Refused as error:
+            skip = error.message
+    return PlannedSetup(id, name, tp, replicas, variant, served, skip)
+
+
+_PLAIN = re.compile(r"[a-z0-9.-]+")
+_PLAIN_VARIANT = re.compile(r"|([a-z0-9-]+|num_speculative_tokens)=[a-z0-9.]+")
+
+
+def _id(server: str, variant: str) -> str:
+    """Return an id that a file can have; with a hash where the name alone would be ambiguous."""
+    text = f"{server}-{variant}" if variant else server
+    plain = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
+    is_plain = _PLAIN.fullmatch(server) and _PLAIN_VARIANT.fullmatch(variant)
+    if is_plain and len(plain) <= LONGEST_NAME:
+        return plain
+    digest = hashlib.sha256(text.encode()).hexdigest()[:6]
+    return f"{plain[:LONGEST_NAME].rstrip('-.')}-{digest}"
+
+
+def _cells(
+    suite: Suite, stage: Stage, setup: PlannedSetup, turn: int, turns: int
+) -> Iterator[PlannedCell]:
+    runs = stage.runs or suite.runs or RUNS
+    own, more = divmod(runs, turns)
+    own += turn <= more
+    if not own:
+        return
+    requests = (stage.requests or suite.requests or REQUESTS) if _is_vllm(suite) else None
+    for key in _keys(suite, stage):
+        id = f"{setup.id}.{key_id(key)}" + (f"-t{turn}" if turns > 1 else "")
+        skip = setup.skip or _too_long(key, setup.served)
+        yield PlannedCell(id, setup.id, key, own, requests, turn, skip)
+
+
+def _is_vllm(suite: Suite) -> bool:
+    return suite.tool == "vllm-bench"
+
+
+def _keys(suite: Suite, stage: Stage) -> Iterator[CellKey]:
+    """Yield the shapes: depth changes slowest, then prompt, output and load."""
+    if suite.kind != "load":
+        yield CellKey(prompt=0, output=0, kind=suite.kind)
+        return
+    depths = stage.depth or suite.depth or [0]
+    prompts = stage.prompt or suite.prompt or [2048]
+    outputs = stage.output or suite.output or [128]
+    for depth, prompt, output, (concurrency, rate) in product(
+        depths, prompts, outputs, _levels(suite, stage)
+    ):
+        yield CellKey(
+            prompt=prompt, output=output, depth=depth, concurrency=concurrency, request_rate=rate
+        )
+
+
+def _levels(suite: Suite, stage: Stage) -> list[tuple[int, float | None]]:
+    """Return concurrency and request rate; what the stage says comes first."""
+    for part in (stage, suite):
+        if part.request_rate:
+            return [(0, rate) for rate in part.request_rate]
+        if part.concurrency:
+            return [(level, None) for level in part.concurrency]
+    return [(1, None)]
+
+
+def key_id(key: CellKey) -> str:
+    """Return a shape as part of a file's name, such as `pp2048-tg128-d4096-c1`."""
+    if key.kind != "load":
+        return key.kind.replace("_", "-")
+    text = f"pp{key.prompt}-tg{key.output}-d{key.depth}"
+    if key.request_rate is None:
+        text += f"-c{key.concurrency}"
+    else:
+        text += f"-rate{key.request_rate:g}"
+    return f"{text}-ctx" if key.context_prefill else text
+
+
+def _too_long(key: CellKey, recipe: Recipe | None) -> str:
+    limit = recipe.engine_args.get("max-model-len") if recipe is not None else None
+    needed = key.depth + key.prompt + key.output
+    if isinstance(limit, bool) or not isinstance(limit, int) or needed <= limit:
+        return ""
+    return f"needs {needed:,} tokens of context, the server has {limit:,} (max-model-len)"
+
+
+def canonical(suite: Suite) -> str:
+    """Return the suite as it is, for the record: two that mean the same have the same text."""
+    return json.dumps(suite.model_dump(mode="json", exclude_none=True), sort_keys=True)

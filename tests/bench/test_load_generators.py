@@ -1,0 +1,249 @@
+"""llama-benchy and `vllm bench serve`: command lines, and results that are not believed too soon.
+
+The files in tests/data/benchy were written by llama-benchy 0.4.0 against a stand-in server that
+answered, answered HTTP 500, did so now and then, or said that the capital of France is Lyon.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from spark_cluster.bench import benchy, vllm_bench
+from spark_cluster.bench.expansion import PlannedCell
+from spark_cluster.bench.record import CellKey
+from spark_cluster.bench.suite_schema import MeasurementSettings, Slo
+
+DATA = Path(__file__).parents[1] / "data" / "benchy"
+SETTINGS = MeasurementSettings()
+CACHED = MeasurementSettings(prefix_caching=True)
+TARGET = benchy.Target("http://127.0.0.1:8000/v1", "paris", "lab/paris", "/srv/models/paris")
+
+
+def cell(name: str = "ok", runs: int = 3, concurrency: int = 1, depth: int = 0) -> PlannedCell:
+    key = CellKey(prompt=64, output=8, depth=depth, concurrency=concurrency)
+    return PlannedCell(name, "setup", key, runs)
+
+
+def sample(name: str, *, concurrency: int = 2, runs: int = 3, depth: int = 0):
+    """A sample's results, read as a run reads them."""
+    settings = CACHED if depth else SETTINGS
+    output = (DATA / f"{name}.out").read_text()
+    return benchy.read_cell(cell(name, runs, concurrency, depth), DATA, settings, output=output)
+
+
+def test_a_good_result():
+    (found,) = sample("ok", concurrency=1)
+    assert (found.status, found.reason, found.attention) == ("ok", "", ())
+    assert found.metrics["tg_tps"].mean == pytest.approx(275.847, abs=0.01)
+    assert len(found.metrics["tg_tps"].values) == 3
+    assert found.metrics["ttfr_ms"].mean < 100
+    assert set(found.metrics) == {*benchy.TOTALS, *benchy.OF_REQUESTS}
+
+
+def test_nulls_are_a_failure_although_the_exit_status_was_0():
+    (found,) = sample("http500")
+    assert found.status == "failed"
+    assert "6 of 6 requests failed: HTTP 500" in found.reason
+    assert "tg_throughput has no value" in found.reason
+    assert found.metrics == {}
+
+
+def test_dropped_requests_are_a_failure():
+    (found,) = sample("some")
+    assert found.status == "failed"
+    assert "2 of 6 requests failed" in found.reason
+    assert "ttfr has 4 of 6 values: runs were dropped" in found.reason
+
+
+def test_an_incoherent_server_is_a_failure():
+    (found,) = sample("incoherent")
+    assert found.status == "failed"
+    assert "answers are not coherent: Expected 'Paris'. Got: Lyon" in found.reason
+    assert "it wrote no result" in found.reason
+
+
+def test_the_prefill_of_the_context_is_a_cell_of_its_own():
+    context, main = sample("prefix", concurrency=1, runs=2, depth=128)
+    assert (context.id, main.id) == ("prefix-ctx", "prefix")
+    assert context.key.context_prefill
+    assert not main.key.context_prefill
+    assert context.status == main.status == "ok"
+    assert context.metrics["pp_tps"].mean == pytest.approx(2198.56, abs=0.01)
+
+
+def good() -> dict:
+    return json.loads((DATA / "ok.json").read_text())
+
+
+def read(data, **changed):
+    return benchy.parse(cell(**changed), data, benchy.Progress(), SETTINGS)[0]
+
+
+@pytest.mark.parametrize("data", [{}, {"benchmarks": []}, {"benchmarks": None}, {"benchmarks": 3}])
+def test_an_empty_result_is_a_failure(data):
+    assert "the result is empty" in read({"version": "0.4.0", **data}).reason
+
+
+def test_another_shape_or_version_is_a_failure():
+    assert "no such benchmark" in read(good(), concurrency=4).reason
+    assert "written by llama-benchy 0.3.5" in read({**good(), "version": "0.3.5"}).reason
+
+
+def test_a_value_that_is_no_number_counts_as_dropped():
+    data = good()
+    data["benchmarks"][0]["tg_throughput"]["values"][1] = math.nan
+    assert "tg_throughput has 2 of 3 values" in read(data).reason
+
+
+def test_a_response_sooner_than_the_latency_leaves_only_the_prefill_out():
+    data = good()
+    for name in ("pp_throughput", "pp_req_throughput"):
+        data["benchmarks"][0][name] = None
+    found = read(data)
+    assert found.status == "ok"
+    assert "pp_tps" not in found.metrics
+    assert "sooner than the latency (44.8 ms)" in found.attention[0]
+
+
+def test_requests_of_a_run_are_one_value():
+    data = copy.deepcopy(good())
+    entry = data["benchmarks"][0]
+    entry["concurrency"] = 2
+    for field in benchy.OF_REQUESTS.values():
+        entry[field]["values"] = [1.0, 3.0, 2.0, 4.0, 10.0, 20.0]
+    metric = read(data, concurrency=2).metrics["ttfr_ms"]
+    assert metric.values == (2.0, 3.0, 15.0)
+    assert metric.percentiles["p50"] == 3.5
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": NaN', "null"])
+def test_a_file_that_was_cut_is_a_failure(tmp_path, text):
+    (tmp_path / "ok.json").write_text(text)
+    (found,) = benchy.read_cell(cell(), tmp_path, SETTINGS)
+    assert found.status == "failed"
+
+
+def test_progress():
+    lines = (DATA / "some.jsonl").read_text().splitlines()
+    progress = benchy.read_progress([*lines[:-1], '{"schema": "llama-ben', "[]", "null", ""])
+    assert (progress.started, progress.ended, progress.failed, progress.run) == (6, 6, 2, 3)
+    assert progress.version == "0.4.0"
+    assert progress.complete == ""
+    assert progress.tokens == 4 * 8
+    assert progress.latency_ms == pytest.approx(45.25, abs=0.01)
+    progress.feed(lines[-1])
+    assert progress.complete == "ok"
+
+
+def test_short_answers_are_a_failure_where_the_length_is_fixed():
+    lines = (DATA / "ok.jsonl").read_text().replace('"total_tokens":8', '"total_tokens":5')
+    progress = benchy.read_progress(lines.splitlines())
+    (found,) = benchy.parse(cell(), good(), progress, SETTINGS)
+    assert "3 of 3 answers were shorter" in found.reason
+    free = MeasurementSettings(exact_output=False)
+    assert benchy.parse(cell(), good(), progress, free)[0].status == "ok"
+
+
+def test_the_command_line():
+    words = benchy.arguments(cell("c", 5, 4, 4096), TARGET, CACHED, "/var/lib/x")
+    text = " ".join(words)
+    assert "--pp 64 --tg 8 --depth 4096 --concurrency 4 --runs 5" in text
+    assert "--enable-prefix-caching --exact-tg --extra-body temperature=0" in text
+    assert "--save-result /var/lib/x/c.json --format json" in text
+    assert "--no-cache" in benchy.arguments(cell(), TARGET, SETTINGS, "/x")
+    free = MeasurementSettings(temperature=None, exact_output=False, coherence=False)
+    others = benchy.arguments(cell(), TARGET, free, "/x")
+    assert "--skip-coherence" in others
+    assert not {"--extra-body", "--exact-tg", "--api-key"} & set(others)
+
+
+def test_the_key_is_in_no_argument_list(tmp_path, monkeypatch):
+    """The launcher runs with the key in `sys.argv`, and the process was started without."""
+    import subprocess
+    import sys
+
+    package = tmp_path / "llama_benchy"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(
+        "import sys\ndef main():\n    print(sys.argv[1:])\n"
+        "    print(open('/proc/self/cmdline').read() if sys.platform == 'linux' else '')\n"
+    )
+    (tmp_path / "key").write_text("sesame-1234\n")
+    argv = benchy.command(sys.executable, ["--pp", "1"])
+    env = {"PYTHONPATH": str(tmp_path), benchy.KEY_FILE: str(tmp_path / "key")}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    seen, _, shown = done.stdout.partition("\n")
+    assert seen == "['--pp', '1', '--api-key', 'sesame-1234']"
+    assert "sesame" not in shown
+    assert "sesame" not in " ".join(argv)
+
+
+# -- vllm bench serve ------------------------------------------------------------------------------
+
+
+RATE = PlannedCell(
+    "open", "setup", CellKey(prompt=512, output=64, concurrency=0, request_rate=2), 2, requests=4
+)
+SLO = Slo(ttft_ms=500, tpot_ms=50, itl_ms=100)
+
+
+def served(**changed):
+    data = {
+        "completed": 4, "failed": 0, "request_throughput": 1.9, "request_goodput": 1.5,
+        "output_throughput": 120.0, "request_rate": 2.0, "output_lens": [64] * 4,
+        "errors": [""] * 4,
+        "spec_decode_acceptance_rate": 76.0, "spec_decode_acceptance_length": 4.04,
+    }  # fmt: skip
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        data[f"mean_{name}_ms"] = 40.0
+        data |= {f"p{p}_{name}_ms": 40.0 + p for p in vllm_bench.PERCENTILES}
+    return {**data, **changed}
+
+
+def test_an_open_loop():
+    found = vllm_bench.parse(RATE, [served(), served(request_goodput=1.7)], SLO)
+    assert found.status == "ok"
+    assert found.metrics["goodput"].values == (1.5, 1.7)
+    assert found.metrics["ttft_ms"].percentiles["p99"] == 139.0
+    assert found.metrics["acceptance"].mean == pytest.approx(0.76)
+    assert found.attention == ("99 % of gaps between tokens are under 139 ms; the limit is 100 ms",)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (served(completed=3, errors=["", "boom"]), "run 2: 3 of 4 requests were completed: boom"),
+        (served(completed=None), "run 2: no of 4 requests were completed"),
+        (served(request_goodput=None), "request_goodput has no value"),
+        (served(mean_ttft_ms=math.nan), "mean_ttft_ms has no value"),
+        (served(output_lens=[64, 0, 64, 0]), "2 answers were empty"),
+        ("it wrote no result", "run 2: it wrote no result"),
+    ],
+)
+def test_what_fails(data, reason):
+    found = vllm_bench.parse(RATE, [served(), data], SLO)
+    assert found.status == "failed"
+    assert reason in found.reason
+
+
+def test_a_server_that_does_not_keep_up():
+    slow = served(request_throughput=1.0)
+    assert "kept up with 1.00 of 2 requests" in vllm_bench.parse(RATE, [slow, slow]).attention[0]
+
+
+def test_the_command_line_of_vllm():
+    words = vllm_bench.arguments(RATE, TARGET, SETTINGS, SLO, "/out", run=2)
+    text = " ".join(words)
+    assert "--base-url http://127.0.0.1:8000 --endpoint /v1/chat/completions" in text
+    assert "--request-rate 2 --ignore-eos --temperature 0" in text
+    assert "--goodput ttft:500 tpot:50 --" in text
+    assert "--result-dir /out --result-filename open.2.json" in text
+    assert "--seed 2" in text
+    closed = vllm_bench.arguments(cell(concurrency=4), TARGET, SETTINGS, None, "/out")
+    assert closed[closed.index("--max-concurrency") + 1] == "4"
