@@ -10,7 +10,6 @@ from spark_cluster.resources import Package, Resource, VirtualEnvironment
 from spark_cluster.topology import Node
 
 VERSION = "0.4.0"
-PATH = "/opt/spark-cluster/llama-benchy"
 
 
 class Settings(BaseModel):
@@ -19,9 +18,16 @@ class Settings(BaseModel):
     version: str = Field(
         default=VERSION, description="of the tool; figures of two versions are not comparable"
     )
+    path: str = Field(
+        default="/opt/spark-cluster/llama-benchy", description="folder of the environment"
+    )
     pip_options: tuple[str, ...] = Field(
         default=(),
         description="options of pip, such as --index-url=..., where PyPI cannot be reached",
+    )
+    book: str = Field(
+        default="",
+        description="text file on the head to take prompts from; without it the tool downloads one",
     )
 
 
@@ -31,4 +37,4 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
         return
     yield Package("python3-venv")
     requirements = (*settings.pip_options, f"llama-benchy=={settings.version}")
-    yield VirtualEnvironment(PATH, requirements)
+    yield VirtualEnvironment(settings.path, requirements)

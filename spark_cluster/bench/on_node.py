@@ -77,12 +77,18 @@ def is_measuring(session: Session, folder: str) -> bool:
 
 def stop(session: Session, folder: str) -> None:
     """Have the process that measures the cells of a folder end, the cell in progress included."""
-    session.run(["touch", f"{folder}/stop"]).check("stopping the benchmark")
+    _do(session, "touch", f"{folder}/stop")
 
 
 def may_go_on(session: Session, folder: str) -> None:
     """Take an earlier `stop` back."""
-    session.run(["rm", "-f", f"{folder}/stop"]).check("starting the benchmark again")
+    _do(session, "rm", "-f", f"{folder}/stop")
+
+
+def _do(session: Session, *argv: str) -> None:
+    done = session.run(list(argv))
+    if done.status != 0:
+        raise Failed(f"{' '.join(argv)}: {done.stderr.strip() or f'status {done.status}'}")
 
 
 def fetch(session: Session, folder: str, into: Path) -> list[str]:
@@ -126,7 +132,7 @@ def _batches(sizes: Mapping[str, int]) -> Iterable[list[str]]:
 
 
 def _archive(session: Session, folder: str, names: list[str]) -> bytes:
-    packed = "cd \"$0\" && tar --create --gzip --null --files-from=- | base64 --wrap=0"
+    packed = 'cd "$0" && tar --create --gzip --null --files-from=- | base64 --wrap=0'
     done = session.run(["sh", "-c", packed, folder], stdin="\0".join(names), timeout=120)
     if done.status != 0 or done.left_out:
         said = done.stderr.strip() or "the answer is too long"

@@ -201,7 +201,6 @@ class Record(Part):
         project_commit: state of the user's project folder, such as "3f2a91c (changed)".
         command: words that repeat it.
         recipes: names, as they were given or as the suite has them.
-        book: file on the head with the text of the prompts; empty for the tool's own.
     """
 
     format: Literal["spark-cluster.bench.v1"] = FORMAT
@@ -221,7 +220,6 @@ class Record(Part):
     project_commit: str = ""
     command: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ()
-    book: str = ""
 
     def setup(self, id: str) -> Setup:
         """Return a setup.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from spark_cluster.bench import benchy, describe, on_node
 from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
@@ -26,6 +27,8 @@ from spark_cluster.runner.session import Session
 from spark_cluster.serving import vram
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.serving.result import Served
+
+ROLE = "llama_benchy"
 
 CELL_S = 3600.0
 """Seconds that a cell may take: at 7 tokens a second 25,000 tokens of answers."""
@@ -44,16 +47,12 @@ class BenchRun:
 
     Attributes:
         folder: on the laptop.
-        python: on the node, of the environment with the load generator.
-        book: text file on the node to take prompts from; empty for the tool's own, downloaded.
     """
 
     record: Record
     suite: Suite
     expansion: Expansion
     folder: Path
-    python: str
-    book: str = ""
 
     @property
     def pending(self) -> list[Step]:
@@ -139,7 +138,7 @@ def measure(play: Play, run: BenchRun, step: Step, served: Served) -> None:
 
     def load() -> None:
         try:
-            play.apply(play.head, "llama_benchy", job_of(run, step, served.plan).resources)
+            play.apply(play.head, ROLE, job_of(run, step, served.plan, tool_of(play)).resources)
         finally:
             ended.set()
 
@@ -161,8 +160,20 @@ def _vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:
     return found
 
 
-def job_of(run: BenchRun, step: Step, plan: ServePlan) -> on_node.Job:
-    """Return what the node gets to measure a step's cells."""
+def tool_of(play: Play) -> tuple[str, str]:
+    """Return, on the head, the folder of the load generator and the text for its prompts."""
+    role = play.project.load_role(ROLE)
+    settings: Any = role.settings_for(play.inventory.nodes[play.head.name])
+    return settings.path, settings.book
+
+
+def job_of(run: BenchRun, step: Step, plan: ServePlan, tool: tuple[str, str]) -> on_node.Job:
+    """Return what the node gets to measure a step's cells.
+
+    Args:
+        tool: of `tool_of`.
+    """
+    environment, book = tool
     endpoint, folder = plan.endpoint, run.on_node(step)
     # Behind a proxy the engine itself is measured, on the loopback, where it asks for no key.
     base = endpoint.engine_url if endpoint.engine_port else endpoint.url
@@ -173,14 +184,15 @@ def job_of(run: BenchRun, step: Step, plan: ServePlan) -> on_node.Job:
         tokenizer=plan.recipe.model.node_path,
     )
     settings = run.suite.settings
-    environment = {"HOME": f"{folder}/home", **benchy.OFFLINE}
+    offline = benchy.OFFLINE if book else {}
     cells = tuple(
         {
             "id": cell.id,
             "argv": benchy.command(
-                run.python, benchy.arguments(cell, target, settings, f"{folder}/raw")
+                f"{environment}/bin/python",
+                benchy.arguments(cell, target, settings, f"{folder}/raw"),
             ),
-            "env": environment,
+            "env": {"HOME": f"{folder}/home", **offline},
             "result": f"raw/{cell.id}.json",
             "timeout_s": CELL_S,
         }
@@ -188,7 +200,7 @@ def job_of(run: BenchRun, step: Step, plan: ServePlan) -> on_node.Job:
         if not cell.skip
     )
     health = base.removesuffix("/v1") + engine(plan.recipe.engine).health
-    return on_node.Job(folder, health, cells, {BOOK: run.book} if run.book else {})
+    return on_node.Job(folder, health, cells, {BOOK: book} if book else {})
 
 
 def collect(run: BenchRun, step: Step, session: Session) -> None:
@@ -211,7 +223,7 @@ def _results(
     names = tuple(
         str(path.relative_to(run.folder)) for path in sorted((into / "raw").glob(f"{cell.id}.*"))
     )
-    found = benchy.read_cell(cell, into / "raw", run.suite.settings, output, names)
+    found = benchy.read_cell(cell, into / "raw", run.suite.settings, output=output, raw=names)
     error = str(told.get("error") or "")
     if f"raw/{cell.id}.json" in too_large:
         error = "its result is too large to be copied; it is still on the node"

@@ -32,7 +32,6 @@ RUN = click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, ex
     "--out", type=click.Path(path_type=Path), metavar="FOLDER",
     help=f"Folder for the results.  [default: {RESULTS}/RUN]",
 )  # fmt: skip
-@click.option("--book", default="", metavar="FILE", help="Text on the head to take prompts from.")
 @click.option("--keep", is_flag=True, help="Leave the last server up.")
 @allowing
 @changing
@@ -42,7 +41,6 @@ def run(
     suite: str,
     recipes: tuple[str, ...],
     out: Path | None,
-    book: str,
     keep: bool,
     allow: Allowances,
     exit_code: bool,
@@ -54,7 +52,7 @@ def run(
     `bench attach RUN` picks the run up. A cell that has a result is never measured again.
     """
     app.connect_early()
-    made = _begin(app, suite, recipes, allow, out, book)
+    made = _begin(app, suite, recipes, allow, out)
     _go_on(app, made, options, keep=keep, exit_code=exit_code)
 
 
@@ -157,7 +155,7 @@ def fetch(app: App, folder: Path) -> None:
 
 
 def _begin(
-    app: App, name: str, names: tuple[str, ...], allow: Allowances, out: Path | None, book: str
+    app: App, name: str, names: tuple[str, ...], allow: Allowances, out: Path | None
 ) -> BenchRun:
     """Return a new run of a suite."""
     from spark_cluster import __version__
@@ -179,16 +177,19 @@ def _begin(
         tool=benchy.tool(suite.settings),
         setups=(),
         cells=(),
-        command=("spark-cluster", "bench", "run", name, *(w for n in chosen for w in ("--recipe", n))),
+        command=(
+            "spark-cluster",
+            "bench",
+            "run",
+            name,
+            *(w for n in chosen for w in ("--recipe", n)),
+        ),
         recipes=chosen,
-        book=book,
     )
     return _of_record(app, record, out or Path(RESULTS) / record.id, allow)
 
 
-def _of_record(
-    app: App, record: Record, folder: Path, allow: Allowances | None = None
-) -> BenchRun:
+def _of_record(app: App, record: Record, folder: Path, allow: Allowances | None = None) -> BenchRun:
     """Return the run that a record is of, as its suite says it."""
     from spark_cluster.bench.expansion import expand
     from spark_cluster.bench.run import BenchRun
@@ -204,13 +205,11 @@ def _of_record(
         suite=suite,
         expansion=expand(suite, recipes, record.recipes),
         folder=folder,
-        python="/opt/spark-cluster/llama-benchy/bin/python",
-        book=record.book,
     )
 
 
 def _go_on(app: App, made: BenchRun, options: Options, *, keep: bool, exit_code: bool) -> None:
-    from spark_cluster.bench.run_folder import RECORD, save_record
+    from spark_cluster.bench.run_folder import save_record
 
     if not options.check:
         save_record(made.record, made.folder)

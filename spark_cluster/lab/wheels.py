@@ -1,11 +1,12 @@
-"""Packages for Python that nodes install from: llama-benchy and what it needs, as wheel files.
+"""What llama-benchy needs on nodes: wheel files to install it from, and a text for its prompts.
 
-The lab's nodes reach no package index, so they are shown a folder, like a disk with a mirror.
+The lab's nodes reach no package index, so they are shown a folder, like a disk that is plugged in.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 from spark_cluster.errors import Failed
@@ -22,6 +23,10 @@ REQUIREMENTS = ("llama-benchy==0.4.0",)
 WHEELS = Path("/srv/wheels")
 """Where nodes see them."""
 
+BOOK = "book.txt"
+LINE = "The capital of France is Paris, and line {} of this text says so once more.\n"
+LINES = 4000
+
 DOWNLOAD = """\
 import subprocess, sys
 version, *requirements = sys.argv[1:]
@@ -35,7 +40,7 @@ sys.exit(subprocess.run([*argv, *options, *requirements]).returncode)
 
 def wheels(layout: Layout, base: Artefact, tree: Artefact, environment: Artefact) -> Artefact:
     """The folder of wheels, for the Python of the nodes (which may be another than the image's)."""
-    recipe = "\n".join([base.recipe, *REQUIREMENTS, DOWNLOAD])
+    recipe = "\n".join([base.recipe, *REQUIREMENTS, DOWNLOAD, LINE, str(LINES)])
 
     def build(folder: Path) -> None:
         log = layout.prepared / "wheels.log"
@@ -56,6 +61,9 @@ def wheels(layout: Layout, base: Artefact, tree: Artefact, environment: Artefact
         except Failed as error:
             hint = f"pip must reach wheels of {', '.join(REQUIREMENTS)}; all of its output: {log}"
             raise Failed(error.message, hint=hint) from error
+        finally:
+            shutil.rmtree(assets)
+        (folder / BOOK).write_text("".join(LINE.format(number) for number in range(LINES)))
 
     return Artefact(layout.prepared, "wheels", recipe, build, usual_s=20, usual_mb=50)
 
