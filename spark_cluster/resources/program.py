@@ -51,8 +51,10 @@ def check_program(
                 f"{what}: {where} is a secret, which `{shown_by}` would show; give it in "
                 "secret_files and let the program read that file"
             )
-        if not isinstance(value, str) or "\0" in value:
+        if not isinstance(value, str):
             raise InvalidResource(f"{what}: {where} is {value!r}; write it as text: '{value}'")
+        if "\0" in value:
+            raise InvalidResource(f"{what}: {where} is {value!r}, which has a NUL character")
     for name in program.env:
         if not re.fullmatch(variable, name):
             raise InvalidResource(f"{what}: {name!r} is not the name of a variable")
