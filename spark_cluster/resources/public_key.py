@@ -60,7 +60,7 @@ def fingerprint(line: str) -> str:
 
 
 def split_line(line: str) -> tuple[str, str, str]:
-    """Return options, type and base64 text of a line of authorized_keys; all empty without a key."""
+    """Return options, type and base64 text of a line of authorized_keys; empty without a key."""
     text = line.strip()
     if not text or text.startswith("#"):
         return "", "", ""

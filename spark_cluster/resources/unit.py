@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
-from spark_cluster.resources import secret_files
+from spark_cluster.resources import secret_files, systemd
 from spark_cluster.resources.base import Resource, State, differences, ids
 from spark_cluster.resources.program import check_program, need_paths, split_mount
 
@@ -145,7 +145,7 @@ class Unit(Resource):
             self._start(host)
         else:
             host.remove(self._file)
-            self._systemctl(host, "daemon-reload")
+            systemd.systemctl(host, "daemon-reload")
 
     def diff(self, host: Host, actual: State) -> str:
         before = (host.read(self._file) or b"").decode(errors="replace")
@@ -240,14 +240,7 @@ class Unit(Resource):
         need_paths(host, f"unit {self.unit}", needed, hint)
 
     def _show(self, host: Host) -> dict[str, str]:
-        done = host.run(("systemctl", "show", self._full, "-p", _PROPERTIES))
-        known = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
-        if done.status != 0 or "LoadState" not in known:
-            raise ResourceError(
-                f"systemd does not answer for {self._full}: {done.stderr.strip()}",
-                "nodes must have been booted with systemd",
-            )
-        return known
+        return systemd.show(host, self._full, _PROPERTIES)
 
     def _stop(self, host: Host) -> None:
         host.progress(f"stopping {self.unit}")
@@ -259,8 +252,8 @@ class Unit(Resource):
 
     def _start(self, host: Host) -> None:
         host.write(self._file, self.text.encode(), mode=0o644)
-        self._systemctl(host, "daemon-reload")
-        self._systemctl(host, "enable", self._full)
+        systemd.systemctl(host, "daemon-reload")
+        systemd.systemctl(host, "enable", self._full)
         host.progress(f"starting {self.unit}")
         done = host.run(("systemctl", "start", self._full), timeout=120)
         until = time.monotonic() + STAYS_S
@@ -274,21 +267,16 @@ class Unit(Resource):
         raise self._ended(host, done.stderr.strip())
 
     def _ended(self, host: Host, said: str) -> ResourceError:
-        """Stop the restarts of a container that ended at once, and report its output."""
+        """Stop the restarts of a program that ended at once, and report its output."""
         status = self._show(host).get("ExecMainStatus", "")
         host.run(("systemctl", "stop", self._full), timeout=self.stop_timeout_s + 60.0)
-        log = host.run(("journalctl", "-u", self._full, "-n", "15", "--no-pager", "-o", "cat"))
-        lines = log.stdout.strip().splitlines() or [said or "(nothing)"]
+        lines = systemd.end_of_log(host, self._full) or [said or "(nothing)"]
         with_status = f" with status {status}" if status else ""
         return ResourceError(
             f"unit {self.unit} ended right after its start{with_status}; its log ends:"
             + "".join(f"\n    {line}" for line in lines),
             f"`journalctl -u {self.unit}` on the node has all of it",
         )
-
-    @staticmethod
-    def _systemctl(host: Host, *arguments: str) -> None:
-        host.run(("systemctl", *arguments), timeout=120).check("systemctl " + " ".join(arguments))
 
 
 def _told(known: Mapping[str, str], text: bytes | None) -> State:
