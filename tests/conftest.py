@@ -15,6 +15,8 @@ from pipe_channel import PipeChannel
 
 from spark_cluster.errors import Unreachable
 from spark_cluster.facts.model import Facts
+from spark_cluster.loader import own_files
+from spark_cluster.loader.project import Project
 from spark_cluster.runner import head_start, payload
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.session import Session
@@ -48,6 +50,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture
+def project_folder(tmp_path: Path) -> Iterator[Path]:
+    """The folder of the user's project, with nothing in it."""
+    made = tmp_path / "mine"
+    made.mkdir()
+    own_files.use(lambda: Project(made))
+    yield made
+    own_files.use(None)
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node.durable import naming, sync_folder, write_file
+from spark_cluster.node.durable import naming, sync_folder
 from spark_cluster.node.faults import explain
 from spark_cluster.node.journal import Journal, file_shape, folder_shape
 from spark_cluster.node.masking import marks_of
 from spark_cluster.node.overlay import Overlay
 from spark_cluster.node.processes import SEARCH_PATH, Cancelled, Completed, Processes
+from spark_cluster.node.restarts import PendingRestarts
 from spark_cluster.node.temporary import TemporaryFiles, mounts_below, remove_tree
 from spark_cluster.node.values import Blob, ResourceError, Unknown
 
@@ -86,6 +87,11 @@ class Host:
     def temporary(self) -> TemporaryFiles:
         """This node's temporary files."""
         return TemporaryFiles(self.path(STATE))
+
+    @cached_property
+    def restarts(self) -> PendingRestarts:
+        """This node's resources that must act again."""
+        return PendingRestarts(self.path(f"{STATE}/pending"), self.boot_id)
 
     def is_secret(self, name: str) -> bool:
         """Return whether a run has declared the content at this path as secret."""
@@ -361,30 +367,6 @@ class Host:
                 return False
         self.path(proof).unlink()
         return True
-
-    # -- restarts that are owed ----------------------------------------------------------------
-
-    def _marker(self, resource: str) -> Path:
-        return self.path(f"{STATE}/pending") / hashlib.sha256(resource.encode()).hexdigest()[:24]
-
-    def notify(self, resource: str) -> None:
-        """Note that `resource` must act again; detach a run that dies before it does."""
-        marker = self._marker(resource)
-        marker.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_file(marker, f"{resource}\n{self.boot_id()}\n".encode())
-
-    def has_pending_restart(self, resource: str) -> bool:
-        """Return whether `resource` has a restart pending."""
-        return self._marker(resource).exists()
-
-    def pending_restart_since(self, resource: str) -> str:
-        """The boot in which it was noted that `resource` must act again."""
-        lines = self._marker(resource).read_text().splitlines()
-        return lines[1] if len(lines) > 1 else ""
-
-    def clear_pending_restart(self, resource: str) -> None:
-        """Clear the pending restart of `resource`: it has acted."""
-        self._marker(resource).unlink(missing_ok=True)
 
 
 class _Written:
