@@ -56,7 +56,7 @@ class Settings(BaseModel):
     allow_known_bad: bool = Field(
         default=False, description="install a pinned version that is known not to work"
     )
-    mend: bool = Field(
+    repair: bool = Field(
         default=True,
         description="install the package that repairs a known-bad combination of kernel and "
         "driver, where there is one",
@@ -89,7 +89,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
         _must_not_be_known_bad(pins.pinned(settings.pinned, node.facts), node.name)
     yield _preferences(settings)
     packages = list(_packages(node, settings))
-    if settings.mend:
+    if settings.repair:
         wanted = [b.install for b in pins.running(node.facts) if b.install]
         packages += [Package(name) for name in dict.fromkeys(wanted)]
     yield from packages

@@ -609,7 +609,7 @@ def test_fabric_cable_that_is_out(user, spark1, spark2):
 
 
 def test_worker_that_cannot_reach_the_head(user, spark1, spark2):
-    """Then what `up` is for: mend the link, run it again."""
+    """Then what `up` is for: repair the link, run it again."""
     own_recipe(user, "ray:\n", "ray:\n  join_timeout_s: 15\n")
     link = 'def main(play):\n    play.apply(play.nodes, "network")\n'
     user("playbook", user.playbook(link))  # which would take the next line's route away

@@ -30,7 +30,7 @@ class Breakage:
         name: as `lab break NAME`.
         what: what it does, in a few words.
         finds: the checks that find it.
-        act, mend: both may be called again.
+        act, undo: both may be called again.
         node: the usual node; it may need its peer too.
         probed: the checks that find it with `doctor --probe`.
     """
@@ -39,7 +39,7 @@ class Breakage:
     what: str
     finds: tuple[str, ...]
     act: Action
-    mend: Action = nothing
+    undo: Action = nothing
     node: str = "spark1"
     probed: tuple[str, ...] = ()
 
@@ -70,11 +70,11 @@ class Breakage:
         return True
 
     def repair(self, node: LabNode) -> bool:
-        """Put a node back; False when it was not broken so."""
+        """Repair a node; False when it was not broken so."""
         if not self.is_in(node):
             return False
         give_back(node, self.name)
-        self.mend(node)
+        self.undo(node)
         shutil.rmtree(node.root / self.shelf)
         return True
 
@@ -120,7 +120,7 @@ def by_state(
         what,
         finds,
         act=lambda broken: broken.set_state(**changes),
-        mend=lambda broken: broken.set_state(**dict.fromkeys(changes)),
+        undo=lambda broken: broken.set_state(**dict.fromkeys(changes)),
         node=node,
     )
 
