@@ -61,7 +61,7 @@ def test_questions(here: Path) -> None:
     assert inventory.head.user == "nvidia"
 
 
-def test_nobody_to_ask(here: Path) -> None:
+def test_no_one_to_ask(here: Path) -> None:
     result = run(text="")
     assert isinstance(result.exception, UsageError)
     assert "--node ADDRESS" in str(result.exception)

@@ -38,7 +38,7 @@ class Settings(BaseModel):
     )
     set: str | None = Field(
         default=None,
-        description="pins that ship with this role, by name, beneath `pins`: known-good is driver "
+        description="pins that ship with this role, by name, added to `pins`: known-good is driver "
         "580.142, which is known to be good with kernel 6.17.0-1014 (see its pins.json)",
     )
     hold: bool = Field(
@@ -95,7 +95,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     yield from packages
     yield from _holds(node, settings)
     if "mismatch" in node.facts.nvml_error:
-        # Somebody upgraded the driver and did not reboot; the file is removed at the next boot.
+        # Someone upgraded the driver and did not reboot; the file is removed at the next boot.
         yield File(REBOOT_REQUIRED, content="*** System restart required ***\n")
     yield Reboot(
         "what drivers ask for",

@@ -75,5 +75,5 @@ def _cabled(node: Node, settings: Settings) -> None:
             "two make 4",
             where=node.name,
             hint=f"{_fix('link-half-up', node)}; `network: {{any_cable_count: true}}` in the "
-            "inventory's settings goes on without the missing half",
+            "inventory's settings continues without the missing half",
         )

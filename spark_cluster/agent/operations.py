@@ -120,7 +120,7 @@ def do_lock(node: Node, request: Request, _laptop: Laptop) -> Reply:
 
 
 def do_gather(node: Node, request: Request, _laptop: Laptop) -> Reply:
-    """Run reading commands and HTTP requests side by side and read files; what is missing is None.
+    """Run reading commands and HTTP requests in parallel and read files; what is missing is None.
 
     A command is an argument list, or several lists of which the first one counts that has an
     answer. What was not done in time is None as well, and `late` names it.
@@ -213,7 +213,7 @@ def do_history(node: Node, request: Request, _laptop: Laptop) -> Reply:
 
 
 def do_revert(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """Put back what a run changed; events as in `apply`."""
+    """Revert what a run changed; events as in `apply`."""
     from spark_cluster.agent.history import History
     from spark_cluster.agent.revert import revert
 

@@ -30,7 +30,7 @@ def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
 
     `spark-cluster revert RUN` restores files as they were before.
     """
-    from spark_cluster.runner.parallel import side_by_side
+    from spark_cluster.runner.parallel import in_parallel
 
     app: App = ctx.obj
     if node is not None:
@@ -38,7 +38,7 @@ def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
     app.connect_early("history")
     jobs = {n.name: partial(_ask, n, run_id) for n in app.nodes}
     app.import_meanwhile()
-    outcomes = side_by_side(jobs)
+    outcomes = in_parallel(jobs)
     errors = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
     answers = {n: o for n, o in outcomes.items() if not isinstance(o, SparkClusterError)}
     found = {n: answer for n, answer in answers.items() if "missing" not in answer}

@@ -42,7 +42,7 @@ def command(
     folder = getattr(ctx.obj, "project_folder", None)
     project = Project(Path(folder) if folder else None)
     path = project.folder / "inventory.yaml"
-    # Before the questions: nobody likes to answer them for nothing.
+    # Before the questions: no one likes to answer them for nothing.
     if path.exists() and not force:
         raise UsageError(f"{path} exists", hint="edit it, or replace it with --force")
     if not addresses and yes:

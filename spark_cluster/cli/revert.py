@@ -11,7 +11,7 @@ from spark_cluster.cli.app import WOULD_CHANGE, App
 
 if TYPE_CHECKING:
     from spark_cluster.cli.run import Run
-    from spark_cluster.runner.revert import TakenBack
+    from spark_cluster.runner.revert import NodeRevert
 
 
 @click.command()
@@ -49,11 +49,11 @@ def command(app: App, run_id: str, check: bool, diff: bool, exit_code: bool) -> 
         sys.exit(WOULD_CHANGE)
 
 
-def _document(run: Run, done: dict[str, TakenBack], errors: dict[str, str]) -> dict[str, Any]:
+def _document(run: Run, done: dict[str, NodeRevert], errors: dict[str, str]) -> dict[str, Any]:
     nodes: dict[str, Any] = {
         name: {
             "of": found.of or None,
-            "put_back": [
+            "reverted": [
                 {"path": r.resource.partition(":")[2], "changes": r.changes, "diff": r.diff}
                 for r in found.paths
             ],
@@ -66,7 +66,7 @@ def _document(run: Run, done: dict[str, TakenBack], errors: dict[str, str]) -> d
     for name in errors.keys() - nodes.keys():
         nodes[name] = {
             "of": None,
-            "put_back": [],
+            "reverted": [],
             "left": [],
             "continued": None,
             "error": errors[name],
@@ -74,7 +74,7 @@ def _document(run: Run, done: dict[str, TakenBack], errors: dict[str, str]) -> d
     return run.to_dict(ok=not errors, run=run.id, nodes=nodes)
 
 
-def _show(app: App, run: Run, done: dict[str, TakenBack]) -> None:
+def _show(app: App, run: Run, done: dict[str, NodeRevert]) -> None:
     from spark_cluster.cli.console import styled
 
     console = app.console

@@ -32,14 +32,14 @@ def command(ctx: click.Context, replace: bool, yes: bool) -> None:
     them.
     """
     from spark_cluster.runner.connections import target
-    from spark_cluster.runner.parallel import side_by_side
+    from spark_cluster.runner.parallel import in_parallel
     from spark_cluster.runner.ssh_route import route
 
     app: App = ctx.obj
     targets = {node.name: target(node) for node in app.nodes}
     asking = _Asking(app, targets, replace=replace, yes=yes)
     routes: dict[str, tuple[Hop, ...]] = {}
-    for name, outcome in side_by_side({n: partial(route, t) for n, t in targets.items()}).items():
+    for name, outcome in in_parallel({n: partial(route, t) for n, t in targets.items()}).items():
         if isinstance(outcome, SparkClusterError):
             asking.fail(name, outcome)
         else:
@@ -81,7 +81,7 @@ class _Asking:
     def look(self, routes: Mapping[str, tuple[Hop, ...]], count: int) -> None:
         """Ask the hosts that are `count` connections away, and write down what is accepted."""
         from spark_cluster.runner.hostkeys import show
-        from spark_cluster.runner.parallel import side_by_side
+        from spark_cluster.runner.parallel import in_parallel
 
         hosts: dict[object, _Host] = {}
         for name, hops in routes.items():
@@ -93,7 +93,7 @@ class _Asking:
             host.label: partial(show, self.targets[host.nodes[0]], host.hops)
             for host in hosts.values()
         }
-        outcomes = side_by_side(jobs) if jobs else {}
+        outcomes = in_parallel(jobs) if jobs else {}
         for host in hosts.values():
             self._settle(host, outcomes[host.label])
 
@@ -152,7 +152,7 @@ def _decide(
         style = click.style("CHANGED", fg="red")
         _say(app, f"{said}  {style}, known is {shown.known} ({shown.place})")
         if not replace:
-            _say(app, "  a reinstalled node has a new key; if you know why: --replace")
+            _say(app, "  a reinstalled node has a new key; when you know why: --replace")
             return False, _refusal(host, shown, "has changed", "trust --replace accepts it")
     else:
         _say(app, f"{said}  {click.style('new', fg='yellow')}")

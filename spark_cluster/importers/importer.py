@@ -44,7 +44,7 @@ def no_choice(choice: Choice) -> None:
 
 @dataclass(frozen=True)
 class Given:
-    """A file that somebody wants to import; it is read once, when that is wanted."""
+    """A file that someone wants to import; it is read once, when that is wanted."""
 
     path: Path
 

@@ -298,7 +298,7 @@ def _identified(
         left = system.unexplained(k, active)
         # It has to differ from the others by more than the noise of the points, too.
         if left < DISTINCT * size or left / math.sqrt(count) < DISTINCT / 5:
-            kept[term.name] = "the points do not tell it apart from the others"
+            kept[term.name] = "the points do not separate it from the others"
         elif len(active) + 1 >= count:
             kept[term.name] = "there are too few points for it"
         else:

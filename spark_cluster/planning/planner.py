@@ -159,7 +159,7 @@ class Planner:
         """
         launch, geometry = subject.launch, self.geometry(subject)
         fitted = self._fit(subject, geometry, rooms)
-        if fitted.share is not None and launch.origin == "recipe":  # by hand nobody computes it
+        if fitted.share is not None and launch.origin == "recipe":  # by hand no one computes it
             launch = launch.with_flags({"gpu-memory-utilization": fitted.share})
         fast = speed(
             fitted,

@@ -74,7 +74,7 @@ class Unit(Resource):
     """
 
     noun = "unit"
-    reverts = "the program stays as it is; its file is put back"
+    reverts = "the program stays as it is; its file is restored"
 
     unit: str
     command: tuple[str, ...] = ()
@@ -243,7 +243,7 @@ class Unit(Resource):
         for where, value in texts.items():
             if isinstance(value, Secret):
                 raise self._invalid(
-                    f"{where} is a secret, which `systemctl show` would tell; give it in "
+                    f"{where} is a secret, which `systemctl show` would print; give it in "
                     "secret_files and let the program read that file"
                 )
             if not isinstance(value, str) or "\0" in value:

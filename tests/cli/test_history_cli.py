@@ -104,7 +104,7 @@ def test_refused(run, changed, tmp_path):
     document = json.loads(out)
     assert document["ok"] is False
     assert "/config was changed since" in document["nodes"]["spark1"]["error"]
-    assert document["nodes"]["spark2"]["put_back"][0]["path"] == "/config"
+    assert document["nodes"]["spark2"]["reverted"][0]["path"] == "/config"
     assert (tmp_path / "spark1/config").read_text() == "mine\n"
     status, _, err = run("revert", "20260101")
     assert status == 1

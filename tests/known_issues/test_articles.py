@@ -113,7 +113,7 @@ def test_the_plain_tag_is_another_build():
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_what_can_be_repaired_is_and_the_rest_stays(name):
+def test_what_can_be_repaired_is_and_the_remainder_stays(name):
     text = getattr(articles, name)
     done = lint_target.fix(lint_target.of_command(text, None), PROJECT)
     before, after = commandline.parse(text), commandline.parse(done.text)

@@ -173,9 +173,7 @@ def test_fwupdmgr(
     assert said in capsys.readouterr().out
 
 
-def test_fwupdmgr_flashes_what_it_is_told_to(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_fwupdmgr_flashes_as_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     save({"firmware_offers": {"USB-PD": "0x2", "Embedded Controller": "0x9"}}, state)
     monkeypatch.setattr(fwupdmgr, "load", lambda: load(state))

@@ -193,7 +193,7 @@ def test_serving_nodes_give_no_alarm_and_one_that_stands_still_does(ready: Lab) 
         assert spark("lab", "break", "worker-stands-still").returncode == 0
         status, problems = doctor("--probe", "--only", "serving.completion")
         assert status == 5
-        assert "/health says 200" in problems["serving.completion", "spark1+spark2"]
+        assert "/health returns 200" in problems["serving.completion", "spark1+spark2"]
         repair(ready)
     finally:
         repair(ready)

@@ -294,7 +294,7 @@ def test_rays_token_is_nowhere_to_be_read(user, spark1, spark2):
     assert token not in user("logs", "--tail", "4000").said
 
 
-def test_a_firewall_that_somebody_flushed_is_told_and_put_back(user, spark1, spark2):
+def test_a_firewall_that_someone_flushed_is_reported_and_restored(user, spark1, spark2):
     spark1.run(["nft", "flush", "ruleset"])
     with exposure(spark1, spark2) as seen:
         reached = {program for node, program, _ in seen.open() if node == "spark1"}

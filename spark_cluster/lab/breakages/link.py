@@ -13,7 +13,7 @@ from spark_cluster.lab.node import LabNode
 NETPLAN = "/etc/netplan/40-cx7.yaml"
 FIRST, SECOND = FABRIC
 CRAWL = "800mbit burst 256k limit 1m"
-"""Slow beside what the lab's processor does to itself, however busy this machine is."""
+"""Slow compared with what the lab's processor does to itself, however busy this machine is."""
 
 FOREIGN = "192.168.177.200/24"
 

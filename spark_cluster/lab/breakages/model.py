@@ -93,7 +93,7 @@ def keep(node: LabNode, name: str, path: str) -> Path:
 
 
 def give_back(node: LabNode, name: str) -> None:
-    """Put every kept file back where it was."""
+    """Restore every kept file."""
     shelf = node.root / SHELF / name
     for kept in sorted(path for path in shelf.rglob("*") if path.is_file()):
         target = node.root / kept.relative_to(shelf)
@@ -104,11 +104,11 @@ def give_back(node: LabNode, name: str) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    beside = target.with_name(f".{target.name}.lab")
-    shutil.copy2(source, beside)
+    staged = target.with_name(f".{target.name}.lab")
+    shutil.copy2(source, staged)
     status = source.stat()
-    os.chown(beside, status.st_uid, status.st_gid)
-    beside.replace(target)
+    os.chown(staged, status.st_uid, status.st_gid)
+    staged.replace(target)
 
 
 def by_state(

@@ -227,7 +227,7 @@ BREAKAGES = (
     Breakage(
         "tailscale-ssh", "Tailscale SSH is on", ("system.tailscale-ssh",), act=tailscale,
     ),
-    Breakage("no-names", "/etc/hosts knows no peer", ("pair.names",), act=no_names),
+    Breakage("no-names", "/etc/hosts names no peer", ("pair.names",), act=no_names),
     Breakage(
         "same-machine-id", "both nodes have one machine id", ("pair.machine-id",),
         act=same_machine_id, node="spark2",

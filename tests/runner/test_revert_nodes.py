@@ -45,7 +45,7 @@ def test_on_all_nodes(changed, nodes):
     assert told == ["change"] * 4
 
 
-def test_what_a_node_notes_is_told(changed, monkeypatch):
+def test_what_a_node_notes_is_reported(changed, monkeypatch):
     request = Session.request
 
     def notes(session, op, *takes, **wanted):
@@ -60,7 +60,7 @@ def test_what_a_node_notes_is_told(changed, monkeypatch):
     assert ("/etc/.x: operation not permitted", "warning", "spark1") in told
 
 
-def test_one_refuses_and_the_other_is_put_back(changed, nodes):
+def test_one_refuses_and_the_other_is_restored(changed, nodes):
     nodes["spark1"].put("config", "mine\n")
     play, events = changed()
     done = taken_back(play)
