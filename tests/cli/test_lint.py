@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from json_schema import document as fits
 from program import invoke
 
 from spark_cluster.errors import InvalidFile, UsageError
@@ -80,7 +81,7 @@ def test_a_recipe_is_repaired_in_its_place(folder):
 
 def test_a_recipe_is_repaired_into_another_one(folder):
     result = run("mine", "--fix", "--output", "recipes/better.yaml", as_json=True)
-    document = json.loads(result.stdout)
+    document = fits("lint-fix", result.stdout)
     assert [f["id"] for f in document["fixed"]] == ["gemma4-pythonic-parser"]
     assert document["output"] == "recipes/better.yaml"
     assert (folder / "recipes" / "mine.yaml").read_text() == RECIPE

@@ -28,8 +28,12 @@ class Estimate:
 
     def to_dict(self, digits: int = 2) -> dict[str, float]:
         """As in `--json`."""
-        names = ("expected", "low", "high", "roofline")
-        return {name: round(getattr(self, name), digits) for name in names}
+        return {
+            "expected": round(self.expected, digits),
+            "low": round(self.low, digits),
+            "high": round(self.high, digits),
+            "roofline": round(self.roofline, digits),
+        }
 
     def times(self, factor: float) -> Estimate:
         """Return the estimate with all figures multiplied."""
