@@ -346,7 +346,7 @@ def _engine_remarks(launch: Launch) -> list[str]:
         return []
     return [
         f"{dialect.title} is experimental here: memory other than weights, KV cache and speeds are "
-        "reckoned as for vLLM, so their ranges are wider"
+        "computed as for vLLM, so their ranges are wider"
     ]
 
 
