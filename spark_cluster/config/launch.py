@@ -1,4 +1,4 @@
-"""One launch of an inference engine, whoever wrote it down: what plans and rules look at.
+"""A launch of an inference engine, by a recipe or a command line: the input of plans and rules.
 
 A recipe becomes one (`of_recipe`), and so does a command line that someone pasted
 (`spark_cluster.importers.commandline`).

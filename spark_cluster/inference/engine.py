@@ -1,4 +1,4 @@
-"""What an inference engine is to the rest: an engine costs one module that has such an object.
+"""The interface of inference engines: an engine is one module with such an object.
 
 Ours are `vllm.py` and `sglang.py`; another package adds its own by an entry point of the group
 `spark_cluster.engines` (`spark_cluster.config.engines`).

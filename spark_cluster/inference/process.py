@@ -1,4 +1,4 @@
-"""One long-running program of an engine on one node, wherever it runs."""
+"""A long-running program of an engine on one node, wherever it runs."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Point:
         return 1 / self.value if self.metric == "decode_tok_s" else self.value / 1e3
 
     def predicted(self, constants: Constants) -> float:
-        """That time by the formula, seconds."""
+        """Return the time by the formula, seconds."""
         moe = self.serving.geometry.is_moe
         if self.metric == "decode_tok_s":
             step = decoding.step(self.serving, self.context, self.concurrency)

@@ -52,7 +52,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Question:
-    """For what speeds are predicted: tokens in the cache, tokens of the prompt, requests."""
+    """The load for which speeds are predicted: tokens in the cache and in the prompt, requests."""
 
     context: int = 1024
     prompt: int = 2048

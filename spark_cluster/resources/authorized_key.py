@@ -320,7 +320,7 @@ def parse_key(line: str) -> tuple[str, str]:
 
 
 def fingerprint(line: str) -> str:
-    """As `ssh-keygen -l` shows it: `SHA256:...`."""
+    """Return the fingerprint as `ssh-keygen -l` shows it: `SHA256:...`."""
     digest = hashlib.sha256(base64.b64decode(parse_key(line)[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 

@@ -116,7 +116,7 @@ class Connections:
         self._opening: dict[str, Future[SparkClusterError | None]] = {}
         self._seconds: dict[str, float] = {}
         self.closing = False
-        """Whether the run is over, so that a connection that ends is not made again."""
+        """Return whether the run is over, so that a connection that ends is not made again."""
 
     def begin(self) -> None:
         """Start to connect to all, in parallel, while the caller does something else."""

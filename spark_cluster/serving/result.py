@@ -44,7 +44,7 @@ class Served:
         return self.plan.endpoint.access(self.fingerprint)
 
     def to_dict(self) -> dict[str, Any]:
-        """As in `up --json`."""
+        """Return it as `up --json` prints it."""
         return {
             "endpoint": self.plan.endpoint.url,
             "access": self.access.to_dict(),

@@ -93,7 +93,7 @@ class Status:
     problems: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As in `status --json`."""
+        """Return it as `status --json` prints it."""
         return {
             "state": self.state,
             "nodes": [node.to_dict() for node in self.nodes],

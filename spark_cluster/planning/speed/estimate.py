@@ -27,7 +27,7 @@ class Estimate:
     roofline: float
 
     def to_dict(self, digits: int = 2) -> dict[str, float]:
-        """As in `--json`."""
+        """Return it as `--json` prints it."""
         return {
             "expected": round(self.expected, digits),
             "low": round(self.low, digits),
