@@ -25,7 +25,7 @@ class Settings(BaseModel):
     )
     any_cable_count: bool = Field(
         default=False,
-        description="go on although the number of functions that are up (1 or 3) fits no number "
+        description="continue although the number of functions that are up (1 or 3) fits no number "
         "of cables; half the bandwidth is missing then",
     )
     confirm_within_s: float = Field(

@@ -191,7 +191,7 @@ def do_reboot(node: Node, request: Request, laptop: Laptop) -> Reply:
     """Have the node reboot in a moment, so that this can be answered first."""
     host = node.host(request, laptop)
     if host.which("systemd-run") is None:
-        return {"error": "this node has no systemd-run", "hint": "reboot it yourself, then go on"}
+        return {"error": "this node has no systemd-run", "hint": "reboot it, then run this again"}
     when = f"--on-active={REBOOT_S:g}"
     argv = ("systemd-run", "--quiet", "--no-ask-password", when, "systemctl", "reboot")
     host.run(argv).check("asking systemd for a reboot")
