@@ -227,7 +227,7 @@ class Mount(Schema):
 
     @property
     def volume(self) -> str:
-        """As `docker run --volume` takes it."""
+        """The value for `docker run --volume`."""
         return f"{self.source}:{self.target}{':ro' if self.read_only else ''}"
 
 
@@ -326,7 +326,7 @@ class Drafter(Schema):
 
     @property
     def config(self) -> dict[str, Any]:
-        """As `--speculative-config` takes it."""
+        """The value for `--speculative-config`."""
         model = {"model": self.node_path} if self.node_path else {}
         fields = {"method": self.method, **model, "num_speculative_tokens": self.tokens}
         return {**fields, **self.options}

@@ -213,8 +213,8 @@ class Host:
         """
         target = self.path(name)
         old = target.lstat() if target.exists() and not target.is_symlink() else None
-        beside = self.temporary.beside(target)
-        handle = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        staged = self.temporary.path_for(target)
+        handle = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with naming(target), os.fdopen(handle, "wb") as out:
                 written = _Written(self.secrets)
@@ -231,28 +231,28 @@ class Host:
                 os.fsync(handle)
                 after = file_shape(os.fstat(handle), written.digest.hexdigest())
             if validate is not None:
-                validate(beside)
+                validate(staged)
             secret = secret or written.secret
             self.journal.keep(self.current, target, name, after, secret=secret)
-            beside.replace(target)
+            staged.replace(target)
         finally:
-            self.temporary.done(beside)
+            self.temporary.done(staged)
         sync_folder(target.parent)
 
     def link(self, name: str, target: str, *, uid: int = -1, gid: int = -1) -> None:
         """Put a symbolic link to `target` in the place of what is there."""
         path = self.path(name)
-        beside = self.temporary.beside(path)
+        staged = self.temporary.path_for(path)
         try:
-            beside.symlink_to(target)
-            os.lchown(beside, uid, gid)
-            status = beside.lstat()
+            staged.symlink_to(target)
+            os.lchown(staged, uid, gid)
+            status = staged.lstat()
             owned = {"uid": status.st_uid, "gid": status.st_gid}
             after = {"kind": "link", "link": target, **owned}
             self.journal.keep(self.current, path, name, after)
-            beside.replace(path)
+            staged.replace(path)
         finally:
-            self.temporary.done(beside)
+            self.temporary.done(staged)
         sync_folder(path.parent)
 
     def directory(

@@ -130,11 +130,11 @@ class AuthorizedKey(Resource):
             shown = self._shown(host)
             after = {"kind": "file", "mode": 0o600, "sha256": sha256(data), **owned}
             host.journal.keep(host.current, host.path(shown), shown, after)
-            beside = host.temporary.beside(host.path(shown))
+            staged = host.temporary.path_for(host.path(shown))
             try:
-                _replace(folder, beside.name, data, entry.pw_uid, entry.pw_gid)
+                _replace(folder, staged.name, data, entry.pw_uid, entry.pw_gid)
             finally:
-                host.temporary.done(beside)
+                host.temporary.done(staged)
 
     def plan(self, host: Host, actual: State) -> None:
         with self._folder(host) as folder:
@@ -304,10 +304,10 @@ def _access(found: os.stat_result | None) -> str:
     return f"{stat.S_IMODE(found.st_mode):04o} {owner}"
 
 
-def _replace(folder: int, beside: str, data: bytes, uid: int, gid: int) -> None:
+def _replace(folder: int, staged: str, data: bytes, uid: int, gid: int) -> None:
     """Write to a temporary name and rename, all inside the opened folder."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    handle = os.open(beside, flags, 0o600, dir_fd=folder)
+    handle = os.open(staged, flags, 0o600, dir_fd=folder)
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(data)
@@ -315,9 +315,9 @@ def _replace(folder: int, beside: str, data: bytes, uid: int, gid: int) -> None:
             os.fchown(handle, uid, gid)
             os.fchmod(handle, 0o600)
             os.fsync(handle)
-        os.rename(beside, _FILE, src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(staged, _FILE, src_dir_fd=folder, dst_dir_fd=folder)
         os.fsync(folder)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside, dir_fd=folder)
+            os.unlink(staged, dir_fd=folder)
         raise

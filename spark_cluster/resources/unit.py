@@ -75,7 +75,7 @@ class Unit(Resource):
     """
 
     noun = "unit"
-    reverts = "the program stays as it is; its file is put back"
+    reverts = "the program stays as it is; its file is restored"
 
     unit: str
     command: tuple[str, ...] = ()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
@@ -14,8 +16,15 @@ from program import Program
 from ruamel.yaml import YAML
 
 from docs.generate import schemas
-from docs.generate.code import event_classes
+from docs.generate.code import OUTPUTS, commands, event_classes
 from docs.generate.inference import Inference
+from playbooks.provision import Provisioned
+from spark_cluster.cli import provision
+from spark_cluster.errors import Unreachable
+from spark_cluster.lab import Lab, breakage
+from spark_cluster.lab.layout import Layout
+from spark_cluster.link_check import Bandwidth, Hop
+from spark_cluster.runner.events import Recap, RunStarted
 
 CHECKOUT = Path(__file__).parents[2]
 FILES = {"inventory": "inventories", "recipe": "recipes"}
@@ -108,6 +117,12 @@ def test_short_forms_are_allowed(given):
         ("output-explain", ["explain", str(CHECKOUT / "tests/data/vllm_worker_killed.log")]),
         ("output-recipes-list", ["recipes", "list"]),
         ("output-recipes-import", ["recipes", "import", "--command", "vllm serve org/m"]),
+        *(
+            ("output-recipes-show", ["recipes", "show", path.stem])
+            for path in sorted((CHECKOUT / "recipes").glob("*.yaml"))
+        ),
+        ("output-init", ["init", "--node", "192.0.2.1", "--yes"]),
+        ("output-lab-tools-list", ["lab", "tools", "--list"]),
         ("error", ["plan", "no-such-recipe"]),
         ("error", ["ping"]),
     ],
@@ -115,6 +130,69 @@ def test_short_forms_are_allowed(given):
 def test_what_commands_print_fits(program, name, args):
     printed = json.loads(program("--json", *args).stdout)
     check(schemas.of_outputs()[name], printed)
+
+
+def test_every_command_has_a_schema():
+    """All but the groups, and `lab ssh`, which connects a terminal."""
+    names = [name for name, command in commands() if not isinstance(command, click.Group)]
+    listed = [f"{command} " for command, _ in OUTPUTS.values()]
+    assert [n for n in names if not any(c.startswith(f"{n} ") for c in listed)] == ["lab ssh"]
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch) -> Lab:
+    """A lab that is down, in a scratch folder, of which only the folders are touched."""
+    lab = Lab(Layout(tmp_path / "lab"))
+    made = SimpleNamespace(image_tar=tmp_path / "image.tar", all=[])
+    monkeypatch.setattr(Lab, "default", lambda: lab)
+    monkeypatch.setattr(Lab, "state", lambda _: "down")
+    for name, result in {"up": True, "down": True, "prepared": made, "prepare": made}.items():
+        monkeypatch.setattr(Lab, name, lambda *_, result=result, **_options: result)
+    monkeypatch.setattr(breakage, "repair", lambda *_: ["mtu on spark1"])
+    monkeypatch.setattr(breakage, "break_", lambda *_: SimpleNamespace(name="spark1"))
+    monkeypatch.setattr(Lab, "node", lambda *_: SimpleNamespace(reset=lambda **_options: None))
+    return lab
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("lab-up", ["up"]),
+        ("lab-down", ["down"]),
+        ("lab-status", ["status"]),
+        ("lab-prepare", ["prepare"]),
+        ("lab-reset", ["reset", "spark1"]),
+        ("lab-break", ["break", "mtu"]),
+        ("lab-break-list", ["break", "--list"]),
+        ("lab-repair", ["repair"]),
+    ],
+)
+def test_what_the_lab_prints_fits(program, lab, name, args):
+    check(schemas.output(name), json.loads(program("--json", "lab", *args).stdout))
+
+
+def test_a_node_of_the_lab_fits(lab, monkeypatch):
+    node = SimpleNamespace(name="spark1", address="10.89.0.11", state="running")
+    monkeypatch.setattr(Lab, "nodes", [node])
+    check(schemas.output("lab-status"), lab.status())
+
+
+def test_what_provision_prints_fits():
+    """One node that is ready, one that was lost, and a measured link."""
+    recap = Recap()
+    recap.take(RunStarted("20261120-1", "provision", ("spark1", "spark2")))
+    nodes = [SimpleNamespace(name=name) for name in ("spark1", "spark2")]
+    link = SimpleNamespace(interface="cx7", address=SimpleNamespace(ip="192.0.2.1"))
+    done = Provisioned(
+        notes={"spark1": ["rebooted"]},
+        firmware={"spark1": {"UEFI": "1.0"}},
+        bandwidth=[Bandwidth(Hop(*nodes, link, link), 98.5)],
+    )
+    run = SimpleNamespace(
+        recap=recap, to_dict=lambda **found: {"changed": 0, "seconds": {}, **found}
+    )
+    document = provision._document(run, done, {"spark2": Unreachable("no answer", hint="wait")})
+    check(schemas.output("provision"), json.loads(json.dumps(document)))
 
 
 @pytest.mark.parametrize("name", ["ping", "exec"])

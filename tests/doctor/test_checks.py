@@ -302,7 +302,7 @@ def test_a_healthy_pair_gives_no_alarm() -> None:
     assert len(every) == 2 * len(registry.NODE) + len(registry.PAIR)
 
 
-# --- nodes beside each other ------------------------------------------------------------------
+# --- nodes compared ----------------------------------------------------------------------------
 
 OTHER_ARGS = [
     "serve",
@@ -548,7 +548,7 @@ def test_trouble_before_the_last_start_is_a_warning() -> None:
     assert "before its last start" in result.found
 
 
-def test_sockets_beside_roce_channels_came_to_nothing() -> None:
+def test_sockets_next_to_roce_channels_came_to_nothing() -> None:
     text = f"==> spark-vllm\n{LOG}2026-11-20T14:05:30Z NET/Socket : Using [0]enp1s0f1np1\n"
     assert found("serving.nccl-sockets", logs=text).status == "ok"
 
@@ -633,9 +633,9 @@ PROBED: list[tuple[str, Probed, str, str]] = [
     ("network.open-ports", Probed(ports=answering(OpenPort("a", 5355, "", False))), "warn",
      "then the time was up"),
     ("serving.completion", Probed(answer=Answer(200, 0, "timed out", "Paris")), "fail",
-     "/health says 200, a completion nothing: timed out"),
+     "/health returns 200, a completion nothing: timed out"),
     ("serving.completion", Probed(answer=Answer(200, 200, "!!!!!!", "Paris")), "fail", "'!!!!!!'"),
-    ("serving.completion", Probed(answer=Answer(0, 0, "", "Paris")), "fail", "/health says"),
+    ("serving.completion", Probed(answer=Answer(0, 0, "", "Paris")), "fail", "/health returns"),
 ]  # fmt: skip
 
 

@@ -30,7 +30,7 @@ esac
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., str]:
-    """Runs a script where `docker` is a fake with files beside it."""
+    """Runs a script where `docker` is a fake with files next to it."""
     (tmp_path / "docker").write_text(DOCKER)
     (tmp_path / "docker").chmod(0o755)
     (tmp_path / "names").write_text("web nginx:1 nginx\nspark-vllm vllm:1 vllm\ntray-app x:1 sh\n")

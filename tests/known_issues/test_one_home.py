@@ -178,7 +178,7 @@ def test_no_code_tells_what_an_entry_tells(folder):
 
 
 @pytest.mark.parametrize("words", ONLY)
-def test_what_was_told_in_many_places_is_told_once(words):
+def test_what_was_told_in_many_places_is_reported_once(words):
     folders = [ROOT / name for name in ("spark_cluster", "roles", "playbooks")]
     files = [p for f in folders for p in f.rglob("*") if p.suffix in (".py", ".toml", ".json")]
     lab = ROOT / "spark_cluster/lab"

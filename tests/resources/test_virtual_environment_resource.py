@@ -54,7 +54,7 @@ def test_what_cannot_be_made_says_why_and_is_made_again(made):
     assert node.apply(venv).verdict == "change"
 
 
-def test_somebody_elses_is_used_and_not_touched(node):
+def test_someone_elses_is_used_and_not_touched(node):
     used = VirtualEnvironment(PATH)
     assert "there is no virtual environment in /opt/vllm" in node.apply(used).error
     node.put(f"{PATH}/bin/python", "", mode=0o755)

@@ -116,7 +116,7 @@ class Node:
         return marker.read_text() if marker.exists() else ""
 
     def left(self) -> list[Path]:
-        """What a download has left beside the model."""
+        """What a download has left next to the model."""
         return list(self.work.iterdir()) if self.work.is_dir() else []
 
 
@@ -157,7 +157,7 @@ def test_the_container_has_a_name_that_goes_before_and_its_end_is_heard_of(node:
     ]  # fmt: skip
 
 
-def test_a_failure_is_told_and_the_folder_is_not_called_complete(node: Node) -> None:
+def test_a_failure_is_reported_and_the_folder_is_not_called_complete(node: Node) -> None:
     (node.folder / ".complete").write_text("org/m@old\n")
     (node.home / "status").write_text("7")
     assert node.run(TOKEN, revision="new") == 7
