@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh_route import Target
 
 pytest_plugins = ["hang_limit"]
+
+# Each worker and hundreds of short processes import the same modules: they are compiled once, also
+# where the shell says otherwise. Here, for workers and processes that are started later inherit it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # How long an example takes decides nothing; where CI is set, each run has the same examples.
 settings.register_profile(

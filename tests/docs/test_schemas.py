@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,15 @@ SHIPPED = [
 ONE_NODE = "nodes: {spark1: {address: 192.0.2.1, roles: [head]}}\n"
 
 
+NAMES = (*FILES, "event", "error", *(f"output-{name}" for name in OUTPUTS))
+
+
+@functools.cache
+def made() -> dict[str, dict[str, Any]]:
+    """Every schema by its name."""
+    return {**schemas.of_files(), **schemas.of_outputs()}
+
+
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch) -> Program:
     return Program(tmp_path, monkeypatch)
@@ -52,19 +62,22 @@ def check(schema: dict[str, Any], document: Any) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_checked_in_is_what_the_code_says(name):
-    assert (schemas.FOLDER / f"{name}.json").read_text() == schemas.text(
-        schemas.of_files()[name]
-    ), "run `python -m docs.generate`"
+    written = (schemas.FOLDER / f"{name}.json").read_text()
+    assert written == schemas.text(made()[name]), "run `python -m docs.generate`"
 
 
-@pytest.mark.parametrize("schema", [*schemas.of_files().values(), *schemas.of_outputs().values()])
-def test_each_is_a_schema(schema):
-    Draft202012Validator.check_schema(schema)
+def test_every_schema_has_a_name_here():
+    assert made().keys() == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_is_a_schema(name):
+    Draft202012Validator.check_schema(made()[name])
 
 
 @pytest.mark.parametrize(("kind", "path"), SHIPPED)
 def test_shipped_files_fit(kind, path):
-    check(schemas.of_files()[kind], yaml(path))
+    check(made()[kind], yaml(path))
 
 
 @pytest.mark.parametrize(
@@ -86,11 +99,11 @@ def test_shipped_files_fit(kind, path):
 )
 def test_mistakes_are_seen(kind, text):
     with pytest.raises(ValidationError):
-        check(schemas.of_files()[kind], yaml(text))
+        check(made()[kind], yaml(text))
 
 
 def test_settings_of_a_role_of_the_users_own_are_not_refused():
-    check(schemas.of_files()["inventory"], yaml(ONE_NODE + "settings: {motd: {text: Hello}}"))
+    check(made()["inventory"], yaml(ONE_NODE + "settings: {motd: {text: Hello}}"))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +115,7 @@ def test_settings_of_a_role_of_the_users_own_are_not_refused():
     ],
 )
 def test_short_forms_are_allowed(given):
-    check(schemas.of_files()["inventory"], {**yaml(ONE_NODE), **yaml(given)})
+    check(made()["inventory"], {**yaml(ONE_NODE), **yaml(given)})
 
 
 @pytest.mark.parametrize(
@@ -129,7 +142,7 @@ def test_short_forms_are_allowed(given):
 )
 def test_what_commands_print_fits(program, name, args):
     printed = json.loads(program("--json", *args).stdout)
-    check(schemas.of_outputs()[name], printed)
+    check(made()[name], printed)
 
 
 def test_every_command_has_a_schema():
@@ -168,13 +181,13 @@ def lab(tmp_path, monkeypatch) -> Lab:
     ],
 )
 def test_what_the_lab_prints_fits(program, lab, name, args):
-    check(schemas.output(name), json.loads(program("--json", "lab", *args).stdout))
+    check(made()[f"output-{name}"], json.loads(program("--json", "lab", *args).stdout))
 
 
 def test_a_node_of_the_lab_fits(lab, monkeypatch):
     node = SimpleNamespace(name="spark1", address="10.89.0.11", state="running")
     monkeypatch.setattr(Lab, "nodes", [node])
-    check(schemas.output("lab-status"), lab.status())
+    check(made()["output-lab-status"], lab.status())
 
 
 def test_what_provision_prints_fits():
@@ -192,20 +205,20 @@ def test_what_provision_prints_fits():
         recap=recap, to_dict=lambda **found: {"changed": 0, "seconds": {}, **found}
     )
     document = provision._document(run, done, {"spark2": Unreachable("no answer", hint="wait")})
-    check(schemas.output("provision"), json.loads(json.dumps(document)))
+    check(made()["output-provision"], json.loads(json.dumps(document)))
 
 
 @pytest.mark.parametrize("name", ["ping", "exec"])
 def test_what_commands_print_of_a_node_that_is_not_there_fits(program, name):
     program.put("inventory.yaml", "nodes: {spark1: {address: 127.0.0.1, port: 9, roles: [head]}}\n")
     printed = json.loads(program("--json", name, *(["true"] if name == "exec" else [])).stdout)
-    check(schemas.of_outputs()[f"output-{name}"], printed)
+    check(made()[f"output-{name}"], printed)
 
 
 def test_events_fit():
     from spark_cluster.runner.events import Result, RunStarted
 
-    schema = schemas.of_outputs()["event"]
+    schema = made()["event"]
     for event in (
         RunStarted("20261120-1", "up --tp 2", ("spark1", "spark2")),
         Result("spark1", "power", "File:/x", "change", changes={"mode": ("0600", "0644")}),
@@ -216,7 +229,7 @@ def test_events_fit():
 
 
 def test_every_event_is_in_the_schema():
-    kinds = schemas.of_outputs()["event"]["oneOf"]
+    kinds = made()["event"]["oneOf"]
     names = [kind["properties"]["event"]["const"] for kind in kinds]
     assert names == [kind.__name__ for kind in event_classes()]
 

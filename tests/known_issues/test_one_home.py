@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import tomllib
 from collections.abc import Iterator
@@ -129,6 +130,7 @@ def shingles(text: str, length: int) -> set[str]:
     return {" ".join(words[i : i + length]) for i in range(len(words) - length + 1)}
 
 
+@functools.cache
 def told(length: int) -> dict[str, set[str]]:
     """Runs of words in causes and fixes, with the entries and steps that have them."""
     texts = [(f"step {name}", text) for name, text in steps().items()]
@@ -142,8 +144,13 @@ def told(length: int) -> dict[str, set[str]]:
     return found
 
 
-def literals(path: Path) -> Iterator[tuple[int, str]]:
+@functools.cache
+def literals(path: Path) -> list[tuple[int, str]]:
     """Strings of a module with their lines, without docstrings."""
+    return list(_literals(path))
+
+
+def _literals(path: Path) -> Iterator[tuple[int, str]]:
     tree = ast.parse(path.read_text())
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
