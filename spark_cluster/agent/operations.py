@@ -120,7 +120,7 @@ def do_lock(node: Node, request: Request, _laptop: Laptop) -> Reply:
 
 
 def do_gather(node: Node, request: Request, _laptop: Laptop) -> Reply:
-    """Run reading commands and HTTP requests side by side and read files; what is missing is None.
+    """Run reading commands and HTTP requests in parallel and read files; what is missing is None.
 
     A command is an argument list, or several lists of which the first one counts that has an
     answer. What was not done in time is None as well, and `late` names it.
@@ -191,7 +191,7 @@ def do_reboot(node: Node, request: Request, laptop: Laptop) -> Reply:
     """Have the node reboot in a moment, so that this can be answered first."""
     host = node.host(request, laptop)
     if host.which("systemd-run") is None:
-        return {"error": "this node has no systemd-run", "hint": "reboot it yourself, then go on"}
+        return {"error": "this node has no systemd-run", "hint": "reboot it, then run this again"}
     when = f"--on-active={REBOOT_S:g}"
     argv = ("systemd-run", "--quiet", "--no-ask-password", when, "systemctl", "reboot")
     host.run(argv).check("asking systemd for a reboot")
@@ -213,7 +213,7 @@ def do_history(node: Node, request: Request, _laptop: Laptop) -> Reply:
 
 
 def do_revert(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """Put back what a run changed; events as in `apply`."""
+    """Revert what a run changed; events as in `apply`."""
     from spark_cluster.agent.history import History
     from spark_cluster.agent.revert import revert
 

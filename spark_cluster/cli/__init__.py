@@ -205,7 +205,7 @@ def _run(*, as_json: bool) -> int:
         return status
     except click.exceptions.Exit as ended:
         return ended.exit_code
-    except SystemExit as ended:  # of a command; of click where nobody reads its output
+    except SystemExit as ended:  # of a command; of click where no one reads its output
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except click.ClickException as error:
         if as_json:

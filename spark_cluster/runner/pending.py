@@ -33,7 +33,7 @@ ACKNOWLEDGED = 64 * 1024
 
 
 class Conversation(Protocol):
-    """What a request needs of the session that it was sent over."""
+    """The parts of a session that a request sent over it uses."""
 
     @property
     def node(self) -> str: ...
