@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from spark_cluster.bench.changes import changed
 from spark_cluster.bench.expansion import key_id
 from spark_cluster.bench.record import (
     HIGHER_IS_BETTER,
@@ -184,7 +185,7 @@ def compare(a: Record, b: Record, metrics: Sequence[MetricName] = HEADLINES) -> 
     if not tool:
         pairs, left_out = _matched(ours, theirs)
     rows = list(_rows(pairs, metrics))
-    return Comparison(a.id, b.id, tuple(rows), tuple(left_out), tuple(_changed(a, b)))
+    return Comparison(a.id, b.id, tuple(rows), tuple(left_out), tuple(changed(a, b)))
 
 
 def _merged(record: Record) -> list[_Merged]:
@@ -323,43 +324,3 @@ def _rows(pairs: Sequence[tuple[_Merged, _Merged]], metrics: Sequence[MetricName
         variants = (one.setup.variant, other.setup.variant)
         means = sum(a) / len(a), sum(b) / len(b)
         yield Row(one.key, one.setup, name, *means, difference, variants)
-
-
-def _changed(a: Record, b: Record) -> Iterator[str]:
-    """Yield what else differs: it may be the cause, or what is being tried."""
-    for name, ours, theirs in (
-        ("image", _of(a, "image_digest"), _of(b, "image_digest")),
-        ("executor", _of(a, "executor"), _of(b, "executor")),
-        ("flags", _of(a, "flags"), _of(b, "flags")),
-        ("variant", _of(a, "variant"), _of(b, "variant")),
-        ("spark-cluster", {a.spark_cluster}, {b.spark_cluster}),
-        *(
-            (field_name, _node(a, field_name), _node(b, field_name))
-            for field_name in ("driver", "firmware", "kernel", "mtu", "hcas", "environment")
-        ),
-    ):
-        if ours != theirs:
-            short = max(len(" ".join(map(str, side))) for side in (ours, theirs)) <= 60
-            detail = f": {_list(ours)} in A, {_list(theirs)} in B" if short else ""
-            yield f"{name}{detail}"
-    programs = sorted({p for record in (a, b) for s in record.setups for p in s.versions})
-    for program in programs:
-        found = [
-            {s.versions[program] for s in record.setups if program in s.versions}
-            for record in (a, b)
-        ]
-        if found[0] != found[1]:
-            yield f"{program}: {_list(found[0])} in A, {_list(found[1])} in B"
-
-
-def _of(record: Record, name: str) -> set[object]:
-    return {getattr(setup, name) for setup in record.setups} - {""}
-
-
-def _node(record: Record, name: str) -> set[object]:
-    values = [getattr(node, name) for node in record.nodes]
-    return {tuple(sorted(v.items())) if isinstance(v, dict) else v for v in values} - {"", None}
-
-
-def _list(values: set[object]) -> str:
-    return ", ".join(sorted(map(str, values))) or "not known"

@@ -95,14 +95,13 @@ def _match(
     if config is None:
         return [], "the source does not say what was served"
     key, name, metric = load
+    caveats = _caveats(config, record)
     setups = [setup for setup in record.setups if _same_server(setup, config)]
     if not setups:
         size = f" at TP={config.tp}" if config.tp else ""
         return [], f"the run has no {config.model} {config.quantization}{size}"
     found = [
-        Deviation(
-            figure, cell, name, cell.metrics[name].mean, metric.mean, _caveats(config, record)
-        )
+        Deviation(figure, cell, name, cell.metrics[name].mean, metric.mean, caveats)
         for setup in setups
         for cell in record.cells
         if cell.setup == setup.id
