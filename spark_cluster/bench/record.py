@@ -200,6 +200,7 @@ class Record(Part):
         round_trip_ms: from client to server.
         project_commit: state of the user's project folder, such as "3f2a91c (changed)".
         command: words that repeat it.
+        recipes: names, as they were given or as the suite has them.
     """
 
     format: Literal["spark-cluster.bench.v1"] = FORMAT
@@ -218,6 +219,7 @@ class Record(Part):
     cells: tuple[CellResult, ...]
     project_commit: str = ""
     command: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
 
     def setup(self, id: str) -> Setup:
         """Return a setup.

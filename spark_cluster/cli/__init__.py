@@ -42,6 +42,7 @@ COMMANDS = {
     "status": "Show what serves, and what is wrong.",
     "logs": "Show the logs of the serving containers.",
     "explain": "Explain logs: the cause first, its consequences last.",
+    "bench": "Measure suites of loads, compare runs, and report.",
     "vram": "Show each node's GPU memory by process.",
     "exec": "Run a command on the nodes.",
     "playbook": "Run a playbook.",

@@ -18,6 +18,7 @@ from spark_cluster.lab.prepare import Prepared
 from spark_cluster.lab.seed import make_host_keys, seed
 from spark_cluster.lab.shell import run
 from spark_cluster.lab.supervisor import BINDS_FILE
+from spark_cluster.lab.wheels import WHEELS
 
 SUPERVISOR = [sys.executable, "-m", "spark_cluster.lab.supervisor"]
 PACKAGE_PARENT = Path(__file__).parents[2]
@@ -79,7 +80,11 @@ def insert(
         if own_disk:  # dpkg has to sync there, as on a Spark
             (node.root / UNSAFE_DPKG).unlink(missing_ok=True)
             disk.sync(node)
-    binds = {prepared.image.path: "/srv/images", prepared.vllm.path: "/opt/vllm"}
+    binds = {
+        prepared.image.path: "/srv/images",
+        prepared.vllm.path: "/opt/vllm",
+        prepared.wheels.path: str(WHEELS),
+    }
     text = "".join(f"{source}:{target}\n" for source, target in binds.items())
     (node.directory / BINDS_FILE).write_text(text)
     return new

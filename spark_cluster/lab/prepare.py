@@ -15,6 +15,7 @@ from spark_cluster.lab.image import TAR, image, image_tree
 from spark_cluster.lab.layout import Layout
 from spark_cluster.lab.machine import Progress, install_missing_tools, this_distribution
 from spark_cluster.lab.standin_layer import standin_layer
+from spark_cluster.lab.wheels import wheels
 
 
 @dataclass(frozen=True)
@@ -27,24 +28,28 @@ class Prepared:
     image: Artefact
     vllm: Artefact
     models: Artefact
+    wheels: Artefact
 
     @classmethod
     def of(cls, layout: Layout) -> Prepared:
         machine = this_distribution()
         tree = image_tree(layout, machine)
         environment = vllm_env.vllm_environment(layout, tree)
+        base = base_tree(layout, machine)
         return cls(
-            base=base_tree(layout, machine),
+            base=base,
             standins=standin_layer(layout),
             image_tree=tree,
             image=image(layout, tree),
             vllm=environment,
             models=vllm_env.model(layout, tree, environment),
+            wheels=wheels(layout, base, tree, environment),
         )
 
     @property
     def all(self) -> tuple[Artefact, ...]:
-        return (self.base, self.standins, self.image_tree, self.image, self.vllm, self.models)
+        serving = (self.image_tree, self.image, self.vllm, self.models)
+        return (self.base, self.standins, *serving, self.wheels)
 
     @property
     def ready(self) -> bool:
@@ -90,10 +95,14 @@ def _build(prepared: Prepared, progress: Progress) -> None:
         prepared.image_tree.make(progress)
         prepared.vllm.make(progress)
 
+    def for_users() -> None:  # one after the other: both work inside the image's tree
+        prepared.models.make(progress)
+        prepared.wheels.make(progress)
+
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(for_nodes), pool.submit(for_serving)]
         for work in both:
             work.result()
-        both = [pool.submit(thing.make, progress) for thing in (prepared.image, prepared.models)]
+        both = [pool.submit(prepared.image.make, progress), pool.submit(for_users)]
         for work in both:
             work.result()

@@ -1,0 +1,40 @@
+"""The load generator llama-benchy, pinned, in an environment of its own on the head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel, Field
+
+from spark_cluster.resources import Package, Resource, VirtualEnvironment
+from spark_cluster.topology import Node
+
+VERSION = "0.4.0"
+
+
+class Settings(BaseModel):
+    """Settings of the role `llama_benchy`."""
+
+    version: str = Field(
+        default=VERSION, description="of the tool; figures of two versions are not comparable"
+    )
+    path: str = Field(
+        default="/opt/spark-cluster/llama-benchy", description="folder of the environment"
+    )
+    pip_options: tuple[str, ...] = Field(
+        default=(),
+        description="options of pip, such as --index-url=..., where PyPI cannot be reached",
+    )
+    book: str = Field(
+        default="",
+        description="text file on the head to take prompts from; without it the tool downloads one",
+    )
+
+
+def role(node: Node, settings: Settings) -> Iterator[Resource]:
+    """The environment, on the node where the endpoint is: no network lies between them."""
+    if not node.is_head:
+        return
+    yield Package("python3-venv")
+    requirements = (*settings.pip_options, f"llama-benchy=={settings.version}")
+    yield VirtualEnvironment(settings.path, requirements)

@@ -1,0 +1,96 @@
+"""What a record says of a server and its nodes, taken from what really runs there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from spark_cluster.bench.expansion import PlannedSetup
+from spark_cluster.bench.record import NodeRecord, ProcessMemory, Setup, VramReading
+from spark_cluster.inference.engine import engine
+from spark_cluster.inference.process import SERVER
+from spark_cluster.runner.play import Play
+from spark_cluster.serving import readiness
+from spark_cluster.serving.result import Served
+from spark_cluster.serving.vram import NodeVram
+from spark_cluster.topology import Node
+
+Phase = Literal["before", "load_peak", "ready", "under_load", "after"]
+
+
+def setup_of(play: Play, planned: PlannedSetup, served: Served) -> Setup:
+    """Return the record of a server that has just been verified.
+
+    The command is the container's own, so that it has what `up` computed, such as the share of
+    the memory.
+    """
+    plan = served.plan
+    recipe, launch = plan.recipe, plan.launch
+    running = readiness.container_state(play, SERVER)
+    vram = (
+        *readings(served.before, "before"),
+        *readings(served.peak, "load_peak"),
+        *readings(served.now, "ready"),
+    )
+    return Setup(
+        id=planned.id,
+        recipe=recipe.name,
+        model=recipe.model.name,
+        model_revision=launch.revisions.get(recipe.model.name, ""),
+        quantization=launch.quantization or "",
+        kv_cache_dtype=str(launch.args.get("kv-cache-dtype", "auto")),
+        engine=recipe.engine,
+        executor=plan.deployment.executor if plan.tp > 1 else "",
+        tp=plan.tp,
+        replicas=planned.replicas,
+        variant=planned.variant_label,
+        nodes=tuple(node.name for node in plan.nodes),
+        flags=tuple(running.command) or plan.deployment.args,
+        recipe_text=recipe.model_dump_json(indent=1, exclude_defaults=True),
+        image_digest=served.versions.get("image", ""),
+        versions=served.versions,
+        vram=vram,
+        startup_s=play.seconds.get("load"),
+        verified=tuple(recipe.readiness.rungs),
+    )
+
+
+def readings(found: Iterable[NodeVram], phase: Phase) -> tuple[VramReading, ...]:
+    """Return readings of GPU memory for the record."""
+    return tuple(
+        VramReading(
+            node=reading.name,
+            phase=phase,
+            processes=tuple(
+                ProcessMemory(pid=p.pid, name=p.name, used_mib=p.used_mib)
+                for p in reading.processes
+            ),
+            available_mib=reading.mem_available_mib,
+            total_mib=reading.mem_total_mib,
+        )
+        for reading in found
+    )
+
+
+def nodes_of(nodes: Sequence[Node], served: Served) -> tuple[NodeRecord, ...]:
+    """Return the nodes that serve, with the variables that the engine got on each."""
+    deployment = served.plan.deployment
+    chosen = engine(deployment.engine)
+    return tuple(
+        NodeRecord(
+            name=node.name,
+            hardware=node.facts.gpu.name if node.facts.gpu else node.facts.arch,
+            driver=node.facts.gpu.driver if node.facts.gpu else "",
+            kernel=node.facts.kernel,
+            dgx=node.facts.dgx_version or "",
+            mtu=max((i.mtu for i in node.facts.interfaces if i.name in _link(node)), default=None),
+            hcas=tuple(hca.name for hca in node.facts.hcas),
+            environment=chosen.environment(node, deployment),
+        )
+        for node in nodes
+    )
+
+
+def _link(node: Node) -> set[str]:
+    """Names of the interfaces of the link."""
+    return {link.interface for link in node.links}

@@ -1,0 +1,157 @@
+"""The part of a run on the node next to the endpoint: what is sent there, and what comes back."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.bench import worker
+from spark_cluster.errors import Failed
+from spark_cluster.resources import Command, Directory, File, Resource
+from spark_cluster.runner.session import Session
+
+FOLDER = "/var/lib/spark-cluster/bench"
+"""On the node; each run has a folder of its own, each server of it one below."""
+
+BATCH_BYTES = 3 * 1024 * 1024
+"""Files are fetched in parts of at most this size, as base64 under the limit of an answer."""
+
+LARGEST_BYTES = 5 * 1024 * 1024
+"""A larger file of a load generator is left on the node."""
+
+SLACK_S = 600.0
+"""Seconds in addition to the limits of the cells: for waiting until the server answers."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The cells of one server.
+
+    Attributes:
+        folder: on the node.
+        health: URL that answers with 200 while the server is up.
+        cells: for worker.py: `id`, `argv`, `env`, `result`, `timeout_s`.
+        links: paths below the folder to what they point to.
+    """
+
+    folder: str
+    health: str
+    cells: tuple[Mapping[str, Any], ...]
+    links: Mapping[str, str]
+
+    @property
+    def resources(self) -> list[Resource]:
+        """What measures them: files, and a unit that goes on when the laptop is gone."""
+        plan = {"health": self.health, "cells": list(self.cells), "links": dict(self.links)}
+        limit = sum(cell["timeout_s"] for cell in self.cells) + SLACK_S
+        return [
+            Directory(FOLDER, mode=0o755),
+            *[Directory(folder, mode=0o755) for folder in self._parents()],
+            File(f"{self.folder}/worker.py", content=Path(worker.__file__).read_bytes()),
+            File(f"{self.folder}/plan.json", content=json.dumps(plan, indent=1).encode()),
+            Command(
+                f"measure {self.folder.removeprefix(f'{FOLDER}/')}",
+                ("python3", f"{self.folder}/worker.py", self.folder),
+                long=True,
+                timeout_s=limit,
+            ),
+        ]
+
+    def _parents(self) -> list[str]:
+        parts = self.folder.removeprefix(f"{FOLDER}/").split("/")
+        return ["/".join((FOLDER, *parts[: n + 1])) for n in range(len(parts))]
+
+
+def is_measuring(session: Session, folder: str) -> bool:
+    """Return True while a process on the node measures the cells of a folder."""
+    done = session.run(["flock", "--nonblock", "--no-fork", f"{folder}/lock", "true"])
+    return done.status == 1 and not done.stderr.strip()
+
+
+def stop(session: Session, folder: str) -> None:
+    """Have the process that measures the cells of a folder end, the cell in progress included."""
+    _do(session, "touch", f"{folder}/stop")
+
+
+def may_go_on(session: Session, folder: str) -> None:
+    """Take an earlier `stop` back."""
+    _do(session, "rm", "-f", f"{folder}/stop")
+
+
+def _do(session: Session, *argv: str) -> None:
+    done = session.run(list(argv))
+    if done.status != 0:
+        raise Failed(f"{' '.join(argv)}: {done.stderr.strip() or f'status {done.status}'}")
+
+
+def fetch(session: Session, folder: str, into: Path) -> list[str]:
+    """Copy what was measured from the node; returns the files that are too large to copy.
+
+    Raises:
+        Failed: an answer of the node is not what was asked for.
+    """
+    listed = session.run(
+        ["find", folder, "-type", "f", "-path", f"{folder}/*/*", "-printf", "%s %P\\n"]
+    )
+    if listed.status != 0:
+        return []
+    sizes = _sizes(listed.stdout)
+    wanted = {name: size for name, size in sizes.items() if size <= LARGEST_BYTES}
+    for names in _batches(wanted):
+        _unpack(_archive(session, folder, names), set(names), into)
+    return sorted(set(sizes) - set(wanted))
+
+
+def _sizes(text: str) -> dict[str, int]:
+    found = {}
+    for line in text.splitlines():
+        size, _, name = line.partition(" ")
+        if size.isdigit() and name.split("/")[0] in ("cells", "raw"):
+            found[name] = int(size)
+    return found
+
+
+def _batches(sizes: Mapping[str, int]) -> Iterable[list[str]]:
+    names: list[str] = []
+    total = 0
+    for name, size in sorted(sizes.items()):
+        if names and total + size > BATCH_BYTES:
+            yield names
+            names, total = [], 0
+        names.append(name)
+        total += size
+    if names:
+        yield names
+
+
+def _archive(session: Session, folder: str, names: list[str]) -> bytes:
+    packed = 'cd "$0" && tar --create --gzip --null --files-from=- | base64 --wrap=0'
+    done = session.run(["sh", "-c", packed, folder], stdin="\0".join(names), timeout=120)
+    if done.status != 0 or done.left_out:
+        said = done.stderr.strip() or "the answer is too long"
+        raise Failed(f"fetching {folder}: {said}")
+    try:
+        return base64.b64decode(done.stdout, validate=True)
+    except binascii.Error as error:
+        raise Failed(f"fetching {folder}: what came is no base64: {error}") from None
+
+
+def _unpack(data: bytes, wanted: set[str], into: Path) -> None:
+    """Write the files that were asked for, and no other: the node's answer is foreign input."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+            for member in archive:
+                if member.name in wanted and member.isreg():
+                    content = archive.extractfile(member)
+                    path = into / member.name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content.read() if content else b"")
+    except (tarfile.TarError, EOFError) as error:
+        raise Failed(f"fetching from the node: what came is no archive: {error}") from None

@@ -1,0 +1,272 @@
+"""A benchmark run: step by step a server is brought up, measured, and taken down.
+
+What is measured already is never measured again: the record on the laptop says which cells have a
+result, and the folder on the node has those that the laptop has not seen yet.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.bench import benchy, describe, on_node
+from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
+from spark_cluster.bench.reading import read_json
+from spark_cluster.bench.reading import result as cell_result
+from spark_cluster.bench.record import CellResult, NodeRecord, Record, Setup, VramReading
+from spark_cluster.bench.run_folder import save_record
+from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.inference.engine import engine
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
+from spark_cluster.serving import vram
+from spark_cluster.serving.plan import ServePlan
+from spark_cluster.serving.result import Served
+
+ROLE = "llama_benchy"
+
+CELL_S = 3600.0
+"""Seconds that a cell may take: at 7 tokens a second 25,000 tokens of answers."""
+
+VRAM_S = 5.0
+"""Seconds between two readings of GPU memory under load."""
+
+BOOK = "home/.cache/llama-benchy/cc6a0b5782734ee3b9069aa3b64cc62c.txt"
+"""Where llama-benchy looks for the text of its prompts before it downloads it (source:
+llama-benchy); below the folder that is its home."""
+
+
+@dataclass
+class BenchRun:
+    """A run, and its record so far.
+
+    Attributes:
+        folder: on the laptop.
+    """
+
+    record: Record
+    suite: Suite
+    expansion: Expansion
+    folder: Path
+
+    @property
+    def pending(self) -> list[Step]:
+        """The steps that have cells without a result."""
+        return [step for step in self.expansion.steps if self._left(step)]
+
+    def _left(self, step: Step) -> list[PlannedCell]:
+        done = {cell.id for cell in self.record.cells}
+        return [cell for cell in step.cells if cell.id not in done]
+
+    def on_node(self, step: Step) -> str:
+        """Return the folder of a step on the node."""
+        turn = f"-t{step.turn}" if step.turn > 1 else ""
+        stage = self.expansion.steps.index(step)
+        return f"{on_node.FOLDER}/{self.record.id}/{stage:03}-{step.setup.id}{turn}"
+
+    # -- what comes of it ------------------------------------------------------------------------
+
+    def add(self, cells: Sequence[CellResult]) -> None:
+        """Add results and save; a cell that has one keeps it."""
+        known = {cell.id for cell in self.record.cells}
+        new = tuple(cell for cell in cells if cell.id not in known)
+        self._change(cells=(*self.record.cells, *new))
+
+    def add_setup(self, setup: Setup, nodes: Sequence[NodeRecord]) -> None:
+        """Add a server, or take the newer record of it, and save."""
+        setups = {s.id: s for s in self.record.setups} | {setup.id: setup}
+        known = {n.name: n for n in self.record.nodes} | {n.name: n for n in nodes}
+        self._change(setups=tuple(setups.values()), nodes=tuple(known.values()))
+
+    def add_vram(self, setup: str, found: Sequence[VramReading]) -> None:
+        """Add readings of GPU memory to a server, and save."""
+        setups = tuple(
+            s.model_copy(update={"vram": (*s.vram, *found)}) if s.id == setup else s
+            for s in self.record.setups
+        )
+        self._change(setups=setups)
+
+    def end(self, status: str) -> None:
+        """Note how the run ended, and save."""
+        self._change(status=status, finished=datetime.now(UTC))
+
+    def _change(self, **what: object) -> None:
+        self.record = self.record.model_copy(update=what)
+        save_record(self.record, self.folder)
+
+
+def skip(run: BenchRun, step: Step) -> bool:
+    """Record the cells of a step that cannot be measured; returns True when none is left."""
+    why = step.setup.skip
+    if not why and step.setup.replicas > 1:
+        why = "several replicas at once are not measured by this version"
+    reasons = {cell.id: why or cell.skip for cell in step.cells if why or cell.skip}
+    run.add([_skipped(cell, reasons[cell.id]) for cell in step.cells if cell.id in reasons])
+    return len(reasons) == len(step.cells)
+
+
+def _skipped(cell: PlannedCell, why: str) -> CellResult:
+    return cell_result(cell, reasons=[why]).model_copy(update={"status": "skipped"})
+
+
+def bring_up(play: Play, step: Step) -> Served | None:
+    """Bring the step's server up with the playbook `up`, verified; None in check mode."""
+    playbook = play.project.load_playbook("up")
+    served: Served | None = playbook.function(play, recipe=step.setup.served, tp=step.setup.tp)
+    return served
+
+
+def measure(play: Play, run: BenchRun, step: Step, served: Served) -> None:
+    """Measure the cells of a step on the head, and bring back what came of them.
+
+    Raises:
+        SparkClusterError: the server or the node was lost, or it was stopped; what was measured
+            until then is in the record.
+    """
+    session = play.session(play.head)
+    folder = run.on_node(step)
+    run.add_setup(
+        describe.setup_of(play, step.setup, served), describe.nodes_of(served.plan.nodes, served)
+    )
+    on_node.may_go_on(session, folder)
+    ended = threading.Event()
+
+    def load() -> None:
+        try:
+            play.apply(play.head, ROLE, job_of(run, step, served.plan, tool_of(play)).resources)
+        finally:
+            ended.set()
+
+    try:
+        _, peak = play.together(load, lambda: _vram_until(play, ended))
+        run.add_vram(step.setup.id, describe.readings(peak, "under_load"))
+    finally:
+        collect(run, step, session)
+
+
+def _vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:
+    """Return the largest reading of GPU memory of each node while cells are measured."""
+    found: list[vram.NodeVram] = []
+    try:
+        while not ended.wait(VRAM_S):
+            found = vram.peak(found, vram.sample(play.sessions))
+    except SparkClusterError as error:  # no reason to lose what is being measured
+        play.note(f"no further readings of GPU memory: {error.message}", warning=True)
+    return found
+
+
+def tool_of(play: Play) -> tuple[str, str]:
+    """Return, on the head, the folder of the load generator and the text for its prompts."""
+    role = play.project.load_role(ROLE)
+    settings: Any = role.settings_for(play.inventory.nodes[play.head.name])
+    return settings.path, settings.book
+
+
+def job_of(run: BenchRun, step: Step, plan: ServePlan, tool: tuple[str, str]) -> on_node.Job:
+    """Return what the node gets to measure a step's cells.
+
+    Args:
+        tool: of `tool_of`.
+    """
+    environment, book = tool
+    endpoint, folder = plan.endpoint, run.on_node(step)
+    # Behind a proxy the engine itself is measured, on the loopback, where it asks for no key.
+    base = endpoint.engine_url if endpoint.engine_port else endpoint.url
+    target = benchy.Target(
+        base_url=base,
+        served_name=endpoint.model,
+        model=plan.recipe.model.name,
+        tokenizer=plan.recipe.model.node_path,
+    )
+    settings = run.suite.settings
+    offline = benchy.OFFLINE if book else {}
+    cells = tuple(
+        {
+            "id": cell.id,
+            "argv": benchy.command(
+                f"{environment}/bin/python",
+                benchy.arguments(cell, target, settings, f"{folder}/raw"),
+            ),
+            "env": {"HOME": f"{folder}/home", **offline},
+            "result": f"raw/{cell.id}.json",
+            "timeout_s": CELL_S,
+        }
+        for cell in step.cells
+        if not cell.skip
+    )
+    health = base.removesuffix("/v1") + engine(plan.recipe.engine).health
+    return on_node.Job(folder, health, cells, {BOOK: book} if book else {})
+
+
+def collect(run: BenchRun, step: Step, session: Session) -> None:
+    """Bring back the results that are on the node, and add them to the record."""
+    into = run.folder / "raw" / run.on_node(step).rpartition("/")[2]
+    too_large = on_node.fetch(session, run.on_node(step), into)
+    found = []
+    for cell in step.cells:
+        told = read_json(into / "cells" / f"{cell.id}.json")
+        if isinstance(told, dict):
+            found += _results(run, cell, told, into, too_large)
+    run.add(found)
+
+
+def _results(
+    run: BenchRun, cell: PlannedCell, told: dict[str, object], into: Path, too_large: list[str]
+) -> list[CellResult]:
+    log = into / "raw" / f"{cell.id}.log"
+    output = log.read_text("utf-8", "replace") if log.is_file() else ""
+    names = tuple(
+        str(path.relative_to(run.folder)) for path in sorted((into / "raw").glob(f"{cell.id}.*"))
+    )
+    found = benchy.read_cell(cell, into / "raw", run.suite.settings, output=output, raw=names)
+    error = str(told.get("error") or "")
+    if f"raw/{cell.id}.json" in too_large:
+        error = "its result is too large to be copied; it is still on the node"
+    times = {name: _moment(told.get(name)) for name in ("started", "finished")}
+    changed: dict[str, object] = {**times}
+    if error:
+        changed |= {"status": "failed", "reason": error, "metrics": {}}
+    return [result.model_copy(update=changed) for result in found]
+
+
+def _moment(seconds: object) -> datetime | None:
+    return datetime.fromtimestamp(seconds, UTC) if isinstance(seconds, (int, float)) else None
+
+
+def take_down(play: Play, run: BenchRun, step: Step) -> None:
+    """Stop the server, verify that its memory is free again, and record that."""
+    stopped = play.project.load_playbook("down").function(play)
+    if stopped is not None:
+        run.add_vram(step.setup.id, describe.readings(stopped.now, "after"))
+
+
+def go_on(play: Play, run: BenchRun, *, keep: bool = False) -> None:
+    """Measure all that has no result yet.
+
+    Args:
+        keep: the last server stays up.
+
+    Raises:
+        SparkClusterError: it cannot go on; the record says `failed`, and can be gone on with.
+    """
+    steps = [step for step in run.pending if not skip(run, step)]
+    try:
+        for number, step in enumerate(steps, 1):
+            play.note(f"server {number} of {len(steps)}: {step.setup.id}, {len(step.cells)} cells")
+            served = bring_up(play, step)
+            if served is None:
+                return
+            with play.stage("measure"):
+                measure(play, run, step, served)
+            last = number == len(steps)
+            if not (keep and last) and (last or steps[number].setup.id != step.setup.id):
+                take_down(play, run, step)
+    except SparkClusterError:
+        run.end("failed")
+        raise
+    run.end("complete")

@@ -1,0 +1,202 @@
+"""Measure the cells of a benchmark one by one, on a node: `python3 worker.py FOLDER`.
+
+It is sent to the node as one file and runs there in a systemd unit of its own, so it has the
+standard library only. `FOLDER/plan.json` names the cells; a cell that has its `cells/ID.json` is
+done and is not measured again, so after a cut, a crash or a reboot the cell in progress alone is
+lost. `FOLDER/stop` ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+DONE, STOPPED, NO_SERVER, NO_SPACE, BUSY = 0, 3, 4, 5, 6
+"""Exit statuses: all cells have a result, somebody stopped it, ..."""
+
+SPACE_BYTES = 64 * 1024 * 1024
+"""With less free space no cell is begun: what it wrote would be lost."""
+
+HEALTH_S = 60.0
+"""Seconds in which the server must answer before a cell."""
+
+GRACE_S = 10.0
+"""Seconds between SIGTERM and SIGKILL of a load generator."""
+
+LOG_BYTES = 1024 * 1024
+"""Of what a load generator prints, the first MiB is kept."""
+
+
+class Ended(Exception):
+    """The work ends before its last cell; `status` is the exit status."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+def main(folder: Path) -> int:
+    """Measure what is not measured yet; returns the exit status."""
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _end(BUSY, f"{folder}: another process measures these cells")
+        try:
+            _measure_all(folder)
+        except Ended as error:
+            return _end(error.status, str(error))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return _end(NO_SPACE, f"no space is left below {folder}")
+    return DONE
+
+
+def _end(status: int, why: str) -> int:
+    print(why, file=sys.stderr, flush=True)
+    return status
+
+
+def _measure_all(folder: Path) -> None:
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    cells = plan["cells"]
+    for name in ("cells", "raw"):
+        (folder / name).mkdir(exist_ok=True)
+    for name, target in plan.get("links", {}).items():
+        link = folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+    for number, cell in enumerate(cells, 1):
+        done = folder / "cells" / f"{cell['id']}.json"
+        if done.exists():
+            continue
+        _may_begin(folder, plan["health"])
+        print(f"cell {number} of {len(cells)}: {cell['id']}", flush=True)
+        result = measure(folder, cell)
+        write_durably(done, json.dumps(result))
+        how = "ok" if result["status"] == 0 else result["error"] or f"status {result['status']}"
+        print(f"cell {number} of {len(cells)}: {cell['id']}: {how}", flush=True)
+
+
+def _may_begin(folder: Path, health: str) -> None:
+    """Raise Ended when a cell cannot be measured now."""
+    if (folder / "stop").exists():
+        raise Ended(STOPPED, "stopped")
+    free = os.statvfs(folder)
+    if free.f_bavail * free.f_frsize < SPACE_BYTES:
+        raise Ended(NO_SPACE, f"less than {SPACE_BYTES >> 20} MiB are free below {folder}")
+    limit = time.monotonic() + HEALTH_S
+    while not _healthy(health):
+        if time.monotonic() > limit:
+            raise Ended(NO_SERVER, f"the server does not answer at {health}")
+        time.sleep(1)
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+def measure(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
+    """Run a cell's load generator to its end.
+
+    Args:
+        cell: `id`, `argv`, `env` (in addition to the own), `result` (the file that it writes),
+            `timeout_s`.
+
+    Returns:
+        Its exit status (None when it was ended), why, and when; times are UNIX seconds.
+
+    Raises:
+        Ended: somebody stopped the run; the cell has no result.
+    """
+    started = time.time()
+    log = folder / "raw" / f"{cell['id']}.log"
+    result = folder / cell["result"]
+    result.unlink(missing_ok=True)
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            cell["argv"],
+            cwd=folder,
+            env={**os.environ, **cell.get("env", {})},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            error = _wait(folder, process, log, cell["timeout_s"])
+        finally:
+            _kill(process)
+    _shorten(log)
+    status = None if error else process.returncode
+    return {"status": status, "error": error, "started": started, "finished": time.time()}
+
+
+def _wait(folder: Path, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> str:
+    """Wait for the end of a process; returns why it must be ended, "" when it ended by itself."""
+    limit = time.monotonic() + timeout_s
+    while process.poll() is None:
+        if (folder / "stop").exists():
+            raise Ended(STOPPED, "stopped")
+        if time.monotonic() > limit:
+            return f"it did not end within {timeout_s:g} s"
+        if log.stat().st_size > 64 * LOG_BYTES:
+            return "it prints without end"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.5)
+    return ""
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process with all that it started."""
+    for number, grace in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        limit = time.monotonic() + grace
+        while process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.05)
+    process.wait()
+
+
+def _shorten(log: Path) -> None:
+    if log.stat().st_size > LOG_BYTES:
+        os.truncate(log, LOG_BYTES)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all, also after a power cut."""
+    new = path.with_name(f".{path.name}.new")
+    with new.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,237 @@
+"""`bench run` and what goes with it: status, attach, stop, fetch."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_cluster.cli.app import App, allowing, changing, leave_with
+
+if TYPE_CHECKING:
+    from spark_cluster.bench.record import Record
+    from spark_cluster.bench.run import BenchRun
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.runner.options import Options
+
+RESULTS = "bench-results"
+"""Folder for runs, below the current one."""
+
+RUN = click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, exists=True))
+
+
+@click.command()
+@click.argument("suite")
+@click.option(
+    "--recipe", "recipes", multiple=True, metavar="NAME",
+    help="Recipe to measure, instead of the suite's; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FOLDER",
+    help=f"Folder for the results.  [default: {RESULTS}/RUN]",
+)  # fmt: skip
+@click.option("--keep", is_flag=True, help="Leave the last server up.")
+@allowing
+@changing
+@click.pass_obj
+def run(
+    app: App,
+    suite: str,
+    recipes: tuple[str, ...],
+    out: Path | None,
+    keep: bool,
+    allow: Allowances,
+    exit_code: bool,
+    options: Options,
+) -> None:
+    """Measure a suite: bring each server up, verify it, measure it, and take it down.
+
+    The cells are measured on the head by a systemd unit: when this laptop is gone they go on, and
+    `bench attach RUN` picks the run up. A cell that has a result is never measured again.
+    """
+    app.connect_early()
+    made = _begin(app, suite, recipes, allow, out)
+    _go_on(app, made, options, keep=keep, exit_code=exit_code)
+
+
+@click.command()
+@RUN
+@click.option("--keep", is_flag=True, help="Leave the last server up.")
+@allowing
+@changing
+@click.pass_obj
+def attach(
+    app: App, folder: Path, keep: bool, allow: Allowances, exit_code: bool, options: Options
+) -> None:
+    """Go on with a run that was cut, stopped, or has failed; RUN is its folder."""
+    app.connect_early()
+    from spark_cluster.bench.run_folder import load_record
+
+    record = load_record(folder)
+    made = _of_record(app, record, folder, allow)
+    _go_on(app, made, options, keep=keep, exit_code=exit_code)
+
+
+@click.command()
+@RUN
+@click.pass_obj
+def status(app: App, folder: Path) -> None:
+    """Show how far a run is, on this laptop and on the nodes."""
+    from spark_cluster.bench import on_node
+    from spark_cluster.bench.run_folder import load_record
+    from spark_cluster.runner.options import Options
+
+    record = load_record(folder)
+    made = _of_record(app, record, folder)
+    cells = made.expansion.cells
+    found: dict[str, Any] = {
+        "run": record.id,
+        "status": record.status,
+        "cells": len(cells),
+        "done": len({cell.id for cell in record.cells} & {cell.id for cell in cells}),
+        "failed": sum(cell.status == "failed" for cell in record.cells),
+        "measuring": "",
+    }
+    with app.play("bench status", app.nodes, Options(), change=False) as play_run:
+        play = play_run.open()
+        session = play.session(play.head)
+        for step in made.pending:
+            if on_node.is_measuring(session, made.on_node(step)):
+                found["measuring"] = step.setup.id
+    if app.as_json:
+        app.print_json(found)
+        return
+    now = f"; the nodes measure {found['measuring']}" if found["measuring"] else ""
+    failed = f", {found['failed']} of them failed" if found["failed"] else ""
+    app.console.print(f"{record.id}: {found['done']} of {len(cells)} cells are here{failed}{now}")
+
+
+@click.command()
+@RUN
+@click.pass_obj
+def stop(app: App, folder: Path) -> None:
+    """End what a run measures on the nodes; the cell in progress is lost, the server stays up."""
+    from spark_cluster.bench import on_node
+    from spark_cluster.bench.run_folder import load_record
+    from spark_cluster.runner.options import Options
+
+    made = _of_record(app, load_record(folder), folder)
+    stopped = []
+    with app.play("bench stop", app.nodes, Options(), change=False) as play_run:
+        play = play_run.open()
+        session = play.session(play.head)
+        for step in made.pending:
+            if on_node.is_measuring(session, made.on_node(step)):
+                on_node.stop(session, made.on_node(step))
+                stopped.append(step.setup.id)
+    if app.as_json:
+        app.print_json({"stopped": stopped})
+    else:
+        app.console.print(f"stopped: {', '.join(stopped)}" if stopped else "nothing is measured")
+
+
+@click.command()
+@RUN
+@click.pass_obj
+def fetch(app: App, folder: Path) -> None:
+    """Bring the results that are on the nodes into RUN, and measure nothing."""
+    from spark_cluster.bench.run import collect
+    from spark_cluster.bench.run_folder import load_record
+    from spark_cluster.runner.options import Options
+
+    made = _of_record(app, load_record(folder), folder)
+    before = len(made.record.cells)
+    with app.play("bench fetch", app.nodes, Options(), change=False) as play_run:
+        play = play_run.open()
+        for step in made.pending:
+            collect(made, step, play.session(play.head))
+    new = len(made.record.cells) - before
+    if app.as_json:
+        app.print_json({"run": made.record.id, "cells": len(made.record.cells), "new": new})
+    else:
+        app.console.print(f"{new} new results, {len(made.record.cells)} in all, in {folder}")
+
+
+def _begin(
+    app: App, name: str, names: tuple[str, ...], allow: Allowances, out: Path | None
+) -> BenchRun:
+    """Return a new run of a suite."""
+    from spark_cluster import __version__
+    from spark_cluster.bench import benchy
+    from spark_cluster.bench.expansion import canonical
+    from spark_cluster.bench.record import Record
+    from spark_cluster.bench.suite import load_suite
+
+    suite = load_suite(name, app.project)
+    served = app.inventory.serve.recipe
+    chosen = names or tuple(suite.recipes) or ((served,) if served else ())
+    record = Record(
+        id=app.run_id,
+        suite=suite.name,
+        suite_text=canonical(suite),
+        spark_cluster=__version__,
+        started=datetime.now(UTC),
+        status="running",
+        tool=benchy.tool(suite.settings),
+        setups=(),
+        cells=(),
+        command=(
+            "spark-cluster",
+            "bench",
+            "run",
+            name,
+            *(w for n in chosen for w in ("--recipe", n)),
+        ),
+        recipes=chosen,
+    )
+    return _of_record(app, record, out or Path(RESULTS) / record.id, allow)
+
+
+def _of_record(app: App, record: Record, folder: Path, allow: Allowances | None = None) -> BenchRun:
+    """Return the run that a record is of, as its suite says it."""
+    from spark_cluster.bench.expansion import expand
+    from spark_cluster.bench.run import BenchRun
+    from spark_cluster.bench.suite_schema import Suite
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.loader.recipes import load_recipe
+
+    suite = Suite.model_validate_json(record.suite_text)
+    allowed = app.allowances(allow or Allowances())
+    recipes = {name: load_recipe(name, app.project, allowed) for name in record.recipes}
+    return BenchRun(
+        record=record,
+        suite=suite,
+        expansion=expand(suite, recipes, record.recipes),
+        folder=folder,
+    )
+
+
+def _go_on(app: App, made: BenchRun, options: Options, *, keep: bool, exit_code: bool) -> None:
+    from spark_cluster.bench.run_folder import save_record
+
+    if not options.check:
+        save_record(made.record, made.folder)
+    with app.play(f"bench run {made.suite.name}", app.nodes, options) as play_run:
+        playbook = app.project.load_playbook("bench")
+        playbook.function(play_run.open(), run=made, keep=keep)
+        play_run.finish()
+        cells = made.record.cells
+        failed = [cell for cell in cells if cell.status == "failed"]
+        if app.as_json:
+            told = made.record.model_dump(mode="json", include={"id", "suite", "status"})
+            folder = str(made.folder)
+            count = {"cells": len(cells), "failed": len(failed)}
+            app.print_json(play_run.to_dict(ok=not failed, run=told, folder=folder, **count))
+        else:
+            play_run.show_recap()
+            _show(app, made, failed)
+    leave_with(play_run, exit_code=exit_code)
+
+
+def _show(app: App, made: BenchRun, failed: list[Any]) -> None:
+    console = app.console
+    for cell in failed:
+        console.print(f"failed: {cell.id}: {cell.reason}", style="red", markup=False)
+    console.print(f"{len(made.record.cells) - len(failed)} cells measured, in {made.folder}")

@@ -1,0 +1,180 @@
+"""The process on the node that measures cell by cell: what it does when things go wrong."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import waiting
+
+from spark_cluster.bench import worker
+
+TOOL = """\
+import json, os, sys, time
+with open("calls", "a") as calls:
+    calls.write(sys.argv[1] + "\\n")
+{more}
+open(sys.argv[2], "w").write(json.dumps({{"cell": sys.argv[1]}}))
+"""
+
+
+class Health(http.server.BaseHTTPRequestHandler):
+    status = 200
+
+    def do_GET(self) -> None:
+        self.send_response(type(self).status)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def health() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Health)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/health"
+    Health.status = 200
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def plan(tmp_path: Path, health: str) -> Any:
+    def make(*ids: str, more: str = "", timeout_s: float = 60.0) -> Path:
+        (tmp_path / "tool.py").write_text(TOOL.format(more=more))
+        cells = [
+            {
+                "id": id,
+                "argv": [sys.executable, "tool.py", id, f"raw/{id}.json"],
+                "result": f"raw/{id}.json",
+                "timeout_s": timeout_s,
+            }
+            for id in ids
+        ]
+        (tmp_path / "plan.json").write_text(json.dumps({"health": health, "cells": cells}))
+        return tmp_path
+
+    return make
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    argv = [sys.executable, str(Path(worker.__file__)), str(folder)]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(folder: Path) -> tuple[int, str]:
+    process = start(folder)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out + err
+
+
+def calls(folder: Path) -> list[str]:
+    return (folder / "calls").read_text().split()
+
+
+def test_each_cell_once_and_again_nothing(plan):
+    folder = plan("a", "b")
+    status, said = run(folder)
+    assert status == worker.DONE, said
+    assert "cell 2 of 2: b: ok" in said
+    assert json.loads((folder / "raw/b.json").read_text()) == {"cell": "b"}
+    assert json.loads((folder / "cells/a.json").read_text())["status"] == 0
+    assert run(folder) == (worker.DONE, "")
+    assert calls(folder) == ["a", "b"]
+
+
+def test_a_cell_that_was_cut_is_measured_again_and_no_other(plan):
+    folder = plan("a", "b", "c", more="if sys.argv[1] == 'b' and not os.path.exists('again'):\n"
+                  "    open('begun', 'w').close(); time.sleep(60)\n")  # fmt: skip
+    process = start(folder)
+    waiting.until((folder / "begun").exists)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    process.stderr.close()
+    (folder / "again").touch()
+    assert run(folder)[0] == worker.DONE
+    assert calls(folder) == ["a", "b", "b", "c"]
+
+
+def test_no_process_of_a_load_generator_is_left(plan):
+    more = "import subprocess\nchild = subprocess.Popen(['sleep', '600'])\n"
+    folder = plan("a", more=f"{more}open('pid', 'w').write(str(child.pid))\ntime.sleep(600)\n")
+    process = start(folder)
+    waiting.until(lambda: (folder / "pid").exists() and (folder / "pid").read_text())
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == worker.STOPPED
+    pid = int((folder / "pid").read_text())
+    waiting.until(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid))
+    assert not (folder / "cells/a.json").exists()
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_one_that_hangs_is_ended_and_the_next_is_measured(plan):
+    folder = plan("a", "b", more="time.sleep(600 if sys.argv[1] == 'a' else 0)\n", timeout_s=1)
+    (folder / "plan.json").write_text(
+        (folder / "plan.json").read_text().replace('"timeout_s": 1}]', '"timeout_s": 60}]')
+    )
+    assert run(folder)[0] == worker.DONE
+    told = json.loads((folder / "cells/a.json").read_text())
+    assert (told["status"], told["error"]) == (None, "it did not end within 1 s")
+    assert json.loads((folder / "cells/b.json").read_text())["status"] == 0
+
+
+def test_stopped_in_the_middle(plan):
+    folder = plan("a", "b", more="open('begun', 'w').close(); time.sleep(600)\n")
+    process = start(folder)
+    waiting.until((folder / "begun").exists)
+    (folder / "stop").touch()
+    assert process.communicate(timeout=60)[1] == "stopped\n"
+    assert process.returncode == worker.STOPPED
+    assert calls(folder) == ["a"]
+
+
+def test_two_at_once(plan):
+    folder = plan("a", more="open('begun', 'w').close(); time.sleep(600)\n")
+    process = start(folder)
+    waiting.until((folder / "begun").exists)
+    status, said = run(folder)
+    assert status == worker.BUSY
+    assert "another process measures" in said
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+
+
+def test_a_server_that_has_ended(plan, monkeypatch, capsys):
+    Health.status = 503
+    monkeypatch.setattr(worker, "HEALTH_S", 0.0)
+    folder = plan("a")
+    assert worker.main(folder) == worker.NO_SERVER
+    assert "does not answer" in capsys.readouterr().err
+    assert not (folder / "cells/a.json").exists()
+
+
+def test_a_full_disk(plan, monkeypatch, capsys):
+    folder = plan("a")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(worker.os, "fsync", full)
+    assert worker.main(folder) == worker.NO_SPACE
+    assert "no space is left" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert worker.main(folder) == worker.DONE
