@@ -12,9 +12,11 @@ from pydantic import BaseModel
 
 from playbooks.down import Stopped
 from spark_cluster import errors, resources
+from spark_cluster.bench.record import Record
+from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.cli import bench_compare, bench_suites, ping, recipe_list, recipes_import
 from spark_cluster.cli import cli as root
 from spark_cluster.cli import exec as exec_command
-from spark_cluster.cli import ping, recipe_list, recipes_import
 from spark_cluster.cli.app import WOULD_CHANGE
 from spark_cluster.cli.version import Versions
 from spark_cluster.config.inventory_schema import InventoryFile
@@ -41,6 +43,8 @@ CHECKOUT = Path(__file__).parents[2]
 
 INVENTORY: type[BaseModel] = InventoryFile
 RECIPE: type[BaseModel] = Recipe
+SUITE: type[BaseModel] = Suite
+BENCH_RUN: type[BaseModel] = Record
 
 PLANNING: tuple[ModuleType, ...] = (memory, fit, plan)
 SPEED = Constants
@@ -65,6 +69,8 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "logs": ("logs", {"logs": [{"node": str, "container": str, "text": str}]}),
     "vram": ("vram", {"nodes": [NodeVram]}),
     "exec": ("exec", {"nodes": [exec_command._document]}),
+    "bench-suites": ("bench suites NAME", bench_suites.suite_document),
+    "bench-compare": ("bench compare", bench_compare.compare_document),
 }
 """Name of a schema to the command that prints it with --json, and the document: a class, a function
 that makes it, a mapping, `[each]`, or a class with the keys that the command adds to it (`| None`
@@ -132,12 +138,14 @@ def _commands(
 
 
 __all__ = [
+    "BENCH_RUN",
     "CHECKOUT",
     "INVENTORY",
     "OUTPUTS",
     "PLANNING",
     "RECIPE",
     "SPEED",
+    "SUITE",
     "WOULD_CHANGE",
     "Issue",
     "Resource",

@@ -18,6 +18,8 @@ from spark_cluster.bench.record import (
     Setup,
 )
 from spark_cluster.bench.statistics import Difference, Verdict, differences, floor_of
+from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.errors import UsageError
 
 HEADLINES: tuple[MetricName, ...] = (
     "tg_tps", "pp_tps", "ttfr_ms", "output_tps", "goodput", "ttft_ms", "tpot_ms", "itl_ms",
@@ -324,3 +326,23 @@ def _rows(pairs: Sequence[tuple[_Merged, _Merged]], metrics: Sequence[MetricName
         variants = (one.setup.variant, other.setup.variant)
         means = sum(a) / len(a), sum(b) / len(b)
         yield Row(one.key, one.setup, name, *means, difference, variants)
+
+
+def part_of(record: Record, setup: str) -> Record:
+    """Return a run with one of its servers only, so that two servers of a run can be compared.
+
+    Raises:
+        UsageError: the run has no such server.
+    """
+    known = [one.id for one in record.setups]
+    if setup not in known:
+        raise UsageError(
+            f"run {record.id} has no setup '{setup}'", hint=did_you_mean(setup, known, "setups")
+        )
+    return record.model_copy(
+        update={
+            "id": f"{record.id}#{setup}",
+            "setups": tuple(one for one in record.setups if one.id == setup),
+            "cells": tuple(cell for cell in record.cells if cell.setup == setup),
+        }
+    )
