@@ -12,9 +12,11 @@ from pydantic import BaseModel
 
 from playbooks.down import Stopped
 from spark_cluster import errors, resources
+from spark_cluster.bench.record import Record
+from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.cli import bench_compare, bench_suites, ping, recipe_list, recipes_import
 from spark_cluster.cli import cli as root
 from spark_cluster.cli import exec as exec_command
-from spark_cluster.cli import ping, recipe_list, recipes_import
 from spark_cluster.cli.app import WOULD_CHANGE
 from spark_cluster.cli.completion import Completion
 from spark_cluster.cli.history import RunDetails, Runs
@@ -52,12 +54,22 @@ CHECKOUT = Path(__file__).parents[2]
 
 INVENTORY: type[BaseModel] = InventoryFile
 RECIPE: type[BaseModel] = Recipe
+SUITE: type[BaseModel] = Suite
+BENCH_RUN: type[BaseModel] = Record
 
 PLANNING: tuple[ModuleType, ...] = (memory, fit, plan)
 SPEED = Constants
 
 _RUN = {"ok": bool, "changed": int, "seconds": dict[str, float]}
 """What every run that can change something prints."""
+
+_BENCH_RUN = {
+    **_RUN,
+    "run": {"id": str, "suite": str, "status": str},
+    "folder": str,
+    "cells": int,
+    "failed": int,
+}
 
 _LAB = {
     "state": str,
@@ -142,6 +154,17 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
         },
     ),
     "lab-repair": ("lab repair", {"repaired": list[str]}),
+    "bench-suites": ("bench suites NAME", bench_suites.suite_document),
+    "bench-run": ("bench run", _BENCH_RUN),
+    "bench-attach": ("bench attach", _BENCH_RUN),
+    "bench-status": (
+        "bench status",
+        {"run": str, "status": str, "cells": int, "done": int, "failed": int, "measuring": str},
+    ),
+    "bench-stop": ("bench stop", {"stopped": list[str]}),
+    "bench-fetch": ("bench fetch", {"run": str, "cells": int, "new": int}),
+    "bench-show": ("bench show", Record),
+    "bench-compare": ("bench compare", bench_compare.compare_document),
 }
 """Name of a schema to the command that prints it with --json, and the document: a class, a function
 that makes it, a mapping, `[each]`, or a class with the keys that the command adds to it (`| None`
@@ -209,12 +232,14 @@ def _commands(
 
 
 __all__ = [
+    "BENCH_RUN",
     "CHECKOUT",
     "INVENTORY",
     "OUTPUTS",
     "PLANNING",
     "RECIPE",
     "SPEED",
+    "SUITE",
     "WOULD_CHANGE",
     "Issue",
     "Resource",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from docs.generate import docstring, fields
-from docs.generate.code import INVENTORY, RECIPE, roles
+from docs.generate.code import INVENTORY, RECIPE, SUITE, roles
 from docs.generate.markdown import page, paragraphs, plain
 
 _EDITOR = """\
@@ -20,6 +20,11 @@ INVENTORY_TEXT = """\
 RECIPE_TEXT = """\
 `recipes/NAME.yaml` says what to serve: the model, its image, the flags of the engine, and how to
 tell that it works. `spark-cluster recipes show NAME` prints what becomes of one."""
+
+SUITE_TEXT = """\
+`suites/NAME.yaml` says what to measure: which recipes, on how many nodes, with which loads, and how
+often. `spark-cluster bench suites NAME` prints what becomes of one, and how long it takes. What a
+stage does not say is the suite's."""
 
 ROLES_TEXT = """\
 A role turns facts of a node and settings into resources. Settings are written in the inventory:
@@ -37,6 +42,12 @@ def recipe() -> str:
     """The page of recipes."""
     text = paragraphs(RECIPE_TEXT, _EDITOR.format(name="recipe"))
     return page("Recipe", text, fields.sections(RECIPE))
+
+
+def suite() -> str:
+    """The page of suites."""
+    text = paragraphs(SUITE_TEXT, _EDITOR.format(name="suite"))
+    return page("Suite", text, fields.sections(SUITE))
 
 
 def role_settings() -> str:

@@ -11,10 +11,12 @@ from pydantic import TypeAdapter
 
 from docs.generate import docstring
 from docs.generate.code import (
+    BENCH_RUN,
     CHECKOUT,
     INVENTORY,
     OUTPUTS,
     RECIPE,
+    SUITE,
     event_classes,
     roles,
 )
@@ -31,6 +33,8 @@ def of_files() -> dict[str, Schema]:
     return {
         "inventory": inventory(),
         "recipe": _titled("A recipe of spark-cluster", RECIPE.model_json_schema()),
+        "suite": _titled("A suite of spark-cluster", SUITE.model_json_schema()),
+        "bench-run": _titled("The record of a benchmark run", BENCH_RUN.model_json_schema()),
     }
 
 

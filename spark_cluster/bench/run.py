@@ -75,7 +75,10 @@ class BenchRun:
         """Add results and save; a cell that has one keeps it."""
         known = {cell.id for cell in self.record.cells}
         new = tuple(cell for cell in cells if cell.id not in known)
-        self._change(cells=(*self.record.cells, *new))
+        place = {cell.id: number for number, cell in enumerate(self.expansion.cells)}
+        found = (*self.record.cells, *new)  # those of a context's prefill follow their cell
+        ordered = sorted(found, key=lambda c: place.get(c.id.removesuffix("-ctx"), len(place)))
+        self._change(cells=tuple(ordered))
 
     def add_setup(self, setup: Setup, nodes: Sequence[NodeRecord]) -> None:
         """Add a server, or take the newer record of it, and save."""
@@ -121,8 +124,13 @@ def bring_up(play: Play, step: Step) -> Served | None:
     return served
 
 
-def measure(play: Play, run: BenchRun, step: Step, served: Served) -> None:
+def measure(
+    play: Play, run: BenchRun, step: Step, served: Served, startup_s: float | None = None
+) -> None:
     """Measure the cells of a step on the head, and bring back what came of them.
+
+    Args:
+        startup_s: seconds that the server took to load.
 
     Raises:
         SparkClusterError: the server or the node was lost, or it was stopped; what was measured
@@ -130,9 +138,8 @@ def measure(play: Play, run: BenchRun, step: Step, served: Served) -> None:
     """
     session = play.session(play.head)
     folder = run.on_node(step)
-    run.add_setup(
-        describe.setup_of(play, step.setup, served), describe.nodes_of(served.plan.nodes, served)
-    )
+    setup = describe.setup_of(play, step.setup, served, startup_s)
+    run.add_setup(setup, describe.nodes_of(play, served))
     on_node.may_go_on(session, folder)
     ended = threading.Event()
 
@@ -258,11 +265,13 @@ def go_on(play: Play, run: BenchRun, *, keep: bool = False) -> None:
     try:
         for number, step in enumerate(steps, 1):
             play.note(f"server {number} of {len(steps)}: {step.setup.id}, {len(step.cells)} cells")
+            before = play.seconds.get("load", 0.0)
             served = bring_up(play, step)
             if served is None:
                 return
+            loaded = play.seconds.get("load", 0.0) - before
             with play.stage("measure"):
-                measure(play, run, step, served)
+                measure(play, run, step, served, round(loaded, 1))
             last = number == len(steps)
             if not (keep and last) and (last or steps[number].setup.id != step.setup.id):
                 take_down(play, run, step)

@@ -14,6 +14,7 @@ from docs.generate.code import (
     INVENTORY,
     RECIPE,
     SPEED,
+    SUITE,
     event_classes,
     known_issues,
     resource_classes,
@@ -57,7 +58,7 @@ def described(schema: dict[str, object]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("model", [INVENTORY, RECIPE], ids=["inventory", "recipe"])
+@pytest.mark.parametrize("model", [INVENTORY, RECIPE, SUITE], ids=["inventory", "recipe", "suite"])
 def test_every_field_of_a_file_is_described(model):
     whole = model.model_json_schema()
     for name, schema in {"": whole, **whole["$defs"]}.items():

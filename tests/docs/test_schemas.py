@@ -28,7 +28,7 @@ from spark_cluster.link_check import Bandwidth, Hop
 from spark_cluster.runner.events import Recap, RunStarted
 
 CHECKOUT = Path(__file__).parents[2]
-FILES = {"inventory": "inventories", "recipe": "recipes"}
+FILES = {"inventory": "inventories", "recipe": "recipes", "suite": "suites"}
 SHIPPED = [
     pytest.param(kind, path, id=path.name)
     for kind, folder in FILES.items()
@@ -90,6 +90,8 @@ def test_shipped_files_fit(kind, path):
         ("inventory", "nodes: {spark1: {address: 192.0.2.1, fabric: dettect}}"),
         ("inventory", ONE_NODE + "become: {password: hunter2}"),
         ("recipe", "name: x"),
+        ("suite", "{name: x, prompt: [0]}"),
+        ("suite", "{name: x, promt: [1]}"),
         (
             "recipe",
             "{name: x, model: {name: m, served_name: m}, image: {ref: i}, "
@@ -129,6 +131,7 @@ def test_short_forms_are_allowed(given):
         ("output-lint", ["lint", "--command", "vllm serve google/gemma-4-31B-it"]),
         ("output-explain", ["explain", str(CHECKOUT / "tests/data/vllm_worker_killed.log")]),
         ("output-recipes-list", ["recipes", "list"]),
+        ("output-bench-suites", ["bench", "suites", "dual"]),
         ("output-recipes-import", ["recipes", "import", "--command", "vllm serve org/m"]),
         *(
             ("output-recipes-show", ["recipes", "show", path.stem])

@@ -24,7 +24,11 @@ NAMED = re.compile(
     r"[Ss]ources?: ((?:[a-z0-9]+-[a-z0-9.-]*[a-z0-9])(?:[,;] (?:[a-z0-9]+-[a-z0-9.-]*[a-z0-9]))*)"
 )
 VLLM = re.compile(r"vLLM #?(\d{5})((?:(?:,| and) \d{5})*)")
-WITH_SOURCES = ("roles/drivers/pins.json", "tests/data/published_points.json")
+WITH_SOURCES = (
+    "roles/drivers/pins.json",
+    "spark_cluster/bench/published.json",
+    "tests/data/published_points.json",
+)
 
 
 def joined(path: Path) -> str:

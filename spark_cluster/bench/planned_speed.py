@@ -1,0 +1,67 @@
+"""Planned speeds of a suite's servers, for the estimate of how long it takes."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from spark_cluster.bench.duration import Speed, Speeds
+from spark_cluster.bench.expansion import PlannedSetup
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.loader.project import Project
+from spark_cluster.models.weights import step_bytes
+from spark_cluster.planning.speed import of_recipe
+from spark_cluster.planning.speed.constants import load_constants
+from spark_cluster.planning.speed.estimate import SMALLEST
+from spark_cluster.planning.speed.prefill import prefill
+
+if TYPE_CHECKING:
+    from spark_cluster.planning.speed.serving import Serving
+
+
+def planned_speeds(project: Project) -> Speeds:
+    """Return what gives a server's planned speed; None for what is not known of.
+
+    Raises:
+        InvalidFile: the project's own calibration is wrong.
+    """
+    constants = load_constants(project)
+    known: dict[str, Serving | None] = {}
+
+    def serving(setup: PlannedSetup) -> Serving | None:
+        if setup.id not in known:
+            known[setup.id] = _serving(setup, project)
+        return known[setup.id]
+
+    @cache
+    def speed(setup_id: str, context: int) -> Speed | None:
+        setup, found = setups[setup_id], known[setup_id]
+        if found is None or setup.served is None:
+            return None
+        try:
+            first = prefill(found, max(context, 1), constants=constants)
+            each = of_recipe.expected(setup.served, found, context=context, constants=constants)
+        except SparkClusterError:  # the plan has no figure for it
+            return None
+        return Speed(max(context, 1) / first.seconds.expected, each.expected)
+
+    setups: dict[str, PlannedSetup] = {}
+
+    def ask(setup: PlannedSetup, context: int) -> Speed | None:
+        setups[setup.id] = setup
+        serving(setup)
+        return speed(setup.id, context)
+
+    return ask
+
+
+def _serving(setup: PlannedSetup, project: Project) -> Serving | None:
+    """Return what a server serves; None where its speed cannot be predicted."""
+    if setup.served is None:
+        return None
+    try:
+        found = of_recipe.serving_of(setup.served, setup.tp, project.folder)
+    except SparkClusterError:  # the model's shape is not known, say
+        return None
+    is_toy = step_bytes(found.geometry, found.quantization) < SMALLEST
+    return None if is_toy else found

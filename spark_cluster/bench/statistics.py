@@ -1,0 +1,223 @@
+"""Whether two measurements differ, and by how much.
+
+The method is Welch's t test on the logarithms of the values, one value a run (source: welch-1947).
+Logarithms, because speeds differ by factors: the difference of their means is the logarithm of the
+ratio of the geometric means, and its confidence interval becomes one of the ratio. Welch's, because
+two servers need not scatter alike.
+
+A verdict needs all of these:
+
+- at least 5 runs on each side;
+- a ratio farther from 1 than the floor: 5 % with one request at a time, 30 % with several, as whole
+  campaigns on two alike machines differed by as much (source: measured-on-two-sparks);
+- significance at 1 % after Holm's correction for the number of comparisons (source: holm-1979);
+- the rank test of Mann and Whitney at 5 %, which a single run far off does not lead astray (source:
+  mann-whitney-1947).
+
+"Same" needs the whole interval to be within the floor; what is neither is too noisy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any, Literal
+
+from spark_cluster.errors import Failed
+
+Verdict = Literal["better", "worse", "same", "too noisy", "too few runs"]
+
+FEWEST_RUNS = 5
+"""Runs on each side below which there is no verdict."""
+
+LEVEL = 0.01
+"""Chance of a verdict where there is no difference, of all comparisons together."""
+
+RANK_LEVEL = 0.05
+"""Level of the rank test, which with 5 runs on each side cannot go below 0.008."""
+
+CONFIDENCE = 0.95
+"""Of the interval that is shown."""
+
+FLOOR_ALONE = 0.05
+"""Share below which a difference is not called with one request at a time."""
+
+FLOOR_SEVERAL = 0.30
+"""The same with several requests at a time, or an open loop."""
+
+ALIKE = 1e-9
+"""Spread of logarithms below which values are the same to a computer."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A compared to B.
+
+    Attributes:
+        ratio: B / A, of geometric means; None where a value is 0 or less.
+        low, high: ends of the ratio's confidence interval; None where there is none.
+        p: chance of a difference at least so large where there is none.
+        n: runs of A and B.
+        floor: share below which a difference is not called.
+    """
+
+    ratio: float | None
+    low: float | None
+    high: float | None
+    p: float
+    n: tuple[int, int]
+    floor: float
+    higher_is_better: bool
+    verdict: Verdict
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in `--json`."""
+
+        def rounded(value: float | None) -> float | None:
+            return None if value is None or not math.isfinite(value) else round(value, 5)
+
+        return {
+            "ratio": rounded(self.ratio),
+            "low": rounded(self.low),
+            "high": rounded(self.high),
+            "p": rounded(self.p),
+            "n": list(self.n),
+            "floor": self.floor,
+            "verdict": self.verdict,
+        }
+
+
+def require_scipy() -> None:
+    """Check that scipy is installed.
+
+    Raises:
+        Failed: it is not.
+    """
+    if find_spec("scipy") is None:
+        raise Failed(
+            "comparing runs needs scipy, expected to be installed",
+            hint="pip install 'spark-cluster[bench]'",
+        )
+
+
+def floor_of(concurrency: int) -> float:
+    """Return the share below which a difference is not called.
+
+    Args:
+        concurrency: requests at a time; 0 for an open loop.
+    """
+    return FLOOR_ALONE if concurrency == 1 else FLOOR_SEVERAL
+
+
+def differences(
+    pairs: Sequence[tuple[Sequence[float], Sequence[float], float, bool]],
+) -> list[Difference]:
+    """Return the differences of all pairs, with verdicts that count how many they are.
+
+    Args:
+        pairs: values of A and of B, one a run; the floor; whether more is better.
+
+    Raises:
+        Failed: scipy is not installed.
+    """
+    require_scipy()
+    found = [_difference(a, b, floor, more) for a, b, floor, more in pairs]
+    tested = [
+        index
+        for index, one in enumerate(found)
+        if min(one.n) >= FEWEST_RUNS and one.ratio is not None
+    ]
+    adjusted = holm([found[index].p for index in tested])
+    for index, p in zip(tested, adjusted, strict=True):
+        a, b, _, _ = pairs[index]
+        found[index] = replace(found[index], p=p, verdict=_verdict(found[index], p, a, b))
+    return found
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Return p-values that are corrected for their number, in the same order (Holm, 1979)."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    corrected = [1.0] * len(values)
+    highest = 0.0
+    for rank, index in enumerate(order):
+        highest = max(highest, min(1.0, (len(values) - rank) * values[index]))
+        corrected[index] = highest
+    return corrected
+
+
+def _difference(a: Sequence[float], b: Sequence[float], floor: float, more: bool) -> Difference:
+    """Return a difference without a correction, and without a verdict where there are few runs."""
+    n = (len(a), len(b))
+    verdict: Verdict = "too few runs" if min(n) < FEWEST_RUNS else "too noisy"
+    nothing = Difference(None, None, None, 1.0, n, floor, more, verdict)
+    if min(n) < 1 or any(not (value > 0 and math.isfinite(value)) for value in (*a, *b)):
+        return nothing
+    x, y = [math.log(value) for value in a], [math.log(value) for value in b]
+    between = _mean(y) - _mean(x)
+    if min(n) < 2:
+        return replace(nothing, ratio=math.exp(between))
+    error, freedom = _welch(x, y)
+    if error < ALIKE:  # all alike on each side
+        equal = abs(between) < ALIKE
+        ratio = math.exp(between)
+        p = 1.0 if equal else 0.0
+        return replace(nothing, ratio=ratio, low=ratio, high=ratio, p=p)
+    from scipy.special import stdtr, stdtrit  # a tenth of the time that scipy.stats takes
+
+    p = float(2 * stdtr(freedom, -abs(between) / error))
+    half = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
+    return replace(
+        nothing,
+        ratio=math.exp(between),
+        low=_exp(between - half),
+        high=_exp(between + half),
+        p=p,
+    )
+
+
+def _welch(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Return the standard error of the difference of means, and the degrees of freedom."""
+    parts = [(_variance(values) / len(values), len(values)) for values in (x, y)]
+    total = sum(part for part, _ in parts)
+    if total == 0:
+        return 0.0, 1.0
+    freedom = total**2 / sum(part**2 / (count - 1) for part, count in parts)
+    return math.sqrt(total), freedom
+
+
+def _ranks(a: Sequence[float], b: Sequence[float]) -> float:
+    from scipy.stats import mannwhitneyu
+
+    return float(mannwhitneyu(a, b, alternative="two-sided", method="auto").pvalue)
+
+
+def _verdict(one: Difference, p: float, a: Sequence[float], b: Sequence[float]) -> Verdict:
+    """Return the verdict of a difference with at least `FEWEST_RUNS` runs.
+
+    Args:
+        p: corrected for the number of comparisons.
+    """
+    assert one.ratio is not None and one.low is not None and one.high is not None  # noqa: S101
+    most = 1 + one.floor
+    least = 1 / most
+    if least < one.low and one.high < most:
+        return "same"
+    if least <= one.ratio <= most or p >= LEVEL or _ranks(a, b) >= RANK_LEVEL:
+        return "too noisy"
+    return "better" if (one.ratio > 1) == one.higher_is_better else "worse"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+def _exp(value: float) -> float:
+    """Return e to a power, as far as a number can hold it."""
+    return math.exp(min(value, 700.0))

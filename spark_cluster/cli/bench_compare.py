@@ -1,0 +1,232 @@
+"""`bench compare`: two runs, a run and a baseline, a run and what others published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from spark_cluster.bench.compare import Comparison, Row
+    from spark_cluster.bench.record import Record
+    from spark_cluster.bench.references import Foretold, PublishedComparison
+
+_COLOURS = {"better": "green", "worse": "red", "same": "", "too noisy": "yellow"}
+
+
+@click.command()
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B", required=False)
+@click.option(
+    "--baseline", is_flag=True,
+    help="End with exit status 1 if B is worse than A, or nothing of it could be compared.",
+)  # fmt: skip
+@click.option(
+    "--published", "with_published", is_flag=True,
+    help="Compare A with what others published for the same model and load.",
+)  # fmt: skip
+@click.option("--predicted", is_flag=True, help="Compare A with what the plan predicted for it.")
+@click.option("--all", "all_figures", is_flag=True, help="List every published figure too.")
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    a: str,
+    b: str | None,
+    baseline: bool,
+    with_published: bool,
+    predicted: bool,
+    all_figures: bool,
+) -> None:
+    """Compare two runs cell by cell: better, worse, the same, or too noisy to tell.
+
+    A and B are folders of runs; FOLDER#SETUP is one server of a run, such as one side of a pair. B
+    is judged against A. Only cells that were measured alike are compared, the others are listed
+    with the reason.
+    """
+    from spark_cluster.bench.compare import compare as compare_runs
+    from spark_cluster.bench.references import against_published, foretold
+
+    app: App = ctx.obj
+    if b is None and not (with_published or predicted):
+        raise UsageError("one run is given", hint="give a second one, --published or --predicted")
+    if b is None and baseline:
+        raise UsageError(
+            "--baseline needs the run that is judged", hint="give it after the baseline"
+        )
+    first = _record(a)
+    found = compare_runs(first, _record(b)) if b is not None else None
+    others = against_published(first) if with_published else None
+    plans = foretold(first) if predicted else None
+    if app.as_json:
+        app.print_json(compare_document(found, others, plans))
+    else:
+        if found is not None:
+            _show_comparison(app, found)
+        if others is not None:
+            _show_published(app, others, all_figures=all_figures)
+        if plans is not None:
+            _show_predicted(app, plans)
+    if baseline and found is not None and (found.regressed or not found.rows):
+        ctx.exit(1)
+
+
+def _record(name: str) -> Record:
+    from spark_cluster.bench.compare import part_of
+    from spark_cluster.bench.run_folder import load_record
+
+    folder, mark, setup = name.rpartition("#")
+    if not mark or Path(name).exists():
+        return load_record(Path(name))
+    return part_of(load_record(Path(folder)), setup)
+
+
+def compare_document(
+    found: Comparison | None,
+    others: PublishedComparison | None,
+    plans: list[Foretold] | None,
+) -> dict[str, Any]:
+    """As in `bench compare --json`."""
+    from spark_cluster.bench.references import coverage
+
+    return {
+        "comparison": found.to_dict() if found else None,
+        "published": others.to_dict() if others else None,
+        "predicted": None
+        if plans is None
+        else {"coverage": coverage(plans), "rows": [row.to_dict() for row in plans]},
+    }
+
+
+def _table(*titles: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for index, title in enumerate(titles):
+        table.add_column(title, justify="right" if index else "left", overflow="fold")
+    return table
+
+
+def _show_comparison(app: App, found: Comparison) -> None:
+    from spark_cluster.cli.bench_format import load_text
+    from spark_cluster.cli.console import painted, styled
+
+    console = app.console
+    colour = "red" if found.regressed else "green" if found.count("better") else ""
+    console.print(painted(found.summary, f"bold {colour}".strip()))
+    console.print(styled("[dim]A {}, B {}; B is judged against A[/]", found.a, found.b))
+    for line in found.changed:
+        console.print(styled("[dim]differs:[/] {}", line), soft_wrap=True)
+    if found.rows:
+        console.print()
+        table = _table("", "A", "B", "B / A", "95 %", "verdict")
+        for (setup, key), rows in groupby(found.rows, lambda row: (row.setup.id, row.key)):
+            table.add_row(painted(load_text(key), "bold"))
+            table.add_row(painted(f"  {setup}", "dim"))
+            for row in rows:
+                table.add_row(*_cells(row))
+        console.print(table)
+    _left_out(app, [(f"{one.side} {one.cell}", one.reason) for one in found.not_comparable])
+
+
+def _cells(row: Row) -> tuple[Any, ...]:
+    from spark_cluster.cli.bench_format import TITLES, figure
+    from spark_cluster.cli.console import painted
+
+    one = row.difference
+    interval = "" if one.low is None or one.high is None else f"{one.low:.2f}-{one.high:.2f}"
+    return (
+        f"  {TITLES[row.metric]}",
+        figure(row.a),
+        figure(row.b),
+        "" if one.ratio is None else f"{one.ratio:.3f}",
+        interval,
+        painted(one.verdict, _COLOURS.get(one.verdict, "dim")),
+    )
+
+
+def _left_out(app: App, found: Iterable[tuple[str, str]]) -> None:
+    from spark_cluster.cli.console import styled
+
+    by_reason: dict[str, list[str]] = {}
+    for cell, reason in found:
+        by_reason.setdefault(reason, []).append(cell)
+    for reason, cells in by_reason.items():
+        count = f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}"
+        app.console.print(styled("[yellow]not comparable, {}:[/] {}", count, reason))
+        if app.verbose or len(cells) == 1:
+            for cell in cells:
+                app.console.print(styled("  [dim]{}[/]", cell), soft_wrap=True)
+
+
+def _show_published(app: App, found: PublishedComparison, *, all_figures: bool) -> None:
+    from spark_cluster.cli.bench_format import TITLES, figure, load_text
+    from spark_cluster.cli.console import painted, styled
+
+    console = app.console
+    shares = sorted(abs(row.share) for row in found.rows)
+    total = len({row.figure.id for row in found.rows}) + len(found.others)
+    if shares:
+        middle = f"; half of them within {shares[len(shares) // 2]:.1%}"
+        console.print(painted(f"{len(shares)} published figures measured again{middle}", "bold"))
+    else:
+        console.print(
+            painted(f"none of {total} published figures is of this model and load", "bold")
+        )
+    caveats = dict.fromkeys(text for row in found.rows for text in row.caveats)
+    for text in caveats:
+        console.print(styled("[yellow]not alike:[/] {}", text), soft_wrap=True)
+    if found.rows:
+        table = _table("", "published", "here", "deviation")
+        for (source, key), rows in groupby(
+            found.rows, lambda row: (row.figure.source, row.cell.key)
+        ):
+            table.add_row(painted(load_text(key), "bold"))
+            table.add_row(painted(f"  {source}", "dim"))
+            for row in rows:
+                spread = f" ± {figure(row.figure.std)}" if row.figure.std is not None else ""
+                name = f"  {TITLES[row.metric]}"
+                printed = figure(row.value) + spread
+                table.add_row(name, printed, figure(row.measured), f"{row.share:+.1%}")
+        console.print(table)
+    if not all_figures:
+        console.print(
+            painted(f"{len(found.others)} other published figures: --all lists them", "dim")
+        )
+        return
+    table = _table("figure", "value", "why it is not compared")
+    for one, why in found.others:
+        table.add_row(f"{one.id} {one.metric}", one.shown, why)
+    console.print(table)
+
+
+def _show_predicted(app: App, rows: list[Foretold]) -> None:
+    from spark_cluster.bench.references import coverage
+    from spark_cluster.cli.bench_format import TITLES, figure, load_text
+    from spark_cluster.cli.console import painted
+
+    share = coverage(rows)
+    if share is None:
+        app.console.print(painted("the run has no prediction that was measured", "bold"))
+        return
+    inside = sum(row.is_inside for row in rows)
+    text = f"{inside} of {len(rows)} predictions hold ({share:.0%} inside their range)"
+    app.console.print(painted(text, "bold"))
+    table = _table("", "predicted", "range", "measured", "error", "")
+    for (setup, key), group in groupby(rows, lambda row: (row.setup, row.key)):
+        table.add_row(painted(load_text(key), "bold"))
+        table.add_row(painted(f"  {setup}", "dim"))
+        for row in group:
+            span = f"{figure(row.low)}-{figure(row.high)}"
+            verdict = painted("inside", "green") if row.is_inside else painted("outside", "red")
+            name = f"  {TITLES[row.metric]}"
+            measured = figure(row.measured)
+            table.add_row(name, figure(row.value), span, measured, f"{row.error:+.1%}", verdict)
+    app.console.print(table)

@@ -1,0 +1,98 @@
+"""`bench show`: the figures of a run."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App
+
+if TYPE_CHECKING:
+    from spark_cluster.bench.record import CellResult, MetricName, Record
+
+
+@click.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.pass_obj
+def show(app: App, folder: Path) -> None:
+    """Show the figures of a run, and what failed.
+
+    RUN is its folder.
+    """
+    from spark_cluster.bench.run_folder import load_record
+
+    record = load_record(folder)
+    if app.as_json:
+        app.print_json(record.model_dump(mode="json"))
+    else:
+        _show(app, record)
+
+
+def _show(app: App, record: Record) -> None:
+    from rich.table import Table
+
+    from spark_cluster.cli.bench_format import load_text
+    from spark_cluster.cli.console import painted, styled
+
+    console = app.console
+    bad = [cell for cell in record.cells if cell.status != "ok"]
+    good = len(record.cells) - len(bad)
+    colour = "red" if any(cell.status == "failed" for cell in bad) else "green"
+    verdict = f"{record.status}: {good} of {len(record.cells)} cells measured"
+    console.print(styled("{} [dim]{}[/]", painted(verdict, f"bold {colour}"), record.id))
+    mode = f", latency mode {record.tool.latency_mode}" if record.tool.latency_mode else ""
+    about = f"suite {record.suite}, {record.tool.name} {record.tool.version}{mode}"
+    console.print(painted(about, "dim"))
+    ordered = sorted(record.cells, key=lambda cell: cell.setup)  # turns of a pair stand together
+    for setup, cells in groupby(ordered, lambda cell: cell.setup):
+        found = [cell for cell in cells if cell.status == "ok"]
+        if not found:
+            continue
+        names = _columns(found)
+        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+        table.add_column("", overflow="fold")
+        for name in names:
+            table.add_column(_TITLE[name], justify="right", no_wrap=True)
+        for cell in found:
+            table.add_row(load_text(cell.key), *(_figure(cell, name) for name in names))
+        console.print(styled("\n[bold]{}[/]", setup), soft_wrap=True)
+        console.print(table)
+    for cell in bad:
+        told = f"{cell.status}: {cell.id}: {cell.reason}"
+        console.print(painted(told, "red" if cell.status == "failed" else "yellow"))
+    for cell in record.cells:
+        for text in cell.attention:
+            console.print(styled("[yellow]attention:[/] {}: {}", cell.id, text))
+
+
+_TITLE: dict[MetricName, str] = {
+    "tg_tps": "decode",
+    "tg_tps_request": "each",
+    "pp_tps": "prefill",
+    "ttfr_ms": "ms to first",
+    "output_tps": "output",
+    "goodput": "goodput",
+    "ttft_ms": "TTFT",
+    "tpot_ms": "TPOT",
+    "acceptance": "accepted",
+}
+
+
+def _columns(cells: list[CellResult]) -> list[MetricName]:
+    """Return the figures that a table of these cells has room for."""
+    several = any(cell.key.concurrency != 1 for cell in cells)
+    return [
+        name
+        for name in _TITLE
+        if any(name in cell.metrics for cell in cells) and (name != "tg_tps_request" or several)
+    ][:5]
+
+
+def _figure(cell: CellResult, name: MetricName) -> str:
+    from spark_cluster.cli.bench_format import figure
+
+    metric = cell.metrics.get(name)
+    return "" if metric is None else figure(metric.mean)

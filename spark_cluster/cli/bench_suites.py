@@ -1,0 +1,153 @@
+"""`bench suites`: what can be measured, and how long it takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_cluster.cli.app import App
+
+if TYPE_CHECKING:
+    from spark_cluster.bench.duration import Duration
+    from spark_cluster.bench.expansion import Expansion, Step
+    from spark_cluster.bench.suite_schema import Suite
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option(
+    "--recipe", "recipes", multiple=True, metavar="NAME",
+    help="Recipe to measure, instead of the suite's; repeatable.",
+)  # fmt: skip
+@click.pass_obj
+def suites(app: App, name: str | None, recipes: tuple[str, ...]) -> None:
+    """List the suites, or show the servers and cells of one and how long it takes.
+
+    NAME is the name of a suite, or a file. Nothing is started. Your own suites, in the folder
+    suites/, hide ours of the same name.
+    """
+    if name is None:
+        _list(app)
+        return
+    from spark_cluster.bench.duration import estimate
+    from spark_cluster.bench.planned_speed import planned_speeds
+    from spark_cluster.bench.suite import load_suite
+
+    suite = load_suite(name, app.project)
+    found = _expanded(app, suite, recipes)
+    told = estimate(found, planned_speeds(app.project), suite.settings)
+    if app.as_json:
+        app.print_json(suite_document(suite, found, told))
+    else:
+        _show(app, suite, found, told)
+
+
+def suite_document(suite: Suite, found: Expansion, told: Duration) -> dict[str, Any]:
+    """As in `bench suites NAME --json`."""
+    return {
+        "suite": suite.name,
+        "description": suite.description,
+        "nodes": found.nodes,
+        "setups": [setup.to_dict() for setup in found.setups],
+        "cells": [cell.to_dict() for cell in found.cells],
+        "estimate": told.to_dict(),
+    }
+
+
+def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:
+    from spark_cluster.bench.expansion import expand
+    from spark_cluster.loader.recipes import load_recipe
+
+    chosen = names or tuple(suite.recipes)
+    if not chosen and not app.inventory_is_missing and app.inventory.serve.recipe:
+        chosen = (app.inventory.serve.recipe,)
+    return expand(suite, {one: load_recipe(one, app.project) for one in chosen}, chosen)
+
+
+def _list(app: App) -> None:
+    from rich.table import Table
+
+    from spark_cluster.bench.suite import load_suite
+    from spark_cluster.cli.console import painted, styled
+    from spark_cluster.errors import SparkClusterError
+
+    rows = []
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("suite", no_wrap=True)
+    table.add_column("what it answers", overflow="fold")
+    for name, path in app.project.list("suites").items():
+        own = not path.is_relative_to(app.project.shipped / "suites")
+        shown = styled("{}[cyan]{}[/]", name, " (yours)" if own else "")
+        row: dict[str, Any] = {"name": name, "path": str(path), "own": own}
+        try:
+            suite = load_suite(path, app.project)
+        except SparkClusterError as error:
+            rows.append({**row, "valid": False, "description": "", "error": error.to_dict()})
+            table.add_row(shown, painted(f"invalid: {error}", "red"))
+            continue
+        about = suite.description
+        rows.append({**row, "valid": True, "description": about, "error": None})
+        table.add_row(shown, about)
+    if app.as_json:
+        app.print_json({"suites": rows})
+    else:
+        app.console.print(table)
+
+
+def _show(app: App, suite: Suite, found: Expansion, told: Duration) -> None:
+    from rich.table import Table
+
+    from spark_cluster.cli.console import painted, styled
+
+    console = app.console
+    measured = [cell for cell in found.cells if not cell.skip]
+    cells = _count(len(measured), "cell")
+    servers = _count(sum(not setup.skip for setup in found.setups), "server")
+    verdict = styled("[bold]{}[/]: {} on {}, {}", suite.name, cells, servers, _total(told))
+    console.print(verdict)
+    console.print(painted(suite.description, "dim"))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("server", overflow="fold")
+    for title in ("nodes", "cells", "runs"):
+        table.add_column(title, justify="right")
+    table.add_column("time", no_wrap=True)
+    for step, seconds in zip(found.steps, told.steps, strict=True):
+        table.add_row(*_row(step, seconds))
+    console.print(table)
+    for reason in dict.fromkeys(cell.skip for cell in found.cells if cell.skip):
+        cells = [cell for cell in found.cells if cell.skip == reason]
+        console.print(styled("[yellow]{} left out:[/] {}", _count(len(cells), "cell"), reason))
+    if app.verbose:
+        for cell in found.cells:
+            console.print(f"  {cell.id}  {_count(cell.runs, 'run')}", soft_wrap=True)
+    console.print(painted(f"Assumed: {'; '.join(told.assumptions)}.", "dim"))
+
+
+def _row(step: Step, seconds: float | None) -> tuple[str, ...]:
+    setup, live = step.setup, [cell for cell in step.cells if not cell.skip]
+    turn = f" (turn {step.turn})" if {c.turn for c in step.cells} - {1} else ""
+    runs = sorted({cell.runs for cell in live})
+    return (
+        setup.id + turn,
+        str(setup.nodes),
+        str(len(live)),
+        "-".join(map(str, dict.fromkeys((runs[0], runs[-1])))) if runs else "",
+        "not known" if seconds is None else _time(seconds) if live else "left out",
+    )
+
+
+def _total(told: Duration) -> str:
+    if told.unknown and not told.seconds:
+        return "no planned speed, so no estimate"
+    more = f" and what is not known of {_count(len(told.unknown), 'server')}"
+    return f"about {_time(told.seconds)}{more if told.unknown else ''}"
+
+
+def _time(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
