@@ -7,7 +7,7 @@ import contextlib
 import os
 import queue
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,21 @@ def do_stream(node: Node, request: Request, laptop: Laptop) -> Reply:
 
     What was sent and not yet shown there is limited; the command waits meanwhile.
     """
+    return _stream(node, request["argv"], SEARCH_PATH, laptop)
+
+
+def do_telemetry(node: Node, request: Request, laptop: Laptop) -> Reply:
+    """Stream the sampler's lines until the laptop cancels, as `stream` does; with `file` run it in
+    a transient unit that writes them there, and goes on when the laptop is gone."""
+    from spark_cluster.agent import sampling  # late: few runs want it
+
+    host = node.host(request, laptop)
+    if request.get("file"):
+        return sampling.start_unit(host, request)
+    return _stream(node, sampling.argv(host, request), host.search_path, laptop)
+
+
+def _stream(node: Node, argv: Sequence[str], search_path: str, laptop: Laptop) -> Reply:
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     cancelled = node.processes.cancelled
     ahead = 0
@@ -179,11 +194,9 @@ def do_stream(node: Node, request: Request, laptop: Laptop) -> Reply:
             with contextlib.suppress(queue.Empty):
                 ahead -= laptop.taken.get(timeout=0.1)
 
-    environment = {"PATH": SEARCH_PATH, "LANG": "C.UTF-8", "HOME": "/root"}
+    environment = {"PATH": search_path, "LANG": "C.UTF-8", "HOME": "/root"}
     unlimited = float("inf")
-    with node.processes.start(
-        request["argv"], env=environment, timeout=unlimited, merged=True
-    ) as running:
+    with node.processes.start(argv, env=environment, timeout=unlimited, merged=True) as running:
         return {"status": running.attend(take, cancelled)}
 
 
@@ -242,6 +255,7 @@ OPERATIONS: dict[str, Callable[[Node, Request, Laptop], Reply]] = {
     "revert": do_revert,
     "run": do_run,
     "stream": do_stream,
+    "telemetry": do_telemetry,
 }
 
 

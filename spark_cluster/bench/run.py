@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench import benchy, describe, on_node
+from spark_cluster.bench import benchy, describe, on_node, run_telemetry
 from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
 from spark_cluster.bench.reading import read_json
 from spark_cluster.bench.reading import result as cell_result
 from spark_cluster.bench.record import CellResult, NodeRecord, Record, Setup, VramReading
 from spark_cluster.bench.run_folder import save_record
+from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.inference.engine import engine
@@ -68,6 +69,10 @@ class BenchRun:
         turn = f"-t{step.turn}" if step.turn > 1 else ""
         stage = self.expansion.steps.index(step)
         return f"{on_node.FOLDER}/{self.record.id}/{stage:03}-{step.setup.id}{turn}"
+
+    def raw(self, step: Step) -> Path:
+        """Return the folder of what a step's load generator and samplers wrote, on the laptop."""
+        return self.folder / "raw" / self.on_node(step).rpartition("/")[2]
 
     # -- what comes of it ------------------------------------------------------------------------
 
@@ -140,6 +145,9 @@ def measure(
     folder = run.on_node(step)
     setup = describe.setup_of(play, step.setup, served, startup_s)
     run.add_setup(setup, describe.nodes_of(play, served))
+    metrics = f"{engine_base(served.plan)}/metrics"
+    recording = Recording(play, [node.name for node in served.plan.nodes], folder, metrics)
+    recording.start()
     on_node.may_go_on(session, folder)
     ended = threading.Event()
 
@@ -153,7 +161,9 @@ def measure(
         _, peak = play.together(load, lambda: _vram_until(play, ended))
         run.add_vram(step.setup.id, describe.readings(peak, "under_load"))
     finally:
+        recording.fetch(run.raw(step))
         collect(run, step, session)
+    recording.stop()
 
 
 def _vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:
@@ -182,10 +192,9 @@ def job_of(run: BenchRun, step: Step, plan: ServePlan, tool: tuple[str, str]) ->
     """
     environment, book = tool
     endpoint, folder = plan.endpoint, run.on_node(step)
-    # Behind a proxy the engine itself is measured, on the loopback, where it asks for no key.
-    base = endpoint.engine_url if endpoint.engine_port else endpoint.url
+    base = engine_base(plan)
     target = benchy.Target(
-        base_url=base,
+        base_url=f"{base}/v1",
         served_name=endpoint.model,
         model=plan.recipe.model.name,
         tokenizer=plan.recipe.model.node_path,
@@ -206,20 +215,29 @@ def job_of(run: BenchRun, step: Step, plan: ServePlan, tool: tuple[str, str]) ->
         for cell in step.cells
         if not cell.skip
     )
-    health = base.removesuffix("/v1") + engine(plan.recipe.engine).health
+    health = base + engine(plan.recipe.engine).health
     return on_node.Job(folder, health, cells, {BOOK: book} if book else {})
+
+
+def engine_base(plan: ServePlan) -> str:
+    """Return the URL of the engine itself; behind a proxy, where it asks for no key."""
+    endpoint = plan.endpoint
+    url = endpoint.engine_url if endpoint.engine_port else endpoint.url
+    return url.removesuffix("/v1")
 
 
 def collect(run: BenchRun, step: Step, session: Session) -> None:
     """Bring back the results that are on the node, and add them to the record."""
-    into = run.folder / "raw" / run.on_node(step).rpartition("/")[2]
+    into = run.raw(step)
     too_large = on_node.fetch(session, run.on_node(step), into)
     found = []
     for cell in step.cells:
         told = read_json(into / "cells" / f"{cell.id}.json")
         if isinstance(told, dict):
             found += _results(run, cell, told, into, too_large)
-    run.add(found)
+    nodes = {setup.id: setup.nodes for setup in run.record.setups}
+    run.add(run_telemetry.flagged(found, list(run_telemetry.rows(into)), nodes))
+    run_telemetry.write(run.folder)
 
 
 def _results(

@@ -44,6 +44,7 @@ COMMANDS = {
     "explain": "Explain logs: the cause first, its consequences last.",
     "bench": "Measure suites of loads, compare runs, and report.",
     "vram": "Show each node's GPU memory by process.",
+    "top": "Show the nodes live: GPU, clocks, power, memory, link, tokens.",
     "exec": "Run a command on the nodes.",
     "playbook": "Run a playbook.",
     "history": "Show what runs changed on the nodes.",

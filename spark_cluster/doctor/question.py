@@ -13,14 +13,11 @@ from spark_cluster.doctor.scripts import shell
 from spark_cluster.facts import gather
 from spark_cluster.inference import ray, unit_state
 from spark_cluster.inference.process import PROGRAMS
+from spark_cluster.node.nvidia_smi import THROTTLE
 from spark_cluster.resources.unit import FOLDER
 from spark_cluster.serving import firewall
 
-GPU_LOAD = (
-    "utilization.gpu,clocks.sm,power.draw,clocks_event_reasons.sw_power_cap,"
-    "clocks_event_reasons.hw_slowdown,clocks_event_reasons.hw_thermal_slowdown,"
-    "clocks_event_reasons.sw_thermal_slowdown"
-)
+GPU_LOAD = ",".join(("utilization.gpu", "clocks.sm", "power.draw", *THROTTLE.values()))
 KERNEL_WORDS = r"Xid|NV_ERR_NO_MEMORY|mlx5_core.*(fatal|health|failed)|Out of memory: Killed"
 TOOLS = (
     *("nvidia-smi", "docker", "tailscale", "fwupdmgr", "ib_write_bw", "ping"),

@@ -87,6 +87,7 @@ def closed_port(tmp_path) -> Path:
         ["exec", "true"],
         ["history"],
         ["vram"],
+        ["top"],
         ["status"],
         ["doctor"],
         ["facts"],
