@@ -15,7 +15,7 @@ from spark_cluster.bench.telemetry import LineReader, Row
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.node.output import LINE_LIMIT
 from spark_cluster.runner.connections import ssh
-from spark_cluster.runner.parallel import side_by_side
+from spark_cluster.runner.parallel import in_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +97,7 @@ class Sampling:
         self._ended.set()
         with self._lock:
             names = list(self._open)
-        side_by_side({name: lambda n=name: self._close(n) for name in names})  # type: ignore[misc]
+        in_parallel({name: lambda n=name: self._close(n) for name in names})
         until = time.monotonic() + END_S
         for thread in self._threads:
             if self._open:  # one that is still connecting is not waited for
