@@ -14,6 +14,7 @@ from playbooks.down import Stopped
 from spark_cluster import errors, resources
 from spark_cluster.bench.record import Record
 from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.telemetry import Row
 from spark_cluster.cli import bench_compare, bench_suites, ping, recipe_list, recipes_import
 from spark_cluster.cli import cli as root
 from spark_cluster.cli import exec as exec_command
@@ -154,6 +155,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
         },
     ),
     "lab-repair": ("lab repair", {"repaired": list[str]}),
+    "top": ("top", Row),
     "bench-suites": ("bench suites NAME", bench_suites.suite_document),
     "bench-run": ("bench run", _BENCH_RUN),
     "bench-attach": ("bench attach", _BENCH_RUN),

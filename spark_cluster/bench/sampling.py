@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,7 @@ class Sampling:
         self._ended.set()
         with self._lock:
             names = list(self._open)
-        in_parallel({name: lambda n=name: self._close(n) for name in names})
+        in_parallel({name: partial(self._close, name) for name in names})
         until = time.monotonic() + END_S
         for thread in self._threads:
             if self._open:  # one that is still connecting is not waited for

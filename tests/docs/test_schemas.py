@@ -37,7 +37,7 @@ SHIPPED = [
 ONE_NODE = "nodes: {spark1: {address: 192.0.2.1, roles: [head]}}\n"
 
 
-NAMES = (*FILES, "event", "error", *(f"output-{name}" for name in OUTPUTS))
+NAMES = (*FILES, "bench-run", "event", "error", *(f"output-{name}" for name in OUTPUTS))
 
 
 @functools.cache
