@@ -58,9 +58,7 @@ def compare(
     if b is None and not (with_published or predicted):
         raise UsageError("one run is given", hint="give a second one, --published or --predicted")
     if b is None and baseline:
-        raise UsageError(
-            "--baseline needs the run that is judged", hint="give it after the baseline"
-        )
+        raise UsageError("--baseline needs a second run", hint="give the one that is judged")
     first = _record(a)
     found = compare_runs(first, _record(b)) if b is not None else None
     others = against_published(first) if with_published else None
@@ -141,6 +139,7 @@ def _cells(row: Row) -> tuple[Any, ...]:
     from spark_cluster.cli.console import painted
 
     one = row.difference
+    verdict = f"same ±{one.floor:.0%}" if one.verdict == "same" else one.verdict
     interval = "" if one.low is None or one.high is None else f"{one.low:.2f}-{one.high:.2f}"
     return (
         f"  {TITLES[row.metric]}",
@@ -148,7 +147,7 @@ def _cells(row: Row) -> tuple[Any, ...]:
         figure(row.b),
         "" if one.ratio is None else f"{one.ratio:.3f}",
         interval,
-        painted(one.verdict, _COLOURS.get(one.verdict, "dim")),
+        painted(verdict, _COLOURS.get(one.verdict, "dim")),
     )
 
 
@@ -177,19 +176,20 @@ def _show_published(app: App, found: PublishedComparison, *, all_figures: bool) 
         middle = f"; half of them within {shares[len(shares) // 2]:.1%}"
         console.print(painted(f"{len(shares)} published figures measured again{middle}", "bold"))
     else:
-        console.print(
-            painted(f"none of {total} published figures is of this model and load", "bold")
-        )
+        text = f"none of {total} published figures is of this model and load"
+        console.print(painted(text, "bold"))
     caveats = dict.fromkeys(text for row in found.rows for text in row.caveats)
-    for text in caveats:
-        console.print(styled("[yellow]not alike:[/] {}", text), soft_wrap=True)
+    marks = {text: f"[{number}]" for number, text in enumerate(caveats, 1)}
+    for text, mark in marks.items():
+        console.print(styled("[yellow]not alike {}:[/] {}", mark, text), soft_wrap=True)
     if found.rows:
         table = _table("", "published", "here", "deviation")
-        for (source, key), rows in groupby(
-            found.rows, lambda row: (row.figure.source, row.cell.key)
+        for (source, key, texts), rows in groupby(
+            found.rows, lambda row: (row.figure.source, row.cell.key, row.caveats)
         ):
             table.add_row(painted(load_text(key), "bold"))
-            table.add_row(painted(f"  {source}", "dim"))
+            marked = " ".join([source, *(marks[text] for text in texts)])
+            table.add_row(painted(f"  {marked}", "dim"))
             for row in rows:
                 spread = f" ± {figure(row.figure.std)}" if row.figure.std is not None else ""
                 name = f"  {TITLES[row.metric]}"

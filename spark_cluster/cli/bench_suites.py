@@ -116,8 +116,8 @@ def _show(app: App, suite: Suite, found: Expansion, told: Duration) -> None:
         table.add_row(*_row(step, seconds))
     console.print(table)
     for reason in dict.fromkeys(cell.skip for cell in found.cells if cell.skip):
-        number = sum(cell.skip == reason for cell in found.cells)
-        console.print(styled("[yellow]{} left out:[/] {}", _count(number, "cell"), reason))
+        left_out = sum(cell.skip == reason for cell in found.cells)
+        console.print(styled("[yellow]{} left out:[/] {}", _count(left_out, "cell"), reason))
     if app.verbose:
         for cell in found.cells:
             console.print(f"  {cell.id}  {_count(cell.runs, 'run')}", soft_wrap=True)

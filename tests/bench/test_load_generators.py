@@ -215,6 +215,20 @@ def test_an_open_loop():
     assert found.attention == ("99 % of gaps between tokens are under 139 ms; the limit is 100 ms",)
 
 
+def test_what_vllm_writes():
+    """Files of vLLM 0.32's own program, against the same stand-in server."""
+    folder = DATA.parent / "vllm_bench"
+    load = CellKey(prompt=64, output=8, concurrency=0, request_rate=20)
+    found = vllm_bench.read_cell(PlannedCell("open", "s", load, 1, requests=6), folder, SLO)
+    assert (found.status, found.attention) == ("ok", ())
+    assert found.metrics["goodput"].mean == pytest.approx(16.699, abs=0.001)
+    assert set(found.metrics["e2el_ms"].percentiles) == {"p5", "p50", "p90", "p95", "p99"}
+    assert "acceptance" not in found.metrics
+    failed = vllm_bench.read_cell(PlannedCell("some", "s", load, 1, requests=6), folder, SLO)
+    assert failed.status == "failed"
+    assert "of 6 requests were completed: " in failed.reason
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -233,8 +247,8 @@ def test_what_fails(data, reason):
 
 
 def test_a_server_that_does_not_keep_up():
-    slow = served(request_throughput=1.0)
-    assert "kept up with 1.00 of 2 requests" in vllm_bench.parse(RATE, [slow, slow]).attention[0]
+    slow = served(request_throughput=0.5)
+    assert "kept up with 0.50 of 2 requests" in vllm_bench.parse(RATE, [slow, slow]).attention[0]
 
 
 def test_the_command_line_of_vllm():
