@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from playbooks.down import Stopped
 from spark_cluster import errors, resources
+from spark_cluster.bench.telemetry import Row
 from spark_cluster.cli import cli as root
 from spark_cluster.cli import exec as exec_command
 from spark_cluster.cli import ping, recipe_list, recipes_import
@@ -64,6 +65,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "status": ("status", Status),
     "logs": ("logs", {"logs": [{"node": str, "container": str, "text": str}]}),
     "vram": ("vram", {"nodes": [NodeVram]}),
+    "top": ("top", Row),
     "exec": ("exec", {"nodes": [exec_command._document]}),
 }
 """Name of a schema to the command that prints it with --json, and the document: a class, a function
