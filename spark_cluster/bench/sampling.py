@@ -32,9 +32,6 @@ LABEL = "top"
 PAUSES = (1.0, 10.0)
 """Seconds until a lost node is connected to again: at first, and at most."""
 
-END_S = 15.0
-"""Seconds that the end may take: more than an agent needs to end what it runs."""
-
 
 @dataclass(frozen=True)
 class Lost:
@@ -78,14 +75,11 @@ class Sampling:
         self._updates: queue.Queue[Update | BaseException] = queue.Queue()
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        self._open: dict[str, tuple[SshConnection, Session | None]] = {}
-        self._threads: list[threading.Thread] = []
+        self._open: dict[str, tuple[SshConnection, Session]] = {}
 
     def __enter__(self) -> Sampling:
         for node in self._nodes:
-            thread = threading.Thread(target=self._work, args=(node,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            threading.Thread(target=self._work, args=(node,), daemon=True).start()
         return self
 
     def __exit__(
@@ -94,15 +88,12 @@ class Sampling:
         _error: BaseException | None,
         _at: TracebackType | None,
     ) -> None:
-        """End all samplers; returns when their agents have been told, and at most END_S later."""
+        """End all samplers. A node that is being connected to is not waited for: its thread ends
+        what it has begun, or the end of the program does."""
         self._ended.set()
         with self._lock:
-            names = list(self._open)
-        in_parallel({name: partial(self._close, name) for name in names})
-        until = time.monotonic() + END_S
-        for thread in self._threads:
-            if self._open:  # one that is still connecting is not waited for
-                thread.join(max(0.0, until - time.monotonic()))
+            jobs = {name: partial(self._close, name) for name in self._open}
+        in_parallel(jobs)
 
     def next(self, timeout: float) -> Update | None:
         """Return the next row or loss; None after so many seconds without one."""
@@ -146,10 +137,7 @@ class Sampling:
             Unreachable: it was lost, or could not be made.
             Failed: the sampler has ended.
         """
-        connection = ssh(node)
-        self._keep(node.name, connection, None)
-        session = connection.session(LABEL, become=True)
-        self._keep(node.name, connection, session)
+        session = self._connected(node)
         reader, said = LineReader(node.name), ""
         rest = ""
 
@@ -168,23 +156,28 @@ class Sampling:
         why = said[:200] or f"status {reply.get('status')}"
         raise Failed(f"the sampler has ended: {why}", where=node.name)
 
-    def _keep(self, name: str, connection: SshConnection, session: Session | None) -> None:
+    def _connected(self, node: InventoryNode) -> Session:
+        """Connect, and keep the connection to be closed at the end, unless that has come."""
+        connection = ssh(node)
+        try:
+            session = connection.session(LABEL, become=True)
+        except BaseException:
+            connection.close()
+            raise
         with self._lock:
-            if not self._ended.is_set():
-                self._open[name] = (connection, session)
-                return
-        if session is not None:
-            session.close()
-        connection.close()
-        raise Unreachable("it is over", where=name)
+            self._open[node.name] = (connection, session)
+        if self._ended.is_set():
+            self._close(node.name)
+            raise Unreachable("it is over", where=node.name)
+        return session
 
     def _close(self, name: str) -> None:
         with self._lock:
-            connection, session = self._open.pop(name, (None, None))
-        with contextlib.suppress(SparkClusterError, OSError):
-            if session is not None:
+            found = self._open.pop(name, None)
+        if found is not None:
+            connection, session = found
+            with contextlib.suppress(SparkClusterError, OSError):
                 session.close()
-        if connection is not None:
             connection.close()
 
 
