@@ -153,7 +153,7 @@ def measure(
 
     def load() -> None:
         try:
-            play.apply(play.head, ROLE, job_of(run, step, served.plan, tool_of(play)).resources)
+            play.apply(play.head, ROLE, job_of(run, step, served.plan, play).resources)
         finally:
             ended.set()
 
@@ -184,13 +184,9 @@ def tool_of(play: Play) -> tuple[str, str]:
     return settings.path, settings.book
 
 
-def job_of(run: BenchRun, step: Step, plan: ServePlan, tool: tuple[str, str]) -> on_node.Job:
-    """Return what the node gets to measure a step's cells.
-
-    Args:
-        tool: of `tool_of`.
-    """
-    environment, book = tool
+def job_of(run: BenchRun, step: Step, plan: ServePlan, play: Play) -> on_node.Job:
+    """Return what the head gets to measure a step's cells."""
+    environment, book = tool_of(play)
     endpoint, folder = plan.endpoint, run.on_node(step)
     base = engine_base(plan)
     target = benchy.Target(
@@ -216,7 +212,7 @@ def job_of(run: BenchRun, step: Step, plan: ServePlan, tool: tuple[str, str]) ->
         if not cell.skip
     )
     health = base + engine(plan.recipe.engine).health
-    return on_node.Job(folder, health, cells, {BOOK: book} if book else {})
+    return on_node.Job(folder, health, cells, {BOOK: book} if book else {}, play.head.user)
 
 
 def engine_base(plan: ServePlan) -> str:
