@@ -7,11 +7,11 @@ cell), `telemetry.parquet` and `logs/`. Its JSON Schema is published as `bench-r
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-FORMAT = "spark-cluster.bench.v1"
+FORMAT: Final = "spark-cluster.bench.v1"
 
 MetricName = Literal[
     "pp_tps", "pp_tps_request", "tg_tps", "tg_tps_request", "peak_tps", "peak_tps_request",

@@ -49,9 +49,7 @@ def _csv(results: Results, setup: Setup) -> str:
     writer.writerow(COLUMNS)
     for cell in cells:
         for test, metrics in benchy_rows(cell, concurrency=several):
-            figures = [
-                value for m in metrics for value in ((m.mean, m.std) if m else (None, None))
-            ]
+            figures = [value for m in metrics for value in ((m.mean, m.std) if m else (None, None))]
             writer.writerow([_no_formula(setup.model), test, *figures])
     return out.getvalue()
 

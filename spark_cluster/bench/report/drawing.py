@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 4.9
-"""Inches; half a page on a desk, the whole of a telephone's, with text of the same size on both."""
+WIDTH = 4.2
+"""Inches; a third of a page on a desk, the whole of a telephone's: about as wide on both."""
 
-PNG_DPI = 200
+PNG_DPI = 220
+PREDICTED = "predicted"
+"""The plot that stands next to its table."""
+
 TITLE = "plot-title"
 TITLE_INCHES = 0.26
 """What the title takes at the top; on a page it is a heading of the page."""
@@ -45,7 +48,7 @@ VARIABLES = {
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":")
 
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9,
     "text.parse_math": False, "text.usetex": False, "text.color": INK,
     "svg.fonttype": "none", "svg.hashsalt": "spark-cluster", "svg.image_inline": True,
@@ -88,13 +91,16 @@ class Canvas:
 
     Args:
         panels: their heights, inches.
+        top: inches above the first panel: the title and a line of the legend, unless it says less.
     """
 
-    def __init__(self, name: str, title: str, panels: tuple[float, ...] = (2.5,)) -> None:
+    def __init__(
+        self, name: str, title: str, panels: tuple[float, ...] = (2.3,), *, top: float = 0.62
+    ) -> None:
         from matplotlib.figure import Figure
 
         self.name, self.title, self.note, self.description = name, title, "", ""
-        top, bottom, between = 0.62, 0.52, 0.42
+        bottom, between = 0.52, 0.42
         height = top + bottom + sum(panels) + between * (len(panels) - 1)
         self.height = height
         self.figure: Figure = Figure(figsize=(WIDTH, height))
@@ -102,9 +108,9 @@ class Canvas:
         at = height - top
         for panel in panels:
             at -= panel
-            box = (0.60 / WIDTH, at / height, (WIDTH - 0.60 - 0.16) / WIDTH, panel / height)
-            shared = {"sharex": self.panels[0]} if self.panels else {}
-            self.panels.append(self.figure.add_axes(box, **shared))
+            box = (0.56 / WIDTH, at / height, (WIDTH - 0.56 - 0.14) / WIDTH, panel / height)
+            share = self.panels[0] if self.panels else None
+            self.panels.append(self.figure.add_axes(box, sharex=share))
             at -= between
 
     @property
@@ -114,13 +120,12 @@ class Canvas:
 
     def legend(self, handles: list[Any] | None = None) -> None:
         """Put the names of the lines above the first panel; none for a single line."""
-        found, names = self.axes.get_legend_handles_labels()
         if handles is None:
-            handles = found
+            handles = self.axes.get_legend_handles_labels()[0]
         labels = [clipped(str(handle.get_label())) for handle in handles]
         if len(handles) < 2:
             return
-        columns = max(1, min(len(handles), 4, 52 // (max(map(len, labels)) + 5)))
+        columns = max(1, min(len(handles), 4, 46 // (max(map(len, labels)) + 5)))
         rows = -(-len(handles) // columns)
         if rows > 1:
             self._grow(0.17 * (rows - 1))
@@ -141,7 +146,7 @@ class Canvas:
     def finish(self) -> Plot:
         """Draw it."""
         self.figure.text(
-            0.14 / WIDTH, 1 - 0.10 / self.height, clipped(self.title, 58), va="top",
+            0.14 / WIDTH, 1 - 0.10 / self.height, clipped(self.title, 52), va="top",
             fontsize=10.5, fontweight="bold", gid=TITLE,
         )  # fmt: skip
         png, svg = io.BytesIO(), io.StringIO()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
-from spark_cluster.bench.record import CellKey, Metric
+from spark_cluster.bench.record import CellKey, Metric, Prediction
 
 
 def printable(text: str) -> str:
@@ -35,6 +35,14 @@ def spread(metric: Metric | None) -> str:
     if metric is None:
         return ""
     return f"{metric.mean:.2f}" + ("" if metric.std is None else f" ± {metric.std:.2f}")
+
+
+def figure(metric: Metric) -> str:
+    """Mean and standard deviation with as many decimals as the mean deserves."""
+    mean = number(metric.mean)
+    if metric.std is None or abs(metric.mean) >= 1e9:
+        return mean
+    return f"{mean} ± {metric.std:,.{len(mean.partition('.')[2])}f}"
 
 
 def duration(milliseconds: float) -> str:
@@ -103,6 +111,16 @@ def shape(key: CellKey) -> str:
     kind = "" if key.kind == "load" else f"{key.kind.replace('_', ' ')}, "
     prefill = "ctx " if key.context_prefill else ""
     return f"{kind}{prefill}pp{key.prompt} tg{key.output} d={key.depth} {load}"
+
+
+def predicted(prediction: Prediction) -> str:
+    """What was foretold, such as `decode 8k c=2`."""
+    key = prediction.key
+    name = {"tg_tps": "decode", "pp_tps": "prefill", "ttfr_ms": "ttfr"}.get(
+        prediction.metric, prediction.metric
+    )
+    depth = f" {tokens(key.depth)}" if key.depth else ""
+    return f"{name}{depth}" + (f" c={key.concurrency}" if key.concurrency > 1 else "")
 
 
 def file_name(text: str) -> str:

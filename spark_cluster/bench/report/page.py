@@ -1,4 +1,4 @@
-"""The page: one HTML file that loads nothing, readable by day, by night, on a phone and on paper."""
+"""The page: one HTML file that loads nothing; light or dark, on a desk, a phone or paper."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.bench.record import Setup
 from spark_cluster.bench.report.cells import Results
-from spark_cluster.bench.report.drawing import Plot
+from spark_cluster.bench.report.drawing import PREDICTED, Plot
 from spark_cluster.bench.report.formats import moment
 from spark_cluster.bench.report.post import engine_command, method, repeat, run_time, tables_only
 from spark_cluster.bench.report.setup_tables import (
-    node_table,
+    node_tables,
     process_table,
-    setup_table,
+    setup_tables,
     vram_table,
 )
 from spark_cluster.bench.report.tables import (
@@ -71,7 +71,7 @@ def page(
         answers=list(answers(results)),
         flagged=flagged_table(results),
         comparison=list(comparison_tables(results)),
-        cells=list(benchy_tables(results)),
+        cells=[table.without("model") for table in benchy_tables(results)],
         other_cells=[
             table
             for table in (sweep_table(results), open_loop_table(results), answers_table(results))
@@ -80,9 +80,9 @@ def page(
         predictions=prediction_table(results),
         vram=vram_table(results),
         processes=process_table(results),
-        nodes=node_table(results),
-        setups=setup_table(results),
-        measured=measured,
+        environment=[*setup_tables(results), *node_tables(results)],
+        measured=[plot for plot in measured if plot.name != PREDICTED],
+        predicted=[plot for plot in measured if plot.name == PREDICTED],
         memory=memory,
         telemetry=telemetry,
         method=method(results.record),

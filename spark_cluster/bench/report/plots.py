@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.bench.record import Metric, MetricName, Setup
 from spark_cluster.bench.report.cells import Point, Results
-from spark_cluster.bench.report.drawing import Canvas, Plot, clipped, colour, line_style
-from spark_cluster.bench.report.formats import number, tokens
+from spark_cluster.bench.report.drawing import (
+    GRID,
+    INK,
+    PREDICTED,
+    SOFT,
+    Canvas,
+    Plot,
+    clipped,
+    colour,
+    line_style,
+)
+from spark_cluster.bench.report.formats import number, predicted, tokens
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,15 +44,15 @@ def measured_plots(results: Results) -> Iterator[Plot]:
 def _against_depth(
     results: Results, name: str, title: str, metric: MetricName, unit: str
 ) -> Iterator[Plot]:
-    lines = _lines(results, metric, concurrency=1)
+    lines = [line for line in _lines(results, metric, concurrency=1) if len(line[1]) > 1]
     depths = sorted({int(point.x) for _, points in lines for point in points})
-    if len(depths) < 2:
+    if not lines:
         return
     canvas = Canvas(name, title)
     for index, (setup, points) in enumerate(lines):
         _line(canvas.axes, points, index, results.labels[setup.id])
     canvas.axes.set_ylabel(unit)
-    canvas.axes.set_ylim(bottom=0)
+    _from_zero(canvas.axes)
     canvas.axes.set_xlabel("tokens in the context before the prompt")
     ticks = _apart(depths)
     canvas.axes.set_xticks(ticks, [tokens(depth) for depth in ticks])
@@ -61,21 +71,20 @@ def _per_user(results: Results) -> Iterator[Plot]:
     lines = [(setup, points) for setup, points in lines if points]
     if all(len(points) < 2 for _, points in lines):
         return
-    canvas = Canvas("per-user-aggregate", "One user's speed against that of all together")
+    canvas = Canvas("per-user-aggregate", "Per-user against aggregate speed")
     for index, (setup, points) in enumerate(lines):
         x = [point.metric.mean for point in points]
         y = [metric.mean for point in points if (metric := _request(point))]
         canvas.axes.plot(x, y, label=results.labels[setup.id], **line_style(index))
         for point, at_x, at_y in zip(points, x, y, strict=True):
             canvas.axes.annotate(
-                f"c={point.x:g}", (at_x, at_y), xytext=(0, 5), textcoords="offset points",
-                ha="center", fontsize=7.5, color=colour(index),
+                f"c={point.x:g}", (at_x, at_y), xytext=(0, 5 if index else -12),
+                textcoords="offset points", ha="center", fontsize=7.5, color=colour(index),
             )  # fmt: skip
     canvas.axes.set_xlabel("tok/s of all requests together")
     canvas.axes.set_ylabel("tok/s of one request")
     canvas.axes.set_xlim(left=0)
-    canvas.axes.set_ylim(bottom=0)
-    canvas.axes.margins(y=0.12)
+    _from_zero(canvas.axes, 1.12)
     canvas.legend()
     canvas.description = _described("Speed of all requests together", results, lines)
     canvas.note = f"{_shape_note(results)} Up and to the right is better. c: requests at once."
@@ -108,7 +117,7 @@ def _first_response(results: Results) -> Iterator[Plot]:
         _line(canvas.axes, scaled, index, results.labels[setup.id])
     canvas.axes.set_xlabel("requests at once")
     canvas.axes.set_ylabel("s")
-    canvas.axes.set_ylim(bottom=0)
+    _from_zero(canvas.axes)
     ticks = _apart(loads)
     canvas.axes.set_xticks(ticks, [str(load) for load in ticks])
     canvas.legend()
@@ -145,7 +154,7 @@ def _variants(results: Results) -> Iterator[Plot]:
     accepted = [point.cell.metrics.get("acceptance") for _, point in found]
     sweep = any(metric is not None for metric in accepted)
     title = "Variants: decoding and acceptance (c=1)" if sweep else "Variants: decoding (c=1)"
-    canvas = Canvas("variants", title, (1.7, 1.0) if sweep else (2.3,))
+    canvas = Canvas("variants", title, (1.7, 1.0) if sweep else (2.3,), top=0.42)
     places = range(len(found))
     speeds = [point.metric for _, point in found]
     _bars(canvas.axes, speeds, 0)
@@ -176,7 +185,7 @@ def _bars(axes: Axes, metrics: Sequence[Metric], index: int) -> None:
     errors = [metric.std or 0 for metric in metrics]
     axes.bar(places, heights, 0.62, color=colour(index))
     if any(errors):
-        axes.errorbar(places, heights, errors, fmt="none", ecolor="#16202b", elinewidth=0.9)
+        axes.errorbar(places, heights, errors, fmt="none", ecolor=INK, elinewidth=0.9)
     for place, height, error in zip(places, heights, errors, strict=True):
         axes.annotate(
             f"{height:.1f}" if index == 0 else f"{height:.0f}", (place, height + error),
@@ -190,9 +199,7 @@ def _common_argument(setups: Sequence[Setup]) -> str:
     return clipped(names.pop(), 50) if len(names) == 1 else ""
 
 
-def _variant_name(
-    results: Results, setup: Setup, among: Sequence[tuple[Setup, Point]]
-) -> str:
+def _variant_name(results: Results, setup: Setup, among: Sequence[tuple[Setup, Point]]) -> str:
     """The value alone where all vary the same argument."""
     setups = [other for other, _ in among]
     alike = len({(s.tp, s.replicas, s.model) for s in setups}) == 1
@@ -212,24 +219,23 @@ def _predicted(results: Results) -> Iterator[Plot]:
             metric = cells[foretold.key].metrics.get(foretold.metric) if foretold.key in cells \
                 else None  # fmt: skip
             if metric is not None and foretold.value > 0:
-                name = PREDICTED.get(foretold.metric, foretold.metric)
-                depth = f" {tokens(foretold.key.depth)}" if foretold.key.depth else ""
-                load = f" c={foretold.key.concurrency}" if foretold.key.concurrency > 1 else ""
-                rows.append((f"{results.labels[setup.id]} {name}{depth}{load}", foretold, metric))
+                rows.append((f"{results.labels[setup.id]} {predicted(foretold)}", foretold, metric))
     if not rows:
         return
     rows = rows[:MAX_PREDICTIONS]
-    canvas = Canvas("predicted", "Measured as a share of the prediction", (0.24 * len(rows) + 0.3,))
+    canvas = Canvas(
+        PREDICTED, "Measured as a share of the prediction", (0.24 * len(rows) + 0.3,), top=0.36
+    )
     axes = canvas.axes
     box = axes.get_position()
-    axes.set_position((0.31, box.y0, 0.64, box.height))
+    axes.set_position((0.33, box.y0, 0.62, box.height))
     for place, (_, foretold, metric) in enumerate(rows):
         low, high = foretold.low / foretold.value, foretold.high / foretold.value
-        axes.plot([low, high], [place, place], color="#dfe4ea", linewidth=7, solid_capstyle="butt")
+        axes.plot([low, high], [place, place], color=GRID, linewidth=7, solid_capstyle="butt")
         share = metric.mean / foretold.value
         inside = low <= share <= high
         axes.plot([share], [place], marker="o" if inside else "X", color=colour(0 if inside else 1))
-    axes.axvline(1, color="#56626f", linewidth=0.9, linestyle=":")
+    axes.axvline(1, color=SOFT, linewidth=0.9, linestyle=":")
     axes.set_yticks(range(len(rows)), [clipped(name, 22) for name, _, _ in rows], fontsize=7.5)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel("measured / predicted")
@@ -240,12 +246,7 @@ def _predicted(results: Results) -> Iterator[Plot]:
     yield canvas.finish()
 
 
-PREDICTED = {"tg_tps": "decode", "pp_tps": "prefill", "ttfr_ms": "ttfr"}
-
-
-def _lines(
-    results: Results, metric: MetricName, **fixed: int
-) -> list[tuple[Setup, list[Point]]]:
+def _lines(results: Results, metric: MetricName, **fixed: int) -> list[tuple[Setup, list[Point]]]:
     found = [(setup, results.at(setup, metric, **fixed)) for setup in results.setups]
     return [(setup, points) for setup, points in found if points][:MAX_LINES]
 
@@ -253,8 +254,13 @@ def _lines(
 def _line(axes: Axes, points: Sequence[Point], index: int, label: str) -> None:
     x, y = [point.x for point in points], [point.metric.mean for point in points]
     errors = [point.metric.std or 0 for point in points]
-    bars = errors if any(errors) else None
-    axes.errorbar(x, y, bars, label=clipped(label), elinewidth=0.9, **line_style(index))
+    axes.plot(x, y, label=clipped(label), **line_style(index))
+    if any(errors):
+        axes.errorbar(x, y, errors, fmt="none", ecolor=colour(index), elinewidth=0.9)
+
+
+def _from_zero(axes: Axes, room: float = 1.04) -> None:
+    axes.set_ylim(0, axes.get_ylim()[1] * room)
 
 
 def _apart(values: Sequence[int]) -> list[int]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from spark_cluster.bench.report.cells import Results
-from spark_cluster.bench.report.drawing import Canvas, Plot, clipped, colour
+from spark_cluster.bench.report.drawing import SOFT, Canvas, Plot, clipped, colour
 from spark_cluster.bench.report.formats import elapsed
 from spark_cluster.bench.report.setup_tables import PHASES, readings
 from spark_cluster.bench.report.telemetry import Telemetry, from_datetime, thin_out
+
+if TYPE_CHECKING:
+    from spark_cluster.bench.report.telemetry import Floats
 
 MAX_PANELS = 4
 LOW_CLOCK = 1500
@@ -54,6 +58,32 @@ PANELS = (
 
 
 @dataclass(frozen=True)
+class Window:
+    """The time that a plot is about.
+
+    Attributes:
+        start, end: seconds since 1970.
+    """
+
+    start: float
+    end: float
+
+    @property
+    def unit(self) -> tuple[str, int]:
+        """Of its axis, and how many seconds that is."""
+        return ("h", 3600) if self.end - self.start > 3 * 3600 else ("min", 60)
+
+    def at(self, seconds: Floats) -> Floats:
+        """Where moments are on the axis."""
+        return (seconds - self.start) / self.unit[1]
+
+    @property
+    def width(self) -> float:
+        """Of the axis."""
+        return max((self.end - self.start) / self.unit[1], 1e-3)
+
+
+@dataclass(frozen=True)
 class Span:
     """When a setup was under load, seconds since 1970."""
 
@@ -69,7 +99,10 @@ def vram_plot(results: Results) -> Iterator[Plot]:
         return
     nodes = list(dict.fromkeys(r.node for setup in setups for r in setup.vram))[:8]
     canvas = Canvas(
-        "vram", "GPU memory by phase, GiB", (1.35 if len(setups) > 1 else 2.2,) * len(setups)
+        "vram",
+        "GPU memory by phase, GiB",
+        (1.35 if len(setups) > 1 else 2.2,) * len(setups),
+        top=0.8,
     )
     width = 0.8 / len(nodes)
     highest = max((r.used_mib for setup in setups for r in setup.vram), default=0) / 1024
@@ -99,76 +132,72 @@ def vram_plot(results: Results) -> Iterator[Plot]:
 
 def telemetry_plots(results: Results, telemetry: Telemetry | None) -> Iterator[Plot]:
     """Yield each quantity of the nodes over time that was recorded, the setups shaded."""
-    if telemetry is None or not any(len(node.seconds) for node in telemetry.nodes):
+    sampled = [node for node in telemetry.nodes if len(node.seconds)] if telemetry else []
+    if telemetry is None or not sampled:
         return
-    start = min(float(node.seconds[0]) for node in telemetry.nodes if len(node.seconds))
-    end = max(float(node.seconds[-1]) for node in telemetry.nodes if len(node.seconds))
-    spans = phases(results, start, end)
+    window = Window(
+        min(float(node.seconds[0]) for node in sampled),
+        max(float(node.seconds[-1]) for node in sampled),
+    )
+    spans = phases(results, window)
     for panel in PANELS:
         wanted = tuple(column for column, _ in panel.columns)
         if telemetry.has(*wanted) and not (panel.name == "swap" and _all_zero(telemetry)):
-            yield _over_time(panel, telemetry, spans, start, end)
+            yield _over_time(panel, telemetry, spans, window)
 
 
-def phases(results: Results, start: float, end: float) -> list[Span]:
+def phases(results: Results, window: Window) -> list[Span]:
     """When which setup was measured: from its first cell's start to its last one's end."""
     found = []
     for setup in results.setups:
         cells = [cell for cell in results.record.cells if cell.setup == setup.id]
         begun = [from_datetime(cell.started) for cell in cells if cell.started]
         done = [from_datetime(cell.finished) for cell in cells if cell.finished]
-        if begun and done and start < max(done) and min(begun) < end:
-            label = results.labels[setup.id]
-            found.append(Span(label, max(start, min(begun)), min(end, max(done))))
+        if begun and done and window.start < max(done) and min(begun) < window.end:
+            start, end = max(window.start, min(begun)), min(window.end, max(done))
+            found.append(Span(results.labels[setup.id], start, end))
     return found
 
 
-def _over_time(
-    panel: Panel, telemetry: Telemetry, spans: list[Span], start: float, end: float
-) -> Plot:
+def _over_time(panel: Panel, telemetry: Telemetry, spans: list[Span], window: Window) -> Plot:
     canvas = Canvas(panel.name, f"{panel.title} over time", (1.9,))
     axes = canvas.axes
-    unit, seconds = ("h", 3600) if end - start > 3 * 3600 else ("min", 60)
     for index, node in enumerate(telemetry.nodes):
         for part, (column, meaning) in enumerate(panel.columns):
             values = node.values.get(column)
-            if values is None:
-                continue
-            x, y = thin_out(node.seconds, values)
+            x, y = thin_out(node.seconds, values) if values is not None else ((), ())
             if not len(x):
                 continue
-            label = f"{clipped(node.node, 24)} {meaning}".strip()
-            dashes = "-" if part == 0 else (0, (3, 1.5))
             axes.plot(
-                (x - start) / seconds, y * panel.scale, color=colour(index), linestyle=dashes,
-                linewidth=1, label=label,
+                window.at(x), y * panel.scale, color=colour(index), linewidth=1, alpha=0.85,
+                linestyle="-" if part == 0 else (0, (3, 1.5)),
+                label=f"{clipped(node.node, 24)} {meaning}".strip(),
             )  # fmt: skip
     if panel.limit is not None:
-        axes.axhline(panel.limit, color="#56626f", linewidth=0.9, linestyle=":")
+        axes.axhline(panel.limit, color=SOFT, linewidth=0.9, linestyle=":")
     axes.set_ylim(0, max(axes.get_ylim()[1], panel.limit or 0) * 1.14 or 1)
-    axes.set_xlim(0, max((end - start) / seconds, 1e-3))
+    axes.set_xlim(0, window.width)
     for number, span in enumerate(spans):
-        _shade(canvas, number, span, start, end, seconds)
-    axes.set_xlabel(f"{unit} since the start of telemetry")
+        _shade(canvas, number, span, window)
+    axes.set_xlabel(f"{window.unit[0]} since the start of telemetry")
     axes.set_ylabel(panel.unit)
     canvas.legend()
     canvas.note = panel.note
     shown = ", ".join(span.label for span in spans)
-    canvas.description = f"{panel.title} of each node over {elapsed(end - start)}, under {shown}"
+    took = elapsed(window.end - window.start)
+    canvas.description = f"{panel.title} of each node over {took}, under load: {shown}"
     return canvas.finish()
 
 
-def _shade(
-    canvas: Canvas, index: int, span: Span, start: float, end: float, seconds: float
-) -> None:
-    left, right = (span.start - start) / seconds, (span.end - start) / seconds
+def _shade(canvas: Canvas, index: int, span: Span, window: Window) -> None:
+    left, right = ((at - window.start) / window.unit[1] for at in (span.start, span.end))
     tint = 0.09 if index % 2 else 0.05
-    canvas.axes.axvspan(left, right, color="#56626f", alpha=tint, linewidth=0, zorder=0)
-    room = int((span.end - span.start) / (end - start or 1) * 62)
+    canvas.axes.axvspan(left, right, color=SOFT, alpha=tint, linewidth=0, zorder=0)
+    room = int((right - left) / window.width * 56)
     if room >= 4:
         canvas.axes.text(
             (left + right) / 2, 0.985, clipped(span.label, room), ha="center", va="top",
-            transform=canvas.axes.get_xaxis_transform(), fontsize=7.5, color="#56626f",
+            transform=canvas.axes.get_xaxis_transform(), fontsize=7.5, color=SOFT,
         )  # fmt: skip
 
 

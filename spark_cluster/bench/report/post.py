@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from spark_cluster.bench.record import Record, Setup
 from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.formats import elapsed, moment, number, short
-from spark_cluster.bench.report.setup_tables import node_table, setup_table, vram_table
+from spark_cluster.bench.report.setup_tables import node_tables, setup_tables, vram_table
 from spark_cluster.bench.report.table import Table, escape, fenced
 from spark_cluster.bench.report.tables import (
     answers_table,
@@ -43,8 +43,7 @@ def post(results: Results) -> str:
         *(_section(t) for t in (open_loop_table(results), answers_table(results))),
         _section(prediction_table(results)),
         _section(vram_table(results)),
-        _section(node_table(results)),
-        _section(setup_table(results)),
+        *(_section(t) for t in (*setup_tables(results), *node_tables(results))),
         "## Repeat it",
         fenced(repeat(record), "sh"),
         *(_engine(results, setup) for setup in results.setups),

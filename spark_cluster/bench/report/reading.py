@@ -1,4 +1,4 @@
-"""Reads a run's folder. It may be somebody else's: nothing in it is believed before it is checked."""
+"""Reads a run's folder. It may be somebody else's: nothing in it is believed unchecked."""
 
 from __future__ import annotations
 

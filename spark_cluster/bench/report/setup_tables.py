@@ -58,24 +58,20 @@ NODE_FIELDS = (
 )  # fmt: skip
 
 
-def node_table(results: Results) -> Table:
-    """The nodes side by side: what differs between them is seen at a glance."""
+def node_tables(results: Results) -> list[Table]:
+    """The nodes side by side."""
     nodes = results.record.nodes
-    rows = [(title, *(_shown(node, field) for node in nodes)) for field, title in NODE_FIELDS]
+    fields = [(title, [_shown(node, field) for node in nodes]) for field, title in NODE_FIELDS]
     names = sorted({name for node in nodes for name in node.environment})
-    rows += [(name, *(short(node.environment.get(name, "")) for node in nodes)) for name in names]
-    columns = ("", *(short(node.name, 40) for node in nodes))
-    kept = tuple(row for row in rows if any(row[1:]))
-    marked = {i: "attention" for i, row in enumerate(kept) if row[0] in MUST_BE_ALIKE
-              and len(set(row[1:])) > 1}  # fmt: skip
-    return Table("Nodes", columns, kept, tuple(range(len(columns))), marked)
+    fields += [(name, [node.environment.get(name, "") for node in nodes]) for name in names]
+    return _side_by_side("Nodes", [short(node.name, 40) for node in nodes], fields)
 
 
-MUST_BE_ALIKE = {"DGX OS", "kernel", "driver", "firmware", "MTU"}
-"""In two nodes of one server."""
+MUST_BE_ALIKE = {"DGX OS", "kernel", "driver", "firmware", "MTU", "image"}
+"""In two nodes of one server, and in two setups that are compared."""
 
 
-def setup_table(results: Results) -> Table:
+def setup_tables(results: Results) -> list[Table]:
     """The setups side by side: recipe, model, placement, image and versions."""
     setups = results.setups or results.record.setups
     fields: list[tuple[str, list[str]]] = [
@@ -92,13 +88,30 @@ def setup_table(results: Results) -> Table:
     ]
     names = sorted({name for setup in setups for name in setup.versions})
     fields += [(name, [setup.versions.get(name, "") for setup in setups]) for name in names]
-    rows = tuple((name, *map(short, values)) for name, values in fields if any(values))
-    columns = ("", *(results.labels[setup.id] for setup in setups))
-    return Table("Setups", columns, rows, tuple(range(len(columns))))
+    labels = [results.labels[setup.id] for setup in setups]
+    return _side_by_side("Setups", labels, fields)
+
+
+def _side_by_side(title: str, names: list[str], fields: list[tuple[str, list[str]]]) -> list[Table]:
+    """What is alike in all columns once, and what differs next to each other."""
+    fields = [(name, [short(value) for value in values]) for name, values in fields if any(values)]
+    several = len(names) > 1
+    alike = [(name, v) for name, v in fields if not several or len(set(v)) == 1]
+    differ = [(name, v) for name, v in fields if several and len(set(v)) > 1]
+    heading = f"{title}: alike in all" if several else f"{title}: {next(iter(names), '')}"
+    found = [
+        Table(heading, ("", "value"), tuple((n, v[0]) for n, v in alike), (0, 1)),
+        Table(
+            f"{title}: different", ("", *names), tuple((n, *v) for n, v in differ),
+            tuple(range(len(names) + 1)),
+            {i: "attention" for i, (n, _) in enumerate(differ) if n in MUST_BE_ALIKE},
+        ),
+    ]  # fmt: skip
+    return [table for table in found if table.rows]
 
 
 def _shown(node: NodeRecord, field: str) -> str:
     value = getattr(node, field)
     if field == "hcas":
-        return short(", ".join(value))
-    return "" if value is None else short(str(value))
+        return ", ".join(value)
+    return "" if value is None else str(value)

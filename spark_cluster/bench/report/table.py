@@ -28,7 +28,13 @@ class Table:
 
     def without_empty_columns(self) -> Table:
         """The same without the columns in which no row has anything."""
-        kept = [i for i in range(len(self.columns)) if any(row[i] for row in self.rows)]
+        return self._only([i for i in range(len(self.columns)) if any(r[i] for r in self.rows)])
+
+    def without(self, column: str) -> Table:
+        """The same without a column; what it says is said elsewhere."""
+        return self._only([i for i, name in enumerate(self.columns) if name != column])
+
+    def _only(self, kept: list[int]) -> Table:
         return Table(
             self.title,
             tuple(self.columns[i] for i in kept),

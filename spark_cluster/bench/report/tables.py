@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from spark_cluster.bench.record import CellResult, Metric, MetricName, Setup
 from spark_cluster.bench.report.cells import Pair, Results, is_noise, speed_up
@@ -10,7 +10,9 @@ from spark_cluster.bench.report.formats import (
     decode_name,
     duration,
     factor,
+    figure,
     number,
+    predicted,
     prefill_name,
     shape,
     short,
@@ -21,11 +23,12 @@ from spark_cluster.bench.report.table import Table
 NOISE_NOTE = (
     "~ marks a difference that identical runs show too (under 5 % at c=1, under 30 % above)."
 )
+ONE, TWO, REPLICAS = "TP=1 (1\xa0Spark)", "TP=2 (2\xa0Sparks)", "2\xa0×\xa0TP=1 (2\xa0Sparks)"
 PERCENTILES = ("p50", "p95", "p99")
 OPEN_LOOP: tuple[MetricName, ...] = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
 PER_DEPTH: tuple[tuple[str, MetricName], ...] = (
-    ("Token generation (c=1)", "tg_tps"),
-    ("Prompt processing (c=1)", "pp_tps"),
+    ("Token generation (t/s, c=1)", "tg_tps"),
+    ("Prompt processing (t/s, c=1)", "pp_tps"),
     ("Time to first response (c=1, lower is better)", "ttfr_ms"),
 )
 
@@ -39,7 +42,7 @@ def comparison_tables(results: Results) -> Iterator[Table]:
             table = _per_depth(results, pair, f"{title}{suffix}", metric)
             if table.rows:
                 yield table
-        load = _per_load(results, pair, f"Throughput of all requests together{suffix}")
+        load = _per_load(results, pair, f"Throughput of all requests together (t/s){suffix}")
         if load.rows:
             yield load
 
@@ -53,8 +56,8 @@ def _per_depth(results: Results, pair: Pair, title: str, metric: MetricName) -> 
         name = prefill_name if metric != "tg_tps" else decode_name
         gain = _gain(speed_up(metric, before, after), 1)
         test = name(one[depth].cell.key, concurrency=False)
-        rows.append((test, _with_unit(metric, before), _with_unit(metric, after), gain))
-    columns = ("test", "TP=1 (1 Spark)", "TP=2 (2 Sparks)", "speed-up")
+        rows.append((test, _amount(metric, before), _amount(metric, after), gain))
+    columns = ("test", ONE, TWO, "speed-up")
     return Table(title, columns, tuple(rows), note=_note(rows))
 
 
@@ -69,10 +72,10 @@ def _per_load(results: Results, pair: Pair, title: str) -> Table:
         if sum(point is not None for point in points) < 2 or load <= 1:
             continue
         best = max((p for p in points if p), key=lambda p: p.metric.mean)
-        shown = [f"{spread(p.metric)} t/s" if p else "" for p in points]
+        shown = [_amount("tg_tps", p.metric) if p else "" for p in points]
         label = results.labels[best.cell.setup]
         rows.append((decode_name(best.cell.key, concurrency=True), *shown, label))
-    names = ["TP=1 (1 Spark)", "TP=2 (2 Sparks)", *(["2 × TP=1 (2 Sparks)"] if replicas else [])]
+    names = [ONE, TWO, *([REPLICAS] if replicas else [])]
     return Table(title, ("test", *names, "most"), tuple(rows))
 
 
@@ -97,11 +100,9 @@ def _benchy(results: Results, setup: Setup, cells: tuple[CellResult, ...]) -> Ta
         "model", "test", "t/s (total)" if several else "t/s", "t/s (req)", "peak t/s",
         "peak t/s (req)", "ttfr (ms)", "est_ppt (ms)", "e2e_ttft (ms)",
     )  # fmt: skip
-    table = Table(results.labels[setup.id], columns, tuple(rows), (0,), marked)
+    table = Table(results.labels[setup.id], columns, tuple(rows), (0, 1), marked)
     if not several:  # as llama-benchy does: a request's speed is the speed
-        wanted = [i for i, name in enumerate(columns) if "(req)" not in name]
-        cut = tuple(tuple(row[i] for i in wanted) for row in rows)
-        table = Table(table.title, tuple(columns[i] for i in wanted), cut, (0,), marked)
+        table = table.without("t/s (req)").without("peak t/s (req)")
     return table
 
 
@@ -131,7 +132,7 @@ def benchy_rows(
 
 def open_loop_table(results: Results) -> Table:
     """The figures of open loops: requests come at a rate, whether or not others are answered."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for cell in results.record.cells:
         if cell.key.request_rate is None or cell.status != "ok":
             continue
@@ -196,15 +197,15 @@ def prediction_table(results: Results) -> Table:
                 marked[len(rows)] = "attention"
             rows.append((
                 results.labels[setup.id],
-                f"{prediction.metric} {shape(prediction.key)}",
-                number(prediction.value),
-                f"{number(prediction.low)} to {number(prediction.high)}",
+                predicted(prediction),
+                f"{number(prediction.value)} ({number(prediction.low)} to "
+                f"{number(prediction.high)})",
                 number(measured.mean),
                 f"{measured.mean / prediction.value - 1:+.0%}" if prediction.value > 0 else "",
-                "yes" if inside else "no",
             ))  # fmt: skip
-    columns = ("setup", "figure", "predicted", "range", "measured", "deviation", "in range")
-    return Table("Predicted and measured", columns, tuple(rows), (0, 1), marked)
+    columns = ("setup", "figure", "predicted (range)", "measured", "deviation")
+    note = "Marked: outside of the range foretold." if marked else ""
+    return Table("Predicted and measured", columns, tuple(rows), (0, 1), marked, note)
 
 
 def answers_table(results: Results) -> Table:
@@ -243,8 +244,8 @@ def flagged_table(results: Results) -> Table:
     return Table("Cells to look at", ("setup", "cell", "", "why"), rows, (0, 1, 2, 3), marked)
 
 
-def _with_unit(name: MetricName, metric: Metric) -> str:
-    return duration(metric.mean) if name.endswith("_ms") else f"{spread(metric)} t/s"
+def _amount(name: MetricName, metric: Metric) -> str:
+    return duration(metric.mean) if name.endswith("_ms") else figure(metric)
 
 
 def _gain(ratio: float | None, concurrency: int) -> str:
@@ -253,5 +254,5 @@ def _gain(ratio: float | None, concurrency: int) -> str:
     return f"{'~' if is_noise(ratio, concurrency) else ''}{factor(ratio)}"
 
 
-def _note(rows: list[tuple[str, ...]]) -> str:
+def _note(rows: Sequence[tuple[str, ...]]) -> str:
     return NOISE_NOTE if any(row[-1].startswith("~") for row in rows) else ""

@@ -83,7 +83,7 @@ def read_telemetry(path: Path) -> Telemetry:
             f"reading telemetry needs {error.name}", hint="pip install 'spark-cluster[bench]'"
         ) from None
     try:
-        with pq.ParquetFile(path) as file:  # type: ignore[no-untyped-call]
+        with pq.ParquetFile(path) as file:
             if file.metadata.num_rows > MAX_ROWS:
                 raise InvalidFile(f"{file.metadata.num_rows:,} rows are too many", where=str(path))
             present = set(file.schema_arrow.names)

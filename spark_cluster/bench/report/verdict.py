@@ -1,9 +1,9 @@
-"""What a run says, first: how it went, the figures of each setup, and which serves which purpose."""
+"""What a run says: how it went, each setup's figures, and which serves which purpose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from spark_cluster.bench.record import Metric, MetricName, Setup
 from spark_cluster.bench.report.cells import Point, Results, is_noise, speed_up
@@ -11,13 +11,13 @@ from spark_cluster.bench.report.formats import (
     decode_name,
     duration,
     factor,
+    figure,
     gib,
     number,
     prefill_name,
     short,
     tokens,
 )
-from spark_cluster.bench.report.setup_tables import readings
 from spark_cluster.bench.report.table import Table
 
 
@@ -97,8 +97,8 @@ def headline_table(results: Results) -> Table:
         peak = max((reading.used_mib for reading in setup.vram), default=0)
         rows.append((
             results.labels[setup.id],
-            _figure(decode),
-            _figure(prefill),
+            figure(decode.metric) if decode else "",
+            figure(prefill.metric) if prefill else "",
             duration(first.metric.mean) if first else "",
             most,
             gib(peak) if peak else "",
@@ -128,13 +128,6 @@ def _at_lowest(results: Results, setup: Setup, metric: MetricName) -> Point | No
     return points[0] if points and points[0].x == results.lowest_depth else None
 
 
-def _figure(point: Point | None) -> str:
-    if point is None:
-        return ""
-    std = point.metric.std
-    return number(point.metric.mean) + (f" ± {number(std)}" if std else "")
-
-
 def answers(results: Results) -> Iterator[Answer]:
     """Yield which setup serves a single user, a quick first token, and many users."""
     yield _single_user(results)
@@ -151,17 +144,19 @@ def _single_user(results: Results) -> Answer:
 
 
 def _first_token(results: Results) -> Answer:
-    purpose = "One user: time to the first token"
-    depths = [
-        {point.x for point in results.at(setup, "ttfr_ms", concurrency=1)}
-        for setup in results.setups
-    ]
-    depths = [depth for depth in depths if depth]
+    purpose = "One user: prefill and first token"
+    lines = [results.at(setup, "ttfr_ms", concurrency=1) for setup in _single(results)]
+    depths = [{int(point.x) for point in points} for points in lines if points]
     if not depths:
         return Answer(purpose, "", "Not measured: no cell of one request at once went well.")
     common = set.intersection(*depths) or set.union(*depths)
-    deepest = int(max(common))
-    return _best(results, purpose, "ttfr_ms", _of_setups(results, "ttfr_ms", deepest), 1)
+    deep, shallow = (_of_setups(results, "ttfr_ms", d) for d in (max(common), min(common)))
+    found = _best(results, purpose, "ttfr_ms", deep, 1)
+    if len(common) == 1:
+        return found
+    order = sorted(shallow, key=lambda id: shallow[id].metric.mean)
+    times = [f"{duration(shallow[id].metric.mean)} ({results.labels[id]})" for id in order[:2]]
+    return replace(found, text=f"{found.text} At depth {min(common):,}: {' against '.join(times)}.")
 
 
 def _throughput(results: Results) -> Answer:
@@ -186,11 +181,16 @@ def _throughput(results: Results) -> Answer:
 
 def _of_setups(results: Results, metric: MetricName, depth: int) -> dict[str, Point]:
     found = {}
-    for setup in results.setups:
+    for setup in _single(results):
         for point in results.at(setup, metric, concurrency=1):
             if point.x == depth:
                 found[setup.id] = point
     return found
+
+
+def _single(results: Results) -> Sequence[Setup]:
+    """Setups that a single user is served by: of replicas it is one only."""
+    return [setup for setup in results.setups if setup.replicas == 1] or results.setups
 
 
 def _best(
@@ -207,13 +207,13 @@ def _best(
         return Answer(purpose, winner, f"{shown}; no other setup was measured for it.")
     other = points[order[1]]
     ratio = speed_up(metric, other.metric, first.metric)
-    against = f"{_amount(metric, other.metric)} of {results.labels[order[1]]}"
+    against = f"{results.labels[order[1]]} ({_amount(metric, other.metric)})"
     if ratio is None:
         return Answer(purpose, "", f"{shown} against {against}.")
     if is_noise(ratio, load):
         text = f"{shown} against {against}: identical runs differ as much ({factor(ratio)})."
         return Answer(purpose, "", text)
-    return Answer(purpose, winner, f"{shown}, {factor(ratio)} the {against}.")
+    return Answer(purpose, winner, f"{shown}, {factor(ratio)} as fast as {against}.")
 
 
 def _amount(metric: MetricName, figure: Metric) -> str:
