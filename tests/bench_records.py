@@ -167,7 +167,7 @@ def _second(time: datetime | None) -> int:
 def _smooth(values, seconds: int):
     import numpy as np
 
-    return np.convolve(np.clip(values, 0, 1), np.ones(seconds) / seconds, "same")
+    return np.convolve(np.clip(values, 0, 1), np.ones(seconds) / seconds)[: len(values)]
 
 
 def _setup(id: str, tp: int, *, replicas: int = 1) -> Setup:

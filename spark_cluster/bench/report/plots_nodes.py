@@ -164,10 +164,9 @@ def _over_time(panel: Panel, telemetry: Telemetry, spans: list[Span], window: Wi
     axes = canvas.axes
     for index, node in enumerate(telemetry.nodes):
         for part, (column, meaning) in enumerate(panel.columns):
-            values = node.values.get(column)
-            x, y = thin_out(node.seconds, values) if values is not None else ((), ())
-            if not len(x):
+            if column not in node.values or not (line := thin_out(node, column))[0].size:
                 continue
+            x, y = line
             axes.plot(
                 window.at(x), y * panel.scale, color=colour(index), linewidth=1, alpha=0.85,
                 linestyle="-" if part == 0 else (0, (3, 1.5)),

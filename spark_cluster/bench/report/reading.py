@@ -22,6 +22,10 @@ MAX_NUMBER = 1e15
 """Nothing that is measured comes near it; a plot of more fails in ways that help nobody."""
 
 
+MOST = {"cells": 20_000, "setups": 200, "nodes": 64}
+"""More than any run has; a page of more would be of no use, and its making without an end."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A run as it was read.
@@ -64,7 +68,7 @@ def read_record(path: Path) -> Record:
         raise InvalidFile(f"{size} is too large for a record", where=str(path))
     try:
         data = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
-        return Record.model_validate(_clean(data))
+        record = Record.model_validate(_clean(data))
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"])
@@ -73,6 +77,10 @@ def read_record(path: Path) -> Record:
         raise InvalidFile("not a record of a run: nested too deeply", where=str(path)) from None
     except ValueError as error:
         raise InvalidFile(f"not a record of a run: {error}", where=str(path)) from None
+    for name, most in MOST.items():
+        if (count := len(getattr(record, name))) > most:
+            raise InvalidFile(f"{count:,} {name} are more than {most:,}", where=str(path))
+    return record
 
 
 def _clean(value: Any) -> Any:

@@ -132,7 +132,7 @@ def benchy_rows(
 
 def open_loop_table(results: Results) -> Table:
     """The figures of open loops: requests come at a rate, whether or not others are answered."""
-    rows: list[tuple[str, ...]] = []
+    rows = []
     for cell in results.record.cells:
         if cell.key.request_rate is None or cell.status != "ok":
             continue
@@ -183,7 +183,7 @@ def sweep_table(results: Results) -> Table:
 
 def prediction_table(results: Results) -> Table:
     """What the plan foretold next to what was measured."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     marked = {}
     for setup in results.setups:
         cells = {cell.key: cell for cell in results.cells(setup)}

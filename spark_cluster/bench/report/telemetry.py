@@ -96,19 +96,16 @@ def read_telemetry(path: Path) -> Telemetry:
         raise InvalidFile(f"not telemetry in Parquet: {reason}", where=str(path)) from None
 
 
-def thin_out(seconds: Floats, values: Floats, buckets: int = BUCKETS) -> tuple[Floats, Floats]:
-    """Keep the lowest and the highest value of each bucket of time, and every gap.
-
-    Args:
-        seconds: ascending.
+def thin_out(node: NodeTelemetry, column: str, buckets: int = BUCKETS) -> tuple[Floats, Floats]:
+    """Keep the lowest and the highest value of each bucket of time, and the gaps.
 
     Returns:
-        Times and values, at most about three for each bucket; not a number ends a line.
+        Times and values, at most three for each bucket; not a number ends a line.
     """
     import numpy as np
 
-    kept = np.isfinite(values)
-    seconds, values = seconds[kept], values[kept]
+    kept = np.isfinite(node.values[column])
+    seconds, values = node.seconds[kept], node.values[column][kept]
     gaps = np.flatnonzero(np.diff(seconds) > GAP)[: buckets // 4]
     chosen = np.arange(len(seconds))
     if len(seconds) > 2 * buckets:

@@ -2,6 +2,7 @@ for (const button of document.querySelectorAll("button[data-copy]")) {
   button.hidden = false;
   button.addEventListener("click", async () => {
     const block = document.getElementById(button.dataset.copy);
+    block.closest("details")?.setAttribute("open", "");
     getSelection().selectAllChildren(block);
     try {
       await navigator.clipboard.writeText(block.textContent);
