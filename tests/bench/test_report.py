@@ -72,7 +72,7 @@ class Page(HTMLParser):
 def test_the_headline_names_both_and_the_speed_up():
     results = Results(dual_record())
     assert re.fullmatch(
-        r"1\d\.\d+ tok/s on two Sparks \(TP=2\) against 6\.\d+ on one, 1\.7\d×, one user\.",
+        r"1\d\.\d+ tok/s for one user on two Sparks \(TP=2\), 1\.7\d× the 6\.\d+ of one Spark\.",
         headline(results),
     )
     said = verdict(results)

@@ -163,14 +163,14 @@ def _over_time(panel: Panel, telemetry: Telemetry, spans: list[Span], window: Wi
     canvas = Canvas(panel.name, f"{panel.title} over time", (1.9,))
     axes = canvas.axes
     for index, node in enumerate(telemetry.nodes):
-        for part, (column, meaning) in enumerate(panel.columns):
+        for part, (column, _) in enumerate(panel.columns):
             if column not in node.values or not (line := thin_out(node, column))[0].size:
                 continue
             x, y = line
             axes.plot(
                 window.at(x), y * panel.scale, color=colour(index), linewidth=1, alpha=0.85,
                 linestyle="-" if part == 0 else (0, (3, 1.5)),
-                label=f"{clipped(node.node, 24)} {meaning}".strip(),
+                label=clipped(node.node, 24) if part == 0 else "_",
             )  # fmt: skip
     if panel.limit is not None:
         axes.axhline(panel.limit, color=SOFT, linewidth=0.9, linestyle=":")
@@ -181,11 +181,16 @@ def _over_time(panel: Panel, telemetry: Telemetry, spans: list[Span], window: Wi
     axes.set_xlabel(f"{window.unit[0]} since the start of telemetry")
     axes.set_ylabel(panel.unit)
     canvas.legend()
-    canvas.note = panel.note
+    canvas.note = panel.note or _parts(panel)
     shown = ", ".join(span.label for span in spans)
     took = elapsed(window.end - window.start)
     canvas.description = f"{panel.title} of each node over {took}, under load: {shown}"
     return canvas.finish()
+
+
+def _parts(panel: Panel) -> str:
+    names = [name for _, name in panel.columns]
+    return f"Solid: {names[0]}, dashed: {names[1]}." if len(names) > 1 else ""
 
 
 def _shade(canvas: Canvas, index: int, span: Span, window: Window) -> None:

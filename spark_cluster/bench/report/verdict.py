@@ -227,17 +227,17 @@ def headline(results: Results) -> str:
         if one is None or two is None:
             continue
         ratio = speed_up("tg_tps", one.metric, two.metric)
-        gain = f", {factor(ratio)}" if ratio else ""
+        gain = f"{factor(ratio)} the " if ratio else ""
         return (
-            f"{number(two.metric.mean)} tok/s on two Sparks (TP=2) against "
-            f"{number(one.metric.mean)} on one{gain}, {_where(two)}."
+            f"{number(two.metric.mean)} tok/s for {_where(two)} on two Sparks (TP=2), "
+            f"{gain}{number(one.metric.mean)} of one Spark."
         )
     best = [(_at_lowest(results, setup, "tg_tps"), setup) for setup in results.setups]
     found = [(point, setup) for point, setup in best if point is not None]
     if not found:
         return "No cell of one request at once was measured."
     point, setup = max(found, key=lambda item: item[0].metric.mean)
-    return f"{number(point.metric.mean)} tok/s, {results.labels[setup.id]}, {_where(point)}."
+    return f"{number(point.metric.mean)} tok/s for {_where(point)} ({results.labels[setup.id]})."
 
 
 def _where(point: Point) -> str:
