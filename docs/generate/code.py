@@ -166,6 +166,10 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "bench-stop": ("bench stop", {"stopped": list[str]}),
     "bench-fetch": ("bench fetch", {"run": str, "cells": int, "new": int}),
     "bench-show": ("bench show", Record),
+    "bench-report": (
+        "bench report",
+        {"folder": str, "verdict": str, "text": str, "headline": str, "files": list[str]},
+    ),
     "bench-compare": ("bench compare", bench_compare.compare_document),
 }
 """Name of a schema to the command that prints it with --json, and the document: a class, a function
