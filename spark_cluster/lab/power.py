@@ -26,6 +26,9 @@ UNSAFE_DPKG = "etc/dpkg/dpkg.cfg.d/lab"
 ORDERLY = 20.0
 """Seconds a node gets to power off by itself (Docker gives its containers 10)."""
 
+FORCED = 60.0
+"""Seconds that killed processes may take to be gone; the machine may be busy."""
+
 
 def supervisor(node: NodeLayout) -> int:
     """The process that keeps the node running, or 0: it holds the node's lock."""
@@ -122,7 +125,7 @@ def force_off(node: NodeLayout) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     cgroup.kill(node.name)
-    if not wait_for_end(node, 5.0):
+    if not wait_for_end(node, FORCED):
         raise Failed("does not switch off", where=node.name)
 
 

@@ -29,6 +29,7 @@ FOLDER = "/var/lib/spark-cluster/bench"
 @pytest.fixture(scope="module")
 def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
     made = CommandLine(tmp_path_factory.mktemp("bench"))
+    lab.node("spark1").run(["rm", "-rf", FOLDER])
     (made.home / "suites").mkdir()
     (made.home / "suites/small.yaml").write_text(SUITE)
     yield made
