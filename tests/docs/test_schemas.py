@@ -41,7 +41,7 @@ def check(schema: dict[str, Any], document: Any) -> None:
     Draft202012Validator(schema).validate(document)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", schemas.of_files())
 def test_what_is_checked_in_is_what_the_code_says(name):
     assert (schemas.FOLDER / f"{name}.json").read_text() == schemas.text(
         schemas.of_files()[name]
@@ -118,6 +118,16 @@ def test_short_forms_are_allowed(given):
 def test_what_commands_print_fits(program, name, args):
     printed = json.loads(program("--json", *args).stdout)
     check(schemas.of_outputs()[name], printed)
+
+
+def test_the_record_of_a_run_fits():
+    from bench_runs import STEADY, cell, record
+
+    schema = schemas.of_files()["bench-run"]
+    document = json.loads(record(cell(tg_tps=STEADY)).model_dump_json())
+    check(schema, document)
+    with pytest.raises(ValidationError):
+        check(schema, {**document, "format": "spark-cluster.bench.v0"})
 
 
 @pytest.mark.parametrize("name", ["ping", "exec"])
