@@ -22,7 +22,7 @@ class Stopped:
     now: list[vram.NodeVram]
 
     def to_dict(self) -> dict[str, Any]:
-        """As in `down --json`."""
+        """Return it as `down --json` prints it."""
         return {
             "vram": {
                 "nodes": [reading.to_dict() for reading in self.now],

@@ -25,7 +25,7 @@ class SparkClusterError(Exception):
         self.hint = hint
 
     def to_dict(self) -> dict[str, str]:
-        """As in `--json`."""
+        """Return it as `--json` prints it."""
         return {"message": self.message, "where": self.where, "hint": self.hint}
 
     def __str__(self) -> str:

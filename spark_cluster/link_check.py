@@ -195,7 +195,7 @@ def measure(server: Session, client: Session, hop: Hop) -> float:
         server.run(["pkill", "-f", f"ib_write_bw .*-p {PORT}"])
     listening.wait()
     if gbits is None:
-        said = (done.stderr + done.stdout).strip().splitlines()[-1:] or ["it said nothing"]
+        said = (done.stderr + done.stdout).strip().splitlines()[-1:] or ["it printed nothing"]
         raise VerificationFailed(f"ib_write_bw from {hop}: {said[0]}", where=hop.source.name)
     return gbits
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,19 @@ from pipe_channel import PipeChannel
 
 from spark_cluster.errors import Unreachable
 from spark_cluster.facts.model import Facts
+from spark_cluster.loader import own_files
+from spark_cluster.loader.project import Project
 from spark_cluster.runner import head_start, payload
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh_route import Target
 
 pytest_plugins = ["hang_limit"]
+
+# Each worker and hundreds of short processes import the same modules: they are compiled once, also
+# where the shell says otherwise. Here, for workers and processes that are started later inherit it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # How long an example takes decides nothing; where CI is set, each run has the same examples.
 settings.register_profile(
@@ -48,6 +56,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture
+def project_folder(tmp_path: Path) -> Iterator[Path]:
+    """The folder of the user's project, with nothing in it."""
+    made = tmp_path / "mine"
+    made.mkdir()
+    own_files.use(lambda: Project(made))
+    yield made
+    own_files.use(None)
 
 
 @pytest.fixture(autouse=True)

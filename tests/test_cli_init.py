@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
+from json_schema import document as fits
 
 from spark_cluster.cli.init import command
 from spark_cluster.errors import UsageError
@@ -61,7 +61,7 @@ def test_questions(here: Path) -> None:
     assert inventory.head.user == "nvidia"
 
 
-def test_nobody_to_ask(here: Path) -> None:
+def test_no_one_to_ask(here: Path) -> None:
     result = run(text="")
     assert isinstance(result.exception, UsageError)
     assert "--node ADDRESS" in str(result.exception)
@@ -108,7 +108,7 @@ def test_the_pool_keeps_off_the_management_network(here: Path) -> None:
 
 def test_json(here: Path) -> None:
     result = run("--node", "10.0.0.1", "--yes", obj=SimpleNamespace(as_json=True))
-    document = json.loads(result.stdout)
+    document = fits("init", result.stdout)
     assert document["ok"] is True
     assert document["nodes"] == ["spark1"]
     assert document["file"] == str(here / "inventory.yaml")

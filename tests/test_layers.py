@@ -6,6 +6,7 @@ An import counts wherever it stands: in a function, or for types only.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -37,8 +38,13 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield the modules of ours that a module imports, with the lines."""
+@functools.cache
+def imports(path: Path) -> list[tuple[str, int]]:
+    """Return the modules of ours that a module imports, with the lines."""
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[str, int]]:
     for node in ast.walk(ast.parse(path.read_text())):
         names: list[str] = []
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.commands`: how long whole commands take, beside a bare login."""
+"""`python -m benchmarks.commands`: how long whole commands take, next to a bare login."""
 
 from __future__ import annotations
 

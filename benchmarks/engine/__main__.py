@@ -1,4 +1,4 @@
-"""`python -m benchmarks.engine`: our engine and its peers, the same play, side by side."""
+"""`python -m benchmarks.engine`: our engine and its peers, the same play, compared."""
 
 from __future__ import annotations
 

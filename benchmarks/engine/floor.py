@@ -119,7 +119,7 @@ def play_from(site: dict[str, Any]) -> bytes:
 
 
 def main(site_file: str) -> None:
-    """Do the play on all nodes side by side and print what each changed."""
+    """Do the play on all nodes in parallel and print what each changed."""
     site = json.loads(Path(site_file).read_text("utf-8"))
     play = play_from(site)
     results: dict[str, Any] = {}

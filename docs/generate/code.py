@@ -14,10 +14,20 @@ from playbooks.down import Stopped
 from spark_cluster import errors, resources
 from spark_cluster.bench.record import Record
 from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.telemetry import Row
 from spark_cluster.cli import bench_compare, bench_suites, ping, recipe_list, recipes_import
 from spark_cluster.cli import cli as root
 from spark_cluster.cli import exec as exec_command
 from spark_cluster.cli.app import WOULD_CHANGE
+from spark_cluster.cli.completion import Completion
+from spark_cluster.cli.history import RunDetails, Runs
+from spark_cluster.cli.init import Written
+from spark_cluster.cli.playbook import PlaybookError, PlayedNode
+from spark_cluster.cli.predict_kv import KvFigures, KvFiguresOfBoth
+from spark_cluster.cli.predicted_speed import PredictedSpeed
+from spark_cluster.cli.provision import MeasuredBandwidth, ProvisionedNode
+from spark_cluster.cli.revert import RevertedNode
+from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.version import Versions
 from spark_cluster.config.inventory_schema import InventoryFile
 from spark_cluster.config.recipe import Recipe
@@ -29,9 +39,11 @@ from spark_cluster.known_issues.match import KnownIssueMatch
 from spark_cluster.loader.project import Project
 from spark_cluster.models import memory
 from spark_cluster.planning import fit, plan
+from spark_cluster.planning.calibrate import Calibration
 from spark_cluster.planning.plan import Plan
 from spark_cluster.planning.purpose import Advice
 from spark_cluster.planning.speed.constants import Constants
+from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.resources import Resource
 from spark_cluster.runner import events
 from spark_cluster.serving.result import Served
@@ -52,24 +64,112 @@ SPEED = Constants
 _RUN = {"ok": bool, "changed": int, "seconds": dict[str, float]}
 """What every run that can change something prints."""
 
+_BENCH_RUN = {
+    **_RUN,
+    "run": {"id": str, "suite": str, "status": str},
+    "folder": str,
+    "cells": int,
+    "failed": int,
+}
+
+_LAB = {
+    "state": str,
+    "nodes": [{"name": str, "address": str, "state": str}],
+    "prepared": dict[str, bool],
+    "directory": str,
+    "key": str,
+    "known_hosts": str,
+}
+
 OUTPUTS: dict[str, tuple[str, Any]] = {
     "version": ("version", Versions),
+    "completion": ("completion", Completion),
+    "init": ("init", Written),
+    "trust": ("trust", {"nodes": [NodeKey | UnreadKey], "jump_hosts": [JumpHostKey]}),
     "ping": ("ping", {"nodes": [ping._document]}),
     "facts": ("facts", {"nodes": [(Facts, {"name": str, "address": str, "links": [Link]})]}),
     "doctor": ("doctor", {"checks": [CheckResult], "issues": [KnownIssueMatch]}),
     "recipes-list": ("recipes list", {"recipes": [recipe_list.document]}),
     "recipes-import": ("recipes import", recipes_import._document),
+    "recipes-show": (
+        "recipes show",
+        {
+            "recipe": Recipe,
+            "tp": int,
+            "command": list[str],
+            "expected_tok_s": dict[str, Estimate],
+        },
+    ),
     "plan": ("plan", Plan),
     "plan-for": ("plan --for PURPOSE", (Advice, {"recipe": str})),
     "lint": ("lint", {"issues": [KnownIssueMatch], "variables": [str]}),
+    "lint-fix": (
+        "lint --fix",
+        {
+            "issues": [KnownIssueMatch],
+            "fixed": [KnownIssueMatch],
+            "output": str | None,
+            "text": str | None,
+        },
+    ),
     "explain": ("explain", Explanation),
+    "explain-about": ("explain --about ID", {"issues": [Issue]}),
+    "predict-speed": ("predict speed", PredictedSpeed),
+    "predict-kv": ("predict kv", KvFiguresOfBoth),
+    "predict-kv-device": ("predict kv --device DEVICE", KvFigures),
+    "predict-calibrate": (
+        "predict --calibrate RESULTS",
+        (Calibration, {"files": list[str], "file": str, "left_out": list[str]}),
+    ),
+    "provision": (
+        "provision",
+        {**_RUN, "nodes": dict[str, ProvisionedNode], "bandwidth": [MeasuredBandwidth]},
+    ),
+    "playbook": (
+        "playbook",
+        {**_RUN, "error": PlaybookError | None, "result": Any, "nodes": dict[str, PlayedNode]},
+    ),
     "up": ("up", (Served | None, _RUN)),
     "down": ("down", (Stopped | None, _RUN)),
     "status": ("status", Status),
     "logs": ("logs", {"logs": [{"node": str, "container": str, "text": str}]}),
     "vram": ("vram", {"nodes": [NodeVram]}),
+    "top": ("top", Row),
     "exec": ("exec", {"nodes": [exec_command._document]}),
+    "history": ("history", Runs),
+    "history-run": ("history RUN", RunDetails),
+    "revert": ("revert", {**_RUN, "run": str, "nodes": dict[str, RevertedNode]}),
+    "lab-up": ("lab up", {**_LAB, "changed": bool}),
+    "lab-down": ("lab down", {"state": str, "changed": bool}),
+    "lab-status": ("lab status", _LAB),
+    "lab-prepare": ("lab prepare", {"image": str, "model": str}),
+    "lab-tools": ("lab tools", {"installed": list[str], "packages": list[str]}),
+    "lab-tools-list": ("lab tools --list", {"packages": list[str]}),
+    "lab-reset": ("lab reset", {"node": str, "changed": bool}),
+    "lab-break": ("lab break NAME", {"name": str, "node": str, "finds": list[str]}),
+    "lab-break-list": (
+        "lab break --list",
+        {
+            "breakages": [
+                {"name": str, "what": str, "finds": list[str], "broken": list[str]},
+            ]
+        },
+    ),
+    "lab-repair": ("lab repair", {"repaired": list[str]}),
     "bench-suites": ("bench suites NAME", bench_suites.suite_document),
+    "bench-run": ("bench run", _BENCH_RUN),
+    "bench-attach": ("bench attach", _BENCH_RUN),
+    "bench-status": (
+        "bench status",
+        {"run": str, "status": str, "cells": int, "done": int, "failed": int, "measuring": str},
+    ),
+    "bench-stop": ("bench stop", {"stopped": list[str]}),
+    "bench-fetch": ("bench fetch", {"run": str, "cells": int, "new": int}),
+    "bench-show": ("bench show", Record),
+    "bench-report": (
+        "bench report",
+        {"folder": str, "verdict": str, "text": str, "headline": str, "files": list[str]},
+    ),
     "bench-compare": ("bench compare", bench_compare.compare_document),
 }
 """Name of a schema to the command that prints it with --json, and the document: a class, a function

@@ -9,8 +9,8 @@ from docs.generate.code import WOULD_CHANGE, error_classes
 from docs.generate.markdown import page, plain, table
 
 INTRODUCTION = """\
-The exit status of `spark-cluster` says what kind of failure it was; the message says the rest. With
-`--json` the document is `{"ok": false, "error": {"message": ..., "where": ..., "hint": ...}}`
+The exit status of `spark-cluster` says what kind of failure it was; the message has the details.
+With `--json` the document is `{"ok": false, "error": {"message": ..., "where": ..., "hint": ...}}`
 ([schema](../schema/error.json))."""
 
 

@@ -62,8 +62,8 @@ class Inference:
         except (PydanticUserError, TypeError):
             return {}
         for name, definition in schema.pop("$defs", {}).items():
-            self.definitions.setdefault(name, definition)
-        return schema
+            self.definitions.setdefault(name, _closed(definition))
+        return _closed(schema)
 
     def _reference(self, kind: type) -> Schema:
         if kind.__name__ not in self.definitions:
@@ -160,7 +160,7 @@ class _Method:
                 return {"type": "integer"}
             case ast.Call(func=ast.Name(id=name)) if name in _RETURNED:
                 return {"type": _RETURNED[name]}
-            case ast.Call(func=ast.Name(id="list"), args=[items]):
+            case ast.Call(func=ast.Name(id="list" | "dict"), args=[items]):
                 return self.inference.of(self._type(items))
         return self.inference.of(self._type(node))
 
@@ -246,6 +246,11 @@ def _guarded(module: types.ModuleType) -> dict[str, Any]:
         if isinstance(node, ast.ImportFrom) and node.module
         for alias in node.names
     }
+
+
+def _closed(schema: Schema) -> Schema:
+    """Return the schema of a class: `asdict` writes its fields and no other keys."""
+    return {**schema, "additionalProperties": False} if "properties" in schema else schema
 
 
 def _is_sequence(kind: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import TypeAdapter
 
 from docs.generate import docstring, fields
-from docs.generate.code import OUTPUTS, commands, event_classes
+from docs.generate.code import OUTPUTS, event_classes
 from docs.generate.markdown import code, page, paragraphs, plain, table
 
 INTRODUCTION = """\
@@ -14,8 +14,10 @@ people read goes to standard error. The [exit status](exit-status.md) is the sam
 there is a result is [error.json](../schema/error.json)."""
 
 INFERRED = """\
-These JSON Schemas are made from the types that the program uses. Where a type cannot be told, the
-key is named and its value may be anything."""
+These JSON Schemas are made from the types that the program uses. Where a type cannot be inferred,
+the key is named and its value may be anything."""
+
+WITHOUT = "Every command is listed but `lab ssh`, which connects a terminal to a node."
 
 EVENTS = """\
 Everything that happens in a run is an event. Each is a line of JSON in the run's record on the
@@ -25,9 +27,7 @@ laptop, `~/.local/state/spark-cluster/runs/RUN.jsonl` ([event.json](../schema/ev
 
 def render() -> str:
     """The page."""
-    documents = paragraphs(
-        "## Documents of commands", INFERRED, _documents(), "No schema yet: " + _without() + "."
-    )
+    documents = paragraphs("## Documents of commands", INFERRED, _documents(), WITHOUT)
     return page("JSON output", INTRODUCTION, documents, paragraphs("## Events", EVENTS, _events()))
 
 
@@ -40,13 +40,6 @@ def _documents() -> str:
         for name, (command, _) in OUTPUTS.items()
     ]
     return table(("command", "schema"), rows)
-
-
-def _without() -> str:
-    told = {command.partition(" --")[0] for command, _ in OUTPUTS.values()} | {"completion"}
-    names = [name for name, command in commands() if name not in told]
-    groups = {name.partition(" ")[0] for name in names if " " in name}
-    return ", ".join(code(name) for name in names if name not in groups)
 
 
 def _events() -> str:

@@ -38,7 +38,7 @@ class Settings(BaseModel):
     )
     set: str | None = Field(
         default=None,
-        description="pins that ship with this role, by name, beneath `pins`: known-good is driver "
+        description="pins that ship with this role, by name, added to `pins`: known-good is driver "
         "580.142, which is known to be good with kernel 6.17.0-1014 (see its pins.json)",
     )
     hold: bool = Field(
@@ -56,7 +56,7 @@ class Settings(BaseModel):
     allow_known_bad: bool = Field(
         default=False, description="install a pinned version that is known not to work"
     )
-    mend: bool = Field(
+    repair: bool = Field(
         default=True,
         description="install the package that repairs a known-bad combination of kernel and "
         "driver, where there is one",
@@ -89,13 +89,13 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
         _must_not_be_known_bad(pins.pinned(settings.pinned, node.facts), node.name)
     yield _preferences(settings)
     packages = list(_packages(node, settings))
-    if settings.mend:
+    if settings.repair:
         wanted = [b.install for b in pins.running(node.facts) if b.install]
         packages += [Package(name) for name in dict.fromkeys(wanted)]
     yield from packages
     yield from _holds(node, settings)
     if "mismatch" in node.facts.nvml_error:
-        # Somebody upgraded the driver and did not reboot; the file is removed at the next boot.
+        # Someone upgraded the driver and did not reboot; the file is removed at the next boot.
         yield File(REBOOT_REQUIRED, content="*** System restart required ***\n")
     yield Reboot(
         "what drivers ask for",

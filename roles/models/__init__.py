@@ -21,7 +21,6 @@ DOWNLOADS = "/run/spark-cluster-downloads"
 """Folder on the node, a tmpfs, for the hub token while a download lasts."""
 
 SCRIPT = Path(__file__).parent / "templates" / "download.sh"
-VENV_SCRIPT = Path(__file__).parent / "templates" / "download_venv.sh"
 
 
 class Settings(BaseModel):
@@ -55,8 +54,6 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
     yield Directory(settings.path, mode=0o755)
     if settings.source == "directory":
         yield from _upload(settings)
-    elif settings.venv:
-        yield _download_by(settings)
     else:
         yield _download(settings)
 
@@ -90,53 +87,41 @@ def _upload(settings: Settings) -> Iterator[Resource]:
 
 
 def _download(settings: Settings) -> Resource:
-    """`hf download` in the engine's own image, as a unit that outlives the connection.
+    """`hf download` of the engine's image or virtual environment, in a unit of its own.
 
-    The token goes to standard input, and from there into a file that only root reads.
+    The unit outlives the connection. The token goes to standard input, and from there into a file
+    that only root reads.
     """
     token = os.environ.get(settings.token_env, "")
-    options = [f"--env=HF_ENDPOINT={settings.endpoint}"] if settings.endpoint else []
-    for mount in settings.mounts:
-        source, target = mount.split(":")[:2]
-        options.append(f"--mount=type=bind,source={source},target={target},readonly")
+    program, options, env = settings.image, _container_options(settings), {}
+    if settings.venv:
+        program, options = f"{settings.venv}/bin/hf", []
+        env = {"HF_ENDPOINT": settings.endpoint} if settings.endpoint else {}
     repository = (settings.name, settings.revision, settings.path)
     return Command(
         f"download {settings.name}",
         (
             *("sh", "-c", SCRIPT.read_text(encoding="utf-8"), "download"),
-            *(DOWNLOADS, container_name(settings.path), settings.image, *repository, *options),
+            *(DOWNLOADS, container_name(settings.path), program, *repository, *options),
         ),
         unless=(
             *("grep", "-qxFe", f"{settings.name}@{settings.revision}"),
             f"{settings.path}/.complete",
         ),
+        env=env,
         stdin=Secret(token) if token else "",
         timeout_s=settings.download_timeout_s,
         long=True,
     )
 
 
-def _download_by(settings: Settings) -> Resource:
-    """`hf download` of a virtual environment, as a unit that outlives the connection.
-
-    The token goes to standard input, and from there into a file that only root reads.
-    """
-    token = os.environ.get(settings.token_env, "")
-    return Command(
-        f"download {settings.name}",
-        (
-            *("sh", "-c", VENV_SCRIPT.read_text(encoding="utf-8"), "download", DOWNLOADS),
-            *(settings.venv, settings.name, settings.revision, settings.path),
-        ),
-        unless=(
-            *("grep", "-qxFe", f"{settings.name}@{settings.revision}"),
-            f"{settings.path}/.complete",
-        ),
-        env={"HF_ENDPOINT": settings.endpoint} if settings.endpoint else {},
-        stdin=Secret(token) if token else "",
-        timeout_s=settings.download_timeout_s,
-        long=True,
-    )
+def _container_options(settings: Settings) -> list[str]:
+    """Return what `docker run` needs for the mirror and for the mounts of the image's `hf`."""
+    options = [f"--env=HF_ENDPOINT={settings.endpoint}"] if settings.endpoint else []
+    for mount in settings.mounts:
+        source, target = mount.split(":")[:2]
+        options.append(f"--mount=type=bind,source={source},target={target},readonly")
+    return options
 
 
 def container_name(path: str) -> str:

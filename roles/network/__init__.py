@@ -25,7 +25,7 @@ class Settings(BaseModel):
     )
     any_cable_count: bool = Field(
         default=False,
-        description="go on although the number of functions that are up (1 or 3) fits no number "
+        description="continue although the number of functions that are up (1 or 3) fits no number "
         "of cables; half the bandwidth is missing then",
     )
     confirm_within_s: float = Field(
@@ -75,5 +75,5 @@ def _cabled(node: Node, settings: Settings) -> None:
             "two make 4",
             where=node.name,
             hint=f"{_fix('link-half-up', node)}; `network: {{any_cable_count: true}}` in the "
-            "inventory's settings goes on without the missing half",
+            "inventory's settings continues without the missing half",
         )

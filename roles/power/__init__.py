@@ -55,5 +55,5 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     # With a driver that does not answer (a reboot may be due) it can only be set up for later.
     answers = node.facts.gpu is not None
     yield Service(UNIT, running=True if answers else None, enabled=True, restart_when=(unit,))
-    if answers:  # the unit is `active` also after somebody has lifted what it set
+    if answers:  # the unit is `active` also after someone has lifted what it set
         yield ClockCap(UNIT, max_mhz=settings.max_mhz)

@@ -23,7 +23,8 @@ class Settings(BaseModel):
 
     deployment: InstanceOf[Deployment] = Field(description="the deployment to start; `up` sets it")
     master_port: int = Field(
-        default=PORTS.master, description="where ranks meet that the engine joins by itself"
+        default=PORTS.master,
+        description="rendezvous of ranks that the engine joins without Ray",
     )
     stop_timeout_s: int = Field(default=30, description="grace period before it is killed, seconds")
 

@@ -166,7 +166,7 @@ class Document:
         host = self.host
         for other, triggers in self._waiting():
             if resource.id in triggers:
-                host.notify(other)
+                host.restarts.notify(other)
         resource.converge(host, actual)
         left = self._told(resource, differences(resource.state_after(host), resource.desired()))
         if left:
@@ -194,7 +194,7 @@ class Document:
 
     def _done(self, resource: Resource, changes: dict[str, list[Any]]) -> None:
         if resource.triggers():
-            self.host.clear_pending_restart(resource.id)
+            self.host.restarts.clear(resource.id)
         shown = mask(changes, self.host.secrets)
         self.host.journal.record(resource.id, "converged", changes=shown)
 

@@ -44,32 +44,32 @@ def keep(code: bytes, folder: str) -> None:
     import threading
     import zipfile
 
-    beside = "%s.%d" % (folder, os.getpid())
+    staged = "%s.%d" % (folder, os.getpid())
     try:
-        os.makedirs(beside, 0o700)
-        zipfile.ZipFile(io.BytesIO(code)).extractall(beside)
+        os.makedirs(staged, 0o700)
+        zipfile.ZipFile(io.BytesIO(code)).extractall(staged)
         threads = []
-        for at, _, names in os.walk(beside):
+        for at, _, names in os.walk(staged):
             for path in [at] + [os.path.join(at, name) for name in names]:
                 threads.append(threading.Thread(target=sync, args=(path,)))
-                threads[-1].start()  # side by side the disk does several at a time
+                threads[-1].start()  # in parallel the disk does several at a time
         for thread in threads:
             thread.join()
         for _ in range(5):
             try:
-                os.rename(beside, folder)
+                os.rename(staged, folder)
             except OSError:
                 if digest_of(folder) == os.path.basename(folder):
                     break  # another agent was quicker
                 if os.path.isdir(folder):
-                    os.rename(folder, beside + ".damaged")
+                    os.rename(folder, staged + ".damaged")
         sync(os.path.dirname(folder))
         if digest_of(folder) != os.path.basename(folder):
             raise OSError(5, "what was written is not what is read back")
         forget_others(folder)
     finally:
-        shutil.rmtree(beside + ".damaged", ignore_errors=True)
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(staged + ".damaged", ignore_errors=True)
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 def sync(path: str) -> None:

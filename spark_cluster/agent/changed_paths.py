@@ -1,4 +1,4 @@
-"""What a run did to each path, read forwards from its journal: what was there, what it left."""
+"""Changes of a run to each path, read forwards from its journal: the state before and after."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_cluster.node.journal import Shape
 
 @dataclass
 class ChangedPath:
-    """One path that a run changed, however often.
+    """A path that a run changed, once or several times.
 
     Attributes:
         first: what was there before the run.
@@ -38,7 +38,7 @@ class ChangedPath:
     disturbed: bool = False
 
     def may_be_left_as(self, found: Shape | None) -> bool:
-        """Whether the run can have left this: a power cut comes before a change, or within it."""
+        """Return whether the run can have left this: a power cut comes before or in a change."""
         return (
             matches(self.after, found)
             or matches(self.before, found)
@@ -46,7 +46,7 @@ class ChangedPath:
         )
 
     def was_folder(self) -> bool:
-        """Whether there was a folder before the run."""
+        """Return whether there was a folder before the run."""
         return is_folder(self.first)
 
 
@@ -122,12 +122,12 @@ class _Reader:
             self._change(path, self.paths[path].after, None, entry)
 
     def _came_by_run(self, path: str) -> bool:
-        """Whether a folder above a path was absent at some moment of the run."""
+        """Return whether a folder above a path was absent at some moment of the run."""
         return any(str(above) in self._absent_once for above in PurePosixPath(path).parents)
 
 
 def is_folder(found: Shape | None) -> bool:
-    """Whether this is a directory."""
+    """Return whether this is a directory."""
     return found is not None and found["kind"] == "directory"
 
 

@@ -1,4 +1,4 @@
-"""Read commands, files and local HTTP services of a node, side by side: none that hangs may hold up
+"""Read commands, files and local HTTP services of a node, in parallel: none that hangs may hold up
 the others."""
 
 from __future__ import annotations

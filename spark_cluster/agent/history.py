@@ -96,7 +96,7 @@ class History:
     def overview(self) -> dict[str, Any]:
         """Return all runs, the newest first.
 
-        `reverted_by` names the run that put one back, `half_reverted_by` one that was killed
+        `reverted_by` names the run that reverted one, `half_reverted_by` one that was killed
         before it had reverted all.
         """
         runs = [self.about(run) for run in reversed(self.runs())]

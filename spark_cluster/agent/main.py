@@ -272,7 +272,7 @@ def main(stream: frames.Reader, first: list[dict[str, Any]], root: str = "/") ->
     sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123
     signal.signal(signal.SIGTERM, _ended)
     Agent(stream, handle, Path(root)).serve(first)
-    os._exit(0)  # whatever thread still waits for something, nobody waits for it
+    os._exit(0)  # whatever thread still waits for something, no one waits for it
 
 
 def _ended(_number: int, _frame: object) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import queue
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ def do_lock(node: Node, request: Request, _laptop: Laptop) -> Reply:
 
 
 def do_gather(node: Node, request: Request, _laptop: Laptop) -> Reply:
-    """Run reading commands and HTTP requests side by side and read files; what is missing is None.
+    """Run reading commands and HTTP requests in parallel and read files; what is missing is None.
 
     A command is an argument list, or several lists of which the first one counts that has an
     answer. What was not done in time is None as well, and `late` names it.
@@ -166,6 +166,21 @@ def do_stream(node: Node, request: Request, laptop: Laptop) -> Reply:
 
     What was sent and not yet shown there is limited; the command waits meanwhile.
     """
+    return _stream(node, request["argv"], SEARCH_PATH, laptop)
+
+
+def do_telemetry(node: Node, request: Request, laptop: Laptop) -> Reply:
+    """Stream the sampler's lines until the laptop cancels, as `stream` does; with `file` run it in
+    a transient unit that writes them there, and goes on when the laptop is gone."""
+    from spark_cluster.agent import sampling  # late: few runs want it
+
+    host = node.host(request, laptop)
+    if request.get("file"):
+        return sampling.start_unit(host, request)
+    return _stream(node, sampling.argv(host, request), host.search_path, laptop)
+
+
+def _stream(node: Node, argv: Sequence[str], search_path: str, laptop: Laptop) -> Reply:
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     cancelled = node.processes.cancelled
     ahead = 0
@@ -179,11 +194,9 @@ def do_stream(node: Node, request: Request, laptop: Laptop) -> Reply:
             with contextlib.suppress(queue.Empty):
                 ahead -= laptop.taken.get(timeout=0.1)
 
-    environment = {"PATH": SEARCH_PATH, "LANG": "C.UTF-8", "HOME": "/root"}
+    environment = {"PATH": search_path, "LANG": "C.UTF-8", "HOME": "/root"}
     unlimited = float("inf")
-    with node.processes.start(
-        request["argv"], env=environment, timeout=unlimited, merged=True
-    ) as running:
+    with node.processes.start(argv, env=environment, timeout=unlimited, merged=True) as running:
         return {"status": running.attend(take, cancelled)}
 
 
@@ -191,7 +204,7 @@ def do_reboot(node: Node, request: Request, laptop: Laptop) -> Reply:
     """Have the node reboot in a moment, so that this can be answered first."""
     host = node.host(request, laptop)
     if host.which("systemd-run") is None:
-        return {"error": "this node has no systemd-run", "hint": "reboot it yourself, then go on"}
+        return {"error": "this node has no systemd-run", "hint": "reboot it, then run this again"}
     when = f"--on-active={REBOOT_S:g}"
     argv = ("systemd-run", "--quiet", "--no-ask-password", when, "systemctl", "reboot")
     host.run(argv).check("asking systemd for a reboot")
@@ -213,7 +226,7 @@ def do_history(node: Node, request: Request, _laptop: Laptop) -> Reply:
 
 
 def do_revert(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """Put back what a run changed; events as in `apply`."""
+    """Revert what a run changed; events as in `apply`."""
     from spark_cluster.agent.history import History
     from spark_cluster.agent.revert import revert
 
@@ -242,6 +255,7 @@ OPERATIONS: dict[str, Callable[[Node, Request, Laptop], Reply]] = {
     "revert": do_revert,
     "run": do_run,
     "stream": do_stream,
+    "telemetry": do_telemetry,
 }
 
 

@@ -1,4 +1,4 @@
-"""Puts back what a run changed: byte for byte, all of it or nothing.
+"""Revert what a run changed: byte for byte, all of it or nothing.
 
 First everything is checked: each path must be as the run left it. Only when all of them are, the
 plan is written to the journal and then the first path is touched. What is reverted is a change like
@@ -27,7 +27,7 @@ Emit = Callable[[dict[str, Any]], None]
 
 
 def revert(host: Host, run: str, emit: Emit, *, diff: bool = False) -> dict[str, Any]:
-    """Put back what a run changed on this node, or continue a revert of it that was killed.
+    """Revert what a run changed on this node, or continue a revert of it that was killed.
 
     Args:
         run: its id.
@@ -202,7 +202,7 @@ def _carry_out(host: Host, history: History, run: str, plan: Plan, *, begun: boo
 
 
 def _undone(host: Host, history: History, run: str) -> str:
-    """Take back what this revert has done so far; what to say of it.
+    """Undo what this revert has done so far; return what to report of it.
 
     What cannot be reverted is named, and the revert remains to be continued.
     """

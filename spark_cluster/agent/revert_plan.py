@@ -35,7 +35,7 @@ class Step:
     resource: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is kept in the journal."""
+        """Return it as it is kept in the journal."""
         return {"path": self.path, "now": self.now, "then": self.then, "resource": self.resource}
 
 
@@ -124,7 +124,7 @@ class Planner:
         return "something is in it" if is_in_the_way and self._holds_more(path) else ""
 
     def _is_lost(self, path: str) -> bool:
-        """Whether the run removed a folder of which the journal does not hold all."""
+        """Return whether the run removed a folder of which the journal does not hold all."""
         changed, found = self._paths[path], self._found[path]
         if changed.tree_lost:
             was_not_removed = changed.after is None and matches(changed.first, found)
@@ -136,13 +136,13 @@ class Planner:
         )
 
     def _went_with_its_folder(self, path: str) -> bool:
-        """Whether nothing is to be in its folder: it is lost, or was not there before the run."""
+        """Return whether nothing is to be in its folder, which is lost or was not there before."""
         folder = self._paths.get(path.rsplit("/", 1)[0])
         above = map(str, PurePosixPath(path).parents)
         return (folder is not None and not folder.was_folder()) or not self._lost.isdisjoint(above)
 
     def _is_another_folder(self, path: str) -> bool:
-        """Whether something else made a folder again that the run has removed."""
+        """Return whether something else made a folder again that the run has removed."""
         changed = self._paths[path]
         if changed.after is not None or changed.removed is None:
             return False
@@ -164,7 +164,7 @@ class Planner:
         return any(path.rsplit("/", 1)[0] == folder for path in coming)
 
     def _has_no_folder(self, path: str) -> bool:
-        """Whether something is to come to a path whose folder neither is there nor comes."""
+        """Return whether something is to come to a path whose folder neither is there nor comes."""
         if self._target[path] is None or self._found[path] is not None:
             return False
         parent = path.rsplit("/", 1)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal
 
 from spark_cluster.bench.expansion import PlannedSetup
@@ -18,11 +18,16 @@ from spark_cluster.topology import Node
 Phase = Literal["before", "load_peak", "ready", "under_load", "after"]
 
 
-def setup_of(play: Play, planned: PlannedSetup, served: Served) -> Setup:
+def setup_of(
+    play: Play, planned: PlannedSetup, served: Served, startup_s: float | None = None
+) -> Setup:
     """Return the record of a server that has just been verified.
 
     The command is the container's own, so that it has what `up` computed, such as the share of
     the memory.
+
+    Args:
+        startup_s: seconds that it took to load.
     """
     plan = served.plan
     recipe, launch = plan.recipe, plan.launch
@@ -50,7 +55,7 @@ def setup_of(play: Play, planned: PlannedSetup, served: Served) -> Setup:
         image_digest=served.versions.get("image", ""),
         versions=served.versions,
         vram=vram,
-        startup_s=play.seconds.get("load"),
+        startup_s=startup_s,
         verified=tuple(recipe.readiness.rungs),
     )
 
@@ -72,10 +77,11 @@ def readings(found: Iterable[NodeVram], phase: Phase) -> tuple[VramReading, ...]
     )
 
 
-def nodes_of(nodes: Sequence[Node], served: Served) -> tuple[NodeRecord, ...]:
-    """Return the nodes that serve, with the variables that the engine got on each."""
+def nodes_of(play: Play, served: Served) -> tuple[NodeRecord, ...]:
+    """Return the nodes that serve as they are now, with the variables of the engine on each."""
     deployment = served.plan.deployment
     chosen = engine(deployment.engine)
+    nodes = [node for node in play.nodes if node.name in deployment.nodes]
     return tuple(
         NodeRecord(
             name=node.name,

@@ -39,12 +39,14 @@ class Job:
         health: URL that answers with 200 while the server is up.
         cells: for worker.py: `id`, `argv`, `env`, `result`, `timeout_s`.
         links: paths below the folder to what they point to.
+        user: of the node, as whom the load generator runs; it needs no rights of root.
     """
 
     folder: str
     health: str
     cells: tuple[Mapping[str, Any], ...]
     links: Mapping[str, str]
+    user: str
 
     @property
     def resources(self) -> list[Resource]:
@@ -53,12 +55,13 @@ class Job:
         limit = sum(cell["timeout_s"] for cell in self.cells) + SLACK_S
         return [
             Directory(FOLDER, mode=0o755),
-            *[Directory(folder, mode=0o755) for folder in self._parents()],
+            *[Directory(folder, mode=0o755, owner=self.user) for folder in self._parents()],
             File(f"{self.folder}/worker.py", content=Path(worker.__file__).read_bytes()),
             File(f"{self.folder}/plan.json", content=json.dumps(plan, indent=1).encode()),
             Command(
                 f"measure {self.folder.removeprefix(f'{FOLDER}/')}",
                 ("python3", f"{self.folder}/worker.py", self.folder),
+                user=self.user,
                 long=True,
                 timeout_s=limit,
             ),

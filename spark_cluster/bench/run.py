@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench import benchy, describe, on_node
+from spark_cluster.bench import benchy, describe, on_node, run_telemetry
 from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
 from spark_cluster.bench.reading import read_json
 from spark_cluster.bench.reading import result as cell_result
 from spark_cluster.bench.record import CellResult, NodeRecord, Record, Setup, VramReading
 from spark_cluster.bench.run_folder import save_record
+from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.inference.engine import engine
@@ -69,13 +70,20 @@ class BenchRun:
         stage = self.expansion.steps.index(step)
         return f"{on_node.FOLDER}/{self.record.id}/{stage:03}-{step.setup.id}{turn}"
 
+    def raw(self, step: Step) -> Path:
+        """Return the folder of what a step's load generator and samplers wrote, on the laptop."""
+        return self.folder / "raw" / self.on_node(step).rpartition("/")[2]
+
     # -- what comes of it ------------------------------------------------------------------------
 
     def add(self, cells: Sequence[CellResult]) -> None:
         """Add results and save; a cell that has one keeps it."""
         known = {cell.id for cell in self.record.cells}
         new = tuple(cell for cell in cells if cell.id not in known)
-        self._change(cells=(*self.record.cells, *new))
+        place = {cell.id: number for number, cell in enumerate(self.expansion.cells)}
+        found = (*self.record.cells, *new)  # those of a context's prefill follow their cell
+        ordered = sorted(found, key=lambda c: place.get(c.id.removesuffix("-ctx"), len(place)))
+        self._change(cells=tuple(ordered))
 
     def add_setup(self, setup: Setup, nodes: Sequence[NodeRecord]) -> None:
         """Add a server, or take the newer record of it, and save."""
@@ -121,8 +129,13 @@ def bring_up(play: Play, step: Step) -> Served | None:
     return served
 
 
-def measure(play: Play, run: BenchRun, step: Step, served: Served) -> None:
+def measure(
+    play: Play, run: BenchRun, step: Step, served: Served, startup_s: float | None = None
+) -> None:
     """Measure the cells of a step on the head, and bring back what came of them.
+
+    Args:
+        startup_s: seconds that the server took to load.
 
     Raises:
         SparkClusterError: the server or the node was lost, or it was stopped; what was measured
@@ -130,15 +143,17 @@ def measure(play: Play, run: BenchRun, step: Step, served: Served) -> None:
     """
     session = play.session(play.head)
     folder = run.on_node(step)
-    run.add_setup(
-        describe.setup_of(play, step.setup, served), describe.nodes_of(served.plan.nodes, served)
-    )
+    setup = describe.setup_of(play, step.setup, served, startup_s)
+    run.add_setup(setup, describe.nodes_of(play, served))
+    metrics = f"{engine_base(served.plan)}/metrics"
+    recording = Recording(play, [node.name for node in served.plan.nodes], folder, metrics)
+    recording.start()
     on_node.may_go_on(session, folder)
     ended = threading.Event()
 
     def load() -> None:
         try:
-            play.apply(play.head, ROLE, job_of(run, step, served.plan, tool_of(play)).resources)
+            play.apply(play.head, ROLE, job_of(run, step, served.plan, play).resources)
         finally:
             ended.set()
 
@@ -146,7 +161,9 @@ def measure(play: Play, run: BenchRun, step: Step, served: Served) -> None:
         _, peak = play.together(load, lambda: _vram_until(play, ended))
         run.add_vram(step.setup.id, describe.readings(peak, "under_load"))
     finally:
+        recording.fetch(run.raw(step))
         collect(run, step, session)
+    recording.stop()
 
 
 def _vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:
@@ -167,18 +184,13 @@ def tool_of(play: Play) -> tuple[str, str]:
     return settings.path, settings.book
 
 
-def job_of(run: BenchRun, step: Step, plan: ServePlan, tool: tuple[str, str]) -> on_node.Job:
-    """Return what the node gets to measure a step's cells.
-
-    Args:
-        tool: of `tool_of`.
-    """
-    environment, book = tool
+def job_of(run: BenchRun, step: Step, plan: ServePlan, play: Play) -> on_node.Job:
+    """Return what the head gets to measure a step's cells."""
+    environment, book = tool_of(play)
     endpoint, folder = plan.endpoint, run.on_node(step)
-    # Behind a proxy the engine itself is measured, on the loopback, where it asks for no key.
-    base = endpoint.engine_url if endpoint.engine_port else endpoint.url
+    base = engine_base(plan)
     target = benchy.Target(
-        base_url=base,
+        base_url=f"{base}/v1",
         served_name=endpoint.model,
         model=plan.recipe.model.name,
         tokenizer=plan.recipe.model.node_path,
@@ -199,20 +211,29 @@ def job_of(run: BenchRun, step: Step, plan: ServePlan, tool: tuple[str, str]) ->
         for cell in step.cells
         if not cell.skip
     )
-    health = base.removesuffix("/v1") + engine(plan.recipe.engine).health
-    return on_node.Job(folder, health, cells, {BOOK: book} if book else {})
+    health = base + engine(plan.recipe.engine).health
+    return on_node.Job(folder, health, cells, {BOOK: book} if book else {}, play.head.user)
+
+
+def engine_base(plan: ServePlan) -> str:
+    """Return the URL of the engine itself; behind a proxy, where it asks for no key."""
+    endpoint = plan.endpoint
+    url = endpoint.engine_url if endpoint.engine_port else endpoint.url
+    return url.removesuffix("/v1")
 
 
 def collect(run: BenchRun, step: Step, session: Session) -> None:
     """Bring back the results that are on the node, and add them to the record."""
-    into = run.folder / "raw" / run.on_node(step).rpartition("/")[2]
+    into = run.raw(step)
     too_large = on_node.fetch(session, run.on_node(step), into)
     found = []
     for cell in step.cells:
         told = read_json(into / "cells" / f"{cell.id}.json")
         if isinstance(told, dict):
             found += _results(run, cell, told, into, too_large)
-    run.add(found)
+    nodes = {setup.id: setup.nodes for setup in run.record.setups}
+    run.add(run_telemetry.flagged(found, list(run_telemetry.rows(into)), nodes))
+    run_telemetry.write(run.folder)
 
 
 def _results(
@@ -258,11 +279,13 @@ def go_on(play: Play, run: BenchRun, *, keep: bool = False) -> None:
     try:
         for number, step in enumerate(steps, 1):
             play.note(f"server {number} of {len(steps)}: {step.setup.id}, {len(step.cells)} cells")
+            before = play.seconds.get("load", 0.0)
             served = bring_up(play, step)
             if served is None:
                 return
+            loaded = play.seconds.get("load", 0.0) - before
             with play.stage("measure"):
-                measure(play, run, step, served)
+                measure(play, run, step, served, round(loaded, 1))
             last = number == len(steps)
             if not (keep and last) and (last or steps[number].setup.id != step.setup.id):
                 take_down(play, run, step)

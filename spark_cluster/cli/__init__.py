@@ -44,6 +44,7 @@ COMMANDS = {
     "explain": "Explain logs: the cause first, its consequences last.",
     "bench": "Measure suites of loads, compare runs, and report.",
     "vram": "Show each node's GPU memory by process.",
+    "top": "Show the nodes live: GPU, clocks, power, memory, link, tokens.",
     "exec": "Run a command on the nodes.",
     "playbook": "Run a playbook.",
     "history": "Show what runs changed on the nodes.",
@@ -205,7 +206,7 @@ def _run(*, as_json: bool) -> int:
         return status
     except click.exceptions.Exit as ended:
         return ended.exit_code
-    except SystemExit as ended:  # of a command; of click where nobody reads its output
+    except SystemExit as ended:  # of a command; of click where no one reads its output
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except click.ClickException as error:
         if as_json:

@@ -15,6 +15,7 @@ COMMANDS = {
     "fetch": "bench_run:fetch",
     "show": "bench_show:show",
     "compare": "bench_compare:compare",
+    "report": "bench_report:command",
 }
 """Name to module and function, in the order of --help."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
@@ -17,6 +19,14 @@ SHELLS: dict[str, type[ShellComplete]] = {
     "zsh": ZshComplete,
     "fish": FishComplete,
 }
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The completion script of one shell."""
+
+    shell: str
+    script: str
 
 
 @click.command()
@@ -35,6 +45,6 @@ def command(ctx: click.Context, shell: str) -> None:
     script = SHELLS[shell](ctx.find_root().command, {}, PROGRAM, VARIABLE).source()
     app: App = ctx.obj
     if app.as_json:
-        app.print_json({"shell": shell, "script": script})
+        app.print_json(asdict(Completion(shell, script)))
     else:
         click.echo(visible(script))

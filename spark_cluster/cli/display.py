@@ -83,7 +83,7 @@ class Display:
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
-        """For a question to a person: what happens meanwhile is shown afterwards."""
+        """Hold events back while a person is asked; show them afterwards."""
         with self._lock:
             self._held = []
         if self._live is not None:

@@ -33,10 +33,10 @@ def command(ctx: click.Context, become: bool, timeout: float, argv: tuple[str, .
     """
     app: App = ctx.obj
     app.connect_early("exec", become=become)
-    from spark_cluster.runner.parallel import side_by_side
+    from spark_cluster.runner.parallel import in_parallel
 
     jobs = {node.name: partial(_run, node, list(argv), become, timeout) for node in app.nodes}
-    outcomes = side_by_side(jobs)
+    outcomes = in_parallel(jobs)
     if app.as_json:
         app.print_json({"nodes": [_document(name, o) for name, o in outcomes.items()]})
     else:

@@ -9,7 +9,7 @@ import click
 
 
 class Finite(click.FloatRange):
-    """As click's range of numbers, which takes `nan` for one: it is neither below nor above."""
+    """click's range of numbers without `nan`, which is neither below nor above."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

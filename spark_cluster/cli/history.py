@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.node_error import NodeError
 from spark_cluster.cli.visible import show_error
 from spark_cluster.errors import Failed, SparkClusterError
 
@@ -18,6 +21,104 @@ if TYPE_CHECKING:
 
 Answers = dict[str, dict[str, Any]]
 """Node to what its journal says."""
+
+
+@dataclass(frozen=True)
+class RunOnNode:
+    """How much a run changed on one node.
+
+    Attributes:
+        changes: resources that were changed.
+        paths: files, links and folders that were changed.
+        notes: remarks on its journal: torn entries, missing contents.
+    """
+
+    changes: int
+    paths: int
+    notes: list[str]
+
+
+@dataclass
+class PastRun:
+    """A run that changed nodes.
+
+    Attributes:
+        since: seconds since 1970 (UTC).
+        reverts: the run that this one reverted.
+        reverting: the run that this one was reverting when it was killed.
+        reverted_by: the run that reverted this one.
+        half_reverted_by: a revert of this one that was killed.
+        nodes: node to how much was changed there.
+    """
+
+    run: str
+    since: float | None
+    user: str | None
+    command: str | None
+    reverts: str | None
+    reverting: str | None
+    reverted_by: str | None = field(kw_only=True)
+    half_reverted_by: str | None = field(kw_only=True)
+    nodes: dict[str, RunOnNode] = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The document of `history`.
+
+    Attributes:
+        runs: the newest first.
+        errors: node to why its journal could not be read.
+    """
+
+    runs: list[PastRun]
+    errors: dict[str, NodeError]
+
+
+@dataclass(frozen=True)
+class Change:
+    """An entry of a journal; what does not apply to its action is null.
+
+    Attributes:
+        time: seconds since 1970 (UTC).
+        action: file, converged, repaired, reverting, reverted or undone.
+        changes: attribute to [was, is now].
+        before: what was at `path`: kind, mode, owner, and SHA-256 digest or link.
+        after: the same of what came there, as far as it was known.
+        what: what was repaired.
+        of: the run that a revert reverts.
+    """
+
+    time: float
+    resource: str
+    action: str
+    changes: dict[str, Any] | None
+    path: str | None
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    what: str | None
+    of: str | None
+
+
+@dataclass(frozen=True)
+class ChangesOnNode:
+    """The entries of a run in one node's journal, in order, and remarks on the journal."""
+
+    entries: list[Change]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class RunDetails:
+    """The document of `history RUN`; its fields are as in `history`."""
+
+    run: str
+    since: float | None
+    user: str | None
+    command: str | None
+    reverts: str | None
+    nodes: dict[str, ChangesOnNode]
+    errors: dict[str, NodeError]
 
 
 @click.command()
@@ -30,7 +131,7 @@ def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
 
     `spark-cluster revert RUN` restores files as they were before.
     """
-    from spark_cluster.runner.parallel import side_by_side
+    from spark_cluster.runner.parallel import in_parallel
 
     app: App = ctx.obj
     if node is not None:
@@ -38,7 +139,7 @@ def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
     app.connect_early("history")
     jobs = {n.name: partial(_ask, n, run_id) for n in app.nodes}
     app.import_meanwhile()
-    outcomes = side_by_side(jobs)
+    outcomes = in_parallel(jobs)
     errors = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
     answers = {n: o for n, o in outcomes.items() if not isinstance(o, SparkClusterError)}
     found = {n: answer for n, answer in answers.items() if "missing" not in answer}
@@ -46,7 +147,9 @@ def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
         missing = next(iter(answers.values()))
         raise Failed(missing["missing"], hint=missing["hint"])
     if app.as_json:
-        app.print_json(_document(found, errors, run_id))
+        told = {n: NodeError.of(e) for n, e in errors.items()}
+        document = Runs(runs(found), told) if run_id is None else _details(run_id, found, told)
+        app.print_json(dataclasses.asdict(document))
     elif run_id is not None:
         _show_run(app, found)
     elif found:
@@ -70,37 +173,39 @@ def _ask(node: InventoryNode, run_id: str | None) -> dict[str, Any]:
     return {k: v for k, v in answer.items() if k not in ("event", "req")}
 
 
-def runs(answers: Answers) -> list[dict[str, Any]]:
+def runs(answers: Answers) -> list[PastRun]:
     """The runs of all nodes, the newest first; under `nodes`, how much each changed where."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, PastRun] = {}
     for name, answer in answers.items():
         for run in answer["runs"]:
-            about = {k: v for k, v in run.items() if k not in ("changes", "paths", "notes")}
-            known = found.setdefault(run["run"], {**about, "half_reverted_by": None, "nodes": {}})
-            counts = {"changes": run["changes"], "paths": run["paths"]}
-            notes = {"notes": run["notes"]} if run.get("notes") else {}
-            known["nodes"][name] = {**counts, **notes}
-            for key in ("reverted_by", "half_reverted_by"):
-                known[key] = known[key] or run.get(key)
+            keys = ("run", "since", "user", "command", "reverts", "reverting")
+            new = PastRun(*map(run.get, keys), reverted_by=None, half_reverted_by=None, nodes={})
+            known = found.setdefault(run["run"], new)
+            known.nodes[name] = RunOnNode(run["changes"], run["paths"], run.get("notes", []))
+            known.reverted_by = known.reverted_by or run.get("reverted_by")
+            known.half_reverted_by = known.half_reverted_by or run.get("half_reverted_by")
     return [found[run] for run in sorted(found, reverse=True)]
 
 
-def _document(
-    found: Answers, errors: dict[str, SparkClusterError], run_id: str | None
-) -> dict[str, Any]:
-    told = {n: {"message": e.message, "hint": e.hint} for n, e in errors.items()}
-    if run_id is None:
-        return {"runs": runs(found), "errors": told}
-    first = next(iter(found.values()))
-    about = {k: first.get(k) for k in ("run", "since", "user", "command", "reverts")}
-    return {
-        **about,
-        "nodes": {
-            name: {"entries": answer["entries"], "notes": answer.get("notes", [])}
-            for name, answer in found.items()
-        },
-        "errors": told,
+def _details(run_id: str, found: Answers, errors: dict[str, NodeError]) -> RunDetails:
+    keys = [each.name for each in dataclasses.fields(Change)]
+    nodes = {
+        name: ChangesOnNode(
+            [Change(*map(entry.get, keys)) for entry in answer["entries"]],
+            answer.get("notes", []),
+        )
+        for name, answer in found.items()
     }
+    first = next(iter(found.values()), {})
+    return RunDetails(
+        run=first.get("run", run_id),
+        since=first.get("since"),
+        user=first.get("user"),
+        command=first.get("command"),
+        reverts=first.get("reverts"),
+        nodes=nodes,
+        errors=errors,
+    )
 
 
 def _when(seconds: float | None) -> str:
@@ -119,32 +224,32 @@ def _show_runs(app: App, found: Answers) -> None:
         table.add_column(title, overflow="fold")
     listed = runs(found)
     for run in listed:
-        counts = [_count(run["nodes"].get(name)) for name in found]
+        counts = [_count(run.nodes.get(name)) for name in found]
         remarks = "".join(f"\n{remark}" for remark in _remarks(run))
-        about = (run["user"] or "", styled("{}[dim]{}[/]", run["command"] or "", remarks))
-        table.add_row(run["run"], _when(run["since"])[5:], *counts, *about)
+        about = (run.user or "", styled("{}[dim]{}[/]", run.command or "", remarks))
+        table.add_row(run.run, _when(run.since)[5:], *counts, *about)
     if listed:
         app.console.print(table)
     else:
         app.console.print("nothing was ever changed there by spark-cluster")
 
 
-def _remarks(run: dict[str, Any]) -> Iterator[str]:
+def _remarks(run: PastRun) -> Iterator[str]:
     """Yield remarks on a run next to its counts."""
-    if run["reverted_by"]:
-        yield f"reverted by {run['reverted_by']}"
-    if run["half_reverted_by"]:
-        again = f"spark-cluster revert {run['run']}"
-        yield f"partly reverted by {run['half_reverted_by']}, which was killed: run {again} again"
-    for name, counts in run["nodes"].items():
-        yield from (f"{name}: {note}" for note in counts.get("notes", ()))
+    if run.reverted_by:
+        yield f"reverted by {run.reverted_by}"
+    if run.half_reverted_by:
+        again = f"spark-cluster revert {run.run}"
+        yield f"partly reverted by {run.half_reverted_by}, which was killed: run {again} again"
+    for name, counts in run.nodes.items():
+        yield from (f"{name}: {note}" for note in counts.notes)
 
 
-def _count(done: dict[str, int] | None) -> str:
+def _count(done: RunOnNode | None) -> str:
     """Return how much a run changed on a node; a revert restores files, without resources."""
     if done is None:
         return ""
-    number, what = (done["changes"], "change") if done["changes"] else (done["paths"], "file")
+    number, what = (done.changes, "change") if done.changes else (done.paths, "file")
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
 from spark_cluster.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Written:
+    """The document of `init`.
+
+    Attributes:
+        file: path of the inventory that was written.
+        nodes: names of its nodes.
+        next: commands to run next.
+    """
+
+    ok: bool
+    file: str
+    nodes: list[str]
+    next: list[str]
 
 
 @click.command("init")
@@ -42,7 +59,7 @@ def command(
     folder = getattr(ctx.obj, "project_folder", None)
     project = Project(Path(folder) if folder else None)
     path = project.folder / "inventory.yaml"
-    # Before the questions: nobody likes to answer them for nothing.
+    # Before the questions: no one likes to answer them for nothing.
     if path.exists() and not force:
         raise UsageError(f"{path} exists", hint="edit it, or replace it with --force")
     if not addresses and yes:
@@ -78,7 +95,7 @@ def _print(path: Path, nodes: list[str], *, as_json: bool) -> None:
     steps = ["spark-cluster trust", "spark-cluster ping"]
     steps.append(f"spark-cluster up --tp {min(len(nodes), 2)}")
     if as_json:
-        click.echo(json.dumps({"ok": True, "file": str(path), "nodes": nodes, "next": steps}))
+        click.echo(json.dumps(asdict(Written(True, str(path), nodes, steps))))
         return
     click.echo(f"Wrote {path} ({', '.join(nodes)}). Next:")
     meanings = ["accept the nodes' host keys", "check that they answer", "serve"]

@@ -133,7 +133,7 @@ def reset(node: str, new_host_keys: bool) -> None:
 def break_(name: str | None, node: str | None, listed: bool) -> None:
     """Break a node in the way called NAME, so that `doctor` has something to find.
 
-    Without NODE, the usual node for NAME is broken. `lab mend` undoes it.
+    Without NODE, the usual node for NAME is broken. `lab repair` undoes it.
     """
     from spark_cluster.lab import breakage
 
@@ -150,12 +150,12 @@ def break_(name: str | None, node: str | None, listed: bool) -> None:
 
 @command.command()
 @click.argument("name", required=False)
-def mend(name: str | None) -> None:
+def repair(name: str | None) -> None:
     """Undo what `lab break NAME` did; without NAME, all of it."""
     from spark_cluster.lab import breakage
 
-    mended = breakage.mend(Lab.default(), name)
-    say({"mended": mended}, "\n".join(mended) or "nothing was broken")
+    repaired = breakage.repair(Lab.default(), name)
+    say({"repaired": repaired}, "\n".join(repaired) or "nothing was broken")
 
 
 def _show_breakages(lab: Lab) -> None:

@@ -162,8 +162,9 @@ def _write(app: App, chosen: LintTarget, done: Fixed, place: Path | None) -> Non
             "issues": [finding.to_dict() for finding in done.remaining],
             "fixed": [finding.to_dict() for finding in done.fixed],
             "output": str(place) if place is not None else None,
+            "text": done.text if place is None else None,
         }
-        app.print_json(document if place is not None else {**document, "text": done.text})
+        app.print_json(document)
         return
     console = app.console if place is not None else Console(stderr=True)
     for finding in done.fixed:

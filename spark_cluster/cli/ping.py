@@ -32,10 +32,10 @@ def command(ctx: click.Context) -> None:
 
     Exit status 3 when a node cannot be reached.
     """
-    from spark_cluster.runner.parallel import side_by_side
+    from spark_cluster.runner.parallel import in_parallel
 
     app: App = ctx.obj
-    outcomes = side_by_side({node.name: partial(_reach, node) for node in app.nodes})
+    outcomes = in_parallel({node.name: partial(_reach, node) for node in app.nodes})
     if app.as_json:
         app.print_json({"nodes": [_document(name, o) for name, o in outcomes.items()]})
     else:

@@ -148,7 +148,7 @@ def _subject(
     inventory = None if app.inventory_is_missing else app.inventory
     told = firewall.remarks(inventory, recipe, subject.launch.tp)
     asked = [
-        f"the recipe asks for {variable} of this machine: `up` wants --allow-env {variable}"
+        f"the recipe asks for {variable} of this machine: `up` needs --allow-env {variable}"
         for _, variable in missing_variables(recipe)
     ]
     return replace(subject, remarks=(*told, *asked))

@@ -26,8 +26,8 @@ def show(console: Console, plan: Plan) -> None:
     """Show the whole plan."""
     launch = plan.fit.launch
     nodes = "1 node" if launch.tp == 1 else f"{launch.tp} nodes"
-    nobody = any(room.assumed for room in plan.fit.rooms)
-    assumed = " (assumed: idle Sparks, no node was asked)" if nobody else ""
+    is_assumed = any(room.assumed for room in plan.fit.rooms)
+    assumed = " (assumed: idle Sparks, no node was asked)" if is_assumed else ""
     verdict = styled("{} [bold green]go[/]", mark("ok"))
     if not plan.feasible:
         verdict = styled("{} [bold red]no-go[/]", mark("fail"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +15,26 @@ if TYPE_CHECKING:
     from spark_cluster.loader.playbook import Playbook
     from spark_cluster.runner.options import Options
     from spark_cluster.runner.play import Play
+
+
+@dataclass(frozen=True)
+class PlaybookError:
+    """The error of the first node that dropped out of the run."""
+
+    message: str
+    where: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class PlayedNode:
+    """The resources of a node by verdict."""
+
+    ok: int
+    change: int
+    unknown: int
+    failed: int
+    skipped: int
 
 
 @click.command()
@@ -37,13 +58,10 @@ def command(app: App, file: str, exit_code: bool, options: Options) -> None:
             app.print_json(
                 run.to_dict(
                     ok=left is None,
-                    **({} if left is None else {"error": left.to_dict()}),
+                    error=None if left is None else asdict(PlaybookError(**left.to_dict())),
                     result=result,
                     nodes={
-                        name: {
-                            k: getattr(t, k)
-                            for k in ("ok", "change", "unknown", "failed", "skipped")
-                        }
+                        name: asdict(PlayedNode(t.ok, t.change, t.unknown, t.failed, t.skipped))
                         for name, t in run.recap.nodes.items()
                     },
                 )

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from spark_cluster.planning.speed.speculative import Speculative
 
 GB = 1e9
-MS = 1e3
 ANSWER = 1024
 """Tokens of an answer when --context is not given; half of it is in the cache on average."""
 
@@ -171,6 +170,7 @@ def speed(
     a measured acceptance a drafter's range is wide. The constants are those of calibration.json in
     the project folder, where there is one.
     """
+    from spark_cluster.cli.predicted_speed import PredictedDrafter, PredictedSpeed
     from spark_cluster.planning.speed.constants import load_constants
     from spark_cluster.planning.speed.decode import decode
     from spark_cluster.planning.speed.prefill import prefill
@@ -185,18 +185,20 @@ def speed(
     first = prefill(serving, prompt, cached, constants)
     asked = (draft_tokens, _rates(acceptance), accepted_share)
     drafted = _drafted(known, serving, seen, concurrency, constants, asked)
-    document = {
-        "recipe": known.name if known else None,
-        "model": serving.geometry.name,
-        "quantization": serving.quantization,
-        "kv_dtype": serving.kv_dtype,
-        "tp": tp,
-        "prompt": prompt,
-        "cached": cached,
-        "context": seen,
-        "concurrency": concurrency,
-        **_figures(plain, first, drafted),
-    }
+    document = PredictedSpeed(
+        recipe=known.name if known else None,
+        model=serving.geometry.name,
+        quantization=serving.quantization,
+        kv_dtype=serving.kv_dtype,
+        tp=tp,
+        prompt=prompt,
+        cached=cached,
+        context=seen,
+        concurrency=concurrency,
+        plain=plain,
+        first=first,
+        drafted=PredictedDrafter(drafted) if drafted else None,
+    ).to_dict()
     if app.as_json:
         app.print_json(document)
     else:
@@ -250,27 +252,6 @@ def _drafted(
     )
 
 
-def _figures(plain: Decode, first: Prefill, drafted: Speculative | None) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "decode_tok_s": plain.request.to_dict(),
-        "total_tok_s": plain.total.to_dict(),
-        "bytes_per_token": round(plain.bytes_per_token),
-        "prefill_tok_s": first.tokens_s.to_dict(0),
-        "ttfr_ms": first.seconds.times(MS).to_dict(0),
-        "speculative": None,
-        "basis": {"decode": plain.basis, "prefill": first.basis},
-    }
-    if drafted is not None:
-        found["basis"]["speculative"] = drafted.basis
-        found["speculative"] = {
-            "decode_tok_s": drafted.request.to_dict(),
-            "total_tok_s": drafted.total.to_dict(),
-            "tokens_per_step": round(drafted.tokens_per_step, 2),
-            "gain": round(drafted.gain, 2),
-        }
-    return found
-
-
 def _show(
     app: App, document: dict[str, Any], found: tuple[Decode, Prefill, Speculative | None]
 ) -> None:
@@ -298,7 +279,7 @@ def _show(
             row(f"  with the drafter, all {many}, tok/s", drafted.total)
     row(f"prefill of {prompt:,}, tok/s", first.tokens_s, 0)
     alone = " (alone)" if many > 1 else ""
-    row(f"first response{alone}, ms", first.seconds.times(MS), 0)
+    row(f"first response{alone}, ms", first.seconds.times(1e3), 0)
     name = document["recipe"] or document["model"]
     about = (
         f"{document['quantization']} weights, {_kv(document)} KV cache, TP {document['tp']}, "

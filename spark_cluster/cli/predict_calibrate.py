@@ -70,7 +70,7 @@ def _points(
         left_out += runs.left_out
         for point in runs.points:
             if is_read_bound(point):
-                left_out.append(f"{point.label}: the prompt is too short to tell")
+                left_out.append(f"{point.label}: the prompt is too short to show the speed")
             else:
                 points.append(point)
     return points, left_out
@@ -84,12 +84,12 @@ def _has_drafter(app: App, recipe: str | None) -> bool:
 
 def _write(path: Path, document: dict[str, Any]) -> None:
     """Write to a temporary file and rename it, so that the file is never incomplete."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(json.dumps(document, indent=2) + "\n")
-        beside.replace(path)
+        staged.write_text(json.dumps(document, indent=2) + "\n")
+        staged.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        staged.unlink(missing_ok=True)
         raise Failed(f"cannot write: {error.strerror}", where=shown(path)) from None
 
 
@@ -116,8 +116,8 @@ def _show(app: App, found: Calibration, path: Path, left_out: list[str]) -> None
     if found.left_out is not None and found.left_out >= found.before:
         app.console.print(
             styled(
-                "[yellow]the constants that come along predict these runs as well[/]; more runs, "
-                "and more different ones, would tell more"
+                "[yellow]the shipped constants predict these runs as well[/]; more runs, "
+                "and more varied ones, may change that"
             ),
             soft_wrap=True,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -13,15 +14,37 @@ if TYPE_CHECKING:
     from spark_cluster.models import Geometry
     from spark_cluster.planning.kv import KvCache, Options
 
-FIELDS = (
-    "blocks",
-    "blocks_per_request",
-    "tokens",
-    "max_concurrency",
-    "gib_per_request",
-    "max_model_len",
-    "rule",
-)
+
+@dataclass(frozen=True)
+class KvFigures:
+    """A KV cache as the server's log describes it, figures of one GPU.
+
+    Attributes:
+        blocks: in the pool.
+        blocks_per_request: that a request of full length needs.
+        tokens: as "KV cache size" in the log.
+        max_concurrency: requests of full length at once.
+        gib_per_request: that such a request takes, GiB.
+        max_model_len: tokens of the longest request that fits.
+        rule: the version of vLLM whose arithmetic this is.
+    """
+
+    blocks: int
+    blocks_per_request: int
+    tokens: int
+    max_concurrency: float
+    gib_per_request: float
+    max_model_len: int
+    rule: str
+
+
+@dataclass(frozen=True)
+class KvFiguresOfBoth(KvFigures):
+    """The figures of vLLM on a CPU, and those on a Spark."""
+
+    on_a_spark: KvFigures
+
+
 ROWS = {
     "max_concurrency": ("requests of that length at once", "{:,.2f}"),
     "gib_per_request": ("GiB a request", "{:,.2f}"),
@@ -118,8 +141,9 @@ def command(
     options["device"] = "cpu"
     single = kv.cache(geometry, kv_gib=kv_gib, max_model_len=length, **options)
     if app.as_json:
-        document = _fields(spark if device == "gpu" else single)
-        app.print_json(document if device else {**document, "on_a_spark": _fields(spark)})
+        figures = _figures(spark if device == "gpu" else single)
+        both = None if device else KvFiguresOfBoth(**vars(figures), on_a_spark=_figures(spark))
+        app.print_json(asdict(both or figures))
         return
     _show(app, geometry, spark, single, title=f"{kv_gib:g} GiB a GPU, {length:,} tokens a request")
     if spark.max_concurrency < 1:
@@ -129,12 +153,15 @@ def command(
         app.console.print(styled("{} vLLM does not start: {}", mark("fail"), why))
 
 
-def _fields(cache: KvCache) -> dict[str, object]:
-    """As in `--json`; a concurrency with two decimals, as logs have it."""
-    document = cache.to_dict()
-    document["max_concurrency"] = round(cache.max_concurrency, 2)
-    document["gib_per_request"] = round(cache.gib_per_request, 4)
-    return {field: document[field] for field in FIELDS}
+def _figures(cache: KvCache) -> KvFigures:
+    """Return the figures; a concurrency with two decimals, as logs have it."""
+    return KvFigures(
+        *(cache.blocks, cache.blocks_per_request, cache.tokens),
+        max_concurrency=round(cache.max_concurrency, 2),
+        gib_per_request=round(cache.gib_per_request, 4),
+        max_model_len=cache.max_model_len,
+        rule=cache.rule,
+    )
 
 
 def _show(app: App, geometry: Geometry, spark: KvCache, single: KvCache, *, title: str) -> None:

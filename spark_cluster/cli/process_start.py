@@ -1,4 +1,4 @@
-"""When this process began: the first thing that `spark_cluster.cli` imports, before all else.
+"""The time at which this process began: `spark_cluster.cli` imports this before all else.
 
 What comes before is Python's own start (about 15 ms), which no portable call tells.
 """

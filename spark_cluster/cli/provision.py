@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from spark_cluster.cli.app import App, changing, leave_with
+from spark_cluster.cli.node_error import NodeError
 from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
@@ -16,7 +17,35 @@ if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.runner.options import Options
 
-COUNTS = ("ok", "change", "unknown", "failed", "skipped")
+
+@dataclass(frozen=True)
+class ProvisionedNode:
+    """A node after a run: its resources by verdict, and the result.
+
+    Attributes:
+        unreachable: it was not reached, or was lost in the run.
+        notes: what its user should know.
+        firmware: device to version; null where fwupd is not installed.
+    """
+
+    ok: int
+    change: int
+    unknown: int
+    failed: int
+    skipped: int
+    unreachable: bool
+    error: NodeError | None
+    notes: list[str]
+    firmware: dict[str, str] | None
+
+
+@dataclass(frozen=True)
+class MeasuredBandwidth:
+    """The bandwidth of one twin in one direction, Gb/s, and its verdict: good, low, degraded."""
+
+    hop: str
+    gbits: float
+    verdict: str
 
 
 @click.command()
@@ -106,17 +135,17 @@ def _failed(
 
 
 def _document(run: Run, done: Any, failed: dict[str, SparkClusterError]) -> dict[str, Any]:
-    nodes: dict[str, Any] = {}
+    nodes = {}
     for name, tally in run.recap.nodes.items():
         error = failed.get(name)
-        nodes[name] = {
-            **{what: getattr(tally, what) for what in COUNTS},
-            "unreachable": tally.unreachable,
-            "error": None if error is None else {"message": error.message, "hint": error.hint},
-            "notes": done.notes.get(name, []),
-            "firmware": done.firmware.get(name),
-        }
-    bandwidth = [
-        {"hop": str(b.hop), "gbits": b.gbits, "verdict": b.verdict} for b in done.bandwidth
-    ]
+        nodes[name] = asdict(
+            ProvisionedNode(
+                *(tally.ok, tally.change, tally.unknown, tally.failed, tally.skipped),
+                unreachable=tally.unreachable,
+                error=None if error is None else NodeError.of(error),
+                notes=done.notes.get(name, []),
+                firmware=done.firmware.get(name),
+            )
+        )
+    bandwidth = [asdict(MeasuredBandwidth(str(b.hop), b.gbits, b.verdict)) for b in done.bandwidth]
     return run.to_dict(ok=not failed, nodes=nodes, bandwidth=bandwidth)

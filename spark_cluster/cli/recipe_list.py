@@ -82,7 +82,7 @@ def expected(recipe: Recipe, project: Project) -> dict[int, Estimate]:
 
 
 def document(entry: Entry, speeds: Mapping[int, Estimate]) -> dict[str, Any]:
-    """As in `recipes list --json`.
+    """Return it as `recipes list --json` prints it.
 
     Args:
         speeds: size to what is predicted for it.

@@ -82,7 +82,7 @@ def show(ctx: click.Context, name: str, tp: int | None) -> None:
     speeds = expected(recipe, app.project)
     if app.as_json:
         whole = recipe.model_dump(mode="json", exclude_none=True)
-        line = ["vllm", "serve", recipe.model.node_path, *args]
+        line = list(recipe.dialect.command(recipe.model.node_path, tuple(args)))
         shown = {str(n): speed.to_dict() for n, speed in speeds.items()}
         app.print_json({"recipe": whole, "tp": size, "command": line, "expected_tok_s": shown})
     else:

@@ -163,11 +163,11 @@ def _save(app: App, path: Path, imported: Imported) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".import-", dir=path.parent) as folder:
-            beside = Path(folder) / path.name
-            beside.write_text(imported.text, encoding="utf-8")
-            load_recipe(beside, app.project)
-            beside.chmod(0o644)
-            beside.replace(path)
+            staged = Path(folder) / path.name
+            staged.write_text(imported.text, encoding="utf-8")
+            load_recipe(staged, app.project)
+            staged.chmod(0o644)
+            staged.replace(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +13,46 @@ from spark_cluster.cli.app import WOULD_CHANGE, App
 
 if TYPE_CHECKING:
     from spark_cluster.cli.run import Run
-    from spark_cluster.runner.revert import TakenBack
+    from spark_cluster.runner.revert import NodeRevert
+
+
+@dataclass(frozen=True)
+class Reverted:
+    """A file, link or folder that was reverted, or in check mode would be.
+
+    Attributes:
+        changes: attribute to [was, is now].
+        diff: with --diff, the difference of its content.
+    """
+
+    path: str
+    changes: dict[str, Any]
+    diff: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a revert leaves as the run left it, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class RevertedNode:
+    """The result of a revert on one node.
+
+    Attributes:
+        of: full id of the run; null when it changed nothing there.
+        continued: the revert of the same run that was killed and that this one continued.
+        error: why nothing was reverted.
+    """
+
+    of: str | None
+    reverted: list[Reverted]
+    left: list[Left]
+    continued: str | None
+    error: str | None
 
 
 @click.command()
@@ -49,32 +90,26 @@ def command(app: App, run_id: str, check: bool, diff: bool, exit_code: bool) -> 
         sys.exit(WOULD_CHANGE)
 
 
-def _document(run: Run, done: dict[str, TakenBack], errors: dict[str, str]) -> dict[str, Any]:
-    nodes: dict[str, Any] = {
-        name: {
-            "of": found.of or None,
-            "put_back": [
-                {"path": r.resource.partition(":")[2], "changes": r.changes, "diff": r.diff}
-                for r in found.paths
+def _document(run: Run, done: dict[str, NodeRevert], errors: dict[str, str]) -> dict[str, Any]:
+    nodes = {
+        name: RevertedNode(
+            of=found.of or None,
+            reverted=[
+                Reverted(r.resource.partition(":")[2], dict(r.changes), r.diff) for r in found.paths
             ],
-            "left": [{"what": what, "why": why} for what, why in found.left],
-            "continued": found.continued or None,
-            "error": errors.get(name),
-        }
+            left=[Left(what, why) for what, why in found.left],
+            continued=found.continued or None,
+            error=errors.get(name),
+        )
         for name, found in done.items()
     }
     for name in errors.keys() - nodes.keys():
-        nodes[name] = {
-            "of": None,
-            "put_back": [],
-            "left": [],
-            "continued": None,
-            "error": errors[name],
-        }
-    return run.to_dict(ok=not errors, run=run.id, nodes=nodes)
+        nodes[name] = RevertedNode(None, [], [], None, errors[name])
+    documents = {name: dataclasses.asdict(node) for name, node in nodes.items()}
+    return run.to_dict(ok=not errors, run=run.id, nodes=documents)
 
 
-def _show(app: App, run: Run, done: dict[str, TakenBack]) -> None:
+def _show(app: App, run: Run, done: dict[str, NodeRevert]) -> None:
     from spark_cluster.cli.console import styled
 
     console = app.console

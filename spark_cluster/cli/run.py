@@ -1,4 +1,4 @@
-"""One run as a command sees it: connected, shown, recorded, ended in order."""
+"""A run as a command sees it: connected, shown, recorded, ended in order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Program(Protocol):
-    """What a run needs of the program that it is a command of."""
+    """The parts of the program that a run uses."""
 
     as_json: bool
     verbose: bool

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,46 @@ from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 if TYPE_CHECKING:
     from spark_cluster.runner.hostkeys import HostKey
     from spark_cluster.runner.ssh_route import Hop, Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownKey:
+    """A host key that a node or jump host has shown.
+
+    Attributes:
+        host: as known_hosts names it.
+        was: new, trusted, changed or revoked, compared with known_hosts before.
+        trusted: it is accepted now.
+    """
+
+    host: str
+    type: str
+    fingerprint: str
+    was: str
+    trusted: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeKey(ShownKey):
+    """The host key of a node."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JumpHostKey(ShownKey):
+    """The host key of a jump host, and the nodes that are reached through it."""
+
+    nodes: list[str]
+
+
+@dataclass(frozen=True)
+class UnreadKey:
+    """A node of which no host key was seen, and why."""
+
+    name: str
+    error: str
+    hint: str
 
 
 @click.command()
@@ -32,14 +72,14 @@ def command(ctx: click.Context, replace: bool, yes: bool) -> None:
     them.
     """
     from spark_cluster.runner.connections import target
-    from spark_cluster.runner.parallel import side_by_side
+    from spark_cluster.runner.parallel import in_parallel
     from spark_cluster.runner.ssh_route import route
 
     app: App = ctx.obj
     targets = {node.name: target(node) for node in app.nodes}
     asking = _Asking(app, targets, replace=replace, yes=yes)
     routes: dict[str, tuple[Hop, ...]] = {}
-    for name, outcome in side_by_side({n: partial(route, t) for n, t in targets.items()}).items():
+    for name, outcome in in_parallel({n: partial(route, t) for n, t in targets.items()}).items():
         if isinstance(outcome, SparkClusterError):
             asking.fail(name, outcome)
         else:
@@ -47,8 +87,8 @@ def command(ctx: click.Context, replace: bool, yes: bool) -> None:
     for count in range(1, max(map(len, routes.values()), default=0) + 1):
         asking.look(routes, count)
     if app.as_json:
-        rows = [asking.rows[name] for name in targets]
-        app.print_json({"nodes": rows, "jump_hosts": asking.jump_rows})
+        rows = [asdict(asking.rows[name]) for name in targets]
+        app.print_json({"nodes": rows, "jump_hosts": [asdict(row) for row in asking.jump_rows]})
     if asking.errors:
         ctx.exit(max(error.exit_code for error in asking.errors))
 
@@ -74,14 +114,14 @@ class _Asking:
     targets: Mapping[str, Target]
     replace: bool
     yes: bool
-    rows: dict[str, dict[str, object]] = field(default_factory=dict)
-    jump_rows: list[dict[str, object]] = field(default_factory=list)
+    rows: dict[str, NodeKey | UnreadKey] = field(default_factory=dict)
+    jump_rows: list[JumpHostKey] = field(default_factory=list)
     errors: list[SparkClusterError] = field(default_factory=list)
 
     def look(self, routes: Mapping[str, tuple[Hop, ...]], count: int) -> None:
         """Ask the hosts that are `count` connections away, and write down what is accepted."""
         from spark_cluster.runner.hostkeys import show
-        from spark_cluster.runner.parallel import side_by_side
+        from spark_cluster.runner.parallel import in_parallel
 
         hosts: dict[object, _Host] = {}
         for name, hops in routes.items():
@@ -93,14 +133,14 @@ class _Asking:
             host.label: partial(show, self.targets[host.nodes[0]], host.hops)
             for host in hosts.values()
         }
-        outcomes = side_by_side(jobs) if jobs else {}
+        outcomes = in_parallel(jobs) if jobs else {}
         for host in hosts.values():
             self._settle(host, outcomes[host.label])
 
     def fail(self, name: str, error: SparkClusterError) -> None:
         """Note a node whose key cannot be read."""
         self.errors.append(error)
-        self.rows[name] = {"name": name, "error": error.message, "hint": error.hint}
+        self.rows[name] = UnreadKey(name, error.message, error.hint)
         place = f"{error.where}: " if error.where not in ("", name) else ""
         what = "unreachable" if isinstance(error, Unreachable) else "failed"
         _say(self.app, f"{name}: {click.style(what, fg='red')}: {place}{error.message}")
@@ -123,10 +163,10 @@ class _Asking:
                 return
         row = _row(outcome, trusted=written or outcome.verdict == "trusted")
         if host.hops[-1].is_node:
-            self.rows[host.nodes[0]] = {"name": host.nodes[0], **row}
+            self.rows[host.nodes[0]] = NodeKey(name=host.nodes[0], **row)
             self.errors.extend([refusal] if refusal is not None else [])
             return
-        self.jump_rows.append({"nodes": host.nodes, **row})
+        self.jump_rows.append(JumpHostKey(nodes=host.nodes, **row))
         if refusal is not None:
             for name in host.nodes:
                 self.fail(name, refusal)
@@ -152,7 +192,7 @@ def _decide(
         style = click.style("CHANGED", fg="red")
         _say(app, f"{said}  {style}, known is {shown.known} ({shown.place})")
         if not replace:
-            _say(app, "  a reinstalled node has a new key; if you know why: --replace")
+            _say(app, "  a reinstalled node has a new key; when you know why: --replace")
             return False, _refusal(host, shown, "has changed", "trust --replace accepts it")
     else:
         _say(app, f"{said}  {click.style('new', fg='yellow')}")
@@ -171,7 +211,7 @@ def _refusal(host: _Host, shown: HostKey, what: str, hint: str) -> Failed:
     return Failed(f"{whose} {what}", where=shown.node, hint=hint)
 
 
-def _row(shown: HostKey, *, trusted: bool) -> dict[str, object]:
+def _row(shown: HostKey, *, trusted: bool) -> dict[str, Any]:
     return {
         "host": shown.host,
         "type": shown.kind,

@@ -28,7 +28,7 @@ def visible(text: str) -> str:
 
 
 def coloured(line: str) -> str:
-    r"""As `visible`, but complete colour sequences stay, and end with the line.
+    r"""Escape as `visible` does, but complete colour sequences stay, and end with the line.
 
     >>> coloured("\x1b[32mINFO\x1b[2J")
     '\x1b[32mINFO\\x1b[2J\x1b[0m'

@@ -1,6 +1,6 @@
 """The checks of what a recipe needs permission for: the laptop's files and variables, node folders.
 
-A recipe may be somebody else's, and whoever makes its image gets what is sent. So only what lies
+A recipe may be someone else's, and whoever makes its image gets what is sent. So only what lies
 next to it, or in the project, is sent unasked; `--allow-file` and `serve.allow_files` add to that.
 """
 
@@ -88,7 +88,7 @@ def env_must_be_allowed(recipe: Recipe) -> None:
     """
     for name, variable in missing_variables(recipe):
         raise Refused(
-            f"recipe {recipe.name} wants the variable {variable} of this machine given to its "
+            f"recipe {recipe.name} asks for the variable {variable} of this machine given to its "
             f"containers (env.{name})",
             hint=f"if you trust the recipe and its image with it: --allow-env {variable}, or "
             "`allow_env` under serve in the inventory",

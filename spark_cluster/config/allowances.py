@@ -1,6 +1,6 @@
 """The permissions that a user gives a recipe beyond those of every recipe.
 
-A recipe may be somebody else's. What it would take of the laptop, or reach on the nodes, is named
+A recipe may be someone else's. What it would take of the laptop, or reach on the nodes, is named
 by the user first: with an option of the command, or under `serve` in the inventory.
 """
 

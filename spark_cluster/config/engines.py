@@ -35,7 +35,7 @@ BUILT_IN = {
 
 @dataclass(frozen=True)
 class Dialect:
-    """How an engine writes what a recipe says.
+    """The command line of an engine: its names for what a recipe says.
 
     Attributes:
         title: the engine as people write it.

@@ -106,6 +106,14 @@ def env_name(text: str) -> str:
     return text
 
 
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"found {text!r}, expected a regular expression: {error}") from None
+    return text
+
+
 def _laptop_path(path: Path) -> Path:
     try:
         path.expanduser()
@@ -133,5 +141,6 @@ Bind = Annotated[str, AfterValidator(_bind)]
 EnvName = Annotated[str, AfterValidator(env_name)]
 NodePath = Annotated[str, AfterValidator(node_path)]
 LaptopPath = Annotated[Path, AfterValidator(_laptop_path)]
+Pattern = Annotated[str, AfterValidator(_pattern)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Subnet = Annotated[ipaddress.IPv4Network, BeforeValidator(_subnet)]

@@ -1,6 +1,6 @@
-"""One launch of an inference engine, whoever wrote it down: what plans and rules look at.
+"""A launch of an inference engine, by a recipe or a command line: the input of plans and rules.
 
-A recipe becomes one (`of_recipe`), and so does a command line that somebody pasted
+A recipe becomes one (`of_recipe`), and so does a command line that someone pasted
 (`spark_cluster.importers.commandline`).
 """
 
@@ -37,7 +37,7 @@ class Launch:
         model: repository on the hub, or the path as written.
         base: the model that it is a build of, when that is known.
         quantization: how the weights lie in memory; None when nothing says it.
-        weights_gib: of the whole model, when somebody measured it.
+        weights_gib: of the whole model, when someone measured it.
         image: reference of the image as written, without the digest; empty without a container.
         digest: `sha256:...` or empty.
         dockerfile: how the image is built, when it is.

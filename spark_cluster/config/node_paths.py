@@ -22,7 +22,7 @@ _SYSTEM = {
     "/var/lib/docker": "all images and containers",
     "/var/lib/containerd": "all images and containers",
     "/var/lib/spark-cluster": "what spark-cluster keeps on the node, secrets too",
-    "/var/lib/cloud": "what the first boot is told, passwords too, and commands that root runs",
+    "/var/lib/cloud": "settings of the first boot: passwords, and commands that root runs",
     "/var/lib/kubelet": "the secrets of Kubernetes",
     "/var/lib/NetworkManager": "keys of networks",
     "/var/lib/systemd": "what systemd keeps, credentials too",

@@ -129,7 +129,7 @@ class Recipe(Schema):
 
     @property
     def dialect(self) -> engines.Dialect:
-        """How the engine writes its flags."""
+        """The command line of the recipe's engine."""
         return engines.dialect(self.engine)
 
     @property

@@ -115,7 +115,7 @@ def _mounts(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _models(recipe: Recipe) -> Iterator[Problem]:
-    """Folders that are written as root, and with what somebody has put on the hub."""
+    """Folders that are written as root, and with what someone has put on the hub."""
     folders: list[tuple[Key, str | None]] = [(("model",), recipe.model.node_path)]
     if recipe.drafter is not None:
         folders.append((("drafter",), recipe.drafter.node_path))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from spark_cluster.config.fields import NodePath, Port
+from spark_cluster.config.fields import NodePath, Pattern, Port
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.schema import Schema
 from spark_cluster.config.secret_text import looks_secret
@@ -227,7 +227,7 @@ class Mount(Schema):
 
     @property
     def volume(self) -> str:
-        """As `docker run --volume` takes it."""
+        """The value for `docker run --volume`."""
         return f"{self.source}:{self.target}{':ro' if self.read_only else ''}"
 
 
@@ -326,24 +326,13 @@ class Drafter(Schema):
 
     @property
     def config(self) -> dict[str, Any]:
-        """As `--speculative-config` takes it."""
+        """The value for `--speculative-config`."""
         model = {"model": self.node_path} if self.node_path else {}
         fields = {"method": self.method, **model, "num_speculative_tokens": self.tokens}
         return {**fields, **self.options}
 
 
 Rung = Literal["answer", "coherence", "tool_call", "reasoning", "vision"]
-
-
-def _pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"found {text!r}, expected a regular expression: {error}") from None
-    return text
-
-
-Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
 class Readiness(Schema):
@@ -368,13 +357,16 @@ def _specifier(text: str) -> str:
     return text
 
 
+Versions = Annotated[str, AfterValidator(_specifier)]
+
+
 class Vllm(Schema):
     """The versions of vLLM."""
 
     version: str | None = Field(
         default=None, min_length=1, description="what the image has, such as 0.19.0"
     )
-    supported: Annotated[str, AfterValidator(_specifier)] = Field(
+    supported: Versions = Field(
         default="", description="versions that can serve it, such as '>=0.19,!=0.23.*'"
     )
     tested: list[str] = Field(default=[], description="versions that are known to have served it")

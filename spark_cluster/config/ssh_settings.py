@@ -1,4 +1,4 @@
-"""How a node is reached, by its own entry and the inventory's defaults for all nodes."""
+"""Settings for reaching a node, by its own entry and the inventory's defaults for all nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FILES = ("identity_file", "known_hosts")
 
 @dataclass(frozen=True, slots=True)
 class SshSettings:
-    """How one node is reached. What is None is left to the user's ~/.ssh/config.
+    """Settings for reaching one node. What is None is left to the user's ~/.ssh/config.
 
     Attributes:
         address: IP address or host name.
@@ -92,7 +92,7 @@ def unchecked(source: Sourced, limit: str) -> dict[str, SshSettings]:
 
 
 def _is_simple(entry: object) -> bool:
-    """Whether an entry has only values that need no further check before they are used."""
+    """Return whether an entry has only values that need no further check before they are used."""
     if not isinstance(entry, dict) or entry.get("jump") is not None:
         return False
     texts = [entry[name] for name in ("address", "user") if name in entry]
@@ -109,7 +109,7 @@ def _is_simple(entry: object) -> bool:
 
 
 def _selects(limit: str, name: str, nodes: Collection[str], groups: Mapping[str, Any]) -> bool:
-    """Whether a `--limit` pattern that names only nodes or `all` selects a node.
+    """Return whether a `--limit` pattern that names only nodes or `all` selects a node.
 
     What is in the groups of the inventory is known when they have been checked.
     """

@@ -214,7 +214,7 @@ def _syntax_error(path: Path, text: str, problem: str, line: int, column: int) -
     lines = text.splitlines()
     source = lines[line] if line < len(lines) else ""
     if "\\t" in problem or "\t" in source[: column + 1]:
-        message = "a tab in the indentation; YAML wants spaces"
+        message = "a tab in the indentation; YAML requires spaces"
     elif problem.startswith("found character '"):
         quoted = problem.split("'")[1]
         message = f"a value cannot begin with '{quoted}'; put it in quotes"

@@ -10,6 +10,7 @@ from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import Observations, Ran
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.facts import pins
+from spark_cluster.facts.gpu_load import BUSY_PERCENT, LOW_MHZ, LOW_W
 from spark_cluster.facts.pins import Pins
 from spark_cluster.known_issues.entries import catalogue
 from spark_cluster.known_issues.match import ORDER
@@ -18,9 +19,6 @@ KHO = "kernel-kho"
 XID = re.compile(r"Xid \(?[^)]*\)?: (\d+)")
 GSP_TIMEOUT = "119"
 FLASHER = "mlnx-fw-updater"
-BUSY_PERCENT = 50
-LOW_MHZ = 1000
-LOW_W = 30
 ORDERLY_END = re.compile(
     r"Journal stopped|Reached target .*(Power-?Off|Reboot|Shutdown|Halt)", re.I
 )

@@ -17,7 +17,7 @@ from spark_cluster.errors import SparkClusterError, Unreachable, UsageError
 from spark_cluster.known_issues.entries import catalogue
 from spark_cluster.known_issues.match import KnownIssueMatch, ordered
 from spark_cluster.runner.connections import ssh
-from spark_cluster.runner.parallel import side_by_side
+from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.serving.caches import root_on
 
 if TYPE_CHECKING:
@@ -91,14 +91,14 @@ class Examination:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        side_by_side({name: s.close for name, s in self._sessions.items()})
+        in_parallel({name: s.close for name, s in self._sessions.items()})
         for connection in list(self._connections.values()):
             connection.close()
 
     def observe(self) -> list[Observations]:
-        """Ask every node, side by side; those out of reach are in `unreached`."""
+        """Ask every node, in parallel; those out of reach are in `unreached`."""
         jobs = {name: partial(self._observe, node) for name, node in self.nodes.items()}
-        outcomes = side_by_side(jobs)
+        outcomes = in_parallel(jobs)
         self.unreached = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
         return [o for o in outcomes.values() if isinstance(o, Observations)]
 

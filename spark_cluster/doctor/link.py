@@ -138,7 +138,7 @@ def twins_one_subnet(seen: Observations) -> Verdict:
 
 @check(
     "link.mtu",
-    title="the twins have the MTU that the inventory wants",
+    title="the twins have the MTU that the inventory sets",
     needs=("hcas", "ip"),
     effect="slows",
     link=True,

@@ -1,4 +1,4 @@
-"""Checks of what the engine's containers wrote into their logs: the catalogue's `log_check`s.
+"""Checks of what the engine's containers and units logged: the catalogue's `log_check`s.
 
 The literals are looked for on the node, so that a log of any length costs little; the patterns
 decide here. What was written before the last start is a warning: it may explain a restart.

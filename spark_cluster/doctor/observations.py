@@ -15,7 +15,7 @@ from spark_cluster.facts import gather
 from spark_cluster.facts.model import Facts, Hca, Interface, Memory
 from spark_cluster.facts.pins import Pins
 from spark_cluster.inference import unit_state
-from spark_cluster.inference.containers import ContainerState, parse_containers
+from spark_cluster.inference.containers import ContainerState, parse_containers, with_logs
 from spark_cluster.inference.process import PROGRAMS
 from spark_cluster.topology import cabled_port
 
@@ -189,12 +189,14 @@ class Observations:
 
     @cached_property
     def engines(self) -> tuple[ContainerState, ...]:
-        """The engine's containers with their logs, and its units of the runtime venv without.
+        """The engine's containers, and its units of the runtime venv, with their logs.
 
         Raises:
-            NotSeen: Docker or systemd does not answer.
+            NotSeen: Docker, systemd or its journal does not answer.
         """
         units = tuple(self._units())
+        if units:
+            units = with_logs(units, unit_state.stamped(self.output("unit_logs")))
         if not self.has("docker"):
             return units
         return (*parse_containers(self.output("containers"), self.output("logs")), *units)

@@ -92,9 +92,9 @@ def rdma_rate(probed: Probed) -> Verdict:
 def completion(probed: Probed) -> Verdict:
     answer = _tried(probed, "answer", probed.answer)
     if answer.health != 200:
-        return fail(f"/health says {answer.health or 'nothing'}", "server-not-up")
+        return fail(f"/health returns {answer.health or 'nothing'}", "server-not-up")
     if answer.status != 200:
-        said = f"/health says 200, a completion {answer.status or 'nothing'}: {answer.text}"
+        said = f"/health returns 200, a completion {answer.status or 'nothing'}: {answer.text}"
         return fail(said, "requests-hang")
     if answer.expected.lower() not in answer.text.lower():
         return fail(

@@ -94,7 +94,7 @@ def transfers(hops: Sequence[Hop], sessions: Sessions) -> tuple[Transfer, ...]:
         sender, receiver = sessions[hop.source.name], sessions[hop.target.name]
         address, port = str(hop.theirs.address.ip), transfer.PORT + number
         done = transfer.measure(sender, receiver, address, port=port)
-        found.append(Transfer(name(hop), done.rate, own[hop.source.name], done.said))
+        found.append(Transfer(name(hop), done.rate, own[hop.source.name], done.output))
     return tuple(found)
 
 

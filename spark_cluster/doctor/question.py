@@ -13,13 +13,11 @@ from spark_cluster.doctor.scripts import shell
 from spark_cluster.facts import gather
 from spark_cluster.inference import ray, unit_state
 from spark_cluster.inference.process import PROGRAMS
+from spark_cluster.node.nvidia_smi import THROTTLE
+from spark_cluster.resources.unit import FOLDER
 from spark_cluster.serving import firewall
 
-GPU_LOAD = (
-    "utilization.gpu,clocks.sm,power.draw,clocks_event_reasons.sw_power_cap,"
-    "clocks_event_reasons.hw_slowdown,clocks_event_reasons.hw_thermal_slowdown,"
-    "clocks_event_reasons.sw_thermal_slowdown"
-)
+GPU_LOAD = ",".join(("utilization.gpu", "clocks.sm", "power.draw", *THROTTLE.values()))
 KERNEL_WORDS = r"Xid|NV_ERR_NO_MEMORY|mlx5_core.*(fatal|health|failed)|Out of memory: Killed"
 TOOLS = (
     *("nvidia-smi", "docker", "tailscale", "fwupdmgr", "ib_write_bw", "ping"),
@@ -57,7 +55,7 @@ class Context:
 
     Attributes:
         user: the login user.
-        log_words: what to look for in the engine containers' logs.
+        log_words: what to look for in the logs of the engine's programs.
         model_paths: folders of models next to the usual ones.
         cache_root: folder of the engine's caches.
         dashboard: port of Ray's dashboard on the head's loopback.
@@ -147,6 +145,11 @@ def _engine(context: Context) -> dict[str, NodeSource]:
             name: NodeSource(f"systemctl show {name}", argv=tuple(unit_state.question(name)))
             for name in PROGRAMS
         },
+        "unit_logs": NodeSource(
+            "journal of the engine's units",
+            argv=shell(scripts.UNIT_LOGS, FOLDER, *context.log_words),
+            tool="journalctl",
+        ),
         "ray": NodeSource(f"Ray's State API ({asked['url']})", request=asked),
         "firewall": NodeSource("nft list table", argv=firewall.LIST, tool="nft"),
         "models": NodeSource(

@@ -5,6 +5,9 @@ Each prints plain text and ends with status 0 unless what it asks did not answer
 
 from __future__ import annotations
 
+from spark_cluster.inference.process import PROGRAMS
+from spark_cluster.inference.runtime import JOURNAL
+
 _ENGINES = """\
 fields='{{{{.Names}}}} {{{{.Image}}}} {{{{.Command}}}}'
 all=$(docker ps {all} --no-trunc --format "$fields") || exit 1
@@ -31,22 +34,51 @@ docker container inspect -f '{{.Image}}' $names | sort -u |
 """
 )
 
-LOGS = (
-    _ENGINES.format(all="-a")
-    + """\
-for name in $names; do
-  printf '==> %s\\n' "$name"
-  docker logs --timestamps --tail 20000 "$name" 2>&1 | awk '
+LOG_LINES = 20000
+"""How many lines at the end of a program's log are looked through."""
+
+_KEEP = """\
+keep() {
+  awk '
     BEGIN { for (i = 1; i < ARGC; i++) { key[i] = ARGV[i]; ARGV[i] = "" }; keys = ARGC }
     { for (i = 1; i < keys; i++) if (index($0, key[i])) {
         kept[i "," count[i]++ % 20] = $0; break } }
     END { for (i = 1; i < keys; i++) for (j = 0; j < 20; j++)
         if ((i "," j) in kept) print kept[i "," j] }' "$@"
+}
+"""
+"""Of standard input the last 20 lines with each of the words that are asked for."""
+
+LOGS = (
+    _KEEP
+    + _ENGINES.format(all="-a")
+    + f"""\
+for name in $names; do
+  printf '==> %s\\n' "$name"
+  docker logs --timestamps --tail {LOG_LINES} "$name" 2>&1 | keep "$@"
 done
 true
 """
 )
-"""Of each container's log the last 20 lines with each of the words that are asked for."""
+"""The kept lines of each container's log."""
+
+UNIT_LOGS = (
+    _KEEP
+    + f"""\
+folder=$1
+shift
+journal() {{ {JOURNAL} --lines {LOG_LINES} --output short-iso-precise --utc; }}
+for name in {" ".join(PROGRAMS)}; do
+  file=$folder/$name.service
+  [ -e "$file" ] || continue
+  said=$(journal "$file" "$name") || exit 1
+  printf '==> %s\\n' "$name"
+  printf '%s\\n' "$said" | keep "$@"
+done
+true
+"""
+)
+"""The kept lines of what our own units (runtime venv; `$1` is their folder) wrote."""
 
 VERSIONS = (
     _ENGINES.format(all="")

@@ -263,18 +263,19 @@ def ray_monitor(seen: Observations) -> Verdict:
     effect="blocks",
 )
 def image_arch(seen: Observations) -> Verdict:
-    if not seen.engines:
+    engines = [e for e in seen.engines if e.runtime == "docker"]
+    if not engines:
         return ok(NONE)
     rows = (line.split() for line in seen.output("images").splitlines())
     known = {row[0]: row[1] for row in rows if len(row) == 2}
     here = ARCHITECTURES.get(seen.facts.arch, seen.facts.arch)
-    for engine in seen.engines:
+    for engine in engines:
         made_for = known.get(engine.image)
         if made_for is None:
             raise NotSeen(f"docker image inspect reports nothing about the image of {engine.name}")
         if made_for != here:
             return fail(f"{engine.name}: its image is for {made_for}, the node is {here}")
-    return ok(f"{', '.join(e.name for e in seen.engines)}: {here}")
+    return ok(f"{', '.join(e.name for e in engines)}: {here}")
 
 
 @check(

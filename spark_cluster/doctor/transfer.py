@@ -84,7 +84,7 @@ class Measured:
     """Gbit/s, or why there is no figure."""
 
     rate: float | None
-    said: str = ""
+    output: str = ""
 
 
 def measure(
@@ -105,7 +105,7 @@ def rate_of(text: str) -> Measured:
     """Parse what the receiver printed.
 
     >>> rate_of('{"bytes": 12500000000, "seconds": 1.0}')
-    Measured(rate=100.0, said='')
+    Measured(rate=100.0, output='')
     """
     try:
         found = json.loads(text)

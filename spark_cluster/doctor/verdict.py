@@ -90,7 +90,7 @@ class CheckResult:
         return ORDER[self.status], self.id, self.node
 
     def to_dict(self) -> dict[str, Any]:
-        """As in `doctor --json`."""
+        """Return it as `doctor --json` prints it."""
         return {
             "id": self.id,
             "node": self.node,

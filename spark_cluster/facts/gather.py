@@ -8,14 +8,10 @@ from typing import Any
 
 from spark_cluster.facts import parsers
 from spark_cluster.facts.model import Facts, Memory, Process
+from spark_cluster.node import nvidia_smi
 
 GPU_QUERY = "name,compute_cap,driver_version,temperature.gpu,power.draw,clocks.sm"
-COMPUTE_APPS = (
-    "nvidia-smi",
-    "--query-compute-apps=pid,process_name,used_gpu_memory",
-    "--format=csv,noheader,nounits",
-)
-"""To be asked on the host: inside a container the list is empty (PID namespace)."""
+COMPUTE_APPS = nvidia_smi.APPS
 
 PACKAGES = (
     "docker-ce",

@@ -10,6 +10,7 @@ from ipaddress import IPv4Interface
 from spark_cluster.config.ports import EPHEMERAL
 from spark_cluster.facts.model import Gpu, Hca, Interface, Memory, Process
 from spark_cluster.facts.public_keys import is_key
+from spark_cluster.node import nvidia_smi
 
 NOT_TOLD = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "")
 
@@ -49,14 +50,7 @@ def compute_apps(text: str) -> tuple[Process, ...]:
     With or without header and units; idle is an empty text. A memory figure that is not reported
     becomes None.
     """
-    # No CSV reader: nvidia-smi quotes nothing, and a process may have commas and quotes in it.
-    rows = re.findall(r"^\s*([0-9]+)\s*,(.*),([^,\n]*)$", text, re.MULTILINE)
-    return tuple(Process(int(pid), name.strip(), _mib(used)) for pid, name, used in rows)
-
-
-def _mib(cell: str) -> int | None:
-    found = re.fullmatch(r"\s*([0-9]+)(?:\s*MiB)?\s*", cell)
-    return int(found[1]) if found else None
+    return tuple(Process(*row) for row in nvidia_smi.processes(text))
 
 
 def gpu(text: str) -> Gpu | None:

@@ -57,7 +57,7 @@ def parse(text: str) -> Launch:
 
 
 def read(text: str) -> Reading:
-    """As `parse`, with what there is to say about it.
+    """Parse it as `parse` does, with notes on it.
 
     Raises:
         UsageError: as `parse`.

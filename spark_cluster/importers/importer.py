@@ -1,4 +1,4 @@
-"""What reads one kind of file for `recipes import`, `plan` and `lint`: the interface of importers.
+"""The interface of importers: each reads one kind of file for `recipes import`, `plan`, `lint`.
 
 Other packages add theirs by an entry point of the group `spark_cluster.importers`, whose object is
 an `Importer`.
@@ -22,7 +22,7 @@ LARGEST_TEXT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the user chooses of a file that offers several configurations.
+    """The user's choice in a file that offers several configurations.
 
     Args:
         variant: of the checkpoint.
@@ -44,7 +44,7 @@ def no_choice(choice: Choice) -> None:
 
 @dataclass(frozen=True)
 class Given:
-    """A file that somebody wants to import; it is read once, when that is wanted."""
+    """A file that someone wants to import; it is read once, when that is wanted."""
 
     path: Path
 
@@ -82,7 +82,7 @@ class Importer(Protocol):
 
     @property
     def name(self) -> str:
-        """What it reads, in the words of messages: `a recipe of sparkrun`."""
+        """The kind of file, in the words of messages: `a recipe of sparkrun`."""
 
     def recognises(self, given: Given) -> bool:
         """Return whether a file is of this kind, by what is in it; it may be anything."""

@@ -307,14 +307,14 @@ def _volume(parts: Parts, volume: Volume, launch: Launch) -> None:
     elif _CACHE_FOLDER.search(target):
         parts.leave(written, "models and caches have folders of their own on each node")
     elif not volume.source.startswith("/"):
-        why = "a recipe wants an absolute path of the node"
+        why = "a recipe needs an absolute path of the node"
         if volume.source.startswith("~"):
             why += "; ~ is the home of whoever runs the command"
         elif _UNEXPANDED.search(volume.source):
             why = "only the shell that runs it knows the folder"
         parts.leave(written, why)
     elif ".." in f"{volume.source}/{target}".split("/") or not target.startswith("/"):
-        parts.leave(written, "a recipe wants absolute paths without '..'")
+        parts.leave(written, "a recipe needs absolute paths without '..'")
     elif UNMOUNTABLE.search(f"{volume.source}{volume.target}"):
         parts.leave(written, "a recipe has no comma, colon or quote in a path")
     elif why := why_refused(volume.source, read_only=volume.read_only):

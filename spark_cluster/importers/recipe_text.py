@@ -1,4 +1,4 @@
-"""The text of a recipe made from somebody else's launch."""
+"""The text of a recipe made from someone else's launch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write(
     """The recipe, and what became of every part of its source.
 
     Args:
-        source: what somebody else wrote.
+        source: what someone else wrote.
         name: of the recipe; made from what it serves when not given.
         model: repository on the hub, where the source names a folder only.
         image: container image, where the source names none.

@@ -62,7 +62,7 @@ class Importers:
 
     @property
     def tried(self) -> str:
-        """What was looked for, and who could not look, in the words of a hint."""
+        """Return, for a hint, what was looked for and which importers failed."""
         return "\n  ".join(["tried: " + ", ".join(self._names), *self.broken])
 
     def _plug_ins(self) -> Iterator[Importer]:

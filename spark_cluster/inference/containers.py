@@ -8,7 +8,7 @@ compares by itself (it has the standard library only, and its own version of thi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -137,12 +137,17 @@ def parse_containers(inspected: str, logs: str = "") -> tuple[ContainerState, ..
     Raises:
         ValueError: it is no JSON list.
     """
-    found, sections = decoded(inspected), read_sections(logs)
+    found = decoded(inspected)
     if not isinstance(found, list):
         raise ValueError(
             f"docker container inspect: expected a JSON list, found {short(inspected)}"
         )
-    containers = map(_container, found)
+    return with_logs(map(_container, found), logs)
+
+
+def with_logs(containers: Iterable[ContainerState], logs: str) -> tuple[ContainerState, ...]:
+    """Give each container the lines of its section, `==> NAME`, of the logs."""
+    sections = read_sections(logs)
     return tuple(replace(c, log=_log(sections.get(c.name, []))) for c in containers)
 
 
@@ -152,11 +157,12 @@ def moment(text: str) -> str:
     return f"{found[1]}.{(found[2] or '').ljust(9, '0')}" if found else ""
 
 
-def _started(text: str) -> str:
-    """Return the moment of a `StartedAt`, early enough for the program's first line.
+def started_at(text: str) -> str:
+    """Return the moment of a start (Docker's `StartedAt`), early enough for the first line.
 
     Docker notes the start when the program runs already: 3 of 7 first lines were stamped up to
-    0.9 ms before it. A line of the run before is at least 100 ms older (Docker's first pause).
+    0.9 ms before it. A line of the run before is at least 100 ms older (Docker's first pause;
+    systemd pauses for 2 s).
     """
     found = moment(text)
     whole, fraction = found[:19], found[20:]
@@ -195,7 +201,7 @@ def _container(one: Any) -> ContainerState:
         name=text_of(at(one, "Name")).lstrip("/"),
         id=text_of(at(one, "Id")),
         image=text_of(at(one, "Image")),
-        started=_started(text_of(at(one, "State", "StartedAt"))),
+        started=started_at(text_of(at(one, "State", "StartedAt"))),
         env=dict(pair.partition("=")[::2] for pair in _texts(at(one, "Config", "Env"))),
         devices=tuple(
             text_of(at(d, "PathOnHost")) for d in _list(at(one, "HostConfig", "Devices"))

@@ -1,4 +1,4 @@
-"""What an inference engine is to the rest: an engine costs one module that has such an object.
+"""The interface of inference engines: an engine is one module with such an object.
 
 Ours are `vllm.py` and `sglang.py`; another package adds its own by an entry point of the group
 `spark_cluster.engines` (`spark_cluster.config.engines`).
@@ -63,12 +63,12 @@ class Engine(Protocol):
         """Return the server on the head, a rank elsewhere, or None where it runs nothing.
 
         Args:
-            master_port: where ranks meet that the engine joins by itself.
+            master_port: rendezvous of the ranks that the engine joins without Ray.
         """
         ...
 
     def ports(self, master_port: int) -> tuple[Span, ...]:
-        """Return the ports that it opens to other nodes, beside those of Ray and its flags."""
+        """Return the ports that it opens to other nodes, other than those of Ray and its flags."""
         ...
 
 

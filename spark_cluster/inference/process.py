@@ -1,4 +1,4 @@
-"""One long-running program of an engine on one node, wherever it runs."""
+"""A long-running program of an engine on one node, wherever it runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Process:
         command: the program, as its environment finds it, and its arguments.
         env: its variables.
         secret_files: path that the program sees to a secret.
-        mounts: `SOURCE:TARGET[:ro]`, beside those of the deployment.
+        mounts: `SOURCE:TARGET[:ro]`, in addition to those of the deployment.
         rdma: whether it needs the RDMA devices.
         host_pid: whether it must see the processes of the node.
         stop_timeout_s: seconds that it has to end before it is killed.

@@ -1,4 +1,4 @@
-"""Where an engine's programs live: containers, or a virtual environment and systemd units.
+"""Runtimes of an engine's programs: containers, or a virtual environment and systemd units.
 
 Both give a program the same command, environment, secret files, mounts, labels and limits, start
 it again when it ends and after a reboot, and are asked for their state and log in the same way.
@@ -39,7 +39,7 @@ if test -e "$1"; then {JOURNAL} --output cat; else docker logs "$2" 2>&1; fi | h
 
 
 class Runtime(Protocol):
-    """One way to run an engine's programs on a node."""
+    """A way to run an engine's programs on a node."""
 
     def resource(self, process: Process, deployment: Deployment) -> Resource:
         """Return the desired state: the program runs exactly so."""

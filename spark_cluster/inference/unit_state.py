@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
-from spark_cluster.inference.containers import ContainerState, parse_state
+from spark_cluster.inference.containers import ContainerState, parse_state, started_at
 from spark_cluster.resources.unit import FOLDER, declared
 
-PROPERTIES = "ActiveState,SubState,Result,NRestarts,ExecMainStatus,InvocationID"
+PROPERTIES = (
+    "ActiveState,SubState,Result,NRestarts,ExecMainStatus,ExecMainStartTimestamp,InvocationID"
+)
 
-SHOW = 'cat "$1" 2>/dev/null && exec systemctl show "$2" -p ' + PROPERTIES
+SHOW = f'cat "$1" 2>/dev/null && exec systemctl show --timestamp=us+utc "$2" -p {PROPERTIES}'
 """The unit's file, which says what was declared, and what systemd knows; nothing without a file."""
 
 _STATES = {
@@ -18,6 +20,7 @@ _STATES = {
     "failed": "exited",
     "inactive": "exited",
 }
+_MOMENT = re.compile(r"\w{3} (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?) UTC")
 _ENTRY = re.compile(r"^(\S+?)[+-]00:?00 \S+ [^:\n]*: ?(.*)$", re.MULTILINE)
 
 
@@ -50,6 +53,7 @@ def parse(text: str, name: str = "") -> ContainerState:
         command=tuple(map(str, command)) if isinstance(command, list) else (),
         error=known.get("Result", "").replace("success", ""),
         name=name,
+        started=started_at(_MOMENT.sub(r"\1T\2Z", known.get("ExecMainStartTimestamp", ""))),
         env={k: str(v) for k, v in env.items()} if isinstance(env, dict) else {},
         privileged=True,
         memlock=-1,

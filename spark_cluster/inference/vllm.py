@@ -78,7 +78,7 @@ class Vllm:
     def server(self, node: Node, deployment: Deployment, master_port: int) -> Process | None:
         """Return the server on the head; elsewhere another rank of the executor mp, or nothing.
 
-        The server is a program of its own beside Ray, so that it has its own log and restarts.
+        The server is a program of its own next to Ray, so that it has its own log and restarts.
         """
         command = self.dialect.command(deployment.model_path, deployment.args)
         if deployment.tp > 1 and deployment.executor == "mp" and node.name in deployment.nodes:
@@ -96,7 +96,7 @@ class Vllm:
     def _beside_ray(self, node: Node, deployment: Deployment, command: tuple[str, ...]) -> Process:
         """Return the server of several nodes over Ray.
 
-        Beside a Ray head it needs four things (found out one by one): the host's PID namespace, or
+        Next to a Ray head it needs four things (found out one by one): the host's PID namespace, or
         Ray does not find its node; Ray's folder; vLLM's own sockets in a folder that both share,
         or it hangs for ever; and the head's address.
         """

@@ -12,13 +12,13 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from spark_cluster.config.engines import DEFAULT
-from spark_cluster.config.recipe_schema import Rung
+from spark_cluster.config.fields import Pattern
+from spark_cluster.config.recipe_schema import Rung, Versions
 from spark_cluster.config.schema import Schema
 from spark_cluster.errors import InvalidFile
 from spark_cluster.known_issues.match import EditKind, Effect, KnownIssueMatch, Severity
@@ -33,26 +33,6 @@ _STEP = re.compile(r"\{([a-z][a-z-]*)\}")
 _PLACEHOLDER = re.compile(r"\b(?:NODE|PID|USER)\b")
 
 
-def _pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"found {text!r}, expected a regular expression: {error}") from None
-    return text
-
-
-def _specifier(text: str) -> str:
-    try:
-        SpecifierSet(text)
-    except InvalidSpecifier:
-        raise ValueError(
-            f"found {text!r}, expected a version specifier such as '>=0.19,<0.23'"
-        ) from None
-    return text
-
-
-Pattern = Annotated[str, AfterValidator(_pattern)]
-Versions = Annotated[str, AfterValidator(_specifier)]
 Expected = bool | int | float | str | list[str | int | float]
 
 

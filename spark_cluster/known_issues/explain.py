@@ -61,7 +61,7 @@ class Seen:
         return f"{self.finding.where}:{self.number}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As in `--json`."""
+        """Return it as `--json` prints it."""
         return {
             **self.finding.to_dict(),
             "where": self.finding.where,
@@ -97,7 +97,7 @@ class Explanation:
         return min(errors, key=lambda p: p.follows) if errors else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As in `--json`."""
+        """Return it as `--json` prints it."""
         cause = self.cause
         return {
             "cause": cause.to_dict() if cause else None,

@@ -68,7 +68,7 @@ class KnownIssueMatch:
     where: str = ""
 
     def to_dict(self) -> dict[str, str]:
-        """As in `--json`."""
+        """Return it as `--json` prints it."""
         return {
             "id": self.id,
             "severity": self.severity,

@@ -63,21 +63,21 @@ class Artefact:
             return
         started = time.monotonic()
         progress(f"{self.name}: building")
-        beside = self.unfinished
-        clear(beside)
-        beside.mkdir(parents=True)
-        self.build(beside)
-        beside.rename(self.path)
+        staged = self.unfinished
+        clear(staged)
+        staged.mkdir(parents=True)
+        self.build(staged)
+        staged.rename(self.path)
         progress(f"{self.name}: built in {time.monotonic() - started:.1f} s")
 
     def link(self) -> None:
         """Give it its plain name too, for those who read it from outside the lab."""
         link = self.folder / self.name
         if not link.is_symlink() or link.readlink() != Path(self.path.name):
-            beside = self.folder / f".{self.name}.link"
-            beside.unlink(missing_ok=True)
-            beside.symlink_to(self.path.name)
-            beside.rename(link)
+            staged = self.folder / f".{self.name}.link"
+            staged.unlink(missing_ok=True)
+            staged.symlink_to(self.path.name)
+            staged.rename(link)
 
     def drop_others(self) -> None:
         """Delete what earlier recipes, or interrupted builds, left."""

@@ -1,4 +1,4 @@
-"""Breaking the lab's nodes on purpose, and undoing it: `lab break NAME`, `lab mend NAME`.
+"""Breaking the lab's nodes on purpose, and undoing it: `lab break NAME`, `lab repair NAME`.
 
 Every trouble that `doctor` knows and the lab can produce has a name here.
 """
@@ -19,7 +19,7 @@ BREAKAGES: dict[str, Breakage] = {
 
 NOT_PRODUCED: dict[str, str] = {
     "link.rdma-rate": "there is no RDMA without the hardware",
-    "pair.same-port": "the lab's cable is in one port for good",
+    "pair.same-port": "the lab's cable cannot be moved to the other port",
     "pair.clock": "both nodes have this machine's clock",
     "system.disk": "the nodes' disk is this machine's",
     "system.ssh-folder": "it would lock the lab out of its own node",
@@ -53,7 +53,7 @@ def break_(lab: Lab, name: str, node: str | None = None) -> LabNode:
     return broken
 
 
-def mend(lab: Lab, name: str | None = None) -> list[str]:
+def repair(lab: Lab, name: str | None = None) -> list[str]:
     """Undo one breakage (or all) wherever it is in force: `NAME on NODE`."""
     chosen = [find(name)] if name is not None else list(BREAKAGES.values())
     return [

@@ -20,7 +20,7 @@ UNFINISHED = 0.95
 
 @dataclass
 class BuildProgress:
-    """Progress of several artefacts that are built side by side.
+    """Progress of several artefacts that are built in parallel.
 
     The estimate starts with the usual seconds and then follows the pace of this machine.
 

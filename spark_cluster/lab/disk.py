@@ -57,16 +57,16 @@ def attach(node: NodeLayout) -> None:
 def detach(node: NodeLayout, timeout: float = 5.0) -> None:
     """Unmount it, and let go of the image: it must not be mounted twice.
 
-    Where somebody's mount namespace still holds it, as a process that was started meanwhile can,
+    Where someone's mount namespace still holds it, as a process that was started meanwhile can,
     the image is exchanged for a copy, and goes with its holder.
     """
     unmount(node.disk)
     deadline = time.monotonic() + timeout
     while node.image in [image for _, image in _loops()]:
         if time.monotonic() > deadline:
-            beside = node.image.with_suffix(".copy")
-            run(["cp", "--sparse=always", node.image, beside])
-            beside.replace(node.image)
+            staged = node.image.with_suffix(".copy")
+            run(["cp", "--sparse=always", node.image, staged])
+            staged.replace(node.image)
         time.sleep(0.02)
 
 

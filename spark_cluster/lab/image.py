@@ -47,7 +47,7 @@ def image_tree(layout: Layout, machine: Distribution) -> Artefact:
 
 
 def image(layout: Layout, tree: Artefact) -> Artefact:
-    """A directory with the image as a file, like a disk that somebody plugs in."""
+    """A directory with the image as a file, like a disk that someone plugs in."""
     recipe = "\n".join([tree.recipe, json.dumps(ENVIRONMENT), IMAGE_TAG, CREATED])
 
     def build(folder: Path) -> None:

@@ -42,8 +42,12 @@ TEST_TOOLS = {
     "openssl": "openssl",
     "zsh": "zsh",
     "fish": "fish",
+    "chromium": "chromium",
 }
 """What the tests call beyond that. Installed, but neither started nor enabled."""
+
+DEBIAN_ONLY = {"chromium"}
+"""Packages that Ubuntu has as snaps only; tests that want their programs are skipped without."""
 
 TEST_SERVICES = {
     "openssh-server": ("ssh.service", "ssh.socket"),
@@ -77,7 +81,17 @@ def require_root_on_linux() -> None:
 def missing_packages(*, tests: bool = False) -> list[str]:
     """Packages that the lab (with `tests`, also the tests) needs and this machine lacks."""
     tools = TOOLS | TEST_TOOLS if tests else TOOLS
-    return sorted({package for tool, package in tools.items() if not which(tool)})
+    missing = {package for tool, package in tools.items() if not which(tool)}
+    if missing & DEBIAN_ONLY and not _is_debian():
+        missing -= DEBIAN_ONLY
+    return sorted(missing)
+
+
+def _is_debian() -> bool:
+    try:
+        return platform.freedesktop_os_release().get("ID") == "debian"
+    except OSError:
+        return False
 
 
 def which(tool: str) -> str | None:

@@ -189,7 +189,7 @@ def pulled(layout: Layout) -> set[str]:
 
 
 def set_pulled(layout: Layout, ports: Iterable[str], out: bool) -> None:
-    """Pull cables out, or put them back in; `settle` makes it so."""
+    """Pull cables out, or plug them in again; `settle` makes it so."""
     now = pulled(layout) | set(ports) if out else pulled(layout) - set(ports)
     layout.pulled.write_text(" ".join(sorted(now)))
 

@@ -240,7 +240,7 @@ class LabNode:
         self._cables(interfaces or FABRIC, out=True)
 
     def plug_fabric(self, *interfaces: str) -> None:
-        """Put it back."""
+        """Plug it in again."""
         self._cables(interfaces or FABRIC, out=False)
 
     def _cables(self, ports: Sequence[str], *, out: bool) -> None:
@@ -263,9 +263,9 @@ class LabNode:
         state = json.loads(path.read_text()) if path.exists() else {}
         state |= changes
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(".new")
-        beside.write_text(json.dumps({k: v for k, v in state.items() if v is not None}))
-        beside.rename(path)
+        staged = path.with_suffix(".new")
+        staged.write_text(json.dumps({k: v for k, v in state.items() if v is not None}))
+        staged.rename(path)
         if self.state == "running":
             self.run(["/usr/local/sbin/lab-hardware", "refresh"])
 

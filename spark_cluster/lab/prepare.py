@@ -77,7 +77,7 @@ def prepare(layout: Layout, progress: Progress) -> Prepared:
 
 
 def make_missing(prepared: Prepared, progress: Progress) -> None:
-    """Build side by side what does not depend on each other, and show how far it is."""
+    """Build in parallel what does not depend on each other, and show how far it is."""
     missing = [artefact for artefact in prepared.all if not artefact.ready]
     started = time.monotonic()
     with BuildProgress(missing, progress).shown():

@@ -40,7 +40,7 @@ bin/vllm --version
 bin/ray --version
 """
 NEEDS_TORCH = (
-    "vLLM for CPUs wants the CPU build of torch: pip must know where that is (PIP_FIND_LINKS)"
+    "vLLM for CPUs needs the CPU build of torch: pip must know where that is (PIP_FIND_LINKS)"
 )
 NAMES_FILES = ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT", "PIP_REQUIREMENT")
 NEVER_PASSED_ON = {"PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_CONFIG_FILE", "PIP_LOG"}

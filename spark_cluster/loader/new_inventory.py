@@ -55,20 +55,20 @@ def write(path: Path, answers: Answers, project: Project) -> Inventory:
         handle, name = tempfile.mkstemp(prefix=".inventory-", suffix=".yaml", dir=path.parent)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    beside = Path(name)
+    staged = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
-        inventory = read_inventory(beside)
-        beside.chmod(0o644)
-        beside.replace(path)
+        inventory = read_inventory(staged)
+        staged.chmod(0o644)
+        staged.replace(path)
     except InvalidFile as error:
         # The lines are those of a file that is not kept: name the fields only.
         raise UsageError("these nodes cannot be used:\n  " + _without_lines(error)) from None
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
     finally:
-        beside.unlink(missing_ok=True)
+        staged.unlink(missing_ok=True)
     return inventory
 
 

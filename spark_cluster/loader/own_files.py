@@ -1,4 +1,4 @@
-"""What a project brings to the catalogue of known issues and to `doctor`: its own files of a kind.
+"""A project's own files of a kind, for the catalogue of known issues and for `doctor`.
 
 Commands say once which project it is (`use`); who wants its files asks here. There is one project a
 process.

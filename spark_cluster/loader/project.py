@@ -163,7 +163,7 @@ class Project:
             raise Refused(f"{what} is not used: {found}", hint=advice)
 
     def foreign(self, path: Path) -> tuple[str, str] | None:
-        """Return what lets others write something, and what to do; None when nobody else can.
+        """Return what lets others write something, and what to do; None when no one else can.
 
         What is installed with the program is the program. A checkout is a folder of the user like
         any other, since `recipes import` writes into it; but whoever owns the program may write it.

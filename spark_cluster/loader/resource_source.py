@@ -30,7 +30,7 @@ SHIPPED = Path(base.__file__).parent
 
 @dataclass(frozen=True)
 class ResourceSource:
-    """One file: a resource, or with a leading `_` a module that resources share.
+    """A file: a resource, or with a leading `_` a module that resources share.
 
     Args:
         path: where it is.
@@ -60,7 +60,7 @@ class ResourceSource:
 
     @property
     def what(self) -> str:
-        """What it is to the user."""
+        """Its description for the user."""
         return f"resource {self.name}" if self.is_resource else f"module {self.name} of resources"
 
     @cached_property

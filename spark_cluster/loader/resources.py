@@ -33,7 +33,7 @@ def loaded_files() -> ProjectFiles:
 def load_resources(folder: Path, must_be_own: Callable[[Path, str], None]) -> None:
     """Check a project's own resources and make them importable; forget those of another project.
 
-    A folder `resources/` in which no file mentions `spark_cluster` is somebody else's and left
+    A folder `resources/` in which no file mentions `spark_cluster` is someone else's and left
     alone.
 
     Args:

@@ -48,7 +48,7 @@ def why_foreign(path: Path, program: Path | None = None) -> tuple[str, str] | No
             f"belongs to another user (number {about.st_uid})",
             f"check its content; then: sudo chown {os.getuid()} {name}",
         )
-    # In a folder like /tmp nobody replaces what is not theirs, and that is looked at by itself.
+    # In a folder like /tmp no one replaces what is not theirs, and that is looked at by itself.
     shared = stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX
     if about.st_mode & stat.S_IWOTH and not shared:
         return "is writable by everyone", f"check its content; then: chmod o-w {name}"

@@ -56,7 +56,7 @@ TOLD = (
     told("ranks", "in world size", r"rank \d+ in world size (\d{1,9})"),
     told("up", UP, f"({UP})"),
     told("requests", '"POST /v1/', r'"POST (/v1/\S+) HTTP/[\d.]+" 200', "{0} was answered"),
-    told("end", "[shutdown] API server: shutdown", r"(shutdown triggered)", "it was told to stop"),
+    told("end", "[shutdown] API server: shutdown", r"(shutdown triggered)", "it was asked to stop"),
 )
 
 _BY_LITERAL = tuple((told.has, told) for told in TOLD)
@@ -132,7 +132,7 @@ class Start:
     def _of_several(self, speakers: Mapping[str, int]) -> list[str]:
         said = []
         if "link" not in self.facts and not self.cpu:
-            said.append("how NCCL goes between the nodes (NCCL_DEBUG=INFO shows it)")
+            said.append("the transport of NCCL between the nodes (NCCL_DEBUG=INFO shows it)")
         ranks = {name for name in speakers if name.startswith("rank ")}
         if 0 < len(ranks) < self.size and RAY not in speakers:  # Ray shows all ranks in the head's
             said.append(

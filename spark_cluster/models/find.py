@@ -48,7 +48,7 @@ def find(
     raise UsageError(
         f"the shape of the model {text!r} is not known here",
         hint=f"{did_you_mean(text, known_models())}\n  or give the folder with its config.json "
-        "(what is in the hub's cache is found by itself)",
+        "(models in the hub's cache are found automatically)",
     )
 
 

@@ -115,7 +115,7 @@ class Keys:
         return found
 
     def positive(self, *names: str, default: int | None = None) -> int:
-        """As `number`, and above zero."""
+        """Return a number as `number` does; it must be above zero."""
         found = self.number(*names, default=default)
         if found == 0:
             raise self.wrong(f"{names[0]!r} should be above 0")

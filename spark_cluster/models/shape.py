@@ -40,7 +40,7 @@ class Latent:
         rank: elements of the compressed keys and values (`kv_lora_rank`).
         rope_dim: elements that carry the position (`qk_rope_head_dim`).
         q_rank: of compressed queries; None when they are not compressed.
-        index_dim: elements of the key that a sparse attention's indexer keeps of a token beside
+        index_dim: elements of the key that a sparse attention's indexer keeps of a token next to
             (DeepSeek V3.2); 0 without one.
     """
 

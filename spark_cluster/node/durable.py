@@ -32,7 +32,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync(path: Path, flags: int = 0) -> None:
-    """Have what somebody else wrote into a file on the disk, or the names in a folder.
+    """Have what someone else wrote into a file on the disk, or the names in a folder.
 
     Args:
         flags: of open(2), in addition to reading.
@@ -55,15 +55,15 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
 
 def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write a small file of our own: after a power cut it is the old one or the new one, whole."""
-    beside = path.with_name(f".{path.name}.new")
+    staged = path.with_name(f".{path.name}.new")
     with _lock, naming(path):
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(handle, "wb") as out:
             os.fchmod(handle, mode)
             out.write(data)
             out.flush()
             os.fsync(handle)
-        beside.replace(path)
+        staged.replace(path)
         sync_folder(path.parent)
 
 

@@ -13,12 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node.durable import naming, sync_folder, write_file
+from spark_cluster.node.durable import naming, sync_folder
 from spark_cluster.node.faults import explain
 from spark_cluster.node.journal import Journal, file_shape, folder_shape
 from spark_cluster.node.masking import marks_of
 from spark_cluster.node.overlay import Overlay
 from spark_cluster.node.processes import SEARCH_PATH, Cancelled, Completed, Processes
+from spark_cluster.node.restarts import PendingRestarts
 from spark_cluster.node.temporary import TemporaryFiles, mounts_below, remove_tree
 from spark_cluster.node.values import Blob, ResourceError, Unknown
 
@@ -86,6 +87,11 @@ class Host:
     def temporary(self) -> TemporaryFiles:
         """This node's temporary files."""
         return TemporaryFiles(self.path(STATE))
+
+    @cached_property
+    def restarts(self) -> PendingRestarts:
+        """This node's resources that must act again."""
+        return PendingRestarts(self.path(f"{STATE}/pending"), self.boot_id)
 
     def is_secret(self, name: str) -> bool:
         """Return whether a run has declared the content at this path as secret."""
@@ -207,8 +213,8 @@ class Host:
         """
         target = self.path(name)
         old = target.lstat() if target.exists() and not target.is_symlink() else None
-        beside = self.temporary.beside(target)
-        handle = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        staged = self.temporary.path_for(target)
+        handle = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with naming(target), os.fdopen(handle, "wb") as out:
                 written = _Written(self.secrets)
@@ -225,28 +231,28 @@ class Host:
                 os.fsync(handle)
                 after = file_shape(os.fstat(handle), written.digest.hexdigest())
             if validate is not None:
-                validate(beside)
+                validate(staged)
             secret = secret or written.secret
             self.journal.keep(self.current, target, name, after, secret=secret)
-            beside.replace(target)
+            staged.replace(target)
         finally:
-            self.temporary.done(beside)
+            self.temporary.done(staged)
         sync_folder(target.parent)
 
     def link(self, name: str, target: str, *, uid: int = -1, gid: int = -1) -> None:
         """Put a symbolic link to `target` in the place of what is there."""
         path = self.path(name)
-        beside = self.temporary.beside(path)
+        staged = self.temporary.path_for(path)
         try:
-            beside.symlink_to(target)
-            os.lchown(beside, uid, gid)
-            status = beside.lstat()
+            staged.symlink_to(target)
+            os.lchown(staged, uid, gid)
+            status = staged.lstat()
             owned = {"uid": status.st_uid, "gid": status.st_gid}
             after = {"kind": "link", "link": target, **owned}
             self.journal.keep(self.current, path, name, after)
-            beside.replace(path)
+            staged.replace(path)
         finally:
-            self.temporary.done(beside)
+            self.temporary.done(staged)
         sync_folder(path.parent)
 
     def directory(
@@ -361,30 +367,6 @@ class Host:
                 return False
         self.path(proof).unlink()
         return True
-
-    # -- restarts that are owed ----------------------------------------------------------------
-
-    def _marker(self, resource: str) -> Path:
-        return self.path(f"{STATE}/pending") / hashlib.sha256(resource.encode()).hexdigest()[:24]
-
-    def notify(self, resource: str) -> None:
-        """Note that `resource` must act again; detach a run that dies before it does."""
-        marker = self._marker(resource)
-        marker.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_file(marker, f"{resource}\n{self.boot_id()}\n".encode())
-
-    def has_pending_restart(self, resource: str) -> bool:
-        """Return whether `resource` has a restart pending."""
-        return self._marker(resource).exists()
-
-    def pending_restart_since(self, resource: str) -> str:
-        """The boot in which it was noted that `resource` must act again."""
-        lines = self._marker(resource).read_text().splitlines()
-        return lines[1] if len(lines) > 1 else ""
-
-    def clear_pending_restart(self, resource: str) -> None:
-        """Clear the pending restart of `resource`: it has acted."""
-        self._marker(resource).unlink(missing_ok=True)
 
 
 class _Written:

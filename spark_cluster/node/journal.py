@@ -153,23 +153,23 @@ class Journal:
             if not self._make_room(path.stat().st_size):
                 return False
         make_folder(target.parent)
-        beside = target.with_name(f".{digest}.{threading.get_ident()}")
+        staged = target.with_name(f".{digest}.{threading.get_ident()}")
         copied = hashlib.sha256()
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            with naming(beside), os.fdopen(handle, "wb") as out, path.open("rb") as source:
+            with naming(staged), os.fdopen(handle, "wb") as out, path.open("rb") as source:
                 for block in iter(lambda: source.read(1 << 20), b""):
                     copied.update(block)
                     out.write(block)
                 out.flush()
                 os.fsync(handle)
         except OSError:
-            beside.unlink(missing_ok=True)
+            staged.unlink(missing_ok=True)
             raise
         if copied.hexdigest() != digest:
-            beside.unlink()
+            staged.unlink()
             return False
-        beside.rename(target)
+        staged.rename(target)
         sync_folder(target.parent)
         return True
 

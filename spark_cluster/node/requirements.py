@@ -1,4 +1,4 @@
-"""What a pinned requirement of Python looks like, for the laptop and for the node."""
+"""The form of a pinned requirement of Python, for the laptop and for the node."""
 
 from __future__ import annotations
 

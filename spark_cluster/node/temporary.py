@@ -54,7 +54,7 @@ class TemporaryFiles:
     def __init__(self, state: Path) -> None:
         self._list = state / LIST
 
-    def beside(self, target: Path) -> Path:
+    def path_for(self, target: Path) -> Path:
         """A temporary name in the folder of `target`; the folder is listed first."""
         folder = str(target.parent)
         with _lock:
@@ -82,13 +82,13 @@ class TemporaryFiles:
         Raises:
             OSError: a part cannot be removed; what is left has its name again.
         """
-        beside = self.beside(target)
-        target.rename(beside)
+        staged = self.path_for(target)
+        target.rename(staged)
         try:
-            self.done(beside)
+            self.done(staged)
         except OSError as error:
-            beside.rename(target)
-            error.filename = str(error.filename).replace(str(beside), str(target), 1)
+            staged.rename(target)
+            error.filename = str(error.filename).replace(str(staged), str(target), 1)
             raise
 
     def clean(self, note: Callable[[str], None]) -> None:

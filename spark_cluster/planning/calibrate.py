@@ -61,7 +61,7 @@ class Point:
         return 1 / self.value if self.metric == "decode_tok_s" else self.value / 1e3
 
     def predicted(self, constants: Constants) -> float:
-        """That time by the formula, seconds."""
+        """Return the time by the formula, seconds."""
         moe = self.serving.geometry.is_moe
         if self.metric == "decode_tok_s":
             step = decoding.step(self.serving, self.context, self.concurrency)
@@ -298,7 +298,7 @@ def _identified(
         left = system.unexplained(k, active)
         # It has to differ from the others by more than the noise of the points, too.
         if left < DISTINCT * size or left / math.sqrt(count) < DISTINCT / 5:
-            kept[term.name] = "the points do not tell it apart from the others"
+            kept[term.name] = "the points do not separate it from the others"
         elif len(active) + 1 >= count:
             kept[term.name] = "there are too few points for it"
         else:

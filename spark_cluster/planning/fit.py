@@ -219,7 +219,7 @@ def _shape(launch: Launch, geometry: Geometry, rooms: Sequence[NodeMemory]) -> l
     for flag in ("max-num-seqs", "max-num-batched-tokens", "max-model-len"):
         value = launch.number(flag)
         if value is not None and value < 1 and not (value == -1 and takes_what_fits(launch)):
-            found.append(f"--{flag} {value:g}: vLLM wants 1 or more")
+            found.append(f"--{flag} {value:g}: vLLM needs 1 or more")
     length = context_length(launch, geometry)
     if geometry.max_positions and length > geometry.max_positions:
         found.append(
@@ -345,8 +345,8 @@ def _engine_remarks(launch: Launch) -> list[str]:
     if dialect.planned:
         return []
     return [
-        f"{dialect.title} is experimental here: memory beside the weights, KV cache and speeds are "
-        "reckoned as for vLLM, so their ranges are wider"
+        f"{dialect.title} is experimental here: memory other than weights, KV cache and speeds are "
+        "computed as for vLLM, so their ranges are wider"
     ]
 
 

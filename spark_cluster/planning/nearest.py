@@ -33,7 +33,7 @@ class Nearest:
     why: str
 
     def to_dict(self) -> dict[str, str]:
-        """As in `plan --json`."""
+        """Return it as `plan --json` prints it."""
         return {"change": self.change, "why": self.why}
 
 

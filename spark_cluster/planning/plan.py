@@ -41,7 +41,7 @@ class Speed:
     prefill: Prefill
 
     def to_dict(self) -> dict[str, Any]:
-        """As in `--json`."""
+        """Return it as `--json` prints it."""
         best = self.drafted or self.decode
         return {
             "decode_tok_s": best.request.to_dict(),
@@ -80,7 +80,7 @@ class Plan:
         return not self.reasons and not any(i.severity == "error" for i in self.issues)
 
     def to_dict(self) -> dict[str, Any]:
-        """As in `plan --json`."""
+        """Return it as `plan --json` prints it."""
         fit, cache = self.fit, self.fit.cache
         return {
             "recipe": self.title,

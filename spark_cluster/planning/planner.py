@@ -52,7 +52,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Question:
-    """For what speeds are predicted: tokens in the cache, tokens of the prompt, requests."""
+    """The load for which speeds are predicted: tokens in the cache and in the prompt, requests."""
 
     context: int = 1024
     prompt: int = 2048
@@ -159,7 +159,7 @@ class Planner:
         """
         launch, geometry = subject.launch, self.geometry(subject)
         fitted = self._fit(subject, geometry, rooms)
-        if fitted.share is not None and launch.origin == "recipe":  # by hand nobody computes it
+        if fitted.share is not None and launch.origin == "recipe":  # by hand no one computes it
             launch = launch.with_flags({"gpu-memory-utilization": fitted.share})
         fast = speed(
             fitted,

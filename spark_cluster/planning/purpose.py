@@ -51,7 +51,7 @@ class Topology:
     why_not: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As in `plan --for ... --json`."""
+        """Return it as `plan --for ... --json` prints it."""
         return {
             "name": self.name,
             "fits": not self.why_not,
@@ -80,7 +80,7 @@ class Advice:
     needs: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As in `plan --for ... --json`."""
+        """Return it as `plan --for ... --json` prints it."""
         return {
             "for": self.purpose,
             "users": self.users,

@@ -46,7 +46,7 @@ class NodeMemory:
         return sum(p.used_mib or 0 for p in self.held) / 1024
 
     def to_dict(self) -> dict[str, Any]:
-        """As in `plan --json`."""
+        """Return it as `plan --json` prints it."""
         return {
             "name": self.name,
             "assumed": self.assumed,

@@ -55,7 +55,7 @@ _WHY = (
     (
         r"Unmet dependencies|--fix-broken",
         "packages that are there do not fit together",
-        "`apt-get --fix-broken install` on the node, and look at what it wants to do",
+        "`apt-get --fix-broken install` on the node, and read what it is about to do",
     ),
     (
         r"need to be removed but remove is disabled",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
-import hashlib
 import os
 import pwd
 import re
@@ -18,20 +15,11 @@ from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State
 from spark_cluster.resources.file import sha256, unified
 from spark_cluster.resources.group import valid_name
+from spark_cluster.resources.public_key import comment_of, fingerprint, parse_key, split_line
 
 if TYPE_CHECKING:
     from spark_cluster.node.host import Host
 
-KEY_TYPES = (
-    "ssh-ed25519",
-    "sk-ssh-ed25519@openssh.com",
-    "ecdsa-sha2-nistp256",
-    "ecdsa-sha2-nistp384",
-    "ecdsa-sha2-nistp521",
-    "sk-ecdsa-sha2-nistp256@openssh.com",
-    "ssh-rsa",
-)
-_OPTIONS = re.compile(r'(?:[^\s"]|"(?:\\"|[^"])*")+[ \t]+')
 _OPTION = re.compile(r'[A-Za-z0-9-]+(="[^"\\\x00-\x1f\x7f]*")?')
 _LINES = re.compile(rb"[^\n]*\n|[^\n]+")
 _FOLDER, _FILE = ".ssh", "authorized_keys"
@@ -82,12 +70,12 @@ class AuthorizedKey(Resource):
         parse_key(self.key)
         if self.state not in ("present", "absent"):
             raise InvalidResource(f"AuthorizedKey of {self.user}: state {self.state!r} is unknown")
-        if self.sole and (self.state == "absent" or not _comment(self.key)):
+        if self.sole and (self.state == "absent" or not comment_of(self.key)):
             raise InvalidResource(
                 f"AuthorizedKey of {self.user}: sole needs state present and a comment"
             )
         fits = self.sole and self.options is not None
-        if self.own_comments and not (fits and _comment(self.key).startswith(self.own_comments)):
+        if self.own_comments and not (fits and comment_of(self.key).startswith(self.own_comments)):
             raise InvalidResource(
                 f"AuthorizedKey of {self.user}: own_comments needs sole, options and a comment "
                 "that begins so"
@@ -142,11 +130,11 @@ class AuthorizedKey(Resource):
             shown = self._shown(host)
             after = {"kind": "file", "mode": 0o600, "sha256": sha256(data), **owned}
             host.journal.keep(host.current, host.path(shown), shown, after)
-            beside = host.temporary.beside(host.path(shown))
+            staged = host.temporary.path_for(host.path(shown))
             try:
-                _replace(folder, beside.name, data, entry.pw_uid, entry.pw_gid)
+                _replace(folder, staged.name, data, entry.pw_uid, entry.pw_gid)
             finally:
-                host.temporary.done(beside)
+                host.temporary.done(staged)
 
     def plan(self, host: Host, actual: State) -> None:
         with self._folder(host) as folder:
@@ -223,17 +211,17 @@ class AuthorizedKey(Resource):
     def _is_former(self, line: bytes) -> bool:
         """Return whether, with `sole`, this is another key with the same comment."""
         text = line.decode(errors="replace")
-        same = self.sole and _comment(text) == _comment(self.key)
+        same = self.sole and comment_of(text) == comment_of(self.key)
         return same and bool(split_line(text)[1]) and not self._is_mine(line)
 
     def _is_our_own(self, line: bytes) -> bool:
         """Return whether, with `sole`, a line has our comment or that of a renamed machine."""
-        comment = _comment(line.decode(errors="replace"))
-        return comment == _comment(self.key) or self._is_earlier_name(comment)
+        comment = comment_of(line.decode(errors="replace"))
+        return comment == comment_of(self.key) or self._is_earlier_name(comment)
 
     def _is_earlier_name(self, comment: str) -> bool:
         begins = bool(self.own_comments) and comment.startswith(self.own_comments)
-        return begins and comment != _comment(self.key)
+        return begins and comment != comment_of(self.key)
 
     def _must_be_ours(self, host: Host, content: bytes) -> None:
         """Raise ResourceError where, with `sole`, lines of others would get these options."""
@@ -243,11 +231,11 @@ class AuthorizedKey(Resource):
             if not self._is_mine(line) or self._is_limited_so(line):
                 continue
             if not self._is_our_own(line):
-                comment = _comment(line.decode(errors="replace"))
+                comment = comment_of(line.decode(errors="replace"))
                 raise ResourceError(
                     f"{self._shown(host)}, line {number}: the key that is declared as "
-                    f"{_comment(self.key)!r} stands there as {comment!r}; its options are left as "
-                    "they are",
+                    f"{comment_of(self.key)!r} stands there as {comment!r}; its options are left "
+                    "as they are",
                     "two machines have one key, or one of them claims the key of the other: look "
                     "at the machine, or remove the line if it is not yours",
                 )
@@ -261,7 +249,7 @@ class AuthorizedKey(Resource):
         return "present" if all(map(self._is_as_declared, mine)) else "present, with another name"
 
     def _is_as_declared(self, line: bytes) -> bool:
-        earlier = self._is_earlier_name(_comment(line.decode(errors="replace")))
+        earlier = self._is_earlier_name(comment_of(line.decode(errors="replace")))
         return self._is_limited_so(line) and not earlier
 
     def _is_limited_so(self, line: bytes) -> bool:
@@ -285,79 +273,6 @@ class AuthorizedKey(Resource):
         before = b"".join(line for line in lines if line not in mine)
         gap = b"" if not before or before.endswith(b"\n") else b"\n"
         return before + gap + self._line()
-
-
-def parse_key(line: str) -> tuple[str, str]:
-    """Type and base64 text of a public key line.
-
-    Raises:
-        InvalidResource: it is not one whole public key of a type that sshd takes.
-    """
-    if "PRIVATE KEY" in line:
-        raise InvalidResource("AuthorizedKey: this is a private key; give the .pub file's line")
-    text = line.strip()
-    if "\n" in text or "\r" in text:
-        raise InvalidResource("AuthorizedKey: more than one line; declare one for each key")
-    kind, _, rest = text.partition(" ")
-    blob = rest.split()[0] if rest.split() else ""
-    if kind not in KEY_TYPES:
-        if split_line(text)[1]:
-            raise InvalidResource(f"AuthorizedKey: options before the key ({kind}) are not taken")
-        raise InvalidResource(
-            f"AuthorizedKey: {kind[:40]!r} is not a type of key; known: {', '.join(KEY_TYPES)}"
-        )
-    try:
-        data = base64.b64decode(blob, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidResource(f"AuthorizedKey: the {kind} key is not base64: was it cut?") from None
-    parts = _parts(data)
-    if parts is None or len(parts) < 2:
-        raise InvalidResource(f"AuthorizedKey: the {kind} key is not whole: was it cut?")
-    if parts[0] != kind.encode():
-        inner = parts[0].decode(errors="replace")
-        raise InvalidResource(f"AuthorizedKey: the line says {kind}, the key in it {inner}")
-    return kind, blob
-
-
-def fingerprint(line: str) -> str:
-    """As `ssh-keygen -l` shows it: `SHA256:...`."""
-    digest = hashlib.sha256(base64.b64decode(parse_key(line)[1])).digest()
-    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
-
-
-def split_line(line: str) -> tuple[str, str, str]:
-    """Options, type and base64 text of a line of authorized_keys; all empty when it is no key."""
-    text = line.strip()
-    if not text or text.startswith("#"):
-        return "", "", ""
-    options = ""
-    if text.split()[0] not in KEY_TYPES:
-        found = _OPTIONS.match(text)
-        if not found:
-            return "", "", ""
-        options, text = found[0].strip(), text[found.end() :]
-    words = text.split()
-    if len(words) < 2 or words[0] not in KEY_TYPES:
-        return "", "", ""
-    return options, words[0], words[1]
-
-
-def _comment(line: str) -> str:
-    """Return what stands after the key."""
-    blob = split_line(line)[2]
-    return line.partition(blob)[2].strip() if blob else ""
-
-
-def _parts(data: bytes) -> list[bytes] | None:
-    """The length-prefixed strings that a key is made of, or None when they do not fill it."""
-    parts = []
-    while data:
-        size = int.from_bytes(data[:4], "big")
-        if len(data) < 4 + size:
-            return None
-        parts.append(data[4 : 4 + size])
-        data = data[4 + size :]
-    return parts
 
 
 @contextlib.contextmanager
@@ -389,10 +304,10 @@ def _access(found: os.stat_result | None) -> str:
     return f"{stat.S_IMODE(found.st_mode):04o} {owner}"
 
 
-def _replace(folder: int, beside: str, data: bytes, uid: int, gid: int) -> None:
+def _replace(folder: int, staged: str, data: bytes, uid: int, gid: int) -> None:
     """Write to a temporary name and rename, all inside the opened folder."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    handle = os.open(beside, flags, 0o600, dir_fd=folder)
+    handle = os.open(staged, flags, 0o600, dir_fd=folder)
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(data)
@@ -400,9 +315,9 @@ def _replace(folder: int, beside: str, data: bytes, uid: int, gid: int) -> None:
             os.fchown(handle, uid, gid)
             os.fchmod(handle, 0o600)
             os.fsync(handle)
-        os.rename(beside, _FILE, src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(staged, _FILE, src_dir_fd=folder, dst_dir_fd=folder)
         os.fsync(folder)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside, dir_fd=folder)
+            os.unlink(staged, dir_fd=folder)
         raise

@@ -88,7 +88,7 @@ class Resource:
 
     def must_act(self, host: Host) -> bool:
         """Return whether it must act because a trigger has changed since it last did."""
-        return host.has_pending_restart(self.id)
+        return host.restarts.pending(self.id)
 
     def permit(self, host: Host, changes: Mapping[str, tuple[Any, Any]]) -> str:
         """Called when something is to be changed, in check mode too.

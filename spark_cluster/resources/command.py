@@ -118,7 +118,7 @@ class Command(Resource):
         if self.unless:
             return {"done": host.run(self.unless, timeout=self.timeout_s).status == 0}
         if self.when_changed:
-            return {"done": not host.has_pending_restart(self.id)}
+            return {"done": not host.restarts.pending(self.id)}
         if host.check:
             raise Unknown("it runs on every run")
         return {"done": False}

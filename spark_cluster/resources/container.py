@@ -15,6 +15,7 @@ from spark_cluster.node.values import InvalidResource, Missing, ResourceError, S
 from spark_cluster.resources import secret_files
 from spark_cluster.resources.base import Resource, State, absolute, differences, ids
 from spark_cluster.resources.docker import docker, inspect
+from spark_cluster.resources.program import check_program, need_paths, split_mount
 
 if TYPE_CHECKING:
     from spark_cluster.node.host import Host
@@ -106,8 +107,17 @@ class Container(Resource):
             raise self._invalid(f"restart {self.restart!r} is not one of {', '.join(RESTARTS)}")
         if self.shm_size and self.ipc == "host":
             raise self._invalid("shm_size has no effect with ipc='host'")
-        self._validate_texts()
-        self._validate_paths()
+        for what in ("devices", "cap_add"):
+            if isinstance(getattr(self, what), str):
+                raise self._invalid(f"{what} is a list of strings, not one string")
+        names = r"[A-Za-z_][A-Za-z0-9_.-]*"
+        who = f"Container {self.container}"
+        check_program(self, who, shown_by="docker inspect", variable=names)
+        for path in (*self.mounts, *self.secret_files):
+            if "," in path or '"' in path:
+                raise self._invalid(f"Docker takes no comma or quote in a mount: {path!r}")
+        for device in self.devices:
+            absolute(device.partition(":")[0], f"{who}: device")
 
     def provides(self) -> tuple[str, ...]:
         return (f"container:{self.container}",) if self.state == "running" else ()
@@ -204,43 +214,6 @@ class Container(Resource):
     def _invalid(self, text: str) -> InvalidResource:
         return InvalidResource(f"Container {self.container}: {text}")
 
-    def _validate_texts(self) -> None:
-        for what in ("command", "mounts", "devices", "cap_add"):
-            if isinstance(getattr(self, what), str):
-                raise self._invalid(f"{what} is a list of strings, not one string")
-        texts: dict[str, Any] = {f"command[{i}]": w for i, w in enumerate(self.command)}
-        texts.update({f"env {k}": v for k, v in self.env.items()})
-        texts.update({f"label {k}": v for k, v in self.labels.items()})
-        for where, value in texts.items():
-            if isinstance(value, Secret):
-                raise self._invalid(
-                    f"{where} is a secret, which `docker inspect` would show; give it in "
-                    "secret_files and let the program read that file"
-                )
-            if not isinstance(value, str):
-                raise self._invalid(f"{where} is {value!r}; write it as text: '{value}'")
-        for name in self.env:
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
-                raise self._invalid(f"{name!r} is not the name of a variable")
-        for path, value in self.secret_files.items():
-            if not isinstance(value, Secret):
-                raise self._invalid(f"secret_files {path}: wrap the value in Secret(...)")
-
-    def _validate_paths(self) -> None:
-        for mount in self.mounts:
-            source, target, mode = _split(mount)
-            if mode not in ("", "ro", "rw"):
-                raise self._invalid(f"mount {mount!r} is not SOURCE:TARGET or SOURCE:TARGET:ro")
-            absolute(source, f"Container {self.container}: source of mount {mount!r}")
-            absolute(target, f"Container {self.container}: target of mount {mount!r}")
-        for path in (*self.mounts, *self.secret_files):
-            if "," in path or '"' in path:
-                raise self._invalid(f"Docker takes no comma or quote in a mount: {path!r}")
-        for path in self.secret_files:
-            absolute(path, f"Container {self.container}: secret_files")
-        for device in self.devices:
-            absolute(device.partition(":")[0], f"Container {self.container}: device")
-
     # -- node ----------------------------------------------------------------------------------
 
     def _secrets(self, host: Host) -> str:
@@ -258,16 +231,10 @@ class Container(Resource):
 
     def _need_sources(self, host: Host) -> None:
         """Mount sources and devices are there: Docker itself would only fail later."""
-        sources = [_split(m)[0] for m in self.mounts] + [d.partition(":")[0] for d in self.devices]
-        for source in sources:
-            if not host.path(source).exists() and not host.will_provide(f"path:{source}"):
-                raise Missing(
-                    f"path:{source}",
-                    f"container {self.container}: {source} does not exist on the node",
-                    "declare a Directory or File for it"
-                    if not source.startswith("/dev/")
-                    else "its driver makes it; see `spark-cluster doctor`",
-                )
+        sources = [split_mount(m)[0] for m in self.mounts]
+        sources += [device.partition(":")[0] for device in self.devices]
+        hint = "declare a Directory or File for it"
+        need_paths(host, f"container {self.container}", sources, hint)
 
     def _remove(self, host: Host) -> None:
         seconds = str(self.stop_timeout_s)
@@ -313,14 +280,8 @@ class Container(Resource):
         )
 
 
-def _split(mount: str) -> tuple[str, str, str]:
-    source, _, rest = mount.partition(":")
-    target, _, mode = rest.partition(":")
-    return source, target, mode
-
-
 def _mount(mount: str) -> str:
-    source, target, mode = _split(mount)
+    source, target, mode = split_mount(mount)
     return f"type=bind,source={source},target={target}" + (",readonly" if mode == "ro" else "")
 
 

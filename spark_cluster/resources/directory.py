@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.node.values import InvalidResource, Unknown
 from spark_cluster.resources.base import Resource, State, absolute, valid_mode
-from spark_cluster.resources.file import expect_kind, observe_path, owner_ids
+from spark_cluster.resources.file import access_of, expect_kind, observe_path, owner_ids
 
 if TYPE_CHECKING:
     from spark_cluster.node.host import Host
@@ -56,14 +56,7 @@ class Directory(Resource):
     def desired(self) -> State:
         if self.state == "absent":
             return {"kind": "absent"}
-        wanted: State = {"kind": "directory"}
-        if self.mode is not None:
-            wanted["mode"] = f"{self.mode:04o}"
-        if self.owner is not None:
-            wanted["owner"] = self.owner
-        if self.group is not None:
-            wanted["group"] = self.group
-        return wanted
+        return {"kind": "directory", **access_of(self.mode, self.owner, self.group)}
 
     def observe(self, host: Host) -> State:
         state = observe_path(host, self.path, needs_parent=False)

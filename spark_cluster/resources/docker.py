@@ -59,7 +59,7 @@ def docker(
         raise Missing(RUNNING, *_why_down(host))
     if done.status != 0 and "permission denied while trying to connect" in said:
         raise ResourceError(
-            "this user may not talk to the Docker daemon", "let the agent use sudo (become: true)"
+            "this user has no access to the Docker daemon", "let the agent use sudo (become: true)"
         )
     return done
 

@@ -90,12 +90,8 @@ class File(Resource):
     def desired(self) -> State:
         if self.state == "absent":
             return {"kind": "absent"}
-        wanted: State = {"kind": "file", "sha256": self._digest(), "mode": f"{self.mode:04o}"}
-        if self.owner is not None:
-            wanted["owner"] = self.owner
-        if self.group is not None:
-            wanted["group"] = self.group
-        return wanted
+        access = access_of(self.mode, self.owner, self.group)
+        return {"kind": "file", "sha256": self._digest(), **access}
 
     def observe(self, host: Host) -> State:
         state = observe_path(host, self.path, needs_parent=self.state == "present")
@@ -247,6 +243,12 @@ def expect_kind(wanted: str, path: str, state: State, *, replaces: Collection[st
             f"{path} is a {_SAID.get(kind, kind)}, not a {wanted}",
             "move it away first; it is not removed",
         )
+
+
+def access_of(mode: int | None, owner: str | None, group: str | None) -> State:
+    """Return what is declared of mode, owner and group, as `observe_path` shows them."""
+    declared = {"mode": None if mode is None else f"{mode:04o}", "owner": owner, "group": group}
+    return {name: value for name, value in declared.items() if value is not None}
 
 
 def owner_ids(owner: str | None, group: str | None) -> tuple[int, int]:

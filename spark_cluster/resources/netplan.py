@@ -123,12 +123,12 @@ class Netplan(Resource):
             if not pending:
                 rollback.disarm()
             elif host.processes.cancelled.is_set():
-                self._put_back(host, rollback)
+                self._restore(host, rollback)
             raise
         try:
             self._apply(host)
         except Exception:  # Cancelled is no ResourceError: the laptop is gone
-            self._put_back(host, rollback)
+            self._restore(host, rollback)
             raise
         rollback.disarm()
 
@@ -213,7 +213,7 @@ class Netplan(Resource):
                 )
             time.sleep(0.1)
 
-    def _put_back(self, host: Host, rollback: Rollback) -> None:
+    def _restore(self, host: Host, rollback: Rollback) -> None:
         """Restore the old file and apply it, unless the timer has done so already.
 
         Not cancelled when the laptop is gone.

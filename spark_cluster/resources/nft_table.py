@@ -28,7 +28,7 @@ class NftTable(Resource):
 
     The file replaces the table in one transaction, so that there is no moment without rules. What
     is in force is compared with what was in force right after the file was loaded: nft prints rules
-    in a form of its own, and a rule that somebody took out, added or flushed is noticed.
+    in a form of its own, and a rule that someone took out, added or flushed is noticed.
 
     Args:
         table: its name, which begins with `spark_cluster`.
@@ -103,8 +103,8 @@ class NftTable(Resource):
             return
         host.directory(FOLDER)
 
-        def check(beside: Path) -> None:
-            self._nft(host, "-c", "-f", str(beside))
+        def check(staged: Path) -> None:
+            self._nft(host, "-c", "-f", str(staged))
 
         if actual["file"] != self.desired()["file"]:
             host.write(self.file, self._content(), mode=0o644, validate=check)
@@ -158,9 +158,9 @@ class NftTable(Resource):
         """Keep the listing, not journaled: it notes what the file means to this nft."""
         path = host.path(self.listing)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_text(live)
-        beside.replace(path)
+        staged = path.with_name(f".{path.name}.{os.getpid()}")
+        staged.write_text(live)
+        staged.replace(path)
 
     def _nft(self, host: Host, *arguments: str) -> None:
         done = host.run(("nft", *arguments))

@@ -74,7 +74,7 @@ class Reboot(Resource):
 
     def must_act(self, host: Host) -> bool:
         """A trigger changed before the node booted has had its reboot, whoever did it."""
-        return host.has_pending_restart(self.id) and host.pending_restart_since(self.id) in (
+        return host.restarts.pending(self.id) and host.restarts.since(self.id) in (
             "",
             host.boot_id(),
         )

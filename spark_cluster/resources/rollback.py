@@ -1,6 +1,6 @@
 """A file that restores itself, unless the node is confirmed in time to be still reachable.
 
-Two things put it back: a timer of systemd's that runs out, and, when the power was switched off and
+Two things restore it: a timer of systemd's that runs out, and, when the power was switched off and
 on before it did, a unit of the next boot that is done before the network is configured.
 """
 
@@ -27,14 +27,14 @@ UNITS = "/etc/systemd/system"
 WANTS = f"{UNITS}/sysinit.target.wants"
 
 _SCRIPT = """#!/bin/sh
-# Puts {path} back as it was: nobody has said that this node is still reached.
+# Restores {path}: the laptop has not confirmed that this node is still reachable.
 # It can be cut off by a power cut anywhere, and be run again.
 set -e
 cd {folder}
 if [ -e before ]; then
-    cp -p before {beside}
-    sync {beside}
-    mv {beside} {path}
+    cp -p before {staged}
+    sync {staged}
+    mv {staged} {path}
 elif [ -e absent ]; then
     rm -f {path}
 else
@@ -120,7 +120,7 @@ class Rollback:
         return kept.read_bytes(), kept.stat()
 
     def arm(self, after_s: float) -> None:
-        """Keep what is there now, and put it back after so many seconds, or at the next boot.
+        """Keep what is there now, and restore it after so many seconds, or at the next boot.
 
         Not cancelled when the laptop is gone: the timer of an earlier change is never just stopped.
         """
@@ -158,19 +158,19 @@ class Rollback:
 
     def _keep(self) -> None:
         """Copy what is there, with mode and owner, and sync it."""
-        target, beside = self.host.path(self.path), self.folder.with_name(f".{self._label}")
-        shutil.rmtree(beside, ignore_errors=True)
-        make_folder(beside)
+        target, staged = self.host.path(self.path), self.folder.with_name(f".{self._label}")
+        shutil.rmtree(staged, ignore_errors=True)
+        make_folder(staged)
         if target.exists():
             status = target.stat()
-            kept = beside / "before"
+            kept = staged / "before"
             write_file(kept, target.read_bytes(), stat.S_IMODE(status.st_mode))
             os.chown(kept, status.st_uid, status.st_gid)
             kept.chmod(stat.S_IMODE(status.st_mode))
         else:
-            write_file(beside / "absent", b"")
-        sync_folder(beside)
-        beside.rename(self.folder)
+            write_file(staged / "absent", b"")
+        sync_folder(staged)
+        staged.rename(self.folder)
         sync_folder(self.folder.parent)
 
     def _script(self) -> str:
@@ -178,7 +178,7 @@ class Rollback:
         names = {
             "path": target,
             "parent": target.parent,
-            "beside": target.with_name(f".{target.name}.rollback"),
+            "staged": target.with_name(f".{target.name}.rollback"),
             "folder": self.folder,
             "gone": self._gone,
             "refused": self._refused,

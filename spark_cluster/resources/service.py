@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Skip
+from spark_cluster.resources import systemd
 from spark_cluster.resources.base import Resource, State, ids
 
 if TYPE_CHECKING:
@@ -127,14 +128,14 @@ class Service(Resource):
 
     def converge(self, host: Host, actual: State) -> None:
         if actual["unit_file"] != "as loaded":
-            self._systemctl(host, "daemon-reload")
+            systemd.systemctl(host, "daemon-reload")
         if self.enabled is not None and actual["enabled"] != self.enabled:
-            self._systemctl(host, "enable" if self.enabled else "disable", self._full)
+            systemd.systemctl(host, "enable" if self.enabled else "disable", self._full)
         action = self._action(actual)
         if action is None:
             return
         if actual["state"].startswith("failed"):
-            self._systemctl(host, "reset-failed", self._full)
+            systemd.systemctl(host, "reset-failed", self._full)
         host.progress(f"systemctl {action} {self._full}")
         done = host.run(("systemctl", action, self._full), timeout=self.timeout_s)
         if done.status != 0:
@@ -163,13 +164,7 @@ class Service(Resource):
         return "start" if self.running else "stop"
 
     def _show(self, host: Host) -> dict[str, str]:
-        done = host.run(("systemctl", "show", self._full, "-p", _PROPERTIES))
-        known = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
-        if done.status != 0 or "LoadState" not in known:
-            raise ResourceError(
-                f"systemd does not answer for {self._full}: {done.stderr.strip()}",
-                "nodes must have been booted with systemd",
-            )
+        known = systemd.show(host, self._full, _PROPERTIES)
         return {"UnitFileState": "", "NeedDaemonReload": "no", "SubState": "", **known}
 
     def _missing(self, host: Host) -> Missing:
@@ -194,14 +189,9 @@ class Service(Resource):
             raise self._did_not(host, action, f"{known['ActiveState']} ({known['SubState']})")
 
     def _did_not(self, host: Host, action: str, said: str) -> ResourceError:
-        log = host.run(("journalctl", "-u", self._full, "-n", "15", "--no-pager", "-o", "cat"))
-        lines = "".join(f"\n    {line}" for line in log.stdout.strip().splitlines())
+        lines = "".join(f"\n    {line}" for line in systemd.end_of_log(host, self._full))
         return ResourceError(
             f"systemctl {action} {self._full} failed: {said.splitlines()[0] if said else ''}"
             f"; its log ends:{lines or ' (nothing)'}",
             f"`systemctl status {self._full}` on the node",
         )
-
-    @staticmethod
-    def _systemctl(host: Host, *arguments: str) -> None:
-        host.run(("systemctl", *arguments), timeout=120).check("systemctl " + " ".join(arguments))

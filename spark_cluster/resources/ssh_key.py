@@ -98,8 +98,8 @@ class SshKey(Resource):
             return generate(host, Path(folder) / "key", self.kind, self.comment)[0]
 
 
-def generate(host: Host, beside: Path, kind: str, comment: str) -> tuple[bytes, bytes]:
-    """Private and public half of a new key; `beside` is in a folder that no one else can read."""
-    argv = ("ssh-keygen", "-q", "-t", kind, "-N", "", "-C", comment, "-f", str(beside))
+def generate(host: Host, staged: Path, kind: str, comment: str) -> tuple[bytes, bytes]:
+    """Private and public half of a new key; `staged` is in a folder that no one else can read."""
+    argv = ("ssh-keygen", "-q", "-t", kind, "-N", "", "-C", comment, "-f", str(staged))
     host.run(argv).check(f"making an {kind} key")
-    return beside.read_bytes(), beside.with_name(f"{beside.name}.pub").read_bytes()
+    return staged.read_bytes(), staged.with_name(f"{staged.name}.pub").read_bytes()

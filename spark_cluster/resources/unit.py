@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
-from spark_cluster.resources import secret_files
-from spark_cluster.resources.base import Resource, State, absolute, differences, ids
+from spark_cluster.resources import secret_files, systemd
+from spark_cluster.resources.base import Resource, State, differences, ids
+from spark_cluster.resources.program import check_program, need_paths, split_mount
 
 if TYPE_CHECKING:
     from spark_cluster.node.host import Host
@@ -74,7 +75,7 @@ class Unit(Resource):
     """
 
     noun = "unit"
-    reverts = "the program stays as it is; its file is put back"
+    reverts = "the program stays as it is; its file is restored"
 
     unit: str
     command: tuple[str, ...] = ()
@@ -100,17 +101,10 @@ class Unit(Resource):
             raise self._invalid("command is a list of strings: the program and its arguments")
         if self.restart not in RESTARTS:
             raise self._invalid(f"restart {self.restart!r} is not one of {', '.join(RESTARTS)}")
-        self._validate_texts()
-        for mount in self.mounts:
-            source, target, mode = _split(mount)
-            if mode not in ("", "ro", "rw"):
-                raise self._invalid(f"mount {mount!r} is not SOURCE:TARGET or SOURCE:TARGET:ro")
-            absolute(source, f"Unit {self.unit}: source of mount {mount!r}")
-            absolute(target, f"Unit {self.unit}: target of mount {mount!r}")
-        for path, value in self.secret_files.items():
-            absolute(path, f"Unit {self.unit}: secret_files")
-            if not isinstance(value, Secret):
-                raise self._invalid(f"secret_files {path}: wrap the value in Secret(...)")
+        check_program(self, f"Unit {self.unit}", shown_by="systemctl show")
+        for name, value in self.limits.items():
+            if not re.fullmatch(r"[A-Z]+", name) or not re.fullmatch(r"[0-9A-Za-z:]+", str(value)):
+                raise self._invalid(f"limit {name}: {value!r} is none of systemd's")
 
     def provides(self) -> tuple[str, ...]:
         return (f"running:{self._full}",) if self.state == "running" else ()
@@ -151,7 +145,7 @@ class Unit(Resource):
             self._start(host)
         else:
             host.remove(self._file)
-            self._systemctl(host, "daemon-reload")
+            systemd.systemctl(host, "daemon-reload")
 
     def diff(self, host: Host, actual: State) -> str:
         before = (host.read(self._file) or b"").decode(errors="replace")
@@ -216,7 +210,7 @@ class Unit(Resource):
     def _binds(self) -> list[str]:
         lines = []
         for mount in self.mounts:
-            source, target, mode = _split(mount)
+            source, target, mode = split_mount(mount)
             if source == target and mode != "ro":
                 lines.append(f"ReadWritePaths={_quoted(source)}")
             else:
@@ -236,48 +230,17 @@ class Unit(Resource):
     def _invalid(self, text: str) -> InvalidResource:
         return InvalidResource(f"Unit {self.unit}: {text}")
 
-    def _validate_texts(self) -> None:
-        texts: dict[str, Any] = {f"command[{i}]": w for i, w in enumerate(self.command)}
-        texts.update({f"env {k}": v for k, v in self.env.items()})
-        texts.update({f"label {k}": v for k, v in self.labels.items()})
-        for where, value in texts.items():
-            if isinstance(value, Secret):
-                raise self._invalid(
-                    f"{where} is a secret, which `systemctl show` would tell; give it in "
-                    "secret_files and let the program read that file"
-                )
-            if not isinstance(value, str) or "\0" in value:
-                raise self._invalid(f"{where} is {value!r}; write it as text: '{value}'")
-        for name in self.env:
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-                raise self._invalid(f"{name!r} is not the name of a variable")
-        for name, value in self.limits.items():
-            if not re.fullmatch(r"[A-Z]+", name) or not re.fullmatch(r"[0-9A-Za-z:]+", str(value)):
-                raise self._invalid(f"limit {name}: {value!r} is none of systemd's")
-
     # -- node ----------------------------------------------------------------------------------
 
     def _need_sources(self, host: Host) -> None:
         """Mount sources and the program are there: systemd itself would only fail later."""
-        needed = [_split(mount)[0] for mount in self.mounts]
+        needed = [split_mount(mount)[0] for mount in self.mounts]
         needed += [self.command[0]] if self.command[0].startswith("/") else []
-        for path in needed:
-            if not host.path(path).exists() and not host.will_provide(f"path:{path}"):
-                raise Missing(
-                    f"path:{path}",
-                    f"unit {self.unit}: {path} does not exist on the node",
-                    "declare a Directory, File or VirtualEnvironment before it",
-                )
+        hint = "declare a Directory, File or VirtualEnvironment before it"
+        need_paths(host, f"unit {self.unit}", needed, hint)
 
     def _show(self, host: Host) -> dict[str, str]:
-        done = host.run(("systemctl", "show", self._full, "-p", _PROPERTIES))
-        known = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
-        if done.status != 0 or "LoadState" not in known:
-            raise ResourceError(
-                f"systemd does not answer for {self._full}: {done.stderr.strip()}",
-                "nodes must have been booted with systemd",
-            )
-        return known
+        return systemd.show(host, self._full, _PROPERTIES)
 
     def _stop(self, host: Host) -> None:
         host.progress(f"stopping {self.unit}")
@@ -289,8 +252,8 @@ class Unit(Resource):
 
     def _start(self, host: Host) -> None:
         host.write(self._file, self.text.encode(), mode=0o644)
-        self._systemctl(host, "daemon-reload")
-        self._systemctl(host, "enable", self._full)
+        systemd.systemctl(host, "daemon-reload")
+        systemd.systemctl(host, "enable", self._full)
         host.progress(f"starting {self.unit}")
         done = host.run(("systemctl", "start", self._full), timeout=120)
         until = time.monotonic() + STAYS_S
@@ -304,21 +267,16 @@ class Unit(Resource):
         raise self._ended(host, done.stderr.strip())
 
     def _ended(self, host: Host, said: str) -> ResourceError:
-        """Stop the restarts of a container that ended at once, and report its output."""
+        """Stop the restarts of a program that ended at once, and report its output."""
         status = self._show(host).get("ExecMainStatus", "")
         host.run(("systemctl", "stop", self._full), timeout=self.stop_timeout_s + 60.0)
-        log = host.run(("journalctl", "-u", self._full, "-n", "15", "--no-pager", "-o", "cat"))
-        lines = log.stdout.strip().splitlines() or [said or "(nothing)"]
+        lines = systemd.end_of_log(host, self._full) or [said or "(nothing)"]
         with_status = f" with status {status}" if status else ""
         return ResourceError(
             f"unit {self.unit} ended right after its start{with_status}; its log ends:"
             + "".join(f"\n    {line}" for line in lines),
             f"`journalctl -u {self.unit}` on the node has all of it",
         )
-
-    @staticmethod
-    def _systemctl(host: Host, *arguments: str) -> None:
-        host.run(("systemctl", *arguments), timeout=120).check("systemctl " + " ".join(arguments))
 
 
 def _told(known: Mapping[str, str], text: bytes | None) -> State:
@@ -347,12 +305,6 @@ def declared(text: bytes) -> dict[str, Any]:
                 return {}
             return found if isinstance(found, dict) else {}
     return {}
-
-
-def _split(mount: str) -> tuple[str, str, str]:
-    source, _, rest = mount.partition(":")
-    target, _, mode = rest.partition(":")
-    return source, target, mode
 
 
 def _plain(text: str) -> str:

@@ -41,7 +41,7 @@ that was made in part is made again."""
 class VirtualEnvironment(Resource):
     """A virtual environment with exactly these requirements; without any it must be there.
 
-    Made with uv where the node has it, else with the venv and pip of its Python. One that somebody
+    Made with uv where the node has it, else with the venv and pip of its Python. One that someone
     else made is used as it is, and never changed.
 
     Args:
@@ -53,7 +53,7 @@ class VirtualEnvironment(Resource):
 
     Raises:
         Missing: it is to be there, and is not.
-        ResourceError: the folder is somebody else's, or it cannot be made (with pip's own words).
+        ResourceError: the folder is someone else's, or it cannot be made (with pip's own words).
 
     Example:
         VirtualEnvironment("/opt/vllm", ("vllm==0.19.0", "ray==2.60.0"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.connections import ssh
-from spark_cluster.runner.parallel import side_by_side
+from spark_cluster.runner.parallel import in_parallel
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def agents(nodes: Sequence[InventoryNode], label: str) -> Iterator[dict[str, Session]]:
-    """Start an agent as root on every node, side by side; they end with the block.
+    """Start an agent as root on every node, in parallel; they end with the block.
 
     Args:
         label: of their processes.
@@ -35,7 +35,7 @@ def agents(nodes: Sequence[InventoryNode], label: str) -> Iterator[dict[str, Ses
             stack.callback(session.close)
             return session
 
-        outcomes = side_by_side({node.name: partial(begin, node) for node in nodes})
+        outcomes = in_parallel({node.name: partial(begin, node) for node in nodes})
         sessions: dict[str, Session] = {}
         for name, outcome in outcomes.items():
             if isinstance(outcome, SparkClusterError):

@@ -1,4 +1,4 @@
-"""The nodes of a run: connected side by side, locked, asked for their facts."""
+"""The nodes of a run: connected in parallel, locked, asked for their facts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.facts import gather
 from spark_cluster.facts.model import Facts
 from spark_cluster.runner.events import Bus, Connected, NodeFailed
-from spark_cluster.runner.parallel import side_by_side, start
+from spark_cluster.runner.parallel import in_parallel, start
 from spark_cluster.runner.session import Session
 
 if TYPE_CHECKING:
@@ -116,10 +116,10 @@ class Connections:
         self._opening: dict[str, Future[SparkClusterError | None]] = {}
         self._seconds: dict[str, float] = {}
         self.closing = False
-        """Whether the run is over, so that a connection that ends is not made again."""
+        """Return whether the run is over, so that a connection that ends is not made again."""
 
     def begin(self) -> None:
-        """Start to connect to all, side by side, while the caller does something else."""
+        """Start to connect to all, in parallel, while the caller does something else."""
         from spark_cluster.runner import head_start
 
         head_start.load()
@@ -260,7 +260,7 @@ class Connections:
         """Ask again for facts that a change may have made stale; who did not answer, and why."""
         jobs = {name: partial(self._facts, name) for name in names}
         failed: dict[str, SparkClusterError] = {}
-        for name, outcome in (side_by_side(jobs) if jobs else {}).items():
+        for name, outcome in (in_parallel(jobs) if jobs else {}).items():
             if isinstance(outcome, SparkClusterError):
                 failed[name] = outcome
             else:
@@ -271,7 +271,7 @@ class Connections:
         """End all agents and connections."""
         self.closing = True
         with contextlib.suppress(SparkClusterError):
-            side_by_side({name: s.close for name, s in list(self._sessions.items())})
+            in_parallel({name: s.close for name, s in list(self._sessions.items())})
         for connection in list(self._connections.values()):
             connection.close()
         self._sessions.clear()

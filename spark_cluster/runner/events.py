@@ -17,7 +17,7 @@ class Event:
     at: float = field(default_factory=time.time, kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON, with the event's name."""
+        """Return it as JSON, with the event's name."""
         return {"event": type(self).__name__, **dataclasses.asdict(self)}
 
 

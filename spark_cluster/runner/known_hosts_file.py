@@ -58,7 +58,7 @@ def _replaced(path: Path, change: Change) -> bool:
     if new == old:
         return True
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    beside = Path(name)
+    staged = Path(name)
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(new)
@@ -70,11 +70,11 @@ def _replaced(path: Path, change: Change) -> bool:
             os.fsync(out.fileno())
         if _content(path)[0] != old:
             return False
-        beside.replace(path)
+        staged.replace(path)
         return True
     finally:
         with contextlib.suppress(FileNotFoundError):
-            beside.unlink()
+            staged.unlink()
 
 
 def _content(path: Path) -> tuple[bytes, os.stat_result | None]:

@@ -1,4 +1,4 @@
-"""Jobs side by side, a thread each."""
+"""Jobs in parallel, a thread each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_cluster.errors import SparkClusterError
 T = TypeVar("T")
 
 
-def side_by_side(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T | SparkClusterError]:
+def in_parallel(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T | SparkClusterError]:
     """Run one job a node, each in its own thread; a node's error is its result.
 
     An interrupt (Ctrl-C) comes through at once; so does an error that is our own fault.

@@ -33,7 +33,7 @@ ACKNOWLEDGED = 64 * 1024
 
 
 class Conversation(Protocol):
-    """What a request needs of the session that it was sent over."""
+    """The parts of a session that a request sent over it uses."""
 
     @property
     def node(self) -> str: ...
@@ -127,7 +127,7 @@ class Pending:
 
 def limit_of(op: str, timeout: float | None, step_s: float) -> float:
     """Seconds without a word after which a request is given up; see `Pending`."""
-    if op == "stream":
+    if op in ("stream", "telemetry"):
         return float("inf")
     if op in ("apply", "revert"):  # each step tells its end, and may take its own time
         return max(LONGEST_STEP_S, step_s) + OVERDUE_S

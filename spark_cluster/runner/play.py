@@ -17,7 +17,7 @@ from spark_cluster.runner.delivery import Applied, Delivery
 from spark_cluster.runner.document import check, tagged
 from spark_cluster.runner.events import Bus, NodeFailed, Note, StageFinished, StageStarted
 from spark_cluster.runner.options import Options
-from spark_cluster.runner.parallel import side_by_side
+from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node, topology_of
 
@@ -120,7 +120,7 @@ class Play:
         *what: str | RoleCall | Sequence[Resource],
         fail_fast: bool = True,
     ) -> Applied:
-        """Apply roles (or resources) to nodes, side by side; returns when all are done.
+        """Apply roles (or resources) to nodes, in parallel; returns when all are done.
 
         All of `what` goes to a node as one document, so that it costs one turn of the network.
 
@@ -138,7 +138,7 @@ class Play:
         documents = self._documents(chosen, what, fail_fast=fail_fast)
         applied = Applied({node.name: {} for node in chosen})
         jobs = {n: partial(self._apply, n, found, applied) for n, found in documents.items()}
-        for name, outcome in side_by_side(jobs).items():
+        for name, outcome in in_parallel(jobs).items():
             if isinstance(outcome, SparkClusterError):
                 self._leave(name, outcome)
         errors = [self.out[node.name] for node in chosen if node.name in self.out]
@@ -147,16 +147,16 @@ class Play:
         return applied
 
     def together(self, *jobs: Callable[[], Any]) -> list[Any]:
-        """Run several calls of this play side by side; the first error is raised at the end."""
-        outcomes = side_by_side({str(i): job for i, job in enumerate(jobs)})
+        """Run several calls of this play in parallel; the first error is raised at the end."""
+        outcomes = in_parallel({str(i): job for i, job in enumerate(jobs)})
         for outcome in outcomes.values():
             if isinstance(outcome, SparkClusterError):
                 raise outcome
         return list(outcomes.values())
 
     def on_each(self, nodes: Sequence[Node], job: Callable[[Node], Any]) -> dict[str, Any]:
-        """Call `job(node)` for every node side by side; name to what it returned."""
-        outcomes = side_by_side({node.name: partial(job, node) for node in nodes})
+        """Call `job(node)` for every node in parallel; name to what it returned."""
+        outcomes = in_parallel({node.name: partial(job, node) for node in nodes})
         for outcome in outcomes.values():
             if isinstance(outcome, SparkClusterError):
                 raise outcome

@@ -68,7 +68,7 @@ class Record:
             self._broken = True
             self._on_error(
                 f"the run record {self.path} cannot be written any more ({error.strerror}); "
-                "the run goes on, and its record ends here"
+                "the run continues, and its record ends here"
             )
 
     def close(self) -> None:
@@ -87,6 +87,6 @@ class Record:
         for old in records[:-KEPT]:
             old.unlink(missing_ok=True)
         if len(place) > 2 * KEPT:
-            beside = order.with_name(f"runs.order.{os.getpid()}")
-            beside.write_text("".join(f"{path.name}\n" for path in records[-KEPT:]))
-            beside.replace(order)
+            staged = order.with_name(f"runs.order.{os.getpid()}")
+            staged.write_text("".join(f"{path.name}\n" for path in records[-KEPT:]))
+            staged.replace(order)

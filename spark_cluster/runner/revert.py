@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.runner.events import NodeFailed, Note, Result
-from spark_cluster.runner.parallel import side_by_side
+from spark_cluster.runner.parallel import in_parallel
 
 if TYPE_CHECKING:
     from spark_cluster.runner.connections import Connections
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class TakenBack:
+class NodeRevert:
     """The result of a revert on one node.
 
     Attributes:
@@ -39,17 +39,17 @@ class TakenBack:
 
 def revert(
     connections: Connections, bus: Bus, options: Options, nodes: Iterable[str], of: str
-) -> dict[str, TakenBack]:
-    """Take back run `of` on connected nodes, side by side: on each of them all of it or nothing.
+) -> dict[str, NodeRevert]:
+    """Revert run `of` on connected nodes, in parallel: on each of them all of it or nothing.
 
     Raises:
         Failed: the run changed nothing on any of them.
     """
-    done = {name: TakenBack() for name in nodes}
+    done = {name: NodeRevert() for name in nodes}
     wanted = {"of": of, "run": connections.run, "check": options.check, "diff": options.diff}
     jobs = {n: partial(_on_node, connections.session(n), bus, wanted, done[n]) for n in done}
     missing: list[dict[str, Any]] = []
-    for name, outcome in side_by_side(jobs).items():
+    for name, outcome in in_parallel(jobs).items():
         if isinstance(outcome, SparkClusterError):
             done[name].error = outcome
             unreachable = isinstance(outcome, Unreachable)
@@ -62,7 +62,9 @@ def revert(
     return done
 
 
-def _on_node(session: Session, bus: Bus, wanted: dict[str, Any], done: TakenBack) -> dict[str, Any]:
+def _on_node(
+    session: Session, bus: Bus, wanted: dict[str, Any], done: NodeRevert
+) -> dict[str, Any]:
     failed: list[Result] = []
 
     def take(event: dict[str, Any]) -> None:

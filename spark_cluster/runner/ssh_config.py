@@ -182,7 +182,7 @@ def _run(argv: list[str]) -> tuple[int | None, bytes, bytes]:
 
 def _invalid(host: str, said: list[str]) -> InvalidFile:
     """ssh's own words: `FILE line 3: invalid quotes`, and a last line that only counts them."""
-    lines = [line for line in said if ": terminating, " not in line] or said or ["it said nothing"]
+    lines = [line for line in said if ": terminating, " not in line] or said or ["no output"]
     found = re.match(r"(?P<file>\S.*?):? line (?P<line>\d+): (?P<what>.*)", lines[-1])
     where = f"{found['file']}:{found['line']}" if found else "ssh_config"
     return InvalidFile(

@@ -54,7 +54,7 @@ class SshLogin:
 
     @property
     def transport(self) -> paramiko.Transport:
-        """What channels are opened on."""
+        """The transport on which channels are opened."""
         transport = self.client.get_transport()
         if transport is None:  # closed; what is done with it would raise the same
             raise EOFError

@@ -121,7 +121,7 @@ def _planned(play: Play, plan: ServePlan, nodes: list[Node], highest: float) -> 
     rooms = [NodeMemory(node.name, node.facts.memory) for node in nodes]
     try:
         fitted = planner.Planner(play.project).fit(plan.subject, rooms)
-    except UsageError:  # a shape that nobody knows
+    except UsageError:  # a shape that no one knows
         return highest
     return highest if fitted.share is None else min(fitted.share, highest)
 

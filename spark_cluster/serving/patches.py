@@ -38,7 +38,7 @@ class MountedPatch:
 
     @property
     def volume(self) -> str:
-        """As containers take it, `SOURCE:TARGET:ro`."""
+        """The mount as containers take it, `SOURCE:TARGET:ro`."""
         return f"{self.source}:{self.target}:ro"
 
 

@@ -55,7 +55,7 @@ class Access:
         return {None: None, "self-signed": SELF_SIGNED, "certificate": CERTIFICATE}[self.tls]
 
     def to_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return it as `--json` prints it."""
         found: dict[str, Any] = {"api_key": self.api_key, "tls": self.tls}
         return found | ({"certificate_sha256": self.fingerprint} if self.fingerprint else {})
 

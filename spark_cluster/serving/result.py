@@ -44,7 +44,7 @@ class Served:
         return self.plan.endpoint.access(self.fingerprint)
 
     def to_dict(self) -> dict[str, Any]:
-        """As in `up --json`."""
+        """Return it as `up --json` prints it."""
         return {
             "endpoint": self.plan.endpoint.url,
             "access": self.access.to_dict(),
@@ -76,7 +76,7 @@ def served(
 
 
 def _versions(play: Play, plan: ServePlan) -> tuple[Answer, dict[str, str]]:
-    """Return the engine's answer for its version, and the versions by name; asked side by side."""
+    """Return the engine's answer for its version, and the versions by name; asked in parallel."""
     dashboard = plan.deployment.ray.dashboard_port if plan.deployment.on_ray else None
     session = play.session(play.head)
     name = plan.deployment.engine

@@ -23,7 +23,7 @@ def secrets_of_laptop(recipe: Recipe) -> dict[str, str]:
     missing = [ref.env for ref in recipe.secret_env.values() if not os.environ.get(ref.env)]
     if missing:
         raise UsageError(
-            f"recipe {recipe.name} wants the variable {missing[0]} of this machine, "
+            f"recipe {recipe.name} asks for the variable {missing[0]} of this machine, "
             "which is not set or empty",
             hint=f"export {missing[0]}=..., or take it out of the recipe's env",
         )

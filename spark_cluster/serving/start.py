@@ -73,8 +73,8 @@ def start(play: Play, plan: ServePlan, share: float | None, guarded: str) -> Non
 
 def _start_ray(play: Play, nodes: Sequence[Node], deployment: Deployment) -> None:
     """Start Ray where the deployment needs it, and wait for all nodes; end it elsewhere."""
-    anew = _ray_nodes(play, nodes, deployment)
-    if anew and not play.check:
+    changed = _ray_nodes(play, nodes, deployment)
+    if changed and not play.check:
         # A server that was started with another Ray cluster never finds this one.
         play.apply(nodes[0], [_runtime(deployment).absent(SERVER)])
     if deployment.on_ray and not play.check:
@@ -91,9 +91,9 @@ def _ray_nodes(play: Play, nodes: Sequence[Node], deployment: Deployment) -> boo
     """Apply the head before the workers; return whether anything was changed."""
     role = play.role("ray", deployment=deployment)
     head = play.apply(nodes[0], role)
-    anew = runtime.changed(head.changes(nodes[0].name), RAY)
-    if anew and not play.check and nodes[1:]:
+    changed = runtime.changed(head.changes(nodes[0].name), RAY)
+    if changed and not play.check and nodes[1:]:
         # Workers of an earlier head do not follow to a new one.
         play.apply(nodes[1:], [_runtime(deployment).absent(RAY, 2)])
     workers = play.apply(nodes[1:], role)
-    return anew or workers.changed
+    return changed or workers.changed

@@ -13,7 +13,7 @@ from spark_cluster.inference import runtime, unit_state
 from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import RayNode, RayState
-from spark_cluster.runner.parallel import side_by_side
+from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 from spark_cluster.serving import firewall, logs
@@ -93,7 +93,7 @@ class Status:
     problems: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As in `status --json`."""
+        """Return it as `status --json` prints it."""
         return {
             "state": self.state,
             "nodes": [node.to_dict() for node in self.nodes],
@@ -153,12 +153,12 @@ def status(play: Play, endpoint_key: str | None, probe: Probe) -> Status:
 
 
 def _together(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
-    """Both results, asked for side by side.
+    """Both results, asked for in parallel.
 
     Raises:
         SparkClusterError: of either.
     """
-    found: dict[str, Any] = side_by_side({"one": one, "other": other})
+    found: dict[str, Any] = in_parallel({"one": one, "other": other})
     for result in found.values():
         if isinstance(result, SparkClusterError):
             raise result

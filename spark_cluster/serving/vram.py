@@ -35,7 +35,7 @@ class NodeVram:
         return sum(p.used_mib or 0 for p in self.processes)
 
     def to_dict(self) -> dict[str, Any]:
-        """As in `vram --json`."""
+        """Return it as `vram --json` prints it."""
         return {
             "name": self.name,
             "processes": [

@@ -65,7 +65,7 @@ def test_a_disk_that_is_full_fails_one_file_and_leaves_nothing_half_done(tmp_pat
     assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["a"]
 
 
-def test_a_fault_of_our_own_is_told_with_its_resource(tmp_path, monkeypatch):
+def test_a_fault_of_our_own_is_reported_with_its_resource(tmp_path, monkeypatch):
     def broken(_self, _host):
         return {}["what nobody thought of"]
 

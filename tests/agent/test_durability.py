@@ -43,8 +43,8 @@ def run(root: Path, *resources: Resource) -> list[str]:
 def test_a_file_is_on_the_disk_before_it_takes_the_old_ones_place(tmp_path, synced):
     (tmp_path / "f").write_text("old")
     assert run(tmp_path, File("/f", content="new")) == ["change"]
-    beside = [held for path, held in synced if path.startswith(".f.")]
-    assert beside == ["old"], "its content, while the old one is in place"
+    staged = [held for path, held in synced if path.startswith(".f.")]
+    assert staged == ["old"], "its content, while the old one is in place"
     assert synced[-1][1] == "new"
     assert (".", "new") in synced, "the folder, once it is in place"
 

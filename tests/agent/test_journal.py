@@ -30,7 +30,7 @@ def tear(node, run="r1"):
 # -- torn lines ----------------------------------------------------------------------------------
 
 
-def test_a_torn_entry_costs_that_entry_only_and_is_told(node):
+def test_a_torn_entry_costs_that_entry_only_and_is_reported(node):
     node.put("/a", "old a\n")
     node.put("/b", "old b\n")
     node.run("r1", File("/a", content="new a\n"))
@@ -131,9 +131,9 @@ def test_what_a_crash_left_is_removed_by_the_next_run_and_nothing_else(node):
     node.put("/etc/mine", "x")
     node.put("/etc/.mine.spark-cluster-0123456789abcdef", "looks like one, and is the user's")
     node.put(f"/srv/{temporary_name('other')}", "in a folder that was never listed")
-    left = TemporaryFiles(state).beside(node.path("/etc/mine"))
+    left = TemporaryFiles(state).path_for(node.path("/etc/mine"))
     left.write_text("hunter2")
-    folder = TemporaryFiles(state).beside(node.path("/etc/d"))
+    folder = TemporaryFiles(state).path_for(node.path("/etc/d"))
     (folder / "deep").mkdir(parents=True)
     before = {name for name in node.tree() if not any(map(is_temporary, name.split("/")))}
     temporary._in_use.clear()  # as in another process
@@ -147,7 +147,7 @@ def test_what_a_crash_left_is_removed_by_the_next_run_and_nothing_else(node):
 
 def test_a_temporary_file_of_this_process_is_left_alone(node):
     files = TemporaryFiles(node.path("/var/lib/spark-cluster"))
-    path = files.beside(node.path("/a"))
+    path = files.path_for(node.path("/a"))
     path.write_text("")
     node.host("r2").temporary.clean(str)
     assert path.exists()
@@ -168,11 +168,11 @@ def stuck(monkeypatch):
     monkeypatch.setattr(os, "unlink", fails)
 
 
-def test_what_cannot_be_removed_is_told_and_stops_no_run(node, stuck, monkeypatch):
+def test_what_cannot_be_removed_is_reported_and_stops_no_run(node, stuck, monkeypatch):
     state = node.path("/var/lib/spark-cluster")
     files = TemporaryFiles(state)
     node.path("/etc").mkdir()
-    left = [files.beside(node.path(name)) for name in ("/etc/a", "/etc/b", "/etc/c")]
+    left = [files.path_for(node.path(name)) for name in ("/etc/a", "/etc/b", "/etc/c")]
     (left[1] / "deep").mkdir(parents=True)
     for path in (left[0], left[1] / "deep/stuck", left[2]):
         path.write_text("x")

@@ -21,6 +21,8 @@ from spark_cluster.runner.session import Session
 
 SOAK_KILLS = 300
 SAMPLE_KILLS = 5
+WHOLE = pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.soak)])
+"""Killed before every change of the file system, or before one of each kind (`places`)."""
 
 CHANGING = {
     "os.rename",
@@ -110,54 +112,85 @@ def changes_something(event, arguments):
     return event in CHANGING
 
 
-def killed_before_change(number, action):
-    """Whether a child that does `action` was killed just before its change of that number."""
+def in_child(action, hook):
+    """The status of a child that does `action`, with this audit hook."""
     child = os.fork()
     if child == 0:
-        seen = 0
-
-        def hook(event, arguments):
-            nonlocal seen
-            if changes_something(event, arguments):
-                seen += 1
-                if seen == number:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
         sys.addaudithook(hook)
         with contextlib.suppress(BaseException):
             action()
         os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status)
+    return os.waitpid(child, 0)[1]
 
 
-@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.soak)])
-def test_killed_before_a_change_of_the_file_system_it_completes(changed, every):
-    number, half = 1, 0
-    while True:
+def killed_before_change(number, action):
+    """Whether a child that does `action` was killed just before its change of that number."""
+    seen = 0
+
+    def hook(event, arguments):
+        nonlocal seen
+        if changes_something(event, arguments):
+            seen += 1
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return os.WIFSIGNALED(in_child(action, hook))
+
+
+def kinds(action):
+    """The kind of each change that a child makes in `action`: what is done, and to what."""
+    reading, writing = os.pipe()
+
+    def hook(event, arguments):
+        if changes_something(event, arguments):
+            path = str(arguments[0])
+            state = (
+                "journal" if "/journal" in path else "state" if "/spark-cluster/" in path else ""
+            )
+            temporary = is_temporary(path.rpartition("/")[2])
+            os.write(writing, f"{event} {state} {temporary}\n".encode())
+
+    with os.fdopen(reading) as out:
+        in_child(action, hook)  # a few KB: they fit into the pipe
+        os.close(writing)
+        return out.read().splitlines()
+
+
+def places(found, whole):
+    """The numbers of all changes; or of one of each kind, from the middle of those of its kind."""
+    numbers = range(1, len(found) + 1)
+    if whole:
+        return list(numbers)
+    alike = {kind: [n for n in numbers if found[n - 1] == kind] for kind in found}
+    return sorted(of_kind[len(of_kind) // 2] for of_kind in alike.values())
+
+
+@WHOLE
+def test_killed_before_a_change_of_the_file_system_it_completes(changed, whole):
+    changed.again()
+    found = kinds(lambda: changed.node.revert("r1", by="r2"))
+    assert len(found) > 60
+    numbers, half = places(found, whole), 0
+    for number in numbers:
         changed.again()
-        if not killed_before_change(number, lambda: changed.node.revert("r1", by="r2")):
-            break
+        assert killed_before_change(number, lambda: changed.node.revert("r1", by="r2")), number
         half += History(changed.node.root).half_revert("r1") is not None
         changed.must_complete("r2")
-        number += every
-    assert number > 60
-    assert half > 40 // every
+    assert half > (40 if whole else len(numbers) // 3)
 
 
-def test_killed_while_it_is_continued_it_completes(changed):
+@WHOLE
+def test_killed_while_it_is_continued_it_completes(changed, whole):
     changed.again()
     killed_before_change(40, lambda: changed.node.revert("r1", by="r2"))
     shutil.rmtree(changed.copy)
     shutil.copytree(changed.node.root, changed.copy, symlinks=True)
-    number = 1
-    while True:
+    found = kinds(lambda: changed.node.revert("r1", by="r2b"))
+    assert len(found) > 20
+    for number in places(found, whole):
         changed.again()
-        if not killed_before_change(number, lambda: changed.node.revert("r1", by="r2b")):
-            break
+        assert killed_before_change(number, lambda: changed.node.revert("r1", by="r2b")), number
         changed.must_complete("r2")
-        number += 4
-    assert number > 20
 
 
 def test_a_run_that_changed_paths_twice_is_reverted_twice(changed):
@@ -192,8 +225,8 @@ def test_what_was_changed_after_the_kill_is_not_overwritten(changed):
     assert changed.node.tree().keys() <= left.keys()
 
 
-@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.soak)])
-def test_an_apply_that_is_killed_can_be_reverted(tmp_path, every):
+@WHOLE
+def test_an_apply_that_is_killed_can_be_reverted(tmp_path, whole):
     """Before any of its changes: the revert gives back what there was, whatever had come."""
     node = Node(tmp_path / "root")
     node.root.mkdir()
@@ -201,20 +234,18 @@ def test_an_apply_that_is_killed_can_be_reverted(tmp_path, every):
     before = node.tree()
     copy = tmp_path / "copy"
     shutil.copytree(node.root, copy, symlinks=True)
-    number = 1
-    while True:
+    found = kinds(lambda: node.run("r1", *RUN))
+    assert len(found) > 60
+    for number in places(found, whole):
         shutil.rmtree(node.root)
         shutil.copytree(copy, node.root, symlinks=True)
-        if not killed_before_change(number, lambda: node.run("r1", *RUN)):
-            break
+        assert killed_before_change(number, lambda: node.run("r1", *RUN)), number
         if "r1" in History(node.root).runs():
             reply, events = node.revert("r1", by="r2")
             assert reply["ok"], events
         else:
             node.run("r2")
         assert node.tree() == before, number
-        number += every
-    assert number > 60
 
 
 # -- a real agent --------------------------------------------------------------------------------

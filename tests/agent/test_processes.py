@@ -189,7 +189,7 @@ def gathered(tmp_path, **request):
     return carry_out(Node(tmp_path), {"op": "gather", **request}, laptop)
 
 
-def test_the_rest_of_the_facts_comes_when_one_program_hangs(tmp_path, given_up):
+def test_the_remainder_of_the_facts_comes_when_one_program_hangs(tmp_path, given_up):
     answer = {}
 
     def attempt(limit_s):
@@ -258,7 +258,7 @@ def test_pieces_of_any_size_are_kept_in_bounded_memory():
     assert (short.text(), short.left_out) == ("café", 0)
 
 
-def test_a_line_without_end_is_told_in_parts(monkeypatch):
+def test_a_line_without_end_is_reported_in_parts(monkeypatch):
     monkeypatch.setattr(output, "LINE_LIMIT", 100)
     heard = []
     lines = output.Lines(heard.append)

@@ -53,7 +53,7 @@ def test_all_kinds_of_changes_there_and_back_and_there_again(node, before):
     assert reply == {"of": "r1", "left": [], "ok": True}
     assert node.tree() == before
     assert set(told) == set(events)
-    assert node.revert("r1", by="r10")[1] == {}, "there is nothing left to put back"
+    assert node.revert("r1", by="r10")[1] == {}, "there is nothing left to revert"
     assert node.revert("r9", by="r11")[0]["ok"]
     assert node.tree() == after
     assert node.revert("r11", by="r12")[0]["ok"]
@@ -128,7 +128,7 @@ def test_where_it_was_is_gone(node):
     assert "/a/b, where it was, no longer exists" in events["Path:/a/b/c"]["error"]
 
 
-def test_what_cannot_be_put_back_is_listed(node, before):
+def test_what_cannot_be_restored_is_listed(node, before):
     node.run("r1", *MIXED, Command("flash it", ("true",)), Command("look", ("true",), reads=True))
     reply, _ = node.revert("r1", check=True)
     assert reply["left"] == [{"what": "Command:flash it", "why": "what it did stays"}]

@@ -26,7 +26,7 @@ def test_a_stream_of_events_is_no_sign_of_the_laptop(tmp_path, monkeypatch):
     os.close(writing)
 
 
-def test_a_writer_that_waits_for_the_laptop_keeps_nobody_from_giving_it_up():
+def test_a_writer_that_waits_for_the_laptop_keeps_no_one_from_giving_it_up():
     """The pipe is full: who writes waits, the sign of life does not, and `broken` ends the wait."""
     reading, writing = os.pipe()
     writer = main.Writer(writing)

@@ -37,7 +37,7 @@ def test_it_is_bounded_and_its_lines_are_told(path, look_every):
     assert [int(line) for line in told] == list(range(2000))
 
 
-def test_who_comes_late_is_told_what_there_is(path):
+def test_a_late_follower_gets_what_there_is(path):
     out, told = OutputFile(path, ROOM), []
     for number in range(2000):
         out.add(b"%060d\n" % number)

@@ -126,7 +126,7 @@ def test_a_command_that_cannot_be_started(host, systemd, tmp_path, why):
     assert systemd.folders == []
 
 
-def test_an_exception_that_nothing_foresaw_is_told(host, systemd, monkeypatch):
+def test_an_exception_that_nothing_foresaw_is_reported(host, systemd, monkeypatch):
     """Not "was ended from outside": the worker lives to tell."""
     broken = (
         "from spark_cluster.node import worker\n"
@@ -168,7 +168,7 @@ def ended_unwatched(host, systemd, gate):
     return folder
 
 
-def test_a_result_that_nobody_saw_is_taken_once(host, systemd, gate):
+def test_a_result_that_no_one_saw_is_taken_once(host, systemd, gate):
     ended_unwatched(host, systemd, gate)
     later = host()
     done = units.run(later, "key", gate.argv, reuse_result=True)
@@ -179,7 +179,7 @@ def test_a_result_that_nobody_saw_is_taken_once(host, systemd, gate):
     assert [unit["starts"] for unit in systemd.units()] == [2]
 
 
-def test_a_result_that_nobody_saw_is_not_taken_by_what_can_be_done_again(host, systemd, gate):
+def test_a_result_that_no_one_saw_is_not_taken_by_what_can_be_done_again(host, systemd, gate):
     ended_unwatched(host, systemd, gate)
     units.run(host(), "key", gate.argv)
     assert [unit["starts"] for unit in systemd.units()] == [2]
@@ -194,7 +194,7 @@ def test_an_old_result_says_nothing(host, systemd, gate):
     assert [unit["starts"] for unit in systemd.units()] == [2]
 
 
-def test_a_result_that_nobody_ever_asked_for_goes_some_day(host, systemd, gate):
+def test_a_result_that_no_one_ever_asked_for_goes_some_day(host, systemd, gate):
     folder = ended_unwatched(host, systemd, gate)
     status = json.loads((folder / "status").read_text())
     status["monotonic"] -= 8 * units.STALE_S

@@ -132,7 +132,7 @@ def test_work_that_was_cut_by_a_reboot_is_begun_again_whatever_its_limit_was(hos
     ],
     ids=["ignores-term", "own-session"],
 )
-def test_the_limit_holds_when_nobody_watches(host, systemd, script, monkeypatch):
+def test_the_limit_holds_when_no_one_watches(host, systemd, script, monkeypatch):
     graces = (
         "from spark_cluster.node import processes\n"
         "processes.TERM_GRACE = processes.KILL_GRACE = 0.3\n" + limit_once(systemd.root / "limit")
@@ -147,7 +147,7 @@ def test_the_limit_holds_when_nobody_watches(host, systemd, script, monkeypatch)
     assert "sh: not done after 4 s" in json.loads((folder / "status").read_text())["error"]
 
 
-def test_the_limit_is_told_to_who_watches(host, systemd):
+def test_the_limit_is_reported_to_who_watches(host, systemd):
     def attempt(limit_s):
         with pytest.raises(ResourceError, match=f"sh: not done after {limit_s:g} s"):
             units.run(host(), "key", ("sh", "-c", waits(systemd.root)), timeout=limit_s)
@@ -177,7 +177,7 @@ def test_a_worker_that_keeps_no_limit_is_ended_with_all_of_its_unit(host, system
     assert systemd.folders == []
 
 
-def test_systemd_is_told_the_last_resort(host, systemd):
+def test_systemd_has_the_last_limit(host, systemd):
     units.run(host(), "key", ("true",), timeout=100)
     options = systemd.units()[0]["options"]
     assert "--property=RuntimeMaxSec=160" in options

@@ -142,7 +142,7 @@ def test_other_ports_do_not_count():
     assert counter.take() == {}
 
 
-def test_nodes_are_counted_apart_and_taking_starts_anew():
+def test_nodes_are_counted_separately_and_taking_starts_again():
     talk = Talk().say(3).hear(4)
     talk.counter.sent(Segment(LAPTOP, ("10.0.0.2", 22), 1, SYN, 0))
     assert talk.counter.take() == {"10.0.0.1": Traffic(1, 0, 3, 4), "10.0.0.2": Traffic(1, 0, 0, 0)}

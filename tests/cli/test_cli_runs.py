@@ -7,6 +7,7 @@ from textwrap import dedent
 
 import pytest
 from factories import put
+from json_schema import document as fits
 
 INVENTORY = """\
 nodes:
@@ -50,7 +51,7 @@ def test_a_playbook_by_name(run, project):
 
 def test_json_is_one_document_on_stdout(run):
     status, out, err = run("playbook", "mine", "--json")
-    document = json.loads(out)
+    document = fits("playbook", out)
     assert status == 0
     assert document["ok"] is True
     assert document["changed"] == 4
@@ -122,7 +123,7 @@ def test_a_node_that_cannot_be_reached(run, project):
     assert "UNREACHABLE no answer" in out
     assert (project / "spark1/srv/a").exists(), "the others go on"
     status, out, _ = run("playbook", "mine", "--json")
-    document = json.loads(out)
+    document = fits("playbook", out)
     assert (status, document["ok"]) == (3, False)
     assert document["result"] == {"nodes": ["spark1"]}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from json_schema import document as fits
 from program import Program
 
 CHECKOUT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def test_a_script_for_each_shell(program, shell):
     done = program("completion", shell)
     assert (done.returncode, done.stderr) == (0, "")
     assert "_SPARK_CLUSTER_COMPLETE" in done.stdout
-    found = json.loads(program("completion", shell, "--json").stdout)
+    found = fits("completion", program("completion", shell, "--json").stdout)
     assert found["shell"] == shell
     assert found["script"].strip() == done.stdout.strip()
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from json_schema import document as fits
 from program import invoke
 
 from spark_cluster.errors import InvalidFile, UsageError
@@ -57,7 +58,7 @@ def test_about_an_issue():
     text = run("--about", "nccl-sockets")
     assert "/dev/infiniband" in text
     assert "lint, explain, doctor (serving.hcas, serving.nccl-sockets)" in text
-    everything = json.loads(run("--about", "all", as_json=True))["issues"]
+    everything = fits("explain-about", run("--about", "all", as_json=True))["issues"]
     assert len(everything) > 100
     assert "nccl-sockets" in run("--about", "all")
 

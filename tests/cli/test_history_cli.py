@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-import json
 from types import SimpleNamespace
 
 import pytest
 from factories import put
+from json_schema import document as fits
 
 from spark_cluster.agent import revert as revert_module
 from spark_cluster.errors import Unreachable
@@ -59,7 +59,7 @@ def changed(run, tmp_path):
 def test_nothing_yet(run):
     status, out, _ = run("history")
     assert (status, out) == (0, "nothing was ever changed there by spark-cluster\n")
-    assert json.loads(run("history", "--json")[1]) == {"runs": [], "errors": {}}
+    assert fits("history", run("history", "--json")[1]) == {"runs": [], "errors": {}}
     status, _, err = run("history", "20260101-000000-abcd")
     assert status == 1
     assert "no run 20260101-000000-abcd has changed anything" in err
@@ -70,12 +70,12 @@ def test_there_and_back(run, changed, tmp_path):
     assert out.splitlines()[0].split() == ["run", "when", "spark1", "spark2", "who", "command"]
     assert changed in out
     assert out.count("2 changes") == 2
-    (known,) = json.loads(run("history", "--json", "--node", "spark2")[1])["runs"]
-    assert known["nodes"] == {"spark2": {"changes": 2, "paths": 1}}
+    (known,) = fits("history", run("history", "--json", "--node", "spark2")[1])["runs"]
+    assert known["nodes"] == {"spark2": {"changes": 2, "paths": 1, "notes": []}}
     _, out, _ = run("history", changed)
     assert "/config: new file" in out
     assert "Command:flash it" in out
-    shown = json.loads(run("history", changed[:15], "--json")[1])
+    shown = fits("history-run", run("history", changed[:15], "--json")[1])
     assert [e["action"] for e in shown["nodes"]["spark1"]["entries"]] == [
         *("file", "converged", "converged")
     ]
@@ -101,10 +101,10 @@ def test_refused(run, changed, tmp_path):
     (tmp_path / "spark1/config").write_text("mine\n")
     status, out, err = run("revert", changed, "--json")
     assert status == 1
-    document = json.loads(out)
+    document = fits("revert", out)
     assert document["ok"] is False
     assert "/config was changed since" in document["nodes"]["spark1"]["error"]
-    assert document["nodes"]["spark2"]["put_back"][0]["path"] == "/config"
+    assert document["nodes"]["spark2"]["reverted"][0]["path"] == "/config"
     assert (tmp_path / "spark1/config").read_text() == "mine\n"
     status, _, err = run("revert", "20260101")
     assert status == 1
@@ -115,7 +115,7 @@ def test_a_node_that_is_away(run, changed, away):
     away.add("spark2")
     status, out, err = run("history", "--json")
     assert status == 3
-    document = json.loads(out)
+    document = fits("history", out)
     assert document["errors"]["spark2"]["message"] == "no answer"
     assert document["runs"][0]["nodes"].keys() == {"spark1"}
     assert "spark2: " in err
@@ -142,7 +142,7 @@ def test_a_revert_that_was_killed_is_shown_and_continued(run, tmp_path, monkeypa
     (tmp_path / "spark1/config").write_text("old\n")
     run("playbook", "play.py", "--limit", "spark1")
     _, out, _ = run("history", "--json", "--limit", "spark1")
-    changed = json.loads(out)["runs"][0]["run"]
+    changed = fits("history", out)["runs"][0]["run"]
 
     class Killed(BaseException):
         pass
@@ -165,7 +165,8 @@ def test_a_revert_that_was_killed_is_shown_and_continued(run, tmp_path, monkeypa
     assert f"spark1: {torn}" in out
     assert torn in run("history", changed, "--limit", "spark1")[1]
     assert "began to revert what run" in run("history", "killed-one", "--limit", "spark1")[1]
-    _, out, err = run("revert", changed, "--limit", "spark1")
+    _, out, err = run("revert", changed, "--limit", "spark1", "--json")
+    assert fits("revert", out)["nodes"]["spark1"]["continued"] == "killed-one"
     assert "continued run killed-one" in out + err
     assert torn in out + err
     assert (tmp_path / "spark1/config").read_text() == "old\n"

@@ -79,7 +79,7 @@ def test_a_title_does_not_wait_for_work(monkeypatch):
     assert made.wait(HANG_S)
 
 
-def test_an_output_that_is_closed_is_told_to_who_waits():
+def test_an_output_that_is_closed_is_reported_to_who_waits():
     display = late(lambda: Sink(fails=True))
     display.take(Note("one"))
     with pytest.raises(BrokenPipeError):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from json_schema import document as fits
 from program import invoke
 
 from spark_cluster.errors import InvalidFile, UsageError
@@ -63,14 +64,14 @@ def test_json():
     assert result.exit_code == 1
 
 
-def test_a_command_is_mended_on_standard_output_alone():
+def test_a_command_is_repaired_on_standard_output_alone():
     result = run("--command", BAD, "--fix")
     assert result.exit_code == 0
     assert result.stdout == BAD.replace("pythonic", "gemma4") + "\n"
     assert "gemma4-pythonic-parser" in result.stderr
 
 
-def test_a_recipe_is_mended_in_its_place(folder):
+def test_a_recipe_is_repaired_in_its_place(folder):
     assert run("mine").exit_code == 1
     result = run("mine", "--fix")
     assert result.exit_code == 0
@@ -78,9 +79,9 @@ def test_a_recipe_is_mended_in_its_place(folder):
     assert run("mine").exit_code == 0
 
 
-def test_a_recipe_is_mended_into_another_one(folder):
+def test_a_recipe_is_repaired_into_another_one(folder):
     result = run("mine", "--fix", "--output", "recipes/better.yaml", as_json=True)
-    document = json.loads(result.stdout)
+    document = fits("lint-fix", result.stdout)
     assert [f["id"] for f in document["fixed"]] == ["gemma4-pythonic-parser"]
     assert document["output"] == "recipes/better.yaml"
     assert (folder / "recipes" / "mine.yaml").read_text() == RECIPE
@@ -109,7 +110,7 @@ def test_a_script(folder):
 
 
 def test_another_tools_recipe(folder):
-    """It is looked at, and not taken for a script when it is to be mended."""
+    """It is looked at, and not taken for a script when it is to be repaired."""
     (folder / "their.yaml").write_text(
         "model: google/gemma-4-31B-it\nruntime: vllm\ncontainer: own:1\n"
         "defaults: {tool_call_parser: pythonic}\n"

@@ -45,7 +45,7 @@ def test_a_node_that_is_lost_is_an_error(follow, capsys):
     assert capsys.readouterr().out == "spark1 vllm: last words without a line end\n"
 
 
-def test_it_is_told_at_once_although_the_other_log_goes_on(follow, capsys):
+def test_it_is_reported_at_once_although_the_other_log_goes_on(follow, capsys):
     never = threading.Event()
     try:
         with pytest.raises(Unreachable, match="spark1: no sign of life"):

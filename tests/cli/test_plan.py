@@ -103,7 +103,7 @@ def test_a_command_line():
     assert "--tp 2" in [near["change"] for near in found["nearest"]]
 
 
-def test_a_share_that_nobody_gives_is_told_of_a_command_and_computed_for_a_recipe():
+def test_a_missing_share_is_reported_for_a_command_and_computed_for_a_recipe():
     found = document("--command", "vllm serve google/gemma-4-26B-A4B-it")
     assert "share-not-given" in {issue["id"] for issue in found["issues"]}
     found = document("gemma4-31b-nvfp4")

@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from json_schema import document as fits
 
 BENCHMARK = {
     "concurrency": 1,
@@ -41,7 +42,7 @@ def results(tmp_path):
 
 def test_a_recipe(run):
     status, out, _ = run("predict", "speed", "--recipe", "gemma4-31b-nvfp4", "--json")
-    found = json.loads(out)
+    found = fits("predict-speed", out)
     assert status == 0
     assert (found["quantization"], found["kv_dtype"], found["tp"]) == ("nvfp4", "fp8", 1)
     assert found["decode_tok_s"]["expected"] == pytest.approx(7.0, rel=0.03)
@@ -90,7 +91,7 @@ def test_drafting_as_asked(run):
     options = ("--draft-tokens", "4", "--acceptance", "0.91,0.90,0.89,0.85")
     status, out, _ = run("predict", "speed", *model, *options)
     assert status == 0
-    found = json.loads(out)["speculative"]
+    found = fits("predict-speed", out)["speculative"]
     assert found["tokens_per_step"] == 4.08
     assert found["decode_tok_s"]["expected"] == pytest.approx(80, rel=0.05)
     _, out, _ = run("predict", "speed", *model, "--draft-tokens", "4", "--accepted-share", "0.76")
@@ -162,7 +163,7 @@ def test_calibrate_as_json_to_another_file(run, results, tmp_path):
     target = tmp_path / "mine.json"
     status, out, _ = run("predict", "--calibrate", str(results), *options, "--output", str(target))
     assert status == 0
-    assert json.loads(out)["file"] == str(target)
+    assert fits("predict-calibrate", out)["file"] == str(target)
     assert json.loads(target.read_text())["constants"] == json.loads(out)["constants"]
     assert not (tmp_path / "calibration.json").exists()
 
@@ -177,7 +178,7 @@ def test_calibrate_several_files_with_what_was_run_in_the_rows(run, tmp_path):
     two.write_text(f"{header}decode_tok_s,11.9,144,2,google/gemma-4-31B-it,fp8\n")
     status, out, _ = run("--json", "predict", "--calibrate", str(one), "--calibrate", str(two))
     assert status == 0
-    assert json.loads(out)["points"] == 3
+    assert fits("predict-calibrate", out)["points"] == 3
     assert json.loads(out)["files"] == ["one.csv", "two.csv"]
 
 

@@ -38,7 +38,7 @@ def provision(tmp_path, monkeypatch):
     return run
 
 
-def test_nobody_there(provision):
+def test_no_one_there(provision):
     done = provision("--json")
     assert done.returncode == 3
     assert "refused the connection" in json.loads(done.stdout)["error"]["message"]
@@ -53,7 +53,7 @@ def test_a_password_needs_a_key_to_install(provision, tmp_path):
     assert provision("--password-env", "PW", PW="x").returncode == 3
 
 
-def test_a_password_that_nobody_can_be_asked_for(provision, tmp_path):
+def test_a_password_that_no_one_can_be_asked_for(provision, tmp_path):
     (tmp_path / "home/.ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAA me\n")
     done = provision("--ask-password")
     assert done.returncode == 2

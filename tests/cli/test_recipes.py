@@ -150,7 +150,7 @@ def test_expected_speeds_of_every_shipped_model(ask):
     ] < 8  # fmt: skip
 
 
-def test_a_model_that_nobody_knows_has_no_expected_speed(ask):
+def test_a_model_that_no_one_knows_has_no_expected_speed(ask):
     (ask.folder / "mine.yaml").write_text(OWN.format(name="mine"))
     found = json.loads(ask("recipes", "show", "mine", "--json"))
     assert found["expected_tok_s"] == {}

@@ -87,6 +87,7 @@ def closed_port(tmp_path) -> Path:
         ["exec", "true"],
         ["history"],
         ["vram"],
+        ["top"],
         ["status"],
         ["doctor"],
         ["facts"],
@@ -96,7 +97,7 @@ def closed_port(tmp_path) -> Path:
     ],
     ids=lambda args: args[0],
 )
-def test_connecting_begins_before_the_rest_is_imported(args, closed_port):
+def test_connecting_begins_before_the_remainder_is_imported(args, closed_port):
     done = python(AT_FIRST_THREAD, *args, cwd=closed_port)
     modules = json.loads(done.stdout.splitlines()[-1])
     assert [name for name in CHECKS if name in modules["first"]] == []

@@ -317,7 +317,7 @@ def test_templates_are_literals():
     assert len(found) > 30
     for path, call in found:
         template = call.args[0]
-        assert isinstance(template, ast.Constant), f"{path}:{call.lineno}: values go beside it"
+        assert isinstance(template, ast.Constant), f"{path}:{call.lineno}: values go next to it"
 
 
 RAW = {

@@ -57,7 +57,7 @@ def test_ours() -> None:
     assert [engine(name).dialect.title for name in ("vllm", "sglang")] == ["vLLM", "SGLang"]
 
 
-def test_one_that_nobody_has() -> None:
+def test_one_that_no_one_has() -> None:
     with pytest.raises(UsageError, match="there is no engine 'sgland'") as caught:
         engine("sgland")
     assert "did you mean 'sglang'?" in caught.value.hint

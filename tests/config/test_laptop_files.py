@@ -55,7 +55,7 @@ def test_a_file_elsewhere_is_refused(tmp_path: Path, file: str) -> None:
         look(tmp_path, file)
 
 
-def test_what_lies_beside_the_recipe_or_in_the_project_is_sent(tmp_path: Path) -> None:
+def test_what_lies_next_to_the_recipe_or_in_the_project_is_sent(tmp_path: Path) -> None:
     look(tmp_path, "fix.py")
     look(tmp_path, "../home/project/fix.py")
     (tmp_path / "theirs/m/.gitattributes").write_text("*.bin filter=lfs\n")

@@ -168,5 +168,5 @@ def test_a_folder_that_was_named(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/nowhere/../etc", "/nowheres", "/", "/no"])
-def test_not_what_is_beside_it(path: str) -> None:
+def test_not_what_is_next_to_it(path: str) -> None:
     assert why_no_data(path, ("/nowhere",))

@@ -206,7 +206,7 @@ def test_arguments_do_not_depend_on_the_order_of_lines(
     assert made(engine_args=flags).args_for(1) == made(engine_args=dict(items)).args_for(1)
 
 
-CARDS = {"the checkpoint's own card, told in part 7"}
+CARDS = {"the checkpoint's own card, quoted in part 7"}
 SHIPPED = sorted(Project(Path(__file__).parent).list("recipes"))
 GEMMA = [name for name in SHIPPED if name.startswith("gemma4")]
 

@@ -73,7 +73,7 @@ def test_keys_are_text(tmp_path: Path) -> None:
         ("hello\n", "x.yaml:1: found 'hello' at the top level; expected `key: value` lines"),
         ("a: 1\nb: 2\na: 3\n", "x.yaml:3: a: given twice; first on line 1"),
         ("n:\n  a: 1\n  a: 3\n", "x.yaml:3: n.a: given twice; first on line 2"),
-        ("a:\n\tb: 1\n", "x.yaml:2: a tab in the indentation; YAML wants spaces\n   b: 1\n  ^"),
+        ("a:\n\tb: 1\n", "x.yaml:2: a tab in the indentation; YAML requires spaces\n   b: 1\n  ^"),
         ("a: [1,\n", "x.yaml:2: a '[' or '{' is never closed"),
         (
             "a: b: c\n",

@@ -79,7 +79,7 @@ def test_every_command_and_option_is_described():
         assert [option.opts for option in options if not option.help] == [], name
 
 
-def test_no_command_is_told_twice():
+def test_no_command_is_printed_twice():
     names = [name for name, _ in every_command()]
     again = [name for name, _ in every_command()]
     assert names == again

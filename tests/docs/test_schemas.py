@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
@@ -14,8 +17,15 @@ from program import Program
 from ruamel.yaml import YAML
 
 from docs.generate import schemas
-from docs.generate.code import event_classes
+from docs.generate.code import OUTPUTS, commands, event_classes
 from docs.generate.inference import Inference
+from playbooks.provision import Provisioned
+from spark_cluster.cli import provision
+from spark_cluster.errors import Unreachable
+from spark_cluster.lab import Lab, breakage
+from spark_cluster.lab.layout import Layout
+from spark_cluster.link_check import Bandwidth, Hop
+from spark_cluster.runner.events import Recap, RunStarted
 
 CHECKOUT = Path(__file__).parents[2]
 FILES = {"inventory": "inventories", "recipe": "recipes", "suite": "suites"}
@@ -25,6 +35,15 @@ SHIPPED = [
     for path in sorted((CHECKOUT / folder).glob("*.yaml"))
 ]
 ONE_NODE = "nodes: {spark1: {address: 192.0.2.1, roles: [head]}}\n"
+
+
+NAMES = (*FILES, "bench-run", "event", "error", *(f"output-{name}" for name in OUTPUTS))
+
+
+@functools.cache
+def made() -> dict[str, dict[str, Any]]:
+    """Every schema by its name."""
+    return {**schemas.of_files(), **schemas.of_outputs()}
 
 
 @pytest.fixture
@@ -43,19 +62,22 @@ def check(schema: dict[str, Any], document: Any) -> None:
 
 @pytest.mark.parametrize("name", schemas.of_files())
 def test_what_is_checked_in_is_what_the_code_says(name):
-    assert (schemas.FOLDER / f"{name}.json").read_text() == schemas.text(
-        schemas.of_files()[name]
-    ), "run `python -m docs.generate`"
+    written = (schemas.FOLDER / f"{name}.json").read_text()
+    assert written == schemas.text(made()[name]), "run `python -m docs.generate`"
 
 
-@pytest.mark.parametrize("schema", [*schemas.of_files().values(), *schemas.of_outputs().values()])
-def test_each_is_a_schema(schema):
-    Draft202012Validator.check_schema(schema)
+def test_every_schema_has_a_name_here():
+    assert made().keys() == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_is_a_schema(name):
+    Draft202012Validator.check_schema(made()[name])
 
 
 @pytest.mark.parametrize(("kind", "path"), SHIPPED)
 def test_shipped_files_fit(kind, path):
-    check(schemas.of_files()[kind], yaml(path))
+    check(made()[kind], yaml(path))
 
 
 @pytest.mark.parametrize(
@@ -79,11 +101,11 @@ def test_shipped_files_fit(kind, path):
 )
 def test_mistakes_are_seen(kind, text):
     with pytest.raises(ValidationError):
-        check(schemas.of_files()[kind], yaml(text))
+        check(made()[kind], yaml(text))
 
 
 def test_settings_of_a_role_of_the_users_own_are_not_refused():
-    check(schemas.of_files()["inventory"], yaml(ONE_NODE + "settings: {motd: {text: Hello}}"))
+    check(made()["inventory"], yaml(ONE_NODE + "settings: {motd: {text: Hello}}"))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +117,7 @@ def test_settings_of_a_role_of_the_users_own_are_not_refused():
     ],
 )
 def test_short_forms_are_allowed(given):
-    check(schemas.of_files()["inventory"], {**yaml(ONE_NODE), **yaml(given)})
+    check(made()["inventory"], {**yaml(ONE_NODE), **yaml(given)})
 
 
 @pytest.mark.parametrize(
@@ -111,13 +133,82 @@ def test_short_forms_are_allowed(given):
         ("output-recipes-list", ["recipes", "list"]),
         ("output-bench-suites", ["bench", "suites", "dual"]),
         ("output-recipes-import", ["recipes", "import", "--command", "vllm serve org/m"]),
+        *(
+            ("output-recipes-show", ["recipes", "show", path.stem])
+            for path in sorted((CHECKOUT / "recipes").glob("*.yaml"))
+        ),
+        ("output-init", ["init", "--node", "192.0.2.1", "--yes"]),
+        ("output-lab-tools-list", ["lab", "tools", "--list"]),
         ("error", ["plan", "no-such-recipe"]),
         ("error", ["ping"]),
     ],
 )
 def test_what_commands_print_fits(program, name, args):
     printed = json.loads(program("--json", *args).stdout)
-    check(schemas.of_outputs()[name], printed)
+    check(made()[name], printed)
+
+
+def test_every_command_has_a_schema():
+    """All but the groups, and `lab ssh`, which connects a terminal."""
+    names = [name for name, command in commands() if not isinstance(command, click.Group)]
+    listed = [f"{command} " for command, _ in OUTPUTS.values()]
+    assert [n for n in names if not any(c.startswith(f"{n} ") for c in listed)] == ["lab ssh"]
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch) -> Lab:
+    """A lab that is down, in a scratch folder, of which only the folders are touched."""
+    lab = Lab(Layout(tmp_path / "lab"))
+    made = SimpleNamespace(image_tar=tmp_path / "image.tar", all=[])
+    monkeypatch.setattr(Lab, "default", lambda: lab)
+    monkeypatch.setattr(Lab, "state", lambda _: "down")
+    for name, result in {"up": True, "down": True, "prepared": made, "prepare": made}.items():
+        monkeypatch.setattr(Lab, name, lambda *_, result=result, **_options: result)
+    monkeypatch.setattr(breakage, "repair", lambda *_: ["mtu on spark1"])
+    monkeypatch.setattr(breakage, "break_", lambda *_: SimpleNamespace(name="spark1"))
+    monkeypatch.setattr(Lab, "node", lambda *_: SimpleNamespace(reset=lambda **_options: None))
+    return lab
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("lab-up", ["up"]),
+        ("lab-down", ["down"]),
+        ("lab-status", ["status"]),
+        ("lab-prepare", ["prepare"]),
+        ("lab-reset", ["reset", "spark1"]),
+        ("lab-break", ["break", "mtu"]),
+        ("lab-break-list", ["break", "--list"]),
+        ("lab-repair", ["repair"]),
+    ],
+)
+def test_what_the_lab_prints_fits(program, lab, name, args):
+    check(made()[f"output-{name}"], json.loads(program("--json", "lab", *args).stdout))
+
+
+def test_a_node_of_the_lab_fits(lab, monkeypatch):
+    node = SimpleNamespace(name="spark1", address="10.89.0.11", state="running")
+    monkeypatch.setattr(Lab, "nodes", [node])
+    check(made()["output-lab-status"], lab.status())
+
+
+def test_what_provision_prints_fits():
+    """One node that is ready, one that was lost, and a measured link."""
+    recap = Recap()
+    recap.take(RunStarted("20261120-1", "provision", ("spark1", "spark2")))
+    nodes = [SimpleNamespace(name=name) for name in ("spark1", "spark2")]
+    link = SimpleNamespace(interface="cx7", address=SimpleNamespace(ip="192.0.2.1"))
+    done = Provisioned(
+        notes={"spark1": ["rebooted"]},
+        firmware={"spark1": {"UEFI": "1.0"}},
+        bandwidth=[Bandwidth(Hop(*nodes, link, link), 98.5)],
+    )
+    run = SimpleNamespace(
+        recap=recap, to_dict=lambda **found: {"changed": 0, "seconds": {}, **found}
+    )
+    document = provision._document(run, done, {"spark2": Unreachable("no answer", hint="wait")})
+    check(made()["output-provision"], json.loads(json.dumps(document)))
 
 
 def test_the_record_of_a_run_fits():
@@ -134,13 +225,13 @@ def test_the_record_of_a_run_fits():
 def test_what_commands_print_of_a_node_that_is_not_there_fits(program, name):
     program.put("inventory.yaml", "nodes: {spark1: {address: 127.0.0.1, port: 9, roles: [head]}}\n")
     printed = json.loads(program("--json", name, *(["true"] if name == "exec" else [])).stdout)
-    check(schemas.of_outputs()[f"output-{name}"], printed)
+    check(made()[f"output-{name}"], printed)
 
 
 def test_events_fit():
     from spark_cluster.runner.events import Result, RunStarted
 
-    schema = schemas.of_outputs()["event"]
+    schema = made()["event"]
     for event in (
         RunStarted("20261120-1", "up --tp 2", ("spark1", "spark2")),
         Result("spark1", "power", "File:/x", "change", changes={"mode": ("0600", "0644")}),
@@ -151,7 +242,7 @@ def test_events_fit():
 
 
 def test_every_event_is_in_the_schema():
-    kinds = schemas.of_outputs()["event"]["oneOf"]
+    kinds = made()["event"]["oneOf"]
     names = [kind["properties"]["event"]["const"] for kind in kinds]
     assert names == [kind.__name__ for kind in event_classes()]
 

@@ -217,6 +217,7 @@ def commands(number: int) -> dict[str, Any]:
         "images": ran(f"{IMAGE} arm64\n"),
         "logs": ran("==> spark-ray\n" + (f"==> spark-vllm\n{LOG}" if number == 1 else "")),
         "versions": ran("==> spark-ray\nray=2.60.0\nvllm=0.32.0\n"),
+        "unit_logs": ran(""),
         "spark-vllm": ran("", 1),
         "spark-ray": ran("", 1),
         "firewall": ran(NFT),

@@ -31,6 +31,7 @@ from hypothesis import strategies as st
 
 from spark_cluster.doctor import examine, logs, reach, registry
 from spark_cluster.doctor.check import Check
+from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.probed import Answer, OpenPort, Ping, PortScan, Probed, Rdma, Transfer
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.facts import gather
@@ -301,7 +302,7 @@ def test_a_healthy_pair_gives_no_alarm() -> None:
     assert len(every) == 2 * len(registry.NODE) + len(registry.PAIR)
 
 
-# --- nodes beside each other ------------------------------------------------------------------
+# --- nodes compared ----------------------------------------------------------------------------
 
 OTHER_ARGS = [
     "serve",
@@ -466,6 +467,48 @@ def test_why_something_is_unknown() -> None:
     assert failing.found == "ibdev2netdev, rdma link: status 1: no permission"
 
 
+JOURNAL = """\
+==> spark-vllm
+2026-11-20T14:01:58.870211+00:00 spark1 spark-vllm[811]: RuntimeError: No CUDA GPUs are available
+2026-11-20T14:01:59.102554+00:00 spark1 systemd[1]: spark-vllm.service: Failed with result Error: 1
+2026-11-20T14:05:30.612345+00:00 spark1 spark-vllm[992]: Loading weights took 371.35 seconds
+2026-11-20T14:06:10.000127+00:00 spark1 spark-vllm[992]: INFO:     Application startup complete.
+"""
+UNIT_OF_ONE = Unit("spark-vllm", ("vllm", "serve", "m"), labels={"spark-cluster.tp": "1"})
+UNIT_STARTED = "Fri 2026-11-20 14:02:01.250000 UTC"
+
+
+def in_venv(unit: Unit, journal: Any = JOURNAL) -> Observations:
+    """The first node with a unit and its journal, as the agent answers, and without Docker."""
+    node = seen(1, tools="systemctl\n", unit_logs=journal)
+    known = f"ActiveState=active\nNRestarts=1\nExecMainStartTimestamp={UNIT_STARTED}\n"
+    shown = {"status": 0, "stdout": unit.text + known, "stderr": ""}
+    node.answer["commands"]["spark-vllm"] = shown  # type: ignore[index]
+    return node
+
+
+def test_the_journal_of_a_unit_is_read_like_a_containers_log() -> None:
+    node = in_venv(UNIT_OF_ONE)
+    assert [line.text for line in node.engines[0].log][2:] == [
+        "Loading weights took 371.35 seconds",
+        "INFO:     Application startup complete.",
+    ]
+    slow = NODE["serving.load-time"].result(node, "spark1")
+    assert (slow.status, slow.found) == ("warn", "spark-vllm: 371 s")
+    before = NODE["serving.gpu-dead"].result(node, "spark1")
+    assert (before.status, "before its last start" in before.found) == ("warn", True)
+    assert NODE["serving.image-arch"].result(node, "spark1").status == "ok"
+    now = JOURNAL.replace("T14:01:58", "T14:02:01")
+    after = NODE["serving.gpu-dead"].result(in_venv(UNIT_OF_ONE, now), "spark1")
+    assert (after.status, "No CUDA GPUs" in after.found) == ("fail", True)
+
+
+def test_a_journal_that_does_not_answer_is_no_empty_one() -> None:
+    for journal in (None, ("", 1, "No journal files were found.")):
+        result = NODE["serving.gpu-dead"].result(in_venv(UNIT_OF_ONE, journal), "spark1")
+        assert (result.status, "journal of the engine's units" in result.found) == ("unknown", True)
+
+
 def test_an_engine_in_a_virtual_environment_is_looked_at_like_a_container() -> None:
     """Its unit's file says what was declared; without Docker there are no containers."""
     unit = Unit(
@@ -474,10 +517,10 @@ def test_an_engine_in_a_virtual_environment_is_looked_at_like_a_container() -> N
         env={**environment(1), "VLLM_HOST_IP": "192.168.1.163"},
         labels={"spark-cluster.tp": "2"},
     )
-    node = seen(1, tools="systemctl\n")
-    shown = {"status": 0, "stdout": f"{unit.text}ActiveState=active\n", "stderr": ""}
-    node.answer["commands"]["spark-vllm"] = shown  # type: ignore[index]
-    assert "spark-vllm runs" in NODE["serving.containers"].result(node, "spark1").found
+    node = in_venv(unit)
+    assert (
+        "spark-vllm was restarted once" in NODE["serving.containers"].result(node, "spark1").found
+    )
     address = NODE["serving.address"].result(node, "spark1")
     assert (address.status, "VLLM_HOST_IP=192.168.1.163" in address.found) == ("fail", True)
     assert NODE["serving.memlock"].result(node, "spark1").status == "ok"
@@ -505,7 +548,7 @@ def test_trouble_before_the_last_start_is_a_warning() -> None:
     assert "before its last start" in result.found
 
 
-def test_sockets_beside_roce_channels_came_to_nothing() -> None:
+def test_sockets_next_to_roce_channels_came_to_nothing() -> None:
     text = f"==> spark-vllm\n{LOG}2026-11-20T14:05:30Z NET/Socket : Using [0]enp1s0f1np1\n"
     assert found("serving.nccl-sockets", logs=text).status == "ok"
 
@@ -590,9 +633,9 @@ PROBED: list[tuple[str, Probed, str, str]] = [
     ("network.open-ports", Probed(ports=answering(OpenPort("a", 5355, "", False))), "warn",
      "then the time was up"),
     ("serving.completion", Probed(answer=Answer(200, 0, "timed out", "Paris")), "fail",
-     "/health says 200, a completion nothing: timed out"),
+     "/health returns 200, a completion nothing: timed out"),
     ("serving.completion", Probed(answer=Answer(200, 200, "!!!!!!", "Paris")), "fail", "'!!!!!!'"),
-    ("serving.completion", Probed(answer=Answer(0, 0, "", "Paris")), "fail", "/health says"),
+    ("serving.completion", Probed(answer=Answer(0, 0, "", "Paris")), "fail", "/health returns"),
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +32,8 @@ def thing(seen):
 FINDMNT = "#!/bin/sh\ntest -e {root}/mounted && echo nas:/models\n"
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    made = tmp_path / "mine"
-    made.mkdir()
-    own_files.use(lambda: Project(made))
-    yield made
-    own_files.use(None)
-
-
-def put(folder: Path, text: str, name: str = "own.py") -> Path:
-    return factories.put(folder / "checks" / name, text)
+def put(project_folder: Path, text: str, name: str = "own.py") -> Path:
+    return factories.put(project_folder / "checks" / name, text)
 
 
 def observed(agent: Callable[..., Session], root: Path, **options: Any) -> Observations:
@@ -64,10 +55,10 @@ def results(found: Observations) -> dict[str, Any]:
 
 
 def test_the_examples_of_the_pages(
-    folder: Path, agent: Callable[..., Session], tmp_path: Path
+    project_folder: Path, agent: Callable[..., Session], tmp_path: Path
 ) -> None:
-    write_files("extend-check.md", folder)
-    write_files("extend-known-issue.md", folder)
+    write_files("extend-check.md", project_folder)
+    write_files("extend-known-issue.md", project_folder)
     root = tmp_path / "spark1"
     (root / "usr/local/bin").mkdir(parents=True)
     findmnt = root / "usr/local/bin/findmnt"
@@ -86,8 +77,8 @@ def test_the_examples_of_the_pages(
     assert results(late)["nas.mounted"].status == "unknown"
 
 
-def test_doctor_runs_them_with_its_own(folder: Path) -> None:
-    put(folder, CHECK)
+def test_doctor_runs_them_with_its_own(project_folder: Path) -> None:
+    put(project_folder, CHECK)
     ids = [result.id for result in examine.judge([seen()])]
     assert len(ids) == len(registry.NODE) + 1
     assert "own.thing" in ids
@@ -100,8 +91,8 @@ def test_doctor_runs_them_with_its_own(folder: Path) -> None:
     assert len(examine.judge([seen()])) == len(registry.NODE)
 
 
-def test_known_issues_with_a_check_of_logs(folder: Path) -> None:
-    path = folder / "known_issues/x.toml"
+def test_known_issues_with_a_check_of_logs(project_folder: Path) -> None:
+    path = project_folder / "known_issues/x.toml"
     path.parent.mkdir()
     path.write_text(
         '[[issue]]\nid = "own-line"\ntitle = "a line of ours"\nseverity = "error"\n'
@@ -115,7 +106,7 @@ def test_known_issues_with_a_check_of_logs(folder: Path) -> None:
     assert check.result(seen(), "spark1").status == "ok"
     untitled = path.read_text().replace(', title = "the flux capacitor is full"', "")
     path.rename(path.with_name("y.toml")).write_text(untitled)
-    own_files.use(lambda: Project(folder))
+    own_files.use(lambda: Project(project_folder))
     with pytest.raises(InvalidFile, match=r"own-line: log_check\.title: missing"):
         own_checks.checks()
 
@@ -129,8 +120,8 @@ def test_known_issues_with_a_check_of_logs(folder: Path) -> None:
         ("seen.output('gpu') and ok('x')", "nvidia-smi"),
     ],
 )
-def test_one_that_fails_is_unknown(folder: Path, body: str, expected: str) -> None:
-    put(folder, CHECK.replace('ok("yes")', body))
+def test_one_that_fails_is_unknown(project_folder: Path, body: str, expected: str) -> None:
+    put(project_folder, CHECK.replace('ok("yes")', body))
     found = seen()
     found.answer["commands"]["gpu"] = None
     (check,) = own_checks.checks()
@@ -158,31 +149,31 @@ SOURCE = 'needs=("x",), sources={"x": NodeSource("x", argv=("true",))}'
         ('needs=("hosts",)', SOURCE.replace('argv=("true",)', ""), "sources: x: expected a Node"),
     ],
 )
-def test_wrong_ones(folder: Path, old: str, new: str, expected: str) -> None:
-    put(folder, CHECK.replace(old, new))
+def test_wrong_ones(project_folder: Path, old: str, new: str, expected: str) -> None:
+    put(project_folder, CHECK.replace(old, new))
     with pytest.raises(InvalidFile) as caught:
         own_checks.checks()
     assert re.search(expected, str(caught.value)), str(caught.value)
 
 
-def test_two_of_one_id(folder: Path) -> None:
-    put(folder, CHECK)
-    put(folder, CHECK, "second.py")
+def test_two_of_one_id(project_folder: Path) -> None:
+    put(project_folder, CHECK)
+    put(project_folder, CHECK, "second.py")
     with pytest.raises(InvalidFile, match=r"second\.py:5: check own\.thing: id: there is a check"):
         own_checks.checks()
 
 
-def test_checks_of_another_program_are_not_run(folder: Path) -> None:
-    put(folder, "raise SystemExit(3)\n")
+def test_checks_of_another_program_are_not_run(project_folder: Path) -> None:
+    put(project_folder, "raise SystemExit(3)\n")
     assert own_checks.checks() == ()
 
 
 @pytest.mark.parametrize("part", [".", "checks", "checks/own.py"])
-def test_what_others_can_write_is_not_run(folder: Path, part: str) -> None:
-    put(folder, CHECK + f"open({str(folder / 'ran')!r}, 'w')\n")
-    (folder / part).chmod(0o777)
+def test_what_others_can_write_is_not_run(project_folder: Path, part: str) -> None:
+    put(project_folder, CHECK + f"open({str(project_folder / 'ran')!r}, 'w')\n")
+    (project_folder / part).chmod(0o777)
     with pytest.raises(
         Refused, match=r"checks/ of the project is not used: .*writable by everyone"
     ):
         own_checks.checks()
-    assert not (folder / "ran").exists()
+    assert not (project_folder / "ran").exists()

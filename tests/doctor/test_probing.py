@@ -132,13 +132,13 @@ def test_nothing_to_probe(inventory: Inventory) -> None:
 
 def test_a_transfer_between_real_agents(agent: Callable[..., Session]) -> None:
     done = transfer.measure(agent("spark1"), agent("spark2"), "127.0.0.1")
-    assert done.said == ""
+    assert done.output == ""
     assert done.rate is not None
     assert done.rate > 0
 
 
-def test_a_transfer_to_where_nobody_is(agent: Callable[..., Session], monkeypatch: Any) -> None:
+def test_a_transfer_to_where_no_one_is(agent: Callable[..., Session], monkeypatch: Any) -> None:
     monkeypatch.setattr(transfer, "RECEIVE", "raise SystemExit('no room')")
     monkeypatch.setattr(transfer, "SEND", transfer.SEND.replace("+ 5", "+ 0.1"))
     done = transfer.measure(agent("spark1"), agent("spark2"), "127.0.0.1")
-    assert (done.rate, done.said) == (None, "no room")
+    assert (done.rate, done.output) == (None, "no room")

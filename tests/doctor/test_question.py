@@ -30,7 +30,7 @@ esac
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., str]:
-    """Runs a script where `docker` is a fake with files beside it."""
+    """Runs a script where `docker` is a fake with files next to it."""
     (tmp_path / "docker").write_text(DOCKER)
     (tmp_path / "docker").chmod(0o755)
     (tmp_path / "names").write_text("web nginx:1 nginx\nspark-vllm vllm:1 vllm\ntray-app x:1 sh\n")
@@ -77,6 +77,25 @@ def test_the_node_keeps_the_line_of_each_rule(
 ) -> None:
     (tmp_path / "log-spark-vllm").write_text(f"2026-11-20T14:00:00.5Z {rule.sample}\n")
     assert rule.sample in run(scripts.LOGS, *logs.WORDS)
+
+
+def test_the_journal_of_our_units_costs_few_lines(run: Callable[..., str], tmp_path: Path) -> None:
+    """Of units that are there only; a journal that cannot be read is told."""
+    journalctl = tmp_path / "journalctl"
+    lines = [f"2026-11-20T14:00:00.{n:06}+00:00 spark1 spark-vllm[7]: {n}" for n in range(1000)]
+    (tmp_path / "journal").write_text("\n".join([*lines, lines[0] + " EngineDeadError"]) + "\n")
+    journalctl.write_text('#!/bin/sh\necho "$@" >> "${0%/*}/asked"\ncat "${0%/*}/journal"\n')
+    journalctl.chmod(0o755)
+    assert run(scripts.UNIT_LOGS, str(tmp_path), "EngineDeadError") == ""
+    (tmp_path / "spark-vllm.service").touch()
+    found = run(scripts.UNIT_LOGS, str(tmp_path), "EngineDeadError", "another")
+    assert found == f"==> spark-vllm\n{lines[0]} EngineDeadError\n"
+    (asked,) = (tmp_path / "asked").read_text().splitlines()
+    assert "--unit spark-vllm.service --since @" in asked
+    assert "--lines 20000 --output short-iso-precise --utc" in asked
+    journalctl.write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(subprocess.CalledProcessError):
+        run(scripts.UNIT_LOGS, str(tmp_path), "x")
 
 
 def test_models_are_listed_with_sizes(run: Callable[..., str], tmp_path: Path) -> None:

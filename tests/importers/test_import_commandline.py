@@ -246,7 +246,7 @@ class TestDocker:
     def test_variables_of_a_plain_serve(self) -> None:
         assert parse("export A=1\nB=2 vllm serve m").env == {"A": "1", "B": "2"}
 
-    def test_what_stands_around_is_told(self) -> None:
+    def test_what_stands_around_is_reported(self) -> None:
         reading = read("docker pull img\ndocker run img vllm serve m | tee log")
         assert reading.left_out == ["command `docker pull img`", "command `tee log`"]
 
@@ -385,7 +385,7 @@ def test_a_secret_is_in_no_message(text: str) -> None:
     assert "sEcReT" not in str(caught.value)
 
 
-def test_a_secret_is_in_nothing_that_is_told() -> None:
+def test_a_secret_is_in_nothing_that_is_reported() -> None:
     reading = read(
         "HF_TOKEN=sEcReT hf login --token sEcReT; docker exec -e T=sEcReT c "
         "vllm serve m --new-token sEcReT"

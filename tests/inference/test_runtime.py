@@ -29,6 +29,9 @@ echo "ActiveState=$(cat "$(dirname "$0")/active")"
 echo NRestarts=2
 echo ExecMainStatus=3
 echo Result=exit-code
+case "$*" in *--timestamp=us+utc*)
+  echo "ExecMainStartTimestamp=Fri 2026-11-20 14:02:01.250000 UTC" ;;
+esac
 """
 
 
@@ -74,6 +77,7 @@ def test_a_unit_in_the_words_of_containers(run, tmp_path: Path, active: str, sta
     (tmp_path / "active").write_text(active)
     found = state(run)
     assert (found.status, found.restarts, found.exit_code) == (status, 2, 3)
+    assert found.started == "2026-11-20T14:02:01.200000000", "50 ms early, as a container's"
     assert (found.runtime, found.error) == ("venv", "exit-code")
     assert found.labels == {"spark-cluster.tp": "2"}
     assert found.command == ("vllm", "serve", "m")

@@ -113,7 +113,7 @@ def test_the_plain_tag_is_another_build():
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_what_can_be_mended_is_and_the_rest_stays(name):
+def test_what_can_be_repaired_is_and_the_remainder_stays(name):
     text = getattr(articles, name)
     done = lint_target.fix(lint_target.of_command(text, None), PROJECT)
     before, after = commandline.parse(text), commandline.parse(done.text)
@@ -162,7 +162,7 @@ def test_what_is_shipped_without_digest_or_commit_is_said(path):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_every_finding_that_can_be_mended_names_its_flag(name):
+def test_every_finding_that_can_be_repaired_names_its_flag(name):
     for finding in found_in(getattr(articles, name)).values():
         assert finding.flag or finding.edit is None, finding.id
     flags = {f.id: f.flag for f in found_in(articles.PART_9).values()}

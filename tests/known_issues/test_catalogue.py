@@ -122,7 +122,7 @@ WRONG = [
     (GOOD.replace('"a-b"', '"A b"'), "A b: id"),
     (GOOD + 'log = [{ has = "abcde", pattern = "(" }]', "expected a regular expression"),
     (GOOD + 'log = [{ has = "abcde" }]', "without `samples`"),
-    (GOOD + 'versions = "0.19"', "expected a version specifier"),
+    (GOOD + 'versions = "0.19"', "expected versions such as"),
     (GOOD + "rule = true\nwhen = { moe = true }", "both `when` and `rule`"),
     (GOOD + GOOD, "defined twice"),
     ("[[issue", "not TOML"),

@@ -124,7 +124,7 @@ def test_an_endless_variety_of_errors_is_not_kept():
     assert explanation.cause.finding.found == "ValueError: number 0"
 
 
-def test_an_error_that_nobody_knows():
+def test_an_error_that_no_one_knows():
     (seen,) = explain("ValueError: brand new\n").problems
     assert not seen.known
     assert seen.to_dict()["id"] == ""

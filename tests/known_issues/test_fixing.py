@@ -95,7 +95,7 @@ def test_what_a_recipe_does_not_hold():
     assert fix_recipe.can(Edit("flag", "tool-call-parser", "gemma4"))
 
 
-def test_a_recipe_is_mended_and_read_again(tmp_path):
+def test_a_recipe_is_repaired_and_read_again(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(RECIPE)
     project = Project(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import tomllib
 from collections.abc import Iterator
@@ -129,6 +130,7 @@ def shingles(text: str, length: int) -> set[str]:
     return {" ".join(words[i : i + length]) for i in range(len(words) - length + 1)}
 
 
+@functools.cache
 def told(length: int) -> dict[str, set[str]]:
     """Runs of words in causes and fixes, with the entries and steps that have them."""
     texts = [(f"step {name}", text) for name, text in steps().items()]
@@ -142,8 +144,13 @@ def told(length: int) -> dict[str, set[str]]:
     return found
 
 
-def literals(path: Path) -> Iterator[tuple[int, str]]:
+@functools.cache
+def literals(path: Path) -> list[tuple[int, str]]:
     """Strings of a module with their lines, without docstrings."""
+    return list(_literals(path))
+
+
+def _literals(path: Path) -> Iterator[tuple[int, str]]:
     tree = ast.parse(path.read_text())
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
@@ -178,7 +185,7 @@ def test_no_code_tells_what_an_entry_tells(folder):
 
 
 @pytest.mark.parametrize("words", ONLY)
-def test_what_was_told_in_many_places_is_told_once(words):
+def test_what_was_told_in_many_places_is_reported_once(words):
     folders = [ROOT / name for name in ("spark_cluster", "roles", "playbooks")]
     files = [p for f in folders for p in f.rglob("*") if p.suffix in (".py", ".toml", ".json")]
     lab = ROOT / "spark_cluster/lab"

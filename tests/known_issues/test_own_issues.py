@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import factories
@@ -36,23 +35,14 @@ keyed_on = ["flag"]
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    made = tmp_path / "mine"
-    made.mkdir()
-    own_files.use(lambda: Project(made))
-    yield made
-    own_files.use(None)
+def put(project_folder: Path, text: str, name: str = "x.toml") -> Path:
+    return factories.put(project_folder / "known_issues" / name, text)
 
 
-def put(folder: Path, text: str, name: str = "x.toml") -> Path:
-    return factories.put(folder / "known_issues" / name, text)
-
-
-def test_the_example_of_the_page(folder: Path) -> None:
+def test_the_example_of_the_page(project_folder: Path) -> None:
     assert catalogue() == shipped(), "read before there is a file"
-    write_files("extend-known-issue.md", folder)
-    own_files.use(lambda: Project(folder))
+    write_files("extend-known-issue.md", project_folder)
+    own_files.use(lambda: Project(project_folder))
     assert [id for id in catalogue() if id not in shipped()] == [
         "nas-not-mounted",
         "our-proxy-image",
@@ -67,8 +57,8 @@ def test_the_example_of_the_page(folder: Path) -> None:
     assert [issue.id for issue in for_check("nas.mounted")] == ["nas-not-mounted"]
 
 
-def test_without_the_project_they_are_forgotten(folder: Path) -> None:
-    write_files("extend-known-issue.md", folder)
+def test_without_the_project_they_are_forgotten(project_folder: Path) -> None:
+    write_files("extend-known-issue.md", project_folder)
     assert recognise(LINE)
     number = len(signs())
     own_files.use(None)
@@ -77,14 +67,14 @@ def test_without_the_project_they_are_forgotten(folder: Path) -> None:
     assert len(signs()) == number - 1
 
 
-def test_commands_find_them(folder: Path, tmp_path: Path) -> None:
-    write_files("extend-known-issue.md", folder)
+def test_commands_find_them(project_folder: Path, tmp_path: Path) -> None:
+    write_files("extend-known-issue.md", project_folder)
     log = tmp_path / "engine.log"
     log.write_text(f"INFO 07-01 12:00:00 [x.py:1] starting\n{LINE}\n")
     run = CliRunner().invoke
-    done = run(cli, ["--project", str(folder), "explain", str(log)])
+    done = run(cli, ["--project", str(project_folder), "explain", str(log)])
     assert "nas-not-mounted" in done.output, done.output
-    done = run(cli, ["--project", str(folder), "explain", "--about", "our-proxy-image"])
+    done = run(cli, ["--project", str(project_folder), "explain", "--about", "our-proxy-image"])
     assert done.exit_code == 0, done.output
     done = run(cli, ["--project", str(tmp_path), "explain", str(log)])
     assert "nas-not-mounted" not in done.output
@@ -104,37 +94,39 @@ def test_commands_find_them(folder: Path, tmp_path: Path) -> None:
         ("nothing = 1\n", "x.toml: "),
     ],
 )
-def test_wrong_ones(folder: Path, text: str, expected: str) -> None:
-    put(folder, text)
+def test_wrong_ones(project_folder: Path, text: str, expected: str) -> None:
+    put(project_folder, text)
     with pytest.raises(InvalidFile) as caught:
         catalogue()
     assert expected in str(caught.value)
 
 
-def test_an_id_that_ships_is_refused(folder: Path) -> None:
-    put(folder, ISSUE.replace("own-thing", next(iter(shipped()))) + 'checks = ["a.b"]\n')
+def test_an_id_that_ships_is_refused(project_folder: Path) -> None:
+    put(project_folder, ISSUE.replace("own-thing", next(iter(shipped()))) + 'checks = ["a.b"]\n')
     with pytest.raises(InvalidFile, match="this id is defined twice"):
         catalogue()
 
 
-def test_a_check_that_ships_keeps_its_cause(folder: Path) -> None:
+def test_a_check_that_ships_keeps_its_cause(project_folder: Path) -> None:
     check = next(id for issue in shipped().values() for id in issue.checks)
     before = for_check(check)
-    put(folder, ISSUE + f'checks = ["{check}"]\n')
-    own_files.use(lambda: Project(folder))
+    put(project_folder, ISSUE + f'checks = ["{check}"]\n')
+    own_files.use(lambda: Project(project_folder))
     assert for_check(check) == before
 
 
-def test_a_run_checks_them_before_it_connects(folder: Path) -> None:
-    put(folder, "[[issue")
-    (folder / "inventory.yaml").write_text("nodes: {a: {address: 127.0.0.1, port: 1}}\n")
-    (folder / "p.py").write_text("def main(play): pass\n")
-    done = CliRunner().invoke(cli, ["--project", str(folder), "playbook", str(folder / "p.py")])
+def test_a_run_checks_them_before_it_connects(project_folder: Path) -> None:
+    put(project_folder, "[[issue")
+    (project_folder / "inventory.yaml").write_text("nodes: {a: {address: 127.0.0.1, port: 1}}\n")
+    (project_folder / "p.py").write_text("def main(play): pass\n")
+    done = CliRunner().invoke(
+        cli, ["--project", str(project_folder), "playbook", str(project_folder / "p.py")]
+    )
     assert "x.toml: not TOML" in str(done.exception)
 
 
-def test_what_others_can_write_is_not_read(folder: Path) -> None:
-    put(folder, ISSUE + 'checks = ["a.b"]\n').chmod(0o666)
+def test_what_others_can_write_is_not_read(project_folder: Path) -> None:
+    put(project_folder, ISSUE + 'checks = ["a.b"]\n').chmod(0o666)
     with pytest.raises(
         Refused, match=r"known_issues/ of the project is not used: .*writable by everyone"
     ):

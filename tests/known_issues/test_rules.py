@@ -314,7 +314,7 @@ def test_the_share_in_the_light_of_what_the_node_has():
     assert lint(launch, facts=[Facts()]) == []
 
 
-def test_the_share_that_nobody_gave():
+def test_the_share_that_no_one_gave():
     launch = command(args={"gpu-memory-utilization": None})
     severities = [
         lint(launch, facts=facts)[0].severity
@@ -332,7 +332,7 @@ def test_the_peak_of_online_quantization():
     assert over.severity == "error"
 
 
-def test_a_version_that_nobody_knows():
+def test_a_version_that_no_one_knows():
     """Not an error; some are told as `if`, others not at all."""
     launch = recipe("protoLabsAI/gemma-4-31B-it-FP8", quantization="fp8")
     found = {finding.id: finding for finding in lint(launch)}

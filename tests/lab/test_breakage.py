@@ -70,12 +70,12 @@ def test_a_node_keeps_what_is_replaced(node: Any) -> None:
     assert not (node.root / "usr/local/sbin/tool").exists()
 
 
-def test_breaking_twice_and_mending_twice(node: Any) -> None:
+def test_breaking_twice_and_repairing_twice(node: Any) -> None:
     calls: list[str] = []
-    one = Breakage("x", "", (), lambda _: calls.append("act"), lambda _: calls.append("mend"))
+    one = Breakage("x", "", (), lambda _: calls.append("act"), lambda _: calls.append("undo"))
     assert (one.break_(node), one.break_(node), one.is_in(node)) == (True, False, True)
     assert (one.repair(node), one.repair(node), one.is_in(node)) == (True, False, False)
-    assert calls == ["act", "mend"]
+    assert calls == ["act", "undo"]
 
 
 def test_what_cannot_be_broken_is_left_alone(node: Any) -> None:
@@ -173,9 +173,7 @@ def test_fwupdmgr(
     assert said in capsys.readouterr().out
 
 
-def test_fwupdmgr_flashes_what_it_is_told_to(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_fwupdmgr_flashes_as_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     save({"firmware_offers": {"USB-PD": "0x2", "Embedded Controller": "0x9"}}, state)
     monkeypatch.setattr(fwupdmgr, "load", lambda: load(state))

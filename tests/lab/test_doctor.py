@@ -15,7 +15,7 @@ import pytest
 from commandline import WAIT_S, until
 
 from spark_cluster.lab import Lab
-from spark_cluster.lab.breakage import BREAKAGES, break_, in_force, mend
+from spark_cluster.lab.breakage import BREAKAGES, break_, in_force, repair
 from spark_cluster.lab.breakages.model import Breakage
 
 pytestmark = pytest.mark.lab
@@ -51,17 +51,17 @@ def ready(lab: Lab) -> Iterator[Lab]:
     done = spark("provision", timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     yield lab
-    mend(lab)
+    repair(lab)
 
 
 @pytest.fixture
 def broken(ready: Lab, request: pytest.FixtureRequest) -> Iterator[list[Breakage]]:
-    """The nodes broken as the parameter says (one name or several), and mended afterwards."""
+    """The nodes broken as the parameter says (one name or several), and repaired afterwards."""
     names = request.param if isinstance(request.param, tuple) else (request.param,)
     for name in names:
         break_(ready, name)
     yield [BREAKAGES[name] for name in names]
-    mend(ready)
+    repair(ready)
 
 
 def no_alarm() -> None:
@@ -113,7 +113,7 @@ SINGLE = tuple(
 @pytest.mark.parametrize(
     "broken", [*TOGETHER, *SINGLE], indirect=True, ids=lambda p: p if isinstance(p, str) else p[0]
 )
-def test_what_is_broken_is_found_and_mended(ready: Lab, broken: list[Breakage]) -> None:
+def test_what_is_broken_is_found_and_repaired(ready: Lab, broken: list[Breakage]) -> None:
     wanted = {check for breakage in broken for check in breakage.finds}
     assert set(in_force(ready)) == {breakage.name for breakage in broken}
     missed: set[str] = set()
@@ -124,20 +124,20 @@ def test_what_is_broken_is_found_and_mended(ready: Lab, broken: list[Breakage]) 
         return not missed
 
     until(found, what=f"finding {wanted}")
-    mend(ready)
+    repair(ready)
     assert in_force(ready) == {}
     no_alarm()
 
 
-def test_break_and_mend_as_commands(ready: Lab) -> None:
+def test_break_and_repair_as_commands(ready: Lab) -> None:
     done = spark("lab", "break", "memory-low", "spark2")
     assert done.returncode == 0, done.stderr
     assert "spark-cluster -i lab doctor finds it" in done.stdout
     listed = json.loads(spark("--json", "lab", "break", "--list").stdout)["breakages"]
     assert [b["broken"] for b in listed if b["name"] == "memory-low"] == [["spark2"]]
     assert ("memory.available", "spark2") in doctor()[1]
-    assert spark("lab", "mend", "memory-low").stdout == "memory-low on spark2\n"
-    assert spark("lab", "mend").stdout == "nothing was broken\n"
+    assert spark("lab", "repair", "memory-low").stdout == "memory-low on spark2\n"
+    assert spark("lab", "repair").stdout == "nothing was broken\n"
     assert spark("lab", "break", "memry-low").returncode == 2
 
 
@@ -157,7 +157,7 @@ def test_what_only_traffic_shows(ready: Lab, broken: list[Breakage]) -> None:
     until(found, what=f"finding {wanted}")
 
 
-def test_fixes_are_commands_that_mend(ready: Lab) -> None:
+def test_fixes_are_commands_that_repair(ready: Lab) -> None:
     """The fix that doctor names for drift of ours is `provision`, and that repairs it."""
     for name in ("mtu", "earlyoom-off", "no-names"):
         assert spark("lab", "break", name).returncode == 0
@@ -169,7 +169,7 @@ def test_fixes_are_commands_that_mend(ready: Lab) -> None:
         done = spark(*command[1].split(), timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
     no_alarm()
-    mend(ready)
+    repair(ready)
 
 
 def test_a_node_that_is_off(ready: Lab) -> None:
@@ -193,8 +193,8 @@ def test_serving_nodes_give_no_alarm_and_one_that_stands_still_does(ready: Lab) 
         assert spark("lab", "break", "worker-stands-still").returncode == 0
         status, problems = doctor("--probe", "--only", "serving.completion")
         assert status == 5
-        assert "/health says 200" in problems["serving.completion", "spark1+spark2"]
-        mend(ready)
+        assert "/health returns 200" in problems["serving.completion", "spark1+spark2"]
+        repair(ready)
     finally:
-        mend(ready)
+        repair(ready)
         spark("down", timeout=WAIT_S)

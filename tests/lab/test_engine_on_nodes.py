@@ -201,8 +201,8 @@ def test_power_lost_in_the_middle_of_writing_a_file(shell, spark1):
     resources = f'File("/etc/engine-file", content="new " * 5000, validate_with={wait})'
     words = (*one(shell, resources), "--limit", "spark1")
     started = shell.start(*words)
-    beside = ["sh", "-c", "ls -A /etc | grep '^[.]engine-file'"]
-    until(lambda: spark1.run(beside, check=False).stdout, what="the new file is beside")
+    staged = ["sh", "-c", "ls -A /etc | grep '^[.]engine-file'"]
+    until(lambda: spark1.run(staged, check=False).stdout, what="the new file is next to")
     spark1.poweroff(orderly=False)
     started.interrupt()
     started.end(status=None)  # interrupted, unless the end of the check came back just before
@@ -211,7 +211,7 @@ def test_power_lost_in_the_middle_of_writing_a_file(shell, spark1):
     spark1.run(["touch", "/etc/engine-quick"])
     assert shell.json(*words)["changed"] == 1
     assert text(spark1, "/etc/engine-file") == "new " * 5000
-    assert spark1.run(beside, check=False).stdout == "", "what the crash left is gone"
+    assert spark1.run(staged, check=False).stdout == "", "what the crash left is gone"
     assert shell.json("revert", journal(shell))["ok"] is True
     assert text(spark1, "/etc/engine-file") == "old\n"
 

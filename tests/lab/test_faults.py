@@ -1,7 +1,7 @@
 """What goes wrong around the tool: what it says, with which status, and what it leaves behind.
 
 Each fault goes through the command line, on real nodes. The nodes stay from one test to the next;
-each test puts back what it broke, and `quiet` holds at its end.
+each test repairs what it broke, and `quiet` holds at its end.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def nothing_left(lab: Lab) -> Iterator[None]:
 def quiet(node: LabNode) -> None:
     until(lambda: not agents(node), what=f"the agent on {node.name} is gone")
     assert not is_locked(node)
-    beside = ["find", "/etc", "/srv", "/var/lib/spark-cluster", "-xdev", "-name", ".*.????????"]
-    assert node.run(beside, check=False).stdout == ""
+    staged = ["find", "/etc", "/srv", "/var/lib/spark-cluster", "-xdev", "-name", ".*.????????"]
+    assert node.run(staged, check=False).stdout == ""
 
 
 def agents(node: LabNode) -> str:
@@ -137,7 +137,7 @@ def test_refused_connection(user, spark1):
     assert not is_there(spark1, "/srv/mark")
 
 
-def test_nobody_at_that_address(user):
+def test_no_one_at_that_address(user):
     user = user.with_inventory("nobody", only_one(address="10.89.0.99", connect_timeout_s=2))
     refused_with(user, 3, "10.89.0.99:22", "check that it is on")
 
@@ -609,7 +609,7 @@ def test_fabric_cable_that_is_out(user, spark1, spark2):
 
 
 def test_worker_that_cannot_reach_the_head(user, spark1, spark2):
-    """Then what `up` is for: mend the link, run it again."""
+    """Then what `up` is for: repair the link, run it again."""
     own_recipe(user, "ray:\n", "ray:\n  join_timeout_s: 15\n")
     link = 'def main(play):\n    play.apply(play.nodes, "network")\n'
     user("playbook", user.playbook(link))  # which would take the next line's route away
@@ -627,7 +627,7 @@ def test_worker_that_cannot_reach_the_head(user, spark1, spark2):
 
 
 def test_fabric_cable_pulled_while_serving(user, spark2):
-    """/health goes on saying 200: status looks further. Put back, it goes on as if nothing was."""
+    """/health still returns 200: status looks further. Repaired, it continues as if nothing was."""
     spark2.unplug_fabric()
     try:
         said = user("status", status=5).out

@@ -101,11 +101,11 @@ def test_what_needs_the_tools_installs_them_first(bare: Path, words: tuple[str, 
 
 
 @pytest.mark.parametrize(
-    "words", [("ssh", "spark1"), ("reset", "spark1"), ("break", "mtu"), ("mend",)]
+    "words", [("ssh", "spark1"), ("reset", "spark1"), ("break", "mtu"), ("repair",)]
 )
 def test_what_needs_a_node_says_that_the_lab_is_down(bare: Path, words: tuple[str, ...]) -> None:
     result = invoke(*words)
-    if words == ("mend",):
+    if words == ("repair",):
         assert result.output.strip() == "nothing was broken"
     else:
         assert isinstance(result.exception, UsageError), result.output

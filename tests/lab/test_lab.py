@@ -227,7 +227,7 @@ def test_reset_forgets_everything_but_the_host_key(spark1: LabNode) -> None:
     assert answer(spark1, "cat /etc/ssh/ssh_host_ed25519_key.pub") == key
 
 
-def test_new_host_keys_are_not_trusted_before_somebody_says_so(lab: Lab, spark1: LabNode) -> None:
+def test_new_host_keys_are_not_trusted_before_someone_says_so(lab: Lab, spark1: LabNode) -> None:
     def with_known_hosts_of_the_lab() -> subprocess.CompletedProcess[str]:
         argv = spark1.ssh_command("true")
         argv = [

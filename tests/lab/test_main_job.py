@@ -1,4 +1,4 @@
-"""The main job on fresh nodes, in order: from nothing to a right answer, broken, mended, ended."""
+"""The main job on fresh nodes, in order: from nothing to a right answer, broken, repaired, down."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_rays_token_is_nowhere_to_be_read(user, spark1, spark2):
     assert token not in user("logs", "--tail", "4000").said
 
 
-def test_a_firewall_that_somebody_flushed_is_told_and_put_back(user, spark1, spark2):
+def test_a_firewall_that_someone_flushed_is_reported_and_restored(user, spark1, spark2):
     spark1.run(["nft", "flush", "ruleset"])
     with exposure(spark1, spark2) as seen:
         reached = {program for node, program, _ in seen.open() if node == "spark1"}
@@ -324,7 +324,7 @@ def test_whatever_is_done_to_nftables_the_ports_stay_closed(user, spark1, spark2
         assert submit_a_job(seen) == "000"
 
 
-# --- broken and mended --------------------------------------------------------------------------
+# --- broken and repaired ------------------------------------------------------------------------
 
 
 def test_drift_is_repaired_and_nothing_else(user, story, spark1, spark2):
@@ -359,9 +359,9 @@ def test_killed_worker_is_said_and_repaired(user, spark2):
     said = user("status", status=5).out
     assert "Ray's container on spark2 is exited" in said
     assert "spark-cluster up repairs it" in said
-    mended = user.json("up", "--tp", "2")
-    assert mended["changed"] > 0
-    assert "Paris" in mended["answer"]
+    repaired = user.json("up", "--tp", "2")
+    assert repaired["changed"] > 0
+    assert "Paris" in repaired["answer"]
     assert "Paris" in complete()
     assert user.json("status")["state"] == "serving"
 

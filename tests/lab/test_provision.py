@@ -366,7 +366,7 @@ def test_another_version_and_back(provisioned, first, second):
             assert said == version
 
 
-def test_firmware_is_told_and_updated_when_asked(provisioned, first, second):
+def test_firmware_is_reported_and_updated_when_asked(provisioned, first, second):
     """fwupd's command is a stand-in; what is offered for the ConnectX-7 is never flashed."""
     root(first, "apt-get install -y -q fwupd")
     connectx = "MT2910 Family (ConnectX-7)"

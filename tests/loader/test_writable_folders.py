@@ -142,7 +142,7 @@ def test_an_inventory_that_others_can_write_is_not_used(
 
 
 @needs_root
-def test_an_inventory_that_somebody_left_in_tmp(
+def test_an_inventory_that_someone_left_in_tmp(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SUDO_UID", raising=False)
@@ -191,7 +191,7 @@ def test_what_belongs_to_others_or_their_group(
 
 
 @needs_root
-def test_a_module_that_somebody_put_into_a_role(folder: Path) -> None:
+def test_a_module_that_someone_put_into_a_role(folder: Path) -> None:
     module = folder / "roles/drivers/helper.py"
     module.write_text("")
     os.chown(module, OTHER, OTHER)

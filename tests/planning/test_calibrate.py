@@ -91,7 +91,7 @@ def test_an_outlier_decides_little():
     assert found.constants.eta_dense == pytest.approx(0.78, rel=0.01)
 
 
-def test_what_the_fit_does_not_describe_is_told():
+def test_what_the_fit_does_not_describe_is_reported():
     good = runs(DENSE, Constants())
     assert calibrate(good).far_off == ()
     slow = replace(good[0], value=good[0].value / 2, label="own.json: benchmark 7")

@@ -143,7 +143,7 @@ def test_a_context_as_long_as_fits(auto):
 )
 def test_counts_that_vllm_refuses(flag, value):
     reasons = fitted(launch(**{flag: value})).reasons
-    assert f"--{flag.replace('_', '-')} {value}: vLLM wants 1 or more" in reasons
+    assert f"--{flag.replace('_', '-')} {value}: vLLM needs 1 or more" in reasons
 
 
 def test_the_cpu_build_is_no_spark():

@@ -68,7 +68,7 @@ def test_gemma_4_has_other_heads_in_its_full_layers() -> None:
     assert 500e6 < found.other_parameters < 600e6
 
 
-def test_gemma_4_mixture_has_a_dense_network_beside_its_experts() -> None:
+def test_gemma_4_mixture_has_a_dense_network_next_to_its_experts() -> None:
     found = find("google/gemma-4-26B-A4B-it")
     assert found.experts is not None
     assert (found.experts.count, found.experts.top_k, found.experts.layers) == (128, 8, 30)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from json_schema import document as fits
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.predict_kv import command
@@ -24,7 +25,8 @@ def call(*words: str, as_json: bool = True) -> Result:
 def document(*words: str) -> dict[str, Any]:
     result = call(*words)
     assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.output)
+    name = "predict-kv-device" if "--device" in words else "predict-kv"
+    found: dict[str, Any] = fits(name, result.output)
     return found
 
 

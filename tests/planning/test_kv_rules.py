@@ -149,7 +149,7 @@ def test_the_rule_of_a_version(version: str, since: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.34.0", "1.2", "0.12.0"])
-def test_a_version_that_nobody_has_read_says_so(version: str) -> None:
+def test_a_version_that_no_one_has_read_says_so(version: str) -> None:
     _, words = kv.for_version(version)
     assert f"{version} may differ" in words
 

@@ -28,7 +28,7 @@ def test_the_range_of_speeds_is_wider_and_says_why() -> None:
     assert "another engine (SGLang)" in other.basis
 
 
-def test_the_plan_says_that_it_is_reckoned_as_for_vllm() -> None:
+def test_the_plan_says_that_it_is_computed_as_for_vllm() -> None:
     geometry = find(VLLM.model)
     ours, other = (fit(launch, geometry, [ROOM], 58.0) for launch in (VLLM, SGLANG))
     assert not any("SGLang" in remark for remark in ours.remarks)

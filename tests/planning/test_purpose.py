@@ -35,7 +35,7 @@ def advice(purpose, users=1, model=LLAMA, quantization="fp8", available=None, si
     )
 
 
-def test_what_the_best_one_needs_besides():
+def test_what_the_best_one_also_needs():
     geometry = find(LLAMA)
     args = {"max-model-len": 8192, "max-num-seqs": 4, "gpu-memory-utilization": 0.5}
     launch = Launch(LLAMA, quantization="fp8", args=args)
@@ -92,7 +92,7 @@ def test_what_fits_one_way_only():
     assert none.why == "it fits neither one Spark nor two"
 
 
-def test_nobody_asks():
+def test_no_one_asks():
     with pytest.raises(UsageError, match="--users: found 0"):
         advice("latency", 0)
 

@@ -80,7 +80,7 @@ def test_secrets_come_from_the_laptop_and_are_missed_early(monkeypatch):
     asks = make_recipe(env={"PLAIN": "1", "WANDB_API_KEY": FromLaptop(env="MY_WANDB")})
     asks._laptop = Allowed(user=Allowances(env=("MY_WANDB",)))
     monkeypatch.delenv("MY_WANDB", raising=False)
-    with pytest.raises(UsageError, match="wants the variable MY_WANDB of this machine"):
+    with pytest.raises(UsageError, match="asks for the variable MY_WANDB of this machine"):
         plan_for(asks, make_node("a"))
     monkeypatch.setenv("MY_WANDB", "hunter2")
     made = plan_for(asks, make_node("a")).deployment

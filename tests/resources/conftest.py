@@ -7,7 +7,6 @@ import json
 import os
 import pwd
 import stat
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,12 +16,12 @@ from typing import Any
 import pytest
 from factories import apply as run_document
 from factories import put
+from fake_processes import FakeProcesses, script
 
 from spark_cluster.node.host import Host
 from spark_cluster.resources import container
 from spark_cluster.resources.base import Resource, from_wire, to_wire
 
-FAKES = Path(__file__).parent / "fakes"
 COMMANDS = {
     "apt": ("apt-get", "apt-cache", "apt-mark", "dpkg", "dpkg-query"),
     "kernel": ("modprobe", "hostname"),
@@ -66,6 +65,7 @@ class Node:
     progress: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     runs: int = 0
+    fakes: dict[str, str] = field(default_factory=dict)
 
     def host(self, **options: Any) -> Host:
         self.runs += 1
@@ -74,6 +74,7 @@ class Node:
             run_id=f"run{self.runs}",
             progress=self.progress.append,
             note=self.notes.append,
+            processes=FakeProcesses(root=self.root, bin=self.bin, fakes=self.fakes),
             search_path=f"{self.bin}:/usr/bin:/bin",
             **options,
         )
@@ -128,12 +129,9 @@ class Node:
         self.bin.mkdir(exist_ok=True)
         for fake in fakes:
             for command in COMMANDS[fake]:
+                self.fakes[command] = fake
                 target = self.bin / command
-                target.write_text(
-                    f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {str(FAKES)!r})\n"
-                    f"import common, fake_{fake}\n"
-                    f"common.run(fake_{fake}.main, {str(self.root)!r}, {fake!r}, {command!r})\n"
-                )
+                target.write_text(script(self.root, fake, command))
                 target.chmod(0o755)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from resource_samples import public_key
 
 from spark_cluster.resources import AuthorizedKey, File, InvalidResource, User
-from spark_cluster.resources.authorized_key import KEY_TYPES, fingerprint, parse_key, split_line
+from spark_cluster.resources.public_key import KEY_TYPES, fingerprint, parse_key, split_line
 
 ONE, TWO = public_key(fill=b"a"), public_key(fill=b"b")
 KEY = AuthorizedKey("me", f"{ONE} me@laptop")
@@ -93,7 +93,7 @@ def test_limits_of_a_key(accounts, line):
 
 @pytest.mark.parametrize("options", [LIMITS, ()])
 @pytest.mark.parametrize("line", [f"{ONE} me@laptop", ONE, f'from="10.9.9.9" {ONE} me@laptop'])
-def test_a_machine_that_claims_the_users_key_limits_nobody(accounts, line, options):
+def test_a_machine_that_claims_the_users_key_limits_no_one(accounts, line, options):
     """Or a node whose root is an attacker would keep the user out of the other nodes."""
     text = f"# mine\n{line}\n"
     accounts.put(FILE, text, mode=0o600)

@@ -37,7 +37,7 @@ def test_another_text_is_built_again(docker):
     assert docker.apply(MADE).verdict == "change"
 
 
-def test_an_image_of_that_name_that_somebody_else_made(docker):
+def test_an_image_of_that_name_that_someone_else_made(docker):
     with docker.state("docker") as state:
         state["images"]["local/fixed:1"] = image()
     assert docker.apply(MADE).verdict == "change"

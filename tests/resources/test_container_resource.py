@@ -84,7 +84,7 @@ def test_order_of_variables_does_not_matter(docker):
     assert docker.apply(dataclasses.replace(RAY, env={"A": "1", "B": "2"})).verdict == "ok"
 
 
-def test_not_running_is_made_anew(docker):
+def test_not_running_is_made_again(docker):
     docker.apply(RAY)
     for status in ("exited", "created", "restarting", "paused", "dead"):
         with docker.state("docker") as state:
@@ -94,7 +94,7 @@ def test_not_running_is_made_anew(docker):
     assert made(docker) == 2
 
 
-def test_new_image_under_the_same_name_makes_it_anew(docker):
+def test_new_image_under_the_same_name_makes_it_again(docker):
     docker.apply(RAY)
     with docker.state("docker") as state:
         state["images"]["vllm:1"] = image(number="3")
@@ -129,7 +129,7 @@ def test_missing_mount_source_is_not_made_and_nothing_is_stopped(docker):
     assert "/dev/infiniband does not exist" in docker.apply(device).error
 
 
-def test_trigger_makes_it_anew_once(docker):
+def test_trigger_makes_it_again_once(docker):
     docker.path("/etc").mkdir()
     docker.apply(RAY)
     file = File("/etc/env", content="1")
@@ -201,7 +201,7 @@ class TestSecrets:
         assert not [f for f in journal.rglob("*") if f.is_file() and b"hunter2" in f.read_bytes()]
         assert docker.apply(SECRET).verdict == "ok"
 
-    def test_changed_secret_makes_it_anew(self, docker):
+    def test_changed_secret_makes_it_again(self, docker):
         docker.apply(SECRET)
         other = dataclasses.replace(RAY, secret_files={"/run/keys/api": Secret("hunter3")})
         assert docker.check(other).verdict == "change"
@@ -230,9 +230,11 @@ class TestSecrets:
         ({"container": "a b"}, "not a name"),
         ({"image": ""}, "no image"),
         ({"command": "ray start"}, "list of strings"),
+        ({"devices": "/dev/infiniband"}, "devices is a list of strings"),
         ({"env": {"KEY": Secret("x")}}, "secret_files"),
         ({"command": ("--api-key", Secret("x"))}, "secret_files"),
         ({"env": {"N": 1}}, "write it as text: '1'"),
+        ({"env": {"N": "a\0b"}}, "has a NUL character"),
         ({"env": {"A B": "1"}}, "not the name of a variable"),
         ({"secret_files": {"/k": "plain"}}, "wrap the value in Secret"),
         ({"mounts": ("models:/models",)}, "not an absolute path"),

@@ -162,7 +162,7 @@ def test_machine_id_that_is_none(node, there):
 
 
 @needs_keygen
-def test_only_shared_host_keys_are_made_anew(node):
+def test_only_shared_host_keys_are_made_again(node):
     node.put("/etc/hostname", "spark2\n")
     folder = node.path("/etc/ssh")
     folder.mkdir()

@@ -130,7 +130,7 @@ def test_no_docker_and_no_daemon(docker):
     assert (result.verdict, result.reason) == ("unknown", "after: Service:docker")
     with docker.state("docker") as state:
         state["down"], state["forbidden"] = False, True
-    assert "may not talk to the Docker daemon" in docker.apply(Image(REF)).error
+    assert "no access to the Docker daemon" in docker.apply(Image(REF)).error
 
 
 def test_no_docker_command(node):

@@ -1,4 +1,4 @@
-"""Netplan: validated before, proven after, put back when the node is not reached any more."""
+"""Netplan: validated before, proven after, restored when the node is not reached any more."""
 
 import contextlib
 import os
@@ -216,7 +216,7 @@ def test_a_node_that_is_cut_off_puts_it_back_by_itself(network, before):
 
 @pytest.mark.parametrize("before", [OLD, None])
 @pytest.mark.parametrize("argv", [None, ("netplan", "apply")], ids=["confirm", "apply"])
-def test_a_laptop_that_is_gone_has_the_old_file_put_back_at_once(
+def test_a_laptop_that_is_gone_has_the_old_file_restored_at_once(
     network, monkeypatch, before, argv
 ):
     """The laptop gives up long before the timer runs out."""
@@ -297,7 +297,7 @@ def test_a_power_cycle_before_the_timer_runs_out_brings_the_old_file_back(networ
 
 
 @pytest.mark.parametrize("steps", range(1, 9))
-def test_a_power_cut_while_it_is_put_back_at_boot(network, steps):
+def test_a_power_cut_while_it_is_restored_at_boot(network, steps):
     """The script is ended after each of its steps: the next boot does the rest."""
     network.put(PATH, OLD, mode=0o644)
     cut_off(network)
@@ -374,7 +374,7 @@ def test_the_timer_waits_longer_than_all_limits_together(network, monkeypatch):
     assert after_s > sum(limits.values()) + waits_s
 
 
-def test_a_change_that_nobody_confirmed_is_not_taken_for_done(network):
+def test_a_change_that_no_one_confirmed_is_not_taken_for_done(network):
     network.put(PATH, OLD, mode=0o600)
     cut_off(network)
     result = network.check(WANTED)

@@ -35,7 +35,7 @@ def test_absent_is_loaded_kept_for_the_next_boot_and_then_left(nft):
     assert tables(nft)["ufw"] == ["chain mine {"], "the user's own are not touched"
 
 
-def test_what_somebody_flushed_or_changed_is_repaired(nft):
+def test_what_someone_flushed_or_changed_is_repaired(nft):
     nft.apply(TABLE)
     with nft.state("nft") as state:
         state["tables"].clear()  # `nft flush ruleset`

@@ -204,7 +204,7 @@ def used(node, *names, **options):
     return Service("docker", restart_when=(FILE,), in_use=who, **options)
 
 
-def test_a_restart_waits_while_somebody_uses_it(systemd):
+def test_a_restart_waits_while_someone_uses_it(systemd):
     put(systemd, active="active", file="enabled")
     service = used(systemd, "spark-vllm", "spark-ray")
     for check in (True, False):

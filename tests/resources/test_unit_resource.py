@@ -206,6 +206,8 @@ def test_systemd_itself_takes_the_file(tmp_path):
         ({"env": {"KEY": Secret("x")}}, "secret_files"),
         ({"command": ("--api-key", Secret("x"))}, "secret_files"),
         ({"env": {"N": 1}}, "write it as text: '1'"),
+        ({"env": {"N": "a\0b"}}, "has a NUL character"),
+        ({"mounts": "/a:/b"}, "mounts is a list of strings"),
         ({"env": {"A B": "1"}}, "not the name of a variable"),
         ({"secret_files": {"/k": "plain"}}, "wrap the value in Secret"),
         ({"mounts": ("models:/models",)}, "not an absolute path"),

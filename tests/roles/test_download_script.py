@@ -43,6 +43,25 @@ if argv[0] == "run":
 """
 
 
+HF = """#!PYTHON -IS
+import json, os, sys, time
+from pathlib import Path
+
+home, path = Path(HOME), os.environ.get("HF_TOKEN_PATH")
+with (home / "calls").open("a") as out:
+    print(json.dumps({"argv": sys.argv[1:], "environ": dict(os.environ)}), file=out)
+if path:
+    mode, folder = (oct(os.stat(p).st_mode & 0o7777) for p in (path, os.path.dirname(path)))
+    (home / "token").write_text(json.dumps([Path(path).read_text(), mode, folder, path]))
+local = next(w.partition("=")[2] for w in sys.argv if w.startswith("--local-dir="))
+(Path(local) / "weights").touch()
+(home / "running").touch()
+while (home / "hold").exists():
+    time.sleep(0.02)
+sys.exit(int((home / "status").read_text()) if (home / "status").exists() else 0)
+"""
+
+
 class Node:
     """A folder with a docker in it, and the download of the role run there."""
 
@@ -51,14 +70,22 @@ class Node:
         self.work, self.folder = home / "work", home / "model"
         self.folder.mkdir()
         (home / "bin").mkdir()
-        docker = home / "bin/docker"
-        docker.write_text(DOCKER.replace("PYTHON", sys.executable).replace("HOME", repr(str(home))))
-        docker.chmod(0o755)
+        for name, text in (("docker", DOCKER), ("hf", HF)):
+            program = home / "bin" / name
+            made = text.replace("PYTHON", sys.executable).replace("HOME", repr(str(home)), 1)
+            program.write_text(made)
+            program.chmod(0o755)
 
-    def start(self, token: str = "", revision: str = "main") -> subprocess.Popen[bytes]:
+    def start(
+        self, token: str = "", revision: str = "main", *, venv: bool = False
+    ) -> subprocess.Popen[bytes]:
         loaded = Project().load_role("models")
         settings = loaded.settings_model(
-            name="org/m", revision=revision, path=str(self.folder), image="image:1"
+            name="org/m",
+            revision=revision,
+            path=str(self.folder),
+            image="image:1",
+            venv=str(self.home) if venv else "",
         )
         command = next(r for r in loaded.function(a_spark(), settings) if isinstance(r, Command))
         work = loaded.function.__globals__["DOWNLOADS"]
@@ -76,8 +103,8 @@ class Node:
         process.stdin.close()
         return process
 
-    def run(self, token: str = "", revision: str = "main") -> int:
-        return self.start(token, revision).wait(HANGS_S)
+    def run(self, token: str = "", revision: str = "main", *, venv: bool = False) -> int:
+        return self.start(token, revision, venv=venv).wait(HANGS_S)
 
     @property
     def calls(self) -> list[dict[str, Any]]:
@@ -89,7 +116,7 @@ class Node:
         return marker.read_text() if marker.exists() else ""
 
     def left(self) -> list[Path]:
-        """What a download has left beside the model."""
+        """What a download has left next to the model."""
         return list(self.work.iterdir()) if self.work.is_dir() else []
 
 
@@ -130,7 +157,7 @@ def test_the_container_has_a_name_that_goes_before_and_its_end_is_heard_of(node:
     ]  # fmt: skip
 
 
-def test_a_failure_is_told_and_the_folder_is_not_called_complete(node: Node) -> None:
+def test_a_failure_is_reported_and_the_folder_is_not_called_complete(node: Node) -> None:
     (node.folder / ".complete").write_text("org/m@old\n")
     (node.home / "status").write_text("7")
     assert node.run(TOKEN, revision="new") == 7
@@ -167,3 +194,35 @@ def test_another_one_at_work_is_left_alone(node: Node) -> None:
     theirs.mkdir(parents=True)
     node.run()
     assert node.left() == [theirs]
+
+
+def test_of_a_virtual_environment_too_only_a_file_of_root_has_the_token(node: Node) -> None:
+    assert node.run(TOKEN, venv=True) == 0
+    text, mode, folder, path = json.loads((node.home / "token").read_text())
+    assert (text, mode, folder) == (TOKEN, "0o600", "0o700")
+    assert not Path(path).exists()
+    assert node.left() == []
+    assert TOKEN not in (node.home / "calls").read_text()
+    (hf,) = [call["argv"] for call in node.calls]  # and no docker is asked for anything
+    assert hf == [
+        "download", "--revision=main", f"--local-dir={node.folder}", "--", "org/m",
+    ]  # fmt: skip
+    assert node.complete == "org/m@main\n"
+    for name in (".complete", "weights"):  # the engine need not be root to read them
+        assert (node.folder / name).stat().st_mode & 0o777 == 0o644
+
+
+def test_a_virtual_environment_gets_no_variable_without_a_token(node: Node) -> None:
+    assert node.run(venv=True) == 0
+    (hf,) = node.calls
+    assert "HF_TOKEN_PATH" not in hf["environ"]
+
+
+def test_ended_it_ends_the_hf_of_a_virtual_environment(node: Node) -> None:
+    (node.home / "hold").touch()
+    process = node.start(TOKEN, venv=True)
+    until((node.home / "running").exists)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(HANGS_S) == 143
+    assert node.left() == []
+    assert node.complete == ""

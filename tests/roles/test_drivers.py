@@ -99,13 +99,13 @@ def test_known_bad_pins(role, wanted):
     assert role("drivers", a_spark(packages=wanted), pins=wanted), "what is there is left alone"
 
 
-def test_a_kernel_that_needs_kho_off_is_mended(role):
+def test_a_kernel_that_needs_kho_off_is_repaired(role):
     node = a_spark(kernel="7.0.0-1019-nvidia", cmdline="quiet")
     assert one(role("drivers", node, packages=()), "Package").package == "nvidia-spark-grub-kho"
     assert one(role("drivers", node), "Reboot").triggers() == ("Package:nvidia-spark-grub-kho",)
     assert [b.id for b in KNOWN.running(node.facts)] == ["kernel-7.0.0-1019-kho"]
-    mended = a_spark(kernel="7.0.0-1019-nvidia", cmdline="quiet kho=off")
-    assert KNOWN.running(mended.facts) == []
+    repaired = a_spark(kernel="7.0.0-1019-nvidia", cmdline="quiet kho=off")
+    assert KNOWN.running(repaired.facts) == []
 
 
 def test_known_good_and_torn(role):

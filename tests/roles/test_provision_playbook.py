@@ -169,7 +169,7 @@ def test_check_mode_only_looks(play):
     assert "spark2 will get a key" in new.notes[0][1]
 
 
-def test_a_peer_that_is_not_in_the_run_is_told_of(play):
+def test_a_peer_that_is_not_in_the_run_is_reported(play):
     run = play(a_spark(1))
     assert "without spark1 in this run" in PLAYBOOK.function(run).notes["spark2"][0]
     assert "spark-cluster provision for all nodes" in run.notes[0][1]
@@ -311,7 +311,7 @@ DEVICES = {
 }  # fmt: skip
 
 
-def test_firmware_is_told(play):
+def test_firmware_is_reported(play):
     done = PLAYBOOK.function(play(output=json.dumps(DEVICES)))
     assert done.firmware["spark1"]["Embedded Controller"] == "0x03000302"
 
@@ -336,7 +336,7 @@ def test_firmware_is_updated_only_when_asked_and_never_the_connectx(play):
     assert not resources[2].allowed
 
 
-def test_firmware_without_fwupd_is_told_of(play):
+def test_firmware_without_fwupd_is_reported(play):
     nodes = together(a_spark(packages={"fwupd": "2.0.20"}), a_spark(1))
     run = run_with(play, nodes, firmware=True)
     assert [text for node, text in run.notes if node == "spark2"] == [

@@ -217,7 +217,7 @@ def test_a_download_and_its_token(monkeypatch):
     assert "hf_secret" not in " ".join(with_token.argv) + repr(with_token)
 
 
-def test_what_a_download_needs_beside_the_image():
+def test_what_a_download_needs_next_to_the_image():
     command = download(
         mounts=("/opt/vllm:/opt/vllm:ro", "/a:/b"), endpoint="https://mirror.example"
     )
@@ -437,7 +437,7 @@ def test_the_firewall_knows_the_kernels_range_and_the_users_ports():
         rules(pair()[0], allow=(6379,))
 
 
-def test_nobody_is_locked_out_of_ssh():
+def test_no_one_is_locked_out_of_ssh():
     """At any port; the usual one is in none of the ranges."""
     told = rules(pair(facts=Facts(hcas=HCAS, ssh_ports=(22, 18302, 40022)))[0])
     assert told[-3] == "tcp dport { 18302, 40022 } accept"
@@ -452,7 +452,7 @@ def test_one_node_alone_needs_no_fabric():
     ]
 
 
-def test_the_firewall_is_gone_where_nobody_wants_it():
+def test_the_firewall_is_gone_where_no_one_wants_it():
     found = run("firewall", spark(1, links=0), state="absent")
     assert [type(r).__name__ for r in found] == ["Service", "File", "File", "Command", "NftTable"]
     assert found[0].running is found[0].enabled is False

@@ -598,7 +598,7 @@ def test_what_must_finish_is_waited_for(agent, root):
     assert "locked_by" not in second.request("lock", owner={"run": "r2"})
 
 
-def test_a_second_agent_is_told_who_holds_the_lock(agent, root):
+def test_a_second_agent_is_refused_with_who_holds_the_lock(agent, root):
     owner = {"run": "r1", "command": "up --tp 2", "user": "me@laptop", "since": 12.5}
     first, second = agent(), agent()
     assert "locked_by" not in first.request("lock", owner=owner)

@@ -18,7 +18,7 @@ from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Directory, File, Line
 from spark_cluster.runner.events import Applying, Bus, NodeFailed, Recap, Result, StageFinished
 from spark_cluster.runner.options import Options, Selection
-from spark_cluster.runner.parallel import side_by_side
+from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
 
 INVENTORY = """\
@@ -130,7 +130,7 @@ def meeting(folder: Path, me: str, other: str) -> Command:
     return Command("meet", ("sh", "-c", f"touch {folder}/{me}; {wait}"))
 
 
-def test_nodes_work_side_by_side_and_apply_waits_for_both(make, tmp_path):
+def test_nodes_work_in_parallel_and_apply_waits_for_both(make, tmp_path):
     play = make()
     pairs = {"spark1": "spark2", "spark2": "spark1"}
     play.together(
@@ -401,17 +401,17 @@ def test_on_each(make):
     assert asked == {"spark1": "spark1\n", "spark2": "spark2\n"}
 
 
-def test_side_by_side():
+def test_in_parallel():
     def fail():
         raise Failed("no")
 
-    outcomes = side_by_side({"a": lambda: 1, "b": fail})
+    outcomes = in_parallel({"a": lambda: 1, "b": fail})
     assert outcomes["a"] == 1
     assert isinstance(outcomes["b"], Failed)
-    assert side_by_side({}) == {}
+    assert in_parallel({}) == {}
     for jobs in ({"a": lambda: 1 / 0}, {"a": lambda: 1, "b": lambda: 1 / 0}):
         with pytest.raises(ZeroDivisionError):
-            side_by_side(jobs)
+            in_parallel(jobs)
 
 
 def test_nodes_head_and_workers(make):

@@ -141,7 +141,7 @@ def test_a_trusted_network_is_said_to_be_open(tmp_path: Path) -> None:
     assert firewall.remarks(trusted, make_recipe(), 1) == ()
 
 
-def test_a_ray_too_old_for_tokens_is_told_before_the_download(tmp_path: Path) -> None:
+def test_a_ray_too_old_for_tokens_is_reported_before_the_download(tmp_path: Path) -> None:
     old = make_recipe(vllm=Vllm(version="0.11.2"), executor="ray")
     (remark,) = firewall.remarks(inventory(tmp_path), old, 2)
     assert "Ray older than 2.52" in remark

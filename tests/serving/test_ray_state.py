@@ -100,7 +100,7 @@ def test_a_new_cluster_gets_a_token_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("status", "warned"), [(200, True), (401, False), (0, False)])
-def test_a_ray_that_asks_nobody_is_told_of(status: int, warned: bool) -> None:
+def test_a_ray_that_asks_no_one_is_reported(status: int, warned: bool) -> None:
     """Seen in its answer to a request without a token, not concluded from a version."""
     asked: list[str] = []
     said: list[str] = []

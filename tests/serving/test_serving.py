@@ -327,7 +327,7 @@ def test_a_completion_over_a_dead_link_is_not_waited_for(status):
     assert both.state == "degraded", "it answers all the same"
 
 
-def test_ray_and_the_server_are_asked_side_by_side(monkeypatch):
+def test_ray_and_the_server_are_asked_in_parallel(monkeypatch):
     """Neither waits for the other's answer."""
     meet = threading.Barrier(2, timeout=120)
 

@@ -1,9 +1,10 @@
-# Downloads a repository of the hub with the `hf` of an image, in a container with a name.
+# Downloads a repository of the hub with `hf`: of an image, in a container with a name, or of a
+# virtual environment.
 # The token comes on standard input and lies in a file of root's for as long as the download lasts;
 # $work is on a tmpfs, so that after a power cut nothing of it is left.
-# Arguments: WORK NAME IMAGE REPOSITORY REVISION FOLDER [OPTION OF docker run]...
+# Arguments: WORK NAME IMAGE|/PATH/OF/hf REPOSITORY REVISION FOLDER [OPTION OF docker run]...
 umask 077
-work=$1 name=$2 image=$3 repository=$4 revision=$5 folder=$6
+work=$1 name=$2 program=$3 repository=$4 revision=$5 folder=$6
 shift 6
 own=$work/$name.$$ client= teller=
 
@@ -27,16 +28,25 @@ done
 trap finish EXIT
 trap 'exit 143' TERM INT HUP
 mkdir "$own" && cat >"$own/token" || exit
-if test -s "$own/token"; then
-    set -- "$@" --env HF_TOKEN_PATH=/run/secrets/hub-token \
-        --mount "type=bind,source=$own/token,target=/run/secrets/hub-token,readonly"
-fi
 
-docker rm --force "$name" >/dev/null 2>&1 # of a download that was killed
-rm -f "$folder/.complete"                 # from here on the folder is no longer what it was
-docker run --rm --init --name "$name" --cidfile "$own/id" --network host --user 0:0 \
-    --mount "type=bind,source=$folder,target=$folder" "$@" --entrypoint hf "$image" \
-    download --revision="$revision" --local-dir="$folder" -- "$repository" &
+case $program in
+/*)
+    test ! -s "$own/token" || export HF_TOKEN_PATH="$own/token"
+    set -- "$program"
+    ;;
+*)
+    if test -s "$own/token"; then
+        set -- "$@" --env HF_TOKEN_PATH=/run/secrets/hub-token \
+            --mount "type=bind,source=$own/token,target=/run/secrets/hub-token,readonly"
+    fi
+    set -- docker run --rm --init --name "$name" --cidfile "$own/id" --network host --user 0:0 \
+        --mount "type=bind,source=$folder,target=$folder" "$@" --entrypoint hf "$program"
+    docker rm --force "$name" >/dev/null 2>&1 # of a download that was killed
+    ;;
+esac
+rm -f "$folder/.complete" # from here on the folder is no longer what it was
+umask 022                 # the model is no secret; the token is written, and its folder closed
+"$@" download --revision="$revision" --local-dir="$folder" -- "$repository" &
 client=$!
 # `hf` shows its progress on terminals only.
 while sleep 10 >/dev/null 2>&1; do

@@ -13,7 +13,7 @@ from spark_cluster.lab.node import LabNode
 NETPLAN = "/etc/netplan/40-cx7.yaml"
 FIRST, SECOND = FABRIC
 CRAWL = "800mbit burst 256k limit 1m"
-"""Slow beside what the lab's processor does to itself, however busy this machine is."""
+"""Slow compared with what the lab's processor does to itself, however busy this machine is."""
 
 FOREIGN = "192.168.177.200/24"
 
@@ -95,14 +95,14 @@ BREAKAGES = (
         "the QSFP cable is pulled (both nodes lose the link)",
         ("link.port-up",),
         act=lambda node: node.unplug_fabric(),
-        mend=lambda node: node.plug_fabric(),
+        undo=lambda node: node.plug_fabric(),
     ),
     Breakage(
         "half-a-cable",
         "one twin of the cabled port has no link",
         ("link.port-up",),
         act=lambda node: node.unplug_fabric(SECOND),
-        mend=lambda node: node.plug_fabric(SECOND),
+        undo=lambda node: node.plug_fabric(SECOND),
     ),
     by_state(
         "connectx-gone",
@@ -137,7 +137,7 @@ BREAKAGES = (
         "both nodes have the same address on the first twin",
         ("pair.subnets",),
         act=equal_address,
-        mend=apply,
+        undo=apply,
         node="spark2",
     ),
     Breakage(
@@ -145,14 +145,14 @@ BREAKAGES = (
         f"the management network has {FOREIGN} too",
         ("link.subnet-overlap",),
         act=overlap,
-        mend=no_overlap,
+        undo=no_overlap,
     ),
     Breakage(
         "slow-link",
         "the link carries 0.8 Gb/s a twin, though all looks healthy (tc)",
         (),
         act=slow,
-        mend=full_speed,
+        undo=full_speed,
         probed=("link.transfer-rate",),
     ),
     Breakage(
@@ -160,7 +160,7 @@ BREAKAGES = (
         "the management cable is pulled: the node cannot be reached",
         ("system.reachable",),
         act=lambda node: node.unplug(),
-        mend=lambda node: node.plug(),
+        undo=lambda node: node.plug(),
         node="spark2",
     ),
 )

@@ -30,7 +30,7 @@ class Breakage:
         name: as `lab break NAME`.
         what: what it does, in a few words.
         finds: the checks that find it.
-        act, mend: both may be called again.
+        act, undo: both may be called again.
         node: the usual node; it may need its peer too.
         probed: the checks that find it with `doctor --probe`.
     """
@@ -39,7 +39,7 @@ class Breakage:
     what: str
     finds: tuple[str, ...]
     act: Action
-    mend: Action = nothing
+    undo: Action = nothing
     node: str = "spark1"
     probed: tuple[str, ...] = ()
 
@@ -70,11 +70,11 @@ class Breakage:
         return True
 
     def repair(self, node: LabNode) -> bool:
-        """Put a node back; False when it was not broken so."""
+        """Repair a node; False when it was not broken so."""
         if not self.is_in(node):
             return False
         give_back(node, self.name)
-        self.mend(node)
+        self.undo(node)
         shutil.rmtree(node.root / self.shelf)
         return True
 
@@ -93,7 +93,7 @@ def keep(node: LabNode, name: str, path: str) -> Path:
 
 
 def give_back(node: LabNode, name: str) -> None:
-    """Put every kept file back where it was."""
+    """Restore every kept file."""
     shelf = node.root / SHELF / name
     for kept in sorted(path for path in shelf.rglob("*") if path.is_file()):
         target = node.root / kept.relative_to(shelf)
@@ -104,11 +104,11 @@ def give_back(node: LabNode, name: str) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    beside = target.with_name(f".{target.name}.lab")
-    shutil.copy2(source, beside)
+    staged = target.with_name(f".{target.name}.lab")
+    shutil.copy2(source, staged)
     status = source.stat()
-    os.chown(beside, status.st_uid, status.st_gid)
-    beside.replace(target)
+    os.chown(staged, status.st_uid, status.st_gid)
+    staged.replace(target)
 
 
 def by_state(
@@ -120,7 +120,7 @@ def by_state(
         what,
         finds,
         act=lambda broken: broken.set_state(**changes),
-        mend=lambda broken: broken.set_state(**dict.fromkeys(changes)),
+        undo=lambda broken: broken.set_state(**dict.fromkeys(changes)),
         node=node,
     )
 

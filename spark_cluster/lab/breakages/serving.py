@@ -220,7 +220,7 @@ def both(name: str) -> Action:
 
 
 def flush_firewall(node: LabNode) -> None:
-    """The rules are gone, as after somebody's `flush ruleset`; the unit still counts as active."""
+    """The rules are gone, as after someone's `flush ruleset`; the unit still counts as active."""
     sh(node, "nft delete table inet spark_cluster")
 
 

@@ -184,41 +184,41 @@ BREAKAGES = (
     ),
     Breakage(
         "xid-119", "the GPU's processor timed out (Xid 119)", ("driver.gpu-present",),
-        act=script(kernel_says(XID.format(number=119))), mend=forget_journal,
+        act=script(kernel_says(XID.format(number=119))), undo=forget_journal,
     ),
     Breakage(
         "xid-79", "the GPU fell off the bus (Xid 79)", ("driver.xid",),
-        act=script(kernel_says(XID.format(number=79))), mend=forget_journal,
+        act=script(kernel_says(XID.format(number=79))), undo=forget_journal,
     ),
     Breakage(
         "no-memory", "the driver was refused memory five times", ("memory.refused",),
-        act=script(kernel_says(*[NO_MEMORY] * 5)), mend=forget_journal,
+        act=script(kernel_says(*[NO_MEMORY] * 5)), undo=forget_journal,
     ),
     Breakage(
         "reboot-pending", "packages ask for a reboot", ("driver.reboot",),
         act=script("echo libc6 | tee /run/reboot-required.pkgs; "
                                  "echo '*** System restart required ***' > /run/reboot-required"),
-        mend=script("rm -f /run/reboot-required /run/reboot-required.pkgs"),
+        undo=script("rm -f /run/reboot-required /run/reboot-required.pkgs"),
     ),
     Breakage(
         "power-cut", "the power was cut (reboots the node)", ("driver.power-off",),
-        act=power_cut, mend=in_order,
+        act=power_cut, undo=in_order,
     ),
     Breakage(
         "mlnx-fw-updater", "mlnx-fw-updater is installed and not held", ("driver.mlnx-hold",),
-        act=flasher, mend=script("dpkg --purge mlnx-fw-updater"),
+        act=flasher, undo=script("dpkg --purge mlnx-fw-updater"),
     ),
     Breakage(
         "orphan", "an engine's process without a parent holds memory", ("memory.orphan",),
-        act=orphan, mend=stop_orphan,
+        act=orphan, undo=stop_orphan,
     ),
     Breakage(
         "earlyoom-off", "earlyoom does not run", ("memory.earlyoom",),
-        act=stop_earlyoom, mend=script("systemctl start earlyoom"),
+        act=stop_earlyoom, undo=script("systemctl start earlyoom"),
     ),
     Breakage(
         "docker-off", "Docker does not run", ("serving.docker",),
-        act=stop_docker, mend=script("systemctl start docker"),
+        act=stop_docker, undo=script("systemctl start docker"),
     ),
     Breakage(
         "docker-group", "the login user is in the group docker", ("serving.docker-group",),
@@ -227,7 +227,7 @@ BREAKAGES = (
     Breakage(
         "tailscale-ssh", "Tailscale SSH is on", ("system.tailscale-ssh",), act=tailscale,
     ),
-    Breakage("no-names", "/etc/hosts knows no peer", ("pair.names",), act=no_names),
+    Breakage("no-names", "/etc/hosts names no peer", ("pair.names",), act=no_names),
     Breakage(
         "same-machine-id", "both nodes have one machine id", ("pair.machine-id",),
         act=same_machine_id, node="spark2",

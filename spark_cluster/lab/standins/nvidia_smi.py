@@ -219,7 +219,7 @@ def main(argv: list[str]) -> int:
     if done is not None:
         return done
     options, seconds = parse(argv)
-    while seconds:  # until somebody ends it
+    while seconds:  # until someone ends it
         ask(options, load_with_clocks())
         sys.stdout.flush()
         options["format"] = options.get("format", "csv") + ",noheader"

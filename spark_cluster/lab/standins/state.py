@@ -28,7 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "throttle": "Not Active",  # of clocks_event_reasons.sw_power_cap and the thermal ones
     "compute_apps": None,  # a list of {pid, name, used_mib} instead of the real processes
     "kernel": "",  # e.g. "7.0.0-1019-nvidia"; empty: this machine's
-    "kernel_arguments": "",  # what /proc/cmdline has beside this machine's own
+    "kernel_arguments": "",  # what /proc/cmdline has in addition to this machine's own
     "mem_total_kb": 127601228,
     "mem_available_kb": 121_000_000,  # before the node's compute processes take theirs
     "meminfo": {},  # further lines of /proc/meminfo, name -> kB
@@ -71,9 +71,9 @@ def save(changes: dict[str, Any], path: Path = STATE_FILE) -> None:
     except FileNotFoundError:
         known = {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".new")
-    beside.write_text(json.dumps(known | changes))
-    beside.rename(path)
+    staged = path.with_suffix(".new")
+    staged.write_text(json.dumps(known | changes))
+    staged.rename(path)
 
 
 def hcas(state: dict[str, Any]) -> dict[str, str]:

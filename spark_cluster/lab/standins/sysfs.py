@@ -19,7 +19,7 @@ COUNTERS = ("port_xmit_data", "port_rcv_data", "port_xmit_packets", "port_rcv_pa
 
 
 def put(path: Path, text: str) -> None:
-    """Write a file in place (somebody may have it open or bound elsewhere), if it differs."""
+    """Write a file in place (someone may have it open or bound elsewhere), if it differs."""
     content = f"{text}\n".encode()
     try:
         if path.read_bytes() == content:

@@ -72,7 +72,7 @@ class KvCache:
     block_size: int
 
     def to_dict(self) -> dict[str, object]:
-        """As in `--json`."""
+        """Return it as `--json` prints it."""
         return asdict(self)
 
 

@@ -27,9 +27,13 @@ class Estimate:
     roofline: float
 
     def to_dict(self, digits: int = 2) -> dict[str, float]:
-        """As in `--json`."""
-        names = ("expected", "low", "high", "roofline")
-        return {name: round(getattr(self, name), digits) for name in names}
+        """Return it as `--json` prints it."""
+        return {
+            "expected": round(self.expected, digits),
+            "low": round(self.low, digits),
+            "high": round(self.high, digits),
+            "roofline": round(self.roofline, digits),
+        }
 
     def times(self, factor: float) -> Estimate:
         """Return the estimate with all figures multiplied."""

@@ -98,7 +98,7 @@ def _quantization(launch: Launch, geometry: Geometry) -> Quantization:
 
 
 def checkpoint_quantization(geometry: Geometry) -> Quantization:
-    """As the model's own config says; BF16 when it says nothing.
+    """Return the quantization by the model's own config; BF16 when it names none.
 
     Raises:
         UsageError: it says something that is not known here.

@@ -14,19 +14,20 @@ class Refuse(Exception):
         self.status, self.text = status, text
 
 
-def run(main: Callable[..., None], root: str, fake: str, command: str) -> None:
+def run(main: Callable[..., None], root: str, fake: str, command: str, argv: list[str]) -> int:
+    """The command's exit status; what it prints goes to the standard outputs."""
     path = Path(root) / "fakes" / f"{fake}.json"
     path.parent.mkdir(exist_ok=True)
     state = json.loads(path.read_text()) if path.exists() else {}
-    state.setdefault("calls", []).append([command, *sys.argv[1:]])
+    state.setdefault("calls", []).append([command, *argv])
     status = 0
     try:
-        main(state, Path(root), command, sys.argv[1:])
+        main(state, Path(root), command, argv)
     except Refuse as refused:
         sys.stderr.write(refused.text + "\n" if refused.text else "")
         status = refused.status
     path.write_text(json.dumps(state))
-    sys.exit(status)
+    return status
 
 
 def options(

@@ -19,7 +19,7 @@ def verdicts(*words):
     return dict(zip((BEFORE.id, reboot().id, AFTER.id), words, strict=False))
 
 
-def test_reboot_and_the_rest_of_the_document_in_one_recap(start, nodes):
+def test_reboot_and_the_remainder_of_the_document_in_one_recap(start, nodes):
     play, events = start()
     applied = play.apply(play.nodes, [BEFORE, reboot(), AFTER])
     for name, node in nodes.items():
@@ -113,7 +113,7 @@ def test_another_run_that_takes_the_lock_meanwhile(start, nodes):
         play.apply(play.nodes, [BEFORE, reboot(), AFTER])
 
 
-def test_not_beside_other_work_of_the_run(start, nodes):
+def test_not_next_to_other_work_of_the_run(start, nodes):
     play, _ = start("spark1")
     (spark,) = play.nodes
     play.session(spark).submit("run", argv=["sleep", str(FAR_S)])

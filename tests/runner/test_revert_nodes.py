@@ -45,7 +45,7 @@ def test_on_all_nodes(changed, nodes):
     assert told == ["change"] * 4
 
 
-def test_what_a_node_notes_is_told(changed, monkeypatch):
+def test_what_a_node_notes_is_reported(changed, monkeypatch):
     request = Session.request
 
     def notes(session, op, *takes, **wanted):
@@ -60,7 +60,7 @@ def test_what_a_node_notes_is_told(changed, monkeypatch):
     assert ("/etc/.x: operation not permitted", "warning", "spark1") in told
 
 
-def test_one_refuses_and_the_other_is_put_back(changed, nodes):
+def test_one_refuses_and_the_other_is_restored(changed, nodes):
     nodes["spark1"].put("config", "mine\n")
     play, events = changed()
     done = taken_back(play)
@@ -89,11 +89,11 @@ def test_history_of_all_nodes(changed, nodes, capsys):
     taken_back(play)
     answers = {name: play.connections.session(name).request("history", of=None) for name in nodes}
     second, first = history_command.runs(answers)
-    assert first["run"] == "r1"
-    assert first["command"] == "test"
-    assert first["user"]
-    assert first["nodes"] == {n: {"changes": 2, "paths": 1} for n in nodes}
-    assert (first["reverted_by"], second["reverts"]) == ("r2", "r1")
+    assert first.run == "r1"
+    assert first.command == "test"
+    assert first.user
+    assert first.nodes == {n: history_command.RunOnNode(2, 1, []) for n in nodes}
+    assert (first.reverted_by, second.reverts) == ("r2", "r1")
     entries = play.connections.session("spark1").request("history", of="r1")["entries"]
     told = [history_command.told(entry) for entry in entries]
     assert told[0] == "  /config: content"

@@ -1,0 +1,129 @@
+"""Telemetry of a run: recorded on each node while cells are measured, kept as Parquet."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import gzip
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from spark_cluster.bench.record import CellResult
+from spark_cluster.bench.sampling import rows_of, start_recording, stop_recording
+from spark_cluster.bench.telemetry import Row
+from spark_cluster.bench.telemetry_file import write_parquet
+from spark_cluster.bench.telemetry_flags import attention
+from spark_cluster.errors import Failed, SparkClusterError
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
+
+PARQUET = "telemetry.parquet"
+"""In the folder of a run."""
+
+LINES = "telemetry-{}.jsonl.gz"
+"""In the raw folder of a step, for each node: the sampler's own lines."""
+
+PACK = 'for part in "$1.1" "$1"; do [ ! -f "$part" ] || cat "$part"; done | gzip | base64 --wrap=0'
+
+
+class Recording:
+    """Samplers on the nodes of a server; they outlive the laptop's connection.
+
+    Args:
+        folder: of the step, on every node.
+        metrics: URL of the engine's `/metrics` on the head.
+    """
+
+    def __init__(self, play: Play, nodes: Sequence[str], folder: str, metrics: str) -> None:
+        self.play = play
+        self.folder = folder
+        self.file = f"{folder}/telemetry.jsonl"
+        self.unit = "spark-cluster-telemetry-" + folder.replace("/", "-").strip("-")[-60:]
+        self.sessions = {node: play.session(n) for n in play.nodes if (node := n.name) in nodes}
+        self.metrics = {play.head.name: metrics}
+
+    def start(self) -> None:
+        """Start to record; where that fails the user is told, and the cells are measured."""
+        for name, session in self.sessions.items():
+            try:
+                _need_folder(session, self.folder)
+                start_recording(session, self.unit, self.file, metrics=self.metrics.get(name, ""))
+            except SparkClusterError as error:
+                self.play.note(f"{name}: no telemetry: {error.message}", warning=True)
+
+    def fetch(self, into: Path) -> None:
+        """Bring the lines of all nodes to the laptop; what a node does not give is left out."""
+        into.mkdir(parents=True, exist_ok=True)
+        for name, session in self.sessions.items():
+            try:
+                (into / LINES.format(name)).write_bytes(_lines_of(session, self.file))
+            except SparkClusterError as error:
+                self.play.note(f"{name}: its telemetry stays there: {error.message}", warning=True)
+
+    def stop(self) -> None:
+        """End the samplers."""
+        for session in self.sessions.values():
+            with contextlib.suppress(SparkClusterError):
+                stop_recording(session, self.unit)
+
+
+def _need_folder(session: Session, folder: str) -> None:
+    done = session.run(["mkdir", "-p", folder])
+    if done.status != 0:
+        raise Failed(done.stderr.strip() or f"mkdir ended with status {done.status}")
+
+
+def _lines_of(session: Session, file: str) -> bytes:
+    done = session.run(["sh", "-c", PACK, "sh", file], timeout=120.0)
+    if done.status != 0 or done.left_out:
+        raise Failed(done.stderr.strip() or "the file is too large")
+    try:
+        return base64.b64decode(done.stdout, validate=True)
+    except binascii.Error as error:
+        raise Failed(f"what came is no base64: {error}") from None
+
+
+def rows(folder: Path) -> Iterator[Row]:
+    """Yield the rows below a folder of a run or of one of its steps."""
+    for path in sorted(folder.rglob(LINES.format("*"))):
+        node = path.name.removeprefix("telemetry-").removesuffix(".jsonl.gz")
+        try:
+            text = gzip.decompress(path.read_bytes()).decode("utf-8", "replace")
+        except (OSError, EOFError, zlib.error):
+            continue  # cut while it was written; the next fetch brings it whole
+        yield from rows_of({node: text})
+
+
+def flagged(
+    cells: Sequence[CellResult], known: Sequence[Row], nodes: Mapping[str, Sequence[str]]
+) -> list[CellResult]:
+    """Return results with what telemetry says against them.
+
+    Args:
+        nodes: server to the nodes that it runs on.
+    """
+    return [
+        cell.model_copy(update={"attention": (*cell.attention, *_against(cell, known, nodes))})
+        for cell in cells
+    ]
+
+
+def _against(
+    cell: CellResult, known: Sequence[Row], nodes: Mapping[str, Sequence[str]]
+) -> tuple[str, ...]:
+    names = nodes.get(cell.setup, ())
+    if not isinstance(cell.started, datetime) or not isinstance(cell.finished, datetime):
+        return ()
+    if not names or not known:
+        return ()
+    return attention(known, cell.started, cell.finished, names, tp=len(names))
+
+
+def write(run: Path) -> None:
+    """Write the Parquet file of a run from the lines of all its steps."""
+    found = sorted(rows(run / "raw"), key=lambda row: (row.time, row.node))
+    if found:
+        write_parquet(run / PARQUET, found)

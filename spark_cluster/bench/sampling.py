@@ -1,0 +1,213 @@
+"""Samplers on the nodes: streamed to the laptop, or writing files there that outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.bench.telemetry import LineReader, Row
+from spark_cluster.errors import Failed, SparkClusterError, Unreachable
+from spark_cluster.node.output import LINE_LIMIT
+from spark_cluster.runner.connections import ssh
+from spark_cluster.runner.parallel import in_parallel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from spark_cluster.config.inventory import InventoryNode
+    from spark_cluster.config.inventory_schema import ServeEntry
+    from spark_cluster.runner.session import Session
+    from spark_cluster.runner.transport import SshConnection
+
+LABEL = "top"
+"""Of the agents' processes."""
+
+PAUSES = (1.0, 10.0)
+"""Seconds until a lost node is connected to again: at first, and at most."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A node that does not answer.
+
+    Attributes:
+        for_good: it is not connected to again.
+    """
+
+    node: str
+    error: SparkClusterError
+    for_good: bool = False
+
+
+Update = Row | Lost
+
+
+def metrics_url(serve: ServeEntry) -> str:
+    """Return the engine's `/metrics` page on a node that serves, as the inventory says.
+
+    It is the engine's own port on the loopback: there it asks for no key, and no proxy is between.
+    """
+    from spark_cluster.inference.process import LOOPBACK
+
+    return f"http://{LOOPBACK}:{serve.engine_port if serve.proxied else serve.port}/metrics"
+
+
+class Sampling:
+    """Samplers on several nodes, whose rows come to one queue; they end with the block.
+
+    A node that is lost is connected to again until the end.
+
+    Args:
+        nodes: of the inventory.
+        settings: `every`, `slowly`, `metrics` of node/telemetry.py.
+    """
+
+    def __init__(self, nodes: Sequence[InventoryNode], **settings: Any) -> None:
+        self._nodes = nodes
+        self._settings = settings
+        self._updates: queue.Queue[Update | BaseException] = queue.Queue()
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._open: dict[str, tuple[SshConnection, Session]] = {}
+
+    def __enter__(self) -> Sampling:
+        for node in self._nodes:
+            threading.Thread(target=self._work, args=(node,), daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _at: TracebackType | None,
+    ) -> None:
+        """End all samplers. A node that is being connected to is not waited for: its thread ends
+        what it has begun, or the end of the program does."""
+        self._ended.set()
+        with self._lock:
+            jobs = {name: partial(self._close, name) for name in self._open}
+        in_parallel(jobs)
+
+    def next(self, timeout: float) -> Update | None:
+        """Return the next row or loss; None after so many seconds without one."""
+        try:
+            update = self._updates.get(timeout=max(0.0, timeout))
+        except queue.Empty:
+            return None
+        if isinstance(update, BaseException):
+            raise update
+        return update
+
+    # -- in a node's thread ----------------------------------------------------------------------
+
+    def _work(self, node: InventoryNode) -> None:
+        try:
+            self._follow(node)
+        except BaseException as error:  # noqa: BLE001  (handed to who waits)
+            self._updates.put(error)
+
+    def _follow(self, node: InventoryNode) -> None:
+        pause, most = PAUSES
+        while not self._ended.is_set():
+            began = time.monotonic()
+            try:
+                self._stream(node)
+            except SparkClusterError as error:
+                for_good = not isinstance(error, Unreachable)
+                if not self._ended.is_set():
+                    self._updates.put(Lost(node.name, error, for_good))
+                if for_good:
+                    return
+            finally:
+                self._close(node.name)
+            pause = PAUSES[0] if time.monotonic() - began > most else min(1.5 * pause, most)
+            self._ended.wait(pause)
+
+    def _stream(self, node: InventoryNode) -> None:
+        """Hand on the rows of one connection until it ends.
+
+        Raises:
+            Unreachable: it was lost, or could not be made.
+            Failed: the sampler has ended.
+        """
+        session = self._connected(node)
+        reader, said = LineReader(node.name), ""
+        rest = ""
+
+        def take(event: dict[str, Any]) -> None:
+            nonlocal rest, said
+            *lines, rest = (rest + event.get("text", "")).split("\n")
+            rest = rest[-LINE_LIMIT:]
+            for line in lines:
+                row = reader.row(line)
+                if row is not None:
+                    self._updates.put(row)
+                else:
+                    said = line or said
+
+        reply = session.submit("telemetry", **self._settings).wait(take)
+        why = said[:200] or f"status {reply.get('status')}"
+        raise Failed(f"the sampler has ended: {why}", where=node.name)
+
+    def _connected(self, node: InventoryNode) -> Session:
+        """Connect, and keep the connection to be closed at the end, unless that has come."""
+        connection = ssh(node)
+        try:
+            session = connection.session(LABEL, become=True)
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            self._open[node.name] = (connection, session)
+        if self._ended.is_set():
+            self._close(node.name)
+            raise Unreachable("it is over", where=node.name)
+        return session
+
+    def _close(self, name: str) -> None:
+        with self._lock:
+            found = self._open.pop(name, None)
+        if found is not None:
+            connection, session = found
+            with contextlib.suppress(SparkClusterError, OSError):
+                session.close()
+            connection.close()
+
+
+def start_recording(session: Session, unit: str, file: str, **settings: Any) -> bool:
+    """Start a sampler that writes JSON lines to a file of the node, and outlives the connection.
+
+    Args:
+        unit: name of its transient unit, `spark-cluster-telemetry-...`, without `.service`.
+        settings: as for `Sampling`.
+
+    Returns:
+        False where it runs already.
+
+    Raises:
+        Failed: it cannot be started.
+    """
+    reply = session.request("telemetry", unit=unit, file=file, **settings)
+    return bool(reply["started"])
+
+
+def stop_recording(session: Session, unit: str) -> None:
+    """End such a sampler; nothing where there is none."""
+    session.run(["systemctl", "stop", f"{unit}.service"], timeout=30.0)
+
+
+def rows_of(texts: Mapping[str, str]) -> Iterator[Row]:
+    """Yield the rows of recorded files: node to text, FILE.1 before FILE."""
+    for node, text in texts.items():
+        reader = LineReader(node)
+        for line in text.splitlines():
+            row = reader.row(line)
+            if row is not None:
+                yield row

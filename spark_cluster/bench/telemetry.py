@@ -1,0 +1,243 @@
+"""Telemetry of nodes: the sampler's lines as rows, with rates in place of growing counters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from spark_cluster.bench.record import ProcessMemory
+from spark_cluster.node.telemetry import FORMAT
+
+KIB = 1024
+MIB = 1024 * 1024
+
+LONGEST_GAP_S = 60.0
+"""Seconds between two lines of which rates are made; over longer ones they say nothing."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A node at one moment; what is not known is None.
+
+    Attributes:
+        time: UTC, by the node's clock.
+        utilisation: of the GPU, percent.
+        throttle: reasons for which the clocks are limited, with commas between; empty for none.
+        gpu_mem_mib: sum over all processes, of the last reading.
+        rdma_rx_bytes_s, rdma_tx_bytes_s: over the HCAs, bytes a second.
+        net_rx_bytes_s, net_tx_bytes_s: over all network interfaces, without what RDMA moves.
+        link_rx_bytes_s, link_tx_bytes_s: over the interfaces of the HCAs, without what RDMA moves.
+        rdma_errors: of the HCAs since the line before it that had them.
+        swap_bytes_s: moved to and from swap.
+        running, waiting: requests in the engine.
+        kv_usage, acceptance: shares (0-1); acceptance is that of draft tokens since the last line.
+        prompt_tps, generation_tps: tokens a second.
+        preemptions: since the last line.
+        processes: GPU memory of each; None where it was not asked at this moment.
+        notes: why something is not known.
+    """
+
+    time: datetime
+    node: str
+    sm_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle: str | None = None
+    mem_available_mib: int | None = None
+    mem_total_mib: int | None = None
+    swap_used_mib: int | None = None
+    gpu_mem_mib: int | None = None
+    rdma_rx_bytes_s: float | None = None
+    rdma_tx_bytes_s: float | None = None
+    net_rx_bytes_s: float | None = None
+    net_tx_bytes_s: float | None = None
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    acceptance: float | None = None
+    prompt_tps: float | None = None
+    generation_tps: float | None = None
+    utilisation: float | None = None
+    link_rx_bytes_s: float | None = None
+    link_tx_bytes_s: float | None = None
+    rdma_errors: int | None = None
+    swap_bytes_s: float | None = None
+    preemptions: int | None = None
+    processes: tuple[ProcessMemory, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in a line of `top --json`."""
+        processes = self.processes
+        return {
+            "time": f"{self.time.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z",
+            "node": self.node,
+            "sm_clock_mhz": self.sm_clock_mhz,
+            "power_w": self.power_w,
+            "temperature_c": self.temperature_c,
+            "throttle": self.throttle,
+            "mem_available_mib": self.mem_available_mib,
+            "mem_total_mib": self.mem_total_mib,
+            "swap_used_mib": self.swap_used_mib,
+            "gpu_mem_mib": self.gpu_mem_mib,
+            "rdma_rx_bytes_s": self.rdma_rx_bytes_s,
+            "rdma_tx_bytes_s": self.rdma_tx_bytes_s,
+            "net_rx_bytes_s": self.net_rx_bytes_s,
+            "net_tx_bytes_s": self.net_tx_bytes_s,
+            "running": self.running,
+            "waiting": self.waiting,
+            "kv_usage": self.kv_usage,
+            "acceptance": self.acceptance,
+            "prompt_tps": self.prompt_tps,
+            "generation_tps": self.generation_tps,
+            "utilisation": self.utilisation,
+            "link_rx_bytes_s": self.link_rx_bytes_s,
+            "link_tx_bytes_s": self.link_tx_bytes_s,
+            "rdma_errors": self.rdma_errors,
+            "swap_bytes_s": self.swap_bytes_s,
+            "preemptions": self.preemptions,
+            "processes": None if processes is None else [p.model_dump() for p in processes],
+            "notes": list(self.notes),
+        }
+
+
+class LineReader:
+    """Makes rows of the lines of one node's sampler.
+
+    Args:
+        node: its name.
+    """
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self._before: Mapping[str, Any] = {}
+        self._errors: int | None = None
+        self._gpu_mem_mib: int | None = None
+
+    def row(self, line: str) -> Row | None:
+        """Return the row of a line; None for one that is not the sampler's."""
+        try:
+            told = json.loads(line)
+            at = datetime.fromtimestamp(float(told["time"]), UTC)
+            known = told["format"] == FORMAT
+        except (ValueError, LookupError, TypeError, OverflowError):
+            return None
+        if not known:
+            return None
+        row = self._row(at, told)
+        self._before = told
+        return row
+
+    def _row(self, at: datetime, told: Mapping[str, Any]) -> Row:
+        gpu, engine = _part(told, "gpu"), _part(told, "engine")
+        processes = _processes(told.get("processes"))
+        if processes is not None:
+            self._gpu_mem_mib = sum(process.used_mib or 0 for process in processes)
+        reasons = gpu.get("throttle")
+        return Row(
+            time=at,
+            node=self.node,
+            **{name: gpu.get(name) for name in _GPU},
+            throttle=",".join(reasons) if isinstance(reasons, list) else None,
+            **_memory(_part(told, "memory")),
+            gpu_mem_mib=self._gpu_mem_mib,
+            **self._rates(told),
+            running=_whole(engine.get("running")),
+            waiting=_whole(engine.get("waiting")),
+            kv_usage=engine.get("kv_usage"),
+            rdma_errors=self._new_errors(told.get("rdma_errors")),
+            processes=processes,
+            notes=tuple(map(str, told.get("notes", ()))),
+        )
+
+    def _rates(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        before = self._before
+        seconds = _seconds(before, told)
+
+        def grown(count: Any) -> float | None:
+            return None if seconds is None else _grown(count(before), count(told))
+
+        def rate(count: Any) -> float | None:
+            by = grown(count)
+            return None if by is None or seconds is None else by / seconds
+
+        drafted = grown(lambda line: _part(line, "engine").get("draft_tokens"))
+        accepted = grown(lambda line: _part(line, "engine").get("accepted_tokens"))
+        return {
+            **{
+                f"{name}_{way}_bytes_s": rate(lambda line, c=count, n=n: c(line, n))
+                for name, count in (("rdma", _rdma), ("net", _network), ("link", _link))
+                for n, way in enumerate(("rx", "tx"))
+            },
+            "prompt_tps": rate(lambda line: _part(line, "engine").get("prompt_tokens")),
+            "generation_tps": rate(lambda line: _part(line, "engine").get("generation_tokens")),
+            "acceptance": accepted / drafted if drafted and accepted is not None else None,
+            "preemptions": _whole(grown(lambda line: _part(line, "engine").get("preemptions"))),
+            "swap_bytes_s": rate(lambda line: _part(line, "memory").get("swapped_bytes")),
+        }
+
+    def _new_errors(self, told: Any) -> int | None:
+        if not isinstance(told, dict) or not any(v is not None for v in told.values()):
+            return None
+        before, self._errors = self._errors, sum(value or 0 for value in told.values())
+        return _whole(_grown(before, self._errors))
+
+
+_GPU = ("utilisation", "sm_clock_mhz", "power_w", "temperature_c")
+
+
+def _part(line: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = line.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def _memory(told: Mapping[str, Any]) -> dict[str, int | None]:
+    names = {"mem_available_mib": "available_kib", "mem_total_mib": "total_kib"}
+    names["swap_used_mib"] = "swap_used_kib"
+    found = {name: told.get(source) for name, source in names.items()}
+    return {name: None if value is None else value // KIB for name, value in found.items()}
+
+
+def _processes(told: Any) -> tuple[ProcessMemory, ...] | None:
+    if not isinstance(told, list):
+        return None
+    return tuple(ProcessMemory(pid=pid, name=name, used_mib=mib) for pid, name, mib in told)
+
+
+def _seconds(before: Mapping[str, Any], now: Mapping[str, Any]) -> float | None:
+    """Seconds between two lines by the monotonic clock; None over a reboot or a long gap."""
+    if not before:
+        return None
+    seconds = float(now.get("clock", 0)) - float(before.get("clock", 0))
+    return seconds if 0 < seconds <= LONGEST_GAP_S else None
+
+
+def _grown(before: float | None, now: float | None) -> float | None:
+    """Return by how much a counter has grown; None where it began anew."""
+    return None if before is None or now is None or now < before else now - before
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _rdma(line: Mapping[str, Any], way: int) -> float | None:
+    return _total(hca.get(("rx", "tx")[way]) for hca in _part(line, "rdma").values())
+
+
+def _network(line: Mapping[str, Any], way: int) -> float | None:
+    return _total(counted[way] for counted in _part(line, "network").values())
+
+
+def _link(line: Mapping[str, Any], way: int) -> float | None:
+    network = _part(line, "network")
+    names = {hca.get("interface") for hca in _part(line, "rdma").values()}
+    return _total(network[name][way] for name in names if name in network)

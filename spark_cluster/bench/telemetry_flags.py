@@ -1,0 +1,164 @@
+"""What the telemetry of a stretch of time says against a measurement made in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+
+from spark_cluster.bench.telemetry import MIB, Row
+from spark_cluster.facts.gpu_load import BUSY_PERCENT, SLOW_MHZ
+
+LEAST_S = 3.0
+"""Seconds of a state that are worth a word: clocks need a moment to rise."""
+
+SWAPPED_MIB = 64
+"""MiB moved to or from swap in a stretch from which it is flagged. Our choice: less is pages that
+were idle before."""
+
+RDMA_SHARE = 0.9
+"""Share of the link's bytes that RDMA must move to prove RoCE. Our choice: Ray's control and the
+first meeting of the ranks go over TCP, a fall-back of NCCL to sockets moves all of it so."""
+
+LINK_BYTES = MIB
+"""Bytes over the link below which it carried no tensor parallelism at all."""
+
+MISSING_SHARE = 0.1
+"""Share of a stretch without rows from which it is flagged. Our choice."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The rows of one node between two moments, each with the seconds that it stands for."""
+
+    node: str
+    rows: tuple[tuple[Row, float], ...]
+    seconds: float
+
+    @property
+    def busy(self) -> list[tuple[Row, float]]:
+        """Those under load."""
+        return [(row, s) for row, s in self.rows if (row.utilisation or 0) >= BUSY_PERCENT]
+
+
+def attention(
+    rows: Iterable[Row], start: datetime, end: datetime, nodes: Sequence[str], tp: int = 1
+) -> tuple[str, ...]:
+    """Return what to be careful about in a measurement, as sentences for `CellResult.attention`.
+
+    Args:
+        rows: of these nodes and perhaps others, in any order.
+        start, end: of the measurement, UTC.
+        nodes: those that served it.
+        tp: nodes of a server; from 2 on RoCE has to be proven.
+    """
+    known = tuple(rows)
+    found = [stretch(known, node, start, end) for node in nodes]
+    said = [text for one in found for text in _of_node(one)]
+    return (*said, *(_roce(found) if tp > 1 else ()))
+
+
+def stretch(rows: Iterable[Row], node: str, start: datetime, end: datetime) -> Stretch:
+    """Return the rows of a node in a stretch of time, each until the next one."""
+    inside = sorted((r for r in rows if r.node == node and start <= r.time <= end), key=_time)
+    usual = _usual([(b.time - a.time).total_seconds() for a, b in pairwise(inside)])
+    ends = [*(row.time for row in inside[1:]), end]
+    lasting = [
+        (row, min((until - row.time).total_seconds(), 2 * usual))
+        for row, until in zip(inside, ends, strict=False)
+    ]
+    return Stretch(node, tuple(lasting), (end - start).total_seconds())
+
+
+def _time(row: Row) -> datetime:
+    return row.time
+
+
+def _usual(gaps: Sequence[float]) -> float:
+    """The interval at which the sampler ran: the median gap; a second when there is none."""
+    return sorted(gaps)[len(gaps) // 2] if gaps else 1.0
+
+
+def _of_node(found: Stretch) -> Iterable[str]:
+    if not found.rows:
+        yield f"{found.node}: no telemetry of this time"
+        return
+    known = sum(seconds for _, seconds in found.rows)
+    if found.seconds - known > max(LEAST_S, MISSING_SHARE * found.seconds):
+        yield (
+            f"{found.node}: no telemetry for {found.seconds - known:.0f} of {found.seconds:.0f} s"
+        )
+    yield from _clock(found)
+    yield from _throttle(found)
+    yield from _swap(found)
+
+
+def _clock(found: Stretch) -> Iterable[str]:
+    slow = [
+        (row.sm_clock_mhz, row.power_w, seconds)
+        for row, seconds in found.busy
+        if row.sm_clock_mhz is not None and row.sm_clock_mhz < SLOW_MHZ
+    ]
+    seconds = sum(s for _, _, s in slow)
+    if seconds >= LEAST_S:
+        clock, power, _ = min(slow, key=lambda one: one[0])
+        at = f"{clock:.0f} MHz" + (f" at {power:.0f} W" if power is not None else "")
+        yield (
+            f"{found.node}: SM clock under {SLOW_MHZ / 1000:g} GHz for {seconds:.0f} s under load "
+            f"(lowest {at})"
+        )
+
+
+def _throttle(found: Stretch) -> Iterable[str]:
+    told: dict[str, float] = {}
+    for row, seconds in found.busy:
+        for reason in filter(None, (row.throttle or "").split(",")):
+            told[reason] = told.get(reason, 0.0) + seconds
+    for reason, seconds in told.items():
+        if seconds >= LEAST_S:
+            yield f"{found.node}: clocks limited for {seconds:.0f} s under load ({reason})"
+
+
+def _swap(found: Stretch) -> Iterable[str]:
+    moved = sum((row.swap_bytes_s or 0.0) * seconds for row, seconds in found.rows) / MIB
+    if moved >= SWAPPED_MIB:
+        yield f"{found.node}: {moved:.0f} MiB were moved to and from swap"
+
+
+def _roce(found: Sequence[Stretch]) -> Iterable[str]:
+    rows = [(row, seconds) for one in found for row, seconds in one.rows]
+    by_rdma = _bytes(rows, "rdma_rx_bytes_s", "rdma_tx_bytes_s")
+    by_tcp = _bytes(rows, "link_rx_bytes_s", "link_tx_bytes_s") or 0.0
+    if by_rdma is None:
+        yield "RoCE is not proven: the nodes have no RDMA port counters"
+    elif by_rdma + by_tcp < LINK_BYTES:
+        yield f"RoCE is not proven: only {size(by_rdma + by_tcp)} went over the link"
+    elif by_rdma < RDMA_SHARE * (by_rdma + by_tcp):
+        yield (
+            f"RoCE is not proven: {size(by_rdma)} went over the HCAs by RDMA, "
+            f"{size(by_tcp)} over their interfaces by TCP/IP"
+        )
+    errors = sum(row.rdma_errors or 0 for row, _ in rows)
+    if errors:
+        yield f"the HCAs counted {errors} errors and retransmissions"
+
+
+def _bytes(rows: Sequence[tuple[Row, float]], *names: str) -> float | None:
+    """Return the bytes that these rates amount to; None when none of them is known."""
+    moved = [(getattr(row, name), seconds) for row, seconds in rows for name in names]
+    known = [rate * seconds for rate, seconds in moved if rate is not None]
+    return sum(known) if known else None
+
+
+def size(count: float) -> str:
+    """Bytes as people read them.
+
+    >>> size(1234567890)
+    '1.2 GB'
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.1f} {unit}"

@@ -1,0 +1,217 @@
+"""The sampler of a node: one JSON line an interval, to standard output or to a file.
+
+It runs for as long as its parent does, or until SIGTERM, and leaves no process behind. Nothing in
+it waits for the GPU's driver or for the server: what does not answer is null, and `notes` says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from spark_cluster.node.engine_metrics import EngineReader
+from spark_cluster.node.gpu_readings import AppsReader, GpuReader
+from spark_cluster.node.system_readings import SystemReader
+
+FORMAT = 1
+"""Of a line; a reader refuses others."""
+
+FILE_LIMIT = 64 * 1024 * 1024
+"""Bytes of a file after which it is kept as FILE.1, and a new one is begun: more than a day."""
+
+LEAST_EVERY_S = 0.1
+
+CODE = (
+    "import sys\n"
+    "sys.path.insert(0, sys.argv[1])\n"
+    "from spark_cluster.node.telemetry import main\n"
+    "main(sys.argv[2])\n"
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the sampler is told.
+
+    Attributes:
+        every: seconds between two lines.
+        slowly: seconds between two readings of what costs more: the memory of processes (17 ms of
+            a core for a call of nvidia-smi) and the errors of HCAs.
+        metrics: URL of the engine's `/metrics`; empty for none.
+        file: where the lines go; empty is standard output.
+        parent: process whose end ends it; 0 for none.
+        root: where the node's file system begins; "/" but in tests.
+    """
+
+    every: float = 1.0
+    slowly: float = 5.0
+    metrics: str = ""
+    file: str = ""
+    parent: int = 0
+    root: str = "/"
+
+
+def argv(settings: Settings) -> list[str]:
+    """Return the command that runs the sampler from this very code."""
+    code = str(Path(__file__).resolve().parents[2])
+    told = json.dumps(asdict(settings))
+    return [sys.executable, "-I", "-S", "-B", "-c", CODE, code, told]
+
+
+def main(told: str) -> NoReturn:
+    """Run until the parent has gone, the output is closed, or SIGTERM comes."""
+    settings = Settings(**json.loads(told))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _ended)
+    out: Out = File(Path(settings.file)) if settings.file else Pipe(1)
+    sampler = Sampler(settings)
+    try:
+        with contextlib.suppress(BrokenPipeError):  # whoever read it is gone
+            _run(sampler, out, settings)
+    except _End:
+        pass
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        sampler.end()
+    os._exit(0)  # the thread that asks the server may wait for it
+
+
+class _End(BaseException):
+    """The sampler is told to end."""
+
+
+def _ended(_number: int, _frame: object) -> NoReturn:
+    raise _End
+
+
+def _run(sampler: Sampler, out: Out, settings: Settings) -> None:
+    every = max(settings.every, LEAST_EVERY_S)
+    while not settings.parent or os.getppid() == settings.parent:
+        # On whole seconds of the clock, so that the lines of several nodes belong together.
+        pause = every - time.time() % every
+        time.sleep(pause if pause > every / 10 else pause + every)
+        out.write(json.dumps(sampler.sample(), separators=(",", ":")) + "\n")
+
+
+class Sampler:
+    """All readers of a node."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._slowly = settings.slowly
+        self._system = SystemReader(Path(settings.root))
+        self._gpu = GpuReader(max(settings.every, LEAST_EVERY_S))
+        self._apps = AppsReader(settings.slowly)
+        self._engine = EngineReader(settings.metrics, settings.every)
+        self._slow_at = float("-inf")
+        self._gpu.now()  # starts nvidia-smi, so that the first sample has an answer
+        self._apps.now()
+
+    def sample(self) -> dict[str, Any]:
+        """Return the state of now; what is not known is None, also `processes` where they were not
+        asked this time."""
+        gpu, processes = self._gpu.now(), self._apps.now()
+        engine, why = self._engine.now()
+        sample: dict[str, Any] = {
+            "format": FORMAT,
+            "time": round(time.time(), 3),
+            "clock": round(time.monotonic(), 3),
+            "gpu": gpu,
+            "memory": self._system.memory(),
+            "network": self._system.network(),
+            "rdma": self._system.rdma(),
+            "engine": engine,
+            "processes": processes,
+        }
+        if time.monotonic() - self._slow_at >= self._slowly:
+            self._slow_at = time.monotonic()
+            sample["rdma_errors"] = self._system.rdma_errors()
+        notes = list(dict.fromkeys(filter(None, (self._gpu.note, self._apps.note, why))))
+        if notes:
+            sample["notes"] = notes
+        return sample
+
+    def end(self) -> None:
+        """End the processes that it has started."""
+        self._gpu.end()
+        self._apps.end()
+
+
+class Out(Protocol):
+    """A place where lines go."""
+
+    def write(self, line: str) -> None:
+        """Write a line, or drop it where there is no room."""
+
+
+class Pipe:
+    """Standard output; a line for which the reader has no room is dropped.
+
+    Raises (when written to):
+        BrokenPipeError: nobody reads it any more.
+    """
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._rest = b""
+        self._room = select.poll()
+        self._room.register(handle, select.POLLOUT)
+
+    def write(self, line: str) -> None:
+        self._flush()
+        if not self._rest:
+            self._rest = line.encode()
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write what there is room for: a whole page, as poll(2) says of a pipe."""
+        while self._rest:
+            events = self._room.poll(0)
+            if not events:
+                return
+            self._rest = self._rest[os.write(self._handle, self._rest[: select.PIPE_BUF]) :]
+
+
+class File:
+    """A file of lines and the one before it, FILE.1; with a full disk lines are dropped."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._torn = False
+
+    def write(self, line: str) -> None:
+        data = ("\n" if self._torn else "") + line
+        with contextlib.suppress(OSError):
+            if self._size() + len(data) > FILE_LIMIT:
+                self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+            self._torn = True  # until all of it is there
+            with self._path.open("a", encoding="utf-8") as out:
+                out.write(data)
+            self._torn = False
+
+    def _size(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+
+def settings_of(request: Mapping[str, Any], **own: Any) -> Settings:
+    """Return the settings that a request names; the others are as usual.
+
+    Args:
+        own: settings that are not for the laptop to choose.
+    """
+    every = max(LEAST_EVERY_S, float(request.get("every", Settings.every)))
+    slowly = max(every, float(request.get("slowly", Settings.slowly)))
+    metrics, file = str(request.get("metrics", "")), str(request.get("file", ""))
+    return Settings(every, slowly, metrics, file, **own)

@@ -1,0 +1,129 @@
+"""A headless Chromium, driven over its DevTools protocol through a pair of pipes.
+
+source: https://chromedevtools.github.io/devtools-protocol/ (`--remote-debugging-pipe`: JSON on
+file descriptors 3 and 4, each message ended by a zero byte).
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+LIMIT = 60.0
+"""Seconds for an answer, on a loaded machine."""
+
+
+def installed() -> str | None:
+    """Where a browser is."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Browser:
+    """One page of a browser, and what it complained of."""
+
+    def __init__(self, write: int, read: int) -> None:
+        self._write, self._read, self._unread, self._count = write, read, b"", 0
+        self._session = ""
+        self.complaints: list[str] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        found = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = found["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Ask for something and return the answer."""
+        self._count += 1
+        message = {"id": self._count, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while (answer := self._next()).get("id") != self._count:
+            self._note(answer)
+        assert "error" not in answer, (method, answer["error"])
+        return answer["result"]
+
+    def open(self, path: Path, *, width: int, dark: bool = False) -> None:
+        """Open a file as on a screen of this width."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=844,
+                  deviceScaleFactor=1, mobile=width < 600)  # fmt: skip
+        self.call("Page.navigate", url=path.as_uri())
+        end = time.monotonic() + LIMIT
+        while self.evaluate("document.readyState + location.href") != f"complete{path.as_uri()}":
+            assert time.monotonic() < end, "the page is not there"
+            time.sleep(0.05)
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of an expression in the page."""
+        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    def screenshot(self, path: Path) -> bytes:
+        """A picture of the whole page."""
+        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(found["data"]))
+        return path.read_bytes()
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._unread:
+            assert select.select([self._read], [], [], LIMIT)[0], "the browser does not answer"
+            data = os.read(self._read, 1 << 20)
+            assert data, "the browser has ended"
+            self._unread += data
+        message, _, self._unread = self._unread.partition(b"\0")
+        return json.loads(message)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        params = event.get("params", {})
+        if event.get("method") == "Runtime.exceptionThrown":
+            self.complaints.append(str(params["exceptionDetails"]))
+        if event.get("method") == "Log.entryAdded" and params["entry"]["level"] != "verbose":
+            self.complaints.append(params["entry"]["text"])
+        if event.get("method") == "Runtime.consoleAPICalled":
+            self.complaints.append(str(params["args"]))
+
+
+@contextmanager
+def browser(program: str, profile: Path) -> Iterator[Browser]:
+    """Start a browser; it ends with the block.
+
+    Args:
+        profile: an empty folder of its own.
+    """
+    inside, outside = os.pipe(), os.pipe()
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (inside[0], outside[1])]
+
+    def place() -> None:
+        os.dup2(high[0], 3)
+        os.dup2(high[1], 4)
+
+    process = subprocess.Popen(
+        [program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+         "--hide-scrollbars", f"--user-data-dir={profile}", "--remote-debugging-pipe"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        pass_fds=(3, 4), preexec_fn=place,  # noqa: PLW1509  (it calls dup2 only)
+        start_new_session=True,
+    )  # fmt: skip
+    for fd in (*high, inside[0], outside[1]):
+        os.close(fd)
+    try:
+        yield Browser(inside[1], outside[0])
+    finally:
+        process.kill()
+        process.wait()
+        os.close(inside[1])
+        os.close(outside[0])

@@ -1,0 +1,98 @@
+"""Benchmark runs on real vLLM with real llama-benchy: cut, stopped, and with a server that ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import CommandLine, until
+
+from spark_cluster.lab import LabNode
+
+pytestmark = pytest.mark.lab
+
+SUITE = """\
+name: small
+recipes: [lab-paris]
+prompt: [32, 64, 96]
+output: [256]
+runs: 2
+settings: {coherence: false}
+"""
+FOLDER = "/var/lib/spark-cluster/bench"
+
+
+@pytest.fixture(scope="module")
+def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    made = CommandLine(tmp_path_factory.mktemp("bench"))
+    (made.home / "suites").mkdir()
+    (made.home / "suites/small.yaml").write_text(SUITE)
+    yield made
+    made("down")
+
+
+def record(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return found
+
+
+def measured(node: LabNode) -> list[str]:
+    """Ids of the cells that have a result on the node."""
+    found = node.run(["sh", "-c", f"ls {FOLDER}/*/*/cells/*.json 2>/dev/null || true"]).stdout
+    return [Path(line).stem for line in found.splitlines()]
+
+
+def test_a_run_survives_the_laptop_and_its_server(user, spark1):
+    """The laptop is killed after the first cell, then the server, then it is stopped."""
+    run = user.start("bench", "run", "small", "--out", "one", "--keep")
+    until(lambda: measured(spark1), what="the first result")
+    run.process.send_signal(signal.SIGKILL)
+    run.process.communicate()
+    began = len(measured(spark1))
+    found = user.json("bench", "fetch", "one")
+    assert found["cells"] >= began
+    until(lambda: len(measured(spark1)) > began, what="the node goes on by itself")
+
+    user("bench", "stop", "one")
+    until(lambda: user.json("bench", "status", "one")["measuring"] == "", what="the end")
+    user("bench", "fetch", "one")
+    before = {cell["id"]: cell["started"] for cell in record(user.home / "one")["cells"]}
+    assert before
+
+    if len(before) < 3:  # the machine was slow enough to stop it in time
+        spark1.run(["docker", "kill", "spark-vllm"])
+    document = user.json("bench", "attach", "one")
+    assert (document["cells"], document["failed"]) == (3, 0)
+    after = {cell["id"]: cell["started"] for cell in record(user.home / "one")["cells"]}
+    assert {id: after[id] for id in before} == before, "no cell was measured twice"
+
+
+def test_the_record_says_what_was_measured_and_on_what(user):
+    told = record(user.home / "one")
+    assert told["status"] == "complete"
+    assert all(cell["metrics"]["tg_tps"]["mean"] > 0 for cell in told["cells"])
+    (setup,) = told["setups"]
+    assert setup["versions"]["vllm"].startswith("0.")
+    assert "--max-model-len" in setup["flags"]
+    phases = {(reading["phase"], reading["node"]) for reading in setup["vram"]}
+    assert {("load_peak", "spark1"), ("ready", "spark1"), ("after", "spark1")} <= phases
+    held = [r for r in setup["vram"] if r["phase"] == "ready" and r["node"] == "spark1"]
+    assert held[0]["processes"]
+    (node,) = told["nodes"]
+    assert node["environment"]["HF_HUB_OFFLINE"] == "1"
+    assert (user.home / "one/telemetry.parquet").stat().st_size > 1000
+
+
+def test_nothing_of_it_runs_on(user, spark1):
+    argv = ["sh", "-c", "pgrep -af 'worker.py|llama_benchy|node.telemetry' | grep -v pgrep || true"]
+    until(lambda: spark1.run(argv).stdout == "", what="the processes' end")
+    assert user.json("bench", "status", "one")["measuring"] == ""
+
+
+def test_it_can_be_compared_with_itself(user):
+    found = user.json("bench", "compare", "one", "one")
+    assert {row["verdict"] for row in found["rows"]} <= {"same", "too few runs"}

@@ -1,0 +1,65 @@
+"""`top` on real nodes: what it shows of them, and that nothing of it stays there."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import pytest
+from commandline import CommandLine, until
+
+from spark_cluster.lab import Lab, LabNode
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture(scope="module")
+def shell(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
+    return CommandLine(tmp_path_factory.mktemp("home"))
+
+
+def sampled(text: str, node: str) -> list[dict[str, Any]]:
+    """The samples of a node among JSON lines."""
+    told = [json.loads(line) for line in text.splitlines()]
+    return [line for line in told if line["node"] == node and "time" in line]
+
+
+def left(node: LabNode) -> str:
+    """What still runs of samplers on a node."""
+    patterns = "spark_cluster.node.telemetr[y]|query-gpu=utilizatio[n]"
+    return node.run(["pgrep", "-f", patterns], check=False).stdout.strip()
+
+
+def test_both_nodes_with_their_gpu_memory_and_hcas(shell, spark1, spark2):
+    ran = shell("top", "--json", "--count", "4")
+    for name in ("spark1", "spark2"):
+        last = sampled(ran.out, name)[-1]
+        assert last["sm_clock_mhz"] > 0
+        assert last["power_w"] > 0
+        assert last["throttle"] == ""
+        assert last["mem_available_mib"] > 0
+        assert last["rdma_rx_bytes_s"] is not None
+        assert last["net_rx_bytes_s"] is not None
+        assert any(line["processes"] is not None for line in sampled(ran.out, name))
+        assert last["notes"] == []
+    until(lambda: not left(spark1) and not left(spark2), what="the end of the samplers")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_stays_on_the_nodes(shell, spark1, number):
+    started = shell.start("--limit", "spark1", "top")
+    until(lambda: "query-gpu" in spark1.run(["ps", "ax"], check=False).stdout, what="the sampler")
+    started.process.send_signal(number)
+    started.process.communicate()
+    until(lambda: not left(spark1), what="the end of the sampler")
+
+
+def test_a_gpu_that_is_throttled_is_flagged(shell, spark1):
+    spark1.set_state(throttle="Active", utilization=96, sm_clock_mhz=611)
+    try:
+        ran = shell("--limit", "spark1", "top", "--count", "3")
+    finally:
+        spark1.set_state(throttle=None, utilization=None, sm_clock_mhz=None)
+    assert "throttled: sw_power_cap" in ran.out
+    assert "SM clock under 1.5 GHz under load" in ran.out
