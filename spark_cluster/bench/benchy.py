@@ -324,9 +324,9 @@ def _metrics(
         elif name in _PREFILL and answered == requests:
             # est_ppt was 0: nothing is left of the first response when the latency is taken off.
             latency = "" if latency_ms is None else f" ({latency_ms:.1f} ms)"
-            attention.append(
-                f"no prefill speed: the first response came sooner than the latency{latency}"
-            )
+            of = " of single requests" if name in OF_REQUESTS and key.concurrency > 1 else ""
+            why = f"the first response came sooner than the latency{latency}"
+            attention.append(f"no prefill speed{of}: {why}")
         elif not values:
             reasons.append(f"{field_name} has no value")
         else:

@@ -60,7 +60,7 @@ def check(schema: dict[str, Any], document: Any) -> None:
     Draft202012Validator(schema).validate(document)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", schemas.of_files())
 def test_what_is_checked_in_is_what_the_code_says(name):
     written = (schemas.FOLDER / f"{name}.json").read_text()
     assert written == schemas.text(made()[name]), "run `python -m docs.generate`"
@@ -209,6 +209,16 @@ def test_what_provision_prints_fits():
     )
     document = provision._document(run, done, {"spark2": Unreachable("no answer", hint="wait")})
     check(made()["output-provision"], json.loads(json.dumps(document)))
+
+
+def test_the_record_of_a_run_fits():
+    from bench_runs import STEADY, cell, record
+
+    schema = schemas.of_files()["bench-run"]
+    document = json.loads(record(cell(tg_tps=STEADY)).model_dump_json())
+    check(schema, document)
+    with pytest.raises(ValidationError):
+        check(schema, {**document, "format": "spark-cluster.bench.v0"})
 
 
 @pytest.mark.parametrize("name", ["ping", "exec"])
