@@ -20,10 +20,11 @@ WORKERS := -n $(shell echo $$((2 * $$(nproc 2>/dev/null || echo 2))))
 HANGS := -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 NONE_IS_FINE := || test $$? = 5
 
-.PHONY: demo test check pure lab-tests soak bench docs env tools clean help
+.PHONY: demo demo-bench test check pure lab-tests soak bench docs env tools clean help
 
 help:
 	@echo "make demo       two simulated Sparks, and 'spark-cluster up --tp 2' on them (root, Linux)"
+	@echo "make demo-bench a benchmark of one and of two simulated Sparks, and its report"
 	@echo "make test       everything: ruff, mypy, pure tests, lab tests (those need root and Linux)"
 	@echo "make pure       ruff, mypy and the pure tests only"
 	@echo "make soak       the long campaigns: thousands of examples, hundreds of kills (hours)"
@@ -38,6 +39,14 @@ demo: $(VENV)/ready
 	@echo
 	@echo "It stays up. To look around:   .venv/bin/spark-cluster -i lab status"
 	@echo "To end it:                     .venv/bin/spark-cluster lab down"
+
+# The report needs the extra `bench`, which the environment of the tests has.
+demo-bench: env
+	@$(RUN) lab up
+	@$(RUN) -i lab trust
+	@rm -rf bench-results/demo
+	@$(RUN) -i lab bench run lab --out bench-results/demo
+	@$(RUN) bench report bench-results/demo
 
 test: pure lab-tests
 

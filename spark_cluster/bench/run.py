@@ -108,14 +108,19 @@ class BenchRun:
         save_record(self.record, self.folder)
 
 
-def skip(run: BenchRun, step: Step) -> bool:
-    """Record the cells of a step that cannot be measured; returns True when none is left."""
-    why = step.setup.skip
-    if not why and step.setup.replicas > 1:
-        why = "several replicas at once are not measured by this version"
-    reasons = {cell.id: why or cell.skip for cell in step.cells if why or cell.skip}
-    run.add([_skipped(cell, reasons[cell.id]) for cell in step.cells if cell.id in reasons])
-    return len(reasons) == len(step.cells)
+def left_out(run: BenchRun, step: Step) -> dict[str, str]:
+    """Return the cells of a step that cannot be measured, with the reason."""
+    why = step.setup.skip or _unsupported(run.suite, step)
+    return {cell.id: why or cell.skip for cell in step.cells if why or cell.skip}
+
+
+def _unsupported(suite: Suite, step: Step) -> str:
+    """Return what of a step cannot be measured yet; empty when all can."""
+    if suite.tool != benchy.NAME or suite.kind != "load":
+        return f"{suite.tool}, {suite.kind}: not measured by this version"
+    if step.setup.replicas > 1:
+        return "several replicas at once are not measured by this version"
+    return ""
 
 
 def _skipped(cell: PlannedCell, why: str) -> CellResult:
@@ -275,14 +280,17 @@ def go_on(play: Play, run: BenchRun, *, keep: bool = False) -> None:
     Raises:
         SparkClusterError: it cannot go on; the record says `failed`, and can be gone on with.
     """
-    steps = [step for step in run.pending if not skip(run, step)]
+    reasons = {id: why for step in run.pending for id, why in left_out(run, step).items()}
+    if not play.check:
+        run.add([_skipped(c, reasons[c.id]) for c in run.expansion.cells if c.id in reasons])
+    steps = [s for s in run.pending if not all(cell.id in reasons for cell in s.cells)]
     try:
         for number, step in enumerate(steps, 1):
             play.note(f"server {number} of {len(steps)}: {step.setup.id}, {len(step.cells)} cells")
             before = play.seconds.get("load", 0.0)
             served = bring_up(play, step)
             if served is None:
-                return
+                continue
             loaded = play.seconds.get("load", 0.0) - before
             with play.stage("measure"):
                 measure(play, run, step, served, round(loaded, 1))
@@ -290,6 +298,8 @@ def go_on(play: Play, run: BenchRun, *, keep: bool = False) -> None:
             if not (keep and last) and (last or steps[number].setup.id != step.setup.id):
                 take_down(play, run, step)
     except SparkClusterError:
-        run.end("failed")
+        if not play.check:
+            run.end("failed")
         raise
-    run.end("complete")
+    if not play.check:
+        run.end("complete")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,6 +166,7 @@ def _begin(
     from spark_cluster.bench.suite import load_suite
 
     suite = load_suite(name, app.project)
+    app.project.must_be_own(app.project.resolve("suites", name), f"suite {name}")
     served = app.inventory.serve.recipe
     chosen = names or tuple(suite.recipes) or ((served,) if served else ())
     record = Record(
@@ -199,7 +201,10 @@ def _of_record(app: App, record: Record, folder: Path, allow: Allowances | None 
 
     suite = Suite.model_validate_json(record.suite_text)
     allowed = app.allowances(allow or Allowances())
-    recipes = {name: load_recipe(name, app.project, allowed) for name in record.recipes}
+    recipes = {}
+    for name in record.recipes:
+        recipes[name] = load_recipe(name, app.project, allowed)
+        app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {name}")
     return BenchRun(
         record=record,
         suite=suite,
@@ -226,8 +231,11 @@ def _go_on(app: App, made: BenchRun, options: Options, *, keep: bool, exit_code:
             app.print_json(play_run.to_dict(ok=not failed, run=told, folder=folder, **count))
         else:
             play_run.show_recap()
-            _show(app, made, failed)
+            if not options.check:
+                _show(app, made, failed)
     leave_with(play_run, exit_code=exit_code)
+    if failed:
+        sys.exit(1)
 
 
 def _show(app: App, made: BenchRun, failed: list[Any]) -> None:
