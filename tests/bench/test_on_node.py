@@ -1,0 +1,89 @@
+"""What comes back from the node: foreign input."""
+
+from __future__ import annotations
+
+import base64
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_cluster.bench import on_node
+from spark_cluster.errors import Failed
+from spark_cluster.runner.session import Output
+
+
+class FakeSession:
+    """Answers `find` with a listing, and each fetch with the next archive."""
+
+    def __init__(self, listing: str, *archives: bytes | str) -> None:
+        self.listing = listing
+        self.archives = list(archives)
+        self.asked: list[list[str]] = []
+
+    def run(self, argv: list[str], *, stdin: str = "", timeout: float = 60.0) -> Output:
+        if argv[0] == "find":
+            return Output(0, self.listing, "")
+        self.asked.append(stdin.split("\0"))
+        data = self.archives.pop(0)
+        text = data if isinstance(data, str) else base64.b64encode(data).decode()
+        return Output(0, text, "")
+
+
+def archive(**files: bytes) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as made:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            made.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+def fetch(session: Any, into: Path) -> list[str]:
+    return on_node.fetch(session, "/var/lib/spark-cluster/bench/r/s", into)
+
+
+def test_only_what_was_asked_for_is_written(tmp_path):
+    sent = archive(**{"raw/a.json": b"{}", "../../etc/passwd": b"x", "raw/b.json": b"no"})
+    session = FakeSession("2 raw/a.json\n9 worker.py\n", sent)
+    assert fetch(session, tmp_path / "in") == []
+    found = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    assert found == {"in/raw/a.json"}
+    assert session.asked == [["raw/a.json"]]
+
+
+def test_a_link_in_the_archive_is_not_followed(tmp_path):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as made:
+        member = tarfile.TarInfo("raw/a.json")
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/shadow"
+        made.addfile(member)
+    fetch(FakeSession("2 raw/a.json\n", out.getvalue()), tmp_path)
+    assert list(tmp_path.rglob("*.json")) == []
+
+
+def test_many_files_come_in_parts_and_huge_ones_stay(tmp_path):
+    size = on_node.BATCH_BYTES // 2 + 1
+    listing = f"{size} raw/a\n{size} raw/b\n{on_node.LARGEST_BYTES + 1} raw/huge\n"
+    session = FakeSession(listing, archive(**{"raw/a": b"1"}), archive(**{"raw/b": b"2"}))
+    assert fetch(session, tmp_path) == ["raw/huge"]
+    assert session.asked == [["raw/a"], ["raw/b"]]
+    assert (tmp_path / "raw/b").read_bytes() == b"2"
+
+
+@pytest.mark.parametrize("answer", ["not base64!", b"no archive", b""])
+def test_nonsense_is_said_and_nothing_is_written(tmp_path, answer):
+    with pytest.raises(Failed, match="what came is no"):
+        fetch(FakeSession("2 raw/a\n", answer), tmp_path)
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_node_that_has_nothing(tmp_path):
+    class Nothing(FakeSession):
+        def run(self, argv: list[str], *, stdin: str = "", timeout: float = 60.0) -> Output:
+            return Output(1, "", "No such file or directory")
+
+    assert fetch(Nothing(""), tmp_path) == []

@@ -1,0 +1,82 @@
+"""A run's record: what is measured is kept, in order, and never measured twice."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_cluster.bench import benchy
+from spark_cluster.bench.expansion import canonical, expand
+from spark_cluster.bench.reading import result
+from spark_cluster.bench.record import Record
+from spark_cluster.bench.run import BenchRun, left_out
+from spark_cluster.bench.run_folder import load_record
+from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.errors import InvalidFile, UsageError
+
+
+def made(folder: Path, **suite: Any) -> BenchRun:
+    given = Suite.model_validate({"name": "s", "recipes": ["r"], "prompt": [8, 16], **suite})
+    record = Record(
+        id="20261122-1",
+        suite="s",
+        suite_text=canonical(given),
+        spark_cluster="0",
+        started=datetime(2026, 11, 22, tzinfo=UTC),
+        status="running",
+        tool=benchy.tool(given.settings),
+        setups=(),
+        cells=(),
+        recipes=("r",),
+    )
+    return BenchRun(record, given, expand(given), folder)
+
+
+def test_results_are_in_the_suites_order_and_the_first_one_stays(tmp_path):
+    run = made(tmp_path)
+    first, second = run.expansion.cells
+    run.add([result(second, reasons=["cut"])])
+    run.add([result(first), result(second)])
+    assert [cell.id for cell in run.record.cells] == [first.id, second.id]
+    assert run.record.cells[1].reason == "cut"
+    assert run.pending == []
+    assert load_record(tmp_path) == run.record
+
+
+def test_a_run_is_the_same_after_it_was_read_again(tmp_path):
+    run = made(tmp_path, depth=[0, 4096], tp=[1, 2])
+    run.add([result(run.expansion.cells[0])])
+    read = load_record(tmp_path)
+    again = BenchRun(read, Suite.model_validate_json(read.suite_text), run.expansion, tmp_path)
+    assert expand(again.suite).cells == run.expansion.cells
+    assert [step.setup.id for step in again.pending] == [s.setup.id for s in run.expansion.steps]
+    folders = [run.on_node(step) for step in run.expansion.steps]
+    assert len(set(folders)) == len(folders)
+
+
+def test_what_cannot_be_measured_has_a_reason(tmp_path):
+    run = made(tmp_path, replicas=2)
+    (step,) = run.pending
+    assert set(left_out(run, step).values()) == {
+        "several replicas at once are not measured by this version"
+    }
+    assert left_out(made(tmp_path), made(tmp_path).pending[0]) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "run.json:1: no JSON"),
+        ('{"format": "other.v9"}', "format: found 'other.v9'"),
+        ('{"format": "spark-cluster.bench.v1"}', "Field required"),
+    ],
+)
+def test_a_record_that_is_none(tmp_path, text, said):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(InvalidFile, match=said):
+        load_record(tmp_path)
+    with pytest.raises(UsageError, match="No such file"):
+        load_record(tmp_path / "nowhere")
