@@ -31,6 +31,7 @@ from spark_cluster.cli import take_globals
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_report import command
 from spark_cluster.errors import InvalidFile
+from spark_cluster.importers import sparkrun
 
 EVIL = (
     "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}$\\frac{]]>--><!--\x07\u202e|`"
@@ -188,6 +189,8 @@ def test_a_submission_is_as_llama_benchy_and_spark_arena_have_it(folder):
     assert second["test_name"] == "tg128 (c1)"
     assert float(second["t_s_mean"]) > 10
     recipe = YAML(typ="safe").load(folder / "arena" / "tp2" / "recipe.yaml")
+    assert sparkrun.claims(recipe)
+    assert recipe["runtime"] == "vllm-ray"
     assert recipe["model"] == "google/gemma-4-31B-it"
     assert "--tensor-parallel-size 2" in recipe["command"]
     assert "VLLM_HOST_IP" not in recipe["env"], "of one node only"
@@ -344,16 +347,15 @@ BRIGHTNESS = """Object.fromEntries([['page', getComputedStyle(document.body).bac
 def test_the_page_in_a_browser(folder, tmp_path):
     page = folder / "report.html"
     with browser(str(installed()), tmp_path / "profile") as shown:
-        for width in (PHONE, 1280):
-            for dark in (False, True):
-                shown.open(page, width=width, dark=dark)
-                assert shown.evaluate("document.documentElement.scrollWidth") == width
-                assert shown.evaluate(WIDE) == []
-                assert shown.evaluate(SMALLEST) > 7.5, "readable"
-                bright = shown.evaluate(BRIGHTNESS)
-                assert (bright["page"] < bright["text"]) is dark
-                name = f"{width}-{'dark' if dark else 'light'}.png"
-                assert shown.screenshot(tmp_path / name).startswith(b"\x89PNG")
+        for width, dark in ((PHONE, False), (PHONE, True), (1280, False)):
+            shown.open(page, width=width, dark=dark)
+            assert shown.evaluate("document.documentElement.scrollWidth") == width
+            assert shown.evaluate(WIDE) == []
+            assert shown.evaluate(SMALLEST) > 7.5, "readable"
+            bright = shown.evaluate(BRIGHTNESS)
+            assert (bright["page"] < bright["text"]) is dark
+            name = f"{width}-{'dark' if dark else 'light'}.png"
+            assert shown.screenshot(tmp_path / name).startswith(b"\x89PNG")
         assert shown.evaluate("document.querySelectorAll('button[hidden]').length") == 0, (
             "the page's own script ran"
         )

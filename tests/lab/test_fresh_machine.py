@@ -117,6 +117,15 @@ def test_the_packages_can_be_listed(bare: Path) -> None:
     assert {"openssh-server", "mmdebstrap"} <= set(listed)
 
 
+@pytest.mark.parametrize(("system", "wanted"), [("debian", True), ("ubuntu", False)])
+def test_a_browser_is_installed_where_apt_has_one(
+    bare: Path, monkeypatch: pytest.MonkeyPatch, system: str, wanted: bool
+) -> None:
+    monkeypatch.setattr("platform.freedesktop_os_release", lambda: {"ID": system})
+    assert ("chromium" in machine.missing_packages(tests=True)) is wanted
+    assert "haproxy" in machine.missing_packages(tests=True)
+
+
 def test_every_program_of_the_lab_is_in_the_list() -> None:
     """Whatever the lab's modules run on this machine is installed, or always there."""
     called = programs_of(PACKAGE)

@@ -1,7 +1,4 @@
-"""Spark Arena's submission files: one folder for each setup.
-
-source: sparkrun (its `arena` command writes and uploads these three files).
-"""
+"""Spark Arena's submission files: one folder for each setup. source: sparkrun"""
 
 from __future__ import annotations
 
@@ -22,6 +19,9 @@ from spark_cluster.bench.report.telemetry import from_datetime
 METRICS = ("t_s", "t_s_req", "peak_ts", "peak_ts_req", "ttfr", "est_ppt", "e2e_ttft")
 COLUMNS = ("model", "test_name", *(f"{m}_{part}" for m in METRICS for part in ("mean", "std")))
 """Of llama-benchy's CSV, which is what a submission holds."""
+
+RUNTIMES = {("vllm", "ray"): "vllm-ray", ("vllm", "mp"): "vllm-distributed"}
+"""sparkrun's names for an engine and its executor."""
 
 
 def submissions(results: Results) -> Iterator[tuple[str, str]]:
@@ -73,7 +73,7 @@ def _recipe(results: Results, setup: Setup) -> str:
         "name": setup.recipe,
         "model": setup.model,
         **({"model_revision": setup.model_revision} if setup.model_revision else {}),
-        "runtime": setup.engine,
+        "runtime": RUNTIMES.get((setup.engine, setup.executor), setup.engine),
         "min_nodes": setup.tp,
         "container": setup.image_digest,
         "defaults": {"tensor_parallel": setup.tp},

@@ -254,7 +254,8 @@ def _lines(results: Results, metric: MetricName, **fixed: int) -> list[tuple[Set
 def _line(axes: Axes, points: Sequence[Point], index: int, label: str) -> None:
     x, y = [point.x for point in points], [point.metric.mean for point in points]
     errors = [point.metric.std or 0 for point in points]
-    axes.plot(x, y, label=clipped(label), **line_style(index))
+    size = 5 if len(x) <= 20 else 2.5
+    axes.plot(x, y, label=clipped(label), markersize=size, **line_style(index))
     if any(errors):
         axes.errorbar(x, y, errors, fmt="none", ecolor=colour(index), elinewidth=0.9)
 
@@ -264,12 +265,14 @@ def _from_zero(axes: Axes, room: float = 1.04) -> None:
 
 
 def _apart(values: Sequence[int]) -> list[int]:
-    """The values whose labels do not touch each other on an axis; the last one always."""
+    """The values whose labels do not touch each other on an axis; first and last always."""
     span = values[-1] - values[0] or 1
     kept = [values[-1]]
     for value in reversed(values[:-1]):
         if kept[-1] - value >= 0.075 * span:
             kept.append(value)
+    if len(kept) > 1:
+        kept[-1] = values[0]
     return kept[::-1]
 
 
