@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 WORD = 4
-"""Bytes of a unit of port_rcv_data and port_xmit_data. Source: nvidia-docs-rdma-counters."""
+"""Bytes of a unit of port_rcv_data and port_xmit_data. Source: linux-abi-infiniband."""
 
 RESCAN_S = 30.0
 """Seconds after which HCAs are looked for again."""

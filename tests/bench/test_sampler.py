@@ -189,6 +189,26 @@ def test_one_that_hangs_is_noted_ended_and_never_waited_for(root, monkeypatch):
     until(lambda: not alive(f"{root}/usr/local/bin/nvidia-smi"))
 
 
+def test_none_is_started_next_to_one_that_the_kernel_holds():
+    """One in uninterruptible sleep does not end, and they must not become many."""
+
+    class Held:
+        ends = False
+
+        def end(self, _wait_s=0.0):
+            return self.ends
+
+        def close(self):
+            return None
+
+    held, state = Held(), gpu_readings.Restarting()
+    state.child = held
+    state.drop()
+    assert not state.due()
+    held.ends = True
+    assert state.due()
+
+
 def test_figures_that_are_old_are_not_of_now(root):
     nvidia_smi(root, gpu=f"echo '{BUSY}'; exec sleep 600")
     reader = GpuReader(0.1)
