@@ -27,7 +27,8 @@ def start_unit(host: Host, request: Mapping[str, Any]) -> dict[str, Any]:
     """Start a sampler that writes a file, in a transient unit; nothing where it runs already.
 
     Args:
-        request: `unit`, its name without `.service`, and the settings, `file` among them.
+        request: `unit`, its name without `.service`, the settings, `file` among them, and perhaps
+            `longest`, seconds after which it ends.
 
     Returns:
         `started`, False where the unit was there.
@@ -40,9 +41,10 @@ def start_unit(host: Host, request: Mapping[str, Any]) -> dict[str, Any]:
         raise ResourceError(f"{name!r} is not a name for a unit of telemetry")
     if host.run(["systemctl", "is-active", "--quiet", f"{name}.service"]).status == 0:
         return {"started": False}
+    longest = min(float(request.get("longest", LONGEST_S)), LONGEST_S)
     properties = {
         "Description": "spark-cluster: telemetry",
-        "RuntimeMaxSec": f"{LONGEST_S:.0f}",
+        "RuntimeMaxSec": f"{longest:.0f}",
         "TimeoutStopSec": "10",
         "KillMode": "control-group",
         "Environment": f"PATH={host.search_path}",

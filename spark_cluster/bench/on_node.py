@@ -49,10 +49,14 @@ class Job:
     user: str
 
     @property
+    def limit_s(self) -> float:
+        """Seconds that all of it may take."""
+        return float(sum(cell["timeout_s"] for cell in self.cells)) + SLACK_S
+
+    @property
     def resources(self) -> list[Resource]:
         """What measures them: files, and a unit that goes on when the laptop is gone."""
         plan = {"health": self.health, "cells": list(self.cells), "links": dict(self.links)}
-        limit = sum(cell["timeout_s"] for cell in self.cells) + SLACK_S
         return [
             Directory(FOLDER, mode=0o755),
             *[Directory(folder, mode=0o755, owner=self.user) for folder in self._parents()],
@@ -63,7 +67,7 @@ class Job:
                 ("python3", f"{self.folder}/worker.py", self.folder),
                 user=self.user,
                 long=True,
-                timeout_s=limit,
+                timeout_s=self.limit_s,
             ),
         ]
 

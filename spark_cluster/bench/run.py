@@ -151,20 +151,25 @@ def measure(
     setup = describe.setup_of(play, step.setup, served, startup_s)
     run.add_setup(setup, describe.nodes_of(play, served))
     metrics = f"{engine_base(served.plan)}/metrics"
-    recording = Recording(play, [node.name for node in served.plan.nodes], folder, metrics)
+    job = job_of(run, step, served.plan, play)
+    nodes = [node.name for node in served.plan.nodes]
+    recording = Recording(play, nodes, folder, metrics, job.limit_s)
     recording.start()
     on_node.may_go_on(session, folder)
     ended = threading.Event()
 
     def load() -> None:
         try:
-            play.apply(play.head, ROLE, job_of(run, step, served.plan, play).resources)
+            play.apply(play.head, ROLE, job.resources)
         finally:
             ended.set()
 
     try:
         _, peak = play.together(load, lambda: _vram_until(play, ended))
         run.add_vram(step.setup.id, describe.readings(peak, "under_load"))
+    except SparkClusterError:
+        recording.stop()
+        raise
     finally:
         recording.fetch(run.raw(step))
         collect(run, step, session)

@@ -6,8 +6,9 @@ import base64
 import binascii
 import contextlib
 import gzip
+import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -35,13 +36,17 @@ class Recording:
     Args:
         folder: of the step, on every node.
         metrics: URL of the engine's `/metrics` on the head.
+        longest: seconds after which they end by themselves, when no laptop comes back.
     """
 
-    def __init__(self, play: Play, nodes: Sequence[str], folder: str, metrics: str) -> None:
+    def __init__(
+        self, play: Play, nodes: Sequence[str], folder: str, metrics: str, longest: float
+    ) -> None:
         self.play = play
+        self.longest = longest
         self.folder = folder
         self.file = f"{folder}/telemetry.jsonl"
-        self.unit = "spark-cluster-telemetry-" + folder.replace("/", "-").strip("-")[-60:]
+        self.unit = unit_of(folder)
         self.sessions = {node: play.session(n) for n in play.nodes if (node := n.name) in nodes}
         self.metrics = {play.head.name: metrics}
 
@@ -50,7 +55,8 @@ class Recording:
         for name, session in self.sessions.items():
             try:
                 _need_folder(session, self.folder)
-                start_recording(session, self.unit, self.file, metrics=self.metrics.get(name, ""))
+                settings = {"metrics": self.metrics.get(name, ""), "longest": self.longest}
+                start_recording(session, self.unit, self.file, **settings)
             except SparkClusterError as error:
                 self.play.note(f"{name}: no telemetry: {error.message}", warning=True)
 
@@ -65,9 +71,19 @@ class Recording:
 
     def stop(self) -> None:
         """End the samplers."""
-        for session in self.sessions.values():
-            with contextlib.suppress(SparkClusterError):
-                stop_recording(session, self.unit)
+        stop(self.sessions.values(), self.folder)
+
+
+def unit_of(folder: str) -> str:
+    """Return the name of the unit that records for a step."""
+    return "spark-cluster-telemetry-" + re.sub(r"[^A-Za-z0-9_-]", "-", folder).strip("-")[-90:]
+
+
+def stop(sessions: Iterable[Session], folder: str) -> None:
+    """End the samplers of a step; a node that does not answer ends its own later."""
+    for session in sessions:
+        with contextlib.suppress(SparkClusterError):
+            stop_recording(session, unit_of(folder))
 
 
 def _need_folder(session: Session, folder: str) -> None:

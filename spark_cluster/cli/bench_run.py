@@ -114,7 +114,7 @@ def status(app: App, folder: Path) -> None:
 @click.pass_obj
 def stop(app: App, folder: Path) -> None:
     """End what a run measures on the nodes; the cell in progress is lost, the server stays up."""
-    from spark_cluster.bench import on_node
+    from spark_cluster.bench import on_node, run_telemetry
     from spark_cluster.bench.run_folder import load_record
     from spark_cluster.runner.options import Options
 
@@ -126,6 +126,7 @@ def stop(app: App, folder: Path) -> None:
         for step in made.pending:
             if on_node.is_measuring(session, made.on_node(step)):
                 on_node.stop(session, made.on_node(step))
+                run_telemetry.stop(play.sessions.values(), made.on_node(step))
                 stopped.append(step.setup.id)
     if app.as_json:
         app.print_json({"stopped": stopped})

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from typing import IO, Any
 
 import rich.console
-from rich.console import ConsoleOptions, RenderableType
+from rich.console import ConsoleOptions
+from rich.console import Group as Group  # for those who put parts together
+from rich.console import RenderableType as RenderableType
 from rich.segment import Segment
 from rich.text import Text
 

@@ -9,10 +9,10 @@ from spark_cluster.bench.telemetry import Row
 from spark_cluster.bench.telemetry_flags import size
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.table import Table
 
     from spark_cluster.bench.sampling import Update
+    from spark_cluster.cli.console import RenderableType
 
 MOST_PROCESSES = 6
 """Processes of a node that are shown, the largest first."""
@@ -25,9 +25,7 @@ NOT_KNOWN = "-"
 
 def picture(live: LiveState) -> RenderableType:
     """Return the whole picture; it fits 80 columns."""
-    from rich.console import Group
-
-    from spark_cluster.cli.console import painted
+    from spark_cluster.cli.console import Group, painted
 
     parts: list[RenderableType] = [_nodes(live)]
     serving = [n for n in live.nodes.values() if n.row is not None and n.row.running is not None]

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.lab
 SUITE = """\
 name: small
 recipes: [lab-paris]
-prompt: [32, 64, 96]
+prompt: [16, 32, 48, 64, 80, 96]
 output: [256]
-runs: 2
+runs: 3
 settings: {coherence: false}
 """
 FOLDER = "/var/lib/spark-cluster/bench"
@@ -53,10 +53,8 @@ def test_a_run_survives_the_laptop_and_its_server(user, spark1):
     until(lambda: measured(spark1), what="the first result")
     run.process.send_signal(signal.SIGKILL)
     run.process.communicate()
-    began = len(measured(spark1))
-    found = user.json("bench", "fetch", "one")
-    assert found["cells"] >= began
-    until(lambda: len(measured(spark1)) > began, what="the node goes on by itself")
+    until(lambda: len(measured(spark1)) > 1, what="the node goes on by itself")
+    assert user.json("bench", "fetch", "one")["cells"] > 1
 
     user("bench", "stop", "one")
     until(lambda: user.json("bench", "status", "one")["measuring"] == "", what="the end")
@@ -64,10 +62,9 @@ def test_a_run_survives_the_laptop_and_its_server(user, spark1):
     before = {cell["id"]: cell["started"] for cell in record(user.home / "one")["cells"]}
     assert before
 
-    if len(before) < 3:  # the machine was slow enough to stop it in time
-        spark1.run(["docker", "kill", "spark-vllm"])
+    spark1.run(["docker", "kill", "spark-vllm"])
     document = user.json("bench", "attach", "one")
-    assert (document["cells"], document["failed"]) == (3, 0)
+    assert (document["cells"], document["failed"]) == (6, 0)
     after = {cell["id"]: cell["started"] for cell in record(user.home / "one")["cells"]}
     assert {id: after[id] for id in before} == before, "no cell was measured twice"
 
