@@ -3,42 +3,88 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from spark_cluster.bench.record import FORMAT, Record
+from spark_cluster.bench.report.formats import printable
 from spark_cluster.bench.worker import write_durably
 from spark_cluster.errors import InvalidFile, UsageError
 
 RECORD = "run.json"
 
 
+MAX_RECORD_BYTES = 256 * 1024**2
+MAX_NUMBER = 1e15
+"""Nothing that is measured comes near it; a plot of more fails in ways that help nobody."""
+
+
+MOST = {"cells": 20_000, "setups": 200, "nodes": 64}
+"""More than any run has; a page of more would be of no use, and its making without an end."""
+
+
 def load_record(run: Path) -> Record:
     """Read the record of a run, from its folder or the file itself.
 
+    It may be somebody else's: characters that do not print are replaced in all of its texts.
+
     Raises:
         UsageError: there is none.
-        InvalidFile: it is not a record, or one of another format.
+        InvalidFile: it is no JSON, does not fit the schema of a record, or is of another format.
     """
     path = run / RECORD if run.is_dir() else run
     try:
-        text = path.read_text(encoding="utf-8")
+        if path.stat().st_size > MAX_RECORD_BYTES:
+            size = f"{path.stat().st_size / 1024**2:.0f} MiB"
+            raise InvalidFile(f"{size} is too large for a record", where=str(path))
+        content = path.read_bytes()
     except OSError as error:
         raise UsageError(
             f"{path}: {error.strerror}", hint="give the folder of a run, which has a run.json"
         ) from None
+    record = _record(path, content)
+    for name, most in MOST.items():
+        if (count := len(getattr(record, name))) > most:
+            raise InvalidFile(f"{count:,} {name} are more than {most:,}", where=str(path))
+    return record
+
+
+def _record(path: Path, content: bytes) -> Record:
     try:
-        found = json.loads(text)
-        if isinstance(found, dict) and found.get("format") != FORMAT:
-            raise InvalidFile(f"{path}: format: found {found.get('format')!r}, expected '{FORMAT}'")
-        return Record.model_validate(found)
-    except json.JSONDecodeError as error:
-        raise InvalidFile(f"{path}:{error.lineno}: no JSON: {error.msg}") from None
+        data = _clean(json.loads(content, parse_constant=_refuse_constant))
+        if isinstance(data, dict) and data.get("format") != FORMAT:
+            found = str(data.get("format"))[:40]
+            message = f"format: found {found!r}, expected '{FORMAT}'"
+            raise InvalidFile(message, where=str(path))
+        return Record.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise InvalidFile(f"{path}: {place}: {first['msg']}") from None
+        at = ".".join(str(part) for part in first["loc"])
+        raise InvalidFile(f"not a record of a run: {at}: {first['msg']}", where=str(path)) from None
+    except RecursionError:
+        raise InvalidFile("not a record of a run: nested too deeply", where=str(path)) from None
+    except ValueError as error:
+        raise InvalidFile(f"not a record of a run: {error}", where=str(path)) from None
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    if isinstance(value, dict):
+        return {printable(key): _clean(item) for key, item in value.items()}
+    if isinstance(value, int | float) and not abs(value) < MAX_NUMBER:
+        shown = "a number" if isinstance(value, int) or not math.isfinite(value) else f"{value:g}"
+        raise ValueError(f"{shown} is out of range")
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
 
 
 def save_record(record: Record, folder: Path) -> None:

@@ -240,7 +240,9 @@ def _go_on(app: App, made: BenchRun, options: Options, *, keep: bool, exit_code:
 
 
 def _show(app: App, made: BenchRun, failed: list[Any]) -> None:
+    from spark_cluster.cli.console import styled
+
     console = app.console
     for cell in failed:
-        console.print(f"failed: {cell.id}: {cell.reason}", style="red", markup=False)
+        console.print(styled("[red]failed:[/] {}: {}", cell.id, cell.reason))
     console.print(f"{len(made.record.cells) - len(failed)} cells measured, in {made.folder}")

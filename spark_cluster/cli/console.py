@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from typing import IO, Any
 
 import rich.console
-from rich.console import ConsoleOptions
-from rich.console import Group as Group  # for those who put parts together
-from rich.console import RenderableType as RenderableType
+from rich.console import ConsoleOptions, Group, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
 from spark_cluster.cli.visible import visible
+
+__all__ = ["Console", "Group", "RenderableType", "joined", "mark", "painted", "styled"]
 
 _SLOT = "\ue000"
 """Stands for a value while a template is parsed (a private-use character)."""

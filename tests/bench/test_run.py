@@ -69,7 +69,7 @@ def test_what_cannot_be_measured_has_a_reason(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "run.json:1: no JSON"),
+        ("{", "not a record of a run: Expecting"),
         ('{"format": "other.v9"}', "format: found 'other.v9'"),
         ('{"format": "spark-cluster.bench.v1"}', "Field required"),
     ],

@@ -16,11 +16,7 @@ from spark_cluster.bench.record import (
     Record,
     Setup,
 )
-
-NOISE_SINGLE = 0.05
-NOISE_SEVERAL = 0.30
-"""Differences below these shares, at one request and at several, say nothing: identical runs on two
-Sparks differed by up to 1.3 times."""
+from spark_cluster.bench.statistics import FLOOR_ALONE, FLOOR_SEVERAL
 
 Shape = tuple[int, int]
 """Prompt and output, tokens."""
@@ -161,7 +157,7 @@ def speed_up(metric: MetricName, before: Metric, after: Metric) -> float | None:
 
 def is_noise(ratio: float, concurrency: int) -> bool:
     """Tell whether identical runs differ as much as this."""
-    limit = NOISE_SINGLE if concurrency == 1 else NOISE_SEVERAL
+    limit = FLOOR_ALONE if concurrency == 1 else FLOOR_SEVERAL
     return max(ratio, 1 / ratio) < 1 + limit
 
 
