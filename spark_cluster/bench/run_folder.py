@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from spark_cluster.bench.printable import printable
 from spark_cluster.bench.record import FORMAT, Record
-from spark_cluster.bench.report.formats import printable
 from spark_cluster.bench.worker import write_durably
 from spark_cluster.errors import InvalidFile, UsageError
 

@@ -8,16 +8,6 @@ from datetime import UTC, datetime
 from spark_cluster.bench.record import CellKey, Metric, Prediction
 
 
-def printable(text: str) -> str:
-    """The text without control characters, overrides of the writing direction and halves of pairs.
-
-    Neither HTML nor XML can hold all of them, and none is worth showing.
-    """
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
-
-
 def number(value: float) -> str:
     """A figure with as many digits as it deserves.
 
