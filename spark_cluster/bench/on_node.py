@@ -65,6 +65,8 @@ class Job:
             Command(
                 f"measure {self.folder.removeprefix(f'{FOLDER}/')}",
                 ("python3", f"{self.folder}/worker.py", self.folder),
+                # Not by its exit status: a run that was stopped is begun again.
+                creates=f"{self.folder}/{worker.COMPLETE}",
                 user=self.user,
                 long=True,
                 timeout_s=self.limit_s,

@@ -25,6 +25,9 @@ from typing import Any
 DONE, STOPPED, NO_SERVER, NO_SPACE, BUSY = 0, 3, 4, 5, 6
 """Exit statuses: all cells have a result, somebody stopped it, ..."""
 
+COMPLETE = "complete"
+"""File that is there when every cell has a result."""
+
 SPACE_BYTES = 64 * 1024 * 1024
 """With less free space no cell is begun: what it wrote would be lost."""
 
@@ -89,6 +92,7 @@ def _measure_all(folder: Path) -> None:
         write_durably(done, json.dumps(result))
         how = "ok" if result["status"] == 0 else result["error"] or f"status {result['status']}"
         print(f"cell {number} of {len(cells)}: {cell['id']}: {how}", flush=True)
+    write_durably(folder / COMPLETE, "")
 
 
 def _may_begin(folder: Path, health: str) -> None:

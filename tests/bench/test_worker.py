@@ -88,6 +88,7 @@ def test_each_cell_once_and_again_nothing(plan):
     assert "cell 2 of 2: b: ok" in said
     assert json.loads((folder / "raw/b.json").read_text()) == {"cell": "b"}
     assert json.loads((folder / "cells/a.json").read_text())["status"] == 0
+    assert (folder / worker.COMPLETE).exists()
     assert run(folder) == (worker.DONE, "")
     assert calls(folder) == ["a", "b"]
 
@@ -145,6 +146,7 @@ def test_stopped_in_the_middle(plan):
     assert process.communicate(timeout=60)[1] == "stopped\n"
     assert process.returncode == worker.STOPPED
     assert calls(folder) == ["a"]
+    assert not (folder / worker.COMPLETE).exists()
 
 
 def test_two_at_once(plan):

