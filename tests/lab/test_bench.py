@@ -96,7 +96,7 @@ def test_the_record_says_what_was_measured_and_on_what(user):
 
 
 def test_nothing_of_it_runs_on(user, spark1):
-    argv = ["sh", "-c", "pgrep -af 'worker.py|llama_benchy|node.telemetry' | grep -v pgrep || true"]
+    argv = ["sh", "-c", "pgrep -af '[w]orker.py|[l]lama_benchy|[n]ode.telemetry' || true"]
     until(lambda: spark1.run(argv).stdout == "", what="the processes' end")
     assert user.json("bench", "status", "one")["measuring"] == ""
 
