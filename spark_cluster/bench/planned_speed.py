@@ -1,18 +1,20 @@
-"""Planned speeds of a suite's servers, for the estimate of how long it takes."""
+"""Planned speeds of a suite's servers, for the estimate of how long it takes and for the record."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING
 
 from spark_cluster.bench.duration import Speed, Speeds
 from spark_cluster.bench.expansion import PlannedSetup
+from spark_cluster.bench.record import CellKey, MetricName, Prediction
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.loader.project import Project
 from spark_cluster.models.weights import step_bytes
 from spark_cluster.planning.speed import of_recipe
 from spark_cluster.planning.speed.constants import load_constants
-from spark_cluster.planning.speed.estimate import SMALLEST
+from spark_cluster.planning.speed.estimate import SMALLEST, Estimate
 from spark_cluster.planning.speed.prefill import prefill
 
 if TYPE_CHECKING:
@@ -53,6 +55,46 @@ def planned_speeds(project: Project) -> Speeds:
         return speed(setup.id, context)
 
     return ask
+
+
+def predictions(
+    project: Project, setup: PlannedSetup, keys: Iterable[CellKey], *, prefix_caching: bool = False
+) -> tuple[Prediction, ...]:
+    """Return what the plan foretells of cells with one request at a time, for the record.
+
+    Decoding is predicted in the middle of the answer, prefill for all tokens that are not cached.
+
+    Raises:
+        InvalidFile: the project's own calibration is wrong.
+    """
+    found = _serving(setup, project)
+    if found is None or setup.served is None:
+        return ()
+    constants = load_constants(project)
+    told: list[Prediction] = []
+    for key in keys:
+        if key.kind != "load" or key.concurrency != 1 or key.request_rate is not None:
+            continue
+        cached = key.depth if prefix_caching else 0
+        context = key.depth + key.prompt + key.output / 2
+        try:
+            first = prefill(found, key.prompt + key.depth - cached, cached, constants=constants)
+            each = of_recipe.expected(setup.served, found, context=context, constants=constants)
+        except SparkClusterError:  # the plan has no figure for it
+            continue
+        told += [
+            _prediction(key, "tg_tps", each),
+            _prediction(key, "pp_tps", first.tokens_s),
+            _prediction(key, "ttfr_ms", first.seconds, 1000.0),
+        ]
+    return tuple(told)
+
+
+def _prediction(
+    key: CellKey, metric: MetricName, found: Estimate, scale: float = 1.0
+) -> Prediction:
+    low, value, high = (n * scale for n in (found.low, found.expected, found.high))
+    return Prediction(metric=metric, key=key, low=low, value=value, high=high)
 
 
 def _serving(setup: PlannedSetup, project: Project) -> Serving | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from spark_cluster.bench import benchy, describe, on_node, run_telemetry
 from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
+from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.reading import read_json
 from spark_cluster.bench.reading import result as cell_result
 from spark_cluster.bench.record import CellResult, NodeRecord, Record, Setup, VramReading
@@ -148,8 +149,7 @@ def measure(
     """
     session = play.session(play.head)
     folder = run.on_node(step)
-    setup = describe.setup_of(play, step.setup, served, startup_s)
-    run.add_setup(setup, describe.nodes_of(play, served))
+    _describe(play, run, step, served, startup_s)
     metrics = f"{engine_base(served.plan)}/metrics"
     job = job_of(run, step, served.plan, play)
     nodes = [node.name for node in served.plan.nodes]
@@ -174,6 +174,17 @@ def measure(
         recording.fetch(run.raw(step))
         collect(run, step, session)
     recording.stop()
+
+
+def _describe(
+    play: Play, run: BenchRun, step: Step, served: Served, startup_s: float | None
+) -> None:
+    """Record what the server is, what runs on its nodes, and what the plan foretells of it."""
+    keys = [cell.key for cell in run.expansion.cells if cell.setup == step.setup.id]
+    caching = run.suite.settings.prefix_caching
+    told = predictions(play.project, step.setup, keys, prefix_caching=caching)
+    setup = describe.setup_of(play, step.setup, served, startup_s)
+    run.add_setup(setup.model_copy(update={"predictions": told}), describe.nodes_of(play, served))
 
 
 def _vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:

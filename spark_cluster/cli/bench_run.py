@@ -163,6 +163,7 @@ def _begin(
     from spark_cluster import __version__
     from spark_cluster.bench import benchy
     from spark_cluster.bench.expansion import canonical
+    from spark_cluster.bench.project_state import commit_of
     from spark_cluster.bench.record import Record
     from spark_cluster.bench.suite import load_suite
 
@@ -188,6 +189,8 @@ def _begin(
             *(w for n in chosen for w in ("--recipe", n)),
         ),
         recipes=chosen,
+        client=app.inventory.head.name,
+        project_commit=commit_of(app.project.folder),
     )
     return _of_record(app, record, out or Path(RESULTS) / record.id, allow)
 

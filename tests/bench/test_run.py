@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,21 @@ import pytest
 
 from spark_cluster.bench import benchy
 from spark_cluster.bench.expansion import canonical, expand
+from spark_cluster.bench.planned_speed import predictions
+from spark_cluster.bench.project_state import commit_of
 from spark_cluster.bench.reading import result
 from spark_cluster.bench.record import Record
 from spark_cluster.bench.run import BenchRun, left_out
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.loader.project import Project
+from spark_cluster.loader.recipes import load_recipe
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
 
 
 def made(folder: Path, **suite: Any) -> BenchRun:
@@ -64,6 +74,36 @@ def test_what_cannot_be_measured_has_a_reason(tmp_path):
         "several replicas at once are not measured by this version"
     }
     assert left_out(made(tmp_path), made(tmp_path).pending[0]) == {}
+
+
+def test_the_plan_foretells_cells_with_one_request(project: Project):
+    suite = Suite.model_validate(
+        {"name": "s", "prompt": [2048], "depth": [0, 8192], "concurrency": [1, 4], "tp": [1, 2]}
+    )
+    recipe = load_recipe("gemma4-31b-fp8", project)
+    found = expand(suite, {recipe.name: recipe}, [recipe.name])
+    by_size = {}
+    for setup in found.setups:
+        keys = [cell.key for cell in found.cells if cell.setup == setup.id]
+        told = predictions(project, setup, keys)
+        assert len(told) == 2 * 3, "two depths, three figures, and none for several requests"
+        assert all(0 < one.low < one.value < one.high for one in told)
+        by_size[setup.tp] = {(one.metric, one.key.depth): one.value for one in told}
+    assert by_size[2]["tg_tps", 0] > by_size[1]["tg_tps", 0]
+    assert by_size[1]["tg_tps", 8192] < by_size[1]["tg_tps", 0]
+    assert by_size[1]["ttfr_ms", 8192] > by_size[1]["ttfr_ms", 0]
+
+
+def test_the_commit_of_a_project_folder(tmp_path):
+    assert commit_of(tmp_path) == ""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    (tmp_path / "file").write_text("1")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    clean = commit_of(tmp_path)
+    assert len(clean) >= 7
+    (tmp_path / "file").write_text("2")
+    assert commit_of(tmp_path) == f"{clean} (changed)"
 
 
 @pytest.mark.parametrize(

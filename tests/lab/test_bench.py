@@ -104,4 +104,4 @@ def test_nothing_of_it_runs_on(user, spark1):
 
 def test_it_can_be_compared_with_itself(user):
     found = user.json("bench", "compare", "one", "one")
-    assert {row["verdict"] for row in found["rows"]} <= {"same", "too few runs"}
+    assert {row["verdict"] for row in found["comparison"]["rows"]} <= {"same", "too few runs"}
