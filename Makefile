@@ -28,7 +28,7 @@ help:
 	@echo "make test       everything: ruff, mypy, pure tests, lab tests (those need root and Linux)"
 	@echo "make pure       ruff, mypy and the pure tests only"
 	@echo "make soak       the long campaigns: thousands of examples, hundreds of kills (hours)"
-	@echo "make bench      the engine against its peers, on the lab"
+	@echo "make bench      spark-cluster against Ansible, Mitogen and pyinfra, on the lab"
 	@echo "make docs       the documentation as a site, in site/; a broken link fails"
 	@echo "make clean      take the lab down and remove what is cached"
 

@@ -16,7 +16,7 @@ class Settings(BaseModel):
     """Settings of the role `llama_benchy`."""
 
     version: str = Field(
-        default=VERSION, description="of the tool; figures of two versions are not comparable"
+        default=VERSION, description="of the tool; cells of another version than the default fail"
     )
     path: str = Field(
         default="/opt/spark-cluster/llama-benchy", description="folder of the environment"

@@ -194,6 +194,25 @@ def _joined(steps: Sequence[Step]) -> list[Step]:
     return found
 
 
+def measurable(suite: Suite, found: Expansion) -> Expansion:
+    """Return the steps with the reason in `skip` for what `bench run` does not measure yet."""
+    steps = []
+    for step in found.steps:
+        why = _unsupported(suite, step.setup)
+        setup = replace(step.setup, skip=step.setup.skip or why)
+        cells = tuple(replace(cell, skip=cell.skip or why) for cell in step.cells)
+        steps.append(replace(step, setup=setup, cells=cells))
+    return Expansion(tuple(steps))
+
+
+def _unsupported(suite: Suite, setup: PlannedSetup) -> str:
+    if suite.kind != "load":
+        return f"suites of the kind {suite.kind} are not measured yet"
+    if _is_vllm(suite):
+        return "suites with `tool: vllm-bench` are not measured yet"
+    return "several replicas are not measured yet" if setup.replicas > 1 else ""
+
+
 def _servers(suite: Suite) -> Iterator[tuple[Variant, int, int]]:
     """Yield variants with the turn and the number of turns."""
     if suite.sweep is not None:

@@ -109,19 +109,9 @@ class BenchRun:
         save_record(self.record, self.folder)
 
 
-def left_out(run: BenchRun, step: Step) -> dict[str, str]:
+def left_out(step: Step) -> dict[str, str]:
     """Return the cells of a step that cannot be measured, with the reason."""
-    why = step.setup.skip or _unsupported(run.suite, step)
-    return {cell.id: why or cell.skip for cell in step.cells if why or cell.skip}
-
-
-def _unsupported(suite: Suite, step: Step) -> str:
-    """Return what of a step cannot be measured yet; empty when all can."""
-    if suite.tool != benchy.NAME or suite.kind != "load":
-        return f"{suite.tool}, {suite.kind}: not measured by this version"
-    if step.setup.replicas > 1:
-        return "several replicas at once are not measured by this version"
-    return ""
+    return {cell.id: cell.skip for cell in step.cells if cell.skip}
 
 
 def _skipped(cell: PlannedCell, why: str) -> CellResult:
@@ -257,6 +247,17 @@ def collect(run: BenchRun, step: Step, session: Session) -> None:
     run_telemetry.write(run.folder)
 
 
+def fetch(play: Play, run: BenchRun, step: Step) -> None:
+    """Bring back what is on the nodes of a step; samplers with nothing left to sample are ended."""
+    session, folder = play.session(play.head), run.on_node(step)
+    nodes = {setup.id: setup.nodes for setup in run.record.setups}.get(step.setup.id, ())
+    recording = Recording(play, nodes, folder)
+    recording.fetch(run.raw(step))
+    if not on_node.is_measuring(session, folder):
+        recording.stop()
+    collect(run, step, session)
+
+
 def _results(
     run: BenchRun, cell: PlannedCell, told: dict[str, object], into: Path, too_large: list[str]
 ) -> list[CellResult]:
@@ -287,6 +288,10 @@ def take_down(play: Play, run: BenchRun, step: Step) -> None:
         run.add_vram(step.setup.id, describe.readings(stopped.now, "after"))
 
 
+def _server(step: Step) -> tuple[str, int]:
+    return step.setup.id, step.turn
+
+
 def go_on(play: Play, run: BenchRun, *, keep: bool = False) -> None:
     """Measure all that has no result yet.
 
@@ -296,7 +301,7 @@ def go_on(play: Play, run: BenchRun, *, keep: bool = False) -> None:
     Raises:
         SparkClusterError: it cannot go on; the record says `failed`, and can be gone on with.
     """
-    reasons = {id: why for step in run.pending for id, why in left_out(run, step).items()}
+    reasons = {id: why for step in run.pending for id, why in left_out(step).items()}
     if not play.check:
         run.add([_skipped(c, reasons[c.id]) for c in run.expansion.cells if c.id in reasons])
     steps = [s for s in run.pending if not all(cell.id in reasons for cell in s.cells)]
@@ -310,8 +315,11 @@ def go_on(play: Play, run: BenchRun, *, keep: bool = False) -> None:
             loaded = play.seconds.get("load", 0.0) - before
             with play.stage("measure"):
                 measure(play, run, step, served, round(loaded, 1))
-            last = number == len(steps)
-            if not (keep and last) and (last or steps[number].setup.id != step.setup.id):
+            following = steps[number] if number < len(steps) else None
+            if following is None and keep:
+                continue
+            # Every turn of a pair has a start of its own.
+            if following is None or _server(following) != _server(step):
                 take_down(play, run, step)
     except SparkClusterError:
         if not play.check:

@@ -40,7 +40,12 @@ class Recording:
     """
 
     def __init__(
-        self, play: Play, nodes: Sequence[str], folder: str, metrics: str, longest: float
+        self,
+        play: Play,
+        nodes: Sequence[str],
+        folder: str,
+        metrics: str = "",
+        longest: float = 0.0,
     ) -> None:
         self.play = play
         self.longest = longest

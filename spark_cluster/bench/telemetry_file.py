@@ -91,7 +91,7 @@ class ParquetWriter:
 
 class _Table:
     def __init__(self, path: Path, columns: dict[str, str]) -> None:
-        arrow = _pyarrow()
+        arrow = need_pyarrow()
         import pyarrow.parquet
 
         kinds = {name: _kind(arrow, kind) for name, kind in columns.items()}
@@ -111,7 +111,7 @@ class _Table:
     def _flush(self) -> None:
         rows, self._rows = self._rows, []
         if rows:
-            self._writer.write_table(_pyarrow().Table.from_pylist(rows, schema=self._schema))
+            self._writer.write_table(need_pyarrow().Table.from_pylist(rows, schema=self._schema))
 
 
 class JsonLinesWriter:
@@ -156,7 +156,7 @@ def read_parquet(path: Path) -> Iterator[Row]:
         UsageError: pyarrow is not installed.
         OSError: the file cannot be read.
     """
-    _pyarrow()
+    need_pyarrow()
     import pyarrow.parquet
 
     held: dict[tuple[Any, str], list[ProcessMemory]] = {}
@@ -175,12 +175,18 @@ def _kind(arrow: Any, kind: str) -> Any:
     return arrow.timestamp("us", tz="UTC") if kind == "timestamp" else getattr(arrow, kind)()
 
 
-def _pyarrow() -> Any:
+def need_pyarrow() -> Any:
+    """Import pyarrow.
+
+    Raises:
+        UsageError: it is not installed.
+    """
     try:
         import pyarrow
     except ImportError:
         raise UsageError(
             "Parquet files need pyarrow, which is not installed",
-            hint="pip install 'spark-cluster[bench]', or record JSON lines: --record FILE.jsonl",
+            hint="install the extra `bench` (pipx install --force '.[bench]' in a checkout); "
+            "`top` can also record JSON lines: --record FILE.jsonl",
         ) from None
     return pyarrow

@@ -41,4 +41,4 @@ class Bench(click.Group):
 
 @click.group(cls=Bench)
 def command() -> None:
-    """Measure what is served, compare and report."""
+    """Measure suites of loads on servers that are brought up for it, compare runs, and report."""

@@ -24,7 +24,7 @@ _COLOURS = {"better": "green", "worse": "red", "same": "", "too noisy": "yellow"
 
 @click.command()
 @click.argument("a", metavar="A")
-@click.argument("b", metavar="B", required=False)
+@click.argument("b", metavar="[B]", required=False)
 @click.option(
     "--baseline", is_flag=True,
     help="End with exit status 1 if B is worse than A, or nothing of it could be compared.",

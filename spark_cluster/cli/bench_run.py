@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.bench.record import Record
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.runner.options import Options
 
+RECORD = "run.json"
 RESULTS = "bench-results"
 """Folder for runs, below the current one."""
 
@@ -33,7 +35,7 @@ RUN = click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, ex
     "--out", type=click.Path(path_type=Path), metavar="FOLDER",
     help=f"Folder for the results.  [default: {RESULTS}/RUN]",
 )  # fmt: skip
-@click.option("--keep", is_flag=True, help="Leave the last server up.")
+@click.option("--keep", is_flag=True, help="Leave the last server up after the run.")
 @allowing
 @changing
 @click.pass_obj
@@ -49,9 +51,13 @@ def run(
 ) -> None:
     """Measure a suite: bring each server up, verify it, measure it, and take it down.
 
-    The cells are measured on the head by a systemd unit: when this laptop is gone they go on, and
-    `bench attach RUN` picks the run up. A cell that has a result is never measured again.
+    The cells are measured on the head by a systemd unit, which goes on without this laptop;
+    `bench attach RUN` continues the run and measures only what has no result yet.
     """
+    if out is not None and (out / RECORD).exists():
+        raise UsageError(
+            f"{out} holds a run already", hint=f"spark-cluster bench attach {out} continues it"
+        )
     app.connect_early()
     made = _begin(app, suite, recipes, allow, out)
     _go_on(app, made, options, keep=keep, exit_code=exit_code)
@@ -59,14 +65,14 @@ def run(
 
 @click.command()
 @RUN
-@click.option("--keep", is_flag=True, help="Leave the last server up.")
+@click.option("--keep", is_flag=True, help="Leave the last server up after the run.")
 @allowing
 @changing
 @click.pass_obj
 def attach(
     app: App, folder: Path, keep: bool, allow: Allowances, exit_code: bool, options: Options
 ) -> None:
-    """Go on with a run that was cut, stopped, or has failed; RUN is its folder."""
+    """Continue a run that was interrupted, stopped or has failed; RUN is its folder."""
     app.connect_early()
     from spark_cluster.bench.run_folder import load_record
 
@@ -79,7 +85,7 @@ def attach(
 @RUN
 @click.pass_obj
 def status(app: App, folder: Path) -> None:
-    """Show how far a run is, on this laptop and on the nodes."""
+    """Show how many cells have a result here, and which server the nodes measure now."""
     from spark_cluster.bench import on_node
     from spark_cluster.bench.run_folder import load_record
     from spark_cluster.runner.options import Options
@@ -138,8 +144,8 @@ def stop(app: App, folder: Path) -> None:
 @RUN
 @click.pass_obj
 def fetch(app: App, folder: Path) -> None:
-    """Bring the results that are on the nodes into RUN, and measure nothing."""
-    from spark_cluster.bench.run import collect
+    """Copy the results that are on the nodes into RUN; measure nothing, and stop no server."""
+    from spark_cluster.bench.run import fetch as fetch_step
     from spark_cluster.bench.run_folder import load_record
     from spark_cluster.runner.options import Options
 
@@ -148,7 +154,7 @@ def fetch(app: App, folder: Path) -> None:
     with app.play("bench fetch", app.nodes, Options(), change=False) as play_run:
         play = play_run.open()
         for step in made.pending:
-            collect(made, step, play.session(play.head))
+            fetch_step(play, made, step)
     new = len(made.record.cells) - before
     if app.as_json:
         app.print_json({"run": made.record.id, "cells": len(made.record.cells), "new": new})
@@ -197,7 +203,7 @@ def _begin(
 
 def _of_record(app: App, record: Record, folder: Path, allow: Allowances | None = None) -> BenchRun:
     """Return the run that a record is of, as its suite says it."""
-    from spark_cluster.bench.expansion import expand
+    from spark_cluster.bench.expansion import expand, measurable
     from spark_cluster.bench.run import BenchRun
     from spark_cluster.bench.suite_schema import Suite
     from spark_cluster.config.allowances import Allowances
@@ -212,14 +218,16 @@ def _of_record(app: App, record: Record, folder: Path, allow: Allowances | None 
     return BenchRun(
         record=record,
         suite=suite,
-        expansion=expand(suite, recipes, record.recipes),
+        expansion=measurable(suite, expand(suite, recipes, record.recipes)),
         folder=folder,
     )
 
 
 def _go_on(app: App, made: BenchRun, options: Options, *, keep: bool, exit_code: bool) -> None:
     from spark_cluster.bench.run_folder import save_record
+    from spark_cluster.bench.telemetry_file import need_pyarrow
 
+    need_pyarrow()  # not after hours of measuring
     if not options.check:
         save_record(made.record, made.folder)
     with app.play(f"bench run {made.suite.name}", app.nodes, options) as play_run:
@@ -248,4 +256,9 @@ def _show(app: App, made: BenchRun, failed: list[Any]) -> None:
     console = app.console
     for cell in failed:
         console.print(styled("[red]failed:[/] {}: {}", cell.id, cell.reason))
-    console.print(f"{len(made.record.cells) - len(failed)} cells measured, in {made.folder}")
+    skipped = [cell for cell in made.record.cells if cell.status == "skipped"]
+    for reason in dict.fromkeys(cell.reason for cell in skipped):
+        count = sum(cell.reason == reason for cell in skipped)
+        console.print(styled("[yellow]{} left out:[/] {}", count, reason))
+    measured = len(made.record.cells) - len(failed) - len(skipped)
+    console.print(f"{measured} cells measured, in {made.folder}")

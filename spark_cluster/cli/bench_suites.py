@@ -25,7 +25,7 @@ def suites(app: App, name: str | None, recipes: tuple[str, ...]) -> None:
     """List the suites, or show the servers and cells of one and how long it takes.
 
     NAME is the name of a suite, or a file. Nothing is started. Your own suites, in the folder
-    suites/, hide ours of the same name.
+    suites/, take precedence over shipped ones of the same name.
     """
     if name is None:
         _list(app)
@@ -56,13 +56,14 @@ def suite_document(suite: Suite, found: Expansion, told: Duration) -> dict[str, 
 
 
 def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:
-    from spark_cluster.bench.expansion import expand
+    from spark_cluster.bench.expansion import expand, measurable
     from spark_cluster.loader.recipes import load_recipe
 
     chosen = names or tuple(suite.recipes)
     if not chosen and not app.inventory_is_missing and app.inventory.serve.recipe:
         chosen = (app.inventory.serve.recipe,)
-    return expand(suite, {one: load_recipe(one, app.project) for one in chosen}, chosen)
+    known = {one: load_recipe(one, app.project) for one in chosen}
+    return measurable(suite, expand(suite, known, chosen))
 
 
 def _list(app: App) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spark_cluster.bench import benchy
-from spark_cluster.bench.expansion import canonical, expand
+from spark_cluster.bench.expansion import canonical, expand, measurable
 from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.project_state import commit_of
 from spark_cluster.bench.reading import result
@@ -68,12 +68,17 @@ def test_a_run_is_the_same_after_it_was_read_again(tmp_path):
 
 
 def test_what_cannot_be_measured_has_a_reason(tmp_path):
-    run = made(tmp_path, replicas=2)
-    (step,) = run.pending
-    assert set(left_out(run, step).values()) == {
-        "several replicas at once are not measured by this version"
-    }
-    assert left_out(made(tmp_path), made(tmp_path).pending[0]) == {}
+    for suite, why in {
+        "replicas": ({"replicas": 2}, "several replicas"),
+        "tool": ({"tool": "vllm-bench"}, "vllm-bench"),
+        "kind": ({"kind": "vision"}, "vision"),
+    }.values():
+        run = made(tmp_path, **suite)
+        (step,) = measurable(run.suite, run.expansion).steps
+        told = left_out(step)
+        assert set(told) == {cell.id for cell in step.cells}
+        assert all(why in reason for reason in told.values())
+    assert left_out(made(tmp_path).pending[0]) == {}
 
 
 def test_the_plan_foretells_cells_with_one_request(project: Project):
