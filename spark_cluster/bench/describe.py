@@ -7,6 +7,7 @@ from typing import Literal
 
 from spark_cluster.bench.expansion import PlannedSetup
 from spark_cluster.bench.record import NodeRecord, ProcessMemory, Setup, VramReading
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.inference.engine import engine
 from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.play import Play
@@ -51,13 +52,18 @@ def setup_of(
         variant=planned.variant_label,
         nodes=tuple(node.name for node in plan.nodes),
         flags=tuple(running.command) or plan.deployment.args,
-        recipe_text=recipe.model_dump_json(indent=1, exclude_defaults=True),
+        recipe_text=text_of(recipe),
         image_digest=served.versions.get("image", ""),
         versions=served.versions,
         vram=vram,
         startup_s=startup_s,
         verified=tuple(recipe.readiness.rungs),
     )
+
+
+def text_of(recipe: Recipe) -> str:
+    """Return a recipe as the record has it, with the changes of a variant."""
+    return recipe.model_dump_json(indent=1, exclude_defaults=True)
 
 
 def readings(found: Iterable[NodeVram], phase: Phase) -> tuple[VramReading, ...]:

@@ -56,7 +56,12 @@ class Job:
     @property
     def resources(self) -> list[Resource]:
         """What measures them: files, and a unit that goes on when the laptop is gone."""
-        plan = {"health": self.health, "cells": list(self.cells), "links": dict(self.links)}
+        plan = {
+            "health": self.health,
+            "cells": list(self.cells),
+            "links": dict(self.links),
+            "lock": FOLDER,
+        }
         return [
             Directory(FOLDER, mode=0o755),
             *[Directory(folder, mode=0o755, owner=self.user) for folder in self._parents()],
@@ -80,41 +85,54 @@ class Job:
 
 def is_measuring(session: Session, folder: str) -> bool:
     """Return True while a process on the node measures the cells of a folder."""
-    done = session.run(["flock", "--nonblock", "--no-fork", f"{folder}/lock", "true"])
+    return _is_locked(session, f"{folder}/lock")
+
+
+def is_busy(session: Session) -> bool:
+    """Return True while a process on the node measures any cells of any run."""
+    return _is_locked(session, FOLDER)
+
+
+def _is_locked(session: Session, path: str) -> bool:
+    # Opened for reading: a lock that is not there yet must not be made, by root at that.
+    done = session.run(["sh", "-c", 'exec flock --nonblock 9 9<"$0"', path])
     return done.status == 1 and not done.stderr.strip()
 
 
-def stop(session: Session, folder: str) -> None:
-    """Have the process that measures the cells of a folder end, the cell in progress included."""
-    _do(session, "touch", f"{folder}/stop")
+def stop(session: Session, folder: str, user: str) -> None:
+    """Have the process that measures the cells of a folder end, the cell in progress included.
+
+    Args:
+        user: whose folder it is; root would follow links in it.
+    """
+    _do(session, user, "touch", f"{folder}/stop")
 
 
-def may_go_on(session: Session, folder: str) -> None:
+def may_go_on(session: Session, folder: str, user: str) -> None:
     """Take an earlier `stop` back."""
-    _do(session, "rm", "-f", f"{folder}/stop")
+    _do(session, user, "rm", "-f", f"{folder}/stop")
 
 
-def _do(session: Session, *argv: str) -> None:
-    done = session.run(list(argv))
+def _do(session: Session, user: str, *argv: str) -> None:
+    done = session.run(list(argv), user=user)
     if done.status != 0:
         raise Failed(f"{' '.join(argv)}: {done.stderr.strip() or f'status {done.status}'}")
 
 
-def fetch(session: Session, folder: str, into: Path) -> list[str]:
+def fetch(session: Session, folder: str, into: Path, user: str) -> list[str]:
     """Copy what was measured from the node; returns the files that are too large to copy.
 
     Raises:
         Failed: an answer of the node is not what was asked for.
     """
-    listed = session.run(
-        ["find", folder, "-type", "f", "-path", f"{folder}/*/*", "-printf", "%s %P\\n"]
-    )
-    if listed.status != 0:
-        return []
+    words = ["find", folder, "-type", "f", "-path", f"{folder}/*/*", "-printf", "%s %P\\n"]
+    listed = session.run(words, user=user)
+    if listed.status != 0 and "No such file" not in listed.stderr:
+        raise Failed(f"listing {folder}: {listed.stderr.strip()[:200]}")
     sizes = _sizes(listed.stdout)
     wanted = {name: size for name, size in sizes.items() if size <= LARGEST_BYTES}
     for names in _batches(wanted):
-        _unpack(_archive(session, folder, names), set(names), into)
+        _unpack(_archive(session, folder, names, user), set(names), into)
     return sorted(set(sizes) - set(wanted))
 
 
@@ -122,7 +140,9 @@ def _sizes(text: str) -> dict[str, int]:
     found = {}
     for line in text.splitlines():
         size, _, name = line.partition(" ")
-        if size.isdigit() and name.split("/")[0] in ("cells", "raw"):
+        place, _, file = name.partition("/")
+        is_plain = "/" not in file and file not in ("", ".", "..")
+        if size.isdigit() and place in ("cells", "raw") and is_plain:
             found[name] = int(size)
     return found
 
@@ -140,9 +160,9 @@ def _batches(sizes: Mapping[str, int]) -> Iterable[list[str]]:
         yield names
 
 
-def _archive(session: Session, folder: str, names: list[str]) -> bytes:
+def _archive(session: Session, folder: str, names: list[str], user: str) -> bytes:
     packed = 'cd "$0" && tar --create --gzip --null --files-from=- | base64 --wrap=0'
-    done = session.run(["sh", "-c", packed, folder], stdin="\0".join(names), timeout=120)
+    done = session.run(["sh", "-c", packed, folder], stdin="\0".join(names), timeout=120, user=user)
     if done.status != 0 or done.left_out:
         said = done.stderr.strip() or "the answer is too long"
         raise Failed(f"fetching {folder}: {said}")
@@ -157,7 +177,7 @@ def _unpack(data: bytes, wanted: set[str], into: Path) -> None:
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
             for member in archive:
-                if member.name in wanted and member.isreg():
+                if member.name in wanted and member.isreg() and member.size <= LARGEST_BYTES:
                     content = archive.extractfile(member)
                     path = into / member.name
                     path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ result, and the folder on the node has those that the laptop has not seen yet.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,10 +23,9 @@ from spark_cluster.bench.record import CellResult, NodeRecord, Record, Setup, Vr
 from spark_cluster.bench.run_folder import save_record
 from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.bench.suite_schema import Suite
-from spark_cluster.errors import SparkClusterError
+from spark_cluster.errors import Failed, Refused, SparkClusterError
 from spark_cluster.inference.engine import engine
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Session
 from spark_cluster.serving import vram
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.serving.result import Served
@@ -37,6 +37,9 @@ CELL_S = 3600.0
 
 VRAM_S = 5.0
 """Seconds between two readings of GPU memory under load."""
+
+WAIT_S = 2.0
+"""Seconds between two looks whether the node still measures."""
 
 BOOK = "home/.cache/llama-benchy/cc6a0b5782734ee3b9069aa3b64cc62c.txt"
 """Where llama-benchy looks for the text of its prompts before it downloads it (source:
@@ -59,9 +62,10 @@ class BenchRun:
     @property
     def pending(self) -> list[Step]:
         """The steps that have cells without a result."""
-        return [step for step in self.expansion.steps if self._left(step)]
+        return [step for step in self.expansion.steps if self.left(step)]
 
-    def _left(self, step: Step) -> list[PlannedCell]:
+    def left(self, step: Step) -> list[PlannedCell]:
+        """Return the cells of a step without a result."""
         done = {cell.id for cell in self.record.cells}
         return [cell for cell in step.cells if cell.id not in done]
 
@@ -145,7 +149,7 @@ def measure(
     nodes = [node.name for node in served.plan.nodes]
     recording = Recording(play, nodes, folder, metrics, job.limit_s)
     recording.start()
-    on_node.may_go_on(session, folder)
+    on_node.may_go_on(session, folder, play.head.user)
     ended = threading.Event()
 
     def load() -> None:
@@ -157,13 +161,8 @@ def measure(
     try:
         _, peak = play.together(load, lambda: _vram_until(play, ended))
         run.add_vram(step.setup.id, describe.readings(peak, "under_load"))
-    except SparkClusterError:
-        recording.stop()
-        raise
     finally:
-        recording.fetch(run.raw(step))
-        collect(run, step, session)
-    recording.stop()
+        _bring_back(play, run, step, recording)
 
 
 def _describe(
@@ -174,6 +173,9 @@ def _describe(
     caching = run.suite.settings.prefix_caching
     told = predictions(play.project, step.setup, keys, prefix_caching=caching)
     setup = describe.setup_of(play, step.setup, served, startup_s)
+    before = _recorded(run, step)
+    if before is not None:  # of an earlier turn, or before the run was interrupted
+        setup = setup.model_copy(update={"vram": (*before.vram, *setup.vram)})
     run.add_setup(setup.model_copy(update={"predictions": told}), describe.nodes_of(play, served))
 
 
@@ -189,9 +191,18 @@ def _vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:
 
 
 def tool_of(play: Play) -> tuple[str, str]:
-    """Return, on the head, the folder of the load generator and the text for its prompts."""
+    """Return, on the head, the folder of the load generator and the text for its prompts.
+
+    Raises:
+        Refused: the role is set to a version whose results are not read.
+    """
     role = play.project.load_role(ROLE)
     settings: Any = role.settings_for(play.inventory.nodes[play.head.name])
+    if settings.version != benchy.VERSION:
+        raise Refused(
+            f"{ROLE}.version is {settings.version}; only results of {benchy.VERSION} are read",
+            hint=f"take `version` out of the settings of {ROLE}",
+        )
     return settings.path, settings.book
 
 
@@ -233,10 +244,10 @@ def engine_base(plan: ServePlan) -> str:
     return url.removesuffix("/v1")
 
 
-def collect(run: BenchRun, step: Step, session: Session) -> None:
+def collect(run: BenchRun, step: Step, play: Play) -> None:
     """Bring back the results that are on the node, and add them to the record."""
-    into = run.raw(step)
-    too_large = on_node.fetch(session, run.on_node(step), into)
+    into, head = run.raw(step), play.head
+    too_large = on_node.fetch(play.session(head), run.on_node(step), into, head.user)
     found = []
     for cell in step.cells:
         told = read_json(into / "cells" / f"{cell.id}.json")
@@ -249,13 +260,17 @@ def collect(run: BenchRun, step: Step, session: Session) -> None:
 
 def fetch(play: Play, run: BenchRun, step: Step) -> None:
     """Bring back what is on the nodes of a step; samplers with nothing left to sample are ended."""
-    session, folder = play.session(play.head), run.on_node(step)
     nodes = {setup.id: setup.nodes for setup in run.record.setups}.get(step.setup.id, ())
-    recording = Recording(play, nodes, folder)
+    _bring_back(play, run, step, Recording(play, nodes, run.on_node(step)))
+
+
+def _bring_back(play: Play, run: BenchRun, step: Step, recording: Recording) -> None:
+    """Copy telemetry and results; what goes on without the laptop is recorded on."""
+    session = play.session(play.head)
     recording.fetch(run.raw(step))
-    if not on_node.is_measuring(session, folder):
+    if not on_node.is_measuring(session, run.on_node(step)):
         recording.stop()
-    collect(run, step, session)
+    collect(run, step, play)
 
 
 def _results(
@@ -268,7 +283,7 @@ def _results(
     )
     found = benchy.read_cell(cell, into / "raw", run.suite.settings, output=output, raw=names)
     error = str(told.get("error") or "")
-    if f"raw/{cell.id}.json" in too_large:
+    if {f"raw/{cell.id}.json", f"raw/{cell.id}.jsonl"} & set(too_large):
         error = "its result is too large to be copied; it is still on the node"
     times = {name: _moment(told.get(name)) for name in ("started", "finished")}
     changed: dict[str, object] = {**times}
@@ -286,6 +301,43 @@ def take_down(play: Play, run: BenchRun, step: Step) -> None:
     stopped = play.project.load_playbook("down").function(play)
     if stopped is not None:
         run.add_vram(step.setup.id, describe.readings(stopped.now, "after"))
+
+
+def _recorded(run: BenchRun, step: Step) -> Setup | None:
+    return next((s for s in run.record.setups if s.id == step.setup.id), None)
+
+
+def must_be_as_before(run: BenchRun, step: Step) -> None:
+    """Raise Refused when the recipe is another one than that of the cells that were measured."""
+    before, now = _recorded(run, step), step.setup.served
+    if before is not None and now is not None and before.recipe_text != describe.text_of(now):
+        raise Refused(
+            f"recipe {before.recipe} was changed after this run measured cells of {before.id}",
+            hint="undo the change, or begin a new run",
+        )
+
+
+def is_done_there(play: Play, run: BenchRun, step: Step) -> bool:
+    """Wait for what the node still measures of a step; True when nothing of it is left then.
+
+    Raises:
+        Failed: another run is being measured.
+    """
+    session, folder = play.session(play.head), run.on_node(step)
+    if on_node.is_measuring(session, folder):
+        play.note("the node is still measuring; this waits for it")
+    while on_node.is_measuring(session, folder):
+        time.sleep(WAIT_S)
+    if on_node.is_busy(session):
+        raise Failed(
+            "another run is being measured there",
+            where=play.head.name,
+            hint="`spark-cluster bench attach` or `bench stop` with the folder of that run",
+        )
+    if _recorded(run, step) is None:
+        return False
+    fetch(play, run, step)
+    return not run.left(step)
 
 
 def _server(step: Step) -> tuple[str, int]:
@@ -308,22 +360,38 @@ def go_on(play: Play, run: BenchRun, *, keep: bool = False) -> None:
     try:
         for number, step in enumerate(steps, 1):
             play.note(f"server {number} of {len(steps)}: {step.setup.id}, {len(step.cells)} cells")
-            before = play.seconds.get("load", 0.0)
-            served = bring_up(play, step)
-            if served is None:
-                continue
-            loaded = play.seconds.get("load", 0.0) - before
-            with play.stage("measure"):
-                measure(play, run, step, served, round(loaded, 1))
+            _measure_step(play, run, step)
             following = steps[number] if number < len(steps) else None
-            if following is None and keep:
+            if play.check or (following is None and keep):
                 continue
             # Every turn of a pair has a start of its own.
             if following is None or _server(following) != _server(step):
                 take_down(play, run, step)
-    except SparkClusterError:
+    except KeyboardInterrupt:
+        play.note(f"the node goes on measuring: `bench attach {run.folder}`, or `bench stop`")
+        raise
+    except (SparkClusterError, OSError):
         if not play.check:
             run.end("failed")
         raise
+    if play.check:
+        return
+    left = sum(len(run.left(step)) for step in run.pending)
+    run.end("failed" if left else "complete")
+    if left:
+        raise Failed(f"{left} cells have no result", hint="`bench attach` measures them")
+
+
+def _measure_step(play: Play, run: BenchRun, step: Step) -> None:
+    """Bring the server of a step up and measure its cells; nothing where they are done already."""
     if not play.check:
-        run.end("complete")
+        must_be_as_before(run, step)
+        if is_done_there(play, run, step):
+            return
+    before = play.seconds.get("load", 0.0)
+    served = bring_up(play, step)
+    if served is None:
+        return
+    loaded = play.seconds.get("load", 0.0) - before
+    with play.stage("measure"):
+        measure(play, run, step, served, round(loaded, 1))

@@ -6,6 +6,7 @@ import base64
 import binascii
 import contextlib
 import gzip
+import hashlib
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from spark_cluster.bench.telemetry import Row
 from spark_cluster.bench.telemetry_file import write_parquet
 from spark_cluster.bench.telemetry_flags import attention
 from spark_cluster.errors import Failed, SparkClusterError
+from spark_cluster.node.telemetry import FILE_LIMIT
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 
@@ -27,6 +29,9 @@ PARQUET = "telemetry.parquet"
 LINES = "telemetry-{}.jsonl.gz"
 """In the raw folder of a step, for each node: the sampler's own lines."""
 
+PLACE = "/var/lib/spark-cluster/telemetry"
+"""On every node; root's own."""
+
 PACK = 'for part in "$1.1" "$1"; do [ ! -f "$part" ] || cat "$part"; done | gzip | base64 --wrap=0'
 
 
@@ -34,7 +39,7 @@ class Recording:
     """Samplers on the nodes of a server; they outlive the laptop's connection.
 
     Args:
-        folder: of the step, on every node.
+        folder: of the step, by which the units of its samplers are named.
         metrics: URL of the engine's `/metrics` on the head.
         longest: seconds after which they end by themselves, when no laptop comes back.
     """
@@ -50,8 +55,10 @@ class Recording:
         self.play = play
         self.longest = longest
         self.folder = folder
-        self.file = f"{folder}/telemetry.jsonl"
         self.unit = unit_of(folder)
+        # Root's own: in the step's folder a link of the load generator's user would be followed.
+        self.place = f"{PLACE}/{self.unit}"
+        self.file = f"{self.place}/telemetry.jsonl"
         self.sessions = {node: play.session(n) for n in play.nodes if (node := n.name) in nodes}
         self.metrics = {play.head.name: metrics}
 
@@ -59,7 +66,7 @@ class Recording:
         """Start to record; where that fails the user is told, and the cells are measured."""
         for name, session in self.sessions.items():
             try:
-                _need_folder(session, self.folder)
+                _need_folder(session, self.place)
                 settings = {"metrics": self.metrics.get(name, ""), "longest": self.longest}
                 start_recording(session, self.unit, self.file, **settings)
             except SparkClusterError as error:
@@ -81,7 +88,9 @@ class Recording:
 
 def unit_of(folder: str) -> str:
     """Return the name of the unit that records for a step."""
-    return "spark-cluster-telemetry-" + re.sub(r"[^A-Za-z0-9_-]", "-", folder).strip("-")[-90:]
+    digest = hashlib.sha256(folder.encode()).hexdigest()[:10]
+    plain = re.sub(r"[^A-Za-z0-9_-]", "-", folder).strip("-")[-70:]
+    return f"spark-cluster-telemetry-{digest}-{plain}"
 
 
 def stop(sessions: Iterable[Session], folder: str) -> None:
@@ -112,7 +121,8 @@ def rows(folder: Path) -> Iterator[Row]:
     for path in sorted(folder.rglob(LINES.format("*"))):
         node = path.name.removeprefix("telemetry-").removesuffix(".jsonl.gz")
         try:
-            text = gzip.decompress(path.read_bytes()).decode("utf-8", "replace")
+            with gzip.open(path) as packed:  # foreign input: no more than the sampler keeps
+                text = packed.read(2 * FILE_LIMIT).decode("utf-8", "replace")
         except (OSError, EOFError, zlib.error):
             continue  # cut while it was written; the next fetch brings it whole
         yield from rows_of({node: text})

@@ -127,7 +127,10 @@ class LineReader:
             return None
         if not known:
             return None
-        row = self._row(at, told)
+        try:
+            row = self._row(at, told)
+        except (ValueError, TypeError, LookupError, AttributeError):
+            return None
         self._before = told
         return row
 

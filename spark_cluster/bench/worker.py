@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,9 @@ SPACE_BYTES = 64 * 1024 * 1024
 
 HEALTH_S = 60.0
 """Seconds in which the server must answer before a cell."""
+
+LOST_S = 5.0
+"""Seconds in which it must answer after a cell; otherwise the cell is not to blame."""
 
 GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL of a load generator."""
@@ -51,13 +56,18 @@ class Ended(Exception):
 
 def main(folder: Path) -> int:
     """Measure what is not measured yet; returns the exit status."""
-    with (folder / "lock").open("w") as lock:
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    with (folder / "lock").open("w") as lock, _opened(Path(plan["lock"])) as everyone:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return _end(BUSY, f"{folder}: another process measures these cells")
         try:
-            _measure_all(folder)
+            fcntl.flock(everyone, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _end(BUSY, "another run is being measured on this node")
+        try:
+            _measure_all(folder, plan)
         except Ended as error:
             return _end(error.status, str(error))
         except OSError as error:
@@ -72,8 +82,16 @@ def _end(status: int, why: str) -> int:
     return status
 
 
-def _measure_all(folder: Path) -> None:
-    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _measure_all(folder: Path, plan: dict[str, Any]) -> None:
     cells = plan["cells"]
     for name in ("cells", "raw"):
         (folder / name).mkdir(exist_ok=True)
@@ -89,6 +107,9 @@ def _measure_all(folder: Path) -> None:
         _may_begin(folder, plan["health"])
         print(f"cell {number} of {len(cells)}: {cell['id']}", flush=True)
         result = measure(folder, cell)
+        if not _answers(plan["health"], LOST_S) and _is_first_loss(folder, cell["id"]):
+            raise Ended(NO_SERVER, f"the server ended in cell {cell['id']}; it is measured again")
+        _sync(folder / "raw", cell["id"])
         write_durably(done, json.dumps(result))
         how = "ok" if result["status"] == 0 else result["error"] or f"status {result['status']}"
         print(f"cell {number} of {len(cells)}: {cell['id']}: {how}", flush=True)
@@ -102,11 +123,33 @@ def _may_begin(folder: Path, health: str) -> None:
     free = os.statvfs(folder)
     if free.f_bavail * free.f_frsize < SPACE_BYTES:
         raise Ended(NO_SPACE, f"less than {SPACE_BYTES >> 20} MiB are free below {folder}")
-    limit = time.monotonic() + HEALTH_S
-    while not _healthy(health):
+    if not _answers(health, HEALTH_S):
+        raise Ended(NO_SERVER, f"the server does not answer at {health}")
+
+
+def _answers(url: str, seconds: float) -> bool:
+    """Return True as soon as the server answers; False after so many seconds without that."""
+    limit = time.monotonic() + seconds
+    while not _healthy(url):
         if time.monotonic() > limit:
-            raise Ended(NO_SERVER, f"the server does not answer at {health}")
-        time.sleep(1)
+            return False
+        time.sleep(0.5)
+    return True
+
+
+def _is_first_loss(folder: Path, cell: str) -> bool:
+    """Return False when a cell loses its server again: then the cell is what ends it."""
+    lost = folder / "raw" / f"{cell}.lost"
+    is_first = not lost.exists()
+    lost.touch()
+    return is_first
+
+
+def _sync(folder: Path, cell: str) -> None:
+    """Have what a load generator wrote on the disk before the cell counts as done."""
+    for path in (*folder.glob(f"{glob.escape(cell)}.*"), folder):
+        with _opened(path) as handle:
+            os.fsync(handle)
 
 
 def _healthy(url: str) -> bool:

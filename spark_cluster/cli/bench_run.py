@@ -91,7 +91,7 @@ def status(app: App, folder: Path) -> None:
     from spark_cluster.runner.options import Options
 
     record = load_record(folder)
-    made = _of_record(app, record, folder)
+    made = _of_record(app, record, folder, known=False)
     cells = made.expansion.cells
     found: dict[str, Any] = {
         "run": record.id,
@@ -102,7 +102,7 @@ def status(app: App, folder: Path) -> None:
         "measuring": "",
     }
     with app.play("bench status", app.nodes, Options(), change=False) as play_run:
-        play = play_run.open()
+        play = play_run.open(fail_fast=False)
         session = play.session(play.head)
         for step in made.pending:
             if on_node.is_measuring(session, made.on_node(step)):
@@ -124,14 +124,14 @@ def stop(app: App, folder: Path) -> None:
     from spark_cluster.bench.run_folder import load_record
     from spark_cluster.runner.options import Options
 
-    made = _of_record(app, load_record(folder), folder)
+    made = _of_record(app, load_record(folder), folder, known=False)
     stopped = []
     with app.play("bench stop", app.nodes, Options(), change=False) as play_run:
-        play = play_run.open()
+        play = play_run.open(fail_fast=False)
         session = play.session(play.head)
         for step in made.pending:
             if on_node.is_measuring(session, made.on_node(step)):
-                on_node.stop(session, made.on_node(step))
+                on_node.stop(session, made.on_node(step), play.head.user)
                 run_telemetry.stop(play.sessions.values(), made.on_node(step))
                 stopped.append(step.setup.id)
     if app.as_json:
@@ -149,10 +149,10 @@ def fetch(app: App, folder: Path) -> None:
     from spark_cluster.bench.run_folder import load_record
     from spark_cluster.runner.options import Options
 
-    made = _of_record(app, load_record(folder), folder)
+    made = _of_record(app, load_record(folder), folder, known=False)
     before = len(made.record.cells)
     with app.play("bench fetch", app.nodes, Options(), change=False) as play_run:
-        play = play_run.open()
+        play = play_run.open(fail_fast=False)
         for step in made.pending:
             fetch_step(play, made, step)
     new = len(made.record.cells) - before
@@ -201,8 +201,19 @@ def _begin(
     return _of_record(app, record, out or Path(RESULTS) / record.id, allow)
 
 
-def _of_record(app: App, record: Record, folder: Path, allow: Allowances | None = None) -> BenchRun:
-    """Return the run that a record is of, as its suite says it."""
+def _of_record(
+    app: App,
+    record: Record,
+    folder: Path,
+    allow: Allowances | None = None,
+    *,
+    known: bool = True,
+) -> BenchRun:
+    """Return the run that a record is of, as its suite says it.
+
+    Args:
+        known: with the recipes; to look at a run, or to end it, they are not needed.
+    """
     from spark_cluster.bench.expansion import expand, measurable
     from spark_cluster.bench.run import BenchRun
     from spark_cluster.bench.suite_schema import Suite
@@ -212,7 +223,7 @@ def _of_record(app: App, record: Record, folder: Path, allow: Allowances | None 
     suite = Suite.model_validate_json(record.suite_text)
     allowed = app.allowances(allow or Allowances())
     recipes = {}
-    for name in record.recipes:
+    for name in record.recipes if known else ():
         recipes[name] = load_recipe(name, app.project, allowed)
         app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {name}")
     return BenchRun(
@@ -227,6 +238,8 @@ def _go_on(app: App, made: BenchRun, options: Options, *, keep: bool, exit_code:
     from spark_cluster.bench.run_folder import save_record
     from spark_cluster.bench.telemetry_file import need_pyarrow
 
+    if options.selection.partial and not options.check:
+        raise UsageError("--tags, --skip-tags and --start-at would measure part of a server only")
     need_pyarrow()  # not after hours of measuring
     if not options.check:
         save_record(made.record, made.folder)

@@ -80,8 +80,15 @@ class Play:
 
     @property
     def head(self) -> Node:
-        """The head, when it is in this run."""
-        return next(node for node in self.nodes if node.is_head)
+        """The head.
+
+        Raises:
+            Refused: it is not in this run.
+        """
+        for node in self.nodes:
+            if node.is_head:
+                return node
+        raise Refused("the head is not in this run", hint="leave --limit out, or widen it")
 
     @property
     def workers(self) -> list[Node]:

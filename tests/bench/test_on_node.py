@@ -23,7 +23,9 @@ class FakeSession:
         self.archives = list(archives)
         self.asked: list[list[str]] = []
 
-    def run(self, argv: list[str], *, stdin: str = "", timeout: float = 60.0) -> Output:
+    def run(
+        self, argv: list[str], *, stdin: str = "", timeout: float = 60.0, user: str = ""
+    ) -> Output:
         if argv[0] == "find":
             return Output(0, self.listing, "")
         self.asked.append(stdin.split("\0"))
@@ -43,7 +45,7 @@ def archive(**files: bytes) -> bytes:
 
 
 def fetch(session: Any, into: Path) -> list[str]:
-    return on_node.fetch(session, "/var/lib/spark-cluster/bench/r/s", into)
+    return on_node.fetch(session, "/var/lib/spark-cluster/bench/r/s", into, "nvidia")
 
 
 def test_only_what_was_asked_for_is_written(tmp_path):
@@ -53,6 +55,19 @@ def test_only_what_was_asked_for_is_written(tmp_path):
     found = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
     assert found == {"in/raw/a.json"}
     assert session.asked == [["raw/a.json"]]
+
+
+def test_a_name_that_leads_out_of_the_folder_is_not_asked_for(tmp_path):
+    listing = "5 raw/../../evil\n5 raw/a/b\n5 cells/..\n5 raw/\n"
+    session = FakeSession(listing)
+    assert fetch(session, tmp_path / "in") == []
+    assert session.asked == []
+
+
+def test_a_file_that_is_larger_than_it_was_said(tmp_path):
+    huge = archive(**{"raw/a.json": b"0" * (on_node.LARGEST_BYTES + 1)})
+    fetch(FakeSession("2 raw/a.json\n", huge), tmp_path)
+    assert list(tmp_path.rglob("*.json")) == []
 
 
 def test_a_link_in_the_archive_is_not_followed(tmp_path):
@@ -83,7 +98,9 @@ def test_nonsense_is_said_and_nothing_is_written(tmp_path, answer):
 
 def test_a_node_that_has_nothing(tmp_path):
     class Nothing(FakeSession):
-        def run(self, argv: list[str], *, stdin: str = "", timeout: float = 60.0) -> Output:
+        def run(
+            self, argv: list[str], *, stdin: str = "", timeout: float = 60.0, user: str = ""
+        ) -> Output:
             return Output(1, "", "No such file or directory")
 
     assert fetch(Nothing(""), tmp_path) == []

@@ -154,7 +154,7 @@ def test_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError, match="pyarrow") as caught:
         telemetry_file.writer(tmp_path / "t.parquet")
-    assert "spark-cluster[bench]" in caught.value.hint
+    assert "[bench]" in caught.value.hint
 
 
 # -- what a stretch of time says ------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.server
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -60,7 +62,9 @@ def plan(tmp_path: Path, health: str) -> Any:
             }
             for id in ids
         ]
-        (tmp_path / "plan.json").write_text(json.dumps({"health": health, "cells": cells}))
+        (tmp_path / "plan.json").write_text(
+            json.dumps({"health": health, "cells": cells, "lock": str(tmp_path.parent)})
+        )
         return tmp_path
 
     return make
@@ -158,6 +162,30 @@ def test_two_at_once(plan):
     assert "another process measures" in said
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
+
+
+def test_another_run_on_the_node(plan):
+    folder = plan("a")
+    handle = os.open(folder.parent, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    status, said = run(folder)
+    os.close(handle)
+    assert (status, said) == (worker.BUSY, "another run is being measured on this node\n")
+    assert not (folder / "calls").exists()
+
+
+def test_a_cell_that_lost_its_server_is_measured_again_once(plan, monkeypatch, capsys):
+    """The first time the server is to blame, the second time the cell."""
+    monkeypatch.setattr(worker, "LOST_S", 0.0)
+    folder = plan("a", "b")
+    monkeypatch.setattr(worker, "_may_begin", lambda *_: None)
+    Health.status = 503
+    assert worker.main(folder) == worker.NO_SERVER
+    assert "the server ended in cell a" in capsys.readouterr().err
+    assert not (folder / "cells/a.json").exists()
+    Health.status = 200
+    assert worker.main(folder) == worker.DONE
+    assert calls(folder) == ["a", "a", "b"]
 
 
 def test_a_server_that_has_ended(plan, monkeypatch, capsys):
