@@ -355,6 +355,7 @@ def go_on(play: Play, run: BenchRun, *, keep: bool = False) -> None:
     """
     reasons = {id: why for step in run.pending for id, why in left_out(step).items()}
     if not play.check:
+        tool_of(play)  # refused before a server is started
         run.add([_skipped(c, reasons[c.id]) for c in run.expansion.cells if c.id in reasons])
     steps = [s for s in run.pending if not all(cell.id in reasons for cell in s.cells)]
     try:
