@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spark_cluster.bench import benchy
+from spark_cluster.bench import benchy, project_state
 from spark_cluster.bench.expansion import canonical, expand, measurable
 from spark_cluster.bench.planned_speed import predictions
-from spark_cluster.bench.project_state import commit_of
 from spark_cluster.bench.reading import result
 from spark_cluster.bench.record import Record
 from spark_cluster.bench.run import BenchRun, left_out
@@ -99,16 +97,13 @@ def test_the_plan_foretells_cells_with_one_request(project: Project):
     assert by_size[1]["ttfr_ms", 8192] > by_size[1]["ttfr_ms", 0]
 
 
-def test_the_commit_of_a_project_folder(tmp_path):
-    assert commit_of(tmp_path) == ""
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
-    (tmp_path / "file").write_text("1")
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
-        subprocess.run([*git, *words], check=True)
-    clean = commit_of(tmp_path)
-    assert len(clean) >= 7
-    (tmp_path / "file").write_text("2")
-    assert commit_of(tmp_path) == f"{clean} (changed)"
+def test_the_commit_of_a_project_folder(tmp_path, monkeypatch):
+    assert project_state.commit_of(tmp_path) == "", "no repository, or no git"
+    answers = {"rev-parse": "3f2a91c", "status": ""}
+    monkeypatch.setattr(project_state, "_git", lambda _folder, *words: answers[words[0]])
+    assert project_state.commit_of(tmp_path) == "3f2a91c"
+    answers["status"] = " M recipes/mine.yaml"
+    assert project_state.commit_of(tmp_path) == "3f2a91c (changed)"
 
 
 @pytest.mark.parametrize(
