@@ -49,7 +49,7 @@ def test_both_nodes_with_their_gpu_memory_and_hcas(shell, spark1, spark2):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_stays_on_the_nodes(shell, spark1, number):
     started = shell.start("--limit", "spark1", "top")
-    until(lambda: "query-gpu" in spark1.run(["ps", "ax"], check=False).stdout, what="the sampler")
+    until(lambda: left(spark1), what="the sampler")
     started.process.send_signal(number)
     started.process.communicate()
     until(lambda: not left(spark1), what="the end of the sampler")
