@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 from spark_cluster.bench.expansion import PlannedSetup
-from spark_cluster.bench.record import NodeRecord, ProcessMemory, Setup, VramReading
+from spark_cluster.bench.record import NodeRecord, Phase, ProcessMemory, Setup, VramReading
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.inference.engine import engine
 from spark_cluster.inference.process import SERVER
@@ -15,8 +14,6 @@ from spark_cluster.serving import readiness
 from spark_cluster.serving.result import Served
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Node
-
-Phase = Literal["before", "load_peak", "ready", "under_load", "after"]
 
 
 def setup_of(

@@ -15,7 +15,7 @@ from typing import Any
 from spark_cluster.bench import worker
 from spark_cluster.errors import Failed
 from spark_cluster.resources import Command, Directory, File, Resource
-from spark_cluster.runner.session import Session
+from spark_cluster.runner.session import Output, Session
 
 FOLDER = "/var/lib/spark-cluster/bench"
 """On the node; each run has a folder of its own, each server of it one below."""
@@ -162,14 +162,27 @@ def _batches(sizes: Mapping[str, int]) -> Iterable[list[str]]:
 
 def _archive(session: Session, folder: str, names: list[str], user: str) -> bytes:
     packed = 'cd "$0" && tar --create --gzip --null --files-from=- | base64 --wrap=0'
-    done = session.run(["sh", "-c", packed, folder], stdin="\0".join(names), timeout=120, user=user)
+    argv = ["sh", "-c", packed, folder]
+    done = session.run(argv, stdin="\0".join(names), timeout=120, user=user)
+    return decoded(done, folder)
+
+
+def decoded(done: Output, what: str) -> bytes:
+    """Return the bytes that a node printed as base64.
+
+    Args:
+        what: was asked for, for the message.
+
+    Raises:
+        Failed: the command failed, its output was cut, or it is no base64.
+    """
     if done.status != 0 or done.left_out:
         said = done.stderr.strip() or "the answer is too long"
-        raise Failed(f"fetching {folder}: {said}")
+        raise Failed(f"fetching {what}: {said}")
     try:
         return base64.b64decode(done.stdout, validate=True)
     except binascii.Error as error:
-        raise Failed(f"fetching {folder}: what came is no base64: {error}") from None
+        raise Failed(f"fetching {what}: what came is no base64: {error}") from None
 
 
 def _unpack(data: bytes, wanted: set[str], into: Path) -> None:

@@ -22,6 +22,9 @@ MetricName = Literal[
 """Named as llama-benchy and `vllm bench serve` do; `_tps` is tokens a second, `_request` is per
 request, `request_throughput` and `goodput` are requests a second, `acceptance` is a share (0-1)."""
 
+Phase = Literal["before", "load_peak", "ready", "under_load", "after"]
+"""Of a server, at which GPU memory is read."""
+
 HIGHER_IS_BETTER = {
     "pp_tps", "pp_tps_request", "tg_tps", "tg_tps_request", "peak_tps", "peak_tps_request",
     "request_throughput", "output_tps", "goodput", "acceptance", "acceptance_length",
@@ -107,7 +110,7 @@ class VramReading(Part):
     """GPU memory of one node at one moment of a setup."""
 
     node: str
-    phase: Literal["before", "load_peak", "ready", "under_load", "after"]
+    phase: Phase
     processes: tuple[ProcessMemory, ...] = ()
     available_mib: int | None = None
     total_mib: int | None = None

@@ -253,15 +253,14 @@ def collect(run: BenchRun, step: Step, play: Play) -> None:
         told = read_json(into / "cells" / f"{cell.id}.json")
         if isinstance(told, dict):
             found += _results(run, cell, told, into, too_large)
-    nodes = {setup.id: setup.nodes for setup in run.record.setups}
-    run.add(run_telemetry.flagged(found, list(run_telemetry.rows(into)), nodes))
+    rows = list(run_telemetry.rows(into))
+    run.add(run_telemetry.flagged(found, rows, _nodes(run, step)))
     run_telemetry.write(run.folder)
 
 
 def fetch(play: Play, run: BenchRun, step: Step) -> None:
     """Bring back what is on the nodes of a step; samplers with nothing left to sample are ended."""
-    nodes = {setup.id: setup.nodes for setup in run.record.setups}.get(step.setup.id, ())
-    _bring_back(play, run, step, Recording(play, nodes, run.on_node(step)))
+    _bring_back(play, run, step, Recording(play, _nodes(run, step), run.on_node(step)))
 
 
 def _bring_back(play: Play, run: BenchRun, step: Step, recording: Recording) -> None:
@@ -305,6 +304,11 @@ def take_down(play: Play, run: BenchRun, step: Step) -> None:
 
 def _recorded(run: BenchRun, step: Step) -> Setup | None:
     return next((s for s in run.record.setups if s.id == step.setup.id), None)
+
+
+def _nodes(run: BenchRun, step: Step) -> tuple[str, ...]:
+    recorded = _recorded(run, step)
+    return recorded.nodes if recorded is not None else ()
 
 
 def must_be_as_before(run: BenchRun, step: Step) -> None:

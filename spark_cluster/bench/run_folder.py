@@ -11,10 +11,11 @@ from pydantic import ValidationError
 
 from spark_cluster.bench.printable import printable
 from spark_cluster.bench.record import FORMAT, Record
-from spark_cluster.bench.worker import write_durably
 from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.node.durable import write_file
 
 RECORD = "run.json"
+TELEMETRY = "telemetry.parquet"
 
 
 MAX_RECORD_BYTES = 256 * 1024**2
@@ -90,4 +91,5 @@ def _refuse_constant(name: str) -> None:
 def save_record(record: Record, folder: Path) -> None:
     """Write the record of a run; it is there whole or as it was before."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_durably(folder / RECORD, record.model_dump_json(indent=1) + "\n")
+    text = record.model_dump_json(indent=1) + "\n"
+    write_file(folder / RECORD, text.encode(), mode=0o644)

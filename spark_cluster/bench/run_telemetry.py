@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 import gzip
 import hashlib
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from spark_cluster.bench import on_node
 from spark_cluster.bench.record import CellResult
+from spark_cluster.bench.run_folder import TELEMETRY
 from spark_cluster.bench.sampling import rows_of, start_recording, stop_recording
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.bench.telemetry_file import write_parquet
@@ -22,9 +21,6 @@ from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.node.telemetry import FILE_LIMIT
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-
-PARQUET = "telemetry.parquet"
-"""In the folder of a run."""
 
 LINES = "telemetry-{}.jsonl.gz"
 """In the raw folder of a step, for each node: the sampler's own lines."""
@@ -77,7 +73,9 @@ class Recording:
         into.mkdir(parents=True, exist_ok=True)
         for name, session in self.sessions.items():
             try:
-                (into / LINES.format(name)).write_bytes(_lines_of(session, self.file))
+                done = session.run(["sh", "-c", PACK, "sh", self.file], timeout=120.0)
+                lines = on_node.decoded(done, self.file)
+                (into / LINES.format(name)).write_bytes(lines)
             except SparkClusterError as error:
                 self.play.note(f"{name}: its telemetry stays there: {error.message}", warning=True)
 
@@ -106,16 +104,6 @@ def _need_folder(session: Session, folder: str) -> None:
         raise Failed(done.stderr.strip() or f"mkdir ended with status {done.status}")
 
 
-def _lines_of(session: Session, file: str) -> bytes:
-    done = session.run(["sh", "-c", PACK, "sh", file], timeout=120.0)
-    if done.status != 0 or done.left_out:
-        raise Failed(done.stderr.strip() or "the file is too large")
-    try:
-        return base64.b64decode(done.stdout, validate=True)
-    except binascii.Error as error:
-        raise Failed(f"what came is no base64: {error}") from None
-
-
 def rows(folder: Path) -> Iterator[Row]:
     """Yield the rows below a folder of a run or of one of its steps."""
     for path in sorted(folder.rglob(LINES.format("*"))):
@@ -129,12 +117,12 @@ def rows(folder: Path) -> Iterator[Row]:
 
 
 def flagged(
-    cells: Sequence[CellResult], known: Sequence[Row], nodes: Mapping[str, Sequence[str]]
+    cells: Sequence[CellResult], known: Sequence[Row], nodes: Sequence[str]
 ) -> list[CellResult]:
     """Return results with what telemetry says against them.
 
     Args:
-        nodes: server to the nodes that it runs on.
+        nodes: those of the server that was measured.
     """
     return [
         cell.model_copy(update={"attention": (*cell.attention, *_against(cell, known, nodes))})
@@ -142,19 +130,14 @@ def flagged(
     ]
 
 
-def _against(
-    cell: CellResult, known: Sequence[Row], nodes: Mapping[str, Sequence[str]]
-) -> tuple[str, ...]:
-    names = nodes.get(cell.setup, ())
-    if not isinstance(cell.started, datetime) or not isinstance(cell.finished, datetime):
+def _against(cell: CellResult, known: Sequence[Row], nodes: Sequence[str]) -> tuple[str, ...]:
+    if not nodes or not known or cell.started is None or cell.finished is None:
         return ()
-    if not names or not known:
-        return ()
-    return attention(known, cell.started, cell.finished, names, tp=len(names))
+    return attention(known, cell.started, cell.finished, nodes, tp=len(nodes))
 
 
 def write(run: Path) -> None:
     """Write the Parquet file of a run from the lines of all its steps."""
     found = sorted(rows(run / "raw"), key=lambda row: (row.time, row.node))
     if found:
-        write_parquet(run / PARQUET, found)
+        write_parquet(run / TELEMETRY, found)

@@ -83,8 +83,8 @@ def _end(status: int, why: str) -> int:
 
 
 @contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    handle = os.open(folder, os.O_RDONLY)
+def _opened(path: Path) -> Iterator[int]:
+    handle = os.open(path, os.O_RDONLY)
     try:
         yield handle
     finally:
@@ -237,11 +237,8 @@ def write_durably(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
+    with _opened(path.parent) as handle:
         os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
     from spark_cluster.bench.run import BenchRun
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.runner.options import Options
+    from spark_cluster.runner.play import Play
 
-RECORD = "run.json"
 RESULTS = "bench-results"
 """Folder for runs, below the current one."""
 
@@ -54,6 +56,8 @@ def run(
     The cells are measured on the head by a systemd unit, which goes on without this laptop;
     `bench attach RUN` continues the run and measures only what has no result yet.
     """
+    from spark_cluster.bench.run_folder import RECORD
+
     if out is not None and (out / RECORD).exists():
         raise UsageError(
             f"{out} holds a run already", hint=f"spark-cluster bench attach {out} continues it"
@@ -87,12 +91,9 @@ def attach(
 def status(app: App, folder: Path) -> None:
     """Show how many cells have a result here, and which server the nodes measure now."""
     from spark_cluster.bench import on_node
-    from spark_cluster.bench.run_folder import load_record
-    from spark_cluster.runner.options import Options
 
-    record = load_record(folder)
-    made = _of_record(app, record, folder, known=False)
-    cells = made.expansion.cells
+    made = _of_folder(app, folder)
+    record, cells = made.record, made.expansion.cells
     found: dict[str, Any] = {
         "run": record.id,
         "status": record.status,
@@ -101,8 +102,7 @@ def status(app: App, folder: Path) -> None:
         "failed": sum(cell.status == "failed" for cell in record.cells),
         "measuring": "",
     }
-    with app.play("bench status", app.nodes, Options(), change=False) as play_run:
-        play = play_run.open(fail_fast=False)
+    with _reached(app, "bench status") as play:
         session = play.session(play.head)
         for step in made.pending:
             if on_node.is_measuring(session, made.on_node(step)):
@@ -121,13 +121,10 @@ def status(app: App, folder: Path) -> None:
 def stop(app: App, folder: Path) -> None:
     """End what a run measures on the nodes; the cell in progress is lost, the server stays up."""
     from spark_cluster.bench import on_node, run_telemetry
-    from spark_cluster.bench.run_folder import load_record
-    from spark_cluster.runner.options import Options
 
-    made = _of_record(app, load_record(folder), folder, known=False)
+    made = _of_folder(app, folder)
     stopped = []
-    with app.play("bench stop", app.nodes, Options(), change=False) as play_run:
-        play = play_run.open(fail_fast=False)
+    with _reached(app, "bench stop") as play:
         session = play.session(play.head)
         for step in made.pending:
             if on_node.is_measuring(session, made.on_node(step)):
@@ -146,13 +143,10 @@ def stop(app: App, folder: Path) -> None:
 def fetch(app: App, folder: Path) -> None:
     """Copy the results that are on the nodes into RUN; measure nothing, and stop no server."""
     from spark_cluster.bench.run import fetch as fetch_step
-    from spark_cluster.bench.run_folder import load_record
-    from spark_cluster.runner.options import Options
 
-    made = _of_record(app, load_record(folder), folder, known=False)
+    made = _of_folder(app, folder)
     before = len(made.record.cells)
-    with app.play("bench fetch", app.nodes, Options(), change=False) as play_run:
-        play = play_run.open(fail_fast=False)
+    with _reached(app, "bench fetch") as play:
         for step in made.pending:
             fetch_step(play, made, step)
     new = len(made.record.cells) - before
@@ -199,6 +193,22 @@ def _begin(
         project_commit=commit_of(app.project.folder),
     )
     return _of_record(app, record, out or Path(RESULTS) / record.id, allow)
+
+
+def _of_folder(app: App, folder: Path) -> BenchRun:
+    """Return a run to look at, or to end."""
+    from spark_cluster.bench.run_folder import load_record
+
+    return _of_record(app, load_record(folder), folder, known=False)
+
+
+@contextlib.contextmanager
+def _reached(app: App, command: str) -> Iterator[Play]:
+    """The nodes that answer, for a command that changes nothing on them."""
+    from spark_cluster.runner.options import Options
+
+    with app.play(command, app.nodes, Options(), change=False) as play_run:
+        yield play_run.open(fail_fast=False)
 
 
 def _of_record(

@@ -133,7 +133,7 @@ class Play:
 
         Args:
             what: role names, `play.role(...)`, or lists of resources.
-            must: a node's failure ends the run, once the others are done; otherwise the node
+            fail_fast: a node's failure ends the run, once the others are done; otherwise the node
                 leaves the run and the others go on.
 
         Raises:

@@ -7,10 +7,8 @@ from pathlib import Path
 
 from spark_cluster.bench.record import Record
 from spark_cluster.bench.report.telemetry import Telemetry, read_telemetry
-from spark_cluster.bench.run_folder import RECORD, load_record
+from spark_cluster.bench.run_folder import RECORD, TELEMETRY, load_record
 from spark_cluster.errors import InvalidFile
-
-TELEMETRY_FILE = "telemetry.parquet"
 
 
 @dataclass(frozen=True)
@@ -40,5 +38,5 @@ def read_run(folder: Path) -> Run:
             hint="Give the folder of one run; `spark-cluster bench fetch` brings it from a node.",
         )
     record = load_record(path)
-    telemetry = folder / TELEMETRY_FILE
+    telemetry = folder / TELEMETRY
     return Run(folder, record, read_telemetry(telemetry) if telemetry.is_file() else None)
