@@ -251,11 +251,12 @@ def _go_on(app: App, made: BenchRun, options: Options, *, keep: bool, exit_code:
     if options.selection.partial and not options.check:
         raise UsageError("--tags, --skip-tags and --start-at would measure part of a server only")
     need_pyarrow()  # not after hours of measuring
-    if not options.check:
-        save_record(made.record, made.folder)
     with app.play(f"bench run {made.suite.name}", app.nodes, options) as play_run:
         playbook = app.project.load_playbook("bench")
-        playbook.function(play_run.open(), run=made, keep=keep)
+        play = play_run.open()
+        if not options.check:
+            save_record(made.record, made.folder)
+        playbook.function(play, run=made, keep=keep)
         play_run.finish()
         cells = made.record.cells
         failed = [cell for cell in cells if cell.status == "failed"]
