@@ -20,8 +20,10 @@ GONE = "ZX"
 KERNEL_THREAD = 0x00200000
 """PF_KTHREAD of the kernel's include/linux/sched.h, among the flags of /proc/PID/stat."""
 
-EXEC_S = 1.0
-"""Seconds for which a process may be between two programs (execve) before it is left alone."""
+UNKNOWN_S = 1.0
+"""Seconds for which what cannot be known of processes is waited for before they are left alone:
+one may be between two programs (execve), or in uninterruptible sleep, which every parent is in
+for a moment that starts a child by vfork."""
 
 BLOCKED = "D"
 """State of a process in uninterruptible sleep: the kernel or a driver holds it."""
@@ -70,9 +72,12 @@ def belonging(leader: Process, mark: str) -> list[Process]:
     others = [p for p in found if p is not None and p.start >= leader.start]
     mine: set[int] = set()
     added = {leader.pid}
+    until = time.monotonic() + UNKNOWN_S
     while added:
         mine |= added
-        added = _kin(others, mine) or {p.pid for p in others if _is_marked(p, mine, mark)}
+        added = _kin(others, mine) or {
+            p.pid for p in others if p.pid not in mine and _is_marked(p, mark, until)
+        }
     return [p for p in others if p.pid in mine and p.state not in GONE]
 
 
@@ -81,19 +86,19 @@ def _kin(others: list[Process], mine: set[int]) -> set[int]:
     return {p.pid for p in others if p.pid not in mine and (p.parent in mine or p.session in mine)}
 
 
-def _is_marked(found: Process, mine: set[int], mark: str) -> bool:
+def _is_marked(found: Process, mark: str, until: float) -> bool:
     """Return whether it has the variable, the only evidence when its parent has ended."""
-    if found.pid in mine or found.state == BLOCKED or found.state in GONE:
-        return False
-    until = time.monotonic() + EXEC_S
-    while True:
-        environment = _read(found.pid, "environ")
-        if environment or _read(found.pid, "cmdline") or found.is_kernels:
-            return f"{MARK}={mark}".encode() in environment.split(b"\0")
-        # Another program is being loaded in its place, and it has neither for a moment.
-        if process(found.pid) is None or time.monotonic() > until:
-            return False
+    now: Process | None = found
+    while now is not None and now.state not in GONE and not now.is_kernels:
+        if now.state != BLOCKED:
+            environment = _read(found.pid, "environ")
+            if environment or _read(found.pid, "cmdline"):
+                return f"{MARK}={mark}".encode() in environment.split(b"\0")
+        if time.monotonic() > until:
+            break
         time.sleep(0.001)
+        now = process(found.pid)
+    return False
 
 
 def _read(pid: int, name: str) -> bytes:

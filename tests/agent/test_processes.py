@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 
 import pytest
-from hung_processes import ended, frozen_disk, lives, pid_in
+from hung_processes import ended, frozen_disk, lives, pid_in, state
 from unstartable import UNSTARTABLE, unstartable
 from waiting import FAR_S, until, with_a_limit
 
@@ -308,3 +310,41 @@ def test_what_is_between_two_programs_is_looked_at_again(monkeypatch):
             assert len(looks) > 6
         finally:
             left.kill()
+
+
+def test_a_parent_that_waits_for_its_child_of_vfork_is_looked_at_again(monkeypatch, tmp_path):
+    """It is in uninterruptible sleep until the child has another program: a child that opens a
+    pipe before it does so holds it there."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    code = (
+        "import os, sys, time\n"
+        "opened = (os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)\n"
+        "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[opened])\n"
+        f"time.sleep({FAR_S})\n"
+    )
+    command = [sys.executable, "-c", code, str(pipe)]
+    environment = {**os.environ, descendants.MARK: "this-one"}
+
+    def free():
+        with contextlib.suppress(OSError):  # nobody waits for it any more
+            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+
+    with subprocess.Popen(command, env=environment, start_new_session=True) as left:
+        try:
+            until(lambda: state(left.pid) == descendants.BLOCKED, what="uninterruptible sleep")
+            found = descendants.process(left.pid)
+            looks = []
+
+            def process(pid, really=descendants.process):
+                looks.extend([pid] if pid == left.pid else [])
+                if len(looks) == 3:
+                    free()
+                return really(pid)
+
+            monkeypatch.setattr(descendants, "process", process)
+            strangers = found._replace(pid=2**30, session=2**30)  # one that has ended
+            assert left.pid in {p.pid for p in descendants.belonging(strangers, "this-one")}
+        finally:
+            left.kill()
+            free()
