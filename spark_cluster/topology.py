@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from ipaddress import IPv4Interface
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_cluster.facts.model import Facts, Hca
 
@@ -70,20 +72,65 @@ def topology_of(
     """Every node whose facts are known, each knowing all of them."""
     plain = {
         name: Node(
-            name=name,
-            address=node.address,
-            index=node.index,
-            is_head=node.is_head,
-            user=users.get(name, "root"),
+            **_identity(inventory, node, users),
             facts=facts[name],
             links=links(inventory, node, facts[name]),
-            mtu=inventory.mtu,
         )
         for name, node in inventory.nodes.items()
         if name in facts
     }
     members = tuple(plain.values())
     return {name: replace(spark, cluster=members) for name, spark in plain.items()}
+
+
+def topology_before_facts(
+    inventory: Inventory, names: Iterable[str], users: dict[str, str], ask: Callable[[str], Facts]
+) -> dict[str, Node]:
+    """The same of these nodes, whose facts are asked for when one of them is first read.
+
+    Reading them raises what `ask(name)` raises.
+    """
+    wanted = [node for name, node in inventory.nodes.items() if name in set(names)]
+    own = {node.name: {**_identity(inventory, node, users), "ask": ask} for node in wanted}
+    members = tuple(_BeforeFacts.of(inventory, cluster=(), **of) for of in own.values())
+    return {name: _BeforeFacts.of(inventory, cluster=members, **of) for name, of in own.items()}
+
+
+class _BeforeFacts(Node):
+    """A node that asks for its facts when they, or what follows from them, are first read.
+
+    A copy of it (`dataclasses.replace`) has them.
+    """
+
+    inventory: Inventory
+    ask: Callable[[str], Facts]
+
+    @classmethod
+    def of(cls, inventory: Inventory, **own: Any) -> Node:
+        """Make one of all fields but `facts` and `links`, which __init__ would want."""
+        made = cls.__new__(cls)
+        vars(made).update(own, inventory=inventory)
+        return made
+
+    @cached_property
+    def facts(self) -> Facts:
+        return self.ask(self.name)
+
+    @cached_property
+    def links(self) -> tuple[Link, ...]:
+        return links(self.inventory, self.inventory.nodes[self.name], self.facts)
+
+
+def _identity(inventory: Inventory, node: InventoryNode, users: dict[str, str]) -> dict[str, Any]:
+    """Return the fields of a node that are known without its facts."""
+    return {
+        "name": node.name,
+        "address": node.address,
+        "index": node.index,
+        "is_head": node.is_head,
+        "user": users.get(node.name, "root"),
+        "mtu": inventory.mtu,
+    }
 
 
 def links(inventory: Inventory, node: InventoryNode, facts: Facts) -> tuple[Link, ...]:

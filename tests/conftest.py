@@ -142,13 +142,13 @@ def pipes(agent: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> typ
         def _open(self, name: str) -> None:
             reach(name)
             self._join(name)
-            self.lock_and_gather(name)
+            self.enter(name)
 
         def _join(self, name: str) -> Session:
             self._sessions[name] = agent(name)
             return self._sessions[name]
 
-        def lock_and_gather(self, name: str) -> None:
+        def enter(self, name: str) -> None:
             self.facts[name] = Facts(hostname=name)
             self.users[name] = "nvidia"
 

@@ -176,16 +176,25 @@ class App:
 
     @contextlib.contextmanager
     def play(
-        self, command: str, nodes: list[InventoryNode], options: Options, *, change: bool = True
+        self,
+        command: str,
+        nodes: list[InventoryNode],
+        options: Options,
+        *,
+        change: bool = True,
+        gather_facts: bool = True,
     ) -> Iterator[Run]:
         """A run over nodes: connected, shown, recorded, ended in order whatever happens.
+
+        Args:
+            gather_facts: at once; otherwise when one is first read.
 
         Raises:
             SparkClusterError: no node could be reached, or what the body raises.
         """
         from spark_cluster.cli.run import Run
 
-        run = Run(self, command, nodes, options, change=change)
+        run = Run(self, command, nodes, options, change=change, gather_facts=gather_facts)
         try:
             yield run
         except KeyboardInterrupt:

@@ -21,7 +21,7 @@ def command(app: App, exit_code: bool, options: Options) -> None:
     Succeeds only when `nvidia-smi --query-compute-apps` lists nothing on any of them.
     """
     app.connect_early()
-    with app.play("down", app.nodes, options) as run:
+    with app.play("down", app.nodes, options, gather_facts=False) as run:
         playbook = app.project.load_playbook("down")
         stopped = playbook.function(run.open())
         run.finish()

@@ -35,7 +35,7 @@ def command(app: App, follow: bool, tail: int, only: str | None) -> None:
     from spark_cluster.serving import logs
 
     names = [n for n in (SERVER, RAY) if only is None or n.endswith(only)]
-    with app.play("logs", app.nodes, Options(), change=False) as run:
+    with app.play("logs", app.nodes, Options(), change=False, gather_facts=False) as run:
         play = run.open()
         found = _present(play, names)
         run.finish()

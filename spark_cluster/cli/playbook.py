@@ -48,7 +48,7 @@ def command(app: App, file: str, exit_code: bool, options: Options) -> None:
     """
     app.connect_early()
     name = app.project.resolve("playbooks", file).stem
-    with app.play(f"playbook {name}", app.nodes, options) as run:
+    with app.play(f"playbook {name}", app.nodes, options, gather_facts=False) as run:
         playbook = _load(app, file)  # while the connections are being made
         play = run.open(fail_fast=False)
         result = _run(playbook, play)

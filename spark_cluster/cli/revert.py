@@ -73,7 +73,7 @@ def command(app: App, run_id: str, check: bool, diff: bool, exit_code: bool) -> 
     from spark_cluster.runner.revert import revert
 
     options = Options(check=check, diff=diff)
-    with app.play(f"revert {run_id}", app.nodes, options) as run:
+    with app.play(f"revert {run_id}", app.nodes, options, gather_facts=False) as run:
         play = run.open(fail_fast=False)
         names = [node.name for node in play.nodes]
         done = revert(run.connections, run.bus, options, names, run_id)

@@ -50,6 +50,7 @@ class Run:
         options: Options,
         *,
         change: bool,
+        gather_facts: bool,
     ) -> None:
         app.load_extensions()
         self.app = app
@@ -64,7 +65,12 @@ class Run:
             record = Record(self.id, on_error=lambda why: self.bus.emit(Note(why, "warning")))
             self.bus.add(record)
         self.connections = connections.Connections(
-            nodes, self.bus, self.id, command=command, change=change and not options.check
+            nodes,
+            self.bus,
+            self.id,
+            command=command,
+            change=change and not options.check,
+            gather_facts=gather_facts,
         )
         self.connections.begin()  # what follows is imported while the network is waited for
         if change:

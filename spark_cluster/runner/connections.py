@@ -90,6 +90,8 @@ class Connections:
         run: id of the run.
         command: what the user asked for, told to whoever meets this run's lock.
         change: this run may change the nodes: be root there and hold their locks.
+        gather_facts: ask for them at once, in the turn that takes the lock; otherwise they are
+            asked for when one is first read.
         dial: makes a node's connection, not opened.
     """
 
@@ -101,6 +103,7 @@ class Connections:
         *,
         command: str,
         change: bool,
+        gather_facts: bool = True,
         dial: Callable[[InventoryNode], SshConnection] = ssh,
     ) -> None:
         self.nodes = {node.name: node for node in nodes}
@@ -108,6 +111,7 @@ class Connections:
         self.run = run
         self.command = command
         self.change = change
+        self.gather_facts = gather_facts
         self.dial = dial
         self.facts: dict[str, Facts] = {}
         self.users: dict[str, str] = {}
@@ -115,6 +119,7 @@ class Connections:
         self._sessions: dict[str, Session] = {}
         self._opening: dict[str, Future[SparkClusterError | None]] = {}
         self._seconds: dict[str, float] = {}
+        self._gathering = threading.Lock()
         self.closing = False
         """Return whether the run is over, so that a connection that ends is not made again."""
 
@@ -169,8 +174,9 @@ class Connections:
             session.run(["systemctl", "is-system-running", "--wait"], timeout=BOOT_S)
         return True
 
-    def lock_and_gather(self, name: str) -> None:
-        """Take the node's lock, when this run changes nodes, and ask for its facts.
+    def enter(self, name: str) -> None:
+        """Take the node's lock, when this run changes nodes, and ask for its facts if they are
+        wanted at once, or are known from before it was lost.
 
         Raises:
             Failed: another run holds the lock.
@@ -178,14 +184,31 @@ class Connections:
         """
         session = self._sessions[name]
         lock = session.submit("lock", owner=self._owner()) if self.change else None
-        facts = session.submit("gather", **gather.question())
+        wanted = gather.question() if self.gather_facts or name in self.facts else {}
+        gathered = session.submit("gather", **wanted)
         held_by = lock.wait().get("locked_by") if lock is not None else None
         if held_by is not None:
             if held_by.get("run") == self.run:
                 raise Unreachable("the previous agent is still running", where=name)
             raise _locked(name, held_by)
-        self.facts[name] = gather.facts(facts.wait())
+        answer = gathered.wait()
+        if wanted:
+            self.facts[name] = gather.facts(answer)
         self.users[name] = self._connections[name].open().user
+
+    def facts_of(self, name: str) -> Facts:
+        """Return the facts of a connected node; those of all nodes are asked for together, when
+        the first one is read.
+
+        Raises:
+            SparkClusterError: the node does not answer.
+        """
+        with self._gathering:
+            if name not in self.facts:
+                failed = self.refresh([n for n in list(self._sessions) if n not in self.facts])
+                if name not in self.facts:
+                    raise failed.get(name) or Unreachable("it is not connected", where=name)
+            return self.facts[name]
 
     def announce_host_keys(self, name: str) -> tuple[Path, list[str]]:
         """Write the host keys that a node has ready into known_hosts, next to those of now.
@@ -205,7 +228,7 @@ class Connections:
         answer = self._sessions[name].request("gather", trees={"next": f"{PREPARED}/*/key.pub"})
         keys = public_keys(answer["trees"]["next"].values())
         wanted = target(self.nodes[name])
-        return host_key_change.announce(wanted, keys, self.facts[name].host_keys)
+        return host_key_change.announce(wanted, keys, self.facts_of(name).host_keys)
 
     def verify_host_keys(self, name: str) -> bool:
         """Connect once more, and when the new host keys are shown, remove those they replace.
@@ -285,7 +308,7 @@ class Connections:
     def _open(self, name: str) -> None:
         started = time.monotonic()
         self._join(name)
-        self.lock_and_gather(name)
+        self.enter(name)
         self._seconds[name] = time.monotonic() - started
 
     def _join(self, name: str) -> Session:

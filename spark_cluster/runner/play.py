@@ -19,7 +19,7 @@ from spark_cluster.runner.events import Bus, NodeFailed, Note, StageFinished, St
 from spark_cluster.runner.options import Options
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.session import Session
-from spark_cluster.topology import Node, topology_of
+from spark_cluster.topology import Node, topology_before_facts, topology_of
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory
@@ -75,8 +75,13 @@ class Play:
     @property
     def nodes(self) -> list[Node]:
         """The nodes that are still in the run, in the inventory's order."""
-        known = topology_of(self.inventory, self.connections.facts, self.connections.users)
-        return [s for n, s in known.items() if n in self.connections.nodes and n not in self.out]
+        at = self.connections
+        known = (
+            topology_of(self.inventory, at.facts, at.users)
+            if at.facts.keys() >= at.users.keys()
+            else topology_before_facts(self.inventory, at.users, at.users, at.facts_of)
+        )
+        return [s for n, s in known.items() if n in at.nodes and n not in self.out]
 
     @property
     def head(self) -> Node:
@@ -202,7 +207,7 @@ class Play:
         for node in nodes:
             try:
                 documents[node.name] = self._resources(node, what)
-            except (Failed, Refused) as error:
+            except (Failed, Refused, Unreachable) as error:
                 if fail_fast:
                     raise
                 self._leave(node.name, error)

@@ -26,7 +26,7 @@ Tell = Callable[[str], None]
 
 
 def reboot(connections: Connections, name: str, told: Mapping[str, Any], tell: Tell) -> float:
-    """Reboot a connected node, and have it connected, locked and asked for its facts again.
+    """Reboot a connected node, and have it connected and locked again, what is known of it renewed.
 
     Args:
         told: the agent's `reboot`: the resource's `id`, the `boot_id` of now, `timeout_s`.
@@ -99,7 +99,7 @@ def _wait(
             why = "it has not gone down"
         if back:
             try:
-                connections.lock_and_gather(name)
+                connections.enter(name)
                 return None
             except Unreachable as error:
                 why = error.message

@@ -105,7 +105,14 @@ class Events:
         return {e.resource: e.verdict for e in self.of("Result") if e.node == node}
 
 
-def play_over(folder: Path, nodes: dict[str, ScratchNode], options=None, run="r1", change=True):
+def play_over(
+    folder: Path,
+    nodes: dict[str, ScratchNode],
+    options=None,
+    run="r1",
+    change=True,
+    gather_facts=True,
+):
     """A play over scratch nodes, connected, and what it tells."""
     text = "nodes:\n" + "".join(f"  {name}:\n    address: {name}\n" for name in nodes)
     (folder / "inventory.yaml").write_text(
@@ -121,6 +128,7 @@ def play_over(folder: Path, nodes: dict[str, ScratchNode], options=None, run="r1
         run,
         command="test",
         change=change,
+        gather_facts=gather_facts,
         dial=lambda node: nodes[node.name].dial(),
     )
     failed = connections.open()

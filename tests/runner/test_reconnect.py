@@ -213,6 +213,6 @@ def test_an_agent_of_this_run_that_has_not_noticed_its_end(start):
     old = play.connections._sessions.pop("spark1")
     assert play.connections.reconnect("spark1")
     with pytest.raises(Unreachable, match="the previous agent is still running"):
-        play.connections.lock_and_gather("spark1")
+        play.connections.enter("spark1")
     old.close()
-    play.connections.lock_and_gather("spark1")
+    play.connections.enter("spark1")

@@ -1,0 +1,116 @@
+"""Facts that are asked for when a playbook first reads one: not at all, once, of all nodes."""
+
+from dataclasses import replace
+
+import pytest
+from scratch_nodes import BOOT_ID, Dialled
+
+from spark_cluster.errors import Unreachable
+from spark_cluster.resources import File, Reboot
+
+FILE = File("/one", content="1")
+
+
+@pytest.fixture
+def asked(nodes):
+    """Give the nodes a docker that notes that it was asked; how often each was."""
+    for node in nodes.values():
+        node.command("docker", f"open({str(node.root / 'asked')!r}, 'a').write('x')\nprint('29.1')")
+
+    def count():
+        path = {name: node.root / "asked" for name, node in nodes.items()}
+        return {name: len(p.read_text()) if p.exists() else 0 for name, p in path.items()}
+
+    return count
+
+
+def test_nobody_is_asked_for_what_nobody_reads(start, asked):
+    play, _ = start(gather_facts=False)
+    assert [(n.name, n.is_head, n.user, n.mtu) for n in play.nodes] == [
+        ("spark1", True, "me", 9000),
+        ("spark2", False, "me", 9000),
+    ]
+    assert play.head.head.name == "spark1"
+    assert play.apply(play.nodes, [FILE]).changed
+    assert asked() == {"spark1": 0, "spark2": 0}
+    assert play.connections.facts == {}
+
+
+def test_the_first_that_is_read_asks_all_nodes_once(start, asked):
+    play, _ = start(gather_facts=False)
+    head, worker = play.nodes
+    assert worker.facts.docker == "29.1"
+    assert asked() == {"spark1": 1, "spark2": 1}
+    assert head.facts.docker == "29.1"
+    assert (head.links, head.cluster[1].facts.docker) == ((), "29.1")
+    assert [n.facts.docker for n in play.nodes] == ["29.1", "29.1"]
+    assert asked() == {"spark1": 1, "spark2": 1}
+    play.refresh(play.nodes)
+    assert asked() == {"spark1": 2, "spark2": 2}
+
+
+def test_at_once_they_come_with_the_lock(start, asked):
+    play, _ = start()
+    assert asked() == {"spark1": 1, "spark2": 1}
+    assert [n.facts.docker for n in play.nodes] == ["29.1", "29.1"]
+    assert asked() == {"spark1": 1, "spark2": 1}
+
+
+def test_a_copy_of_a_node_is_a_whole_node(start):
+    play, _ = start(gather_facts=False)
+    copy = replace(play.head, mtu=1500)
+    assert (copy.name, copy.mtu, copy.facts) == ("spark1", 1500, play.head.facts)
+    assert copy != play.head
+    assert replace(play.head) == play.head
+
+
+def test_the_lock_is_held_without_facts_too(start, nodes):
+    start(gather_facts=False)
+    assert all((n.root / "run/spark-cluster.lock").read_text() for n in nodes.values())
+
+
+def test_a_run_that_changes_nothing_still_finds_who_does_not_answer(start, nodes, monkeypatch):
+    def no_agent(self, run, *, become=True, really=Dialled.session):
+        session = really(self, run, become=become)
+        if self.node is nodes["spark2"]:
+            session.close()
+        return session
+
+    monkeypatch.setattr(Dialled, "session", no_agent)
+    play, _ = start(gather_facts=False, change=False)
+    assert list(play.out) == ["spark2"]
+
+
+def test_one_that_does_not_answer_leaves_and_the_others_go_on(start, monkeypatch):
+    play, events = start(gather_facts=False)
+    lost = play.connections.session("spark2")
+    monkeypatch.setattr(lost, "request", lambda *_a, **_o: _raise(Unreachable("gone")))
+    head, worker = play.nodes
+    assert head.facts.boot_id == "first"
+    with pytest.raises(Unreachable, match="gone"):
+        _ = worker.facts
+    with pytest.raises(Unreachable, match="gone"):
+        _ = worker.links
+    assert not events.of("NodeFailed")
+
+
+def test_what_is_known_is_renewed_after_a_reboot_and_what_is_not_is_not_asked(start, nodes, asked):
+    play, _ = start(gather_facts=False)
+    reboot = Reboot("new kernel", allowed=True, when_changed=(FILE,))
+    play.apply(play.nodes, [FILE, reboot])
+    assert asked() == {"spark1": 0, "spark2": 0}
+    assert play.head.facts.boot_id == nodes["spark1"].text(BOOT_ID)
+    more = File("/two", content="2")
+    play.apply(play.nodes, [more, Reboot("more", allowed=True, when_changed=(more,))])
+    assert play.connections.facts["spark2"].boot_id == nodes["spark2"].text(BOOT_ID)
+
+
+def test_one_that_is_not_connected_any_more(start):
+    play, _ = start(gather_facts=False)
+    play.connections.drop("spark2")
+    with pytest.raises(Unreachable, match="not connected"):
+        play.connections.facts_of("spark2")
+
+
+def _raise(error):
+    raise error
