@@ -22,7 +22,7 @@ PROGRAMS = {
     "usr/local/sbin/runc": "runc",
     "usr/local/sbin/lab-hardware": "hardware",
 }
-LAUNCHER = """#!/usr/bin/python3
+LAUNCHER = """#!/usr/bin/python3 -IS
 import sys
 
 sys.path.insert(0, "/{library}")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .state import RUN
 
@@ -16,8 +14,9 @@ SOCKET = RUN / "processes.socket"
 COMPUTE = re.compile(r"VLLM::|ray::RayWorker|RayWorker")
 
 
-@dataclass(frozen=True)
-class ComputeProcess:
+class ComputeProcess(NamedTuple):
+    """A process that holds memory of the GPU."""
+
     pid: int
     name: str
     used_mib: int
@@ -70,6 +69,8 @@ def compute_processes(state: dict[str, Any]) -> list[ComputeProcess]:
         return [ComputeProcess(**process) for process in state["compute_apps"]]
     if os.geteuid() == 0:
         return scan()
+    import socket  # late, as for all that is slow to import: nvidia-smi is run every second
+
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(SOCKET))
@@ -80,4 +81,4 @@ def compute_processes(state: dict[str, Any]) -> list[ComputeProcess]:
 
 
 def as_json(found: list[ComputeProcess]) -> bytes:
-    return json.dumps([asdict(process) for process in found]).encode()
+    return json.dumps([process._asdict() for process in found]).encode()
