@@ -68,8 +68,6 @@ def test_a_run_is_the_same_after_it_was_read_again(tmp_path):
 def test_what_cannot_be_measured_has_a_reason(tmp_path):
     for suite, why in {
         "replicas": ({"replicas": 2}, "several replicas"),
-        "tool": ({"tool": "vllm-bench"}, "vllm-bench"),
-        "kind": ({"kind": "vision"}, "vision"),
     }.values():
         run = made(tmp_path, **suite)
         (step,) = measurable(run.suite, run.expansion).steps
