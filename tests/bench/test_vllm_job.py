@@ -20,7 +20,7 @@ SUITE = Suite.model_validate(
 )  # fmt: skip
 TARGET = Target("http://127.0.0.1:8000/v1", "paris", "acme/paris", "/srv/models/paris")
 FOLDER = "/var/lib/spark-cluster/bench/r/000-s"
-SECRET = "sesame-1234"  # noqa: S105
+SECRET = "sesame-1234"
 
 
 def deployment(**changed: Any) -> Deployment:
