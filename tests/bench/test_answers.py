@@ -6,6 +6,7 @@ import base64
 import json
 import struct
 import zlib
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -63,7 +64,8 @@ def test_right(question, messages):
         ("one", [message("", PARIS, PARIS)], "called too much"),
         ("two-at-once", [message("", PARIS)], "expected get_time"),
         ("one-of-three", [message("", TOKYO)], "expected convert_currency"),
-        ("one-of-three", [message("", ("convert_currency", {**MONEY, "amount": "20"}))], "expected"),
+        ("one-of-three", [message("", ("convert_currency", {**MONEY, "amount": "20"}))],
+         "expected convert_currency"),
         ("steps", [message("", PARIS), message("It is nice")], "has no 17"),
         ("markup-streamed",
          [message("", ("write_file", {"path": "page.html", "content": f"<{HTML}"}))], "expected"),
@@ -125,7 +127,7 @@ def test_pictures_show_what_they_are_asked_about():
     assert colour_at(pictures.circle(), middle, middle) == pictures.BLUE
     assert colour_at(pictures.circle(), 5, 5) == pictures.WHITE
     line = [colour_at(pictures.squares(), x, middle) for x in range(0, pictures.SIDE, 12)]
-    changes = [b for a, b in zip(line, line[1:], strict=False) if a != b]
+    changes = [b for a, b in pairwise(line) if a != b]
     assert changes == [pictures.BLACK, pictures.WHITE] * 3
     assert colour_at(pictures.sides(), 80, middle) == pictures.GREEN
     assert colour_at(pictures.sides(), 250, middle) == pictures.RED
@@ -138,8 +140,10 @@ def test_digits_are_those_of_a_display():
     lit = {}
     for place, digit in enumerate("407"):
         left = 30 + 98 * place
-        spots = {"a": (size // 2, 3), "g": (size // 2, size), "d": (size // 2, 2 * size - 3),
-                 "f": (3, size // 2), "b": (size - 3, size // 2), "e": (3, size + size // 2)}  # fmt: skip
+        spots = {
+            "a": (size // 2, 3), "g": (size // 2, size), "d": (size // 2, 2 * size - 3),
+            "f": (3, size // 2), "b": (size - 3, size // 2), "e": (3, size + size // 2),
+        }  # fmt: skip
         lit[digit] = "".join(
             name for name, (x, y) in sorted(spots.items())
             if colour_at(url, left + x, top + y) == pictures.BLACK

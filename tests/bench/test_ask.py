@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -26,7 +26,7 @@ Handler = Callable[[dict[str, Any]], tuple[int, list[str]]]
 
 class Server(http.server.BaseHTTPRequestHandler):
     answer: Handler
-    asked: list[dict[str, Any]] = []
+    asked: ClassVar[list[dict[str, Any]]] = []
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -185,9 +185,7 @@ def test_one_question_that_is_refused_is_a_wrong_answer(tmp_path, url):
     found, _, _ = measured(tmp_path, url, "tool_call", "one", "markup-streamed")
     assert found.status == "ok"
     assert found.metrics["score"].mean == 0.5
-    assert found.attention == (
-        "1 of 2 questions got no answer: HTTP 500: the parser failed",
-    )
+    assert found.attention == ("1 of 2 questions got no answer: HTTP 500: the parser failed",)
 
 
 @pytest.mark.parametrize(

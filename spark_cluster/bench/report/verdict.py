@@ -254,7 +254,9 @@ def _without_tokens(results: Results) -> str:
     most, cell = max(served, key=lambda found: found[0])
     goodput = cell.metrics.get("goodput")
     within = f", {number(goodput.mean)} of them within the limits" if goodput else ""
-    return f"{number(most)} requests/s served{within} ({results.labels[cell.setup]})."
+    return (
+        f"{number(most)} requests/s served{within} ({results.labels.get(cell.setup, cell.setup)})."
+    )
 
 
 def _where(point: Point) -> str:
