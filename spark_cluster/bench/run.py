@@ -97,13 +97,14 @@ class BenchRun:
         self._change(setups=tuple(setups.values()), nodes=tuple(known.values()))
 
     def add_version(self, vllm: str) -> None:
-        """Note the version of vLLM that measures; several, where servers have several."""
-        tool = generators.tool(self.suite, vllm)
-        known = self.record.tool.version
-        if vllm and known and known != tool.version and generators.is_vllm_bench(self.suite):
-            both = sorted({*known.split(", "), tool.version})
-            tool = tool.model_copy(update={"version": ", ".join(both)})
-        self._change(tool=tool)
+        """Note a version of vLLM, where its own load generator measures, and save.
+
+        Args:
+            vllm: empty where it is not known.
+        """
+        if generators.is_vllm_bench(self.suite):
+            versions = {*self.record.tool.version.split(", "), vllm} - {""}
+            self._change(tool=generators.tool(self.suite, ", ".join(sorted(versions))))
 
     def add_vram(self, setup: str, found: Sequence[VramReading]) -> None:
         """Add readings of GPU memory to a server, and save."""
