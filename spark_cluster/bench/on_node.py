@@ -39,7 +39,8 @@ class Job:
         health: URL that answers with 200 while the server is up.
         cells: for worker.py: `id`, `argv`, `env`, `result`, `timeout_s`.
         links: paths below the folder to what they point to.
-        user: of the node, as whom the load generator runs.
+        user: of the node, as whom the load generator runs and whose the folders are; root only
+            where it must be (`generators.owner`), and then nobody else writes to them.
         files: more files for the folder, by name.
     """
 
