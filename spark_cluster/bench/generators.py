@@ -91,7 +91,9 @@ def job(
     """
     if is_vllm_bench(suite):
         sent = vllm_job.files(cells, suite, target, deployment, folder=folder, user=user)
-        return Job(folder, health, vllm_job.cells(cells, folder), {}, owner(suite, user), sent)
+        return Job(
+            folder, health, vllm_job.cells(cells, folder), {}, owner(suite, user), files=sent
+        )
     asked = _questions(suite)
     plan = {
         cell.id: {
@@ -118,7 +120,7 @@ def job(
         }
         for cell in cells
     )
-    return Job(folder, health, made, {}, user, sent)
+    return Job(folder, health, made, {}, user, files=sent)
 
 
 def results(
