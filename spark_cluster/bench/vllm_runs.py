@@ -126,7 +126,18 @@ def _in_container(docker: str, create: list[str], argv: list[str], limit_s: floa
     except subprocess.TimeoutExpired:
         raise Ended(f"it did not end within {limit_s:g} s") from None
     finally:
-        _docker(docker, "rm", "--force", "--volumes", container)
+        with _unbroken():
+            _docker(docker, "rm", "--force", "--volumes", container)
+
+
+@contextlib.contextmanager
+def _unbroken() -> Iterator[None]:
+    """Have SIGTERM wait until this is done, for what is started in it too."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _docker(docker: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -234,6 +245,12 @@ def _shortened(content: bytes) -> bytes:
     return json.dumps(data).encode()
 
 
+def _stop(*_: object) -> None:
+    """End at a first SIGTERM; those that follow must not cut off what is cleaned up."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(1)
+
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, _stop)
     sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

@@ -29,6 +29,7 @@ if verb == "create":
     made.touch()
     print(made.name)
 elif verb == "rm":
+    time.sleep(1 if (state / "slow").exists() else 0)
     (state / "containers" / last).unlink(missing_ok=True)
 elif verb == "start":
     out = pathlib.Path({out!r})
@@ -138,6 +139,32 @@ def test_nothing_is_left_when_it_is_stopped(folder):
     assert process.returncode == 1
     assert containers(folder) == []
     assert not (folder / "out").exists()
+
+
+def test_a_second_signal_does_not_cut_the_removal_off(folder):
+    """As when systemd ends the unit: it signals each process, and the worker its cell again."""
+    program(folder, HANGS)
+    process = start(folder)
+    waiting.until((folder.parent / "state/begun").exists)
+    (folder.parent / "state/slow").touch()
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        waiting.until(lambda: calls(folder)[-1] == "rm --force --volumes id-a.1")
+    process.communicate(timeout=60)
+    assert containers(folder) == []
+
+
+def test_a_signal_in_between_is_not_lost(folder):
+    """While the first container is removed: the second one is not begun."""
+    (folder.parent / "state/slow").touch()
+    process = start(folder)
+    waiting.until(lambda: (folder.parent / "state/calls").exists()
+                  and "rm --force --volumes id-a.1" in calls(folder))  # fmt: skip
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert not [call for call in calls(folder) if call.endswith("bench a.2")]
+    assert containers(folder) == []
 
 
 def test_the_limit_of_the_cell_ends_the_container_too(folder):
