@@ -2,7 +2,8 @@
 
 Nothing of it is secret: the engine answers on the loopback without a key, which is the concern of
 the proxy in front of it. The container sees the model and the recipe's files read-only, reaches no
-hub, has no rights but to read files, and is ended before the server when memory is short.
+hub, has one capability of root (to open any file), and is ended before the server when memory is
+short.
 """
 
 from __future__ import annotations
