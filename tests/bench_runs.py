@@ -12,6 +12,7 @@ from spark_cluster.bench.record import (
     Metric,
     MetricName,
     NodeRecord,
+    QuestionResult,
     Record,
     Setup,
     Tool,
@@ -72,3 +73,35 @@ def record(
     }
     found = tuple(setups) or (setup(),)
     return Record(id=id, setups=found, cells=cells, **{**about, **changed})
+
+
+def served(rate: float | None = 2.0, **changed: Any) -> CellResult:
+    """A cell of `vllm bench serve`: an open loop, or a closed one without a rate."""
+    load = key(concurrency=0 if rate else 4, request_rate=rate)
+    percentiles = {"p5": 30.0, "p50": 41.0, "p90": 62.0, "p95": 77.0, "p99": 98.0}
+    metrics: dict[MetricName, Metric] = {
+        "ttft_ms": Metric(mean=45.0, values=(44.0, 46.0), percentiles=percentiles),
+        "itl_ms": Metric(mean=12.5, values=(12.0, 13.0), percentiles={"p50": 12.0, "p99": 19.0}),
+        "request_throughput": Metric(mean=1.9, values=(1.9, 1.9)),
+        "goodput": Metric(mean=1.25, values=(1.2, 1.3)),
+        "output_tps": Metric(mean=240.0, values=(239.0, 241.0)),
+    }
+    about: dict[str, Any] = {"id": f"s.rate{rate}", "metrics": metrics, "status": "ok"}
+    return CellResult(setup="s", key=load, runs=2, **{**about, **changed})
+
+
+def answered(*right: float, kind: str = "tool_call", **changed: Any) -> CellResult:
+    """A cell of questions with a score for each run, and two questions."""
+    questions = (
+        QuestionResult(question="one", streamed=False, right=2, asked=2, answer_ms=810.0),
+        QuestionResult(question="two-at-once", streamed=True, right=1, asked=2, answer_ms=1620.0,
+                       ttft_ms=210.0, wrong='no tool was called; it says "[sun](x)"'),
+    )  # fmt: skip
+    scores = right or (1.0, 0.5)
+    metrics: dict[MetricName, Metric] = {
+        "score": Metric(mean=sum(scores) / len(scores), values=scores),
+        "answer_ms": Metric(mean=1215.0, values=(1215.0,) * len(scores)),
+    }
+    about: dict[str, Any] = {"questions": questions, "metrics": metrics, "status": "ok"}
+    load = CellKey(prompt=0, output=0, kind=kind)  # type: ignore[arg-type]
+    return CellResult(id=f"s.{kind}", setup="s", key=load, runs=2, **{**about, **changed})

@@ -24,6 +24,7 @@ from spark_cluster.errors import UsageError
 HEADLINES: tuple[MetricName, ...] = (
     "tg_tps", "pp_tps", "ttfr_ms", "output_tps", "goodput", "ttft_ms", "tpot_ms", "itl_ms",
     "e2el_ms", "request_throughput", "tg_tps_request", "e2e_ttft_ms", "acceptance",
+    "score", "answer_ms",
 )  # fmt: skip
 """Metrics that are compared, the most telling first. Others follow from them (est_ppt), or hang
 on single seconds (peak)."""
@@ -207,7 +208,7 @@ def _unlike_tools(a: Record, b: Record) -> str:
         if ours != theirs:
             return f"{text}: {_shown(ours)} in A, {_shown(theirs)} in B"
     # Who does not say how long answers were or how they were sampled, does not differ in it.
-    for name in ("exact_output", "temperature"):
+    for name in ("exact_output", "temperature", "questions"):
         given = a.tool.settings.get(name), b.tool.settings.get(name)
         if name in a.tool.settings and name in b.tool.settings and given[0] != given[1]:
             return f"{name}: {_shown(given[0])} in A, {_shown(given[1])} in B"

@@ -206,10 +206,9 @@ def measurable(suite: Suite, found: Expansion) -> Expansion:
 
 
 def _unsupported(suite: Suite, setup: PlannedSetup) -> str:
-    if suite.kind != "load":
-        return f"suites of the kind {suite.kind} are not measured yet"
-    if _is_vllm(suite):
-        return "suites with `tool: vllm-bench` are not measured yet"
+    engine = setup.served.engine if setup.served is not None else "vllm"
+    if suite.kind == "load" and _is_vllm(suite) and engine != "vllm":
+        return f"`vllm bench serve` is a part of vLLM, and this recipe's engine is {engine}"
     return "several replicas are not measured yet" if setup.replicas > 1 else ""
 
 

@@ -8,7 +8,7 @@ import io
 import json
 import tarfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,9 @@ class Job:
         health: URL that answers with 200 while the server is up.
         cells: for worker.py: `id`, `argv`, `env`, `result`, `timeout_s`.
         links: paths below the folder to what they point to.
-        user: of the node, as whom the load generator runs; it needs no rights of root.
+        user: of the node, as whom the load generator runs and whose the folders are; root only
+            where it must be (`generators.owner`), and then nobody else writes to them.
+        files: more files for the folder, by name.
     """
 
     folder: str
@@ -47,6 +49,7 @@ class Job:
     cells: tuple[Mapping[str, Any], ...]
     links: Mapping[str, str]
     user: str
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def limit_s(self) -> float:
@@ -66,6 +69,7 @@ class Job:
             Directory(FOLDER, mode=0o755),
             *[Directory(folder, mode=0o755, owner=self.user) for folder in self._parents()],
             File(f"{self.folder}/worker.py", content=Path(worker.__file__).read_bytes()),
+            *[File(f"{self.folder}/{name}", content=c) for name, c in self.files.items()],
             File(f"{self.folder}/plan.json", content=json.dumps(plan, indent=1).encode()),
             Command(
                 f"measure {self.folder.removeprefix(f'{FOLDER}/')}",

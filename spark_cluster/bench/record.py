@@ -18,16 +18,18 @@ MetricName = Literal[
     "ttfr_ms", "est_ppt_ms", "e2e_ttft_ms",
     "ttft_ms", "tpot_ms", "itl_ms", "e2el_ms", "request_throughput", "output_tps", "goodput",
     "acceptance", "acceptance_length",
+    "score", "answer_ms",
 ]  # fmt: skip
 """Named as llama-benchy and `vllm bench serve` do; `_tps` is tokens a second, `_request` is per
-request, `request_throughput` and `goodput` are requests a second, `acceptance` is a share (0-1)."""
+request, `request_throughput` and `goodput` are requests a second, `acceptance` and `score` (right
+answers) are shares (0-1), `answer_ms` is the time of a whole answer."""
 
 Phase = Literal["before", "load_peak", "ready", "under_load", "after"]
 """Of a server, at which GPU memory is read."""
 
 HIGHER_IS_BETTER = {
     "pp_tps", "pp_tps_request", "tg_tps", "tg_tps_request", "peak_tps", "peak_tps_request",
-    "request_throughput", "output_tps", "goodput", "acceptance", "acceptance_length",
+    "request_throughput", "output_tps", "goodput", "acceptance", "acceptance_length", "score",
 }  # fmt: skip
 """Metrics of which more is better; of the others (times) less is."""
 
@@ -72,6 +74,25 @@ class CellKey(Part):
     kind: Literal["load", "vision", "tool_call"] = "load"
 
 
+class QuestionResult(Part):
+    """A question of a cell of vision or tool calls, and what was answered.
+
+    Attributes:
+        question: its name in the list of questions.
+        right, asked: answers.
+        answer_ms, ttft_ms: means; the time to the first token is known of streamed answers.
+        wrong: why the first wrong answer is wrong; empty when all are right.
+    """
+
+    question: str
+    streamed: bool
+    right: int
+    asked: int
+    answer_ms: float | None = None
+    ttft_ms: float | None = None
+    wrong: str = ""
+
+
 class CellResult(Part):
     """A cell and what came of it.
 
@@ -83,6 +104,7 @@ class CellResult(Part):
         attention: what to be careful about, such as "SM clock under 1.5 GHz for 12 s".
         started, finished: UTC.
         raw: files below the run's folder.
+        questions: of vision and tool calls.
     """
 
     id: str
@@ -96,6 +118,7 @@ class CellResult(Part):
     started: datetime | None = None
     finished: datetime | None = None
     raw: tuple[str, ...] = ()
+    questions: tuple[QuestionResult, ...] = ()
 
 
 class ProcessMemory(Part):

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench import benchy, describe, on_node, run_telemetry
+from spark_cluster.bench import benchy, describe, generators, on_node, run_telemetry
 from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
 from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.reading import read_json
@@ -96,6 +96,16 @@ class BenchRun:
         known = {n.name: n for n in self.record.nodes} | {n.name: n for n in nodes}
         self._change(setups=tuple(setups.values()), nodes=tuple(known.values()))
 
+    def add_version(self, vllm: str) -> None:
+        """Note a version of vLLM, where its own load generator measures, and save.
+
+        Args:
+            vllm: empty where it is not known.
+        """
+        if generators.is_vllm_bench(self.suite):
+            versions = {*self.record.tool.version.split(", "), vllm} - {""}
+            self._change(tool=generators.tool(self.suite, ", ".join(sorted(versions))))
+
     def add_vram(self, setup: str, found: Sequence[VramReading]) -> None:
         """Add readings of GPU memory to a server, and save."""
         setups = tuple(
@@ -149,12 +159,13 @@ def measure(
     nodes = [node.name for node in served.plan.nodes]
     recording = Recording(play, nodes, folder, metrics, job.limit_s)
     recording.start()
-    on_node.may_go_on(session, folder, play.head.user)
+    on_node.may_go_on(session, folder, job.user)
     ended = threading.Event()
 
     def load() -> None:
         try:
-            play.apply(play.head, ROLE, job.resources)
+            needed = [ROLE] if generators.is_llama_benchy(run.suite) else []
+            play.apply(play.head, *needed, job.resources)
         finally:
             ended.set()
 
@@ -177,6 +188,7 @@ def _describe(
     if before is not None:  # of an earlier turn, or before the run was interrupted
         setup = setup.model_copy(update={"vram": (*before.vram, *setup.vram)})
     run.add_setup(setup.model_copy(update={"predictions": told}), describe.nodes_of(play, served))
+    run.add_version(served.versions.get("vllm", ""))
 
 
 def _vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:
@@ -208,7 +220,6 @@ def tool_of(play: Play) -> tuple[str, str]:
 
 def job_of(run: BenchRun, step: Step, plan: ServePlan, play: Play) -> on_node.Job:
     """Return what the head gets to measure a step's cells."""
-    environment, book = tool_of(play)
     endpoint, folder = plan.endpoint, run.on_node(step)
     base = engine_base(plan)
     target = benchy.Target(
@@ -218,6 +229,12 @@ def job_of(run: BenchRun, step: Step, plan: ServePlan, play: Play) -> on_node.Jo
         tokenizer=plan.recipe.model.node_path,
     )
     settings = run.suite.settings
+    health = base + engine(plan.recipe.engine).health
+    if not generators.is_llama_benchy(run.suite):
+        left = tuple(cell for cell in step.cells if not cell.skip)
+        at = {"health": health, "folder": folder, "user": play.head.user}
+        return generators.job(run.suite, left, target, plan.deployment, **at)
+    environment, book = tool_of(play)
     offline = benchy.OFFLINE if book else {}
     cells = tuple(
         {
@@ -233,7 +250,6 @@ def job_of(run: BenchRun, step: Step, plan: ServePlan, play: Play) -> on_node.Jo
         for cell in step.cells
         if not cell.skip
     )
-    health = base + engine(plan.recipe.engine).health
     return on_node.Job(folder, health, cells, {BOOK: book} if book else {}, play.head.user)
 
 
@@ -247,7 +263,8 @@ def engine_base(plan: ServePlan) -> str:
 def collect(run: BenchRun, step: Step, play: Play) -> None:
     """Bring back the results that are on the node, and add them to the record."""
     into, head = run.raw(step), play.head
-    too_large = on_node.fetch(play.session(head), run.on_node(step), into, head.user)
+    owner = generators.owner(run.suite, head.user)
+    too_large = on_node.fetch(play.session(head), run.on_node(step), into, owner)
     found = []
     for cell in step.cells:
         told = read_json(into / "cells" / f"{cell.id}.json")
@@ -280,9 +297,10 @@ def _results(
     names = tuple(
         str(path.relative_to(run.folder)) for path in sorted((into / "raw").glob(f"{cell.id}.*"))
     )
-    found = benchy.read_cell(cell, into / "raw", run.suite.settings, output=output, raw=names)
+    found = generators.results(run.suite, cell, into / "raw", output, names)
     error = str(told.get("error") or "")
-    if {f"raw/{cell.id}.json", f"raw/{cell.id}.jsonl"} & set(too_large):
+    written = (name for name in too_large if not name.endswith(".log"))
+    if any(name.startswith(f"raw/{cell.id}.") for name in written):
         error = "its result is too large to be copied; it is still on the node"
     times = {name: _moment(told.get(name)) for name in ("started", "finished")}
     changed: dict[str, object] = {**times}

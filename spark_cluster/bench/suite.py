@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from spark_cluster.bench.questions import CATALOGUE
 from spark_cluster.bench.suite_schema import Load, Stage, Suite
 from spark_cluster.config import engines
 from spark_cluster.config.schema import validate
@@ -46,6 +47,7 @@ def load_suite(name: str | Path, project: Project) -> Suite:
 def check(suite: Suite) -> Iterator[Problem]:
     """Yield what no suite may contain, beyond each field on its own."""
     yield from _tool(suite)
+    yield from _questions(suite)
     yield from _variants(suite)
     yield from _stages(suite)
     count = _most_cells(suite)
@@ -79,6 +81,18 @@ def _tool(suite: Suite) -> Iterator[Problem]:
         yield Problem(("slo",), "goodput needs `tool: vllm-bench`; llama-benchy does not count it")
     if suite.slo is not None and not suite.slo.model_fields_set:
         yield Problem(("slo",), "found no limit, expected one such as ttft_ms: 500")
+
+
+def _questions(suite: Suite) -> Iterator[Problem]:
+    known = [question.id for question in CATALOGUE.get(suite.kind, ())]
+    if suite.kind != "load" and suite.tool != "llama-benchy":
+        yield Problem(("tool",), f"found {suite.tool}, expected none: {suite.kind} asks questions")
+    for index, name in enumerate(suite.questions):
+        if suite.kind == "load":
+            yield Problem(("questions", index), "a suite of the kind load asks no questions")
+        elif name not in known:
+            message = f"no question '{name}'; {did_you_mean(name, known, 'questions')}"
+            yield Problem(("questions", index), message)
 
 
 def _variants(suite: Suite) -> Iterator[Problem]:

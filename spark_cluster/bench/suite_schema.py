@@ -166,6 +166,9 @@ class Suite(Load):
         description="load generator: llama-benchy (closed loop) or vllm-bench (`vllm bench "
         "serve` of the image: open loop, percentiles, goodput)",
     )
+    questions: Annotated[list[str], AfterValidator(_unique)] = Field(
+        default=[], description="of vision and tool_call: which questions, by name (default: all)"
+    )
     recipes: Annotated[list[Word], AfterValidator(_unique)] = Field(
         default=[], description="what is served, by name; none: the one that the command names"
     )

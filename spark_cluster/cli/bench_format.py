@@ -24,6 +24,8 @@ TITLES: dict[MetricName, str] = {
     "goodput": "goodput req/s",
     "acceptance": "acceptance",
     "acceptance_length": "tokens a step",
+    "score": "score",
+    "answer_ms": "answer ms",
 }
 
 

@@ -120,7 +120,7 @@ def status(app: App, folder: Path) -> None:
 @click.pass_obj
 def stop(app: App, folder: Path) -> None:
     """End what a run measures on the nodes; the cell in progress is lost, the server stays up."""
-    from spark_cluster.bench import on_node, run_telemetry
+    from spark_cluster.bench import generators, on_node, run_telemetry
 
     made = _of_folder(app, folder)
     stopped = []
@@ -128,7 +128,8 @@ def stop(app: App, folder: Path) -> None:
         session = play.session(play.head)
         for step in made.pending:
             if on_node.is_measuring(session, made.on_node(step)):
-                on_node.stop(session, made.on_node(step), play.head.user)
+                owner = generators.owner(made.suite, play.head.user)
+                on_node.stop(session, made.on_node(step), owner)
                 run_telemetry.stop(play.sessions.values(), made.on_node(step))
                 stopped.append(step.setup.id)
     if app.as_json:
@@ -161,7 +162,7 @@ def _begin(
 ) -> BenchRun:
     """Return a new run of a suite."""
     from spark_cluster import __version__
-    from spark_cluster.bench import benchy
+    from spark_cluster.bench import generators
     from spark_cluster.bench.expansion import canonical
     from spark_cluster.bench.project_state import commit_of
     from spark_cluster.bench.record import Record
@@ -178,7 +179,7 @@ def _begin(
         spark_cluster=__version__,
         started=datetime.now(UTC),
         status="running",
-        tool=benchy.tool(suite.settings),
+        tool=generators.tool(suite),
         setups=(),
         cells=(),
         command=(

@@ -35,6 +35,7 @@ def _show(app: App, record: Record) -> None:
     from rich.table import Table
 
     from spark_cluster.cli.bench_format import load_text
+    from spark_cluster.cli.bench_tables import percentiles_table, questions_table
     from spark_cluster.cli.console import painted, styled
 
     console = app.console
@@ -60,6 +61,10 @@ def _show(app: App, record: Record) -> None:
             table.add_row(load_text(cell.key), *(_figure(cell, name) for name in names))
         console.print(styled("\n[bold]{}[/]", setup), soft_wrap=True)
         console.print(table)
+        for more in (percentiles_table(found), questions_table(found)):
+            if more is not None:
+                console.print()
+                console.print(more)
     for cell in bad:
         told = f"{cell.status}: {cell.id}: {cell.reason}"
         console.print(painted(told, "red" if cell.status == "failed" else "yellow"))
@@ -73,8 +78,11 @@ _TITLE: dict[MetricName, str] = {
     "tg_tps_request": "each",
     "pp_tps": "prefill",
     "ttfr_ms": "ms to first",
-    "output_tps": "output",
+    "score": "score",
+    "answer_ms": "ms an answer",
+    "request_throughput": "requests/s",
     "goodput": "goodput",
+    "output_tps": "output",
     "ttft_ms": "TTFT",
     "tpot_ms": "TPOT",
     "acceptance": "accepted",

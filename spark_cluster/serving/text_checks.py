@@ -41,9 +41,19 @@ def _distinct(text: str) -> float:
 
 def red_square(side: int = 224) -> str:
     """A red picture as a `data:` URL (PNG, RGB, 8 bits)."""
-    row = b"\0" + b"\xff\0\0" * side
-    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(row * side)), (b"IEND", b""))
+    return png_url(side, side, b"\xff\0\0" * (side * side))
+
+
+def png_url(width: int, height: int, pixels: bytes) -> str:
+    """Return a picture as a `data:` URL (PNG, RGB, 8 bits).
+
+    Args:
+        pixels: three bytes each, row by row from the top.
+    """
+    size = 3 * width
+    rows = b"".join(b"\0" + pixels[at : at + size] for at in range(0, size * height, size))
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
     png = b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 

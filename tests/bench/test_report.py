@@ -14,17 +14,23 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from bench_records import dual_record, sweep_record, write_run
+from bench_runs import answered, record, served
 from browser import browser, installed
 from click.testing import CliRunner
 from ruamel.yaml import YAML
 
-from spark_cluster.bench.record import CellKey, CellResult, Metric, Record
+from spark_cluster.bench.record import CellKey, CellResult, Metric, Record, Tool
 from spark_cluster.bench.report import build
 from spark_cluster.bench.report.arena import COLUMNS
 from spark_cluster.bench.report.cells import Results, is_noise, speed_up
 from spark_cluster.bench.report.reading import Run, read_run
 from spark_cluster.bench.report.table import Table, escape, fenced
-from spark_cluster.bench.report.tables import comparison_tables, sweep_table
+from spark_cluster.bench.report.tables import (
+    answers_table,
+    comparison_tables,
+    served_table,
+    sweep_table,
+)
 from spark_cluster.bench.report.telemetry import NodeTelemetry, thin_out
 from spark_cluster.bench.report.verdict import answers, headline, verdict
 from spark_cluster.cli import take_globals
@@ -364,3 +370,29 @@ def test_the_page_in_a_browser(folder, tmp_path):
         pdf = shown.call("Page.printToPDF", preferCSSPageSize=True)["data"]
         assert len(pdf) > 10_000
         assert shown.complaints == []
+
+
+def test_requests_and_answers_have_tables(tmp_path):
+    cells = (served(), served(None), answered(), answered(kind="vision", status="failed",
+             metrics={}, questions=(), reason="HTTP 400: no pictures"))  # fmt: skip
+    slo = Tool(name="vllm-bench", version="0.32.0", settings={"slo": {"ttft_ms": 500.0}})
+    made = record(*cells, tool=slo)
+    results = Results(made)
+    table = served_table(results)
+    assert [row[1:5] for row in table.rows] == [
+        ("pp2048 tg128 d=0 2 req/s", "1.90", "1.25", "240.0"),
+        ("pp2048 tg128 d=0 c=4", "1.90", "1.25", "240.0"),
+    ]
+    assert table.rows[0][5] == "41.00 / 77.00 / 98.00"
+    assert table.note.startswith("Goodput: requests within ttft 500 ms.")
+    rows = answers_table(results).rows
+    assert [row[2:5] for row in rows] == [
+        ("one", "no", "2 of 2"), ("two-at-once", "yes", "1 of 2"), ("", "", "failed"),
+    ]  # fmt: skip
+    assert headline(results) == "3 of 4 answers are right."
+    assert headline(Results(record(served()))).startswith("1.90 requests/s served, 1.25 of them")
+    files = build(results, Run(tmp_path, made, None))
+    assert not [name for name in files if name.startswith("arena/")], "they are llama-benchy's"
+    for name in ("report.html", "report.md"):
+        assert "HTTP 400: no pictures" in str(files[name])
+    assert "[sun](x)" not in str(files["report.md"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.bench import benchy, project_state
+from spark_cluster.bench import benchy, generators, project_state, questions
 from spark_cluster.bench.expansion import canonical, expand, measurable
 from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.reading import result
@@ -35,7 +35,7 @@ def made(folder: Path, **suite: Any) -> BenchRun:
         spark_cluster="0",
         started=datetime(2026, 11, 22, tzinfo=UTC),
         status="running",
-        tool=benchy.tool(given.settings),
+        tool=generators.tool(given),
         setups=(),
         cells=(),
         recipes=("r",),
@@ -68,8 +68,6 @@ def test_a_run_is_the_same_after_it_was_read_again(tmp_path):
 def test_what_cannot_be_measured_has_a_reason(tmp_path):
     for suite, why in {
         "replicas": ({"replicas": 2}, "several replicas"),
-        "tool": ({"tool": "vllm-bench"}, "vllm-bench"),
-        "kind": ({"kind": "vision"}, "vision"),
     }.values():
         run = made(tmp_path, **suite)
         (step,) = measurable(run.suite, run.expansion).steps
@@ -77,6 +75,41 @@ def test_what_cannot_be_measured_has_a_reason(tmp_path):
         assert set(told) == {cell.id for cell in step.cells}
         assert all(why in reason for reason in told.values())
     assert left_out(made(tmp_path).pending[0]) == {}
+
+
+@pytest.mark.parametrize(
+    "suite", [{}, {"tool": "vllm-bench", "request_rate": [1]}, {"kind": "vision"},
+              {"kind": "tool_call"}],
+)  # fmt: skip
+def test_what_is_measured(tmp_path, suite):
+    run = made(tmp_path, **suite)
+    (step,) = measurable(run.suite, run.expansion).steps
+    assert left_out(step) == {}
+
+
+def test_vllm_bench_needs_vllm(project: Project):
+    recipe = load_recipe("gemma4-31b-fp8", project)
+    recipe = recipe.with_files(recipe.laptop, engine="sglang")
+    given = {"name": "s", "tool": "vllm-bench", "request_rate": [1]}
+    for suite, skipped in ((given, True), ({"name": "s"}, False)):
+        found = Suite.model_validate(suite)
+        steps = measurable(found, expand(found, {recipe.name: recipe}, [recipe.name])).steps
+        assert bool(left_out(steps[0])) is skipped
+        assert all("engine is sglang" in why for why in left_out(steps[0]).values())
+
+
+def test_the_record_says_which_vllm_measured(tmp_path):
+    run = made(tmp_path, tool="vllm-bench", request_rate=[1])
+    for version in ("", "0.32.0", "0.32.0", "0.31.1", ""):
+        run.add_version(version)
+    assert (run.record.tool.name, run.record.tool.version) == ("vllm-bench", "0.31.1, 0.32.0")
+    plain = made(tmp_path / "plain")
+    plain.add_version("0.32.0")
+    assert plain.record.tool.version == benchy.VERSION
+    asked = made(tmp_path / "asked", kind="tool_call", questions=["one"])
+    asked.add_version("0.32.0")
+    assert asked.record.tool.version == questions.VERSION
+    assert asked.record.tool.settings["questions"] == ["one"]
 
 
 def test_the_plan_foretells_cells_with_one_request(project: Project):

@@ -45,6 +45,7 @@ def test_what_is_shipped():
     assert set(SUITES) == {
         "single-user", "concurrency", "depth", "compile-vs-eager", "mtp-sweep", "five-by-800",
         "three-parallel", "vision", "tool-calls", "spark-arena-v2", "dual", "lab",
+        "open-loop",
     }  # fmt: skip
 
 
@@ -155,6 +156,10 @@ def test_a_suite_without_recipes_needs_one():
         ("slo: {ttft_ms: 5}", 2, "goodput needs `tool: vllm-bench`"),
         ("tool: vllm-bench\ndepth: [8]", 3, "has no depth"),
         ("tool: vllm-bench\nslo: {}", 3, "found no limit"),
+        ("kind: vision\ntool: vllm-bench", 3, "vision asks questions"),
+        ("questions: [one]", 2, "a suite of the kind load asks no questions"),
+        ("kind: tool_call\nquestions: [on]", 3, "no question 'on'; did you mean 'one'?"),
+        ("kind: vision\nquestions: [steps]", 3, "no question 'steps'"),
         ("sweep:\n  engine_args: {tensor-parallel-size: [1, 2]}", 3, "cannot be varied"),
         ("sweep:\n  engine_args:\n    --x: [1]", 4, "did you mean 'x'"),
         ("sweep: {engine_args: {x: []}}", 2, "found no values"),

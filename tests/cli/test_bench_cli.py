@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from bench_runs import SLOWER, STEADY, cell, key, record, setup
+from bench_runs import SLOWER, STEADY, answered, cell, key, record, served, setup
 from program import invoke
 
 from spark_cluster.bench.record import Prediction, Record
@@ -151,3 +151,49 @@ def test_show_a_run(ask, put):
     assert "failed: s.pp2048-tg128-d4096-c1: 2 of 5 requests failed" in " ".join(said.split())
     assert max(map(len, said.splitlines())) <= 80
     assert json.loads(ask("bench", "show", run, "--json").stdout)["id"] == "a"
+
+
+def test_show_percentiles_and_goodput(ask, put):
+    said = ask("bench", "show", put("a", record(served()))).stdout
+    assert max(map(len, said.splitlines())) <= 80
+    lines = [line.split() for line in said.splitlines()]
+    assert ["mean", "p50", "p90", "p99"] in lines
+    assert ["TTFT", "ms", "45.00", "41.00", "62.00", "98.00"] in lines
+    assert ["ITL", "ms", "12.50", "12.00", "19.00"] in lines
+    assert "goodput" in said
+    assert "1.25" in said
+    assert "2 requests/s" in said
+
+
+def test_show_answers(ask, put):
+    vision = answered(kind="vision", status="failed", metrics={}, questions=(), reason="HTTP 400")
+    said = ask("bench", "show", put("a", record(answered(), vision))).stdout
+    assert max(map(len, said.splitlines())) <= 80
+    lines = [line.split() for line in said.splitlines()]
+    assert ["one", "2/2", "810.0"] in lines
+    assert ["two-at-once", "1/2", "210.0", "1,620"] in [line[:4] for line in lines]
+    assert 'no tool was called; it says "[sun](x)"' in " ".join(said.split())
+    assert "failed: s.vision: HTTP 400" in said
+    assert "0.75" in said
+
+
+def test_compare_answers_and_requests(ask, put):
+    a = put("a", record(answered(*[1.0] * 5), served()))
+    b = put("b", record(answered(*[0.5] * 5), served(), id="b"))
+    said = ask("bench", "compare", a, b).stdout
+    assert "worse" in said.splitlines()[0]
+    assert "score" in said
+    assert "goodput req/s" in said
+    none = put("none", record(answered(*[0.0] * 5), id="none"))
+    assert ask("bench", "compare", none, none).exit_code == 0
+
+
+def test_other_questions_are_not_compared(ask, put):
+    runs = []
+    for name, listed in (("a", ["one"]), ("b", ["one", "steps"])):
+        made = record(answered(), id=name)
+        tool = made.tool.model_copy(update={"settings": {"questions": listed}})
+        runs.append(put(name, made.model_copy(update={"tool": tool})))
+    said = ask("bench", "compare", *runs).stdout
+    assert said.splitlines()[0] == "nothing could be compared"
+    assert "questions:" in said

@@ -61,15 +61,15 @@ class Results:
 
     @cached_property
     def by_setup(self) -> dict[str, tuple[CellResult, ...]]:
-        """Cells of closed loops that went well, by setup, in the order of their shape."""
+        """Cells of llama-benchy that went well, by setup, in the order of their shape."""
         found: dict[str, list[CellResult]] = defaultdict(list)
         for cell in self.record.cells:
-            if cell.status == "ok" and cell.key.kind == "load" and cell.key.request_rate is None:
+            if cell.status == "ok" and cell.key.kind == "load" and not is_served(cell):
                 found[cell.setup].append(cell)
         return {id: tuple(sorted(cells, key=_order)) for id, cells in found.items()}
 
     def cells(self, setup: Setup) -> tuple[CellResult, ...]:
-        """Cells of a closed loop that went well."""
+        """Cells of llama-benchy that went well."""
         return self.by_setup.get(setup.id, ())
 
     @cached_property
@@ -145,6 +145,11 @@ class Results:
     def with_status(self, status: str) -> int:
         """Count the cells of a status."""
         return sum(cell.status == status for cell in self.record.cells)
+
+
+def is_served(cell: CellResult) -> bool:
+    """Return True for a cell of `vllm bench serve`, whose figures are others."""
+    return cell.key.request_rate is not None or "request_throughput" in cell.metrics
 
 
 def speed_up(metric: MetricName, before: Metric, after: Metric) -> float | None:

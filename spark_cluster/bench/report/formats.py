@@ -98,9 +98,10 @@ def decode_name(key: CellKey, *, concurrency: bool) -> str:
 def shape(key: CellKey) -> str:
     """The whole shape of a load in words of the field."""
     load = f"{key.request_rate:g} req/s" if key.request_rate is not None else f"c={key.concurrency}"
-    kind = "" if key.kind == "load" else f"{key.kind.replace('_', ' ')}, "
+    if key.kind != "load":
+        return f"{key.kind.replace('_', ' ')} questions"
     prefill = "ctx " if key.context_prefill else ""
-    return f"{kind}{prefill}pp{key.prompt} tg{key.output} d={key.depth} {load}"
+    return f"{prefill}pp{key.prompt} tg{key.output} d={key.depth} {load}"
 
 
 def predicted(prediction: Prediction) -> str:

@@ -26,8 +26,8 @@ from spark_cluster.bench.report.tables import (
     benchy_tables,
     comparison_tables,
     flagged_table,
-    open_loop_table,
     prediction_table,
+    served_table,
     sweep_table,
 )
 from spark_cluster.bench.report.verdict import answers, headline, headline_table, verdict
@@ -74,7 +74,7 @@ def page(
         cells=[table.without("model") for table in benchy_tables(results)],
         other_cells=[
             table
-            for table in (sweep_table(results), open_loop_table(results), answers_table(results))
+            for table in (sweep_table(results), served_table(results), answers_table(results))
             if table.rows
         ],
         predictions=prediction_table(results),

@@ -15,8 +15,8 @@ from spark_cluster.bench.report.tables import (
     benchy_tables,
     comparison_tables,
     flagged_table,
-    open_loop_table,
     prediction_table,
+    served_table,
     sweep_table,
 )
 from spark_cluster.bench.report.verdict import answers, headline, headline_table, verdict
@@ -40,7 +40,7 @@ def post(results: Results) -> str:
         "## All cells",
         "\n".join(f"- {escape(line)}" for line in method(record)),
         *(_section(table, "###") for table in benchy_tables(results)),
-        *(_section(t) for t in (open_loop_table(results), answers_table(results))),
+        *(_section(t) for t in (served_table(results), answers_table(results))),
         _section(prediction_table(results)),
         _section(vram_table(results)),
         *(_section(t) for t in (*setup_tables(results), *node_tables(results))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from spark_cluster.bench.record import CellResult, Metric, MetricName, Setup
-from spark_cluster.bench.report.cells import Pair, Results, is_noise, speed_up
+from spark_cluster.bench.report.cells import Pair, Results, is_noise, is_served, speed_up
 from spark_cluster.bench.report.formats import (
     decode_name,
     duration,
@@ -130,24 +130,37 @@ def benchy_rows(
         yield name, (get("tg_tps"), request, *peaks, None, None, None)
 
 
-def open_loop_table(results: Results) -> Table:
-    """The figures of open loops: requests come at a rate, whether or not others are answered."""
+def served_table(results: Results) -> Table:
+    """The figures of `vllm bench serve`: most of them are about requests and not about tokens."""
     rows = []
     for cell in results.record.cells:
-        if cell.key.request_rate is None or cell.status != "ok":
+        if not is_served(cell) or cell.status != "ok":
             continue
-        done = cell.metrics.get("request_throughput")
-        good = cell.metrics.get("goodput")
+        done, good, output = (
+            cell.metrics.get(name) for name in ("request_throughput", "goodput", "output_tps")
+        )
         rows.append((
             results.labels.get(cell.setup, cell.setup),
-            f"{cell.key.request_rate:g}",
+            short(shape(cell.key)),
             number(done.mean) if done else "",
             number(good.mean) if good else "",
+            number(output.mean) if output else "",
             *(_percentiles(cell, metric) for metric in OPEN_LOOP),
         ))  # fmt: skip
-    columns = ("setup", "req/s asked", "req/s done", "goodput", "TTFT ms", "TPOT ms", "ITL ms")
+    columns = ("setup", "load", "req/s done", "goodput req/s", "output tok/s")
     note = f"Times as {' / '.join(PERCENTILES)} where the load generator gave them."
-    table = Table("Open loop", (*columns, "end to end ms"), tuple(rows), note=note)
+    limits = results.record.tool.settings.get("slo")
+    if isinstance(limits, dict) and limits and any(row[3] for row in rows):
+        numbers = {n: limit for n, limit in limits.items() if isinstance(limit, int | float)}
+        kept = ", ".join(f"{n.removesuffix('_ms')} {limit:g} ms" for n, limit in numbers.items())
+        note = f"Goodput: requests within {short(kept)}. {note}"
+    table = Table(
+        "Requests",
+        (*columns, "TTFT ms", "TPOT ms", "ITL ms", "end to end ms"),
+        tuple(rows),
+        (0, 1),
+        note=note,
+    )
     return table.without_empty_columns()
 
 
@@ -209,22 +222,34 @@ def prediction_table(results: Results) -> Table:
 
 
 def answers_table(results: Results) -> Table:
-    """Vision and tool calls: what was asked, and whether the answers were right."""
-    cells = [cell for cell in results.record.cells if cell.key.kind != "load"]
-    rows = tuple(
-        (
-            results.labels.get(cell.setup, cell.setup),
-            short(cell.id, 60),
-            cell.key.kind.replace("_", " "),
-            cell.status,
-            ", ".join(f"{name} {number(metric.mean)}" for name, metric in cell.metrics.items()),
-            short(cell.reason),
-        )
-        for cell in cells
-    )
-    marked = {i: "bad" for i, cell in enumerate(cells) if cell.status == "failed"}
-    columns = ("setup", "cell", "kind", "result", "figures", "reason")
-    table = Table("Vision and tool calls", columns, rows, tuple(range(6)), marked)
+    """Vision and tool calls: what was asked, how many answers were right, and how long they took.
+
+    A cell without answers has a row too, which says why.
+    """
+    rows: list[tuple[str, ...]] = []
+    marked = {}
+    for cell in results.record.cells:
+        if cell.key.kind == "load":
+            continue
+        about = (results.labels.get(cell.setup, cell.setup), cell.key.kind.replace("_", " "))
+        for one in cell.questions if cell.status == "ok" else ():
+            if one.right < one.asked:
+                marked[len(rows)] = "attention"
+            rows.append((
+                *about,
+                short(one.question, 60),
+                "yes" if one.streamed else "no",
+                f"{one.right} of {one.asked}",
+                "" if one.ttft_ms is None else number(one.ttft_ms),
+                "" if one.answer_ms is None else number(one.answer_ms),
+                short(one.wrong),
+            ))  # fmt: skip
+        if cell.status != "ok" or not cell.questions:
+            marked[len(rows)] = "bad" if cell.status == "failed" else "attention"
+            rows.append((*about, "", "", cell.status, "", "", short(cell.reason)))
+    columns = ("setup", "kind", "question", "streamed", "right", "TTFT ms", "answer ms", "why not")
+    left = (0, 1, 2, 3, 7)
+    table = Table("Vision and tool calls", columns, tuple(rows), left, marked)
     return table.without_empty_columns()
 
 

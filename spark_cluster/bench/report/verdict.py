@@ -235,9 +235,28 @@ def headline(results: Results) -> str:
     best = [(_at_lowest(results, setup, "tg_tps"), setup) for setup in results.setups]
     found = [(point, setup) for point, setup in best if point is not None]
     if not found:
-        return "No cell of one request at once was measured."
+        return _without_tokens(results) or "No cell of one request at once was measured."
     point, setup = max(found, key=lambda item: item[0].metric.mean)
     return f"{number(point.metric.mean)} tok/s for {_where(point)} ({results.labels[setup.id]})."
+
+
+def _without_tokens(results: Results) -> str:
+    """The run in one sentence where llama-benchy measured nothing; empty for none."""
+    good = [cell for cell in results.record.cells if cell.status == "ok"]
+    asked = [question for cell in good for question in cell.questions]
+    if asked:
+        right, count = sum(q.right for q in asked), sum(q.asked for q in asked)
+        return f"{right} of {count} answers are right."
+    served = [(cell.metrics["request_throughput"].mean, cell) for cell in good
+              if "request_throughput" in cell.metrics]  # fmt: skip
+    if not served:
+        return ""
+    most, cell = max(served, key=lambda found: found[0])
+    goodput = cell.metrics.get("goodput")
+    within = f", {number(goodput.mean)} of them within the limits" if goodput else ""
+    return (
+        f"{number(most)} requests/s served{within} ({results.labels.get(cell.setup, cell.setup)})."
+    )
 
 
 def _where(point: Point) -> str:

@@ -1,0 +1,253 @@
+"""The answers that `ask.py` got, judged: a score, and the time of each answer.
+
+A wrong answer is a measured one. A cell has failed where nothing was measured: the server cannot
+do what was asked for, or gave no whole answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.bench.expansion import PlannedCell
+from spark_cluster.bench.questions import Call, Question
+from spark_cluster.bench.reading import number, read_json, result
+from spark_cluster.bench.record import CellResult, Metric, MetricName, QuestionResult
+from spark_cluster.inference.replies import at, decoded, short, text_of
+
+HINTS = {
+    "vision": "the recipe's model takes no pictures, or --language-model-only leaves them out",
+    "tool_call": "it needs --enable-auto-tool-choice and the model's own --tool-call-parser",
+}
+"""What it means when the server refuses every question of a kind."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer to a question.
+
+    Attributes:
+        run: repetition, from 1.
+        failed: why there is no whole answer, such as `HTTP 400: ...`; empty when there is one.
+        wrong: why it is not right; empty when it is.
+        total_ms, first_ms: of all its requests; until the first token of the first one.
+        tokens: generated; None where the server did not tell.
+    """
+
+    question: str
+    run: int
+    failed: str
+    wrong: str
+    total_ms: float
+    first_ms: float | None
+    tokens: float | None
+
+
+def read_cell(
+    cell: PlannedCell, questions: Sequence[Question], folder: Path, raw: tuple[str, ...] = ()
+) -> CellResult:
+    """Return a cell's result from the file that `ask.py` wrote."""
+    return parse(cell, questions, read_json(folder / f"{cell.id}.json"), raw)
+
+
+def parse(
+    cell: PlannedCell,
+    questions: Sequence[Question],
+    data: dict[str, Any] | str,
+    raw: tuple[str, ...] = (),
+) -> CellResult:
+    """Return a cell's result.
+
+    Args:
+        data: the JSON result, or why there is none.
+    """
+    if isinstance(data, str):
+        return result(cell, reasons=[data], raw=raw)
+    listed = data.get("answers")
+    entries = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    known = {question.id: question for question in questions}
+    found = [
+        answer_of(known[name], entry)
+        for entry in entries
+        if (name := text_of(entry.get("question"))) in known
+    ]
+    expected = cell.runs * len(questions)
+    if len(found) != expected:
+        why = f"{len(found)} of {expected} questions were asked"
+        return result(cell, reasons=[why], raw=raw)
+    reasons, attention = _failures(cell, found)
+    made = result(
+        cell,
+        metrics={} if reasons else _metrics(cell, found),
+        reasons=reasons,
+        attention=attention,
+        raw=raw,
+    )
+    return made.model_copy(update={"questions": tuple(_by_question(questions, found))})
+
+
+def _failures(cell: PlannedCell, found: Sequence[Answer]) -> tuple[list[str], list[str]]:
+    """Return why nothing was measured, and what to be careful about."""
+    failed = [answer for answer in found if answer.failed]
+    if not failed:
+        return [], []
+    text = f"{len(failed)} of {len(found)} questions got no answer: {failed[0].failed}"
+    refused = all(answer.failed.startswith("HTTP 4") for answer in failed)
+    if len(failed) == len(found) and refused:
+        return [f"{text} ({HINTS[cell.key.kind]})"], []
+    # A request that the server refuses counts as a wrong answer, a lost one was not measured.
+    if any(not answer.failed.startswith("HTTP") for answer in failed) or len(failed) == len(found):
+        return [text], []
+    return [], [text]
+
+
+def _metrics(cell: PlannedCell, found: Sequence[Answer]) -> dict[MetricName, Metric]:
+    """Return the figures, each with a value for each run."""
+    runs = [[a for a in found if a.run == run] for run in range(1, cell.runs + 1)]
+    metrics: dict[MetricName, Metric] = {}
+    values: dict[MetricName, list[float | None]] = {
+        "score": [sum(not a.wrong for a in run) / len(run) if run else None for run in runs],
+        "answer_ms": [_mean(a.total_ms for a in run) for run in runs],
+        "ttft_ms": [_mean(a.first_ms for a in run if a.first_ms is not None) for run in runs],
+        "output_tps": [_speed(run) for run in runs],
+    }
+    for name, each in values.items():
+        known = [value for value in each if value is not None]
+        if len(known) == len(runs):
+            metrics[name] = _metric(known)
+    return metrics
+
+
+def _speed(answers: Sequence[Answer]) -> float | None:
+    """Return the tokens a second of answers, their prefill included."""
+    told = [(a.tokens, a.total_ms) for a in answers if a.tokens is not None and a.total_ms > 0]
+    if not told:
+        return None
+    return sum(tokens for tokens, _ in told) / sum(ms for _, ms in told) * 1e3
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return sum(found) / len(found) if found else None
+
+
+def _metric(values: Sequence[float]) -> Metric:
+    mean = sum(values) / len(values)
+    spread = sum((value - mean) ** 2 for value in values)
+    std = (spread / (len(values) - 1)) ** 0.5 if len(values) > 1 else None
+    return Metric(mean=mean, std=std, values=tuple(values))
+
+
+def _by_question(
+    questions: Sequence[Question], found: Sequence[Answer]
+) -> Iterable[QuestionResult]:
+    for question in questions:
+        own = [answer for answer in found if answer.question == question.id]
+        yield QuestionResult(
+            question=question.id,
+            streamed=question.stream,
+            right=sum(not answer.wrong for answer in own),
+            asked=len(own),
+            answer_ms=_mean(answer.total_ms for answer in own),
+            ttft_ms=_mean(a.first_ms for a in own if a.first_ms is not None),
+            wrong=next((answer.wrong for answer in own if answer.wrong), ""),
+        )
+
+
+# -- one answer ------------------------------------------------------------------------------------
+
+
+def answer_of(question: Question, entry: Mapping[str, Any]) -> Answer:
+    """Return an answer, judged; what the server sent is foreign input."""
+    listed = entry.get("rounds")
+    rounds = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    failed = next((short(text) for one in rounds if (text := text_of(one.get("error")))), "")
+    if not rounds:
+        failed = "it was not asked"
+    run, times = number(entry.get("run")), [number(one.get("total_ms")) for one in rounds]
+    counts = [number(at(one, "usage", "completion_tokens")) for one in rounds]
+    told = [count for count in counts if count is not None]
+    return Answer(
+        question=question.id,
+        run=int(run or 0),
+        failed=failed,
+        wrong=failed or why_wrong(question, [one.get("message") for one in rounds]),
+        total_ms=sum(time for time in times if time is not None),
+        first_ms=number(rounds[0].get("first_ms")) if rounds else None,
+        tokens=sum(told) if told and len(told) == len(rounds) else None,
+    )
+
+
+def why_wrong(question: Question, messages: Sequence[Any]) -> str:
+    """Return why an answer is not right; empty when it is.
+
+    Args:
+        messages: of the model, one a request.
+    """
+    calls = [call for one in messages for call in _calls(one)]
+    text = text_of(at(messages[-1], "content")) if messages else ""
+    return _wrong_calls(question, calls, text) or _wrong_words(question, text)
+
+
+def _calls(message: Any) -> list[Any]:
+    found = at(message, "tool_calls")
+    return [at(call, "function") for call in found] if isinstance(found, list) else []
+
+
+def _wrong_calls(question: Question, calls: Sequence[Any], text: str) -> str:
+    if question.tools and not calls:
+        said = f'; it says "{short(text)}"' if text.strip() else ""
+        return f"no tool was called{said}"
+    left = list(calls)
+    for expected in question.calls:
+        match = next((call for call in left if _fits(expected, call)), None)
+        if match is None:
+            made = ", ".join(_shown(call) for call in calls)
+            wanted = f"{expected.name}({json.dumps(dict(expected.arguments))})"
+            return short(f"called was {made}; expected {wanted}")
+        left.remove(match)
+    if left:
+        return short(f"called too much: {', '.join(_shown(call) for call in left)}")
+    return ""
+
+
+def _shown(call: Any) -> str:
+    return f"{text_of(at(call, 'name'))}({text_of(at(call, 'arguments'))})"
+
+
+def _fits(expected: Call, call: Any) -> bool:
+    if at(call, "name") != expected.name:
+        return False
+    given = decoded(text_of(at(call, "arguments")))
+    if not isinstance(given, dict):
+        return False
+    return all(
+        _same(value, given.get(name), exact=expected.exact)
+        for name, value in expected.arguments.items()
+    )
+
+
+def _same(expected: str | int | float, given: object, *, exact: bool) -> bool:
+    if isinstance(expected, str):
+        if not isinstance(given, str):
+            return False
+        if exact:
+            return given == expected
+        return given.partition(",")[0].strip().casefold() == expected.casefold()
+    return number(given) == float(expected)
+
+
+def _wrong_words(question: Question, text: str) -> str:
+    missing = [group[0] for group in question.words if not any(_has(text, w) for w in group)]
+    if missing:
+        return f'"{short(text)}" has no {missing[0]}' if text.strip() else "the answer is empty"
+    there = [word for word in question.never if _has(text, word)]
+    return f'"{short(text)}" has {there[0]} too' if there else ""
+
+
+def _has(text: str, word: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None

@@ -1,0 +1,154 @@
+"""`vllm bench serve` on the head: of the engine's own image, in a container of its own.
+
+Nothing of it is secret: the engine answers on the loopback without a key, which is the concern of
+the proxy in front of it. The container sees the model and the recipe's files read-only, reaches no
+hub, has one capability of root (to open any file), and is ended before the server when memory is
+short.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.bench import vllm_bench, vllm_runs
+from spark_cluster.bench.benchy import OFFLINE, Target
+from spark_cluster.bench.expansion import REQUESTS, PlannedCell
+from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.config.caches import CACHES
+from spark_cluster.inference.deployment import Deployment
+from spark_cluster.resources.program import split_mount
+
+PROGRAM = "vllm_runs.py"
+OUT = "/spark-bench"
+"""Folder for results in the container."""
+
+RUN_S = 3600.0
+"""Seconds that a repetition may take, in addition to twice the time in which its requests come."""
+
+SLACK_S = 60.0
+"""Seconds for Docker, of each repetition."""
+
+FIRST_TO_END = "500"
+"""Of `--oom-score-adj`: where memory is short, the kernel ends the load before the server."""
+
+CONFINED = (
+    "--pull", "never", "--restart", "no", "--init", "--network", "host", "--gpus", "all",
+    "--cap-drop", "ALL", "--cap-add", "DAC_OVERRIDE", "--security-opt", "no-new-privileges",
+    "--oom-score-adj", FIRST_TO_END, "--log-driver", "none", "--entrypoint", "",
+)  # fmt: skip
+"""How the container is made. The GPU is there because vLLM looks for it when it is imported, as in
+the server's own container; the program computes nothing on it. DAC_OVERRIDE: root in the container
+reads files of others, as the server does; all but the folder for the result is read-only."""
+
+PASSED_ON = {"trust-remote-code": (), "tokenizer-mode": ("auto", "slow", "mistral", "custom")}
+"""Flags of the server that the load generator must have too, to read the same tokenizer; with the
+values that it takes, none for a bare flag."""
+
+
+def cells(measured: Sequence[PlannedCell], folder: str) -> tuple[dict[str, Any], ...]:
+    """Return the cells for worker.py.
+
+    Args:
+        folder: of the step, on the node.
+    """
+    return tuple(
+        {
+            "id": cell.id,
+            "argv": ["python3", f"{folder}/{PROGRAM}", folder, cell.id],
+            "env": {},
+            "result": f"raw/{vllm_bench.file_name(cell, 1)}",
+            "timeout_s": cell.runs * (run_s(cell) + SLACK_S),
+        }
+        for cell in measured
+    )
+
+
+def run_s(cell: PlannedCell) -> float:
+    """Return the seconds that a repetition may take."""
+    rate = cell.key.request_rate
+    return RUN_S + (2 * (cell.requests or REQUESTS) / rate if rate else 0.0)
+
+
+def files(
+    measured: Sequence[PlannedCell],
+    suite: Suite,
+    target: Target,
+    deployment: Deployment,
+    *,
+    folder: str,
+    user: str,
+) -> dict[str, bytes]:
+    """Return what the node gets besides the worker: the program, and what it runs.
+
+    Args:
+        user: the login user, as whom a program without a container runs.
+    """
+    in_container = deployment.runtime == "docker"
+    out = OUT if in_container else f"{folder}/{vllm_runs.OUT}"
+    at = replace(target, tokenizer=deployment.model_path)
+    prefix = ["vllm"] if in_container else [f"{deployment.venv}/bin/vllm"]
+
+    def argv(cell: PlannedCell, run: int) -> list[str]:
+        words = vllm_bench.arguments(cell, at, suite.settings, suite.slo, out, run=run)
+        return [*prefix, "bench", "serve", *words, *_passed_on(deployment.flags)]
+
+    plan: dict[str, Any] = {
+        "runtime": deployment.runtime,
+        "cells": {
+            cell.id: {
+                "runs": [
+                    {"argv": argv(cell, run), "file": vllm_bench.file_name(cell, run),
+                     "run_s": run_s(cell)}
+                    for run in range(1, cell.runs + 1)
+                ]
+            }
+            for cell in measured
+        },
+    }  # fmt: skip
+    if in_container:
+        plan |= {"docker": "docker", "create": list(create(deployment, folder))}
+    else:
+        plan |= {"user": user, "env": environment(deployment, out)}
+    return {
+        PROGRAM: Path(vllm_runs.__file__).read_bytes(),
+        vllm_runs.PLAN: json.dumps(plan, indent=1).encode(),
+    }
+
+
+def create(deployment: Deployment, folder: str) -> tuple[str, ...]:
+    """Return the words after `docker create --name NAME`, up to the program's own."""
+    words = list(CONFINED)
+    model = f"{deployment.model_path}:{deployment.model_path}"
+    for mount in (model, *deployment.mounts):
+        words += ["--mount", _mount(mount, ",readonly")]
+    words += ["--mount", _mount(f"{folder}/{vllm_runs.OUT}:{OUT}", "")]
+    for name, value in sorted(environment(deployment, "/tmp").items()):  # noqa: S108
+        words += ["--env", f"{name}={value}"]
+    return (*words, deployment.image)
+
+
+def environment(deployment: Deployment, home: str) -> dict[str, str]:
+    """Return the program's variables: the recipe's without its secrets, and caches of its own."""
+    caches = {name: f"{home}/{folder}" for name, folder in CACHES.items()}
+    venv = {"VIRTUAL_ENV": deployment.venv} if deployment.runtime == "venv" else {}
+    return {**deployment.env, **caches, **venv, **OFFLINE, "HOME": home, "VLLM_NO_USAGE_STATS": "1"}
+
+
+def _mount(mount: str, mode: str) -> str:
+    source, target, _ = split_mount(mount)
+    return f"type=bind,source={source},target={target}{mode}"
+
+
+def _passed_on(flags: Mapping[str, Any]) -> list[str]:
+    words: list[str] = []
+    for name, values in PASSED_ON.items():
+        given = flags.get(name)
+        if given is True and not values:
+            words.append(f"--{name}")
+        elif given in values:
+            words += [f"--{name}", str(given)]
+    return words

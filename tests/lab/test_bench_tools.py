@@ -1,0 +1,135 @@
+"""Benchmarks by `vllm bench serve` and by questions, on real vLLM: measured, stopped, refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import CommandLine, until
+
+from spark_cluster.bench.vllm_runs import CONTAINER
+from spark_cluster.lab import LabNode
+
+pytestmark = pytest.mark.lab
+
+FOLDER = "/var/lib/spark-cluster/bench"
+SUITES = {
+    "open": """\
+tool: vllm-bench
+prompt: [32]
+output: [8]
+request_rate: [4]
+requests: 6
+runs: 2
+slo: {ttft_ms: 60000, tpot_ms: 60000}
+""",
+    "slow": """\
+tool: vllm-bench
+prompt: [32]
+output: [8]
+request_rate: [0.01]
+requests: 50
+runs: 1
+""",
+    "tools": """\
+kind: tool_call
+questions: [one, one-streamed]
+runs: 1
+sweep: {engine_args: {enable-auto-tool-choice: [true], tool-call-parser: [pythonic]}}
+""",
+    "sight": """\
+kind: vision
+questions: [colour]
+runs: 1
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    made = CommandLine(tmp_path_factory.mktemp("bench-tools"))
+    left = ["sh", "-c", "systemctl stop 'spark-cluster-telemetry-*'; rm -rf \"$0\"", FOLDER]
+    lab.node("spark1").run(left)
+    (made.home / "suites").mkdir()
+    for name, text in SUITES.items():
+        whole = f"name: {name}\nrecipes: [lab-paris]\n{text}"
+        (made.home / f"suites/{name}.yaml").write_text(whole)
+    yield made
+    made("down")
+
+
+def record(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return found
+
+
+def containers(node: LabNode) -> list[str]:
+    return node.run(["docker", "ps", "--all", "--format", "{{.Names}}"]).stdout.split()
+
+
+def test_requests_at_a_rate(user, spark1):
+    done = user("bench", "run", "open", "--out", "open", "--keep")
+    told = record(user.home / "open")
+    (cell,) = told["cells"]
+    assert cell["status"] == "ok", cell["reason"] + done.said
+    metrics = cell["metrics"]
+    assert len(metrics["goodput"]["values"]) == 2
+    assert metrics["goodput"]["mean"] > 0
+    for name in ("ttft_ms", "tpot_ms", "itl_ms"):
+        assert set(metrics[name]["percentiles"]) == {"p5", "p50", "p90", "p95", "p99"}, name
+    assert told["tool"]["name"] == "vllm-bench"
+    assert told["tool"]["version"] == told["setups"][0]["versions"]["vllm"]
+    assert {Path(name).suffixes[-2] for name in cell["raw"] if name.endswith(".json")} == {
+        ".1", ".2",
+    }  # fmt: skip
+    assert "p99" in user("bench", "show", "open").said
+    assert CONTAINER not in containers(spark1)
+
+
+def test_its_folders_are_roots(spark1):
+    """The login user could put links into folders of its own, which root would follow."""
+    argv = ["find", FOLDER, "-mindepth", "1", "!", "-user", "root", "-printf", "%p %u\\n"]
+    assert spark1.run(argv).stdout == ""
+
+
+def test_a_run_that_is_stopped_leaves_no_container(user, spark1):
+    started = user.start("bench", "run", "slow", "--out", "slow", "--keep")
+    until(lambda: CONTAINER in containers(spark1), what="the load generator's container")
+    (found,) = json.loads(spark1.run(["docker", "container", "inspect", CONTAINER]).stdout)
+    assert found["HostConfig"]["CapDrop"] == ["ALL"]
+    assert not found["HostConfig"]["Privileged"]
+    writable = [mount["Destination"] for mount in found["Mounts"] if mount["RW"]]
+    assert writable == ["/spark-bench"]
+    user("bench", "stop", "slow")
+    until(lambda: user.json("bench", "status", "slow")["measuring"] == "", what="the end")
+    started.end(status=None)
+    assert CONTAINER not in containers(spark1)
+    assert record(user.home / "slow")["cells"] == []
+    argv = ["sh", "-c", "pgrep -af '[v]llm bench|[v]llm_runs' || true"]
+    until(lambda: spark1.run(argv).stdout == "", what="the processes' end")
+
+
+def test_wrong_tool_calls_are_measured(user):
+    """The tiny model knows one answer and no tools."""
+    document = user.json("bench", "run", "tools", "--out", "tools")
+    assert (document["cells"], document["failed"]) == (1, 0)
+    (cell,) = record(user.home / "tools")["cells"]
+    assert cell["metrics"]["score"]["mean"] == 0.0
+    assert cell["metrics"]["answer_ms"]["mean"] > 0
+    asked = {one["question"]: (one["right"], one["asked"]) for one in cell["questions"]}
+    assert asked == {"one": (0, 1), "one-streamed": (0, 1)}
+    assert all(one["wrong"].startswith("no tool was called") for one in cell["questions"])
+    assert [name for name in cell["raw"] if name.endswith(".json")]
+    assert "one-streamed" in user("bench", "show", "tools").said
+
+
+def test_a_model_that_sees_nothing(user):
+    document = user.json("bench", "run", "sight", "--out", "sight", status=1)
+    assert document["failed"] == 1
+    (cell,) = record(user.home / "sight")["cells"]
+    assert cell["status"] == "failed"
+    assert "1 of 1 questions got no answer: HTTP 400" in cell["reason"]
+    assert "takes no pictures" in cell["reason"]
