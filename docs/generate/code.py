@@ -166,6 +166,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     ),
     "bench-stop": ("bench stop", {"stopped": list[str]}),
     "bench-fetch": ("bench fetch", {"run": str, "cells": int, "new": int}),
+    "bench-repeat": ("bench repeat", _BENCH_RUN),
     "bench-fabric": (
         "bench fabric",
         {**_RUN, "folder": str | None, "fabric": FabricRecord | None},

@@ -52,15 +52,16 @@ def judged(record: FabricRecord) -> FabricRecord:
         why = "gloo on CPUs: nothing of it is what GPUs and RDMA do"
         return record.model_copy(update={"verdict": "not judged", "reasons": (why,)})
     reasons = [*_of_link(record), *_of_memory(record.nodes)]
-    causes = list(_causes(record)) if reasons else []
     # Sockets make it slow whatever the figures are: the next model may have larger messages.
-    sockets = list(_of_logs(record.nodes))
-    causes = list({cause.issue: cause for cause in [*sockets, *causes]}.values())
-    if sockets and not reasons:
-        reasons = [cause.found for cause in sockets[:1]]
+    seen = list(_of_logs(record.nodes))
+    if reasons:
+        seen += [*_of_nodes(record.nodes), *_by_figures(record, explained=bool(seen))]
+    elif seen:
+        reasons = [seen[0].found]
+    causes = {cause.issue: cause for cause in reversed(seen)}
     verdict: Verdict = "slow" if reasons else "as expected"
     names = ",".join(node.name for node in record.nodes)
-    issues = tuple(_issue(cause, names) for cause in causes)
+    issues = tuple(_issue(cause, names) for cause in reversed(causes.values()))
     return record.model_copy(
         update={"verdict": verdict, "reasons": tuple(reasons), "issues": issues}
     )
@@ -108,26 +109,33 @@ def _of_memory(nodes: Sequence[FabricNode]) -> Iterator[str]:
         yield f"the memory of {slow} is slower than that of {fast}: they should be alike"
 
 
-def _causes(record: FabricRecord) -> Iterator[Cause]:
-    """Yield what can be the cause: what was seen first, then what has such figures."""
-    nodes, best = record.nodes, record.best_gb_s
+def _of_nodes(nodes: Sequence[FabricNode]) -> Iterator[Cause]:
+    """Yield what the nodes' own facts show."""
     for node in nodes:
-        if node.mtu is not None and node.mtu < FULL_MTU:
-            yield Cause("link-small-frames", f"{node.name}: MTU {node.mtu}")
         if len(node.hcas) < TWINS:
             found = ", ".join(node.hcas) or "none"
             yield Cause("twin-without-address", f"{node.name}: RDMA devices of the link: {found}")
+        if node.mtu is not None and node.mtu < FULL_MTU:
+            yield Cause("link-small-frames", f"{node.name}: MTU {node.mtu}")
+
+
+def _by_figures(record: FabricRecord, *, explained: bool) -> Iterator[Cause]:
+    """Yield what has such figures; of the link only where nothing explains them already."""
+    best = record.best_gb_s
     seen = f"{best:.1f} GB/s"
-    if best <= DEGRADED_GB_S:
+    one_path = any(len(node.hcas) < TWINS for node in record.nodes)
+    if explained or best >= GOOD_GB_S or (one_path and best > DEGRADED_GB_S):
+        pass
+    elif best <= DEGRADED_GB_S:
         yield Cause("link-at-13-gbps", seen)
         yield Cause("engine-on-lan", seen)
     elif best <= ONE_TWIN_GB_S:
         for issue in ("nccl-one-twin", "twins-in-one-subnet", "link-half-up", "link-at-100g"):
             yield Cause(issue, f"{seen}, what one twin alone carries")
         yield Cause("pcie-two-lanes", seen)
-    elif best < GOOD_GB_S:
+    else:
         yield Cause("rdma-below-rate", seen)
-    for reason in _of_memory(nodes):
+    for reason in _of_memory(record.nodes):
         yield Cause("gpu-throttled", reason)
 
 

@@ -107,16 +107,17 @@ def show(app: App, found: FabricRecord, path: Path) -> None:
     about = f"{versions}, torch {found.torch}, Ray {found.ray}"
     console.print(styled("\n{} [dim]{}[/]", verdict, about), soft_wrap=True)
     for reason in found.reasons:
-        console.print(f"  {reason}", markup=False, highlight=False)
+        console.print(styled("  {}", reason), soft_wrap=True)
     for issue in found.issues:
-        console.print(styled("[bold]{}[/]: {} ({})", issue.id, issue.title, issue.found))
+        title = styled("[bold]{}[/]: {} [dim]({})[/]", issue.id, issue.title, issue.found)
+        console.print(title)
         console.print(styled("  [dim]fix:[/] {}", issue.fix))
     console.print(_links(found))
     console.print(_memory(found))
     if found.left_out:
         sizes = ", ".join(size_text(size) for size in found.left_out)
         console.print(styled("[yellow]no time was left for[/] {}", sizes))
-    console.print(f"written to {path}", soft_wrap=True, markup=False)
+    console.print(styled("written to {}", path), soft_wrap=True)
 
 
 def _table(*titles: str) -> Table:
@@ -138,8 +139,12 @@ def _links(found: FabricRecord) -> Table:
     for row in found.allreduce:
         fast, slow = min(row.values_us), max(row.values_us)
         times = (f"{value:,.1f}" for value in (row.latency_us, fast, slow))
-        table.add_row(size_text(row.bytes), *times, f"{row.bus_gb_s:.3g}", row.use)
+        table.add_row(size_text(row.bytes), *times, _rate(row.bus_gb_s), row.use)
     return table
+
+
+def _rate(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.01 else "below 0.01"
 
 
 def _memory(found: FabricRecord) -> Table:

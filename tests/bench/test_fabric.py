@@ -131,6 +131,9 @@ def test_what_was_seen_comes_first():
     found = judged(measured(1.0, nodes=both))
     assert ids(found)[0] == "nccl-sockets"
     assert ids(found).count("nccl-sockets") == 1
+    one = judged(measured(12.1, nodes=(node("spark1", ONE), node("spark2"))))
+    assert ids(one) == ["nccl-one-twin"], "what explains it leaves no room for guesses"
+    assert one.issues[0].found == "spark1: NCCL uses rocep1s0f1 only"
     fast = judged(measured(nodes=both))
     assert fast.verdict == "slow"
     assert fast.reasons == ("spark1: NCCL uses TCP sockets, no RDMA",)
