@@ -31,12 +31,8 @@ def main(play: Play, *, recipe: Recipe, tp: int, name: str) -> FabricRecord | No
         port = int(running.labels.get("spark-cluster.dashboard", recipe.ray.dashboard_port))
         with play.stage("start"):
             readiness.ray_cluster(play, plan.tp, port, FOUND_WITHIN_S)
-        try:
-            with play.stage("measure"):
-                return fabric_run.measure(play, plan, port, name)
-        finally:
-            with contextlib.suppress(SparkClusterError):
-                play.apply(plan.nodes[0], fabric_run.removed())
+        with play.stage("measure"):
+            return fabric_run.measure(play, plan, port, name)
     try:
         _start(play, plan)
         if play.check:

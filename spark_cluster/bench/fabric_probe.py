@@ -1,8 +1,8 @@
 """Measure the link and the memory of nodes as a Ray job: `python3 fabric_probe.py REQUEST`.
 
-It is sent to the head as one file and runs in the engine's image, so it has the standard library
-and the image's Ray and PyTorch. One actor is pinned to each node and takes its GPU; they all-reduce
-with NCCL, or with gloo where there is no GPU. REQUEST is a JSON file: `addresses` (of the nodes for
+It is handed to Ray as one text and runs in the engine's image, so it has the standard library and
+the image's Ray and PyTorch. One actor is pinned to each node and takes its GPU; they all-reduce
+with NCCL, or with gloo where there is no GPU. REQUEST is JSON: `addresses` (of the nodes for
 Ray, in the order of the ranks), `sizes` (bytes of a message), `limit_s` (seconds for all of it).
 The last line that it prints is `MARK` and the result as JSON. It ends by itself at its limit,
 whoever has asked for it.
@@ -222,9 +222,9 @@ def end_at(until: float) -> None:
     os._exit(LATE)
 
 
-def main(path: Path) -> None:
+def main(text: str) -> None:
     """Measure what a request asks for, and print the result."""
-    request = json.loads(path.read_text(encoding="utf-8"))
+    request = json.loads(text)
     until = time.monotonic() + float(request["limit_s"])
     threading.Thread(target=end_at, args=(until,), daemon=True).start()
     import ray
@@ -247,4 +247,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[-1])

@@ -1,13 +1,16 @@
 """`bench fabric` on the nodes: may it run now, which messages, the job, and what came of it.
 
-The job's program and its request are files below the folder of the head's Ray, which the head's
-container sees; `down` removes them with it.
+The program is part of the job's command: a file of it would have to lie where the containers of any
+Ray see it, and no user of the node but root may write it.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import shlex
 import statistics
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +23,6 @@ from spark_cluster.bench.fabric_verdict import judged
 from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.inference.process import SERVER
 from spark_cluster.inference.ray_jobs import RayJobs
-from spark_cluster.inference.ray_node import RAY_HOME
-from spark_cluster.resources import Directory, File, Resource
 from spark_cluster.runner.events import Progress
 from spark_cluster.serving import readiness
 
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
     from spark_cluster.serving.plan import ServePlan
     from spark_cluster.topology import Node
 
-FOLDER = f"{RAY_HOME}/fabric"
-INSIDE = "/tmp/ray/fabric"  # noqa: S108  (the same folder, as the head's container sees it)
-
-COMMAND = f"exec python3 {INSIDE}/probe.py {INSIDE}/request.json"
+LOADER = (
+    "import base64, sys, zlib; "
+    "exec(compile(zlib.decompress(base64.b64decode(sys.argv[1])), 'fabric_probe.py', 'exec'))"
+)
+"""What Python is given to run a program that is its first argument."""
 
 LIMIT_S = 600.0
 """Seconds after which the job ends by itself."""
@@ -103,19 +105,17 @@ def messages(plan: ServePlan, folder: Path) -> dict[int, Use]:
     return dict(sorted(found.items()))
 
 
-def files(addresses: Sequence[str | None], sizes: Iterable[int]) -> list[Resource]:
-    """Return what the head gets: the program and its request."""
+def command(addresses: Sequence[str | None], sizes: Iterable[int]) -> str:
+    """Return the job's command, as a shell reads it.
+
+    Args:
+        addresses: of the nodes for Ray, the head first.
+        sizes: of the messages, in the order in which they are measured.
+    """
     asked = {"addresses": list(addresses), "sizes": list(sizes), "limit_s": LIMIT_S}
-    return [
-        Directory(FOLDER, mode=0o755),
-        File(f"{FOLDER}/probe.py", content=Path(fabric_probe.__file__).read_bytes()),
-        File(f"{FOLDER}/request.json", content=json.dumps(asked).encode()),
-    ]
-
-
-def removed() -> list[Resource]:
-    """Return the state without these files, where Ray itself stays."""
-    return [Directory(FOLDER, state="absent", keep=False)]
+    program = zlib.compress(Path(fabric_probe.__file__).read_bytes(), 9)
+    packed = base64.b64encode(program).decode()
+    return "exec " + shlex.join(["python3", "-c", LOADER, packed, json.dumps(asked)])
 
 
 def measure(play: Play, plan: ServePlan, port: int, name: str) -> FabricRecord:
@@ -133,10 +133,9 @@ def measure(play: Play, plan: ServePlan, port: int, name: str) -> FabricRecord:
     nodes.sort(key=lambda node: not node.is_head)
     # The model's own messages come first: they are measured if anything is.
     order = sorted(wanted, key=lambda size: (not wanted[size], size))
-    play.apply(nodes[0], files([node.fabric_ip for node in nodes], order))
     jobs, head = RayJobs(play.session(nodes[0]), port, nodes[0].name), nodes[0].name
     job = f"fabric-{name}"
-    jobs.submit(COMMAND, job)
+    jobs.submit(command([node.fabric_ip for node in nodes], order), job)
     try:
         printed = jobs.wait(
             job, LIMIT_S + SLACK_S, lambda line: play.bus.emit(Progress(head, "fabric", line))

@@ -31,6 +31,9 @@ SILENT_S = 60.0
 
 POLL_S = 1.0
 
+OF_RAY = "Running entrypoint for job"
+"""Beginning of a line that Ray itself writes into a job's log: the whole command."""
+
 
 class Asker(Protocol):
     """A client that makes requests: the head's session."""
@@ -144,8 +147,9 @@ class RayJobs:
 
 
 def last_line(log: str) -> str:
-    """Return the last line with anything in it, cut to a line's length."""
+    """Return the last line that a job printed with anything in it, cut to a line's length."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
+    lines = [line for line in lines if OF_RAY not in line]
     return lines[-1][:200] if lines else ""
 
 

@@ -46,11 +46,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
     return SimpleNamespace(group=group, ray=ray)
 
 
-def request(folder: Path, **changed: Any) -> Path:
-    path = folder / "request.json"
-    given = {"addresses": ADDRESSES, "sizes": [8, 10752], "limit_s": 900.0, **changed}
-    path.write_text(json.dumps(given))
-    return path
+def request(**changed: Any) -> str:
+    return json.dumps({"addresses": ADDRESSES, "sizes": [8, 10752], "limit_s": 900.0, **changed})
 
 
 def result(printed: str) -> dict[str, Any]:
@@ -60,8 +57,8 @@ def result(printed: str) -> dict[str, Any]:
     return found
 
 
-def test_all_of_it(cluster, tmp_path, capsys):
-    probe.main(request(tmp_path))
+def test_all_of_it(cluster, capsys):
+    probe.main(request())
     found = result(capsys.readouterr().out)
     assert cluster.ray.placed == [f"id of {address}" for address in ADDRESSES]
     assert [row["bytes"] for row in found["allreduce"]] == [8, 10752]
@@ -80,16 +77,18 @@ def test_all_of_it(cluster, tmp_path, capsys):
     assert cluster.ray.ended
 
 
-def test_no_size_is_begun_without_time_for_it(cluster, tmp_path, capsys):
-    probe.main(request(tmp_path, limit_s=probe.RESERVE_S - 1))
+@pytest.mark.usefixtures("cluster")
+def test_no_size_is_begun_without_time_for_it(capsys):
+    probe.main(request(limit_s=probe.RESERVE_S - 1))
     found = result(capsys.readouterr().out)
     assert found["left_out"] == [8, 10752]
     assert found["allreduce"] == []
 
 
-def test_a_node_that_is_not_in_the_cluster(cluster, tmp_path):
+@pytest.mark.usefixtures("cluster")
+def test_a_node_that_is_not_in_the_cluster():
     with pytest.raises(LookupError, match=r"not in the Ray cluster: 10\.0\.0\.9"):
-        probe.main(request(tmp_path, addresses=[ADDRESSES[0], "10.0.0.9"]))
+        probe.main(request(addresses=[ADDRESSES[0], "10.0.0.9"]))
 
 
 def test_it_ends_at_its_limit(tmp_path):
@@ -99,8 +98,7 @@ def test_it_ends_at_its_limit(tmp_path):
     (tmp_path / "ray/util/__init__.py").write_text("")
     strategies = "class NodeAffinitySchedulingStrategy: pass\n"
     (tmp_path / "ray/util/scheduling_strategies.py").write_text(strategies)
-    path = request(tmp_path, limit_s=0.2)
-    argv = [sys.executable, str(Path(probe.__file__)), str(path)]
+    argv = [sys.executable, str(Path(probe.__file__)), request(limit_s=0.2)]
     began = time.monotonic()
     env = {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)

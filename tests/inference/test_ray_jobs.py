@@ -163,7 +163,14 @@ def test_no_server_at_all(dashboard, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("log", "line"), [("", ""), ("\n \n", ""), ("a\n b \n\n", "b"), ("x" * 900, "x" * 200)]
+    ("log", "line"),
+    [
+        ("", ""),
+        ("\n \n", ""),
+        ("a\n b \n\n", "b"),
+        ("x" * 900, "x" * 200),
+        ("Running entrypoint for job a: exec python3 -c ...\n", ""),
+    ],
 )
 def test_the_last_line(log, line):
     assert last_line(log) == line

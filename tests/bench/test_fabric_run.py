@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from ipaddress import IPv4Interface
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from factories import make_node, make_recipe
+from factories import make_node, make_recipe, put
 from serve_plans import plan_for
 
 from spark_cluster.bench import fabric_run, on_node
@@ -268,16 +271,21 @@ def test_the_messages_of_the_model(tmp_path):
     assert list(found) == sorted(found)
 
 
-def test_what_the_head_gets():
-    found = fabric_run.files(["192.168.177.11", "192.168.177.12"], [8, 64])
-    assert [one.id for one in found] == [
-        f"Directory:{fabric_run.FOLDER}",
-        f"File:{fabric_run.FOLDER}/probe.py",
-        f"File:{fabric_run.FOLDER}/request.json",
-    ]
-    asked = json.loads(found[2].content)
-    assert asked["sizes"] == [8, 64]
-    assert asked["limit_s"] == fabric_run.LIMIT_S
+def test_the_command_is_the_program(tmp_path):
+    """A shell runs it, with the request as it was written; here with a Ray that has no nodes."""
+    put(tmp_path / "ray/util/__init__.py")
+    strategies = "class NodeAffinitySchedulingStrategy: pass"
+    put(tmp_path / "ray/util/scheduling_strategies.py", strategies)
+    put(tmp_path / "ray/__init__.py", "init = remote = lambda *_, **__: None\nnodes = list\n")
+    text = fabric_run.command(["192.168.177.11", "it's; touch /tmp/no"], [8, 64])
+    assert len(text) < 32_000
+    env = {"PYTHONPATH": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["sh", "-c", text], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert said == "LookupError: not in the Ray cluster: 192.168.177.11, it's; touch /tmp/no"
 
 
 class Busy:
