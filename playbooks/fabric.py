@@ -26,6 +26,8 @@ def main(play: Play, *, recipe: Recipe, tp: int, name: str) -> FabricRecord | No
     """
     plan = resolve(recipe, play.inventory, play.nodes, tp)
     fabric_run.must_be_possible(play, plan)
+    if not play.check:
+        fabric_run.warn_of_others(play)
     running = readiness.container_state(play, RAY)
     if running.running and not play.check:
         port = int(running.labels.get("spark-cluster.dashboard", recipe.ray.dashboard_port))

@@ -24,7 +24,7 @@ from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.inference.process import SERVER
 from spark_cluster.inference.ray_jobs import RayJobs
 from spark_cluster.runner.events import Progress
-from spark_cluster.serving import readiness
+from spark_cluster.serving import readiness, vram
 
 if TYPE_CHECKING:
     from spark_cluster.runner.play import Play
@@ -81,6 +81,17 @@ def must_be_possible(play: Play, plan: ServePlan) -> None:
             )
     if on_node.is_busy(play.session(plan.nodes[0])):
         raise Refused("a benchmark is being measured there", where=plan.nodes[0].name)
+
+
+def warn_of_others(play: Play) -> None:
+    """Say which other programs hold GPU memory: they may be at work."""
+    for reading in vram.sample(play.sessions):
+        for process in reading.processes:
+            play.note(
+                f"{process.name} (pid {process.pid}) holds GPU memory on {reading.name}: if it is "
+                "at work, it disturbs the figures",
+                warning=True,
+            )
 
 
 def messages(plan: ServePlan, folder: Path) -> dict[int, Use]:

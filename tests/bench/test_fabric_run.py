@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from ipaddress import IPv4Interface
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from factories import make_node, make_recipe, put
@@ -29,8 +30,10 @@ from spark_cluster.bench.fabric_record import (
 from spark_cluster.bench.fabric_run import messages, must_be_possible, record_of, result_in
 from spark_cluster.bench.fabric_verdict import judged, rdma_devices, uses_rdma
 from spark_cluster.errors import Failed, InvalidFile, Refused, UsageError
+from spark_cluster.facts.model import Process
 from spark_cluster.inference.containers import ContainerState
 from spark_cluster.serving import readiness
+from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
 
 RDMA = (
@@ -321,3 +324,82 @@ def test_when_it_is_refused(monkeypatch):
     monkeypatch.setattr(on_node, "is_busy", lambda _session: True)
     with pytest.raises(Refused, match="being measured"):
         must_be_possible(Busy(), plan)  # type: ignore[arg-type]
+
+
+class Jobs:
+    """Ray's Jobs API; a job prints what `printed` has, or `error` comes of waiting for it."""
+
+    printed = f"memory\n{MARK}{json.dumps(told())}\n"
+    error: BaseException | None = None
+
+    def __init__(self, _session: Any, port: int, where: str) -> None:
+        self.done.append(f"{where} {port}")
+
+    done: ClassVar[list[str]] = []
+
+    def submit(self, entrypoint: str, name: str) -> None:
+        assert entrypoint.startswith("exec python3 -c ")
+        self.done.append(f"submit {name}")
+        self.asked.append(json.loads(shlex.split(entrypoint)[-1]))
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def wait(self, name: str, limit_s: float, on_line: Callable[[str], None]) -> str:
+        assert limit_s > fabric_run.LIMIT_S
+        on_line("memory")
+        if self.error is not None:
+            raise self.error
+        return self.printed
+
+    def stop(self, name: str) -> None:
+        self.done.append(f"stop {name}")
+
+
+@pytest.fixture
+def jobs(monkeypatch):
+    kind = type("Jobs", (Jobs,), {"done": [], "asked": []})
+    monkeypatch.setattr(fabric_run, "RayJobs", kind)
+    return kind
+
+
+def playing(folder: Path) -> Any:
+    emitted: list[Any] = []
+    return SimpleNamespace(
+        nodes=pair()[::-1],
+        project=SimpleNamespace(folder=folder),
+        session=lambda node: node,
+        bus=SimpleNamespace(emit=emitted.append),
+        emitted=emitted,
+    )
+
+
+def test_a_job_is_measured_and_judged(jobs, tmp_path):
+    play = playing(tmp_path)
+    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
+    found = fabric_run.measure(play, plan, 8265, "r1")
+    assert jobs.done == ["spark1 8265", "submit fabric-r1"]
+    (asked,) = jobs.asked
+    assert asked["addresses"] == ["192.168.177.11", "192.168.177.12"], "the head is rank 0"
+    assert asked["sizes"][:2] == [s for s, use in messages(plan, tmp_path).items() if use]
+    assert sorted(asked["sizes"]) == list(messages(plan, tmp_path))
+    assert found.verdict == "slow", "no size reached what is expected"
+    assert [event.text for event in play.emitted] == ["memory"]
+
+
+def test_ctrl_c_ends_the_job(jobs, tmp_path):
+    jobs.error = KeyboardInterrupt()
+    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
+    with pytest.raises(KeyboardInterrupt):
+        fabric_run.measure(playing(tmp_path), plan, 8265, "r1")
+    assert jobs.done[-1] == "stop fabric-r1"
+
+
+def test_programs_that_hold_gpu_memory_are_named(monkeypatch):
+    held = NodeVram("spark2", (Process(7, "python3", 900),), 1000, 100)
+    monkeypatch.setattr(fabric_run.vram, "sample", lambda _sessions: [held])
+    notes: list[str] = []
+    play = SimpleNamespace(sessions={}, note=lambda text, **_options: notes.append(text))
+    fabric_run.warn_of_others(play)  # type: ignore[arg-type]
+    assert notes == [
+        "python3 (pid 7) holds GPU memory on spark2: if it is at work, it disturbs the figures"
+    ]

@@ -135,6 +135,13 @@ def test_a_record_without_recipes_cannot_be_repeated(original):
         original(run_of(setup(SERVER)))
 
 
+@pytest.mark.parametrize("name", SHIPPED.list("recipes"))
+def test_every_shipped_recipe_comes_out_of_a_record_as_it_went_in(original, name):
+    recipe = make_recipe(name)
+    made = original(run_of(setup("s", recipe=name, recipe_text=text_of(recipe))))
+    assert text_of(made.recipes["s"]) == text_of(recipe)
+
+
 def test_whose_recipes_they_are(original, tmp_path):
     assert foreign_setups(original(run_of()), SHIPPED) == []
     changed = make_recipe(NAME, ready_timeout_s=77)

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 from factories import SHIPPED, make_node, make_recipe
-from serve_plans import inventory_of
+from serve_plans import inventory_of, plan_for
 
 from spark_cluster.bench import fabric_run
 from spark_cluster.errors import Failed
 from spark_cluster.inference.containers import ContainerState
+from spark_cluster.inference.process import Process
+from spark_cluster.inference.runtime import RUNTIMES
 from spark_cluster.serving import readiness, start
 from spark_cluster.topology import Link
 
@@ -70,6 +72,7 @@ def playbook(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr(fabric_run, "must_be_possible", lambda _play, _plan: None)
         monkeypatch.setattr(fabric_run, "measure", measure)
+        monkeypatch.setattr(fabric_run, "warn_of_others", lambda _play: None)
         monkeypatch.setattr(readiness, "container_state", lambda _play, _name: play.ray)
         monkeypatch.setattr(readiness, "ray_cluster", lambda *_: [])
         monkeypatch.setattr(start, "token", lambda _session: "5eed")
@@ -129,3 +132,24 @@ def test_check_mode_starts_and_ends_nothing(playbook):
     assert playbook(play) is None
     assert DOWN not in play.done
     assert "measure" not in play.done
+
+
+def test_its_ray_has_neither_model_nor_secrets(monkeypatch):
+    """The model need not be on the nodes, and a job needs no secret of the server."""
+    started: list[Any] = []
+    monkeypatch.setattr(start, "token", lambda _session: "5eed")
+    monkeypatch.setattr(start, "_start_ray", lambda _play, _nodes, made: started.append(made))
+    plan = plan_for(make_recipe("lab-paris"), *Play(ContainerState("absent")).nodes)
+    secret = replace(plan.deployment, secret_env={"KEY": "s3cret"})
+    play = SimpleNamespace(session=lambda _node: None)
+    start.start_ray_alone(play, replace(plan, deployment=secret), "present")  # type: ignore[arg-type]
+    (made,) = started
+    assert made.on_ray
+    assert made.ray_token == "5eed"
+    container = RUNTIMES["docker"].resource(Process("spark-ray", ("ray", "start")), made)
+    assert container.mounts == (
+        f"{made.cache_root}:{made.cache_root}",
+        "/opt/vllm:/opt/vllm:ro",
+    ), "no folder of a model"
+    assert "s3cret" not in repr(container.secret_files)
+    assert not container.secret_files
