@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.bench.describe import text_of
-from spark_cluster.bench.expansion import Expansion, expand, measurable
+from spark_cluster.bench.expansion import Expansion, Step, expand, measurable
 from spark_cluster.bench.record import Record, Repeats, Setup
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import RECORD, load_record
@@ -134,19 +134,14 @@ def expansion_of(original: Original, nodes: int) -> Expansion:
     Args:
         nodes: that there are; servers that need more are left out, with the reason.
     """
-    names = original.record.recipes
-    whole = expand(original.suite, {}, names)
-    by_server = {
-        setup.id: expand(original.suite, {setup.recipe: original.recipes[setup.id]}, names)
-        for setup in original.record.setups
-        if setup.id in original.recipes
-    }
+    whole = expand(original.suite, {}, original.record.recipes)
+    by_server = {setup.id: _steps_of(original, setup.id) for setup in whole.setups}
     steps = []
     for number, step in enumerate(whole.steps):
-        own = by_server.get(step.setup.id)
-        found = step if own is None else own.steps[number]
+        own = by_server[step.setup.id]
+        found = own.get(number, step)
         why = ""
-        if own is None:
+        if not own:
             why = "the record has no recipe of this server: it was not brought up there"
         elif step.setup.nodes > nodes:
             why = f"it needs {step.setup.nodes} nodes; there are {nodes}"
@@ -154,6 +149,17 @@ def expansion_of(original: Original, nodes: int) -> Expansion:
         cells = tuple(replace(cell, skip=cell.skip or why) for cell in found.cells)
         steps.append(replace(found, setup=setup, cells=cells))
     return measurable(original.suite, Expansion(tuple(steps)))
+
+
+def _steps_of(original: Original, server: str) -> dict[int, Step]:
+    """Return the steps of a server by their place in the suite, with the recipe as recorded; none
+    where no recipe was recorded."""
+    recipe = original.recipes.get(server)
+    if recipe is None:
+        return {}
+    name = original.record.setup(server).recipe
+    found = expand(original.suite, {name: recipe}, original.record.recipes).steps
+    return {number: step for number, step in enumerate(found) if step.setup.id == server}
 
 
 def continued(record: Record, folder: Path, allow: Allowances, nodes: int) -> BenchRun:

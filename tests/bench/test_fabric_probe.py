@@ -43,6 +43,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"):
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(probe, "BUDGET_S", 0.0)
+    # It would end the tests' own process.
+    monkeypatch.setattr(probe, "end_at", lambda _until: None)
     return SimpleNamespace(group=group, ray=ray)
 
 
