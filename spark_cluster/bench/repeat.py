@@ -263,7 +263,10 @@ def image_differences(
                 )
                 how = "has to be loaded or built" if _is_local(recipe) else f"is fetched {known}"
                 yield f"image {image} is not on {node}: it {how}"
-            elif recorded and not recorded.endswith(here):
+            elif "@" in recorded:  # a digest of a registry, which is not the image's id
+                if not recipe.image.digest or recipe.image.digest not in recorded:
+                    yield f"image {image}: {recorded} there; the one on {node} may be another"
+            elif recorded and recorded != here:
                 yield f"image {image}: {recorded[:26]} there, {here[:26]} on {node}"
 
 

@@ -214,3 +214,22 @@ def test_images(original):
     (absent,) = image_differences(made, {"spark1": {reference: None}})
     assert absent == f"image {reference} is not on spark1: it is fetched by its tag, which may " \
         "have moved"  # fmt: skip
+
+
+def test_an_image_that_was_recorded_by_a_registry_s_digest(original):
+    """It says nothing of the id of the image that is on a node, but a pinned recipe does."""
+
+    def found(digest: str | None) -> list[str]:
+        recipe = make_recipe(NAME)
+        recipe = recipe.model_copy(update={"image": recipe.image.model_copy(
+            update={"digest": digest})})  # fmt: skip
+        made = original(
+            run_of(setup(SERVER, recipe=NAME, recipe_text=text_of(recipe),
+                         image_digest=f"x/y@{DIGEST}"))
+        )  # fmt: skip
+        here = {"spark1": {recipe.image.reference: "sha256:" + "00" * 32}}
+        return list(image_differences(made, here))
+
+    assert found(DIGEST) == []
+    (said,) = found(None)
+    assert said.endswith("the one on spark1 may be another")
