@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from playbooks.down import Stopped
 from spark_cluster import errors, resources
+from spark_cluster.bench.fabric_record import FabricRecord
 from spark_cluster.bench.record import Record
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.bench.telemetry import Row
@@ -165,6 +166,11 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     ),
     "bench-stop": ("bench stop", {"stopped": list[str]}),
     "bench-fetch": ("bench fetch", {"run": str, "cells": int, "new": int}),
+    "bench-repeat": ("bench repeat", _BENCH_RUN),
+    "bench-fabric": (
+        "bench fabric",
+        {**_RUN, "folder": str | None, "fabric": FabricRecord | None},
+    ),
     "bench-show": ("bench show", Record),
     "bench-report": (
         "bench report",

@@ -216,6 +216,18 @@ class Tool(Part):
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
+class Repeats(Part):
+    """The run that a run repeats: its servers and loads are those of that record.
+
+    Attributes:
+        id: of that run.
+        sha256: of its record, which lies next to this one as `repeated.json`.
+    """
+
+    id: str
+    sha256: str
+
+
 class Record(Part):
     """A benchmark run.
 
@@ -227,6 +239,7 @@ class Record(Part):
         project_commit: state of the user's project folder, such as "3f2a91c (changed)".
         command: words that repeat it.
         recipes: names, as they were given or as the suite has them.
+        repeats: the run that was run again; None for a run of one's own suite.
     """
 
     format: Literal["spark-cluster.bench.v1"] = FORMAT
@@ -246,6 +259,7 @@ class Record(Part):
     project_commit: str = ""
     command: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ()
+    repeats: Repeats | None = None
 
     def setup(self, id: str) -> Setup:
         """Return a setup.

@@ -13,6 +13,8 @@ COMMANDS = {
     "status": "bench_run:status",
     "stop": "bench_run:stop",
     "fetch": "bench_run:fetch",
+    "repeat": "bench_repeat:repeat",
+    "fabric": "bench_fabric:fabric",
     "show": "bench_show:show",
     "compare": "bench_compare:compare",
     "report": "bench_report:command",

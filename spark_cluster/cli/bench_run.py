@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,7 @@ def run(
         )
     app.connect_early()
     made = _begin(app, suite, recipes, allow, out)
-    _go_on(app, made, options, keep=keep, exit_code=exit_code)
+    go_on(app, made, options, keep=keep, exit_code=exit_code)
 
 
 @click.command()
@@ -82,7 +82,7 @@ def attach(
 
     record = load_record(folder)
     made = _of_record(app, record, folder, allow)
-    _go_on(app, made, options, keep=keep, exit_code=exit_code)
+    go_on(app, made, options, keep=keep, exit_code=exit_code)
 
 
 @click.command()
@@ -231,8 +231,12 @@ def _of_record(
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.loader.recipes import load_recipe
 
-    suite = Suite.model_validate_json(record.suite_text)
     allowed = app.allowances(allow or Allowances())
+    if record.repeats is not None:
+        from spark_cluster.bench.repeat import continued
+
+        return continued(record, folder, allowed, len(app.nodes))
+    suite = Suite.model_validate_json(record.suite_text)
     recipes = {}
     for name in record.recipes if known else ():
         recipes[name] = load_recipe(name, app.project, allowed)
@@ -245,7 +249,20 @@ def _of_record(
     )
 
 
-def _go_on(app: App, made: BenchRun, options: Options, *, keep: bool, exit_code: bool) -> None:
+def go_on(
+    app: App,
+    made: BenchRun,
+    options: Options,
+    *,
+    keep: bool,
+    exit_code: bool,
+    before: Callable[[Play], None] | None = None,
+) -> None:
+    """Measure what has no result yet, and show what came of it.
+
+    Args:
+        before: is called when the nodes are connected, before anything is measured.
+    """
     from spark_cluster.bench.run_folder import save_record
     from spark_cluster.bench.telemetry_file import need_pyarrow
 
@@ -257,6 +274,8 @@ def _go_on(app: App, made: BenchRun, options: Options, *, keep: bool, exit_code:
         play = play_run.open()
         if not options.check:
             save_record(made.record, made.folder)
+        if before is not None:
+            before(play)
         playbook.function(play, run=made, keep=keep)
         play_run.finish()
         cells = made.record.cells
@@ -287,3 +306,8 @@ def _show(app: App, made: BenchRun, failed: list[Any]) -> None:
         console.print(styled("[yellow]{} left out:[/] {}", count, reason))
     measured = len(made.record.cells) - len(failed) - len(skipped)
     console.print(f"{measured} cells measured, in {made.folder}")
+    if made.record.repeats is not None:
+        from spark_cluster.bench.repeat import SOURCE
+
+        command = f"spark-cluster bench compare {made.folder / SOURCE} {made.folder}"
+        console.print(styled("[bold]{}[/] compares them", command), soft_wrap=True)

@@ -48,7 +48,8 @@ class Predict(click.Group):
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="RESULTS",
-    help="Fit the constants to your runs: llama-benchy's JSON, or points; repeatable.",
+    help="Fit the constants to your runs (llama-benchy's JSON, or points), or take the link's from "
+    "the fabric.json of `bench fabric`; repeatable.",
 )
 @click.option("--recipe", metavar="NAME", help="Recipe that was run.")
 @click.option("--model", metavar="NAME|DIR", help="Model that was run.")
@@ -82,7 +83,8 @@ def command(
     RESULTS is what `llama-benchy --save-result FILE --format json` wrote (give with --recipe or
     --model, and --tp, what was run), or a CSV of points with the columns metric (decode_tok_s of
     one request, or ttfr_ms), value, prompt, context, concurrency, and tp, model, quantization,
-    kv_dtype where they differ.
+    kv_dtype where they differ. A fabric.json of `bench fabric` (or its folder) replaces the assumed
+    all-reduce between two nodes by the measured one; alone, or together with runs.
     """
     app: App = ctx.obj
     app.as_json = app.as_json or as_json

@@ -1,4 +1,4 @@
-"""`predict --calibrate`: the constants of the speed formulas from the user's own runs."""
+"""`predict --calibrate`: the constants of the speed formulas from the user's own runs and link."""
 
 from __future__ import annotations
 
@@ -9,15 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.predict_link import measured_link, split
 from spark_cluster.cli.predict_options import served_by
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.planning.calibrate import Calibration, Point, calibrate, is_read_bound
+from spark_cluster.planning.calibrate import Calibration, Point, is_read_bound
+from spark_cluster.planning.link import fitted
 from spark_cluster.planning.runs import read_runs
 from spark_cluster.planning.speed.constants import CALIBRATION, Constants
 from spark_cluster.planning.speed.serving import Serving
 
-UNITS = {"allreduce_us": "us", "layer_ms": "ms"}
+UNITS = {
+    "allreduce_us": "us",
+    "allreduce_low_us": "us",
+    "allreduce_high_us": "us",
+    "layer_ms": "ms",
+    "link": "bytes/s",
+}
 """Of constants that are times; the others are shares of the bandwidth, or 10^12 operations/s."""
 
 
@@ -35,11 +43,14 @@ def calibration(
         InvalidFile: a file of results is wrong.
         Failed: no sensible constants describe the runs, or the file cannot be written.
     """
-    points, left_out = _points(app, results, given)
-    if not points:
+    links, runs = split(results)
+    measured, unused = measured_link(links)
+    points, left_out = _points(app, runs, given)
+    left_out = [*unused, *left_out]
+    if not points and measured is None:
         why = "\n".join(f"  {reason}" for reason in left_out) or "  they contain none"
         raise UsageError(f"no usable figures in {', '.join(map(shown, results))}:\n{why}")
-    found = calibrate(points, Constants())
+    found = fitted(points, measured)
     path = output or app.project.folder / CALIBRATION
     document = {**found.to_dict(), "files": [result.name for result in results]}
     _write(path, document)
@@ -105,10 +116,25 @@ def _show(app: App, found: Calibration, path: Path, left_out: list[str]) -> None
     for name in found.fitted:
         was, now = f"{before[name]:.3g}", f"{after[name]:.3g}"
         table.add_row(name, was, painted(now, "bold"), UNITS.get(name, ""))
+    for name in found.measured:
+        was, now = f"{before[name]:.3g}", f"{after[name]:.3g}"
+        unit = " ".join(filter(None, (UNITS.get(name, ""), "measured")))
+        table.add_row(name, was, painted(now, "bold"), unit)
     for name, why in found.kept.items():
         stays = painted(f"stays: {why}", "dim")
         table.add_row(painted(name, "dim"), f"{before[name]:.3g}", "", stays)
     app.console.print(table)
+    if found.points:
+        _show_errors(app, found)
+    for reason in left_out:
+        app.console.print(styled("[yellow]left out[/] {}", reason), soft_wrap=True)
+    app.console.print(f"written to {shown(path)}", soft_wrap=True)
+
+
+def _show_errors(app: App, found: Calibration) -> None:
+    """Show how well the fit describes the runs."""
+    from spark_cluster.cli.console import styled
+
     left = "" if found.left_out is None else f" ({found.left_out:.1%} of a point left out)"
     errors = styled("{:.1%} before, [bold]{:.1%}[/] after{}", found.before, found.after, left)
     line = styled("mean error over {} points: {}", found.points, errors)
@@ -129,6 +155,3 @@ def _show(app: App, found: Calibration, path: Path, left_out: list[str]) -> None
             "at it before you rely on the fit",
             soft_wrap=True,
         )
-    for reason in left_out:
-        app.console.print(styled("[yellow]left out[/] {}", reason), soft_wrap=True)
-    app.console.print(f"written to {shown(path)}", soft_wrap=True)

@@ -21,7 +21,7 @@ class Deployment:
         runtime: where its programs live.
         venv: folder of the virtual environment, for the runtime venv.
         image: reference of the image; empty without one.
-        model_path: folder of the model, on the node and in the container.
+        model_path: folder of the model, on the node and in the container; empty without one.
         nodes: names of the nodes that serve, the head first.
         flags: the engine's flags without dashes, the same on all ranks.
         executor: what joins several nodes.

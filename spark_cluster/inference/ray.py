@@ -1,4 +1,4 @@
-"""Ray's State API over HTTP, asked by the head over its loopback: the one module that asks Ray.
+"""Ray's State API over HTTP, asked by the head over its loopback; `ray_jobs.py` asks its Jobs API.
 
 The API is what `ray list nodes` asks (docs.ray.io, "Monitoring with the CLI or SDK"). The
 dashboard is a port of the head's loopback only, and no port of the laptop leads to it: Ray runs

@@ -175,6 +175,7 @@ def _with_secrets(
 
 
 def _mounts(process: Process, deployment: Deployment) -> tuple[str, ...]:
-    model = f"{deployment.model_path}:{deployment.model_path}:ro"
+    path = deployment.model_path
+    model = (f"{path}:{path}:ro",) if path else ()
     caches = f"{deployment.cache_root}:{deployment.cache_root}"
-    return (model, caches, *deployment.mounts, *process.mounts)
+    return (*model, caches, *deployment.mounts, *process.mounts)

@@ -80,6 +80,7 @@ class Calibration:
         after: the same with the fitted ones.
         left_out: the same of each point by a fit without it; None when too few points are left.
         far_off: points that the fit does not describe, as text.
+        measured: names of the constants that were measured by themselves, without runs.
     """
 
     constants: Constants
@@ -90,6 +91,7 @@ class Calibration:
     after: float
     left_out: float | None
     far_off: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """The content of a calibration file."""
@@ -105,6 +107,7 @@ class Calibration:
                 "left_one_out": None if self.left_out is None else round(self.left_out, 4),
             },
             "far_off": list(self.far_off),
+            "measured": list(self.measured),
         }
 
 

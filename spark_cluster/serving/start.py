@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from spark_cluster.inference import runtime
 from spark_cluster.inference.deployment import Deployment
@@ -69,6 +70,18 @@ def start(play: Play, plan: ServePlan, share: float | None, guarded: str) -> Non
         # A rank does not join others that have begun already.
         play.apply(nodes, [_runtime(deployment).absent(SERVER, 5)])
         play.apply(nodes, server)
+
+
+def start_ray_alone(play: Play, plan: ServePlan, guarded: str) -> None:
+    """Start Ray on all nodes of a plan, without the server, its model and its secrets.
+
+    Args:
+        guarded: whether there is a firewall, for the containers' label.
+    """
+    ray_token = token(play.session(plan.nodes[0]))
+    whole = plan.starting(share=None, guarded=guarded, ray_token=ray_token)
+    mounts = tuple(mount.volume for mount in plan.recipe.mounts)
+    _start_ray(play, plan.nodes, replace(whole, model_path="", mounts=mounts, secret_env={}))
 
 
 def _start_ray(play: Play, nodes: Sequence[Node], deployment: Deployment) -> None:

@@ -129,5 +129,14 @@ def read_constants(path: Path) -> Constants:
             message = f"{name}: found {value!r}, expected {low:g} to {high:g}"
             raise InvalidFile(message, where=shown(path), hint=hint)
         usual[name] = float(value)
-    basis = f"calibrated to {data.get('points', 'your')} points of your own ({path.name})"
-    return Constants(**usual, basis=basis)
+    return Constants(**usual, basis=_basis(data, path))
+
+
+def _basis(data: dict[str, Any], path: Path) -> str:
+    """Return what a calibration rests on, for people."""
+    points = data.get("points", "your")
+    link = "your own link as measured" if data.get("measured") else ""
+    if link and points == 0:
+        return f"{PUBLISHED}, {link} ({path.name})"
+    fitted = f"calibrated to {points} points of your own"
+    return f"{fitted}{' and ' if link else ''}{link} ({path.name})"

@@ -1,0 +1,73 @@
+"""Measure the link and the memory of the nodes as a Ray job, on a Ray that is there for it."""
+
+from __future__ import annotations
+
+import contextlib
+
+from spark_cluster.bench import fabric_run
+from spark_cluster.bench.fabric_record import FabricRecord
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.inference.process import RAY
+from spark_cluster.runner.play import Play
+from spark_cluster.serving import readiness
+from spark_cluster.serving.plan import ServePlan, resolve
+from spark_cluster.serving.start import guard, start_ray_alone
+
+FOUND_WITHIN_S = 20.0
+"""Seconds in which a Ray that runs already must show its nodes."""
+
+
+def main(play: Play, *, recipe: Recipe, tp: int, name: str) -> FabricRecord | None:
+    """Measure between `tp` nodes, with the image of a recipe; None in check mode.
+
+    A Ray that runs without a server is used and stays; otherwise one is started, and ended with
+    its firewall afterwards.
+    """
+    plan = resolve(recipe, play.inventory, play.nodes, tp)
+    fabric_run.must_be_possible(play, plan)
+    if not play.check:
+        fabric_run.warn_of_others(play)
+    running = readiness.container_state(play, RAY)
+    if running.running and not play.check:
+        port = int(running.labels.get("spark-cluster.dashboard", recipe.ray.dashboard_port))
+        with play.stage("start"):
+            readiness.ray_cluster(play, plan.tp, port, FOUND_WITHIN_S)
+        with play.stage("measure"):
+            return fabric_run.measure(play, plan, port, name)
+    try:
+        _start(play, plan)
+        if play.check:
+            play.note("check mode: nothing was started, so nothing was measured")
+            return None
+        with play.stage("measure"):
+            found = fabric_run.measure(play, plan, recipe.ray.dashboard_port, name)
+    except BaseException:
+        with contextlib.suppress(SparkClusterError):  # the first error says more
+            _end(play)
+        raise
+    _end(play)
+    return found
+
+
+def _start(play: Play, plan: ServePlan) -> None:
+    """Link, firewall, Docker, caches, image and Ray, as `up` does it; neither model nor server."""
+    with play.stage("prepare"):
+        guarded = guard(play, plan)
+        docker = ("containers",) if plan.deployment.runtime == "docker" else ()
+        made = play.apply(plan.nodes, "network", guarded, *docker, "caches")
+        if made.changed and not play.check:
+            play.refresh(plan.nodes)
+    with play.stage("fetch"):
+        venv = plan.recipe.venv
+        image = (
+            play.role("venv", **venv.model_dump()) if venv else play.role("images", **plan.image)
+        )
+        play.apply(plan.nodes, image)
+    with play.stage("start"):
+        start_ray_alone(play, plan, str(guarded.given["state"]))
+
+
+def _end(play: Play) -> None:
+    if not play.check:
+        play.project.load_playbook("down").function(play)

@@ -1,0 +1,235 @@
+"""`bench fabric` on the nodes: may it run now, which messages, the job, and what came of it.
+
+The program is part of the job's command: a file of it would have to lie where the containers of any
+Ray see it, and no user of the node but root may write it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+import statistics
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster import __version__
+from spark_cluster.bench import fabric_probe, on_node
+from spark_cluster.bench.fabric_record import FabricNode, FabricRecord, Use, all_reduce
+from spark_cluster.bench.fabric_verdict import judged
+from spark_cluster.errors import Failed, Refused, UsageError
+from spark_cluster.inference.process import SERVER
+from spark_cluster.inference.ray_jobs import RayJobs
+from spark_cluster.runner.events import Progress
+from spark_cluster.serving import readiness, vram
+
+if TYPE_CHECKING:
+    from spark_cluster.runner.play import Play
+    from spark_cluster.serving.plan import ServePlan
+    from spark_cluster.topology import Node
+
+LOADER = (
+    "import base64, sys, zlib; "
+    "exec(compile(zlib.decompress(base64.b64decode(sys.argv[1])), 'fabric_probe.py', 'exec'))"
+)
+"""What Python is given to run a program that is its first argument."""
+
+LIMIT_S = 600.0
+"""Seconds after which the job ends by itself."""
+
+SLACK_S = 60.0
+"""Seconds in addition that the laptop waits, for Ray to start and end the job."""
+
+LARGEST = 256 << 20
+SWEEP = (*(8 * 4**power for power in range(13)), LARGEST)
+"""Bytes of the messages: from what is latency alone to what is bandwidth alone."""
+
+DTYPES = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
+"""Bytes of an element of the activations."""
+
+
+def must_be_possible(play: Play, plan: ServePlan) -> None:
+    """Look whether the nodes can be measured now.
+
+    Raises:
+        Refused: there is one node only, the recipe has no Ray, or the nodes are at work: a server
+            holds the GPUs' memory, and its requests would disturb the figures.
+    """
+    if plan.tp < 2:
+        raise Refused(
+            "bench fabric measures between nodes, and one node is chosen",
+            hint="widen --limit, or add the other Spark to the inventory",
+        )
+    if plan.recipe.executor != "ray":
+        raise Refused(
+            f"recipe {plan.recipe.name} joins the nodes without Ray (executor: "
+            f"{plan.recipe.executor}), and bench fabric runs as a Ray job",
+            hint="--recipe NAME with another one, whose image has Ray",
+        )
+    for node in plan.nodes:
+        state = readiness.container_state(play, SERVER, node.name)
+        if state.status not in ("absent", "exited", "created", "dead"):
+            served = state.labels.get("spark-cluster.recipe", "a server")
+            raise Refused(
+                f"{served} is up: it holds the GPU's memory, and its requests would disturb the "
+                "figures",
+                where=node.name,
+                hint="spark-cluster down, then bench fabric",
+            )
+    if on_node.is_busy(play.session(plan.nodes[0])):
+        raise Refused("a benchmark is being measured there", where=plan.nodes[0].name)
+
+
+def warn_of_others(play: Play) -> None:
+    """Say which other programs hold GPU memory: they may be at work."""
+    for reading in vram.sample(play.sessions):
+        for process in reading.processes:
+            play.note(
+                f"{process.name} (pid {process.pid}) holds GPU memory on {reading.name}: if it is "
+                "at work, it disturbs the figures",
+                warning=True,
+            )
+
+
+def messages(plan: ServePlan, folder: Path) -> dict[int, Use]:
+    """Return the sizes of the messages in bytes, with what of the model has that size.
+
+    Args:
+        folder: where the model's folder is looked for too.
+    """
+    found: dict[int, Use] = dict.fromkeys(SWEEP, "")
+    # Late: formulas are not imported for looking that a server is up.
+    from spark_cluster.planning.fit import batched_tokens
+    from spark_cluster.planning.speed.of_recipe import serving_of
+
+    try:
+        geometry = serving_of(plan.recipe, plan.tp, folder).geometry
+    except UsageError:  # a shape that is not known here
+        return found
+    given = str(plan.launch.args.get("dtype", geometry.dtype))
+    token = geometry.hidden * DTYPES.get(given, DTYPES["bfloat16"])
+    found[token] = "one token"
+    found[min(token * batched_tokens(plan.launch), fabric_probe.GPU_BYTES)] = "prefill chunk"
+    return dict(sorted(found.items()))
+
+
+def command(addresses: Sequence[str | None], sizes: Iterable[int]) -> str:
+    """Return the job's command, as a shell reads it.
+
+    Args:
+        addresses: of the nodes for Ray, the head first.
+        sizes: of the messages, in the order in which they are measured.
+    """
+    asked = {"addresses": list(addresses), "sizes": list(sizes), "limit_s": LIMIT_S}
+    program = zlib.compress(Path(fabric_probe.__file__).read_bytes(), 9)
+    packed = base64.b64encode(program).decode()
+    return "exec " + shlex.join(["python3", "-c", LOADER, packed, json.dumps(asked)])
+
+
+def measure(play: Play, plan: ServePlan, port: int, name: str) -> FabricRecord:
+    """Run the job on a Ray cluster of the plan's nodes, and judge what it measured.
+
+    Args:
+        port: of Ray's dashboard.
+        name: of the run; also the job's.
+
+    Raises:
+        Failed: the job failed, or its result is none.
+    """
+    wanted = messages(plan, play.project.folder)
+    nodes = [node for node in play.nodes if node.name in plan.deployment.nodes]
+    nodes.sort(key=lambda node: not node.is_head)
+    # The model's own messages come first: they are measured if anything is.
+    order = sorted(wanted, key=lambda size: (not wanted[size], size))
+    jobs, head = RayJobs(play.session(nodes[0]), port, nodes[0].name), nodes[0].name
+    job = f"fabric-{name}"
+    jobs.submit(command([node.fabric_ip for node in nodes], order), job)
+    try:
+        printed = jobs.wait(
+            job, LIMIT_S + SLACK_S, lambda line: play.bus.emit(Progress(head, "fabric", line))
+        )
+    except KeyboardInterrupt:
+        jobs.stop(job)
+        raise
+    return judged(record_of(result_in(printed, head), plan, nodes, wanted, name))
+
+
+def result_in(printed: str, where: str = "") -> Mapping[str, Any]:
+    """Return the result that a job has printed.
+
+    Raises:
+        Failed: there is none.
+    """
+    lines = [line for line in printed.splitlines() if line.startswith(fabric_probe.MARK)]
+    try:
+        found = json.loads(lines[-1].removeprefix(fabric_probe.MARK)) if lines else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise Failed("the job on Ray ended without a result", where=where)
+    return found
+
+
+def record_of(
+    result: Mapping[str, Any],
+    plan: ServePlan,
+    nodes: Sequence[Node],
+    wanted: Mapping[int, Use],
+    name: str,
+) -> FabricRecord:
+    """Return the document of a job's result, which is foreign input.
+
+    Raises:
+        Failed: it is not what the program prints.
+    """
+    try:
+        rows = [
+            all_reduce(
+                int(row["bytes"]),
+                tuple(map(float, row["seconds"])),
+                len(nodes),
+                wanted.get(row["bytes"], ""),
+            )
+            for row in result["allreduce"]
+        ]
+        told = {key: str(result[key]) for key in ("backend", "torch", "nccl", "ray")}
+        return FabricRecord(
+            id=name,
+            spark_cluster=__version__,
+            measured=datetime.now(UTC),
+            recipe=plan.recipe.name,
+            model=plan.recipe.model.name,
+            image=plan.deployment.image,
+            nodes=tuple(_node(node, one) for node, one in zip(nodes, result["nodes"], strict=True)),
+            allreduce=tuple(sorted(rows, key=lambda row: row.bytes)),
+            left_out=tuple(sorted(map(int, result["left_out"]))),
+            **told,  # type: ignore[arg-type]
+        )
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # pydantic's is one
+        said = str(error).splitlines()[0]
+        raise Failed(f"the job's result cannot be read: {said}", where=nodes[0].name) from None
+
+
+def _node(node: Node, told: Mapping[str, Any]) -> FabricNode:
+    names = {link.interface for link in node.links}
+    mtus = [face.mtu for face in node.facts.interfaces if face.name in names]
+    memory = told["memory"]
+    return FabricNode(
+        name=node.name,
+        device=str(told["device"]),
+        driver=node.facts.gpu.driver if node.facts.gpu else "",
+        kernel=node.facts.kernel,
+        mtu=min(mtus, default=None),
+        hcas=tuple(link.hca for link in node.links if link.hca),
+        copy_gb_s=_middle(memory["copy"]),
+        triad_gb_s=_middle(memory["triad"]),
+        nccl_log=tuple(map(str, told["log"])),
+    )
+
+
+def _middle(rates: Sequence[float]) -> float:
+    """The median in 10^9 bytes/s."""
+    return float(f"{statistics.median(map(float, rates)) / 1e9:.6g}")

@@ -1,0 +1,274 @@
+"""A recorded run, run again from its record: suite and recipes are the record's.
+
+A record may be somebody else's. Its recipes are checked as files of recipes are, and count as not
+shipped: no file or variable of the laptop is theirs unless the user allows it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.bench.describe import text_of
+from spark_cluster.bench.expansion import Expansion, Step, expand, measurable
+from spark_cluster.bench.record import Record, Repeats, Setup
+from spark_cluster.bench.run import BenchRun
+from spark_cluster.bench.run_folder import RECORD, load_record
+from spark_cluster.bench.suite import check as suite_problems
+from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.config import recipe_checks
+from spark_cluster.config.allowances import Allowances, Allowed
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import parse, problems_of
+from spark_cluster.config.yamlfile import Problem, dotted
+from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.node.durable import write_file
+
+if TYPE_CHECKING:
+    from spark_cluster.loader.project import Project
+    from spark_cluster.topology import Node
+
+SOURCE = "repeated.json"
+"""The record that is repeated, in the folder of the new run."""
+
+
+@dataclass(frozen=True)
+class Original:
+    """A record that is to be run again.
+
+    Attributes:
+        recipes: id of a server to its recipe, with the changes of its variant.
+    """
+
+    record: Record
+    content: bytes
+    suite: Suite
+    recipes: Mapping[str, Recipe]
+
+    @property
+    def repeats(self) -> Repeats:
+        """As the new record names it."""
+        return Repeats(id=self.record.id, sha256=hashlib.sha256(self.content).hexdigest())
+
+    def save(self, folder: Path) -> None:
+        """Put the record next to that of the new run, which can then be continued and compared."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(folder / SOURCE, self.content, mode=0o644)
+
+
+def load_original(path: Path, allow: Allowances) -> Original:
+    """Read a record to be run again, from the folder of its run or the file itself.
+
+    Raises:
+        UsageError: there is none, or it says too little to be repeated.
+        InvalidFile: it is no record, or its suite or a recipe in it is wrong.
+    """
+    path = path / RECORD if path.is_dir() else path
+    record = load_record(path)
+    if not record.suite_text or not any(setup.recipe_text for setup in record.setups):
+        raise UsageError(
+            f"{path}: the record has no suite or no recipe, so it cannot be repeated",
+            hint="a run records a server's recipe when it is up; older records have none",
+        )
+    where = str(path)
+    recipes = {
+        setup.id: recipe_of(setup, where, allow) for setup in record.setups if setup.recipe_text
+    }
+    return Original(record, path.read_bytes(), suite_of(record, where), recipes)
+
+
+def suite_of(record: Record, where: str) -> Suite:
+    """Return the suite of a record.
+
+    Raises:
+        InvalidFile: it is wrong, with every problem.
+    """
+    suite: Suite = _parsed(Suite, record.suite_text, where, "suite_text")
+    _must_be_right(list(suite_problems(suite)), where, "suite_text")
+    return suite
+
+
+def recipe_of(setup: Setup, where: str, allow: Allowances) -> Recipe:
+    """Return the recipe of a recorded server, to which no folder of the laptop is open.
+
+    Raises:
+        InvalidFile: it is wrong, with every problem.
+    """
+    place = f"recipe_text of {setup.id}"
+    recipe: Recipe = _parsed(Recipe, setup.recipe_text, where, place)
+    _must_be_right(recipe_checks.check(recipe), where, place)
+    return recipe.with_files(Allowed(user=allow))
+
+
+def _parsed(model: Any, text: str, where: str, place: str) -> Any:
+    from pydantic import ValidationError
+
+    try:
+        data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError("expected a JSON object")
+        return parse(model, data)
+    except ValidationError as error:
+        _must_be_right(problems_of(model, data, error), where, place)
+        raise InvalidFile(f"{place}: {error.errors()[0]['msg']}", where=where) from None
+    except (ValueError, RecursionError) as error:
+        message = str(error) or "nested too deeply"
+        raise InvalidFile(f"{place} cannot be read: {message}", where=where) from None
+
+
+def _must_be_right(problems: Sequence[Problem], where: str, place: str) -> None:
+    """Raise InvalidFile with every problem, a line each."""
+    lines = [f"{place}: {dotted(p.key)}: {p.message}" for p in problems]
+    if lines:
+        raise InvalidFile("\n".join(lines), where=where)
+
+
+def expansion_of(original: Original, nodes: int) -> Expansion:
+    """Return the servers and cells of the suite, each server with the recipe that was recorded.
+
+    Args:
+        nodes: that there are; servers that need more are left out, with the reason.
+    """
+    whole = expand(original.suite, {}, original.record.recipes)
+    by_server = {setup.id: _steps_of(original, setup.id) for setup in whole.setups}
+    steps = []
+    for number, step in enumerate(whole.steps):
+        own = by_server[step.setup.id]
+        found = own.get(number, step)
+        why = ""
+        if not own:
+            why = "the record has no recipe of this server: it was not brought up there"
+        elif step.setup.nodes > nodes:
+            why = f"it needs {step.setup.nodes} nodes; there are {nodes}"
+        setup = replace(found.setup, skip=found.setup.skip or why)
+        cells = tuple(replace(cell, skip=cell.skip or why) for cell in found.cells)
+        steps.append(replace(found, setup=setup, cells=cells))
+    return measurable(original.suite, Expansion(tuple(steps)))
+
+
+def _steps_of(original: Original, server: str) -> dict[int, Step]:
+    """Return the steps of a server by their place in the suite, with the recipe as recorded; none
+    where no recipe was recorded."""
+    recipe = original.recipes.get(server)
+    if recipe is None:
+        return {}
+    name = original.record.setup(server).recipe
+    found = expand(original.suite, {name: recipe}, original.record.recipes).steps
+    return {number: step for number, step in enumerate(found) if step.setup.id == server}
+
+
+def continued(record: Record, folder: Path, allow: Allowances, nodes: int) -> BenchRun:
+    """Return a run that repeats another one, from its folder.
+
+    Raises:
+        UsageError: the repeated record is not there any more.
+        InvalidFile: it is not the one that this run began with.
+    """
+    original = load_original(folder / SOURCE, allow)
+    if record.repeats != original.repeats:
+        raise InvalidFile(
+            f"is not the record of {record.repeats.id if record.repeats else 'a run'} that this "
+            "run repeats",
+            where=str(folder / SOURCE),
+            hint="undo the change, or begin again with `bench repeat`",
+        )
+    return BenchRun(record, original.suite, expansion_of(original, nodes), folder)
+
+
+def foreign_setups(original: Original, project: Project) -> list[str]:
+    """Return the servers whose recipe is none that the user has himself, or that is shipped."""
+    return [
+        setup.id
+        for setup in original.record.setups
+        if setup.id in original.recipes and not _is_own(original, setup, project)
+    ]
+
+
+def _is_own(original: Original, setup: Setup, project: Project) -> bool:
+    path = project.list("recipes").get(setup.recipe)
+    if path is None or project.foreign(path) is not None:
+        return False
+    try:
+        own = load_recipe(setup.recipe, project)
+    except InvalidFile:
+        return False
+    servers = expand(original.suite, {setup.recipe: own}, original.record.recipes).setups
+    served = next((one.served for one in servers if one.id == setup.id), None)
+    return served is not None and text_of(served) == text_of(original.recipes[setup.id])
+
+
+# -- what is different here ------------------------------------------------------------------------
+
+
+def differences(record: Record, nodes: Sequence[Node], tool: str) -> Iterator[str]:
+    """Yield what differs on these nodes from those of a record, before anything is measured.
+
+    Args:
+        tool: version of the load generator that is used here.
+    """
+    if record.tool.version != tool:
+        yield f"{record.tool.name}: {record.tool.version} there, {tool} here"
+    if len(record.nodes) != len(nodes):
+        yield f"nodes: {len(record.nodes)} there, {len(nodes)} here"
+    here: dict[str, set[str]] = {"hardware": set(), "driver": set(), "kernel": set(), "dgx": set()}
+    here["mtu"] = set()
+    for node in nodes:
+        facts, links = node.facts, {link.interface for link in node.links}
+        here["hardware"].add(facts.gpu.name if facts.gpu else facts.arch)
+        here["driver"].add(facts.gpu.driver if facts.gpu else "")
+        here["kernel"].add(facts.kernel)
+        here["dgx"].add(facts.dgx_version or "")
+        here["mtu"] |= {str(i.mtu) for i in facts.interfaces if i.name in links}
+    for name, ours in here.items():
+        theirs = {str(getattr(node, name) or "") for node in record.nodes}
+        if theirs - {""} and theirs - {""} != ours - {""}:
+            yield f"{name}: {_listed(theirs)} there, {_listed(ours)} here"
+
+
+def _listed(values: set[str]) -> str:
+    return ", ".join(sorted(values - {""})) or "not known"
+
+
+def image_question(original: Original) -> dict[str, list[str]]:
+    """Return the command that asks a node for the id of each image, by its reference."""
+    images = {recipe.image.reference for recipe in original.recipes.values()} - {""}
+    form = ["docker", "image", "inspect", "--format", "{{.Id}}"]
+    return {image: [*form, image] for image in sorted(images)}
+
+
+def image_differences(
+    original: Original, found: Mapping[str, Mapping[str, str | None]]
+) -> Iterator[str]:
+    """Yield what is not certain about the images.
+
+    Args:
+        found: node to image to its id there; None where it is not there.
+    """
+    for setup in original.record.setups:
+        recipe = original.recipes.get(setup.id)
+        image = recipe.image.reference if recipe is not None else ""
+        if recipe is None or not image:
+            continue
+        recorded = setup.image_digest
+        for node, ids in found.items():
+            here = ids.get(image)
+            if here is None:
+                known = (
+                    "by its digest" if recipe.image.digest else "by its tag, which may have moved"
+                )
+                how = "has to be loaded or built" if _is_local(recipe) else f"is fetched {known}"
+                yield f"image {image} is not on {node}: it {how}"
+            elif "@" in recorded:  # a digest of a registry, which is not the image's id
+                if not recipe.image.digest or recipe.image.digest not in recorded:
+                    yield f"image {image}: {recorded} there; the one on {node} may be another"
+            elif recorded and recorded != here:
+                yield f"image {image}: {recorded[:26]} there, {here[:26]} on {node}"
+
+
+def _is_local(recipe: Recipe) -> bool:
+    return recipe.image.archive is not None or recipe.image.build is not None

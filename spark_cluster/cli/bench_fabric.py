@@ -1,0 +1,166 @@
+"""`bench fabric`: the link between the nodes and their memory, measured as a Ray job."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.bench_run import RESULTS
+from spark_cluster.errors import UsageError, VerificationFailed
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from spark_cluster.bench.fabric_record import FabricRecord
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.runner.options import Options
+
+
+@click.command()
+@click.option(
+    "--recipe", "recipe_name", metavar="NAME",
+    help="Recipe whose image and message sizes are taken, instead of the inventory's.",
+)  # fmt: skip
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FOLDER",
+    help=f"Folder for fabric.json.  [default: {RESULTS}/RUN]",
+)  # fmt: skip
+@allowing
+@changing
+@click.pass_obj
+def fabric(
+    app: App,
+    recipe_name: str | None,
+    out: Path | None,
+    allow: Allowances,
+    exit_code: bool,
+    options: Options,
+) -> None:
+    """Measure all-reduces between the nodes, and the memory bandwidth of each.
+
+    It runs as a Ray job in the image of a recipe, while nothing is served. NCCL on GPUs, gloo on
+    CPUs. The exit status is 5 when the figures are worse than expected.
+    """
+    from spark_cluster.bench.fabric_record import FILE, save_fabric
+
+    if options.selection.partial and not options.check:
+        raise UsageError("--tags, --skip-tags and --start-at would start a part of Ray only")
+    if out is not None and (out / FILE).exists():
+        raise UsageError(f"{out} holds a {FILE} already", hint="give another folder with --out")
+    app.connect_early()
+    recipe, size = _recipe(app, recipe_name, allow)
+    with app.play("bench fabric", app.nodes, options) as play_run:
+        playbook = app.project.load_playbook("fabric")
+        play = play_run.open()
+        found = playbook.function(play, recipe=recipe, tp=size, name=app.run_id)
+        folder = out or Path(RESULTS) / app.run_id
+        if found is not None:
+            save_fabric(found, folder)
+        play_run.finish()
+        if app.as_json:
+            shown = found.model_dump(mode="json") if found is not None else None
+            where = str(folder) if found is not None else None
+            app.print_json(play_run.to_dict(folder=where, fabric=shown))
+        else:
+            play_run.show_recap()
+            if found is not None:
+                show(app, found, folder / FILE)
+    leave_with(play_run, exit_code=exit_code)
+    if found is not None and found.verdict == "slow":
+        sys.exit(VerificationFailed.exit_code)
+
+
+def _recipe(app: App, name: str | None, allow: Allowances) -> tuple[Recipe, int]:
+    """Return the recipe and over how many nodes it is measured; refused before a node is asked."""
+    from spark_cluster.config.allowance_checks import must_be_allowed
+    from spark_cluster.loader.recipes import load_recipe
+    from spark_cluster.serving.nodes import serving
+
+    name = name or app.inventory.serve.recipe
+    if name is None:
+        raise UsageError(
+            "no recipe is given, and the image to measure in is a recipe's",
+            hint="give --recipe NAME, or `serve: {recipe: NAME}` in the inventory",
+        )
+    recipe = load_recipe(name, app.project, app.allowances(allow))
+    app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {recipe.name}")
+    must_be_allowed(recipe)
+    size = min(len(app.nodes), recipe.tensor_parallel.max)
+    recipe.check_size(size)
+    serving(app.nodes, size)
+    return recipe, size
+
+
+def show(app: App, found: FabricRecord, path: Path) -> None:
+    """Show the verdict, the reasons and known issues, then the figures."""
+    from spark_cluster.cli.console import painted, styled
+
+    colours = {"as expected": "green", "slow": "red", "not judged": "yellow"}
+    verdict = painted(found.verdict, f"bold {colours[found.verdict]}")
+    console = app.console
+    versions = f"{found.backend} {found.nccl}".strip()
+    about = f"{versions}, torch {found.torch}, Ray {found.ray}"
+    console.print(styled("\n{} [dim]{}[/]", verdict, about), soft_wrap=True)
+    for reason in found.reasons:
+        console.print(styled("  {}", reason), soft_wrap=True)
+    for issue in found.issues:
+        title = styled("[bold]{}[/]: {} [dim]({})[/]", issue.id, issue.title, issue.found)
+        console.print(title)
+        console.print(styled("  [dim]fix:[/] {}", issue.fix))
+    console.print(_links(found))
+    console.print(_memory(found))
+    if found.left_out:
+        sizes = ", ".join(size_text(size) for size in found.left_out)
+        console.print(styled("[yellow]no time was left for[/] {}", sizes))
+    console.print(styled("written to {}", path), soft_wrap=True)
+
+
+def _table(*titles: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for number, title in enumerate(titles):
+        table.add_column(title, justify="right" if number else "left", overflow="fold")
+    return table
+
+
+def _links(found: FabricRecord) -> Table:
+    from spark_cluster.bench.fabric_verdict import EXPECTED_GB_S
+
+    low, high = EXPECTED_GB_S
+    expected = f"GB/s ({low:g}-{high:g})" if found.backend == "nccl" else "GB/s"
+    table = _table("all-reduce of", "us", "fastest", "slowest", expected, "")
+    table.columns[-1].justify = "left"
+    for row in found.allreduce:
+        fast, slow = min(row.values_us), max(row.values_us)
+        times = (f"{value:,.1f}" for value in (row.latency_us, fast, slow))
+        table.add_row(size_text(row.bytes), *times, _rate(row.bus_gb_s), row.use)
+    return table
+
+
+def _rate(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.01 else "below 0.01"
+
+
+def _memory(found: FabricRecord) -> Table:
+    from spark_cluster.planning.speed.constants import Constants
+
+    whole = f" (of {Constants().bandwidth / 1e9:.0f})" if found.backend == "nccl" else ""
+    table = _table("memory of", f"copy GB/s{whole}", f"triad GB/s{whole}", "device")
+    for node in found.nodes:
+        rates = (f"{rate:.1f}" for rate in (node.copy_gb_s, node.triad_gb_s))
+        table.add_row(node.name, *rates, node.device)
+    return table
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes in the largest unit that divides it, such as `256 MiB`."""
+    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size % factor == 0:
+            return f"{size // factor} {unit}"
+    return f"{size:,} B"

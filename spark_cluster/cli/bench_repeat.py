@@ -1,0 +1,161 @@
+"""`bench repeat`: a recorded run, run again from its record."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App, allowing, changing
+from spark_cluster.cli.bench_run import RESULTS, RUN, go_on
+from spark_cluster.errors import Refused, UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.bench.repeat import Original
+    from spark_cluster.bench.run import BenchRun
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.runner.options import Options
+    from spark_cluster.runner.play import Play
+
+
+@click.command()
+@RUN
+@click.option(
+    "--trust-recipes", is_flag=True,
+    help="Run recipes of the record that are not yours: they start containers as root on the "
+    "nodes. --check shows them.",
+)  # fmt: skip
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FOLDER",
+    help=f"Folder for the results.  [default: {RESULTS}/RUN]",
+)  # fmt: skip
+@click.option("--keep", is_flag=True, help="Leave the last server up after the run.")
+@allowing
+@changing
+@click.pass_obj
+def repeat(
+    app: App,
+    folder: Path,
+    trust_recipes: bool,
+    out: Path | None,
+    keep: bool,
+    allow: Allowances,
+    exit_code: bool,
+    options: Options,
+) -> None:
+    """Run somebody's recorded run again; RUN is its folder, or its run.json.
+
+    Suite and recipes are taken from the record, not from your project. What would be run is shown,
+    and what differs here; --check ends there. `bench attach` continues the new run.
+    """
+    from spark_cluster.bench.repeat import foreign_setups, load_original
+    from spark_cluster.bench.run_folder import RECORD
+    from spark_cluster.config.allowance_checks import must_be_allowed
+
+    if out is not None and (out / RECORD).exists():
+        raise UsageError(
+            f"{out} holds a run already", hint=f"spark-cluster bench attach {out} continues it"
+        )
+    original = load_original(folder, app.allowances(allow))
+    foreign = foreign_setups(original, app.project)
+    made = _begin(app, original, folder, out)
+    _show(app, made, original, foreign)
+    for recipe in original.recipes.values():
+        must_be_allowed(recipe)
+    if foreign and not trust_recipes and not options.check:
+        raise Refused(
+            f"the recipes of {', '.join(foreign)} are the record's, and not yours",
+            hint="they start containers as root on the nodes, in images that they name: read them "
+            "above, then --trust-recipes",
+        )
+
+    app.connect_early()
+
+    def before(play: Play) -> None:
+        if not options.check:
+            original.save(made.folder)
+        _show_differences(play, original)
+
+    go_on(app, made, options, keep=keep, exit_code=exit_code, before=before)
+
+
+def _begin(app: App, original: Original, folder: Path, out: Path | None) -> BenchRun:
+    """Return the new run."""
+    from spark_cluster import __version__
+    from spark_cluster.bench import generators
+    from spark_cluster.bench.repeat import expansion_of
+    from spark_cluster.bench.run import BenchRun
+
+    theirs, suite = original.record, original.suite
+    record = theirs.model_copy(
+        update={
+            "id": app.run_id,
+            "spark_cluster": __version__,
+            "started": datetime.now(UTC),
+            "finished": None,
+            "status": "running",
+            "tool": generators.tool(suite),
+            "client": app.inventory.head.name,
+            "round_trip_ms": None,
+            "nodes": (),
+            "setups": (),
+            "cells": (),
+            "project_commit": "",
+            "command": ("spark-cluster", "bench", "repeat", str(folder)),
+            "repeats": original.repeats,
+        }
+    )
+    expansion = expansion_of(original, len(app.nodes))
+    return BenchRun(record, suite, expansion, out or Path(RESULTS) / record.id)
+
+
+def _show(app: App, made: BenchRun, original: Original, foreign: list[str]) -> None:
+    """Show what would be run: every recipe that is not the user's own is shown whole."""
+    from spark_cluster.bench.describe import text_of
+    from spark_cluster.cli.console import painted, styled
+
+    console, record = app.console, original.record
+    when = f"{record.started:%Y-%m-%d}, {len(record.cells)} cells, spark-cluster"
+    title = styled("repeats [bold]{}[/] of suite {}", record.id, record.suite)
+    console.print(title + styled(" [dim]({} {})[/]", when, record.spark_cluster), soft_wrap=True)
+    for setup in made.expansion.setups:
+        cells = [cell for cell in made.expansion.cells if cell.setup == setup.id and not cell.skip]
+        recipe = original.recipes.get(setup.id)
+        about = f"{len(cells)} cells, tp {setup.tp}"
+        if recipe is not None:
+            about += f", model {recipe.model.name}, image {recipe.image.reference or 'none'}"
+        line = styled("  [bold]{}[/]: {}", setup.id, about)
+        console.print(line, soft_wrap=True)
+        if setup.skip:
+            console.print(styled("    [yellow]left out:[/] {}", setup.skip), soft_wrap=True)
+    for name in foreign:
+        console.print(styled("[yellow]the record's own recipe of[/] {}:", name), soft_wrap=True)
+        console.print(painted(text_of(original.recipes[name]), "dim"), soft_wrap=True)
+
+
+def _show_differences(play: Play, original: Original) -> None:
+    """Show what differs on these nodes from those of the record."""
+    from spark_cluster.bench import generators
+    from spark_cluster.bench.repeat import differences, image_differences, image_question
+
+    commands = image_question(original)
+    waiting = {
+        node.name: play.session(node).submit("gather", commands=commands) for node in play.nodes
+    }
+    images = {}
+    for name, pending in waiting.items():
+        told = pending.wait()["commands"]
+        images[name] = {
+            image: done["stdout"].strip() if done is not None and done["status"] == 0 else None
+            for image, done in told.items()
+        }
+    lines = [
+        *differences(original.record, play.nodes, benchy.VERSION),
+        *dict.fromkeys(image_differences(original, images)),
+    ]
+    for line in lines:
+        play.note(f"differs: {line}")
+    if not lines:
+        play.note("nothing that the record tells of its nodes differs here")

@@ -1,0 +1,405 @@
+"""`bench fabric` on the laptop: its document, the verdict, when it may run, what the head gets."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from ipaddress import IPv4Interface
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from factories import make_node, make_recipe, put
+from serve_plans import plan_for
+
+from spark_cluster.bench import fabric_run, on_node
+from spark_cluster.bench.fabric_probe import MARK
+from spark_cluster.bench.fabric_record import (
+    FILE,
+    FabricNode,
+    FabricRecord,
+    all_reduce,
+    load_fabric,
+    save_fabric,
+)
+from spark_cluster.bench.fabric_run import messages, must_be_possible, record_of, result_in
+from spark_cluster.bench.fabric_verdict import judged, rdma_devices, uses_rdma
+from spark_cluster.errors import Failed, InvalidFile, Refused, UsageError
+from spark_cluster.facts.model import Process
+from spark_cluster.inference.containers import ContainerState
+from spark_cluster.serving import readiness
+from spark_cluster.serving.vram import NodeVram
+from spark_cluster.topology import Link
+
+RDMA = (
+    "spark1:1:1 [0] NCCL INFO NET/IB : Using [0]rocep1s0f1:1/RoCE [1]roceP2p1s0f1:1/RoCE [RO]; "
+    "OOB enp1s0f1np1:192.168.177.11<0>",
+    "spark1:1:1 [0] NCCL INFO Using network IB",
+)
+ONE = (
+    "spark1:1:1 [0] NCCL INFO NET/IB : Using [0]rocep1s0f1:1/RoCE [RO]; OOB enp1:192.168.177.11<0>",
+    RDMA[1],
+)
+# As NCCL 2.28 prints it on a machine without RDMA.
+SOCKETS = (
+    "vm:584:584 [0] NCCL INFO NET/IB : No device found.",
+    "vm:584:584 [0] NCCL INFO NET/IB : Using [RO]; OOB eth0:192.0.2.2<0>",
+    "vm:584:584 [0] NCCL INFO NET/Socket : Using [0]eth0:192.0.2.2<0>",
+    "vm:584:584 [0] NCCL INFO Using network Socket",
+)
+
+
+def node(name: str, log: Sequence[str] = RDMA, **changed: Any) -> FabricNode:
+    usual = {"mtu": 9000, "hcas": ("rocep1s0f1", "roceP2p1s0f1"), "copy_gb_s": 226.0}
+    return FabricNode(
+        **{"name": name, "device": "GB10", "triad_gb_s": 231.0, "nccl_log": tuple(log), **usual,
+           **changed}
+    )  # fmt: skip
+
+
+def measured(best_gb_s: float = 23.1, token_us: float = 41.0, **changed: Any) -> FabricRecord:
+    """A result of two Sparks."""
+    rows = (
+        all_reduce(10752, (token_us / 1e6,) * 5, 2, "one token"),
+        all_reduce(22020096, (22020096 / best_gb_s / 1e9,) * 5, 2, "prefill chunk"),
+    )
+    usual: dict[str, Any] = {
+        "id": "r1",
+        "spark_cluster": "0.4.0",
+        "measured": datetime(2026, 11, 22, tzinfo=UTC),
+        "recipe": "gemma4-31b-fp8",
+        "model": "google/gemma-4-31B-it",
+        "image": "x",
+        "backend": "nccl",
+        "nodes": (node("spark1"), node("spark2")),
+        "allreduce": rows,
+    }
+    return FabricRecord(**{**usual, **changed})
+
+
+def ids(found: FabricRecord) -> list[str]:
+    return [issue.id for issue in found.issues]
+
+
+def test_bus_bandwidth():
+    """Two nodes send what they have once; eight send it 1.75 times."""
+    row = all_reduce(1_000_000, (1e-4, 3e-4, 2e-4), 2)
+    assert row.latency_us == 200
+    assert row.bus_gb_s == 5
+    assert row.values_us == (100, 300, 200)
+    assert all_reduce(1_000_000, (2e-4,), 8).bus_gb_s == 8.75
+
+
+def test_as_expected():
+    found = judged(measured())
+    assert (found.verdict, found.reasons, found.issues) == ("as expected", (), ())
+
+
+@pytest.mark.parametrize(
+    ("record", "reason", "known"),
+    [
+        (measured(12.1), "12.1 GB/s between the nodes, 22 to 24", "nccl-one-twin"),
+        (measured(12.1), "12.1 GB/s", "link-at-100g"),
+        (measured(3.0), "3.0 GB/s", "link-at-13-gbps"),
+        (measured(18.0), "18.0 GB/s", "rdma-below-rate"),
+        (measured(18.0, nodes=(node("spark1", mtu=1500), node("spark2"))), "", "link-small-frames"),
+        (measured(12.1, nodes=(node("spark1", ONE), node("spark2"))), "", "nccl-one-twin"),
+        (measured(12.1, nodes=(node("spark1", hcas=("a",)), node("spark2"))), "",
+         "twin-without-address"),
+        (measured(1.0, nodes=(node("spark1", SOCKETS), node("spark2"))), "", "nccl-sockets"),
+        (measured(token_us=400.0), "an all-reduce of one token takes 400 us", ""),
+        (measured(nodes=(node("spark1"), node("spark2", copy_gb_s=90.0, triad_gb_s=95.0))),
+         "the memory of spark2 does 95 GB/s of 273", "gpu-throttled"),
+    ],
+)  # fmt: skip
+def test_slow(record, reason, known):
+    found = judged(record)
+    assert found.verdict == "slow"
+    assert any(reason in text for text in found.reasons)
+    assert known in ids(found) if known else not found.issues
+    assert all(issue.fix and issue.cause for issue in found.issues)
+
+
+def test_the_fix_that_takes_the_power_away():
+    (issue, *_) = judged(measured(3.0)).issues
+    assert issue.id == "link-at-13-gbps"
+    assert "unplug its power supply from AC for 60 s" in issue.fix
+    assert "spark1,spark2" in issue.fix
+
+
+def test_what_was_seen_comes_first():
+    both = (node("spark1", SOCKETS), node("spark2", SOCKETS))
+    found = judged(measured(1.0, nodes=both))
+    assert ids(found)[0] == "nccl-sockets"
+    assert ids(found).count("nccl-sockets") == 1
+    one = judged(measured(12.1, nodes=(node("spark1", ONE), node("spark2"))))
+    assert ids(one) == ["nccl-one-twin"], "what explains it leaves no room for guesses"
+    assert one.issues[0].found == "spark1: NCCL uses rocep1s0f1 only"
+    fast = judged(measured(nodes=both))
+    assert fast.verdict == "slow"
+    assert fast.reasons == ("spark1: NCCL uses TCP sockets, no RDMA",)
+
+
+def test_figures_of_cpus_are_not_judged():
+    found = judged(measured(0.3, backend="gloo"))
+    assert found.verdict == "not judged"
+    assert not found.issues
+
+
+@pytest.mark.parametrize(
+    ("lines", "rdma", "devices"),
+    [
+        (RDMA, True, ["rocep1s0f1", "roceP2p1s0f1"]),
+        (ONE, True, ["rocep1s0f1"]),
+        (SOCKETS, False, []),
+        ((), None, []),
+    ],
+)
+def test_the_network_that_nccl_took(lines, rdma, devices):
+    assert uses_rdma(lines) is rdma
+    assert rdma_devices(lines) == devices
+
+
+def test_the_document_is_read_again(tmp_path):
+    record = judged(measured(12.1))
+    path = save_fabric(record, tmp_path / "f")
+    assert path.name == FILE
+    assert load_fabric(path) == load_fabric(tmp_path / "f") == record
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"format": "other"}, "format"),
+        ({"nodes": []}, "nodes"),
+        ({"more": 1}, "more"),
+        (
+            {"allreduce": [{"bytes": 8, "latency_us": -1, "bus_gb_s": 1, "values_us": []}]},
+            "latency",
+        ),
+        ({"allreduce": [{"bytes": 8, "latency_us": 1e300, "bus_gb_s": 1, "values_us": []}]}, "lat"),
+    ],
+)
+def test_a_document_that_is_none(tmp_path, change, said):
+    data = json.loads(measured().model_dump_json())
+    (tmp_path / FILE).write_text(json.dumps({**data, **change}))
+    with pytest.raises(InvalidFile, match=said):
+        load_fabric(tmp_path)
+
+
+def test_files_that_are_no_document(tmp_path):
+    with pytest.raises(UsageError, match="No such file"):
+        load_fabric(tmp_path)
+    (tmp_path / FILE).write_text("[" * 100_000)
+    with pytest.raises(InvalidFile, match="not a result of `bench fabric`"):
+        load_fabric(tmp_path)
+    evil = json.loads(measured().model_dump_json()) | {"model": "a\x1b[31mb\u202e"}
+    (tmp_path / FILE).write_text(json.dumps(evil))
+    assert load_fabric(tmp_path).model.isprintable() or "\ufffd" in load_fabric(tmp_path).model
+    assert "\x1b" not in load_fabric(tmp_path).model
+
+
+def pair() -> list[Any]:
+    from dataclasses import replace
+
+    made = []
+    for number, name in enumerate(("spark1", "spark2")):
+        link = Link("eth0", IPv4Interface(f"192.168.177.1{number + 1}/24"), "rocep1s0f1")
+        made.append(replace(make_node(name, head=not number, address=f"10.0.0.{number}"),
+                            links=(link,)))  # fmt: skip
+    return made
+
+
+def told(**changed: Any) -> dict[str, Any]:
+    """What the program prints."""
+    rates = {"bytes": 1, "copy": [2e11, 2.2e11, 2.1e11], "triad": [2.3e11]}
+    one = {"device": "NVIDIA GB10", "memory": rates, "log": list(RDMA)}
+    rows = [{"bytes": 10752, "seconds": [4e-5, 5e-5, 6e-5]}, {"bytes": 8, "seconds": [3e-5]}]
+    whole = {"backend": "nccl", "torch": "2.11", "nccl": "2.28.9", "ray": "2.60.0",
+             "nodes": [one, one], "allreduce": rows, "left_out": [1024]}  # fmt: skip
+    return {**whole, **changed}
+
+
+def test_the_result_of_a_job():
+    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
+    printed = f"memory\n{MARK}{json.dumps(told())}\n"
+    found = record_of(result_in(printed), plan, pair(), {10752: "one token"}, "r1")
+    assert [(row.bytes, row.use) for row in found.allreduce] == [(8, ""), (10752, "one token")]
+    assert found.nodes[0].copy_gb_s == 210
+    assert found.nodes[0].hcas == ("rocep1s0f1",)
+    assert found.nodes[1].mtu == 1500
+    assert found.left_out == (1024,)
+
+
+@pytest.mark.parametrize(
+    "printed", ["", "memory\n", f"{MARK}{{", f"{MARK}[]", f"{MARK}{'[' * 99999}"]
+)
+def test_a_job_without_a_result(printed):
+    with pytest.raises(Failed, match="without a result"):
+        result_in(printed, "spark1")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"nodes": []},
+        {"nodes": None},
+        {"allreduce": [{"bytes": 8, "seconds": []}]},
+        {"allreduce": [{"bytes": 8, "seconds": [0.0]}]},
+        {"allreduce": [{"bytes": "x", "seconds": [1.0]}]},
+        {"allreduce": []},
+        {"backend": "mpi"},
+        {"left_out": 3},
+    ],
+)
+def test_a_result_that_cannot_be(change):
+    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
+    with pytest.raises(Failed, match="the job's result cannot be read"):
+        record_of(told(**change), plan, pair(), {}, "r1")
+
+
+def test_the_messages_of_the_model(tmp_path):
+    """Gemma 4 31B has a hidden size of 5,376, two bytes each."""
+    found = messages(plan_for(make_recipe("gemma4-31b-fp8"), *pair()), tmp_path)
+    by_use = {use: size for size, use in found.items() if use}
+    assert by_use["one token"] == 2 * 5376
+    assert by_use["prefill chunk"] % by_use["one token"] == 0
+    assert by_use["prefill chunk"] >= 2048 * by_use["one token"]
+    assert {8, 256 << 20} <= set(found)
+    assert list(found) == sorted(found)
+
+
+def test_the_command_is_the_program(tmp_path):
+    """A shell runs it, with the request as it was written; here with a Ray that has no nodes."""
+    put(tmp_path / "ray/util/__init__.py")
+    strategies = "class NodeAffinitySchedulingStrategy: pass"
+    put(tmp_path / "ray/util/scheduling_strategies.py", strategies)
+    put(tmp_path / "ray/__init__.py", "init = remote = lambda *_, **__: None\nnodes = list\n")
+    text = fabric_run.command(["192.168.177.11", "it's; touch /tmp/no"], [8, 64])
+    assert len(text) < 32_000
+    env = {"PYTHONPATH": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["sh", "-c", text], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert said == "LookupError: not in the Ray cluster: 192.168.177.11, it's; touch /tmp/no"
+
+
+class Busy:
+    """A play of nodes on which something is up."""
+
+    def __init__(self, **states: ContainerState) -> None:
+        self.states = states
+
+    def session(self, node: Any) -> Any:
+        return node
+
+
+def test_when_it_is_refused(monkeypatch):
+    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
+    monkeypatch.setattr(on_node, "is_busy", lambda _session: False)
+
+    def state(play: Busy, _name: str, node: str) -> ContainerState:
+        return play.states.get(node, ContainerState("absent"))
+
+    monkeypatch.setattr(readiness, "container_state", state)
+    must_be_possible(Busy(), plan)  # type: ignore[arg-type]
+    must_be_possible(Busy(spark1=ContainerState("exited")), plan)  # type: ignore[arg-type]
+    up = ContainerState("running", labels={"spark-cluster.recipe": "lab-paris"})
+    with pytest.raises(Refused, match="lab-paris is up: it holds the GPU's memory") as caught:
+        must_be_possible(Busy(spark2=up), plan)  # type: ignore[arg-type]
+    assert "spark-cluster down" in caught.value.hint
+    one = SimpleNamespace(tp=1)
+    with pytest.raises(Refused, match="between nodes"):
+        must_be_possible(Busy(), one)  # type: ignore[arg-type]
+    joined = plan_for(make_recipe("gemma4-31b-fp8", executor="mp"), *pair())
+    with pytest.raises(Refused, match="without Ray"):
+        must_be_possible(Busy(), joined)  # type: ignore[arg-type]
+    monkeypatch.setattr(on_node, "is_busy", lambda _session: True)
+    with pytest.raises(Refused, match="being measured"):
+        must_be_possible(Busy(), plan)  # type: ignore[arg-type]
+
+
+class Jobs:
+    """Ray's Jobs API; a job prints what `printed` has, or `error` comes of waiting for it."""
+
+    printed = f"memory\n{MARK}{json.dumps(told())}\n"
+    error: BaseException | None = None
+
+    def __init__(self, _session: Any, port: int, where: str) -> None:
+        self.done.append(f"{where} {port}")
+
+    done: ClassVar[list[str]] = []
+
+    def submit(self, entrypoint: str, name: str) -> None:
+        assert entrypoint.startswith("exec python3 -c ")
+        self.done.append(f"submit {name}")
+        self.asked.append(json.loads(shlex.split(entrypoint)[-1]))
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def wait(self, name: str, limit_s: float, on_line: Callable[[str], None]) -> str:
+        assert limit_s > fabric_run.LIMIT_S
+        on_line("memory")
+        if self.error is not None:
+            raise self.error
+        return self.printed
+
+    def stop(self, name: str) -> None:
+        self.done.append(f"stop {name}")
+
+
+@pytest.fixture
+def jobs(monkeypatch):
+    kind = type("Jobs", (Jobs,), {"done": [], "asked": []})
+    monkeypatch.setattr(fabric_run, "RayJobs", kind)
+    return kind
+
+
+def playing(folder: Path) -> Any:
+    emitted: list[Any] = []
+    return SimpleNamespace(
+        nodes=pair()[::-1],
+        project=SimpleNamespace(folder=folder),
+        session=lambda node: node,
+        bus=SimpleNamespace(emit=emitted.append),
+        emitted=emitted,
+    )
+
+
+def test_a_job_is_measured_and_judged(jobs, tmp_path):
+    play = playing(tmp_path)
+    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
+    found = fabric_run.measure(play, plan, 8265, "r1")
+    assert jobs.done == ["spark1 8265", "submit fabric-r1"]
+    (asked,) = jobs.asked
+    assert asked["addresses"] == ["192.168.177.11", "192.168.177.12"], "the head is rank 0"
+    assert asked["sizes"][:2] == [s for s, use in messages(plan, tmp_path).items() if use]
+    assert sorted(asked["sizes"]) == list(messages(plan, tmp_path))
+    assert found.verdict == "slow", "no size reached what is expected"
+    assert [event.text for event in play.emitted] == ["memory"]
+
+
+def test_ctrl_c_ends_the_job(jobs, tmp_path):
+    jobs.error = KeyboardInterrupt()
+    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
+    with pytest.raises(KeyboardInterrupt):
+        fabric_run.measure(playing(tmp_path), plan, 8265, "r1")
+    assert jobs.done[-1] == "stop fabric-r1"
+
+
+def test_programs_that_hold_gpu_memory_are_named(monkeypatch):
+    held = NodeVram("spark2", (Process(7, "python3", 900),), 1000, 100)
+    monkeypatch.setattr(fabric_run.vram, "sample", lambda _sessions: [held])
+    notes: list[str] = []
+    play = SimpleNamespace(sessions={}, note=lambda text, **_options: notes.append(text))
+    fabric_run.warn_of_others(play)  # type: ignore[arg-type]
+    assert notes == [
+        "python3 (pid 7) holds GPU memory on spark2: if it is at work, it disturbs the figures"
+    ]

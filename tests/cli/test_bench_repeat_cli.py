@@ -1,0 +1,108 @@
+"""`bench repeat`: what is shown of a record before anything runs, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from bench_runs import STEADY, cell, record, setup
+from factories import make_inventory, make_recipe, put
+from program import invoke
+
+from spark_cluster.bench.describe import text_of
+from spark_cluster.bench.expansion import canonical
+from spark_cluster.bench.record import Repeats
+from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.cli import bench_repeat
+from spark_cluster.errors import InvalidFile, Refused, UsageError
+
+NAME = "gemma4-31b-fp8"
+INVENTORY = "nodes:\n  a: {address: 192.0.2.1, roles: [head]}\n"
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """Write a run of somebody else; return its folder."""
+
+    def write(**changed) -> str:
+        recipe = make_recipe(NAME).model_copy(update=changed)
+        suite = Suite.model_validate(
+            {"name": "mine", "recipes": [NAME], "prompt": [512], "output": [64], "tp": [1, 2]}
+        )
+        made = setup(f"{NAME}-tp1", recipe=NAME, recipe_text=text_of(recipe))
+        run = record(cell(made.id, tg_tps=STEADY), setups=[made], suite_text=canonical(suite),
+                     recipes=(NAME,), id="theirs-1", suite="mine")  # fmt: skip
+        put(tmp_path / "theirs/run.json", run.model_dump_json())
+        return str(tmp_path / "theirs")
+
+    make_inventory(tmp_path, INVENTORY)
+    return write
+
+
+@pytest.fixture
+def went_on(monkeypatch):
+    """What would have been run."""
+    found = []
+    monkeypatch.setattr(bench_repeat, "go_on", lambda _app, made, *_a, **_o: found.append(made))
+    monkeypatch.setattr("spark_cluster.cli.app.App.connect_early", lambda _app: None)
+    return found
+
+
+def ask(tmp_path, *words: str):
+    return invoke("bench", "repeat", *words, project=tmp_path, columns="80",
+                  catch_exceptions=False, standalone_mode=False)  # fmt: skip
+
+
+def test_a_recipe_that_one_has_oneself(theirs, went_on, tmp_path):
+    said = ask(tmp_path, theirs()).stdout
+    assert said.startswith("repeats theirs-1 of suite mine")
+    assert f"{NAME}-tp1: 1 cells, tp 1, model google/gemma-4-31B-it" in said
+    assert "left out: the record has no recipe of this server" in said
+    assert '"name": "gemma4-31b-fp8"' not in said, "one's own need not be read"
+    (made,) = went_on
+    assert made.record.repeats.id == "theirs-1"
+    assert made.record.id != "theirs-1"
+    assert (made.record.cells, made.record.setups, made.record.status) == ((), (), "running")
+    assert made.record.client == "a"
+
+
+def test_a_recipe_of_somebody_else_is_shown_and_refused(theirs, went_on, tmp_path):
+    folder = theirs(ready_timeout_s=77.0)
+    result = invoke("bench", "repeat", folder, project=tmp_path, columns="80")
+    assert isinstance(result.exception, Refused)
+    assert "--trust-recipes" in result.exception.hint
+    assert '"ready_timeout_s": 77.0' in result.stdout
+    assert went_on == []
+    ask(tmp_path, folder, "--check")
+    ask(tmp_path, folder, "--trust-recipes")
+    assert len(went_on) == 2
+
+
+def test_markup_and_control_sequences_in_a_record_are_shown_and_not_obeyed(
+    theirs, went_on, tmp_path
+):
+    said = ask(tmp_path, theirs(description="[red]x[/] \x1b[31m"), "--trust-recipes").stdout
+    assert "[red]x[/]" in said
+    assert "\x1b[31m" not in said
+    assert went_on
+
+
+def test_other_refusals(theirs, went_on, tmp_path):
+    folder = theirs()
+    put(tmp_path / "out/run.json", "{}")
+    with pytest.raises(UsageError, match="holds a run already"):
+        ask(tmp_path, folder, "--out", str(tmp_path / "out"))
+    put(tmp_path / "broken/run.json", "{}")
+    with pytest.raises(InvalidFile):
+        ask(tmp_path, str(tmp_path / "broken"))
+    assert went_on == []
+
+
+def test_attach_takes_the_record_and_not_the_project(theirs, tmp_path):
+    """Where the repeated record is not there any more, nothing else stands in for it."""
+    data = json.loads((tmp_path / theirs() / "run.json").read_text())
+    data["repeats"] = Repeats(id="theirs-1", sha256="0" * 64).model_dump()
+    put(tmp_path / "new/run.json", json.dumps(data))
+    with pytest.raises(UsageError, match=r"repeated\.json"):
+        invoke("bench", "status", str(tmp_path / "new"), project=tmp_path,
+               catch_exceptions=False, standalone_mode=False)  # fmt: skip

@@ -1,0 +1,91 @@
+"""`bench fabric` with gloo on real Ray over two nodes, and `bench repeat` of a run of one cell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import WAIT_S, CommandLine, until
+
+from spark_cluster.bench.fabric_record import load_fabric
+from spark_cluster.bench.fabric_run import LARGEST
+
+pytestmark = pytest.mark.lab
+
+SUITE = """\
+name: one-cell
+recipes: [lab-paris]
+prompt: [16]
+output: [64]
+runs: 1
+settings: {coherence: false}
+"""
+LEFT = """\
+docker ps --all --filter name=spark- --format '{{.Names}}'
+pgrep -af '[f]abric_probe|[r]aylet' || true
+nft list tables | grep spark_cluster || true
+"""
+"""Prints what of it is left on a node."""
+
+
+@pytest.fixture(scope="module")
+def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    made = CommandLine(tmp_path_factory.mktemp("fabric"))
+    (made.home / "suites").mkdir()
+    (made.home / "suites/one-cell.yaml").write_text(SUITE)
+    made("down")
+    yield made
+    made("down")
+
+
+def record(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return found
+
+
+def run_bench(user: CommandLine, *words: str) -> str:
+    """Run a benchmark to its end; on a busy machine its one cell may fail."""
+    started = user.start("bench", *words)
+    out, err = started.process.communicate(timeout=WAIT_S)
+    assert started.process.returncode in (0, 1), out + err
+    return out + err
+
+
+def test_fabric_on_two_nodes(user, lab):
+    """A Ray is started for it, the job measures, and nothing of it stays."""
+    told = user.json("bench", "fabric", "--out", "fabric")
+    found = load_fabric(user.home / "fabric")
+    assert told["fabric"]["id"] == found.id
+    assert (found.backend, found.verdict) == ("gloo", "not judged")
+    assert [node.name for node in found.nodes] == ["spark1", "spark2"]
+    assert {row.use for row in found.allreduce} == {"one token", "prefill chunk", ""}
+    assert max(row.bytes for row in found.allreduce) == LARGEST or LARGEST in found.left_out
+    assert all(row.latency_us > 0 for row in found.allreduce)
+    assert all(node.copy_gb_s > 0 and node.triad_gb_s > 0 for node in found.nodes)
+    for name in ("spark1", "spark2"):
+        node = lab.node(name)
+        until(lambda node=node: node.run(["sh", "-c", LEFT]).stdout == "", what=f"{name} is clean")
+
+
+def test_figures_of_cpus_calibrate_nothing(user):
+    ran = user("predict", "--calibrate", "fabric", status=2)
+    assert "measured with gloo on CPUs" in ran.said
+
+
+def test_a_run_is_repeated_from_its_record(user):
+    run_bench(user, "run", "one-cell", "--out", "first", "--keep")
+    (user.home / "suites/one-cell.yaml").unlink()  # the record has all that it takes
+    ran = user("bench", "fabric", status=4)
+    assert "lab-paris is up" in ran.said
+    said = run_bench(user, "repeat", "first", "--out", "second")
+    assert "bench compare second/repeated.json second" in said
+    first, second = record(user.home / "first"), record(user.home / "second")
+    assert second["repeats"]["id"] == first["id"]
+    assert second["status"] == "complete"
+    assert [cell["id"] for cell in second["cells"]] == [cell["id"] for cell in first["cells"]]
+    assert second["setups"][0]["recipe_text"] == first["setups"][0]["recipe_text"]
+    found = user.json("bench", "compare", "second/repeated.json", "second")
+    assert found["comparison"]["a"] == first["id"]
