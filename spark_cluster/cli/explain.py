@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 )
 @click.pass_obj
 def command(app: App, files: tuple[str, ...], about: str | None) -> None:
-    """Explain logs of vLLM, Ray, NCCL or Docker: the earliest real error of all logs first, with
-    its cause and fix, then other problems, what only follows from them, and the start-up facts.
+    """Explain logs of vLLM, SGLang, Ray, NCCL or Docker: the earliest real error of all logs first,
+    with its cause and fix, then other problems, what only follows from them, and the start-up
+    facts.
 
     Give the logs of all ranks at once; - is standard input, a .gz is unpacked. Logs of any
     length are read as a stream.
@@ -137,7 +138,8 @@ def _verdict(explanation: Explanation) -> Text:
         said = painted("only consequences are in these logs, not their cause", "red")
     else:
         said = painted("the cause" if cause.known else "the earliest error", "red")
-    return styled("{}  [dim]{}: {:,} line{}[/]", said, names, lines, "s" * (lines != 1))
+    engine = f", {explanation.engine}" if explanation.engine else ""
+    return styled("{}  [dim]{}: {:,} line{}{}[/]", said, names, lines, "s" * (lines != 1), engine)
 
 
 def _place(seen: Seen) -> str:
