@@ -100,7 +100,7 @@ VLLM = EngineLog(
     ),
     first="vLLM",
     up=_VLLM_UP,
-    signs=("Initializing a V", "vLLM API server version", "Launching vLLM ("),
+    signs=("Initializing a V", "vLLM API server version", "Launching vLLM (", "vllm/v1/"),
 )
 
 SGLANG = EngineLog(
