@@ -164,7 +164,7 @@ class _Log:
         self.start, self.speakers = start, speakers
         self._kept: dict[str, Seen] = {}
         self._rank: dict[str, int] = {}
-        self._told: dict[str, tuple[str, ...]] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
         self._more: dict[str, int] = {}
         self._past: list[Seen] = []
         self._cleared: set[str] = set()
@@ -201,7 +201,7 @@ class _Log:
                 self._past.append(replace(self._counted(name), overcome=True))
                 del self._kept[name]
         del self._past[MOST:]
-        self._told.clear()
+        self._names.clear()
 
     def _look(self, candidate: Candidate, raw: str) -> None:
         line = lines.read(raw)
@@ -211,13 +211,13 @@ class _Log:
             self._chained = self._error
         self._cleared |= cleared(line.text)
         key = line.text[:SHOWN]
-        told = self._told.get(key)
-        if told is None:
-            told = tuple(self._judge(candidate, line))
-            if len(self._told) < REMEMBERED:
-                self._told[key] = told
+        names = self._names.get(key)
+        if names is None:
+            names = tuple(self._judge(candidate, line))
+            if len(self._names) < REMEMBERED:
+                self._names[key] = names
         else:
-            for name in told:
+            for name in names:
                 self._more[name] = self._more.get(name, 0) + 1 + line.repeats
 
     def _judge(self, candidate: Candidate, line: lines.ParsedLine) -> Iterator[str]:

@@ -162,10 +162,10 @@ def error_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
     match = _ERROR.search(line.text)
     if match is None:
         return ""
-    said = next(group for group in match.groups() if group)
-    if _COUNTED.search(said):
-        said += ": " + read(following()).text.partition(" [type=")[0].strip()
-    return said
+    error = next(group for group in match.groups() if group)
+    if _COUNTED.search(error):
+        error += ": " + read(following()).text.partition(" [type=")[0].strip()
+    return error
 
 
 def is_echo(text: str) -> bool:
