@@ -108,18 +108,20 @@ def pings(hops: Sequence[Hop], sessions: Mapping[str, Session]) -> list[Ping]:
         sessions: the agents of the nodes that the hops begin at, by name.
     """
     first = _send(hops, sessions)
-    lost = [n for n, told in enumerate(first) if not all(_came(done) for done in told.values())]
+    lost = [
+        n for n, answers in enumerate(first) if not all(_came(done) for done in answers.values())
+    ]
     again = dict(zip(lost, _send([hops[n] for n in lost], sessions), strict=True))
     found = []
     for number, hop in enumerate(hops):
         tries = [first[number], *([again[number]] if number in again else [])]
-        small, full = ([_came(told[kind]) for told in tries] for kind in ("small", "full"))
+        small, full = ([_came(answers[kind]) for answers in tries] for kind in ("small", "full"))
         if None in (*small, *full):
             found.append(Ping(hop, None, None, "there is no ping on the node"))
         else:
             last = tries[-1]["full"] or {}
-            said = f"{last.get('stdout', '')}{last.get('stderr', '')}".strip().splitlines()
-            found.append(Ping(hop, any(small), any(full), said[-1] if said else "no answer"))
+            output = f"{last.get('stdout', '')}{last.get('stderr', '')}".strip().splitlines()
+            found.append(Ping(hop, any(small), any(full), output[-1] if output else "no answer"))
     return found
 
 
@@ -137,9 +139,9 @@ def _send(
             for kind, size in sizes[number].items()
         }
         asked[source] = sessions[source].submit("gather", commands=commands, timeout=PING_S)
-    told = {source: pending.wait()["commands"] for source, pending in asked.items()}
+    answers = {source: pending.wait()["commands"] for source, pending in asked.items()}
     return [
-        {kind: told[hop.source.name][f"{kind} {number}"] for kind in sizes[number]}
+        {kind: answers[hop.source.name][f"{kind} {number}"] for kind in sizes[number]}
         for number, hop in enumerate(hops)
     ]
 
@@ -195,8 +197,8 @@ def measure(server: Session, client: Session, hop: Hop) -> float:
         server.run(["pkill", "-f", f"ib_write_bw .*-p {PORT}"])
     listening.wait()
     if gbits is None:
-        said = (done.stderr + done.stdout).strip().splitlines()[-1:] or ["it printed nothing"]
-        raise VerificationFailed(f"ib_write_bw from {hop}: {said[0]}", where=hop.source.name)
+        last_line = (done.stderr + done.stdout).strip().splitlines()[-1:] or ["it printed nothing"]
+        raise VerificationFailed(f"ib_write_bw from {hop}: {last_line[0]}", where=hop.source.name)
     return gbits
 
 

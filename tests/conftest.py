@@ -34,6 +34,7 @@ sys.dont_write_bytecode = False
 settings.register_profile(
     "spark",
     deadline=None,
+    max_examples=50,  # half of Hypothesis' own; `make soak` has 5,000
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="CI" in os.environ,
 )

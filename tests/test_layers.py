@@ -45,7 +45,7 @@ def imports(path: Path) -> list[tuple[str, int]]:
 
 
 def _imports(path: Path) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in _statements(ast.parse(path.read_text())):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -55,6 +55,14 @@ def _imports(path: Path) -> Iterator[tuple[str, int]]:
         for name in names:
             if name in MODULES and MODULES[name] != path:
                 yield name, node.lineno  # type: ignore[attr-defined]
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements below a node; expressions, of which there are far more, hold none."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for below in getattr(node, name, ()):
+            yield below
+            yield from _statements(below)
 
 
 def layer(module: str) -> str:

@@ -113,7 +113,7 @@ def longest(config: Any, specs: Any, size: dict[str, int]) -> int:
     bytes_each = [size["kv_bytes"]] * len(specs)
     with contextlib.suppress(ValueError):
         real.get_kv_cache_configs(config, copy.deepcopy(specs), bytes_each)
-        return config.model_config.max_model_len
+        return int(config.model_config.max_model_len)
     return 0
 
 

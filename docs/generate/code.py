@@ -37,6 +37,7 @@ from spark_cluster.facts.model import Facts
 from spark_cluster.known_issues.entries import Issue, files, read
 from spark_cluster.known_issues.explain import Explanation
 from spark_cluster.known_issues.match import KnownIssueMatch
+from spark_cluster.lab import documents as lab
 from spark_cluster.loader.project import Project
 from spark_cluster.models import memory
 from spark_cluster.planning import fit, plan
@@ -71,15 +72,6 @@ _BENCH_RUN = {
     "folder": str,
     "cells": int,
     "failed": int,
-}
-
-_LAB = {
-    "state": str,
-    "nodes": [{"name": str, "address": str, "state": str}],
-    "prepared": dict[str, bool],
-    "directory": str,
-    "key": str,
-    "known_hosts": str,
 }
 
 OUTPUTS: dict[str, tuple[str, Any]] = {
@@ -140,23 +132,16 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "history": ("history", Runs),
     "history-run": ("history RUN", RunDetails),
     "revert": ("revert", {**_RUN, "run": str, "nodes": dict[str, RevertedNode]}),
-    "lab-up": ("lab up", {**_LAB, "changed": bool}),
-    "lab-down": ("lab down", {"state": str, "changed": bool}),
-    "lab-status": ("lab status", _LAB),
-    "lab-prepare": ("lab prepare", {"image": str, "model": str}),
-    "lab-tools": ("lab tools", {"installed": list[str], "packages": list[str]}),
-    "lab-tools-list": ("lab tools --list", {"packages": list[str]}),
-    "lab-reset": ("lab reset", {"node": str, "changed": bool}),
-    "lab-break": ("lab break NAME", {"name": str, "node": str, "finds": list[str]}),
-    "lab-break-list": (
-        "lab break --list",
-        {
-            "breakages": [
-                {"name": str, "what": str, "finds": list[str], "broken": list[str]},
-            ]
-        },
-    ),
-    "lab-repair": ("lab repair", {"repaired": list[str]}),
+    "lab-up": ("lab up", (lab.LabStatus, {"changed": bool})),
+    "lab-down": ("lab down", lab.Ended),
+    "lab-status": ("lab status", lab.LabStatus),
+    "lab-prepare": ("lab prepare", lab.PreparedFiles),
+    "lab-tools": ("lab tools", lab.InstalledPackages),
+    "lab-tools-list": ("lab tools --list", lab.Packages),
+    "lab-reset": ("lab reset", lab.ResetNode),
+    "lab-break": ("lab break NAME", lab.Broken),
+    "lab-break-list": ("lab break --list", lab.Breakages),
+    "lab-repair": ("lab repair", lab.Repaired),
     "bench-suites": ("bench suites NAME", bench_suites.suite_document),
     "bench-run": ("bench run", _BENCH_RUN),
     "bench-attach": ("bench attach", _BENCH_RUN),

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 )
 @click.pass_obj
 def command(app: App, files: tuple[str, ...], about: str | None) -> None:
-    """Explain logs of vLLM, Ray, NCCL or Docker: the earliest real error of all logs first, with
-    its cause and fix, then other problems, what only follows from them, and the start-up facts.
+    """Explain logs of vLLM, SGLang, Ray, NCCL or Docker: the earliest real error of all logs first,
+    with its cause and fix, then other problems, what only follows from them, and the start-up
+    facts.
 
     Give the logs of all ranks at once; - is standard input, a .gz is unpacked. Logs of any
     length are read as a stream.
@@ -118,11 +119,11 @@ def _show_start(app: App, explanation: Explanation) -> None:
         table.add_column(no_wrap=True)
         table.add_column(style="dim", no_wrap=True)
         table.add_column()
-        for name, said in explanation.facts.items():
-            table.add_row(mark("ok"), name, said)
+        for name, fact in explanation.facts.items():
+            table.add_row(mark("ok"), name, fact)
         app.console.print(table)
-    for said in explanation.missing:
-        app.console.print(styled("{} not in the logs: {}", mark("unknown"), said))
+    for missing in explanation.missing:
+        app.console.print(styled("{} not in the logs: {}", mark("unknown"), missing))
 
 
 def _verdict(explanation: Explanation) -> Text:
@@ -132,12 +133,15 @@ def _verdict(explanation: Explanation) -> Text:
     names = ", ".join(name for name, _, _ in explanation.logs)
     cause = explanation.cause
     if cause is None:
-        said = painted("no error", "green")
+        verdict = painted("no error", "green")
     elif cause.follows:
-        said = painted("only consequences are in these logs, not their cause", "red")
+        verdict = painted("only consequences are in these logs, not their cause", "red")
     else:
-        said = painted("the cause" if cause.known else "the earliest error", "red")
-    return styled("{}  [dim]{}: {:,} line{}[/]", said, names, lines, "s" * (lines != 1))
+        verdict = painted("the cause" if cause.known else "the earliest error", "red")
+    engine = f", {explanation.engine}" if explanation.engine else ""
+    return styled(
+        "{}  [dim]{}: {:,} line{}{}[/]", verdict, names, lines, "s" * (lines != 1), engine
+    )
 
 
 def _place(seen: Seen) -> str:

@@ -6,13 +6,17 @@ import json
 import subprocess
 import sys
 import time
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.lab import Lab
+from spark_cluster.lab import Lab, documents
 from spark_cluster.lab.layout import MAX_NODES
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class Clock:
@@ -31,9 +35,14 @@ def wants_json(here: bool = False) -> bool:
     return here or (app is not None and app.as_json)
 
 
-def say(document: dict[str, Any], text: str, *, as_json: bool = False) -> None:
-    """Print one result, for people or as a JSON document."""
-    click.echo(json.dumps(document, indent=2) if wants_json(as_json) else text)
+def say(document: DataclassInstance, text: str, *, as_json: bool = False, **more: bool) -> None:
+    """Print one result, for people or as a JSON document.
+
+    Args:
+        more: keys of the JSON document next to those of `document`.
+    """
+    found = {**asdict(document), **more}
+    click.echo(json.dumps(found, indent=2) if wants_json(as_json) else text)
 
 
 @click.group()
@@ -59,7 +68,7 @@ def up(nodes: int, fresh: bool) -> None:
         clock("the lab is up")
     else:
         text = f"the lab is up already: {', '.join(node.name for node in lab.nodes)}"
-    say({**lab.status(), "changed": changed}, text)
+    say(lab.status(), text, changed=changed)
 
 
 @command.command()
@@ -68,7 +77,7 @@ def down(wipe: bool) -> None:
     """Switch the nodes off and remove the lab's networks."""
     changed = Lab.default().down(wipe=wipe, progress=Clock())
     text = "the lab is down" if changed else "the lab was down already"
-    say({"state": "down", "changed": changed}, text)
+    say(documents.Ended("down", changed), text)
 
 
 @command.command()
@@ -76,9 +85,9 @@ def down(wipe: bool) -> None:
 def status(as_json: bool) -> None:
     """Show what is up."""
     found = Lab.default().status()
-    lines = [f"lab: {found['state']}  ({found['directory']})"]
-    lines += [f"  {node['name']}  {node['address']}  {node['state']}" for node in found["nodes"]]
-    missing = [name for name, ready in found["prepared"].items() if not ready]
+    lines = [f"lab: {found.state}  ({found.directory})"]
+    lines += [f"  {node.name}  {node.address}  {node.state}" for node in found.nodes]
+    missing = [name for name, ready in found.prepared.items() if not ready]
     if missing:
         lines.append(f"  not prepared yet: {', '.join(missing)}")
     say(found, "\n".join(lines), as_json=as_json)
@@ -89,8 +98,8 @@ def prepare() -> None:
     """Build the base system, the image, vLLM and the model; `up` does it by itself."""
     lab = Lab.default()
     made = lab.prepare(Clock())
-    found = {"image": str(made.image_tar), "model": str(lab.model_path)}
-    say(found, "\n".join(f"{name}  {path}" for name, path in found.items()))
+    found = documents.PreparedFiles(image=str(made.image_tar), model=str(lab.model_path))
+    say(found, f"image  {found.image}\nmodel  {found.model}")
 
 
 @command.command()
@@ -103,13 +112,13 @@ def tools(tests: bool, listed: bool) -> None:
     wanted = machine.TOOLS | (machine.TEST_TOOLS if tests else {})
     packages = sorted(set(wanted.values()))
     if listed:
-        say({"packages": packages}, "\n".join(packages))
+        say(documents.Packages(packages), "\n".join(packages))
         return
     machine.require_root_on_linux()
     missing = machine.missing_packages(tests=tests)
     machine.install_missing_tools(Clock(), tests=tests)
     text = f"installed: {' '.join(missing)}" if missing else "everything is installed"
-    say({"installed": missing, "packages": packages}, text)
+    say(documents.InstalledPackages(packages, missing), text)
 
 
 @command.command()
@@ -123,7 +132,7 @@ def reset(node: str, new_host_keys: bool) -> None:
     """Make NODE a fresh Spark again."""
     lab = Lab.default()
     lab.node(node).reset(new_host_keys=new_host_keys)
-    say({"node": node, "changed": True}, f"{node} is fresh")
+    say(documents.ResetNode(node, changed=True), f"{node} is fresh")
 
 
 @command.command("break")
@@ -145,7 +154,7 @@ def break_(name: str | None, node: str | None, listed: bool) -> None:
     found = breakage.find(name)
     probe = "" if found.finds else " --probe"
     text = f"{broken.name}: {found.what}\nspark-cluster -i lab doctor{probe} finds it"
-    say({"name": name, "node": broken.name, "finds": found.checks}, text)
+    say(documents.Broken(name, broken.name, list(found.checks)), text)
 
 
 @command.command()
@@ -155,7 +164,7 @@ def repair(name: str | None) -> None:
     from spark_cluster.lab import breakage
 
     repaired = breakage.repair(Lab.default(), name)
-    say({"repaired": repaired}, "\n".join(repaired) or "nothing was broken")
+    say(documents.Repaired(repaired), "\n".join(repaired) or "nothing was broken")
 
 
 def _show_breakages(lab: Lab) -> None:
@@ -169,15 +178,10 @@ def _show_breakages(lab: Lab) -> None:
         state = f"  (broken: {', '.join(now[one.name])})" if one.name in now else ""
         lines.append(f"{one.name:<{width}}  {one.what}  [{', '.join(one.checks)}]{state}")
     rows = [
-        {
-            "name": b.name,
-            "what": b.what,
-            "finds": [*b.finds, *b.probed],
-            "broken": now.get(b.name, []),
-        }
+        documents.KnownBreakage(b.name, b.what, [*b.finds, *b.probed], now.get(b.name, []))
         for b in known
     ]
-    say({"breakages": rows}, "\n".join(lines))
+    say(documents.Breakages(rows), "\n".join(lines))
 
 
 @command.command(context_settings={"ignore_unknown_options": True})

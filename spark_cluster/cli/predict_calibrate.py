@@ -66,13 +66,13 @@ def _points(
     """Return the usable points, and those that are not, with reasons."""
     has_drafter = _has_drafter(app, given.get("recipe"))
 
-    def ask(said: Mapping[str, str]) -> Serving:
+    def ask(row: Mapping[str, str]) -> Serving:
         """Return the serving configuration of a row, else that of the command line."""
-        tp = said.get("tp", "1")
+        tp = row.get("tp", "1")
         if not tp.isdecimal() or tp == "0":
             raise UsageError(f"tp: found '{tp}', expected a number such as 2")
-        other = {"recipe": None} if "model" in said else {}
-        return served_by(app, {**given, **other, **said})[1]
+        other = {"recipe": None} if "model" in row else {}
+        return served_by(app, {**given, **other, **row})[1]
 
     points: list[Point] = []
     left_out: list[str] = []
@@ -147,8 +147,8 @@ def _show_errors(app: App, found: Calibration) -> None:
             ),
             soft_wrap=True,
         )
-    for said in found.far_off:
-        app.console.print(styled("[yellow]far off[/] {}", said), soft_wrap=True)
+    for point in found.far_off:
+        app.console.print(styled("[yellow]far off[/] {}", point), soft_wrap=True)
     if found.far_off:
         app.console.print(
             "a point far off was run with other settings, or is a measurement error: look "

@@ -56,11 +56,11 @@ def list_(ctx: click.Context) -> None:
     app: App = ctx.obj
     project = app.project
     found = list(entries(project))
-    told = [(entry, expected(entry.recipe, project) if entry.recipe else {}) for entry in found]
+    rows = [(entry, expected(entry.recipe, project) if entry.recipe else {}) for entry in found]
     if app.as_json:
-        app.print_json({"recipes": [document(entry, speeds) for entry, speeds in told]})
+        app.print_json({"recipes": [document(entry, speeds) for entry, speeds in rows]})
     else:
-        _list(app, told)
+        _list(app, rows)
 
 
 @command.command()
@@ -91,20 +91,20 @@ def show(ctx: click.Context, name: str, tp: int | None) -> None:
         show_recipe(app.console, recipe, size, args, speeds)
 
 
-def _list(app: App, told: list[tuple[Entry, dict[int, Estimate]]]) -> None:
+def _list(app: App, rows: list[tuple[Entry, dict[int, Estimate]]]) -> None:
     from spark_cluster.cli.console import mark, painted, styled
 
     sources: dict[str, int] = {}
-    app.console.print(_table(told, sources, models=app.console.width >= WIDE))
+    app.console.print(_table(rows, sources, models=app.console.width >= WIDE))
     for source, number in sources.items():
         app.console.print(painted(f"[{number}] {source}", "dim"), soft_wrap=True)
-    for entry, _ in told:
+    for entry, _ in rows:
         if entry.error is not None:
             app.console.print(styled("{} {}", mark("fail"), entry.error), soft_wrap=True)
 
 
 def _table(
-    told: list[tuple[Entry, dict[int, Estimate]]], sources: dict[str, int], *, models: bool
+    rows: list[tuple[Entry, dict[int, Estimate]]], sources: dict[str, int], *, models: bool
 ) -> Table:
     """Return the list; with `models` each recipe's model below its name."""
     from rich.table import Table
@@ -115,7 +115,7 @@ def _table(
     table.add_column("recipe", no_wrap=True)
     for title in ("weights", "TP", "expected tok/s", "measured tok/s"):
         table.add_column(title, overflow="fold")
-    for entry, speeds in told:
+    for entry, speeds in rows:
         name = styled("{}[cyan]{}[/]", entry.name, " (yours)" if entry.own else "")
         if entry.recipe is None:
             table.add_row(name, painted("invalid", "red"))

@@ -178,24 +178,24 @@ def _decide(
     """Return whether to write the key, and the error when it is refused."""
     from spark_cluster.runner.host_key_errors import REVOKED_HINT
 
-    said = f"{host.label}: {shown.host} shows {shown.kind} {shown.fingerprint}"
+    key = f"{host.label}: {shown.host} shows {shown.kind} {shown.fingerprint}"
     if shown.certificate_fault:
-        said += f" (its host certificate does not count: {shown.certificate_fault})"
+        key += f" (its host certificate does not count: {shown.certificate_fault})"
     if shown.verdict == "trusted":
-        _say(app, f"{said}  {click.style('trusted already', fg='green')}")
+        _say(app, f"{key}  {click.style('trusted already', fg='green')}")
         return False, None
     if shown.verdict == "revoked":
-        _say(app, f"{said}  {click.style('REVOKED', fg='red')} by {shown.place}")
+        _say(app, f"{key}  {click.style('REVOKED', fg='red')} by {shown.place}")
         _say(app, f"  {REVOKED_HINT}")
         return False, _refusal(host, shown, f"was revoked by {shown.place}", REVOKED_HINT)
     if shown.verdict == "changed":
         style = click.style("CHANGED", fg="red")
-        _say(app, f"{said}  {style}, known is {shown.known} ({shown.place})")
+        _say(app, f"{key}  {style}, known is {shown.known} ({shown.place})")
         if not replace:
             _say(app, "  a reinstalled node has a new key; when you know why: --replace")
             return False, _refusal(host, shown, "has changed", "trust --replace accepts it")
     else:
-        _say(app, f"{said}  {click.style('new', fg='yellow')}")
+        _say(app, f"{key}  {click.style('new', fg='yellow')}")
     if yes:
         return True, None
     if not sys.stdin.isatty():

@@ -243,8 +243,8 @@ def fwupd_devices(done: Ran) -> list[dict[str, object]]:
         devices = json.loads(done.stdout)["Devices"]
         return [d for d in devices if isinstance(d, dict)]
     except (ValueError, LookupError, TypeError):
-        said = done.said[-200:] or f"status {done.status}"
-        raise NotSeen(f"fwupdmgr did not answer in JSON: {said}") from None
+        output = done.said[-200:] or f"status {done.status}"
+        raise NotSeen(f"fwupdmgr did not answer in JSON: {output}") from None
 
 
 def _meminfo(seen: Observations, name: str) -> int | None:

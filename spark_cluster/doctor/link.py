@@ -79,12 +79,12 @@ def port_up(seen: Observations) -> Verdict:
 def rate(seen: Observations) -> Verdict:
     speeds = {path.split("/")[4]: text for path, text in seen.tree("speed").items()}
     twins = [twin.interface for twin in seen.twins]
-    told = {name: int(speeds[name]) for name in twins if speeds.get(name, "-1").isdigit()}
-    missing = [name for name in twins if name not in told]
+    known = {name: int(speeds[name]) for name in twins if speeds.get(name, "-1").isdigit()}
+    missing = [name for name in twins if name not in known]
     if missing:
         raise NotSeen(f"/sys/class/net/{missing[0]}/speed has no value")
-    shown = ", ".join(f"{name} {speed} Mb/s" for name, speed in told.items())
-    slow = [speed for speed in told.values() if speed < FULL_RATE]
+    shown = ", ".join(f"{name} {speed} Mb/s" for name, speed in known.items())
+    slow = [speed for speed in known.values() if speed < FULL_RATE]
     return fail(shown) if slow else ok(shown or "no function is up")
 
 

@@ -63,8 +63,8 @@ class LogSearch:
     def _is_silent(self, engines: Iterable[ContainerState]) -> bool:
         """Return True when engines on several nodes log nothing either way."""
         over = [engine for engine in engines if engine.running and engine.tp > 1]
-        said = (line.text for engine in over for line in engine.log)
-        return bool(over) and not any(word in text for text in said for word in self.words)
+        texts = (line.text for engine in over for line in engine.log)
+        return bool(over) and not any(word in text for text in texts for word in self.words)
 
 
 def _patterns(issue: Issue) -> list[LogPattern]:
@@ -82,11 +82,11 @@ def _of(issue: Issue, engine: ContainerState) -> Verdict | None:
 
 def _verdict(issue: Issue, engine: ContainerState, lines: list[LogLine]) -> Verdict:
     now = [line for line in lines if engine.since_start(line)]
-    said = f"{engine.name}: {(now or lines)[0].text[:LONGEST]}"
+    message = f"{engine.name}: {(now or lines)[0].text[:LONGEST]}"
     if now and (engine.running or engine.ours):
-        return fail(said, issue.id)
+        return fail(message, issue.id)
     why = "before its last start" if not now else f"it is {engine.status}"
-    return warn(f"{said} ({why})", issue.id)
+    return warn(f"{message} ({why})", issue.id)
 
 
 def searches(catalogued: Iterable[Issue]) -> tuple[LogSearch, ...]:

@@ -84,9 +84,9 @@ class Observations:
         """
         done = self.ran(name)
         if done.status != 0:
-            said = done.said[-200:] or "it printed nothing"
+            output = done.said[-200:] or "it printed nothing"
             label = self._prefix + self._sources[name].label
-            raise NotSeen(f"{label}: status {done.status}: {said}")
+            raise NotSeen(f"{label}: status {done.status}: {output}")
         return done.stdout
 
     def reply(self, name: str) -> str:
@@ -100,8 +100,8 @@ class Observations:
             return str(answer["body"])
         why = self.hangs(name) or "no answer"
         if answer is not None:
-            said = " ".join(answer["body"].split())[:200]
-            why = answer.get("reason") or f"HTTP status {answer['status']}: {said}"
+            body = " ".join(answer["body"].split())[:200]
+            why = answer.get("reason") or f"HTTP status {answer['status']}: {body}"
         raise NotSeen(f"{self._prefix}{self._sources[name].label}: {why}")
 
     def text(self, name: str) -> str:

@@ -26,11 +26,11 @@ OWN_FLAGS = (
     effect="risks",
 )
 def system(nodes: Pair) -> Verdict:
-    def told(seen: Observations) -> str:
+    def value(seen: Observations) -> str:
         seen.text("os")
         return f"{seen.facts.os}, DGX OS {seen.facts.dgx_version or 'none'}"
 
-    return _same(nodes, told)
+    return _same(nodes, value)
 
 
 @check(
@@ -50,13 +50,13 @@ def kernel(nodes: Pair) -> Verdict:
     effect="risks",
 )
 def driver(nodes: Pair) -> Verdict:
-    def told(seen: Observations) -> str:
+    def value(seen: Observations) -> str:
         seen.output("gpu")
         if seen.facts.gpu is None:
             raise NotSeen(f"{seen.node}: nvidia-smi names no GPU")
         return seen.facts.gpu.driver
 
-    return _same(nodes, told)
+    return _same(nodes, value)
 
 
 @check(
@@ -66,13 +66,13 @@ def driver(nodes: Pair) -> Verdict:
     effect="risks",
 )
 def firmware(nodes: Pair) -> Verdict:
-    def told(seen: Observations) -> str:
+    def value(seen: Observations) -> str:
         versions = sorted(set(of_hca(seen.tree("fw_ver")).values()))
         if not versions:
             raise NotSeen(f"{seen.node}: /sys/class/infiniband/*/fw_ver is not there")
         return ", ".join(versions)
 
-    return _same(nodes, told)
+    return _same(nodes, value)
 
 
 @check(
@@ -82,12 +82,12 @@ def firmware(nodes: Pair) -> Verdict:
     effect="risks",
 )
 def system_firmware(nodes: Pair) -> Verdict:
-    told = [_versions(seen) for seen in nodes]
-    common = sorted(set.intersection(*(set(devices) for devices in told)))
+    versions = [_versions(seen) for seen in nodes]
+    common = sorted(set.intersection(*(set(devices) for devices in versions)))
     differ = [
-        f"{name}: {_each(nodes, [devices[name] for devices in told])}"
+        f"{name}: {_each(nodes, [devices[name] for devices in versions])}"
         for name in common
-        if len({devices[name] for devices in told}) > 1
+        if len({devices[name] for devices in versions}) > 1
     ]
     if differ:
         return warn("; ".join(differ))
@@ -130,10 +130,10 @@ def host_keys(nodes: Pair) -> Verdict:
     effect="blocks",
 )
 def mtu(nodes: Pair) -> Verdict:
-    def told(seen: Observations) -> str:
+    def value(seen: Observations) -> str:
         return ", ".join(sorted({str(i.mtu) for i in seen.twin_interfaces})) or "no link"
 
-    return _same(nodes, told, problem=fail)
+    return _same(nodes, value, problem=fail)
 
 
 @check(
@@ -143,10 +143,10 @@ def mtu(nodes: Pair) -> Verdict:
     effect="blocks",
 )
 def same_port(nodes: Pair) -> Verdict:
-    def told(seen: Observations) -> str:
+    def value(seen: Observations) -> str:
         return ", ".join(twin.interface for twin in seen.twins) or "no function is up"
 
-    return _same(nodes, told, problem=fail)
+    return _same(nodes, value, problem=fail)
 
 
 @check(
@@ -192,7 +192,7 @@ def images(nodes: Pair) -> Verdict:
     effect="blocks",
 )
 def ray_version(nodes: Pair) -> Verdict:
-    def told(seen: Observations) -> str:
+    def value(seen: Observations) -> str:
         if not any(e.running and e.tp > 1 for e in seen.engines):
             return ""
         pairs = sorted(set(re.findall(r"^(ray|vllm)=(\S+)$", seen.output("versions"), re.M)))
@@ -202,7 +202,7 @@ def ray_version(nodes: Pair) -> Verdict:
             )
         return ", ".join(f"{name} {version}" for name, version in pairs)
 
-    known = {seen.node: told(seen) for seen in nodes}
+    known = {seen.node: value(seen) for seen in nodes}
     told_of = {node: text for node, text in known.items() if text}
     if len(told_of) < 2:
         return ok("no engine runs over two nodes")
@@ -247,10 +247,10 @@ def clock(nodes: Pair) -> Verdict:
 
 
 def _same(
-    nodes: Pair, told: Callable[[Observations], str], problem: Callable[[str], Verdict] = warn
+    nodes: Pair, value: Callable[[Observations], str], problem: Callable[[str], Verdict] = warn
 ) -> Verdict:
     """Compare one answer of all nodes."""
-    values = [told(seen) for seen in nodes]
+    values = [value(seen) for seen in nodes]
     return ok(values[0]) if len(set(values)) == 1 else problem(_each(nodes, values))
 
 

@@ -32,8 +32,8 @@ def full_size_ping(probed: Probed) -> Verdict:
         return fail(f"no answer at all: {', '.join(dead)}", "link-silent")
     cut = [ping.link for ping in pings if not ping.full]
     if cut:
-        said = f"{probed.full_size} bytes do not pass, small ones do: {', '.join(cut)}"
-        return fail(said, "mtu-differs")
+        message = f"{probed.full_size} bytes do not pass, small ones do: {', '.join(cut)}"
+        return fail(message, "mtu-differs")
     return ok(f"{probed.full_size} bytes pass on {len(pings)} ways")
 
 
@@ -94,8 +94,8 @@ def completion(probed: Probed) -> Verdict:
     if answer.health != 200:
         return fail(f"/health returns {answer.health or 'nothing'}", "server-not-up")
     if answer.status != 200:
-        said = f"/health returns 200, a completion {answer.status or 'nothing'}: {answer.text}"
-        return fail(said, "requests-hang")
+        message = f"/health returns 200, a completion {answer.status or 'nothing'}: {answer.text}"
+        return fail(message, "requests-hang")
     if answer.expected.lower() not in answer.text.lower():
         return fail(
             f"it says {answer.text[:80]!r}, expected {answer.expected!r}",

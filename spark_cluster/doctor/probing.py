@@ -121,14 +121,14 @@ def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Questio
             if not engine.is_server or not engine.running:
                 continue
             session = sessions[seen.node]
-            told = session.request("gather", files={"endpoint": DESCRIPTION})["files"]
-            endpoint = running(engine.labels, told["endpoint"], question.key)
+            files = session.request("gather", files={"endpoint": DESCRIPTION})["files"]
+            endpoint = running(engine.labels, files["endpoint"], question.key)
             if endpoint is None:
                 continue
             health = endpoint.request(session, "/health", timeout=5)
-            said = ask_once(session, endpoint, question.probe, timeout=20)
+            reply = ask_once(session, endpoint, question.probe, timeout=20)
             expected = question.probe.expect
-            return Answer(health.status, said.status, said.text or said.why, expected)
+            return Answer(health.status, reply.status, reply.text or reply.why, expected)
     return None
 
 

@@ -61,8 +61,8 @@ def docker_group(seen: Observations) -> Verdict:
     if member:
         return ok(f"{seen.user} is in the group docker (root on the node), as the inventory says")
     if seen.docker_users:
-        said = f"{seen.user} is not in the group docker, as the inventory says it should be"
-        return fail(said, "docker-permission")
+        message = f"{seen.user} is not in the group docker, as the inventory says it should be"
+        return fail(message, "docker-permission")
     return ok(f"{seen.user} is not in the group docker; `sudo docker` works")
 
 
@@ -138,8 +138,8 @@ def hcas(seen: Observations) -> Verdict:
             continue  # NCCL takes all that are active
         chosen = chosen_hcas(value, [h.name for h in seen.hcas])
         if missing := [name for name in up if name not in chosen]:
-            said = f"{engine.name}: NCCL_IB_HCA={value} leaves {', '.join(missing)} out"
-            return fail(said, "nccl-one-twin")
+            message = f"{engine.name}: NCCL_IB_HCA={value} leaves {', '.join(missing)} out"
+            return fail(message, "nccl-one-twin")
         shown.append(f"{engine.name}: {value}")
     return ok(", ".join(shown) or NONE)
 
@@ -188,16 +188,16 @@ def address(seen: Observations) -> Verdict:
             if value is not None and value not in own:
                 if not own and value not in others:
                     raise NotSeen("no interface of the link has an address now")
-                said = f"{engine.name}: {variable}={value} is not an address of the link"
-                return fail(said, "engine-on-lan")
+                message = f"{engine.name}: {variable}={value} is not an address of the link"
+                return fail(message, "engine-on-lan")
         for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
             value = engine.env.get(variable)
             if value is not None and value.lstrip("=^").split(",")[0] not in fabric:
-                said = f"{engine.name}: {variable}={value} is not an interface of the link"
-                return fail(said, "engine-on-lan")
+                message = f"{engine.name}: {variable}={value} is not an interface of the link"
+                return fail(message, "engine-on-lan")
         if engine.is_server and "VLLM_HOST_IP" not in engine.env:
-            said = f"{engine.name} has no VLLM_HOST_IP: vLLM takes the default route's"
-            return warn(said, "pair-environment")
+            message = f"{engine.name} has no VLLM_HOST_IP: vLLM takes the default route's"
+            return warn(message, "pair-environment")
         shown.append(f"{engine.name} {engine.env.get('VLLM_HOST_IP', 'as Ray says')}")
     return ok(", ".join(shown) or NONE)
 
@@ -304,10 +304,10 @@ def vram_visible(seen: Observations) -> Verdict:
 )
 def load_time(seen: Observations) -> Verdict:
     found = {e.name: [m for line in e.log if (m := LOADED.search(line.text))] for e in seen.engines}
-    told = {name: lines[-1] for name, lines in found.items() if lines}
+    timed = {name: lines[-1] for name, lines in found.items() if lines}
     (pattern,) = catalogue()["slow-loading"].log
-    slow = {name: line for name, line in told.items() if pattern.regex.search(line.string)}
-    shown = ", ".join(f"{name}: {float(m[1]):.0f} s" for name, m in (slow or told).items())
+    slow = {name: line for name, line in timed.items() if pattern.regex.search(line.string)}
+    shown = ", ".join(f"{name}: {float(m[1]):.0f} s" for name, m in (slow or timed).items())
     return warn(shown) if slow else ok(shown or "no engine has loaded weights")
 
 

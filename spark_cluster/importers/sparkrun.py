@@ -141,13 +141,13 @@ def _executor(made: Source, runtime: str, defaults: dict[str, Any], source: Sour
     args = dict(made.launch.args)
     if "distributed-executor-backend" in args or made.launch.engine != engines.DEFAULT:
         return
-    said = defaults.get("distributed_executor_backend") or _RUNTIMES[runtime]
+    executor = defaults.get("distributed_executor_backend") or _RUNTIMES[runtime]
     nodes = max(made.launch.nodes, source.data.get("min_nodes") or 1)
-    if said is None and nodes > 1:
-        said = "mp"
+    if executor is None and nodes > 1:
+        executor = "mp"
         made.notes.append(
             "without a runtime sparkrun joins the nodes by vLLM's own way: executor mp"
         )
-    if said is not None:
-        args["distributed-executor-backend"] = str(said)
+    if executor is not None:
+        args["distributed-executor-backend"] = str(executor)
         made.launch = replace(made.launch, args=args)

@@ -97,9 +97,9 @@ class ContainerState:
     @property
     def tp(self) -> int:
         """Nodes that serve together, as far as the container tells."""
-        said = self.labels.get("spark-cluster.tp", "")
-        if said.isdigit():
-            return int(said)
+        label = self.labels.get("spark-cluster.tp", "")
+        if label.isdigit():
+            return int(label)
         found = [int(a or b) for a, b in _TP.findall(self.words)]
         return max(found, default=2 if self.is_ray else 1)
 

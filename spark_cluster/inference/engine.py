@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.recipe_schema import Rung
     from spark_cluster.inference.deployment import Deployment
     from spark_cluster.inference.process import Process
-    from spark_cluster.logs.startup import Pattern
+    from spark_cluster.logs.start_patterns import Pattern
     from spark_cluster.topology import Node
 
 

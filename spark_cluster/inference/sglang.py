@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from spark_cluster.config.engines import Dialect
 from spark_cluster.errors import Failed
 from spark_cluster.inference.process import LOOPBACK, SERVER, Process, base_environment, needs_rdma
-from spark_cluster.logs.startup import Pattern, told
+from spark_cluster.logs import start_patterns
 
 if TYPE_CHECKING:
     from spark_cluster.config.ports import Span
@@ -129,14 +129,8 @@ class Sglang:
     health = "/health"
     models = "/v1/models"
     version = ("/get_server_info", "version")
-    started = "The server is fired up and ready to roll"
-    anchors: tuple[Pattern, ...] = (
-        told("model", "server_args=", r"model_path='([^']+)'"),
-        told("tensor parallel", "server_args=", r"tp_size=(\d{1,9})"),
-        told("weights", "Load weight end.", r"mem usage=([\d.]+) GB", "{0} GB"),
-        told("KV tokens", "max_total_num_tokens=", r"max_total_num_tokens=(\d+)"),
-        told("up", started, f"({started})"),
-    )
+    started = start_patterns.SGLANG.up
+    anchors = start_patterns.SGLANG.patterns
     rungs: frozenset[Rung] = frozenset(("answer", "coherence", "tool_call", "reasoning", "vision"))
 
     def environment(self, node: Node, deployment: Deployment) -> dict[str, str]:

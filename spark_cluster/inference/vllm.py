@@ -19,7 +19,7 @@ from spark_cluster.inference.process import (
     needs_rdma,
 )
 from spark_cluster.inference.ray_node import RAY_HOME, authentication
-from spark_cluster.logs import startup
+from spark_cluster.logs import start_patterns
 
 if TYPE_CHECKING:
     from spark_cluster.config.ports import Span
@@ -59,8 +59,8 @@ class Vllm:
     health = "/health"
     models = "/v1/models"
     version = ("/version", "version")
-    started = startup.UP
-    anchors = startup.TOLD
+    started = start_patterns.VLLM.up
+    anchors = start_patterns.VLLM.patterns
     rungs: frozenset[Rung] = frozenset(("answer", "coherence", "tool_call", "reasoning", "vision"))
 
     def environment(self, node: Node, deployment: Deployment) -> dict[str, str]:

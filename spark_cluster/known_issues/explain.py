@@ -11,7 +11,8 @@ from spark_cluster.known_issues.log_matching import cleared, clearing, recognise
 from spark_cluster.known_issues.match import ORDER, KnownIssueMatch
 from spark_cluster.logs import lines
 from spark_cluster.logs.reading import Candidate, LogSource, Reader
-from spark_cluster.logs.startup import ANCHORS, RAY, UP, Start
+from spark_cluster.logs.start_patterns import ENGINES, SGLANG
+from spark_cluster.logs.startup import ANCHORS, RAY, Start
 
 MOST = 200
 """Different errors that are kept; the later ones follow from them."""
@@ -27,7 +28,10 @@ ERRORS = (
     *("Error", "Exception", "died unexpectedly", "Segmentation fault", "Segfault encountered"),
     *("(core dumped)", "rror: "),
 )
-_RANK = re.compile(r"(?:Worker_TP|VllmWorker-|rank )(\d{1,4})(?!\d)")
+CHAINED = "above exception"
+"""In the line between two exceptions of one traceback."""
+
+_RANK = re.compile(r"(?:Worker_TP|VllmWorker-|rank |^TP| TP)(\d{1,4})(?!\d)")
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Seen:
         follows: it is an effect of something earlier.
         count: how often it was seen.
         overcome: the server was up after it, so it stopped nothing; or it was before a restart.
-        order: of the log among those given, and of the line in it; breaks ties.
+        order: of the log among those given, and of the line in it; breaks ties. The last exception
+            of a traceback of SGLang stands before the earlier ones, which it sums up.
     """
 
     finding: KnownIssueMatch
@@ -78,6 +83,7 @@ class Explanation:
     """The result for one or more logs.
 
     Attributes:
+        engine: whose logs they are, `vLLM` or `SGLang`; empty when no line says so.
         problems: the earliest real error first, then other errors by time, then warnings, then
             what only follows, then notes, then what the server got over.
         facts: what a healthy start tells.
@@ -85,6 +91,7 @@ class Explanation:
         logs: name, bytes and lines of each.
     """
 
+    engine: str = ""
     problems: list[Seen] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
@@ -100,6 +107,7 @@ class Explanation:
         """Return it as `--json` prints it."""
         cause = self.cause
         return {
+            "engine": self.engine,
             "cause": cause.to_dict() if cause else None,
             "issues": [problem.to_dict() for problem in self.problems],
             "facts": self.facts,
@@ -122,6 +130,7 @@ def explain(sources: Iterable[LogSource]) -> Explanation:
         found += log.seen()
         read.append((source.name, log.reader.bytes, log.reader.lines))
     return Explanation(
+        engine=start.engine.name if start.engine else "",
         problems=_ordered(found),
         facts=start.in_order(),
         missing=[*_nothing(read, found, start), *start.missing(speakers)],
@@ -136,7 +145,7 @@ def _nothing(
     lengths = {name: count for name, _, count in read}
     yield from (f"a single line: {name} is empty" for name, count in lengths.items() if not count)
     if any(lengths.values()) and not found and not start.facts:
-        yield "a word of vLLM, Ray or NCCL that is known here: is it a log of theirs?"
+        yield "a word of vLLM, SGLang, Ray or NCCL that is known here: is it a log of theirs?"
 
 
 def _literals() -> set[str]:
@@ -150,19 +159,21 @@ class _Log:
     def __init__(
         self, source: LogSource, index: int, start: Start, speakers: dict[str, int]
     ) -> None:
-        self.reader = Reader(source, {*ERRORS, *ANCHORS, *_literals()})
+        self.reader = Reader(source, {*ERRORS, CHAINED, *ANCHORS, *_literals()})
         self.index = index
         self.start, self.speakers = start, speakers
         self._kept: dict[str, Seen] = {}
         self._rank: dict[str, int] = {}
-        self._told: dict[str, tuple[str, ...]] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
         self._more: dict[str, int] = {}
         self._past: list[Seen] = []
         self._cleared: set[str] = set()
         self._traces = 0
+        self._error: Seen | None = None
+        self._chained: Seen | None = None
 
     def seen(self) -> list[Seen]:
-        needed = {UP, *_literals()}
+        needed = {*(engine.up for engine in ENGINES), CHAINED, *_literals()}
         of_start = self.reader.standing_for(ANCHORS)
         for candidate in self.reader.candidates():
             for text in candidate.text.split("\r"):  # a progress bar may stand before
@@ -173,7 +184,7 @@ class _Log:
             for anchor in self.start.take(candidate.text):
                 if anchor not in needed:
                     self.reader.drop(anchor)
-            if UP in candidate.text:
+            if self.start.says_up(candidate.text):
                 self._came_up()
         kept = [name for name in self._kept if name not in self._cleared]
         return [*self._past, *(self._counted(name) for name in kept)]
@@ -190,21 +201,23 @@ class _Log:
                 self._past.append(replace(self._counted(name), overcome=True))
                 del self._kept[name]
         del self._past[MOST:]
-        self._told.clear()
+        self._names.clear()
 
     def _look(self, candidate: Candidate, raw: str) -> None:
         line = lines.read(raw)
-        if "orker" in raw or "rank " in raw:  # as in all names of ranks
+        if "orker" in raw or "rank " in raw or "TP" in line.speaker:  # as in all names of ranks
             self._hear(line)
+        if CHAINED in line.text:
+            self._chained = self._error
         self._cleared |= cleared(line.text)
         key = line.text[:SHOWN]
-        told = self._told.get(key)
-        if told is None:
-            told = tuple(self._judge(candidate, line))
-            if len(self._told) < REMEMBERED:
-                self._told[key] = told
+        names = self._names.get(key)
+        if names is None:
+            names = tuple(self._judge(candidate, line))
+            if len(self._names) < REMEMBERED:
+                self._names[key] = names
         else:
-            for name in told:
+            for name in names:
                 self._more[name] = self._more.get(name, 0) + 1 + line.repeats
 
     def _judge(self, candidate: Candidate, line: lines.ParsedLine) -> Iterator[str]:
@@ -256,7 +269,8 @@ class _Log:
         kept = self._kept.get(name)
         if kept is None:
             order = (self.index, candidate.number)
-            self._kept[name] = Seen(found, before.at, candidate.number, follows, order)
+            seen = Seen(found, before.at, candidate.number, follows, order)
+            self._kept[name] = self._placed(seen)
             self._rank[name] = rank
         else:
             self._more[name] = self._more.get(name, 0) + 1
@@ -265,7 +279,19 @@ class _Log:
                     kept, finding=found, number=candidate.number, at=before.at
                 )
                 self._rank[name] = rank
+        self._error, self._chained = self._kept[name], None
         return name
+
+    def _placed(self, seen: Seen) -> Seen:
+        """Put the last exception of a traceback of SGLang before the earlier ones.
+
+        SGLang wraps what its libraries raise, and says in the last line what failed
+        (`Exception: Capture cuda graph failed: ...`). A known cause stays in front.
+        """
+        first = self._chained
+        if first is None or self.start.engine is not SGLANG or (first.known and not seen.known):
+            return seen
+        return replace(seen, at=first.at, order=(self.index, first.order[1] - 1))
 
     def _hear(self, line: lines.ParsedLine) -> None:
         """Note which ranks speak."""

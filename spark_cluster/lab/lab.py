@@ -15,6 +15,7 @@ from typing import Any
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.lab import cgroup, disk, network, power
 from spark_cluster.lab.artefact import mounts_below
+from spark_cluster.lab.documents import LabStatus, NodeStatus
 from spark_cluster.lab.layout import BRIDGE, CABLES, MAX_NODES, Layout, NodeLayout
 from spark_cluster.lab.machine import Progress, install_missing_tools, require_root_on_linux
 from spark_cluster.lab.node import LabNode
@@ -105,20 +106,16 @@ class Lab:
         left = left or disk.leftovers(self.layout)
         return "broken" if left else "down"
 
-    def status(self) -> dict[str, Any]:
-        """The lab's state as plain data."""
-        nodes = [
-            {"name": node.name, "address": node.address, "state": node.state} for node in self.nodes
-        ]
-        prepared = {artefact.name: artefact.ready for artefact in self.prepared().all}
-        return {
-            "state": self.state(),
-            "nodes": nodes,
-            "prepared": prepared,
-            "directory": str(self.layout.state),
-            "key": str(self.layout.key),
-            "known_hosts": str(self.layout.known_hosts),
-        }
+    def status(self) -> LabStatus:
+        """Return the lab's state, its nodes, and what is prepared."""
+        return LabStatus(
+            state=self.state(),
+            nodes=[NodeStatus(node.name, node.address, node.state) for node in self.nodes],
+            prepared={artefact.name: artefact.ready for artefact in self.prepared().all},
+            directory=str(self.layout.state),
+            key=str(self.layout.key),
+            known_hosts=str(self.layout.known_hosts),
+        )
 
     # --- one at a time ----------------------------------------------------------------------
 

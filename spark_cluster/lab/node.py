@@ -113,9 +113,9 @@ class LabNode:
         argv = self.ssh_command(command)
         done = run(argv, check=False, stdin=stdin, timeout=timeout)
         if check and done.returncode:
-            said = "\n  ".join((done.stderr + done.stdout).strip().splitlines()[-12:])
+            tail = "\n  ".join((done.stderr + done.stdout).strip().splitlines()[-12:])
             raise Failed(
-                f"{argv[-1]} ended with status {done.returncode}:\n  {said}", where=self.name
+                f"{argv[-1]} ended with status {done.returncode}:\n  {tail}", where=self.name
             )
         return done
 
@@ -130,20 +130,20 @@ class LabNode:
     def wait(self, timeout: float = READY_TIMEOUT) -> None:
         """Return when the node answers SSH and its systemd has finished booting."""
         begun = time.monotonic()
-        said = "no answer on port 22"
+        answer = "no answer on port 22"
         while time.monotonic() < begun + timeout:
             if self.state == "off":
                 if time.monotonic() > begun + START_TIMEOUT:
-                    said = self._last_words()
+                    answer = self._last_words()
                     break
             elif self._greets():
                 done = self.ssh("systemctl is-system-running", check=False, timeout=30)
-                said = done.stdout.strip() or done.stderr.strip()
-                if said in BOOTED:
+                answer = done.stdout.strip() or done.stderr.strip()
+                if answer in BOOTED:
                     return
             time.sleep(0.05)
         raise Failed(
-            f"did not come up in {time.monotonic() - begun:.0f} s ({said})",
+            f"did not come up in {time.monotonic() - begun:.0f} s ({answer})",
             where=self.name,
             hint=f"Its console: {self.layout.console}",
         )

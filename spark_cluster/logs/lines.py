@@ -3,7 +3,7 @@
 Prefixes come in layers, of which any may be missing: `spark1 vllm: ` of `spark-cluster logs`,
 `name | ` of Compose, Docker's time stamp (or its files' JSON), `Nov 20 14:14:29 spark1 kernel: ` of
 the journal, Ray's `(RayWorkerProc pid=112, ip=10.77.0.2) `, vLLM's `(EngineCore pid=518) ERROR
-11-20 14:14:29 [core.py:1512] `.
+11-20 14:14:29 [core.py:1512] `, SGLang's `[2025-03-29 18:18:34 TP0] `.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ _PYTHON = re.compile(
     r"^\d{4}-(\d\d-\d\d) (\d\d:\d\d:\d\d)(?:[,.](\d+))?[\s-]+"
     r"(?:(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[\s:-]*)?"
 )
+_SGLANG = re.compile(
+    r"^\[\d{4}-(\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.(\d+))?((?: [A-Z]{2,4}\d{1,4}){0,6})\] ?"
+)
+"""`[2025-03-29 18:18:34 TP0] `, with the ranks of the process; uvicorn's lines have none."""
 _TORCH = re.compile(r"^\[?(?:rank\d+\]:\[?)?([DIWEF])(\d\d)(\d\d) (\d\d:\d\d:\d\d)\.(\d+) ")
 _LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL):? ")
 _FIRST = frozenset("DIWECF[r")
@@ -40,6 +44,7 @@ _REPEATED = re.compile(r" ?\[repeated (\d{1,9})x across cluster\].*$")
 
 _ERROR = re.compile(
     r"(?<![\w./])(?<!raise )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?:\(.*\)|: .+))"
+    r"|^(Exception: .+)"
     r"|(\w+ rank=\[\d+\] died unexpectedly)"
     r"|(Segmentation fault|Segfault encountered|Fatal Python error: .+|\(core dumped\))"
 )
@@ -106,6 +111,9 @@ def read(raw: str) -> ParsedLine:
         speakers.append(speaker[1])
         rest = rest[speaker.end() :]
     level, own, rest = _stamped(rest.strip())
+    if not own and rest[:2] == "[2" and (found := _SGLANG.match(rest)):
+        own, speakers = _moment(found[1], found[2], found[3]), [*speakers, *found[4].split()]
+        level, _, rest = _stamped(rest[found.end() :])
     repeats = 0
     if "[repeated " in rest and (repeated := _REPEATED.search(rest)):
         repeats, rest = int(repeated[1]), rest[: repeated.start()]
@@ -154,10 +162,10 @@ def error_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
     match = _ERROR.search(line.text)
     if match is None:
         return ""
-    said = next(group for group in match.groups() if group)
-    if _COUNTED.search(said):
-        said += ": " + read(following()).text.partition(" [type=")[0].strip()
-    return said
+    error = next(group for group in match.groups() if group)
+    if _COUNTED.search(error):
+        error += ": " + read(following()).text.partition(" [type=")[0].strip()
+    return error
 
 
 def is_echo(text: str) -> bool:

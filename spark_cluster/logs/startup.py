@@ -2,66 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from spark_cluster.logs.start_patterns import ENGINES, VLLM, EngineLog, Pattern
 
-@dataclass(frozen=True)
-class Pattern:
-    """A line of the start: its name for people, a literal of it, what to read from it."""
-
-    name: str
-    has: str
-    pattern: re.Pattern[str]
-    shown: str = "{0}"
-
-
-def told(name: str, has: str, pattern: str, shown: str = "{0}") -> Pattern:
-    """Return a pattern from the text of its regular expression."""
-    return Pattern(name, has, re.compile(pattern), shown)
-
-
-UP = "Application startup complete"
-"""What a server says when it takes requests."""
-
-TOLD = (
-    told("vLLM", "Initializing a V", r"engine \(v([^)\s]+)\)"),
-    told("vLLM", "vLLM API server version", r"vLLM API server version (\S+)"),
-    told("vLLM", "Launching vLLM (", r"Launching vLLM \(v([^)\s]+)\)"),
-    told("model", "Initializing a V", r"model='([^']+)'"),
-    told("tensor parallel", "Initializing a V", r"tensor_parallel_size=(\d{1,9})"),
-    told("architecture", "Resolved architecture", r"Resolved architecture: (\S+)"),
-    told("attention", "AttentionBackendEnum.", r"Using AttentionBackendEnum\.(\w+) backend"),
-    told("attention", "Forcing TRITON_ATTN", r"Forcing (TRITON_ATTN)", "{0}, forced"),
-    told("attention", "_ATTN backend", r"Using (\w+_ATTN) backend"),
-    told("experts", "MoE backend", r"Using '?(\w+)'? (\w+) MoE backend", "{0} ({1})"),
-    told("FP4 products", "NvFp4LinearBackend.", r"NvFp4LinearBackend\.(\w+) for"),
-    told("FP4 products", "NvFp4LinearKernel", r"Using (\w+)NvFp4LinearKernel"),
-    told("checkpoint", "Checkpoint size:", r"Checkpoint size: ([\d.]+ GiB)"),
-    told("weights", "Model loading took", r"Model loading took ([\d.]+) GiB", "{0} GiB"),
-    told("loading", "Loading weights took", r"Loading weights took ([\d.]+) seconds", "{0} s"),
-    told("CUDA graphs", "CUDA graph memory:", r"CUDA graph memory: ([\d.]+ GiB)"),
-    told("CUDA graphs", "Graph capturing finished", r"in (\d+) secs?, took ([\d.]+ GiB)", "{1}"),
-    told("KV cache", "Available KV cache memory:", r"cache memory: (\d[\d.]*) GiB", "{0} GiB"),
-    # From 0.27 on both are in one line; the CPU build says CPU from 0.30 on.
-    told("KV tokens", "KV cache size:", r"KV cache size: ([\d,]+) tokens"),
-    told(
-        "concurrency",
-        "Maximum concurrency for",
-        r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x",
-        "{1} requests of {0} tokens",
-    ),
-    told("link", "NET/IB : Using", r"NET/IB : Using (\[0\].*?)(?:;|$)"),
-    told("ranks", "in world size", r"rank \d+ in world size (\d{1,9})"),
-    told("up", UP, f"({UP})"),
-    told("requests", '"POST /v1/', r'"POST (/v1/\S+) HTTP/[\d.]+" 200', "{0} was answered"),
-    told("end", "[shutdown] API server: shutdown", r"(shutdown triggered)", "it was asked to stop"),
+_BY_LITERAL = tuple(
+    (pattern.has, engine, pattern) for engine in ENGINES for pattern in engine.patterns
 )
 
-_BY_LITERAL = tuple((told.has, told) for told in TOLD)
-
-ANCHORS = tuple(dict.fromkeys(told.has for told in TOLD))
+ANCHORS = tuple(
+    dict.fromkeys(
+        literal
+        for engine in ENGINES
+        for literal in (*engine.signs, *(pattern.has for pattern in engine.patterns))
+    )
+)
 
 RAY = "Ray"
 """Among the speakers: Ray passes on what the ranks say."""
@@ -72,31 +28,59 @@ class Start:
     """The start-up facts of one or several logs of a launch.
 
     Attributes:
-        facts: name to what was logged first.
-        cpu: it is the CPU build, which logs less.
+        engine: whose log it is; None until a line says so.
+        cpu: it is the CPU build of vLLM, which logs less.
     """
 
-    facts: dict[str, str] = field(default_factory=dict)
+    engine: EngineLog | None = None
     cpu: bool = False
+    _found: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """Name to what was logged first; as vLLM's where the engine is not known."""
+        return self._found.get((self.engine or VLLM).name, {})
 
     def take(self, text: str) -> list[str]:
         """Read a line; return the literals that are not needed any more."""
-        here = [told for has, told in _BY_LITERAL if has in text]
-        if not here:
-            return []
-        for told in here:
+        here = [(engine, pattern) for has, engine, pattern in _BY_LITERAL if has in text]
+        self._recognise(text)
+        for engine, pattern in here:
             self.cpu = self.cpu or "CPU KV cache" in text
-            match = told.pattern.search(text)
+            match = pattern.pattern.search(text)
             if match:
-                self.facts.setdefault(told.name, told.shown.format(*match.groups()))
-        return [a for a in ANCHORS if a in text and self._all_known(a)]
+                facts = self._found.setdefault(engine.name, {})
+                facts.setdefault(pattern.name, pattern.shown.format(*match.groups()))
+        return [a for a in ANCHORS if a in text and self._is_done(a)]
 
-    def _all_known(self, anchor: str) -> bool:
-        return all(told.name in self.facts for told in TOLD if told.has == anchor)
+    def says_up(self, text: str) -> bool:
+        """Return True for the line with which the engine takes requests."""
+        engines = (self.engine,) if self.engine else ENGINES
+        return any(engine.up in text for engine in engines)
+
+    def _recognise(self, text: str) -> None:
+        if self.engine is None:
+            named = (e for e in ENGINES if any(sign in text for sign in e.signs))
+            self.engine = next(named, None)
+
+    def _is_done(self, anchor: str) -> bool:
+        """Return True when no line with a literal can tell more."""
+        signs = any(anchor in engine.signs for engine in ENGINES)
+        if signs and self.engine is None:
+            return False
+        return all(
+            pattern.name in self._found.get(engine.name, {})
+            for has, engine, pattern in _BY_LITERAL
+            if has == anchor
+        )
+
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        return (self.engine or VLLM).patterns
 
     def in_order(self) -> dict[str, str]:
         """Return the facts in the order of a start, whatever log they came from."""
-        names = dict.fromkeys(told.name for told in TOLD)
+        names = dict.fromkeys(pattern.name for pattern in self.patterns)
         return {name: self.facts[name] for name in names if name in self.facts}
 
     @property
@@ -111,18 +95,19 @@ class Start:
         Args:
             speakers: who spoke in these logs, for whether every rank is among them.
         """
-        if "vLLM" not in self.facts:
+        engine = self.engine or VLLM
+        if engine.first not in self.facts:
             later = "up" in self.facts or "requests" in self.facts
             return ["the server's start: the log begins later"] if later else []
-        said = []
+        missing = []
         follows = self._is_of_others(speakers)
         if "KV tokens" not in self.facts and not follows:
-            said.append("the size of the KV cache: the engine was not set up")
+            missing.append("the size of the KV cache: the engine was not set up")
         if "up" not in self.facts and not follows:
-            said.append("`Application startup complete`: the server never took requests")
+            missing.append(f"`{engine.up}`: the server never took requests")
         if self.size > 1:
-            said += self._of_several(speakers)
-        return said
+            missing += self._of_several(speakers)
+        return missing
 
     def _is_of_others(self, speakers: Mapping[str, int]) -> bool:
         """Only later ranks speak: the first one logs the cache, and serves."""
@@ -130,12 +115,12 @@ class Start:
         return self.size > 1 and bool(ranks) and "rank 0" not in ranks and RAY not in speakers
 
     def _of_several(self, speakers: Mapping[str, int]) -> list[str]:
-        said = []
+        missing = []
         if "link" not in self.facts and not self.cpu:
-            said.append("the transport of NCCL between the nodes (NCCL_DEBUG=INFO shows it)")
+            missing.append("the transport of NCCL between the nodes (NCCL_DEBUG=INFO shows it)")
         ranks = {name for name in speakers if name.startswith("rank ")}
         if 0 < len(ranks) < self.size and RAY not in speakers:  # Ray shows all ranks in the head's
-            said.append(
+            missing.append(
                 f"the log of {self.size - len(ranks)} of {self.size} ranks: give all ranks' logs"
             )
-        return said
+        return missing

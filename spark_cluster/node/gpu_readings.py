@@ -192,8 +192,8 @@ class GpuReader:
         for line in lines:
             self._take(line)
         if not goes_on or child.status() is not None:
-            said, self._said = f"{self._said}\n{child.text}", ""
-            self._ended(child, said)
+            output, self._said = f"{self._said}\n{child.text}", ""
+            self._ended(child, output)
         elif child.hangs:
             self._state.failed(f"nvidia-smi has printed nothing for {child.limit_s:g} s")
 
@@ -202,23 +202,23 @@ class GpuReader:
         if len(cells) != len(self._fields):
             self._said = f"{self._said}\n{line}"[-READ:]
             return
-        told = dict(zip(self._fields, cells, strict=True))
+        values = dict(zip(self._fields, cells, strict=True))
         figures: dict[str, Any] = {
-            name: number(told.get(field, "")) for field, name in FIGURES.items()
+            name: number(values.get(field, "")) for field, name in FIGURES.items()
         }
-        reasons = {reason: told.get(field, "") for reason, field in THROTTLE.items()}
+        reasons = {reason: values.get(field, "") for reason, field in THROTTLE.items()}
         known = [r for r, state in reasons.items() if state in ("Active", "Not Active")]
         figures["throttle"] = [r for r in known if reasons[r] == "Active"] if known else None
         self._figures, self._at = figures, time.monotonic()
         self._state.worked()
 
-    def _ended(self, child: Child, said: str) -> None:
-        unknown = invalid(said) & set(self._fields)
+    def _ended(self, child: Child, output: str) -> None:
+        unknown = invalid(output) & set(self._fields)
         if unknown and len(unknown) < len(self._fields):  # a driver that does not have the field
             self._fields = [field for field in self._fields if field not in unknown]
             self._state.drop()
             return
-        text = " ".join(said.split())[:200]
+        text = " ".join(output.split())[:200]
         self._state.failed(f"nvidia-smi ended: {text or f'status {child.status()}'}")
 
 
@@ -251,8 +251,8 @@ class AppsReader:
             goes_on = child.read() and len(child.text) < READ
         text = child.text
         if status != 0:
-            said = " ".join(text.split())[:200]
-            self._state.failed(f"nvidia-smi: {said or f'status {status}'}")
+            output = " ".join(text.split())[:200]
+            self._state.failed(f"nvidia-smi: {output or f'status {status}'}")
             return None
         self._state.drop()
         self._state.worked(self._every)

@@ -95,14 +95,14 @@ class _Call:
             raise ValueError(where.scheme)
         left = max(0.1, self._until - time.monotonic())
         certificate = self._request.get("certificate")
-        told = {}
+        seen = {}
         connection: http.client.HTTPConnection
         if certificate is not None:
             from spark_cluster.node.pinned_tls import PinnedConnection, fingerprint
 
-            told["certificate"] = fingerprint(certificate)
+            seen["certificate"] = fingerprint(certificate)
             connection = PinnedConnection(
-                where.hostname, where.port, told["certificate"], timeout=left
+                where.hostname, where.port, seen["certificate"], timeout=left
             )
         elif where.scheme == "https":
             connection = http.client.HTTPSConnection(where.hostname, where.port, timeout=left)
@@ -123,7 +123,7 @@ class _Call:
                 headers,
             )
             answer = connection.getresponse()
-            return {**_read(answer), **told}
+            return {**_read(answer), **seen}
 
 
 def _read(answer: http.client.HTTPResponse) -> Reply:

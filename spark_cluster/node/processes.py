@@ -70,8 +70,8 @@ class Completed:
         """
         if self.status == 0:
             return self
-        said = (self.stderr.strip() or self.stdout.strip()).splitlines()[-6:]
-        tail = "\n    ".join(said) or "(it printed nothing)"
+        last_lines = (self.stderr.strip() or self.stdout.strip()).splitlines()[-6:]
+        tail = "\n    ".join(last_lines) or "(it printed nothing)"
         raise ResourceError(
             f"{doing}: {self.argv[0]} ended with status {self.status}: {tail}", hint
         )
@@ -257,10 +257,10 @@ class Running:
         """SIGTERM, after a grace SIGKILL; who does not end even so, within another grace."""
         left: list[Process] = []
         for number, grace in ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, KILL_GRACE)):
-            told: set[int] = set()
+            signalled: set[int] = set()
             limit, pause = time.monotonic() + grace, 0.005
-            while left := self.signal(number, told):
-                told |= {one.pid for one in left}
+            while left := self.signal(number, signalled):
+                signalled |= {one.pid for one in left}
                 if time.monotonic() > limit:
                     break
                 time.sleep(pause)

@@ -34,7 +34,9 @@ ERRORS = (
     "roce_adp_retrans",
     "rx_icrc_encapsulated",
 )
-"""Of hw_counters, those that tell of loss on a RoCE link. Source: nvidia-docs-rdma-counters."""
+"""Of hw_counters, errors of a RoCE link: packets that were lost, sent again or damaged, and a
+receiver that was not ready (rnr_nak_retry_err). The choice is this project's; the names' source:
+nvidia-docs-rdma-counters."""
 
 
 class Counter:

@@ -106,11 +106,11 @@ class Tail:
         Args:
             last: all of it, and the line that no line end followed.
         """
-        told = 0
-        while last or told < TOLD_AT_ONCE:
+        passed_on = 0
+        while last or passed_on < TOLD_AT_ONCE:
             is_newest = self._at_newest()
             if self._source is not None and (data := os.read(self._source, BLOCK)):
-                told += len(data)
+                passed_on += len(data)
                 self._tell(data)
             elif is_newest:
                 break
@@ -118,7 +118,7 @@ class Tail:
                 self._next()
         if last:
             self._tell(b"\n")
-        return told > 0
+        return passed_on > 0
 
     def close(self) -> None:
         if self._source is not None:

@@ -187,7 +187,7 @@ class _Unit:
             "HOME": "/root",
             **work.env,
         }
-        told = {
+        document = {
             "argv": work.argv,
             "env": environment,
             "stdin": base64.b64encode(work.stdin).decode("ascii"),
@@ -197,7 +197,7 @@ class _Unit:
         (self.folder / "asked").write_text(json.dumps(moment.now()))
         handle = os.open(self.folder / "work", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as out:
-            json.dump(told, out)
+            json.dump(document, out)
         try:
             self._start()
             self._wait_for_begin()
@@ -326,12 +326,12 @@ class _Unit:
 
 def _seldom(tell: Callable[[str], None]) -> Callable[[str], None]:
     """Pass on a line now and then: the progress, not the whole output."""
-    told = 0.0
+    last_shown = 0.0
 
     def on_output(line: str) -> None:
-        nonlocal told
-        if time.monotonic() - told > PROGRESS_S:
-            told = time.monotonic()
+        nonlocal last_shown
+        if time.monotonic() - last_shown > PROGRESS_S:
+            last_shown = time.monotonic()
             tell(line)
 
     return on_output
@@ -355,10 +355,10 @@ def _running(folder: Path) -> bool:
 def _read(path: Path) -> dict[str, Any] | None:
     """Return what the worker wrote in one of its files; None when it wrote nothing."""
     try:
-        told = json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return told if isinstance(told, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def _forget_old(folder: Path) -> None:

@@ -71,12 +71,12 @@ def apt(host: Host, *arguments: str) -> Completed:
     It goes on when the connection is cut, and the next run waits for it. apt itself waits for
     dpkg's lock, but not for that of its lists: that is waited for here.
     """
-    told: set[str] = set()
+    reported: set[str] = set()
 
     def on_output(line: str) -> None:
         holder = _holder(line)
-        if holder and holder not in told:
-            told.add(holder)
+        if holder and holder not in reported:
+            reported.add(holder)
             host.progress(f"waiting for {holder}")
         elif line.startswith(_STEPS):
             host.progress(line)

@@ -100,9 +100,9 @@ class BuiltImage(Resource):
             raise self._failed(done)
 
     def _failed(self, done: Completed) -> ResourceError:
-        said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        end = "".join(f"\n    {line}" for line in said[-8:])
-        hint = next(hint for pattern, hint in _WHY if re.search(pattern, "\n".join(said)))
+        output = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        end = "".join(f"\n    {line}" for line in output[-8:])
+        hint = next(hint for pattern, hint in _WHY if re.search(pattern, "\n".join(output)))
         return ResourceError(f"building {self.ref} failed; it ends:{end or ' (nothing)'}", hint)
 
 

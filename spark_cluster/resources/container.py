@@ -135,7 +135,7 @@ class Container(Resource):
         if self.state == "absent" and host.which("docker") is None:
             return {"state": "absent", "secrets": self._secrets(host)}
         found = inspect(host, "container", self.container)
-        state = {**_told(found), "secrets": self._secrets(host)}
+        state = {**_state_of(found), "secrets": self._secrets(host)}
         if self.state == "absent":
             return state
         if found is not None:
@@ -259,7 +259,7 @@ class Container(Resource):
         until = time.monotonic() + STAYS_S
         while True:
             time.sleep(LOOK_EVERY_S)
-            found = _told(inspect(host, "container", self.container))
+            found = _state_of(inspect(host, "container", self.container))
             if found["state"] != "running" or found.get("restarts"):
                 raise self._ended(host, found)
             if time.monotonic() >= until:
@@ -270,12 +270,12 @@ class Container(Resource):
         log = docker(host, "logs", "--tail", "20", self.container)
         docker(host, "stop", "-t", "0", self.container)
         if found["state"] == "running":  # again: how it ended is known only now
-            found = _told(inspect(host, "container", self.container))
+            found = _state_of(inspect(host, "container", self.container))
         lines = (log.stdout + log.stderr).strip().splitlines()[-20:]
-        said = "".join(f"\n    {line}" for line in lines) or " (nothing)"
+        tail = "".join(f"\n    {line}" for line in lines) or " (nothing)"
         status = f" with status {found['exit_code']}" if "exit_code" in found else ""
         return ResourceError(
-            f"container {self.container} ended right after its start{status}; its log ends:{said}",
+            f"container {self.container} ended right after its start{status}; its log ends:{tail}",
             f"`docker logs {self.container}` on the node has all of it",
         )
 
@@ -285,19 +285,19 @@ def _mount(mount: str) -> str:
     return f"type=bind,source={source},target={target}" + (",readonly" if mode == "ro" else "")
 
 
-def _told(found: Mapping[str, Any] | None) -> State:
+def _state_of(found: Mapping[str, Any] | None) -> State:
     """State, exit status, number of restarts and labels of an inspected container."""
     if found is None:
         return {"state": "absent"}
     labels = found["Config"].get("Labels") or {}
-    told: State = {
+    state: State = {
         "state": found["State"]["Status"],
         "restarts": found.get("RestartCount", 0),
         "spec": labels.get(SPEC, "")[:12] or "made by someone else",
         "argv": labels.get(ARGV, ""),
     }
-    if told["state"] != "running":
-        told["exit_code"] = found["State"].get("ExitCode")
+    if state["state"] != "running":
+        state["exit_code"] = found["State"].get("ExitCode")
         if found["State"].get("Error"):
-            told["error"] = found["State"]["Error"]
-    return told
+            state["error"] = found["State"]["Error"]
+    return state

@@ -71,10 +71,10 @@ class Directory(Resource):
         from spark_cluster.node.journal import why_not_kept  # only known on the node
 
         why = why_not_kept(host.path(self.path)) if self.state == "absent" and self.keep else ""
-        said = f"{self.path} is removed permanently, revert cannot restore it: {why}" if why else ""
-        if host.check or not said:
-            return said
-        host.note(said)
+        note = f"{self.path} is removed permanently, revert cannot restore it: {why}" if why else ""
+        if host.check or not note:
+            return note
+        host.note(note)
         return ""
 
     def converge(self, host: Host, actual: State) -> None:

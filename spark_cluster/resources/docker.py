@@ -54,10 +54,10 @@ def docker(
         )
     else:
         done = host.run(argv, stdin=stdin, timeout=timeout, on_output=on_output)
-    said = done.stderr.lower()
-    if done.status != 0 and any(text in said for text in _NO_DAEMON):
+    stderr = done.stderr.lower()
+    if done.status != 0 and any(text in stderr for text in _NO_DAEMON):
         raise Missing(RUNNING, *_why_down(host))
-    if done.status != 0 and "permission denied while trying to connect" in said:
+    if done.status != 0 and "permission denied while trying to connect" in stderr:
         raise ResourceError(
             "this user has no access to the Docker daemon", "let the agent use sudo (become: true)"
         )

@@ -185,11 +185,11 @@ def _layers(ref: str, tell: Callable[[str], None]) -> Callable[[str], None]:
     layers: dict[str, bool] = {}
 
     def on_output(line: str) -> None:
-        said = re.match(r"([0-9a-f]{12}): (.+)", line)
-        if not said:
+        found = re.match(r"([0-9a-f]{12}): (.+)", line)
+        if not found:
             return
         before = dict(layers)
-        layers[said[1]] = layers.get(said[1], False) or said[2] in (
+        layers[found[1]] = layers.get(found[1], False) or found[2] in (
             "Pull complete",
             "Already exists",
         )
@@ -203,8 +203,10 @@ def _explained(done: Completed, doing: str) -> None:
     """Raise ResourceError in plain words when `done` failed."""
     if done.status == 0:
         return
-    said = (done.stderr.strip() or done.stdout.strip() or "(no output of docker)").splitlines()[-1]
+    last_line = (
+        done.stderr.strip() or done.stdout.strip() or "(no output of docker)"
+    ).splitlines()[-1]
     for pattern, why, hint in _WHY:
-        if re.search(pattern, said, re.IGNORECASE):
-            raise ResourceError(f"{doing}: {why}: {said}", hint)
+        if re.search(pattern, last_line, re.IGNORECASE):
+            raise ResourceError(f"{doing}: {why}: {last_line}", hint)
     done.check(doing)

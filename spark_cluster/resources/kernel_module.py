@@ -100,14 +100,15 @@ class KernelModule(Resource):
         done = host.run(argv)
         if done.status == 0:
             return
-        said = (done.stderr.strip() or "(no output)").splitlines()[-1]
-        if "not found" in said:
+        last_line = (done.stderr.strip() or "(no output)").splitlines()[-1]
+        if "not found" in last_line:
             raise ResourceError(
-                f"the running kernel has no module {self.module}: {said}",
+                f"the running kernel has no module {self.module}: {last_line}",
                 "is its package installed, and was the node rebooted into the newest kernel?",
             )
-        if "in use" in said:
+        if "in use" in last_line:
             raise ResourceError(
-                f"the module {self.module} is in use: {said}", f"`lsmod | grep {self._name}` there"
+                f"the module {self.module} is in use: {last_line}",
+                f"`lsmod | grep {self._name}` there",
             )
         done.check(" ".join(argv), "`dmesg | tail` on the node may show why")

@@ -127,7 +127,7 @@ class Unit(Resource):
         if host.which("systemctl") is None:
             raise Missing("command:systemctl", "this node has no systemd")
         known = self._show(host)
-        state: State = {**_told(known, text), "secrets": secrets}
+        state: State = {**_state_of(known, text), "secrets": secrets}
         if self.state == "running" and differences(state, self.desired()):
             self._need_sources(host)
         return state
@@ -266,11 +266,11 @@ class Unit(Resource):
                 return
         raise self._ended(host, done.stderr.strip())
 
-    def _ended(self, host: Host, said: str) -> ResourceError:
+    def _ended(self, host: Host, output: str) -> ResourceError:
         """Stop the restarts of a program that ended at once, and report its output."""
         status = self._show(host).get("ExecMainStatus", "")
         host.run(("systemctl", "stop", self._full), timeout=self.stop_timeout_s + 60.0)
-        lines = systemd.end_of_log(host, self._full) or [said or "(nothing)"]
+        lines = systemd.end_of_log(host, self._full) or [output or "(nothing)"]
         with_status = f" with status {status}" if status else ""
         return ResourceError(
             f"unit {self.unit} ended right after its start{with_status}; its log ends:"
@@ -279,20 +279,20 @@ class Unit(Resource):
         )
 
 
-def _told(known: Mapping[str, str], text: bytes | None) -> State:
+def _state_of(known: Mapping[str, str], text: bytes | None) -> State:
     """State and digest of a unit; `absent` without a file of ours."""
     if text is None and known["ActiveState"] in ("inactive", "failed"):
         return {"state": "absent"}
     active = known["ActiveState"]
-    told: State = {
+    state: State = {
         "state": "running" if active == "active" else f"{active} ({known.get('SubState', '?')})",
         "restarts": int(known.get("NRestarts") or 0),
         "spec": str(declared(text or b"").get("spec", ""))[:12] or "made by someone else",
         "at_boot": known.get("UnitFileState") == "enabled",
     }
     if active != "active":
-        told["exit_code"] = int(known.get("ExecMainStatus") or 0)
-    return told
+        state["exit_code"] = int(known.get("ExecMainStatus") or 0)
+    return state
 
 
 def declared(text: bytes) -> dict[str, Any]:

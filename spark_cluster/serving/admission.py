@@ -46,7 +46,7 @@ def must_work(play: Play, plan: ServePlan, running: ContainerState, *, force: bo
     if running.status == "running":
         ours = _our_processes(play, [room.name for room in rooms])
         rooms = [_without_ours(room, ours[room.name]) for room in rooms]
-        facts = [replace(told, memory=room.memory) for told, room in zip(facts, rooms, strict=True)]
+        facts = [replace(fact, memory=room.memory) for fact, room in zip(facts, rooms, strict=True)]
     try:
         found = planner.Planner(play.project).plan(plan.subject, rooms, planner.Question(), facts)
     except UsageError as error:
@@ -143,8 +143,10 @@ def _our_processes(play: Play, names: list[str]) -> dict[str, set[int]]:
     }
     found = {}
     for name, pending in waiting.items():
-        told = [done["stdout"] for done in pending.wait()["commands"].values() if done is not None]
-        found[name] = {int(word) for text in told for word in text.split() if word.isdecimal()}
+        outputs = [
+            done["stdout"] for done in pending.wait()["commands"].values() if done is not None
+        ]
+        found[name] = {int(word) for text in outputs for word in text.split() if word.isdecimal()}
     return found
 
 

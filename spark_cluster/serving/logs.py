@@ -60,7 +60,7 @@ def read(session: Session, container: str, *, lines: int = 400) -> str:
 def last_line(log: str) -> str:
     """The last line that says something, without colours and prefixes of Docker and Ray."""
     for raw in reversed(log.splitlines()):
-        text = _said(raw)
+        text = _message(raw)
         if text:
             return text
     return ""
@@ -72,15 +72,15 @@ def first_error(logs: Mapping[str, str]) -> Fault | None:
     Args:
         logs: where (`spark1 spark-vllm`) to its text, with time stamps or without.
     """
-    found = [(where, told) for where, log in logs.items() for told in lines.errors_of(log)]
-    causes = [(where, told) for where, told in found if not lines.is_echo(told.text)] or found
+    found = [(where, error) for where, log in logs.items() for error in lines.errors_of(log)]
+    causes = [(where, error) for where, error in found if not lines.is_echo(error.text)] or found
     if not causes:
         return None
-    where, told = min(causes, key=lambda one: one[1].line.at)
-    return Fault(where, told.text, told.line.stamp, told.before)
+    where, error = min(causes, key=lambda one: one[1].line.at)
+    return Fault(where, error.text, error.line.stamp, error.before)
 
 
-def _said(raw: str) -> str:
+def _message(raw: str) -> str:
     """A line with vLLM's own prefix, which tells who speaks, but without Docker's stamp."""
     clean = lines.ANSI.sub("", raw).strip()
     stamp = lines.read(clean).stamp

@@ -45,10 +45,10 @@ def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]
     wanted = sorted(play.nodes, key=lambda node: not node.is_head)[:tp]
     missing = [n.name for n in wanted if n.fabric_ip not in here]
     fault = logs.first_error(_logs(play, RAY))
-    said = f"; {fault.where} says: {fault.text}" if fault else ""
+    cause = f"; {fault.where} says: {fault.text}" if fault else ""
     raise VerificationFailed(
         f"Ray shows {len(nodes)} of {tp} nodes after {timeout:g} s; "
-        f"missing: {', '.join(missing) or 'a GPU'}{said}",
+        f"missing: {', '.join(missing) or 'a GPU'}{cause}",
         hint="ping the head's fabric address from the worker; the same image on both nodes? "
         "spark-cluster logs shows more",
     )
@@ -120,22 +120,22 @@ def ask(play: Play, endpoint: Endpoint, probe: Probe) -> str:
     Raises:
         VerificationFailed: no answer, or a wrong one.
     """
-    said = ask_once(play.session(play.head), endpoint, probe, timeout=120)
-    if said.status != 200:
+    reply = ask_once(play.session(play.head), endpoint, probe, timeout=120)
+    if reply.status != 200:
         fault = logs.first_error(_logs(play, SERVER) | _logs(play, RAY))
-        cause = fault.text if fault else said.why
+        cause = fault.text if fault else reply.why
         raise VerificationFailed(
-            f"/health is fine, but a completion is not (status {said.status}): {cause}",
+            f"/health is fine, but a completion is not (status {reply.status}): {cause}",
             where=fault.where if fault else play.head.name,
             hint=logs.advice(fault, "spark-cluster logs shows more"),
         )
-    if said.why:
+    if reply.why:
         raise VerificationFailed(
-            f"/health is fine, but {said.why}",
+            f"/health is fine, but {reply.why}",
             where=play.head.name,
             hint="another program than vLLM uses the port, or a proxy answers for it",
         )
-    text = said.text
+    text = reply.text
     if probe.expect.lower() not in text.lower():
         raise VerificationFailed(
             f"asked {probe.question!r}, the model says {replies.short(text)!r}; "

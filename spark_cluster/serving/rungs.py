@@ -86,11 +86,13 @@ class Client:
         )
         if answer.status == 200:
             return answer.body
-        said = answer.reason if answer.status == 0 else replies.error(answer.body) or answer.reason
+        reason = (
+            answer.reason if answer.status == 0 else replies.error(answer.body) or answer.reason
+        )
         hint = "spark-cluster logs shows more"
-        if answer.status == 400 and "tool choice" in said:
+        if answer.status == 400 and "tool choice" in reason:
             hint = f"the recipe's engine_args lack {PARSER}; a router would now ask another model"
-        raise self.wrong(f"{rung}: the request failed (status {answer.status}): {said}", hint)
+        raise self.wrong(f"{rung}: the request failed (status {answer.status}): {reason}", hint)
 
     def message(self, rung: str, content: Any, **options: Any) -> dict[str, Any]:
         """The message that answers.

@@ -192,8 +192,8 @@ def _nodes(play: Play) -> list[NodeState]:
         if name not in asked:
             found.append(NodeState(name, reachable=False, error=str(play.out[name].message)))
             continue
-        told = asked[name].wait()
-        commands, files = told["commands"], told["files"]
+        answer = asked[name].wait()
+        commands, files = answer["commands"], answer["files"]
         outputs = {n: d["stdout"] if d else "" for n, d in commands.items()}
         found.append(
             NodeState(
@@ -292,10 +292,10 @@ def _number(server: ContainerState, label: str, otherwise: int) -> int:
 def _restarted(session: Session, head: str, times: int) -> str:
     """That the server does not stay up, and the first thing that its log complains of."""
     fault = logs.first_error({head: logs.read(session, SERVER)})
-    said = f", its log says: {fault.text}" if fault else ""
+    cause = f", its log says: {fault.text}" if fault else ""
     known = fault.known if fault else None
     fix = f"; {known.title} ({known.id}): {known.fix}" if known else ""
-    return f"the server has been restarted {times} times{said}{fix}"
+    return f"the server has been restarted {times} times{cause}{fix}"
 
 
 def _probe(
@@ -309,9 +309,11 @@ def _probe(
     """
     if endpoint is None:
         return 0, "", "/health was not queried: the container's label names no endpoint", ""
-    told = endpoint.request(session, "/health", timeout=5)
-    health = 0 if refused_by_proxy(told.status, told.body) else told.status
-    shown = told.certificate
+    health_answer = endpoint.request(session, "/health", timeout=5)
+    health = (
+        0 if refused_by_proxy(health_answer.status, health_answer.body) else health_answer.status
+    )
+    shown = health_answer.certificate
     if health != 200:
         return health, "", f"/health does not return 200 ({health or 'no answer'})", shown
     few = probe.model_copy(update={"max_tokens": min(probe.max_tokens, FEW_TOKENS)})
@@ -322,5 +324,5 @@ def _probe(
     if found.status == 401:
         return health, "", "the endpoint asks for another API key than this inventory's", shown
     why = f" within {limit:g} s" if found.status == 0 else ""
-    said = f": {found.why}" if found.why else ""
-    return health, "", f"/health is fine, but a completion does not come{why}{said}", shown
+    reason = f": {found.why}" if found.why else ""
+    return health, "", f"/health is fine, but a completion does not come{why}{reason}", shown

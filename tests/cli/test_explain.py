@@ -43,6 +43,13 @@ def test_all_ranks_are_fine():
     assert "Application startup complete" in text
 
 
+def test_the_engine_is_named():
+    assert ", vLLM" in run(str(DATA / "vllm_no_compiler.log")).splitlines()[0]
+    text = "launch_server.py: error: unrecognized arguments: --reasoning_parser kimi_k2\n"
+    assert run("-", stdin=text).splitlines()[0] == "the cause  standard input: 1 line, SGLang"
+    assert json.loads(run("-", stdin=text, as_json=True))["engine"] == "SGLang"
+
+
 def test_standard_input_and_json():
     found = json.loads(run("-", stdin="RuntimeError: No CUDA GPUs are available\n", as_json=True))
     assert found["cause"]["id"] == "gpu-dead"

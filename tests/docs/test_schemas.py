@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -190,7 +190,7 @@ def test_what_the_lab_prints_fits(program, lab, name, args):
 def test_a_node_of_the_lab_fits(lab, monkeypatch):
     node = SimpleNamespace(name="spark1", address="10.89.0.11", state="running")
     monkeypatch.setattr(Lab, "nodes", [node])
-    check(made()["output-lab-status"], lab.status())
+    check(made()["output-lab-status"], asdict(lab.status()))
 
 
 def test_what_provision_prints_fits():

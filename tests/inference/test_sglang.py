@@ -20,7 +20,7 @@ from spark_cluster.facts.model import Facts, Hca
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import engine
 from spark_cluster.inference.runtime import RUNTIMES
-from spark_cluster.logs.startup import Pattern
+from spark_cluster.logs.startup import Start
 from spark_cluster.node.http import ask
 from spark_cluster.resources import Container, Unit
 from spark_cluster.runner.session import Answer
@@ -97,15 +97,15 @@ def test_it_runs_in_either_runtime(runtime: str, kind: type) -> None:
 
 
 def test_what_its_log_tells() -> None:
-    def first(anchor: Pattern) -> str:
-        return next(
-            anchor.pattern.search(line)[1] for line in LOG.splitlines() if anchor.has in line
-        )  # type: ignore[index]
-
-    assert {anchor.name: first(anchor) for anchor in SGLANG.anchors} == {
+    start = Start()
+    for line in LOG.splitlines():
+        start.take(line)
+    assert start.engine is not None
+    assert start.engine.name == "SGLang"
+    assert start.in_order() == {
         "model": "/srv/models/m",
         "tensor parallel": "2",
-        "weights": "15.02",
+        "weights": "15.02 GB",
         "KV tokens": "262144",
         "up": SGLANG.started,
     }

@@ -123,6 +123,10 @@ ONLY = {
 }
 """What has been told in many places, and where it may stand now."""
 
+RARE = dict(zip(ONLY, (r"\bAC\b", "kho"), strict=True))
+"""A short word of each, in one piece also where a string goes on in the next line: only files with
+it are parsed."""
+
 
 def shingles(text: str, length: int) -> set[str]:
     """Runs of words, without punctuation and case."""
@@ -151,9 +155,9 @@ def literals(path: Path) -> list[tuple[int, str]]:
 
 
 def _literals(path: Path) -> Iterator[tuple[int, str]]:
-    tree = ast.parse(path.read_text())
-    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             parts = [v.value if isinstance(v, ast.Constant) else "\0" for v in node.values]
             yield node.lineno, " ".join(map(str, parts))
@@ -192,7 +196,9 @@ def test_what_was_told_in_many_places_is_reported_once(words):
     has = {
         path
         for path in files
-        if not path.is_relative_to(lab) and re.search(words, _texts(path), re.IGNORECASE)
+        if not path.is_relative_to(lab)
+        and re.search(RARE[words], path.read_text(), re.IGNORECASE)
+        and re.search(words, _texts(path), re.IGNORECASE)
     }
     allowed = {p for p in files if any(str(p).endswith(f"/{end}") for end in ONLY[words])}
     assert has <= allowed

@@ -201,9 +201,11 @@ def programs(source: str) -> set[str]:
 
 
 def runs_here(call: ast.Call) -> bool:
-    *receiver, name = ast.unparse(call.func).split(".")
-    on_node = any(re.match(NODES, part) for part in receiver)
-    return name in RUNS and not on_node
+    name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
+    if name not in RUNS:
+        return False
+    receiver = ast.unparse(call.func).split(".")[:-1]
+    return not any(re.match(NODES, part) for part in receiver)
 
 
 def takes_text(call: ast.Call) -> bool:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -405,7 +406,7 @@ def test_a_lab_whose_network_is_gone_is_repaired(lab: Lab) -> None:
 
 
 def test_status_is_plain_data(lab: Lab) -> None:
-    found = json.loads(json.dumps(lab.status()))
+    found = json.loads(json.dumps(asdict(lab.status())))
     assert found["state"] == "up"
     assert [node["address"] for node in found["nodes"]] == ["10.89.0.11", "10.89.0.12"]
     assert all(found["prepared"].values())

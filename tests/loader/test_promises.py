@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -29,12 +30,17 @@ def test_every_promise_names_a_test() -> None:
     assert [row[0] for row in ROWS if "promise" not in row[0] and "`tests/" not in row[-1]] == []
 
 
+@functools.cache
+def parsed(file: str) -> list[ast.stmt]:
+    return ast.parse((CHECKOUT / file).read_text()).body
+
+
 def named(test_id: str) -> bool:
     """Whether a test of this id is written down."""
     file, *names = test_id.split("::")
     if not (CHECKOUT / file).is_file():
         return False
-    scope: list[ast.stmt] = ast.parse((CHECKOUT / file).read_text()).body
+    scope = parsed(file)
     for name in names:
         found = [node for node in scope if getattr(node, "name", None) == name]
         if not found:

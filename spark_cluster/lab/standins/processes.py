@@ -1,4 +1,4 @@
-"""The node's compute processes: what vLLM and Ray really run, with the memory they really use."""
+"""The node's compute processes: what engine and Ray really run, with the memory they use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from .state import RUN
 
 SOCKET = RUN / "processes.socket"
-COMPUTE = re.compile(r"VLLM::|ray::RayWorker|RayWorker")
+COMPUTE = re.compile(r"VLLM::|ray::RayWorker|RayWorker|sglang::")
 
 
 class ComputeProcess(NamedTuple):

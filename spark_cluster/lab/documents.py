@@ -1,0 +1,157 @@
+"""The documents that `lab` prints as JSON, one class for each command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """A node of the lab.
+
+    Attributes:
+        name: of the node.
+        address: its IPv4 address on the lab's bridge.
+        state: as systemd says it (running, starting), or off.
+    """
+
+    name: str
+    address: str
+    state: str
+
+
+@dataclass(frozen=True)
+class LabStatus:
+    """The lab (`lab status`).
+
+    Attributes:
+        state: `up`, `partly up` (a node is off), `down`, or `broken` (to be cleaned away).
+        nodes: those whose file systems are mounted, on or off.
+        prepared: what nodes are booted from, by name: whether it is there.
+        directory: the lab's state directory.
+        key: the private key that the nodes accept.
+        known_hosts: the file with the nodes' host keys.
+    """
+
+    state: str
+    nodes: list[NodeStatus]
+    prepared: dict[str, bool]
+    directory: str
+    key: str
+    known_hosts: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What `lab down` did.
+
+    Attributes:
+        state: the lab's state now.
+        changed: whether anything was up.
+    """
+
+    state: str
+    changed: bool
+
+
+@dataclass(frozen=True)
+class PreparedFiles:
+    """What `lab prepare` has made.
+
+    Attributes:
+        image: path of the container image, as `docker load` takes it.
+        model: folder of the model.
+    """
+
+    image: str
+    model: str
+
+
+@dataclass(frozen=True)
+class Packages:
+    """What `lab tools --list` lists.
+
+    Attributes:
+        packages: of the system, that the lab calls.
+    """
+
+    packages: list[str]
+
+
+@dataclass(frozen=True)
+class InstalledPackages(Packages):
+    """What `lab tools` did.
+
+    Attributes:
+        packages: of the system, that the lab calls.
+        installed: those that were missing.
+    """
+
+    installed: list[str]
+
+
+@dataclass(frozen=True)
+class ResetNode:
+    """What `lab reset` did.
+
+    Attributes:
+        node: its name.
+        changed: always true.
+    """
+
+    node: str
+    changed: bool
+
+
+@dataclass(frozen=True)
+class Broken:
+    """What `lab break NAME` did.
+
+    Attributes:
+        name: of the breakage.
+        node: that is broken.
+        finds: checks of doctor that find it.
+    """
+
+    name: str
+    node: str
+    finds: list[str]
+
+
+@dataclass(frozen=True)
+class KnownBreakage:
+    """A breakage (`lab break --list`).
+
+    Attributes:
+        name: as `lab break` takes it.
+        what: what it does.
+        finds: checks of doctor that find it, some of them with --probe only.
+        broken: names of the nodes that are broken so now.
+    """
+
+    name: str
+    what: str
+    finds: list[str]
+    broken: list[str]
+
+
+@dataclass(frozen=True)
+class Breakages:
+    """What `lab break --list` lists.
+
+    Attributes:
+        breakages: all of them.
+    """
+
+    breakages: list[KnownBreakage]
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What `lab repair` did.
+
+    Attributes:
+        repaired: breakages and their nodes.
+    """
+
+    repaired: list[str]

@@ -1,0 +1,125 @@
+"""The lines that engines log when they start, and those by which a log's engine is known.
+
+vLLM's are of versions 0.19 to 0.32; SGLang's are in the issues that docs/sources.md names
+(source: sglang-4848, sglang-8741).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A line of the start: its name for people, a literal of it, what to read from it."""
+
+    name: str
+    has: str
+    pattern: re.Pattern[str]
+    shown: str = "{0}"
+
+
+def pattern(name: str, has: str, expression: str, shown: str = "{0}") -> Pattern:
+    """Return a pattern from the text of its regular expression."""
+    return Pattern(name, has, re.compile(expression), shown)
+
+
+@dataclass(frozen=True)
+class EngineLog:
+    """The log of an inference engine.
+
+    Attributes:
+        name: of the engine, as people write it.
+        patterns: the lines of its start, in their order.
+        first: name of the fact that its first lines tell.
+        up: literal of its log when it takes requests.
+        signs: literals that no other engine logs.
+    """
+
+    name: str
+    patterns: tuple[Pattern, ...]
+    first: str
+    up: str
+    signs: tuple[str, ...]
+
+
+_LINK = pattern("link", "NET/IB : Using", r"NET/IB : Using (\[0\].*?)(?:;|$)")
+_REQUESTS = pattern(
+    "requests", '"POST /v1/', r'"POST (/v1/\S+) HTTP/[\d.]+" 200', "{0} was answered"
+)
+
+_VLLM_UP = "Application startup complete"
+_SGLANG_UP = "The server is fired up and ready to roll"
+
+VLLM = EngineLog(
+    "vLLM",
+    (
+        pattern("vLLM", "Initializing a V", r"engine \(v([^)\s]+)\)"),
+        pattern("vLLM", "vLLM API server version", r"vLLM API server version (\S+)"),
+        pattern("vLLM", "Launching vLLM (", r"Launching vLLM \(v([^)\s]+)\)"),
+        pattern("model", "Initializing a V", r"model='([^']+)'"),
+        pattern("tensor parallel", "Initializing a V", r"tensor_parallel_size=(\d{1,9})"),
+        pattern("architecture", "Resolved architecture", r"Resolved architecture: (\S+)"),
+        pattern("attention", "AttentionBackendEnum.", r"Using AttentionBackendEnum\.(\w+) backend"),
+        pattern("attention", "Forcing TRITON_ATTN", r"Forcing (TRITON_ATTN)", "{0}, forced"),
+        pattern("attention", "_ATTN backend", r"Using (\w+_ATTN) backend"),
+        pattern("experts", "MoE backend", r"Using '?(\w+)'? (\w+) MoE backend", "{0} ({1})"),
+        pattern("FP4 products", "NvFp4LinearBackend.", r"NvFp4LinearBackend\.(\w+) for"),
+        pattern("FP4 products", "NvFp4LinearKernel", r"Using (\w+)NvFp4LinearKernel"),
+        pattern("checkpoint", "Checkpoint size:", r"Checkpoint size: ([\d.]+ GiB)"),
+        pattern("weights", "Model loading took", r"Model loading took ([\d.]+) GiB", "{0} GiB"),
+        pattern(
+            "loading", "Loading weights took", r"Loading weights took ([\d.]+) seconds", "{0} s"
+        ),
+        pattern("CUDA graphs", "CUDA graph memory:", r"CUDA graph memory: ([\d.]+ GiB)"),
+        pattern(
+            "CUDA graphs", "Graph capturing finished", r"in (\d+) secs?, took ([\d.]+ GiB)", "{1}"
+        ),
+        pattern(
+            "KV cache", "Available KV cache memory:", r"cache memory: (\d[\d.]*) GiB", "{0} GiB"
+        ),
+        # From 0.27 on both are in one line; the CPU build says CPU from 0.30 on.
+        pattern("KV tokens", "KV cache size:", r"KV cache size: ([\d,]+) tokens"),
+        pattern(
+            "concurrency",
+            "Maximum concurrency for",
+            r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x",
+            "{1} requests of {0} tokens",
+        ),
+        _LINK,
+        pattern("ranks", "in world size", r"rank \d+ in world size (\d{1,9})"),
+        pattern("up", _VLLM_UP, f"({_VLLM_UP})"),
+        _REQUESTS,
+        pattern(
+            "end",
+            "[shutdown] API server: shutdown",
+            r"(shutdown triggered)",
+            "it was asked to stop",
+        ),
+    ),
+    first="vLLM",
+    up=_VLLM_UP,
+    signs=("Initializing a V", "vLLM API server version", "Launching vLLM (", "vllm/v1/"),
+)
+
+SGLANG = EngineLog(
+    "SGLang",
+    (
+        pattern("model", "server_args=", r"model_path='([^']+)'"),
+        pattern("tensor parallel", "server_args=", r"tp_size=(\d{1,9})"),
+        pattern("weights", "Load weight end.", r"mem usage=([\d.]+) GB", "{0} GB"),
+        pattern("KV tokens", "max_total_num_tokens=", r"max_total_num_tokens=(\d+)"),
+        _LINK,
+        pattern("up", _SGLANG_UP, f"({_SGLANG_UP})"),
+        _REQUESTS,
+    ),
+    first="model",
+    up=_SGLANG_UP,
+    signs=(
+        *("server_args=ServerArgs(", "sglang.launch_server", "sglang/srt/", "usage: launch_server"),
+        *("launch_server.py: error:", _SGLANG_UP, "Received sigquit from a child proces"),
+    ),
+)
+
+ENGINES = (VLLM, SGLANG)
