@@ -30,7 +30,7 @@ from spark_cluster.bench.report.verdict import answers, headline, verdict
 from spark_cluster.cli import take_globals
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_report import command
-from spark_cluster.errors import InvalidFile
+from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import sparkrun
 
 EVIL = (
@@ -294,8 +294,9 @@ def test_broken_telemetry_is_said(tmp_path):
 
 
 def test_a_folder_without_a_record_is_said(tmp_path):
-    with pytest.raises(InvalidFile, match=r"no run\.json"):
+    with pytest.raises(UsageError, match=r"run\.json: No such file") as caught:
         read_run(tmp_path)
+    assert "bench fetch" in caught.value.hint
 
 
 def sparse_records() -> Iterator[Record]:
