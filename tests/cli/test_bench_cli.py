@@ -151,3 +151,21 @@ def test_show_a_run(ask, put):
     assert "failed: s.pp2048-tg128-d4096-c1: 2 of 5 requests failed" in " ".join(said.split())
     assert max(map(len, said.splitlines())) <= 80
     assert json.loads(ask("bench", "show", run, "--json").stdout)["id"] == "a"
+
+
+def test_acceptance_is_shown_and_compared(ask, put):
+    drafted = {"acceptance": [0.61], "acceptance_length": [2.83]}
+    loads = [key(), key(concurrency=4)]
+    about = {"tg_tps": STEADY, "tg_tps_request": STEADY, "pp_tps": STEADY, "ttfr_ms": STEADY}
+    run = put("a", record(*(cell(load=load, **about, **drafted) for load in loads)))
+    said = ask("bench", "show", run).stdout
+    assert "accepted" in said
+    assert "0.61" in said
+    assert "a step" in said
+    assert "2.83" in said
+    assert max(map(len, said.splitlines())) <= 80
+    other = put("b", record(cell(tg_tps=STEADY, acceptance=[0.5], acceptance_length=[2.5]), id="b"))
+    found = json.loads(ask("bench", "compare", run, other, "--json").stdout)["comparison"]["rows"]
+    ratios = {row["metric"]: row["ratio"] for row in found}
+    assert ratios["acceptance"] == pytest.approx(0.5 / 0.61, abs=1e-4)
+    assert ratios["acceptance_length"] == pytest.approx(2.5 / 2.83, abs=1e-4)
