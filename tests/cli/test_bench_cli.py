@@ -169,3 +169,29 @@ def test_acceptance_is_shown_and_compared(ask, put):
     ratios = {row["metric"]: row["ratio"] for row in found}
     assert ratios["acceptance"] == pytest.approx(0.5 / 0.61, abs=1e-4)
     assert ratios["acceptance_length"] == pytest.approx(2.5 / 2.83, abs=1e-4)
+
+
+def test_what_calibrating_by_a_run_would_change(ask, put, tmp_path):
+    from spark_cluster.bench.describe import text_of
+    from spark_cluster.loader.project import Project
+    from spark_cluster.loader.recipes import load_recipe
+
+    recipe = load_recipe("gemma4-31b-fp8", Project(tmp_path))
+    loads = [key(depth=depth) for depth in (0, 8192, 16384)]
+    cells = [cell(load=load, tg_tps=[6.2 - load.depth / 1e5] * 5) for load in loads]
+    foretold = Prediction(metric="tg_tps", key=key(), low=6.5, value=6.8, high=7.1)
+    about = setup(recipe_text=text_of(recipe), predictions=(foretold,))
+    run = put("a", record(*cells, setups=[about]))
+    said = ask("bench", "compare", run, "--predicted").stdout
+    assert "mean error 9.7%" in said
+    assert "predict --calibrate with this run would change" in said
+    assert "eta_dense" in said
+    assert "mean error over 3 points: " in said
+    told = json.loads(ask("bench", "compare", run, "--predicted", "--json").stdout)["predicted"]
+    errors = told["calibration"]["mean_error"]
+    assert errors["after"] < errors["before"]
+    assert set(told["calibration"]["constants"]["eta_dense"]) == {"was", "is"}
+    bare = put("b", record(cell(tg_tps=STEADY), setups=[setup(predictions=(foretold,))]))
+    said = ask("bench", "compare", bare, "--predicted").stdout
+    assert "has no use for this run" in said
+    assert "found 0 usable points" in said
