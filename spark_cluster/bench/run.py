@@ -6,6 +6,7 @@ result, and the folder on the node has those that the laptop has not seen yet.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,9 +36,11 @@ from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.errors import Refused, SparkClusterError
 from spark_cluster.inference.engine import engine
 from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
 from spark_cluster.serving import vram
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.serving.result import Served
+from spark_cluster.topology import Node
 
 ROLE = "llama_benchy"
 
@@ -152,7 +155,8 @@ def measure(
         SparkClusterError: the server or the node was lost, or it was stopped; what was measured
             until then is in the record.
     """
-    session = play.session(play.head)
+    head = play.head  # it leaves the play when its cells end with an error
+    session = play.session(head)
     folder = run.on_node(step)
     _describe(play, run, step, served, startup_s)
     metrics = f"{engine_base(served.plan)}/metrics"
@@ -160,20 +164,24 @@ def measure(
     nodes = [node.name for node in served.plan.nodes]
     recording = Recording(play, nodes, folder, metrics, job.limit_s)
     recording.start()
-    on_node.may_go_on(session, folder, play.head.user)
+    on_node.may_go_on(session, folder, head.user)
     ended = threading.Event()
 
     def load() -> None:
         try:
-            play.apply(play.head, ROLE, job.resources)
+            play.apply(head, ROLE, job.resources)
         finally:
             ended.set()
 
     try:
         _, peak = play.together(load, lambda: _vram_until(play, ended))
         run.add_vram(step.setup.id, describe.readings(peak, "under_load"))
-    finally:
-        _bring_back(play, run, step, recording)
+    except BaseException:
+        # What ended it is what the user needs to know; the rest is fetched when it is continued.
+        with contextlib.suppress(SparkClusterError, OSError):
+            _bring_back(session, head, run, step, recording)
+        raise
+    _bring_back(session, head, run, step, recording)
 
 
 def _describe(
@@ -259,10 +267,10 @@ def engine_base(plan: ServePlan) -> str:
     return url.removesuffix("/v1")
 
 
-def collect(run: BenchRun, step: Step, play: Play) -> None:
+def collect(run: BenchRun, step: Step, session: Session, head: Node) -> None:
     """Bring back the results that are on the node, and add them to the record."""
-    into, head = run.raw(step), play.head
-    too_large = on_node.fetch(play.session(head), run.on_node(step), into, head.user)
+    into = run.raw(step)
+    too_large = on_node.fetch(session, run.on_node(step), into, head.user)
     found = []
     for cell in step.cells:
         ended = read_json(into / "cells" / f"{cell.id}.json")
@@ -278,16 +286,18 @@ def collect(run: BenchRun, step: Step, play: Play) -> None:
 
 def fetch(play: Play, run: BenchRun, step: Step) -> None:
     """Bring back what is on the nodes of a step; samplers with nothing left to sample are ended."""
-    _bring_back(play, run, step, Recording(play, _nodes(run, step), run.on_node(step)))
+    recording = Recording(play, _nodes(run, step), run.on_node(step))
+    _bring_back(play.session(play.head), play.head, run, step, recording)
 
 
-def _bring_back(play: Play, run: BenchRun, step: Step, recording: Recording) -> None:
+def _bring_back(
+    session: Session, head: Node, run: BenchRun, step: Step, recording: Recording
+) -> None:
     """Copy telemetry and results; what goes on without the laptop is recorded on."""
-    session = play.session(play.head)
     recording.fetch(run.raw(step))
     if not on_node.is_measuring(session, run.on_node(step)):
         recording.stop()
-    collect(run, step, play)
+    collect(run, step, session, head)
 
 
 def _results(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from factories import make_recipe
 
 from spark_cluster.bench import benchy, sequence, start_failures
+from spark_cluster.bench import run as run_module
 from spark_cluster.bench.compare import compare
 from spark_cluster.bench.expansion import Step, canonical, expand
 from spark_cluster.bench.reading import result
@@ -221,3 +222,61 @@ def test_cells_without_a_server_can_be_compared(run):
     assert {one.reason for one in found.not_comparable} == {
         "skipped in A: left out", "skipped in B: left out",
     }  # fmt: skip
+
+
+class Recording:
+    """A recording of which only the calls are kept."""
+
+    log: ClassVar[list[str]] = []
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def start(self) -> None:
+        self.log.append("start")
+
+    def fetch(self, _into: Path) -> None:
+        self.log.append("fetch")
+
+    def stop(self) -> None:
+        self.log.append("stop")
+
+
+class LosingPlay(FakePlay):
+    """Its head leaves the play when what is applied fails, as in a real one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connections = SimpleNamespace(session=lambda name: f"session with {name}")  # type: ignore[assignment]
+
+    @property
+    def nodes(self) -> list[Any]:  # type: ignore[override]
+        head = SimpleNamespace(name="spark1", is_head=True, user="nvidia")
+        return [] if "spark1" in self.out else [head]
+
+    def apply(self, *_: object, **__: object) -> Any:
+        self.out["spark1"] = Failed(
+            "measure s: status 5: less than 64 MiB are free", where="spark1"
+        )
+        raise self.out["spark1"]
+
+
+def test_what_ended_the_cells_is_told_and_what_is_there_is_fetched(run, monkeypatch):
+    """The head has left the play then; asking for it was the error that the user saw."""
+    (step, *_) = run.expansion.steps
+    folders = []
+    monkeypatch.setattr(run_module, "_describe", lambda *_: None)
+    monkeypatch.setattr(run_module, "engine_base", lambda _plan: "http://127.0.0.1:8000")
+    job = SimpleNamespace(limit_s=1.0, resources=[])
+    monkeypatch.setattr(run_module, "job_of", lambda *_: job)
+    monkeypatch.setattr(run_module, "Recording", Recording)
+    for name, answer in (("may_go_on", None), ("is_measuring", False)):
+        monkeypatch.setattr(run_module.on_node, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(
+        run_module.on_node, "fetch", lambda _session, folder, *_: folders.append(folder) or []
+    )
+    served: Any = SimpleNamespace(plan=SimpleNamespace(nodes=[]))
+    with pytest.raises(Failed, match="less than 64 MiB are free"):
+        run_module.measure(LosingPlay(), run, step, served)
+    assert folders == [run.on_node(step)]
+    assert Recording.log == ["start", "fetch", "stop"]
