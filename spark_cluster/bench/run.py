@@ -179,9 +179,9 @@ def measure(
     except BaseException:
         # What ended it is what the user needs to know; the rest is fetched when it is continued.
         with contextlib.suppress(SparkClusterError, OSError):
-            _bring_back(session, head, run, step, recording)
+            _bring_back(play, head, run, step, recording)
         raise
-    _bring_back(session, head, run, step, recording)
+    _bring_back(play, head, run, step, recording)
 
 
 def _describe(
@@ -287,13 +287,12 @@ def collect(run: BenchRun, step: Step, session: Session, head: Node) -> None:
 def fetch(play: Play, run: BenchRun, step: Step) -> None:
     """Bring back what is on the nodes of a step; samplers with nothing left to sample are ended."""
     recording = Recording(play, _nodes(run, step), run.on_node(step))
-    _bring_back(play.session(play.head), play.head, run, step, recording)
+    _bring_back(play, play.head, run, step, recording)
 
 
-def _bring_back(
-    session: Session, head: Node, run: BenchRun, step: Step, recording: Recording
-) -> None:
+def _bring_back(play: Play, head: Node, run: BenchRun, step: Step, recording: Recording) -> None:
     """Copy telemetry and results; what goes on without the laptop is recorded on."""
+    session = play.connections.session(head.name)  # after a reboot it is another one
     recording.fetch(run.raw(step))
     if not on_node.is_measuring(session, run.on_node(step)):
         recording.stop()

@@ -48,13 +48,14 @@ class Recording:
         # Root's own: in the step's folder a link of the load generator's user would be followed.
         self.place = f"{PLACE}/{self.unit}"
         self.file = f"{self.place}/telemetry.jsonl"
-        self.sessions = {node: play.session(n) for n in play.nodes if (node := n.name) in nodes}
+        self.nodes = [node.name for node in play.nodes if node.name in nodes]
         self.metrics = {play.head.name: metrics}
 
     def start(self) -> None:
         """Start to record; where that fails the user is told, and the cells are measured."""
-        for name, session in self.sessions.items():
+        for name in self.nodes:
             try:
+                session = self._session(name)
                 _need_folder(session, self.place)
                 settings = {"metrics": self.metrics.get(name, ""), "longest": self.longest}
                 start_recording(session, self.unit, self.file, **settings)
@@ -64,8 +65,9 @@ class Recording:
     def fetch(self, into: Path) -> None:
         """Bring the lines of all nodes to the laptop; what a node does not give is left out."""
         into.mkdir(parents=True, exist_ok=True)
-        for name, session in self.sessions.items():
+        for name in self.nodes:
             try:
+                session = self._session(name)
                 done = session.run(["sh", "-c", PACK, "sh", self.file], timeout=120.0)
                 lines = on_node.decoded(done, self.file)
                 (into / LINES.format(name)).write_bytes(lines)
@@ -73,8 +75,14 @@ class Recording:
                 self.play.note(f"{name}: its telemetry stays there: {error.message}", warning=True)
 
     def stop(self) -> None:
-        """End the samplers."""
-        stop(self.sessions.values(), self.folder)
+        """End the samplers; a node that does not answer ends its own later."""
+        for name in self.nodes:
+            with contextlib.suppress(SparkClusterError):
+                stop_recording(self._session(name), self.unit)
+
+    def _session(self, node: str) -> Session:
+        """Return the session of now: after a reboot of the node it is another one."""
+        return self.play.connections.session(node)
 
 
 def unit_of(folder: str) -> str:

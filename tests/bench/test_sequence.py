@@ -272,11 +272,30 @@ def test_what_ended_the_cells_is_told_and_what_is_there_is_fetched(run, monkeypa
     monkeypatch.setattr(run_module, "Recording", Recording)
     for name, answer in (("may_go_on", None), ("is_measuring", False)):
         monkeypatch.setattr(run_module.on_node, name, lambda *_, answer=answer: answer)
+    play = LosingPlay()
     monkeypatch.setattr(
         run_module.on_node, "fetch", lambda _session, folder, *_: folders.append(folder) or []
     )
     served: Any = SimpleNamespace(plan=SimpleNamespace(nodes=[]))
     with pytest.raises(Failed, match="less than 64 MiB are free"):
-        run_module.measure(LosingPlay(), run, step, served)
+        run_module.measure(play, run, step, served)
     assert folders == [run.on_node(step)]
     assert Recording.log == ["start", "fetch", "stop"]
+
+
+def test_what_ended_the_cells_is_told_where_nothing_can_be_fetched(run, monkeypatch):
+    (step, *_) = run.expansion.steps
+
+    def lost(*_: object) -> None:
+        raise Unreachable("not connected", where="spark1")
+
+    job = SimpleNamespace(limit_s=1.0, resources=[])
+    for name, found in (("_describe", None), ("engine_base", "http://127.0.0.1:8000")):
+        monkeypatch.setattr(run_module, name, lambda *_, found=found: found)
+    monkeypatch.setattr(run_module, "job_of", lambda *_: job)
+    monkeypatch.setattr(run_module, "Recording", Recording)
+    monkeypatch.setattr(run_module.on_node, "may_go_on", lambda *_: None)
+    monkeypatch.setattr(run_module.on_node, "is_measuring", lost)
+    served: Any = SimpleNamespace(plan=SimpleNamespace(nodes=[]))
+    with pytest.raises(Failed, match="less than 64 MiB are free"):
+        run_module.measure(LosingPlay(), run, step, served)
