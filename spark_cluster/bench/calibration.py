@@ -36,15 +36,14 @@ class Preview:
 
     def to_dict(self) -> dict[str, Any]:
         """As in `bench compare --json`."""
-        if self.found is None:
-            return {"why": self.why, "left_out": list(self.left_out)}
-        was, now = Constants().to_dict(), self.found.constants.to_dict()
-        told = self.found.to_dict()
-        return {
-            "constants": {n: {"was": was[n], "is": round(now[n], 6)} for n in self.found.fitted},
-            **{name: told[name] for name in ("kept", "points", "mean_error", "far_off")},
-            "left_out": list(self.left_out),
-        }
+        names = ("kept", "points", "mean_error", "far_off")
+        told: dict[str, Any] = dict.fromkeys(("constants", *names))
+        if self.found is not None:
+            was, now = Constants().to_dict(), self.found.constants.to_dict()
+            fitted = {n: {"was": was[n], "is": round(now[n], 6)} for n in self.found.fitted}
+            found = self.found.to_dict()
+            told = {"constants": fitted, **{name: found[name] for name in names}}
+        return {**told, "why": self.why, "left_out": list(self.left_out)}
 
 
 def preview(record: Record, *folders: Path) -> Preview:

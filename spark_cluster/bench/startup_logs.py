@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 
 from spark_cluster.bench.printable import printable
@@ -19,6 +20,9 @@ FOLDER = "logs"
 
 BYTES = 1 << 20
 """Of each program, from its beginning: a start prints less than a third of it."""
+
+_NOTHING = re.compile(r"Error[^\n]*No such container[^\n]*\n?|[^\n]*docker: [^\n]*not found\n?")
+"""What is printed instead of a log where there is no such program."""
 
 
 def keep(play: Play, run: Path, name: str) -> tuple[str, ...]:
@@ -48,4 +52,6 @@ def _read(play: Play, node: Node, program: str) -> str:
     text = ""
     with contextlib.suppress(SparkClusterError):  # no reason not to measure
         text = startup_log.read(play.session(node), program, BYTES)
+    if _NOTHING.fullmatch(text):
+        return ""
     return printable(str(mask(text, play.secrets)))

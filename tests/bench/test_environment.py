@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from factories import put
 
 from spark_cluster.bench import environment, startup_logs
 from spark_cluster.bench.environment import Firmware, firmware_of
@@ -107,7 +108,9 @@ def test_firmware_from_the_driver_where_the_hcas_do_not_tell():
 def test_the_log_of_a_start_is_kept_without_secrets(tmp_path: Path, monkeypatch):
     logs = {
         ("spark1", "spark-vllm"): "INFO api_key='sk-very-secret'\n\x1b]0;title\x07loaded\n",
-        ("spark2", "spark-ray"): "ray started\n",
+        ("spark1", "spark-ray"): "Error response from daemon: No such container: spark-ray\n",
+        ("spark2", "spark-vllm"): "log: 2: docker: not found\n",
+        ("spark2", "spark-ray"): "ray started\nError: No such container: x\n",
     }
     sizes = set()
 
@@ -126,3 +129,19 @@ def test_the_log_of_a_start_is_kept_without_secrets(tmp_path: Path, monkeypatch)
     text = (tmp_path / kept[0]).read_text()
     assert text == "INFO api_key='***'\n\ufffd]0;title\ufffdloaded\n"
     assert sizes == {startup_logs.BYTES}
+
+
+def test_a_real_agent_is_asked(agent, tmp_path: Path):
+    root = tmp_path / "spark1"
+    put(root / "sys/class/infiniband/rocep1s0f1/fw_ver", "28.45.4028\n")
+    put(root / "sys/class/dmi/id/bios_version", "5.36_0ACUM018\n")
+    node: Any = SimpleNamespace(links=(SimpleNamespace(interface="no-such-interface"),))
+    found = environment.firmware(agent("spark1"), node)
+    assert found == Firmware("28.45.4028", "5.36_0ACUM018")
+    assert environment.firmware(agent("spark2"), node) == Firmware()
+
+
+def test_the_round_trip_from_a_real_agent(agent, local_server):
+    found = environment.round_trip_ms(agent(), local_server)
+    assert found is not None
+    assert found > 0
