@@ -34,16 +34,52 @@ class Preview:
     why: str = ""
     left_out: tuple[str, ...] = ()
 
+    @property
+    def constants(self) -> dict[str, dict[str, float]] | None:
+        """Each fitted constant as it `was`, as shipped, and as it `is` by this run."""
+        if self.found is None:
+            return None
+        was, now = Constants().to_dict(), self.found.constants.to_dict()
+        return {n: {"was": was[n], "is": round(now[n], 6)} for n in self.found.fitted}
+
+    @property
+    def kept(self) -> dict[str, str] | None:
+        """Constants that stay, and why."""
+        return dict(self.found.kept) if self.found is not None else None
+
+    @property
+    def points(self) -> int | None:
+        """How many figures it is fitted to."""
+        return self.found.points if self.found is not None else None
+
+    @property
+    def mean_error(self) -> dict[str, float | None] | None:
+        """The mean error `before` and `after`, and of points left out; shares."""
+        if self.found is None:
+            return None
+        left_out = self.found.left_out
+        return {
+            "before": round(self.found.before, 4),
+            "after": round(self.found.after, 4),
+            "left_one_out": None if left_out is None else round(left_out, 4),
+        }
+
+    @property
+    def far_off(self) -> tuple[str, ...] | None:
+        """Figures that the fit does not describe."""
+        return self.found.far_off if self.found is not None else None
+
     def to_dict(self) -> dict[str, Any]:
         """As in `bench compare --json`."""
-        names = ("kept", "points", "mean_error", "far_off")
-        told: dict[str, Any] = dict.fromkeys(("constants", *names))
-        if self.found is not None:
-            was, now = Constants().to_dict(), self.found.constants.to_dict()
-            fitted = {n: {"was": was[n], "is": round(now[n], 6)} for n in self.found.fitted}
-            found = self.found.to_dict()
-            told = {"constants": fitted, **{name: found[name] for name in names}}
-        return {**told, "why": self.why, "left_out": list(self.left_out)}
+        return {
+            "constants": self.constants,
+            "kept": self.kept,
+            "points": self.points,
+            "mean_error": self.mean_error,
+            "far_off": self.far_off,
+            "why": self.why,
+            "left_out": list(self.left_out),
+        }
 
 
 def preview(record: Record, *folders: Path) -> Preview:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from bench_runs import SLOWER, STEADY, cell, key, record, setup
+from json_schema import document
 from program import invoke
 
 from spark_cluster.bench.record import Prediction, Record
@@ -187,7 +188,8 @@ def test_what_calibrating_by_a_run_would_change(ask, put, tmp_path):
     assert "predict --calibrate with this run would change" in said
     assert "eta_dense" in said
     assert "mean error over 3 points: " in said
-    told = json.loads(ask("bench", "compare", run, "--predicted", "--json").stdout)["predicted"]
+    out = ask("bench", "compare", run, "--predicted", "--json").stdout
+    told = document("bench-compare", out)["predicted"]
     errors = told["calibration"]["mean_error"]
     assert errors["after"] < errors["before"]
     assert set(told["calibration"]["constants"]["eta_dense"]) == {"was", "is"}
@@ -195,3 +197,5 @@ def test_what_calibrating_by_a_run_would_change(ask, put, tmp_path):
     said = ask("bench", "compare", bare, "--predicted").stdout
     assert "has no use for this run" in said
     assert "found 0 usable points" in said
+    out = ask("bench", "compare", bare, "--predicted", "--json").stdout
+    assert document("bench-compare", out)["predicted"]["calibration"]["constants"] is None
