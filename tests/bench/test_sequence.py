@@ -19,6 +19,8 @@ from spark_cluster.bench.record import Record
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.cli import bench_run
+from spark_cluster.cli.console import Console
 from spark_cluster.errors import (
     DoesNotFit,
     Failed,
@@ -299,3 +301,16 @@ def test_what_ended_the_cells_is_told_where_nothing_can_be_fetched(run, monkeypa
     served: Any = SimpleNamespace(plan=SimpleNamespace(nodes=[]))
     with pytest.raises(Failed, match="less than 64 MiB are free"):
         run_module.measure(LosingPlay(), run, step, served)
+
+
+def test_the_summary_says_each_reason_once(run, cluster, capsys):
+    """40 cells of one server have one reason."""
+    cluster.errors[1] = OUT_OF_MEMORY
+    sequence.go_on(FakePlay(), run)
+    failed = [cell for cell in run.record.cells if cell.status == "failed"]
+    app: Any = SimpleNamespace(console=Console(width=200))
+    bench_run._show(app, run, failed)
+    said = capsys.readouterr().out
+    assert said.count("CUDA out of memory") == 1
+    assert f"failed: 2 cells of {failed[0].setup}: the server did not start" in said
+    assert "4 cells measured" in said
