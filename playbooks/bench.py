@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from spark_cluster.bench.run import BenchRun, go_on
+from spark_cluster.bench.run import BenchRun
+from spark_cluster.bench.sequence import go_on
 from spark_cluster.runner.play import Play
 
 
-def main(play: Play, *, run: BenchRun, keep: bool = False) -> None:
+def main(
+    play: Play, *, run: BenchRun, keep: bool = False, stop_at_first_failure: bool = False
+) -> None:
     """Measure what has no result yet; with `keep` the last server stays up."""
-    go_on(play, run, keep=keep)
+    go_on(play, run, keep=keep, stop_at_first_failure=stop_at_first_failure)

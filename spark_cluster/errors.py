@@ -65,6 +65,10 @@ class Refused(SparkClusterError):
     exit_code = 4
 
 
+class DoesNotFit(Refused):
+    """The plan says that this server cannot work on these nodes; another one may."""
+
+
 class VerificationFailed(SparkClusterError):
     """Everything is in place, but it does not work as it should."""
 

@@ -166,7 +166,7 @@ class _Method:
 
     def _loop(self, each: ast.comprehension) -> None:
         """Bind a comprehension's names to the types of what it goes through."""
-        iterated = self._type(each.iter)
+        iterated = _without_none(self._type(each.iter))
         pairs = isinstance(each.target, ast.Tuple)
         if pairs and typing.get_origin(iterated) is not tuple:
             inner = typing.get_args(iterated)
@@ -195,6 +195,14 @@ class _Method:
             case ast.BoolOp(values=[first, *_]) | ast.IfExp(body=first):
                 return self._type(first)
         return Any
+
+
+def _without_none(kind: Any) -> Any:
+    """Return what is gone through: `list[X] | None` is a list where it is."""
+    if typing.get_origin(kind) not in (typing.Union, types.UnionType):
+        return kind
+    others = [member for member in typing.get_args(kind) if member is not type(None)]
+    return others[0] if len(others) == 1 else kind
 
 
 def union(*schemas: Schema) -> Schema:

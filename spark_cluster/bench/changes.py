@@ -9,7 +9,7 @@ from spark_cluster.bench.record import Record
 Values = frozenset[str]
 
 _OF_SETUP = ("image_digest", "executor", "flags", "variant")
-_OF_NODE = ("hardware", "driver", "firmware", "kernel", "dgx", "mtu", "hcas", "environment")
+_OF_NODE = ("hardware", "driver", "firmware", "bios", "kernel", "dgx", "mtu", "hcas", "environment")
 
 LONGEST = 60
 """Characters of a value that is shown; of longer ones only the name is."""

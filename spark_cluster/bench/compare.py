@@ -24,7 +24,7 @@ from spark_cluster.errors import UsageError
 HEADLINES: tuple[MetricName, ...] = (
     "tg_tps", "pp_tps", "ttfr_ms", "output_tps", "goodput", "ttft_ms", "tpot_ms", "itl_ms",
     "e2el_ms", "request_throughput", "tg_tps_request", "e2e_ttft_ms", "acceptance",
-    "score", "answer_ms",
+    "acceptance_length", "score", "answer_ms",
 )  # fmt: skip
 """Metrics that are compared, the most telling first. Others follow from them (est_ppt), or hang
 on single seconds (peak)."""
@@ -187,18 +187,30 @@ def compare(a: Record, b: Record, metrics: Sequence[MetricName] = HEADLINES) -> 
     pairs: list[tuple[_Merged, _Merged]] = []
     if not tool:
         pairs, left_out = _matched(ours, theirs)
+    left_out += [*_without_server(a, "A"), *_without_server(b, "B")]
     rows = list(_rows(pairs, metrics))
     return Comparison(a.id, b.id, tuple(rows), tuple(left_out), tuple(changed(a, b)))
 
 
 def _merged(record: Record) -> list[_Merged]:
+    known = {setup.id for setup in record.setups}
     found: dict[tuple[str, CellKey], _Merged] = {}
     for cell in record.cells:
+        if cell.setup not in known:
+            continue
         place = (cell.setup, cell.key)
         if place not in found:
             found[place] = _Merged(record.setup(cell.setup), cell.key)
         found[place].cells.append(cell)
     return list(found.values())
+
+
+def _without_server(record: Record, side: str) -> Iterator[NotComparable]:
+    """Yield the cells whose server was never brought up."""
+    known = {setup.id for setup in record.setups}
+    for cell in record.cells:
+        if cell.setup not in known:
+            yield NotComparable(side, cell.id, f"{cell.status} in {side}: {cell.reason}")
 
 
 def _unlike_tools(a: Record, b: Record) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+from spark_cluster.bench.environment import firmware, program_versions
 from spark_cluster.bench.expansion import PlannedSetup
 from spark_cluster.bench.record import NodeRecord, Phase, ProcessMemory, Setup, VramReading
+from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.inference.engine import engine
 from spark_cluster.inference.process import SERVER
@@ -17,7 +20,11 @@ from spark_cluster.topology import Node
 
 
 def setup_of(
-    play: Play, planned: PlannedSetup, served: Served, startup_s: float | None = None
+    play: Play,
+    planned: PlannedSetup,
+    served: Served,
+    startup_s: float | None = None,
+    logs: tuple[str, ...] = (),
 ) -> Setup:
     """Return the record of a server that has just been verified.
 
@@ -26,9 +33,9 @@ def setup_of(
 
     Args:
         startup_s: seconds that it took to load.
+        logs: files with what it printed meanwhile, below the folder of the run.
     """
     plan = served.plan
-    recipe, launch = plan.recipe, plan.launch
     running = readiness.container_state(play, SERVER)
     vram = (
         *readings(served.before, "before"),
@@ -36,26 +43,45 @@ def setup_of(
         *readings(served.now, "ready"),
     )
     return Setup(
-        id=planned.id,
-        recipe=recipe.name,
-        model=recipe.model.name,
-        model_revision=launch.revisions.get(recipe.model.name, ""),
-        quantization=launch.quantization or "",
-        kv_cache_dtype=str(launch.args.get("kv-cache-dtype", "auto")),
-        engine=recipe.engine,
+        **_of_plan(planned, plan.recipe, plan.launch),
         executor=plan.deployment.executor if plan.tp > 1 else "",
-        tp=plan.tp,
-        replicas=planned.replicas,
-        variant=planned.variant_label,
         nodes=tuple(node.name for node in plan.nodes),
         flags=tuple(running.command) or plan.deployment.args,
-        recipe_text=text_of(recipe),
         image_digest=served.versions.get("image", ""),
-        versions=served.versions,
+        versions={**served.versions, **program_versions(play.session(play.head), plan.deployment)},
         vram=vram,
         startup_s=startup_s,
-        verified=tuple(recipe.readiness.rungs),
+        verified=tuple(plan.recipe.readiness.rungs),
+        logs=logs,
     )
+
+
+def setup_not_started(
+    play: Play, planned: PlannedSetup, recipe: Recipe, logs: tuple[str, ...]
+) -> Setup:
+    """Return the record of a server that did not start: what it was to be."""
+    return Setup(
+        **_of_plan(planned, recipe, of_recipe(recipe, planned.tp)),
+        nodes=tuple(node.name for node in play.nodes[: planned.nodes]),
+        logs=logs,
+    )
+
+
+def _of_plan(planned: PlannedSetup, recipe: Recipe, launch: Launch) -> dict[str, Any]:
+    """Return what is known of a server before it is started."""
+    return {
+        "id": planned.id,
+        "recipe": recipe.name,
+        "model": recipe.model.name,
+        "model_revision": launch.revisions.get(recipe.model.name, ""),
+        "quantization": launch.quantization or "",
+        "kv_cache_dtype": str(launch.args.get("kv-cache-dtype", "auto")),
+        "engine": recipe.engine,
+        "tp": planned.tp,
+        "replicas": planned.replicas,
+        "variant": planned.variant_label,
+        "recipe_text": text_of(recipe),
+    }
 
 
 def text_of(recipe: Recipe) -> str:
@@ -85,11 +111,14 @@ def nodes_of(play: Play, served: Served) -> tuple[NodeRecord, ...]:
     deployment = served.plan.deployment
     chosen = engine(deployment.engine)
     nodes = [node for node in play.nodes if node.name in deployment.nodes]
+    told = play.on_each(nodes, lambda node: firmware(play.session(node), node))
     return tuple(
         NodeRecord(
             name=node.name,
             hardware=node.facts.gpu.name if node.facts.gpu else node.facts.arch,
             driver=node.facts.gpu.driver if node.facts.gpu else "",
+            firmware=told[node.name].link,
+            bios=told[node.name].bios,
             kernel=node.facts.kernel,
             dgx=node.facts.dgx_version or "",
             mtu=max((i.mtu for i in node.facts.interfaces if i.name in _link(node)), default=None),

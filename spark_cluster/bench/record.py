@@ -148,6 +148,9 @@ class NodeRecord(Part):
     """A node as it was during the run: what a repetition must have alike.
 
     Attributes:
+        firmware: of the ConnectX, each version once.
+        bios: vendor, version and date of the system's firmware.
+        mtu: of the link, bytes.
         environment: variables that the engine was given on it; secrets are left out.
     """
 
@@ -155,6 +158,7 @@ class NodeRecord(Part):
     hardware: str = ""
     driver: str = ""
     firmware: str = ""
+    bios: str = ""
     kernel: str = ""
     dgx: str = ""
     mtu: int | None = None
@@ -181,6 +185,7 @@ class Setup(Part):
         flags: of the engine, as it was started.
         recipe_text: the recipe as it was resolved, YAML.
         versions: program to version (vllm, torch, nccl, ray, docker, ...).
+        logs: files below the run's folder with what the engine printed while it started.
     """
 
     id: str
@@ -235,7 +240,7 @@ class Record(Part):
         id: of the run, also its folder's name.
         suite_text: the suite as it was run, YAML.
         client: node from which the load came.
-        round_trip_ms: from client to server.
+        round_trip_ms: from client to server: the median of a few TCP connections.
         project_commit: state of the user's project folder, such as "3f2a91c (changed)".
         command: words that repeat it.
         recipes: names, as they were given or as the suite has them.

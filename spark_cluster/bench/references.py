@@ -193,6 +193,11 @@ def coverage(rows: list[Foretold]) -> float | None:
     return sum(row.is_inside for row in rows) / len(rows) if rows else None
 
 
+def mean_error(rows: list[Foretold]) -> float | None:
+    """Return the mean absolute error of predictions, as a share of what was measured."""
+    return sum(abs(row.error) for row in rows) / len(rows) if rows else None
+
+
 def _foretold(record: Record) -> Iterator[Foretold]:
     for setup in record.setups:
         for one in setup.predictions:

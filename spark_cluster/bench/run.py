@@ -1,4 +1,4 @@
-"""A benchmark run: step by step a server is brought up, measured, and taken down.
+"""A benchmark run and its record, and the steps of measuring one server.
 
 What is measured already is never measured again: the record on the laptop says which cells have a
 result, and the folder on the node has those that the laptop has not seen yet.
@@ -6,15 +6,25 @@ result, and the folder on the node has those that the laptop has not seen yet.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench import benchy, describe, generators, on_node, run_telemetry
+from spark_cluster.bench import (
+    acceptance,
+    benchy,
+    describe,
+    environment,
+    generators,
+    on_node,
+    run_telemetry,
+    startup_logs,
+    telemetry_parts,
+)
 from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
 from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.reading import read_json
@@ -22,13 +32,16 @@ from spark_cluster.bench.reading import result as cell_result
 from spark_cluster.bench.record import CellResult, NodeRecord, Record, Setup, VramReading
 from spark_cluster.bench.run_folder import save_record
 from spark_cluster.bench.run_telemetry import Recording
+from spark_cluster.bench.sampling import rows_of
 from spark_cluster.bench.suite_schema import Suite
-from spark_cluster.errors import Failed, Refused, SparkClusterError
+from spark_cluster.errors import Refused, SparkClusterError
 from spark_cluster.inference.engine import engine
 from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
 from spark_cluster.serving import vram
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.serving.result import Served
+from spark_cluster.topology import Node
 
 ROLE = "llama_benchy"
 
@@ -37,9 +50,6 @@ CELL_S = 3600.0
 
 VRAM_S = 5.0
 """Seconds between two readings of GPU memory under load."""
-
-WAIT_S = 2.0
-"""Seconds between two looks whether the node still measures."""
 
 BOOK = "home/.cache/llama-benchy/cc6a0b5782734ee3b9069aa3b64cc62c.txt"
 """Where llama-benchy looks for the text of its prompts before it downloads it (source:
@@ -114,6 +124,11 @@ class BenchRun:
         )
         self._change(setups=setups)
 
+    def add_round_trip(self, ms: float | None) -> None:
+        """Note the time from the load generator to the server and back, and save."""
+        if ms is not None:
+            self._change(round_trip_ms=ms)
+
     def end(self, status: str) -> None:
         """Note how the run ended, and save."""
         self._change(status=status, finished=datetime.now(UTC))
@@ -128,7 +143,7 @@ def left_out(step: Step) -> dict[str, str]:
     return {cell.id: cell.skip for cell in step.cells if cell.skip}
 
 
-def _skipped(cell: PlannedCell, why: str) -> CellResult:
+def skipped(cell: PlannedCell, why: str) -> CellResult:
     return cell_result(cell, reasons=[why]).model_copy(update={"status": "skipped"})
 
 
@@ -151,7 +166,8 @@ def measure(
         SparkClusterError: the server or the node was lost, or it was stopped; what was measured
             until then is in the record.
     """
-    session = play.session(play.head)
+    head = play.head  # it leaves the play when its cells end with an error
+    session = play.session(head)
     folder = run.on_node(step)
     _describe(play, run, step, served, startup_s)
     metrics = f"{engine_base(served.plan)}/metrics"
@@ -165,15 +181,19 @@ def measure(
     def load() -> None:
         try:
             needed = [ROLE] if generators.is_llama_benchy(run.suite) else []
-            play.apply(play.head, *needed, job.resources)
+            play.apply(head, *needed, job.resources)
         finally:
             ended.set()
 
     try:
         _, peak = play.together(load, lambda: _vram_until(play, ended))
         run.add_vram(step.setup.id, describe.readings(peak, "under_load"))
-    finally:
-        _bring_back(play, run, step, recording)
+    except BaseException:
+        # What ended it is what the user needs to know; the rest is fetched when it is continued.
+        with contextlib.suppress(SparkClusterError, OSError):
+            _bring_back(play, head, run, step, recording)
+        raise
+    _bring_back(play, head, run, step, recording)
 
 
 def _describe(
@@ -183,12 +203,16 @@ def _describe(
     keys = [cell.key for cell in run.expansion.cells if cell.setup == step.setup.id]
     caching = run.suite.settings.prefix_caching
     told = predictions(play.project, step.setup, keys, prefix_caching=caching)
-    setup = describe.setup_of(play, step.setup, served, startup_s)
-    before = _recorded(run, step)
+    logs = startup_logs.keep(play, run.folder, run.raw(step).name)
+    setup = describe.setup_of(play, step.setup, served, startup_s, logs)
+    before = recorded(run, step)
     if before is not None:  # of an earlier turn, or before the run was interrupted
-        setup = setup.model_copy(update={"vram": (*before.vram, *setup.vram)})
+        kept = tuple(dict.fromkeys((*before.logs, *setup.logs)))
+        setup = setup.model_copy(update={"vram": (*before.vram, *setup.vram), "logs": kept})
     run.add_setup(setup.model_copy(update={"predictions": told}), describe.nodes_of(play, served))
     run.add_version(served.versions.get("vllm", ""))
+    base = engine_base(served.plan)
+    run.add_round_trip(environment.round_trip_ms(play.session(play.head), base))
 
 
 def _vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:
@@ -260,33 +284,37 @@ def engine_base(plan: ServePlan) -> str:
     return url.removesuffix("/v1")
 
 
-def collect(run: BenchRun, step: Step, play: Play) -> None:
+def collect(run: BenchRun, step: Step, session: Session, head: Node) -> None:
     """Bring back the results that are on the node, and add them to the record."""
-    into, head = run.raw(step), play.head
+    into = run.raw(step)
     owner = generators.owner(run.suite, head.user)
-    too_large = on_node.fetch(play.session(head), run.on_node(step), into, owner)
+    too_large = on_node.fetch(session, run.on_node(step), into, owner)
     found = []
     for cell in step.cells:
-        told = read_json(into / "cells" / f"{cell.id}.json")
-        if isinstance(told, dict):
-            found += _results(run, cell, told, into, too_large)
-    rows = list(run_telemetry.rows(into))
-    run.add(run_telemetry.flagged(found, rows, _nodes(run, step)))
-    run_telemetry.write(run.folder)
+        ended = read_json(into / "cells" / f"{cell.id}.json")
+        if isinstance(ended, dict):
+            found += _results(run, cell, ended, into, too_large)
+    lines = telemetry_parts.texts(into)
+    rows = list(rows_of(lines))
+    telemetry_parts.write_part(into, rows)
+    engines = [list(acceptance.counters(text.splitlines())) for text in lines.values()]
+    told = acceptance.with_acceptance(found, engines)
+    run.add(run_telemetry.flagged(told, rows, _nodes(run, step)))
 
 
 def fetch(play: Play, run: BenchRun, step: Step) -> None:
     """Bring back what is on the nodes of a step; samplers with nothing left to sample are ended."""
-    _bring_back(play, run, step, Recording(play, _nodes(run, step), run.on_node(step)))
+    recording = Recording(play, _nodes(run, step), run.on_node(step))
+    _bring_back(play, play.head, run, step, recording)
 
 
-def _bring_back(play: Play, run: BenchRun, step: Step, recording: Recording) -> None:
+def _bring_back(play: Play, head: Node, run: BenchRun, step: Step, recording: Recording) -> None:
     """Copy telemetry and results; what goes on without the laptop is recorded on."""
-    session = play.session(play.head)
+    session = play.connections.session(head.name)  # after a reboot it is another one
     recording.fetch(run.raw(step))
     if not on_node.is_measuring(session, run.on_node(step)):
         recording.stop()
-    collect(run, step, play)
+    collect(run, step, session, head)
 
 
 def _results(
@@ -320,101 +348,10 @@ def take_down(play: Play, run: BenchRun, step: Step) -> None:
         run.add_vram(step.setup.id, describe.readings(stopped.now, "after"))
 
 
-def _recorded(run: BenchRun, step: Step) -> Setup | None:
+def recorded(run: BenchRun, step: Step) -> Setup | None:
     return next((s for s in run.record.setups if s.id == step.setup.id), None)
 
 
 def _nodes(run: BenchRun, step: Step) -> tuple[str, ...]:
-    recorded = _recorded(run, step)
-    return recorded.nodes if recorded is not None else ()
-
-
-def must_be_as_before(run: BenchRun, step: Step) -> None:
-    """Raise Refused when the recipe is another one than that of the cells that were measured."""
-    before, now = _recorded(run, step), step.setup.served
-    if before is not None and now is not None and before.recipe_text != describe.text_of(now):
-        raise Refused(
-            f"recipe {before.recipe} was changed after this run measured cells of {before.id}",
-            hint="undo the change, or begin a new run",
-        )
-
-
-def is_done_there(play: Play, run: BenchRun, step: Step) -> bool:
-    """Wait for what the node still measures of a step; True when nothing of it is left then.
-
-    Raises:
-        Failed: another run is being measured.
-    """
-    session, folder = play.session(play.head), run.on_node(step)
-    if on_node.is_measuring(session, folder):
-        play.note("the node is still measuring; this waits for it")
-    while on_node.is_measuring(session, folder):
-        time.sleep(WAIT_S)
-    if on_node.is_busy(session):
-        raise Failed(
-            "another run is being measured there",
-            where=play.head.name,
-            hint="`spark-cluster bench attach` or `bench stop` with the folder of that run",
-        )
-    if _recorded(run, step) is None:
-        return False
-    fetch(play, run, step)
-    return not run.left(step)
-
-
-def _server(step: Step) -> tuple[str, int]:
-    return step.setup.id, step.turn
-
-
-def go_on(play: Play, run: BenchRun, *, keep: bool = False) -> None:
-    """Measure all that has no result yet.
-
-    Args:
-        keep: the last server stays up.
-
-    Raises:
-        SparkClusterError: it cannot go on; the record says `failed`, and can be gone on with.
-    """
-    reasons = {id: why for step in run.pending for id, why in left_out(step).items()}
-    if not play.check:
-        tool_of(play)  # refused before a server is started
-        run.add([_skipped(c, reasons[c.id]) for c in run.expansion.cells if c.id in reasons])
-    steps = [s for s in run.pending if not all(cell.id in reasons for cell in s.cells)]
-    try:
-        for number, step in enumerate(steps, 1):
-            play.note(f"server {number} of {len(steps)}: {step.setup.id}, {len(step.cells)} cells")
-            _measure_step(play, run, step)
-            following = steps[number] if number < len(steps) else None
-            if play.check or (following is None and keep):
-                continue
-            # Every turn of a pair has a start of its own.
-            if following is None or _server(following) != _server(step):
-                take_down(play, run, step)
-    except KeyboardInterrupt:
-        play.note(f"the node goes on measuring: `bench attach {run.folder}`, or `bench stop`")
-        raise
-    except (SparkClusterError, OSError):
-        if not play.check:
-            run.end("failed")
-        raise
-    if play.check:
-        return
-    left = sum(len(run.left(step)) for step in run.pending)
-    run.end("failed" if left else "complete")
-    if left:
-        raise Failed(f"{left} cells have no result", hint="`bench attach` measures them")
-
-
-def _measure_step(play: Play, run: BenchRun, step: Step) -> None:
-    """Bring the server of a step up and measure its cells; nothing where they are done already."""
-    if not play.check:
-        must_be_as_before(run, step)
-        if is_done_there(play, run, step):
-            return
-    before = play.seconds.get("load", 0.0)
-    served = bring_up(play, step)
-    if served is None:
-        return
-    loaded = play.seconds.get("load", 0.0) - before
-    with play.stage("measure"):
-        measure(play, run, step, served, round(loaded, 1))
+    setup = recorded(run, step)
+    return setup.nodes if setup is not None else ()

@@ -44,7 +44,9 @@ def load_record(run: Path) -> Record:
         content = path.read_bytes()
     except OSError as error:
         raise UsageError(
-            f"{path}: {error.strerror}", hint="give the folder of a run, which has a run.json"
+            f"{path}: {error.strerror}",
+            hint=f"give the folder of one run, which has a {RECORD}; `spark-cluster bench fetch` "
+            "brings its results from the nodes",
         ) from None
     record = _record(path, content)
     for name, most in MOST.items():

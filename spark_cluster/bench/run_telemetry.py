@@ -1,29 +1,22 @@
-"""Telemetry of a run: recorded on each node while cells are measured, kept as Parquet."""
+"""Telemetry of a run: recorded on each node while cells are measured, and fetched."""
 
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import re
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from spark_cluster.bench import on_node
 from spark_cluster.bench.record import CellResult
-from spark_cluster.bench.run_folder import TELEMETRY
-from spark_cluster.bench.sampling import rows_of, start_recording, stop_recording
+from spark_cluster.bench.sampling import start_recording, stop_recording
 from spark_cluster.bench.telemetry import Row
-from spark_cluster.bench.telemetry_file import write_parquet
 from spark_cluster.bench.telemetry_flags import attention
+from spark_cluster.bench.telemetry_parts import LINES
 from spark_cluster.errors import Failed, SparkClusterError
-from spark_cluster.node.telemetry import FILE_LIMIT
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-
-LINES = "telemetry-{}.jsonl.gz"
-"""In the raw folder of a step, for each node: the sampler's own lines."""
 
 PLACE = "/var/lib/spark-cluster/telemetry"
 """On every node; root's own."""
@@ -55,13 +48,14 @@ class Recording:
         # Root's own: in the step's folder a link of the load generator's user would be followed.
         self.place = f"{PLACE}/{self.unit}"
         self.file = f"{self.place}/telemetry.jsonl"
-        self.sessions = {node: play.session(n) for n in play.nodes if (node := n.name) in nodes}
+        self.nodes = [node.name for node in play.nodes if node.name in nodes]
         self.metrics = {play.head.name: metrics}
 
     def start(self) -> None:
         """Start to record; where that fails the user is told, and the cells are measured."""
-        for name, session in self.sessions.items():
+        for name in self.nodes:
             try:
+                session = self._session(name)
                 _need_folder(session, self.place)
                 settings = {"metrics": self.metrics.get(name, ""), "longest": self.longest}
                 start_recording(session, self.unit, self.file, **settings)
@@ -71,8 +65,9 @@ class Recording:
     def fetch(self, into: Path) -> None:
         """Bring the lines of all nodes to the laptop; what a node does not give is left out."""
         into.mkdir(parents=True, exist_ok=True)
-        for name, session in self.sessions.items():
+        for name in self.nodes:
             try:
+                session = self._session(name)
                 done = session.run(["sh", "-c", PACK, "sh", self.file], timeout=120.0)
                 lines = on_node.decoded(done, self.file)
                 (into / LINES.format(name)).write_bytes(lines)
@@ -80,8 +75,14 @@ class Recording:
                 self.play.note(f"{name}: its telemetry stays there: {error.message}", warning=True)
 
     def stop(self) -> None:
-        """End the samplers."""
-        stop(self.sessions.values(), self.folder)
+        """End the samplers; a node that does not answer ends its own later."""
+        for name in self.nodes:
+            with contextlib.suppress(SparkClusterError):
+                stop_recording(self._session(name), self.unit)
+
+    def _session(self, node: str) -> Session:
+        """Return the session of now: after a reboot of the node it is another one."""
+        return self.play.connections.session(node)
 
 
 def unit_of(folder: str) -> str:
@@ -104,18 +105,6 @@ def _need_folder(session: Session, folder: str) -> None:
         raise Failed(done.stderr.strip() or f"mkdir ended with status {done.status}")
 
 
-def rows(folder: Path) -> Iterator[Row]:
-    """Yield the rows below a folder of a run or of one of its steps."""
-    for path in sorted(folder.rglob(LINES.format("*"))):
-        node = path.name.removeprefix("telemetry-").removesuffix(".jsonl.gz")
-        try:
-            with gzip.open(path) as packed:  # foreign input: no more than the sampler keeps
-                text = packed.read(2 * FILE_LIMIT).decode("utf-8", "replace")
-        except (OSError, EOFError, zlib.error):
-            continue  # cut while it was written; the next fetch brings it whole
-        yield from rows_of({node: text})
-
-
 def flagged(
     cells: Sequence[CellResult], known: Sequence[Row], nodes: Sequence[str]
 ) -> list[CellResult]:
@@ -134,10 +123,3 @@ def _against(cell: CellResult, known: Sequence[Row], nodes: Sequence[str]) -> tu
     if not nodes or not known or cell.started is None or cell.finished is None:
         return ()
     return attention(known, cell.started, cell.finished, nodes, tp=len(nodes))
-
-
-def write(run: Path) -> None:
-    """Write the Parquet file of a run from the lines of all its steps."""
-    found = sorted(rows(run / "raw"), key=lambda row: (row.time, row.node))
-    if found:
-        write_parquet(run / TELEMETRY, found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -118,7 +119,7 @@ class JsonLinesWriter:
     """A file with a JSON line a row, written as it comes."""
 
     def __init__(self, path: Path) -> None:
-        self._out = path.open("w", encoding="utf-8")
+        self._out = path.open("x", encoding="utf-8")
 
     def write(self, row: Row) -> None:
         """Add a row."""
@@ -130,6 +131,59 @@ class JsonLinesWriter:
         self._out.close()
 
 
+class LateParquetWriter:
+    """A Parquet file that is made of JSON lines at the end.
+
+    Without its end a Parquet file cannot be read. The lines can, whenever the program is killed;
+    they are in `lines_path`, and removed when the Parquet file is there.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+        OSError: the lines cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        need_pyarrow()
+        self._path = path
+        self._lines = JsonLinesWriter(lines_path(path))
+
+    def write(self, row: Row) -> None:
+        """Add a row."""
+        self._lines.write(row)
+
+    def close(self) -> None:
+        """Make the Parquet file."""
+        self._lines.close()
+        lines = lines_path(self._path)
+        new = self._path.with_name(f".new-{self._path.name}")
+        with lines.open(encoding="utf-8") as told:
+            write_parquet(new, filter(None, map(row_of_line, told)))
+        processes_path(new).replace(processes_path(self._path))
+        new.replace(self._path)
+        lines.unlink()
+
+
+def lines_path(path: Path) -> Path:
+    """Return the file of lines that a Parquet file is made of at the end.
+
+    >>> lines_path(Path("run.parquet")).name
+    'run.parquet.jsonl'
+    """
+    return path.with_name(f"{path.name}.jsonl")
+
+
+def row_of_line(line: str) -> Row | None:
+    """Return the row that `JsonLinesWriter` wrote; None for a line that was cut."""
+    try:
+        told = json.loads(line)
+        held = told.pop("processes")
+        processes = None if held is None else tuple(ProcessMemory(**one) for one in held)
+        time, notes = datetime.fromisoformat(told.pop("time")), tuple(told.pop("notes"))
+        return Row(time=time, processes=processes, notes=notes, **told)
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return None
+
+
 def writer(path: Path) -> Writer:
     """Return what writes a file: Parquet for `.parquet`, otherwise JSON lines.
 
@@ -139,7 +193,14 @@ def writer(path: Path) -> Writer:
     """
     if path.exists():
         raise UsageError(f"{path} is there already", hint="name a new file, or remove it first")
-    return ParquetWriter(path) if path.suffix == ".parquet" else JsonLinesWriter(path)
+    if path.suffix != ".parquet":
+        return JsonLinesWriter(path)
+    if lines_path(path).exists():
+        raise UsageError(
+            f"{lines_path(path)} is there already, of a recording that was killed",
+            hint="it has all samples as JSON lines; name a new file, or move it away first",
+        )
+    return LateParquetWriter(path)
 
 
 def write_parquet(path: Path, rows: Iterable[Row]) -> None:

@@ -109,6 +109,8 @@ def _measure_all(folder: Path, plan: dict[str, Any]) -> None:
         result = measure(folder, cell)
         if not _answers(plan["health"], LOST_S) and _is_first_loss(folder, cell["id"]):
             raise Ended(NO_SERVER, f"the server ended in cell {cell['id']}; it is measured again")
+        if result["status"] != 0:
+            _need_space(folder)  # a cell that met a full disk is not to blame
         _sync(folder / "raw", cell["id"])
         write_durably(done, json.dumps(result))
         how = "ok" if result["status"] == 0 else result["error"] or f"status {result['status']}"
@@ -120,11 +122,15 @@ def _may_begin(folder: Path, health: str) -> None:
     """Raise Ended when a cell cannot be measured now."""
     if (folder / "stop").exists():
         raise Ended(STOPPED, "stopped")
+    _need_space(folder)
+    if not _answers(health, HEALTH_S):
+        raise Ended(NO_SERVER, f"the server does not answer at {health}")
+
+
+def _need_space(folder: Path) -> None:
     free = os.statvfs(folder)
     if free.f_bavail * free.f_frsize < SPACE_BYTES:
         raise Ended(NO_SPACE, f"less than {SPACE_BYTES >> 20} MiB are free below {folder}")
-    if not _answers(health, HEALTH_S):
-        raise Ended(NO_SERVER, f"the server does not answer at {health}")
 
 
 def _answers(url: str, seconds: float) -> bool:

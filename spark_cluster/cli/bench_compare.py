@@ -15,6 +15,7 @@ from spark_cluster.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from spark_cluster.bench.calibration import Preview
     from spark_cluster.bench.compare import Comparison, Row
     from spark_cluster.bench.record import Record
     from spark_cluster.bench.references import Foretold, PublishedComparison
@@ -33,7 +34,10 @@ _COLOURS = {"better": "green", "worse": "red", "same": "", "too noisy": "yellow"
     "--published", "with_published", is_flag=True,
     help="Compare A with what others published for the same model and load.",
 )  # fmt: skip
-@click.option("--predicted", is_flag=True, help="Compare A with what the plan predicted for it.")
+@click.option(
+    "--predicted", is_flag=True,
+    help="Compare A with what the plan predicted for it, and show what calibrating by it changes.",
+)  # fmt: skip
 @click.option("--all", "all_figures", is_flag=True, help="List every published figure too.")
 @click.pass_context
 def compare(
@@ -51,6 +55,7 @@ def compare(
     is judged against A. Only cells that were measured alike are compared, the others are listed
     with the reason.
     """
+    from spark_cluster.bench.calibration import preview
     from spark_cluster.bench.compare import compare as compare_runs
     from spark_cluster.bench.references import against_published, foretold
 
@@ -63,8 +68,9 @@ def compare(
     found = compare_runs(first, _record(b)) if b is not None else None
     others = against_published(first) if with_published else None
     plans = foretold(first) if predicted else None
+    fit = preview(first, app.project.folder) if predicted else None
     if app.as_json:
-        app.print_json(compare_document(found, others, plans))
+        app.print_json(compare_document(found, others, plans, fit))
     else:
         if found is not None:
             _show_comparison(app, found)
@@ -72,6 +78,8 @@ def compare(
             _show_published(app, others, all_figures=all_figures)
         if plans is not None:
             _show_predicted(app, plans)
+        if fit is not None:
+            _show_calibration(app, fit)
     if baseline and found is not None and (found.regressed or not found.rows):
         ctx.exit(1)
 
@@ -90,16 +98,22 @@ def compare_document(
     found: Comparison | None,
     others: PublishedComparison | None,
     plans: list[Foretold] | None,
+    fit: Preview | None = None,
 ) -> dict[str, Any]:
     """As in `bench compare --json`."""
-    from spark_cluster.bench.references import coverage
+    from spark_cluster.bench.references import coverage, mean_error
 
     return {
         "comparison": found.to_dict() if found else None,
         "published": others.to_dict() if others else None,
         "predicted": None
         if plans is None
-        else {"coverage": coverage(plans), "rows": [row.to_dict() for row in plans]},
+        else {
+            "coverage": coverage(plans),
+            "mean_error": mean_error(plans),
+            "rows": [row.to_dict() for row in plans],
+            "calibration": fit.to_dict() if fit else None,
+        },
     }
 
 
@@ -208,7 +222,7 @@ def _show_published(app: App, found: PublishedComparison, *, all_figures: bool) 
 
 
 def _show_predicted(app: App, rows: list[Foretold]) -> None:
-    from spark_cluster.bench.references import coverage
+    from spark_cluster.bench.references import coverage, mean_error
     from spark_cluster.cli.bench_format import TITLES, figure, load_text
     from spark_cluster.cli.console import painted
 
@@ -218,6 +232,7 @@ def _show_predicted(app: App, rows: list[Foretold]) -> None:
         return
     inside = sum(row.is_inside for row in rows)
     text = f"{inside} of {len(rows)} predictions hold ({share:.0%} inside their range)"
+    text += f", mean error {mean_error(rows):.1%}"
     app.console.print(painted(text, "bold"))
     table = _table("", "predicted", "range", "measured", "error", "")
     for (setup, key), group in groupby(rows, lambda row: (row.setup, row.key)):
@@ -230,3 +245,18 @@ def _show_predicted(app: App, rows: list[Foretold]) -> None:
             measured = figure(row.measured)
             table.add_row(name, figure(row.value), span, measured, f"{row.error:+.1%}", verdict)
     app.console.print(table)
+
+
+def _show_calibration(app: App, fit: Preview) -> None:
+    from spark_cluster.cli.console import painted, styled
+    from spark_cluster.cli.predict_calibrate import show_fit
+
+    console = app.console
+    console.print()
+    if fit.found is not None:
+        console.print(painted("predict --calibrate with this run would change", "bold"))
+        show_fit(app, fit.found, fit.left_out)
+        return
+    console.print(painted("predict --calibrate has no use for this run", "bold"))
+    for why in dict.fromkeys((fit.why, *fit.left_out)):
+        console.print(styled("  {}", why), soft_wrap=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App, allowing, changing
-from spark_cluster.cli.bench_run import RESULTS, RUN, go_on
+from spark_cluster.cli.bench_run import RESULTS, RUN, STOP, go_on
 from spark_cluster.errors import Refused, UsageError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     help=f"Folder for the results.  [default: {RESULTS}/RUN]",
 )  # fmt: skip
 @click.option("--keep", is_flag=True, help="Leave the last server up after the run.")
+@STOP
 @allowing
 @changing
 @click.pass_obj
@@ -41,6 +42,7 @@ def repeat(
     trust_recipes: bool,
     out: Path | None,
     keep: bool,
+    stop_at_first_failure: bool,
     allow: Allowances,
     exit_code: bool,
     options: Options,
@@ -78,7 +80,8 @@ def repeat(
             original.save(made.folder)
         _show_differences(play, original)
 
-    go_on(app, made, options, keep=keep, exit_code=exit_code, before=before)
+    how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
+    go_on(app, made, options, how, exit_code=exit_code, before=before)
 
 
 def _begin(app: App, original: Original, folder: Path, out: Path | None) -> BenchRun:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 RESULTS = "bench-results"
 """Folder for runs, below the current one."""
 
+STOP = click.option(
+    "--stop-at-first-failure", is_flag=True,
+    help="End the run at the first server that does not start, instead of failing its cells.",
+)  # fmt: skip
+
 RUN = click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, exists=True))
 
 
@@ -38,6 +44,7 @@ RUN = click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, ex
     help=f"Folder for the results.  [default: {RESULTS}/RUN]",
 )  # fmt: skip
 @click.option("--keep", is_flag=True, help="Leave the last server up after the run.")
+@STOP
 @allowing
 @changing
 @click.pass_obj
@@ -47,6 +54,7 @@ def run(
     recipes: tuple[str, ...],
     out: Path | None,
     keep: bool,
+    stop_at_first_failure: bool,
     allow: Allowances,
     exit_code: bool,
     options: Options,
@@ -64,17 +72,25 @@ def run(
         )
     app.connect_early()
     made = _begin(app, suite, recipes, allow, out)
-    go_on(app, made, options, keep=keep, exit_code=exit_code)
+    how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
+    go_on(app, made, options, how, exit_code=exit_code)
 
 
 @click.command()
 @RUN
 @click.option("--keep", is_flag=True, help="Leave the last server up after the run.")
+@STOP
 @allowing
 @changing
 @click.pass_obj
 def attach(
-    app: App, folder: Path, keep: bool, allow: Allowances, exit_code: bool, options: Options
+    app: App,
+    folder: Path,
+    keep: bool,
+    stop_at_first_failure: bool,
+    allow: Allowances,
+    exit_code: bool,
+    options: Options,
 ) -> None:
     """Continue a run that was interrupted, stopped or has failed; RUN is its folder."""
     app.connect_early()
@@ -82,7 +98,8 @@ def attach(
 
     record = load_record(folder)
     made = _of_record(app, record, folder, allow)
-    go_on(app, made, options, keep=keep, exit_code=exit_code)
+    how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
+    go_on(app, made, options, how, exit_code=exit_code)
 
 
 @click.command()
@@ -144,12 +161,14 @@ def stop(app: App, folder: Path) -> None:
 def fetch(app: App, folder: Path) -> None:
     """Copy the results that are on the nodes into RUN; measure nothing, and stop no server."""
     from spark_cluster.bench.run import fetch as fetch_step
+    from spark_cluster.bench.telemetry_parts import merge
 
     made = _of_folder(app, folder)
     before = len(made.record.cells)
     with _reached(app, "bench fetch") as play:
         for step in made.pending:
             fetch_step(play, made, step)
+    merge(made.folder)
     new = len(made.record.cells) - before
     if app.as_json:
         app.print_json({"run": made.record.id, "cells": len(made.record.cells), "new": new})
@@ -253,14 +272,15 @@ def go_on(
     app: App,
     made: BenchRun,
     options: Options,
+    how: Mapping[str, bool],
     *,
-    keep: bool,
     exit_code: bool,
     before: Callable[[Play], None] | None = None,
 ) -> None:
     """Measure what has no result yet, and show what came of it.
 
     Args:
+        how: `keep` and `stop_at_first_failure`, as the playbook `bench` takes them.
         before: is called when the nodes are connected, before anything is measured.
     """
     from spark_cluster.bench.run_folder import save_record
@@ -276,7 +296,7 @@ def go_on(
             save_record(made.record, made.folder)
         if before is not None:
             before(play)
-        playbook.function(play, run=made, keep=keep)
+        playbook.function(play, run=made, **how)
         play_run.finish()
         cells = made.record.cells
         failed = [cell for cell in cells if cell.status == "failed"]
@@ -298,8 +318,11 @@ def _show(app: App, made: BenchRun, failed: list[Any]) -> None:
     from spark_cluster.cli.console import styled
 
     console = app.console
-    for cell in failed:
-        console.print(styled("[red]failed:[/] {}: {}", cell.id, cell.reason))
+    together = Counter((cell.setup, cell.reason) for cell in failed)
+    for (setup, reason), count in together.items():
+        ids = [cell.id for cell in failed if (cell.setup, cell.reason) == (setup, reason)]
+        what = ids[0] if count == 1 else f"{count} cells of {setup}"
+        console.print(styled("[red]failed:[/] {}: {}", what, reason))
     skipped = [cell for cell in made.record.cells if cell.status == "skipped"]
     for reason in dict.fromkeys(cell.reason for cell in skipped):
         count = sum(cell.reason == reason for cell in skipped)

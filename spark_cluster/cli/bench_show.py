@@ -73,6 +73,9 @@ def _show(app: App, record: Record) -> None:
             console.print(styled("[yellow]attention:[/] {}: {}", cell.id, text))
 
 
+MOST = 6
+"""Figures that a table of 80 columns has room for, next to the load."""
+
 _TITLE: dict[MetricName, str] = {
     "tg_tps": "decode",
     "tg_tps_request": "each",
@@ -86,6 +89,7 @@ _TITLE: dict[MetricName, str] = {
     "ttft_ms": "TTFT",
     "tpot_ms": "TPOT",
     "acceptance": "accepted",
+    "acceptance_length": "a step",
 }
 
 
@@ -96,7 +100,7 @@ def _columns(cells: list[CellResult]) -> list[MetricName]:
         name
         for name in _TITLE
         if any(name in cell.metrics for cell in cells) and (name != "tg_tps_request" or several)
-    ][:5]
+    ][:MOST]
 
 
 def _figure(cell: CellResult, name: MetricName) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,12 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 
 def _show(app: App, found: Calibration, path: Path, left_out: list[str]) -> None:
+    show_fit(app, found, left_out)
+    app.console.print(f"written to {shown(path)}", soft_wrap=True)
+
+
+def show_fit(app: App, found: Calibration, left_out: Sequence[str]) -> None:
+    """Print the constants, the errors before and after, and what does not fit."""
     from rich.table import Table
 
     from spark_cluster.cli.console import painted, styled
@@ -128,7 +134,6 @@ def _show(app: App, found: Calibration, path: Path, left_out: list[str]) -> None
         _show_errors(app, found)
     for reason in left_out:
         app.console.print(styled("[yellow]left out[/] {}", reason), soft_wrap=True)
-    app.console.print(f"written to {shown(path)}", soft_wrap=True)
 
 
 def _show_errors(app: App, found: Calibration) -> None:

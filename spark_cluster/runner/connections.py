@@ -144,8 +144,15 @@ class Connections:
         return failed
 
     def session(self, name: str) -> Session:
-        """The agent of a connected node."""
-        return self._sessions[name]
+        """The agent of a connected node.
+
+        Raises:
+            Unreachable: its connection was lost.
+        """
+        try:
+            return self._sessions[name]
+        except KeyError:
+            raise Unreachable("not connected", where=name) from None
 
     def drop(self, name: str) -> None:
         """End a node's agent and connection; nothing of them is used again."""

@@ -46,6 +46,9 @@ class Play:
         connections: the nodes of this run, open.
         bus: where the events go.
         options: how it is meant.
+
+    Attributes:
+        failed_stage: the innermost stage that the last error came out of; empty while none did.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Play:
         self.options = options or Options()
         self.seconds: dict[str, float] = {}
         self.out: dict[str, SparkClusterError] = {}
+        self.failed_stage = ""
         self._secrets: set[str] = set()
 
     # -- the nodes -------------------------------------------------------------------------------
@@ -108,6 +112,11 @@ class Play:
     def sessions(self) -> dict[str, Session]:
         """The agents of all nodes, by the node's name."""
         return {node.name: self.session(node) for node in self.nodes}
+
+    @property
+    def secrets(self) -> frozenset[str]:
+        """What resources of this run hold that must not be shown."""
+        return frozenset(self._secrets)
 
     def refresh(self, nodes: Iterable[Node], *, fail_fast: bool = True) -> None:
         """Ask these nodes for their facts again.
@@ -180,9 +189,13 @@ class Play:
         self.bus.emit(StageStarted(name))
         started = time.monotonic()
         ok, lost = False, len(self.out)
+        self.failed_stage = ""
         try:
             yield
             ok = len(self.out) == lost
+        except BaseException:
+            self.failed_stage = self.failed_stage or name
+            raise
         finally:
             seconds = time.monotonic() - started
             self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 3)

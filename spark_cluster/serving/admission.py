@@ -9,7 +9,7 @@ import contextlib
 from dataclasses import replace
 from functools import partial
 
-from spark_cluster.errors import Refused, UsageError
+from spark_cluster.errors import DoesNotFit, Refused, UsageError
 from spark_cluster.inference import runtime
 from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import RAY, SERVER
@@ -34,7 +34,7 @@ def must_work(play: Play, plan: ServePlan, running: ContainerState, *, force: bo
     """Refuse what the plan says cannot work, unless forced; what serves already, does.
 
     Raises:
-        Refused: with the first reason, and the nearest configuration that would work.
+        DoesNotFit: with the first reason, and the nearest configuration that would work.
     """
     if serves(running, plan):
         return
@@ -64,7 +64,7 @@ def must_work(play: Play, plan: ServePlan, running: ContainerState, *, force: bo
         f"`spark-cluster plan {plan.recipe.name} --tp {plan.tp}` shows all",
         "--force launches anyway",
     ]
-    raise Refused(reason, hint="; ".join([*would[:2], *more]))
+    raise DoesNotFit(reason, hint="; ".join([*would[:2], *more]))
 
 
 def share(play: Play, plan: ServePlan, running: ContainerState) -> float | None:

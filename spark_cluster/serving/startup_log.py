@@ -64,10 +64,10 @@ def must_fit(play: Play, nodes: Sequence[Node], wanted: Readiness) -> None:
     )
 
 
-def read(session: Session, container: str) -> str:
-    """The beginning of a container's log, without colours; empty when there is none."""
+def read(session: Session, container: str, size: int = BEGINNING) -> str:
+    """The first `size` bytes of a container's log, without colours; empty when there is none."""
     try:
-        done = session.run(runtime.beginning(container, BEGINNING), timeout=60)
+        done = session.run(runtime.beginning(container, size), timeout=60)
     except Failed:  # an idle node need not even have Docker
         return ""
     return _ANSI.sub("", done.stdout)

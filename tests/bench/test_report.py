@@ -26,6 +26,7 @@ from spark_cluster.bench.report.cells import Results, is_noise, speed_up
 from spark_cluster.bench.report.reading import Run, read_run
 from spark_cluster.bench.report.table import Table, escape, fenced
 from spark_cluster.bench.report.tables import (
+    acceptance_table,
     answers_table,
     comparison_tables,
     served_table,
@@ -36,7 +37,7 @@ from spark_cluster.bench.report.verdict import answers, headline, verdict
 from spark_cluster.cli import take_globals
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_report import command
-from spark_cluster.errors import InvalidFile
+from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import sparkrun
 
 EVIL = (
@@ -300,8 +301,9 @@ def test_broken_telemetry_is_said(tmp_path):
 
 
 def test_a_folder_without_a_record_is_said(tmp_path):
-    with pytest.raises(InvalidFile, match=r"no run\.json"):
+    with pytest.raises(UsageError, match=r"run\.json: No such file") as caught:
         read_run(tmp_path)
+    assert "bench fetch" in caught.value.hint
 
 
 def sparse_records() -> Iterator[Record]:
@@ -329,6 +331,16 @@ def sparse_records() -> Iterator[Record]:
 def test_a_run_with_little_in_it_has_a_page(record, tmp_path):
     files = build(Results(record), Run(tmp_path, record, None))
     assert "Telemetry was not recorded" in str(files["report.html"])
+
+
+def test_each_cell_with_a_drafter_shows_its_acceptance():
+    record = sweep_record()
+    table = acceptance_table(Results(record))
+    measured = [cell for cell in record.cells if "acceptance" in cell.metrics]
+    assert len(table.rows) == len(measured) > 1
+    share = measured[-1].metrics["acceptance"].mean
+    assert f"{share:.1%}" in table.rows[-1]
+    assert acceptance_table(Results(dual_record(depths=(0,), loads=(1,)))).rows == ()
 
 
 def test_the_report_of_a_sweep_shows_it(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from spark_cluster.bench import benchy, generators, project_state, questions
 from spark_cluster.bench.expansion import canonical, expand, measurable
 from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.reading import result
-from spark_cluster.bench.record import Record
+from spark_cluster.bench.record import NodeRecord, Record, Setup
 from spark_cluster.bench.run import BenchRun, left_out
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.bench.suite_schema import Suite
@@ -153,3 +154,25 @@ def test_a_record_that_is_none(tmp_path, text, said):
         load_record(tmp_path)
     with pytest.raises(UsageError, match="No such file"):
         load_record(tmp_path / "nowhere")
+
+
+def test_a_record_of_an_earlier_version_is_read(tmp_path):
+    """What came later (BIOS, round trip, logs of the start) is not known of it."""
+    run = made(tmp_path)
+    run.add_setup(
+        Setup(id="r-tp1", recipe="r", model="m", tp=1, nodes=("spark1",)),
+        [NodeRecord(name="spark1", firmware="28.45.4028")],
+    )
+    told = json.loads((tmp_path / "run.json").read_text())
+    del told["nodes"][0]["bios"], told["setups"][0]["logs"], told["round_trip_ms"]
+    (tmp_path / "run.json").write_text(json.dumps(told))
+    read = load_record(tmp_path)
+    assert read == run.record
+    assert (read.nodes[0].bios, read.round_trip_ms) == ("", None)
+
+
+def test_the_round_trip_is_noted(tmp_path):
+    run = made(tmp_path)
+    run.add_round_trip(0.042)
+    run.add_round_trip(None)
+    assert load_record(tmp_path).round_trip_ms == 0.042

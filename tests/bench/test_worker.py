@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -208,3 +209,22 @@ def test_a_full_disk(plan, monkeypatch, capsys):
     assert "no space is left" in capsys.readouterr().err
     monkeypatch.undo()
     assert worker.main(folder) == worker.DONE
+
+
+def test_a_cell_that_met_a_full_disk_is_measured_again(plan, monkeypatch, capsys):
+    folder = plan("a", "b", more="if os.path.exists('full'): sys.exit(1)")
+    (folder / "full").touch()
+    free = os.statvfs(folder)
+    looks = iter([free.f_bavail])
+
+    def look(_folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(f_frsize=free.f_frsize, f_bavail=next(looks, 0))
+
+    monkeypatch.setattr(worker.os, "statvfs", look)
+    assert worker.main(folder) == worker.NO_SPACE
+    assert "64 MiB are free" in capsys.readouterr().err
+    assert not (folder / "cells/a.json").exists()
+    monkeypatch.undo()
+    (folder / "full").unlink()
+    assert worker.main(folder) == worker.DONE
+    assert calls(folder) == ["a", "a", "b"]

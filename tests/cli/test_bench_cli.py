@@ -6,6 +6,7 @@ import json
 
 import pytest
 from bench_runs import SLOWER, STEADY, answered, cell, key, record, served, setup
+from json_schema import document
 from program import invoke
 
 from spark_cluster.bench.record import Prediction, Record
@@ -197,3 +198,50 @@ def test_other_questions_are_not_compared(ask, put):
     said = ask("bench", "compare", *runs).stdout
     assert said.splitlines()[0] == "nothing could be compared"
     assert "questions:" in said
+
+
+def test_acceptance_is_shown_and_compared(ask, put):
+    drafted = {"acceptance": [0.61], "acceptance_length": [2.83]}
+    loads = [key(), key(concurrency=4)]
+    about = {"tg_tps": STEADY, "tg_tps_request": STEADY, "pp_tps": STEADY, "ttfr_ms": STEADY}
+    run = put("a", record(*(cell(load=load, **about, **drafted) for load in loads)))
+    said = ask("bench", "show", run).stdout
+    assert "accepted" in said
+    assert "0.61" in said
+    assert "a step" in said
+    assert "2.83" in said
+    assert max(map(len, said.splitlines())) <= 80
+    other = put("b", record(cell(tg_tps=STEADY, acceptance=[0.5], acceptance_length=[2.5]), id="b"))
+    found = json.loads(ask("bench", "compare", run, other, "--json").stdout)["comparison"]["rows"]
+    ratios = {row["metric"]: row["ratio"] for row in found}
+    assert ratios["acceptance"] == pytest.approx(0.5 / 0.61, abs=1e-4)
+    assert ratios["acceptance_length"] == pytest.approx(2.5 / 2.83, abs=1e-4)
+
+
+def test_what_calibrating_by_a_run_would_change(ask, put, tmp_path):
+    from spark_cluster.bench.describe import text_of
+    from spark_cluster.loader.project import Project
+    from spark_cluster.loader.recipes import load_recipe
+
+    recipe = load_recipe("gemma4-31b-fp8", Project(tmp_path))
+    loads = [key(depth=depth) for depth in (0, 8192, 16384)]
+    cells = [cell(load=load, tg_tps=[6.2 - load.depth / 1e5] * 5) for load in loads]
+    foretold = Prediction(metric="tg_tps", key=key(), low=6.5, value=6.8, high=7.1)
+    about = setup(recipe_text=text_of(recipe), predictions=(foretold,))
+    run = put("a", record(*cells, setups=[about]))
+    said = ask("bench", "compare", run, "--predicted").stdout
+    assert "mean error 9.7%" in said
+    assert "predict --calibrate with this run would change" in said
+    assert "eta_dense" in said
+    assert "mean error over 3 points: " in said
+    out = ask("bench", "compare", run, "--predicted", "--json").stdout
+    told = document("bench-compare", out)["predicted"]
+    errors = told["calibration"]["mean_error"]
+    assert errors["after"] < errors["before"]
+    assert set(told["calibration"]["constants"]["eta_dense"]) == {"was", "is"}
+    bare = put("b", record(cell(tg_tps=STEADY), setups=[setup(predictions=(foretold,))]))
+    said = ask("bench", "compare", bare, "--predicted").stdout
+    assert "has no use for this run" in said
+    assert "found 0 usable points" in said
+    out = ask("bench", "compare", bare, "--predicted", "--json").stdout
+    assert document("bench-compare", out)["predicted"]["calibration"]["constants"] is None

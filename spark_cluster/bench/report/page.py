@@ -22,6 +22,7 @@ from spark_cluster.bench.report.setup_tables import (
     vram_table,
 )
 from spark_cluster.bench.report.tables import (
+    acceptance_table,
     answers_table,
     benchy_tables,
     comparison_tables,
@@ -74,7 +75,12 @@ def page(
         cells=[table.without("model") for table in benchy_tables(results)],
         other_cells=[
             table
-            for table in (sweep_table(results), served_table(results), answers_table(results))
+            for table in (
+                sweep_table(results),
+                acceptance_table(results),
+                served_table(results),
+                answers_table(results),
+            )
             if table.rows
         ],
         predictions=prediction_table(results),

@@ -11,6 +11,7 @@ from spark_cluster.bench.report.formats import elapsed, moment, number, short
 from spark_cluster.bench.report.setup_tables import node_tables, setup_tables, vram_table
 from spark_cluster.bench.report.table import Table, escape, fenced
 from spark_cluster.bench.report.tables import (
+    acceptance_table,
     answers_table,
     benchy_tables,
     comparison_tables,
@@ -41,6 +42,7 @@ def post(results: Results) -> str:
         "\n".join(f"- {escape(line)}" for line in method(record)),
         *(_section(table, "###") for table in benchy_tables(results)),
         *(_section(t) for t in (served_table(results), answers_table(results))),
+        _section(acceptance_table(results)),
         _section(prediction_table(results)),
         _section(vram_table(results)),
         *(_section(t) for t in (*setup_tables(results), *node_tables(results))),

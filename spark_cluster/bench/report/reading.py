@@ -7,8 +7,7 @@ from pathlib import Path
 
 from spark_cluster.bench.record import Record
 from spark_cluster.bench.report.telemetry import Telemetry, read_telemetry
-from spark_cluster.bench.run_folder import RECORD, TELEMETRY, load_record
-from spark_cluster.errors import InvalidFile
+from spark_cluster.bench.run_folder import TELEMETRY, load_record
 
 
 @dataclass(frozen=True)
@@ -28,15 +27,9 @@ def read_run(folder: Path) -> Run:
     """Read the record and the telemetry of a run.
 
     Raises:
-        InvalidFile: there is no record, or a file is not what it should be.
+        UsageError: there is no record.
+        InvalidFile: a file is not what it should be.
     """
-    path = folder / RECORD
-    if not path.is_file():
-        raise InvalidFile(
-            f"no {RECORD} in this folder",
-            where=str(folder),
-            hint="Give the folder of one run; `spark-cluster bench fetch` brings it from a node.",
-        )
-    record = load_record(path)
+    record = load_record(folder)
     telemetry = folder / TELEMETRY
     return Run(folder, record, read_telemetry(telemetry) if telemetry.is_file() else None)

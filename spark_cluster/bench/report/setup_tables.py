@@ -54,7 +54,7 @@ def process_table(results: Results) -> Table:
 
 NODE_FIELDS = (
     ("hardware", "hardware"), ("dgx", "DGX OS"), ("kernel", "kernel"), ("driver", "driver"),
-    ("firmware", "firmware"), ("mtu", "MTU"), ("hcas", "HCAs"),
+    ("firmware", "firmware"), ("bios", "BIOS"), ("mtu", "MTU"), ("hcas", "HCAs"),
 )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def node_tables(results: Results) -> list[Table]:
     return _side_by_side("Nodes", [short(node.name, 40) for node in nodes], fields)
 
 
-MUST_BE_ALIKE = {"DGX OS", "kernel", "driver", "firmware", "MTU", "image"}
+MUST_BE_ALIKE = {"DGX OS", "kernel", "driver", "firmware", "BIOS", "MTU", "image"}
 """In two nodes of one server, and in two setups that are compared."""
 
 

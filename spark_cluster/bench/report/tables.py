@@ -194,6 +194,27 @@ def sweep_table(results: Results) -> Table:
     return Table("Variants", columns, tuple(rows if varied else ()), (0, 1)).without_empty_columns()
 
 
+def acceptance_table(results: Results) -> Table:
+    """The acceptance of drafts in each cell of a recipe with a drafter."""
+    rows = []
+    for setup in results.setups:
+        cells = results.cells(setup)
+        several = any(cell.key.concurrency > 1 for cell in cells)
+        for cell in cells:
+            accepted = cell.metrics.get("acceptance")
+            length = cell.metrics.get("acceptance_length")
+            if accepted is None and length is None:
+                continue
+            rows.append((
+                results.labels[setup.id],
+                decode_name(cell.key, concurrency=several),
+                f"{accepted.mean:.1%}" if accepted else "",
+                number(length.mean) if length else "",
+            ))  # fmt: skip
+    columns = ("setup", "test", "accepted", "tokens a step")
+    return Table("Acceptance of drafts", columns, tuple(rows), (0, 1)).without_empty_columns()
+
+
 def prediction_table(results: Results) -> Table:
     """What the plan foretold next to what was measured."""
     rows: list[tuple[str, ...]] = []

@@ -1,0 +1,147 @@
+"""Firmware, versions in the image, round trip and start-up log, as a record has them."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from factories import put
+
+from spark_cluster.bench import environment, startup_logs
+from spark_cluster.bench.environment import Firmware, firmware_of
+from spark_cluster.errors import Unreachable
+from spark_cluster.runner.session import Output
+
+ETHTOOL = "driver: mlx5_core\nversion: 6.14.0\nfirmware-version: 28.45.4028 (NVD0000000087)\n"
+
+
+class Local:
+    """A session that runs commands on this machine, with this Python."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    def run(self, argv: list[str], **_: Any) -> Output:
+        self.asked.append(argv)
+        words = argv[argv.index("python3") + 1 :] if "python3" in argv else argv[1:]
+        done = subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, check=False, timeout=60
+        )
+        return Output(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def local_server() -> Iterator[str]:
+    """The URL of something that listens."""
+    with socket.create_server(("127.0.0.1", 0), backlog=environment.TRIES) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+
+
+def test_the_round_trip_to_a_server(local_server):
+    found = environment.round_trip_ms(Local(), local_server)
+    assert found is not None
+    assert 0 < found < 5000
+
+
+def test_no_round_trip_where_nothing_listens():
+    assert environment.round_trip_ms(Local(), "http://127.0.0.1:1/v1") is None
+
+
+def test_the_versions_that_programs_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, version in (("torch", "2.11.0+cu130"), ("nvidia_nccl_cu13", "2.29.3")):
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        text = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+        (folder / "METADATA").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    session: Any = Local()
+    docker: Any = SimpleNamespace(runtime="docker", venv="")
+    found = environment.program_versions(session, docker)
+    assert found == {"torch": "2.11.0+cu130", "nccl": "2.29.3"}
+    assert session.asked[0][:4] == ["docker", "exec", "spark-vllm", "python3"]
+    venv: Any = SimpleNamespace(runtime="venv", venv="/opt/vllm")
+    environment.program_versions(session, venv)
+    assert session.asked[1][0] == "/opt/vllm/bin/python"
+
+
+@pytest.mark.parametrize("said", [Output(1, "", "no such container"), Output(0, "nonsense", "")])
+def test_no_versions_where_nothing_answers(said):
+    session: Any = SimpleNamespace(run=lambda *_a, **_k: said)
+    deployment: Any = SimpleNamespace(runtime="docker", venv="")
+    assert environment.program_versions(session, deployment) == {}
+
+
+def test_a_node_that_is_lost_costs_no_measurement():
+    def lost(*_: Any, **__: Any) -> None:
+        raise Unreachable("no answer", where="spark2")
+
+    session: Any = SimpleNamespace(run=lost, request=lost)
+    node: Any = SimpleNamespace(links=())
+    assert environment.firmware(session, node) == Firmware()
+    assert environment.round_trip_ms(session, "http://127.0.0.1:8000") is None
+
+
+def test_firmware():
+    infiniband = "/sys/class/infiniband"
+    tree = {f"{infiniband}/{hca}/fw_ver": "28.45.4028\n" for hca in ("rocep1s0f1", "roceP2p1s0f1")}
+    bios = {"vendor": "American Megatrends\n", "version": "5.36_0ACUM018\n", "date": "07/02/2026\n"}
+    answer = {"trees": {"firmware": tree}, "files": bios, "commands": {}}
+    assert firmware_of(answer) == Firmware(
+        "28.45.4028", "American Megatrends 5.36_0ACUM018 07/02/2026"
+    )
+
+
+def test_firmware_from_the_driver_where_the_hcas_do_not_tell():
+    done = {"status": 0, "stdout": ETHTOOL, "stderr": ""}
+    none = {"version": None, "vendor": None, "date": None}
+    answer = {"trees": {"firmware": {}}, "files": none, "commands": {"a": done, "b": None}}
+    assert firmware_of(answer) == Firmware("28.45.4028", "")
+    assert firmware_of({"trees": {}, "files": {}, "commands": {}}) == Firmware()
+
+
+def test_the_log_of_a_start_is_kept_without_secrets(tmp_path: Path, monkeypatch):
+    logs = {
+        ("spark1", "spark-vllm"): "INFO api_key='sk-very-secret'\n\x1b]0;title\x07loaded\n",
+        ("spark1", "spark-ray"): "Error response from daemon: No such container: spark-ray\n",
+        ("spark2", "spark-vllm"): "log: 2: docker: not found\n",
+        ("spark2", "spark-ray"): "ray started\nError: No such container: x\n",
+    }
+    sizes = set()
+
+    def read(session: str, program: str, size: int) -> str:
+        sizes.add(size)
+        return logs.get((session, program), "")
+
+    monkeypatch.setattr(startup_logs.startup_log, "read", read)
+    play: Any = SimpleNamespace(
+        nodes=[SimpleNamespace(name=name) for name in ("spark1", "spark2")],
+        session=lambda node: node.name,
+        secrets=frozenset({"sk-very-secret"}),
+    )
+    kept = startup_logs.keep(play, tmp_path, "000-s")
+    assert kept == ("logs/000-s-spark1-spark-vllm.log", "logs/000-s-spark2-spark-ray.log")
+    text = (tmp_path / kept[0]).read_text()
+    assert text == "INFO api_key='***'\n\ufffd]0;title\ufffdloaded\n"
+    assert sizes == {startup_logs.BYTES}
+
+
+def test_a_real_agent_is_asked(agent, tmp_path: Path):
+    root = tmp_path / "spark1"
+    put(root / "sys/class/infiniband/rocep1s0f1/fw_ver", "28.45.4028\n")
+    put(root / "sys/class/dmi/id/bios_version", "5.36_0ACUM018\n")
+    node: Any = SimpleNamespace(links=(SimpleNamespace(interface="no-such-interface"),))
+    found = environment.firmware(agent("spark1"), node)
+    assert found == Firmware("28.45.4028", "5.36_0ACUM018")
+    assert environment.firmware(agent("spark2"), node) == Firmware()
+
+
+def test_the_round_trip_from_a_real_agent(agent, local_server):
+    found = environment.round_trip_ms(agent(), local_server)
+    assert found is not None
+    assert found > 0

@@ -1,0 +1,162 @@
+"""Benchmark runs that meet faults: a full disk, a reboot of the head, a variant that cannot start.
+
+The first two are measured on one server, which the full disk leaves up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import CommandLine, until
+
+from spark_cluster.lab import LabNode
+
+pytestmark = pytest.mark.lab
+
+FOLDER = "/var/lib/spark-cluster/bench"
+ROOM = "80m"
+"""Of the disk that becomes full: with less than 64 MiB free no cell is begun."""
+
+SIX_CELLS = """\
+name: six
+recipes: [lab-paris]
+prompt: [16, 32, 48, 64, 80, 96]
+output: [512]
+runs: 2
+settings: {coherence: false}
+"""
+SWEEP = """\
+name: variants
+recipes: [lab-paris]
+prompt: [16]
+output: [64]
+runs: 2
+settings: {coherence: false}
+sweep:
+  engine_args:
+    load-format: [auto, nonsense, safetensors]   # the second one only vLLM refuses, not the plan
+"""
+
+
+@pytest.fixture(scope="module")
+def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    made = CommandLine(tmp_path_factory.mktemp("bench-faults"))
+    left = ["sh", "-c", "systemctl stop 'spark-cluster-telemetry-*'; rm -rf \"$0\"", FOLDER]
+    lab.node("spark1").run(left)
+    (made.home / "suites").mkdir()
+    for name, text in (("six", SIX_CELLS), ("variants", SWEEP)):
+        (made.home / f"suites/{name}.yaml").write_text(text)
+    yield made
+    made("down")
+
+
+@contextmanager
+def small_disk(node: LabNode, folder: str, size: str) -> Iterator[None]:
+    """A small disk of its own under a folder of a node."""
+    node.run(["mkdir", "-p", folder])
+    node.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "tmpfs", folder])
+    try:
+        yield
+    finally:
+        node.run(["umount", "--lazy", folder])
+
+
+def record(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return found
+
+
+def started(node: LabNode) -> dict[str, float]:
+    """Each cell that has a result on the node, with the moment at which it was begun."""
+    show = f'for f in {FOLDER}/*/*/cells/*.json; do [ ! -f "$f" ] || {{ echo "$f"; cat "$f"; '
+    show += "echo; }; done"
+    lines = [line for line in node.run(["sh", "-c", show]).stdout.splitlines() if line]
+    pairs = zip(lines[::2], lines[1::2], strict=True)
+    return {Path(path).stem: json.loads(text)["started"] for path, text in pairs}
+
+
+def test_a_full_disk_ends_the_run_and_it_continues_with_room(user, spark1):
+    """The server stays up when a run fails, so the next run needs no start."""
+    with small_disk(spark1, FOLDER, ROOM):
+        run = user.start("bench", "run", "six", "--out", "full", "--keep")
+        until(lambda: started(spark1), what="the first result")
+        spark1.run(["fallocate", "-l", "30M", f"{FOLDER}/other-data"])
+        ran = run.end(status=1)
+        assert "less than 64 MiB are free" in ran.said
+        assert record(user.home / "full")["status"] == "failed"
+        before = started(spark1)
+        assert 0 < len(before) < 6
+
+        again = user("bench", "attach", "full", "--keep", status=1)
+        assert "less than 64 MiB are free" in again.said
+        assert started(spark1) == before
+
+        spark1.run(["rm", f"{FOLDER}/other-data"])
+        attached = user.start("bench", "attach", "full", "--keep", "--json")
+        out, err = attached.process.communicate(timeout=600)
+        document = json.loads(out)
+        assert document["cells"] == 6, out + err
+        after = started(spark1)
+        assert {id: after[id] for id in before} == before, "no cell was measured twice"
+    assert record(user.home / "full")["status"] == "complete"
+
+
+def test_the_head_is_rebooted_in_the_middle_of_a_run(user, spark1):
+    run = user.start("bench", "run", "six", "--out", "reboot", "--keep")
+    until(lambda: len(started(spark1)) > 1, what="two results")
+    before = started(spark1)
+    spark1.poweroff(orderly=False)  # away for longer than a run waits for it
+    ran = run.end(status=3)
+    assert "spark1" in ran.said
+    assert record(user.home / "reboot")["status"] == "failed"
+    spark1.boot()
+    before |= started(spark1)  # one more may have come between the look and the reboot
+    assert len(before) < 6, "the reboot came after the last cell: the test shows nothing"
+
+    attached = user.start("bench", "attach", "reboot", "--keep", "--json")
+    out, err = attached.process.communicate(timeout=600)
+    document = json.loads(out)
+    assert document["cells"] == 6, out + err
+    told = record(user.home / "reboot")
+    assert told["status"] == "complete"
+    after = started(spark1)
+    assert set(after) == {cell["id"] for cell in told["cells"]}
+    assert {id: after[id] for id in before} == before, "only the cell in progress is repeated"
+    assert (user.home / "reboot/telemetry.parquet").stat().st_size > 1000
+
+
+def test_the_record_has_what_a_repetition_needs(user):
+    told = record(user.home / "reboot")
+    assert 0 < told["round_trip_ms"] < 1000
+    (setup,) = told["setups"]
+    assert setup["versions"]["torch"]
+    (node,) = told["nodes"]
+    assert node["firmware"] == "28.45.4028"
+    logs = {path: (user.home / "reboot" / path).read_text() for path in setup["logs"]}
+    assert any("Application startup complete" in text for text in logs.values())
+    assert all(len(text) <= 1 << 20 for text in logs.values())
+
+
+def test_a_sweep_goes_on_after_a_variant_that_cannot_start(user):
+    ran = user("bench", "run", "variants", "--out", "sweep", status=1)
+    folder = user.home / "sweep"
+    told = record(folder)
+    assert told["status"] == "complete"
+    by_variant = {setup["id"]: setup["variant"] for setup in told["setups"]}
+    cells = {by_variant[cell["setup"]]: cell for cell in told["cells"]}
+    bad = cells["load-format=nonsense"]
+    assert bad["status"] == "failed"
+    assert bad["reason"].startswith("the server did not start: ")
+    assert "Load format `nonsense` is not supported" in bad["reason"]
+    assert bad["reason"] in ran.said
+    for value in ("auto", "safetensors"):
+        cell = cells[f"load-format={value}"]
+        assert cell["status"] == "ok" or cell["reason"].endswith("runs were dropped")
+    logs = [(folder / path).read_text() for path in bad["raw"]]
+    assert any("is not supported" in text for text in logs)
+    assert user.json("status")["state"] != "serving", "the last server was taken down too"
