@@ -8,13 +8,13 @@ import io
 import json
 import tarfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench import worker
+from spark_cluster.bench import replica_worker, worker
 from spark_cluster.errors import Failed
-from spark_cluster.resources import Command, Directory, File, Resource
+from spark_cluster.resources import Command, Directory, File, Resource, Secret
 from spark_cluster.runner.session import Output, Session
 
 FOLDER = "/var/lib/spark-cluster/bench"
@@ -40,6 +40,8 @@ class Job:
         cells: for worker.py: `id`, `argv`, `env`, `result`, `timeout_s`.
         links: paths below the folder to what they point to.
         user: of the node, as whom the load generator runs; it needs no rights of root.
+        replicas: for replica_worker.py: `index`, `names`, `address`, `port`, `token`; empty for a
+            server that is measured alone.
     """
 
     folder: str
@@ -47,6 +49,7 @@ class Job:
     cells: tuple[Mapping[str, Any], ...]
     links: Mapping[str, str]
     user: str
+    replicas: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def limit_s(self) -> float:
@@ -66,7 +69,7 @@ class Job:
             Directory(FOLDER, mode=0o755),
             *[Directory(folder, mode=0o755, owner=self.user) for folder in self._parents()],
             File(f"{self.folder}/worker.py", content=Path(worker.__file__).read_bytes()),
-            File(f"{self.folder}/plan.json", content=json.dumps(plan, indent=1).encode()),
+            *self._plan(plan),
             Command(
                 f"measure {self.folder.removeprefix(f'{FOLDER}/')}",
                 ("python3", f"{self.folder}/worker.py", self.folder),
@@ -76,6 +79,17 @@ class Job:
                 long=True,
                 timeout_s=self.limit_s,
             ),
+        ]
+
+    def _plan(self, plan: dict[str, Any]) -> list[Resource]:
+        path = f"{self.folder}/plan.json"
+        if not self.replicas:
+            return [File(path, content=json.dumps(plan, indent=1).encode())]
+        text = Secret(json.dumps({**plan, "replicas": dict(self.replicas)}, indent=1))
+        source = Path(replica_worker.__file__)
+        return [
+            File(f"{self.folder}/{source.name}", content=source.read_bytes()),
+            File(path, content=text, mode=0o600, owner=self.user),  # it has the token
         ]
 
     def _parents(self) -> list[str]:
@@ -108,9 +122,14 @@ def stop(session: Session, folder: str, user: str) -> None:
     _do(session, user, "touch", f"{folder}/stop")
 
 
-def may_go_on(session: Session, folder: str, user: str) -> None:
-    """Take an earlier `stop` back."""
-    _do(session, user, "rm", "-f", f"{folder}/stop")
+def may_go_on(session: Session, folder: str, user: str, *, again: bool = False) -> None:
+    """Take an earlier `stop` back.
+
+    Args:
+        again: also where all cells have a result there: another replica may lack one.
+    """
+    complete = [f"{folder}/{worker.COMPLETE}"] if again else []
+    _do(session, user, "rm", "-f", f"{folder}/stop", *complete)
 
 
 def _do(session: Session, user: str, *argv: str) -> None:

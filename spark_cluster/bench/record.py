@@ -72,6 +72,25 @@ class CellKey(Part):
     kind: Literal["load", "vision", "tool_call"] = "load"
 
 
+class ReplicaShare(Part):
+    """What one replica had of a cell's load, and what came of it.
+
+    Attributes:
+        node: on which its load generator ran, next to the server.
+        concurrency: its part of the cell's requests at once.
+        reason: why its part failed; empty when it is ok.
+        metrics: of its part alone.
+        raw: files below the run's folder.
+    """
+
+    node: str
+    concurrency: int
+    status: Literal["ok", "failed"]
+    reason: str = ""
+    metrics: dict[MetricName, Metric] = Field(default_factory=dict)
+    raw: tuple[str, ...] = ()
+
+
 class CellResult(Part):
     """A cell and what came of it.
 
@@ -83,6 +102,9 @@ class CellResult(Part):
         attention: what to be careful about, such as "SM clock under 1.5 GHz for 12 s".
         started, finished: UTC.
         raw: files below the run's folder.
+        replicas: of several servers that were loaded at once; empty for one. `metrics` are then
+            those of all: throughputs summed in each run, latencies of all requests.
+        overlap: smallest share (0-1) of a run in which all replicas were under it; None for one.
     """
 
     id: str
@@ -96,6 +118,8 @@ class CellResult(Part):
     started: datetime | None = None
     finished: datetime | None = None
     raw: tuple[str, ...] = ()
+    replicas: tuple[ReplicaShare, ...] = ()
+    overlap: float | None = None
 
 
 class ProcessMemory(Part):
@@ -149,6 +173,19 @@ class Prediction(Part):
     high: float
 
 
+class ReplicaServer(Part):
+    """One of several servers of a setup: what need not be alike.
+
+    Attributes:
+        flags: of the engine, as it was started: the share of the memory is each node's own.
+        startup_s: seconds that it took to load.
+    """
+
+    nodes: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    startup_s: float | None = None
+
+
 class Setup(Part):
     """A server that was measured: one recipe with its arguments on some nodes.
 
@@ -158,6 +195,8 @@ class Setup(Part):
         flags: of the engine, as it was started.
         recipe_text: the recipe as it was resolved, YAML.
         versions: program to version (vllm, torch, nccl, ray, docker, ...).
+        servers: each of several replicas; empty for one. `flags` are then those of the first,
+            `startup_s` is the longest.
     """
 
     id: str
@@ -181,6 +220,7 @@ class Setup(Part):
     startup_s: float | None = None
     verified: tuple[str, ...] = ()
     logs: tuple[str, ...] = ()
+    servers: tuple[ReplicaServer, ...] = ()
 
 
 class Tool(Part):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +29,7 @@ from spark_cluster.runner.play import Play
 from spark_cluster.serving import vram
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.serving.result import Served
+from spark_cluster.topology import Node
 
 ROLE = "llama_benchy"
 
@@ -141,7 +142,8 @@ def measure(
         SparkClusterError: the server or the node was lost, or it was stopped; what was measured
             until then is in the record.
     """
-    session = play.session(play.head)
+    head = play.head  # a server that ends takes it out of the play
+    session = play.session(head)
     folder = run.on_node(step)
     _describe(play, run, step, served, startup_s)
     metrics = f"{engine_base(served.plan)}/metrics"
@@ -149,20 +151,20 @@ def measure(
     nodes = [node.name for node in served.plan.nodes]
     recording = Recording(play, nodes, folder, metrics, job.limit_s)
     recording.start()
-    on_node.may_go_on(session, folder, play.head.user)
+    on_node.may_go_on(session, folder, head.user)
     ended = threading.Event()
 
     def load() -> None:
         try:
-            play.apply(play.head, ROLE, job.resources)
+            play.apply(head, ROLE, job.resources)
         finally:
             ended.set()
 
     try:
-        _, peak = play.together(load, lambda: _vram_until(play, ended))
+        _, peak = play.together(load, lambda: vram_until(play, ended))
         run.add_vram(step.setup.id, describe.readings(peak, "under_load"))
     finally:
-        _bring_back(play, run, step, recording)
+        _bring_back(play, run, step, recording, head)
 
 
 def _describe(
@@ -173,13 +175,13 @@ def _describe(
     caching = run.suite.settings.prefix_caching
     told = predictions(play.project, step.setup, keys, prefix_caching=caching)
     setup = describe.setup_of(play, step.setup, served, startup_s)
-    before = _recorded(run, step)
+    before = recorded(run, step)
     if before is not None:  # of an earlier turn, or before the run was interrupted
         setup = setup.model_copy(update={"vram": (*before.vram, *setup.vram)})
     run.add_setup(setup.model_copy(update={"predictions": told}), describe.nodes_of(play, served))
 
 
-def _vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:
+def vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:
     """Return the largest reading of GPU memory of each node while cells are measured."""
     found: list[vram.NodeVram] = []
     try:
@@ -206,8 +208,18 @@ def tool_of(play: Play) -> tuple[str, str]:
     return settings.path, settings.book
 
 
-def job_of(run: BenchRun, step: Step, plan: ServePlan, play: Play) -> on_node.Job:
-    """Return what the head gets to measure a step's cells."""
+def job_of(
+    run: BenchRun,
+    step: Step,
+    plan: ServePlan,
+    play: Play,
+    planned: Sequence[PlannedCell] | None = None,
+) -> on_node.Job:
+    """Return what the head gets to measure a step's cells.
+
+    Args:
+        planned: a replica's parts of the cells.
+    """
     environment, book = tool_of(play)
     endpoint, folder = plan.endpoint, run.on_node(step)
     base = engine_base(plan)
@@ -230,7 +242,7 @@ def job_of(run: BenchRun, step: Step, plan: ServePlan, play: Play) -> on_node.Jo
             "result": f"raw/{cell.id}.json",
             "timeout_s": CELL_S,
         }
-        for cell in step.cells
+        for cell in planned or step.cells
         if not cell.skip
     )
     health = base + engine(plan.recipe.engine).health
@@ -244,15 +256,15 @@ def engine_base(plan: ServePlan) -> str:
     return url.removesuffix("/v1")
 
 
-def collect(run: BenchRun, step: Step, play: Play) -> None:
+def collect(run: BenchRun, step: Step, play: Play, head: Node) -> None:
     """Bring back the results that are on the node, and add them to the record."""
-    into, head = run.raw(step), play.head
+    into = run.raw(step)
     too_large = on_node.fetch(play.session(head), run.on_node(step), into, head.user)
     found = []
     for cell in step.cells:
         told = read_json(into / "cells" / f"{cell.id}.json")
         if isinstance(told, dict):
-            found += _results(run, cell, told, into, too_large)
+            found += results_of(run, cell, told, into, too_large)
     rows = list(run_telemetry.rows(into))
     run.add(run_telemetry.flagged(found, rows, _nodes(run, step)))
     run_telemetry.write(run.folder)
@@ -260,21 +272,29 @@ def collect(run: BenchRun, step: Step, play: Play) -> None:
 
 def fetch(play: Play, run: BenchRun, step: Step) -> None:
     """Bring back what is on the nodes of a step; samplers with nothing left to sample are ended."""
-    _bring_back(play, run, step, Recording(play, _nodes(run, step), run.on_node(step)))
+    recording = Recording(play, _nodes(run, step), run.on_node(step))
+    _bring_back(play, run, step, recording, play.head)
 
 
-def _bring_back(play: Play, run: BenchRun, step: Step, recording: Recording) -> None:
+def _bring_back(play: Play, run: BenchRun, step: Step, recording: Recording, head: Node) -> None:
     """Copy telemetry and results; what goes on without the laptop is recorded on."""
-    session = play.session(play.head)
+    session = play.session(head)
     recording.fetch(run.raw(step))
     if not on_node.is_measuring(session, run.on_node(step)):
         recording.stop()
-    collect(run, step, play)
+    collect(run, step, play, head)
 
 
-def _results(
+def results_of(
     run: BenchRun, cell: PlannedCell, told: dict[str, object], into: Path, too_large: list[str]
 ) -> list[CellResult]:
+    """Return what came of a cell that the node has measured.
+
+    Args:
+        told: what the worker says of it.
+        into: the laptop's copy of the node's folder.
+        too_large: files that were not copied.
+    """
     log = into / "raw" / f"{cell.id}.log"
     output = log.read_text("utf-8", "replace") if log.is_file() else ""
     names = tuple(
@@ -302,18 +322,19 @@ def take_down(play: Play, run: BenchRun, step: Step) -> None:
         run.add_vram(step.setup.id, describe.readings(stopped.now, "after"))
 
 
-def _recorded(run: BenchRun, step: Step) -> Setup | None:
+def recorded(run: BenchRun, step: Step) -> Setup | None:
+    """Return the record of a step's server; None before it was up."""
     return next((s for s in run.record.setups if s.id == step.setup.id), None)
 
 
 def _nodes(run: BenchRun, step: Step) -> tuple[str, ...]:
-    recorded = _recorded(run, step)
-    return recorded.nodes if recorded is not None else ()
+    found = recorded(run, step)
+    return found.nodes if found is not None else ()
 
 
 def must_be_as_before(run: BenchRun, step: Step) -> None:
     """Raise Refused when the recipe is another one than that of the cells that were measured."""
-    before, now = _recorded(run, step), step.setup.served
+    before, now = recorded(run, step), step.setup.served
     if before is not None and now is not None and before.recipe_text != describe.text_of(now):
         raise Refused(
             f"recipe {before.recipe} was changed after this run measured cells of {before.id}",
@@ -338,7 +359,7 @@ def is_done_there(play: Play, run: BenchRun, step: Step) -> bool:
             where=play.head.name,
             hint="`spark-cluster bench attach` or `bench stop` with the folder of that run",
         )
-    if _recorded(run, step) is None:
+    if recorded(run, step) is None:
         return False
     fetch(play, run, step)
     return not run.left(step)
@@ -348,11 +369,18 @@ def _server(step: Step) -> tuple[str, int]:
     return step.setup.id, step.turn
 
 
-def go_on(play: Play, run: BenchRun, *, keep: bool = False) -> None:
+def go_on(
+    play: Play,
+    run: BenchRun,
+    *,
+    keep: bool = False,
+    measure_step: Callable[[Play, BenchRun, Step], None],
+) -> None:
     """Measure all that has no result yet.
 
     Args:
         keep: the last server stays up.
+        measure_step: brings the servers of a step up, and measures its cells.
 
     Raises:
         SparkClusterError: it cannot go on; the record says `failed`, and can be gone on with.
@@ -365,7 +393,7 @@ def go_on(play: Play, run: BenchRun, *, keep: bool = False) -> None:
     try:
         for number, step in enumerate(steps, 1):
             play.note(f"server {number} of {len(steps)}: {step.setup.id}, {len(step.cells)} cells")
-            _measure_step(play, run, step)
+            measure_step(play, run, step)
             following = steps[number] if number < len(steps) else None
             if play.check or (following is None and keep):
                 continue
@@ -387,7 +415,7 @@ def go_on(play: Play, run: BenchRun, *, keep: bool = False) -> None:
         raise Failed(f"{left} cells have no result", hint="`bench attach` measures them")
 
 
-def _measure_step(play: Play, run: BenchRun, step: Step) -> None:
+def measure_step(play: Play, run: BenchRun, step: Step) -> None:
     """Bring the server of a step up and measure its cells; nothing where they are done already."""
     if not play.check:
         must_be_as_before(run, step)
