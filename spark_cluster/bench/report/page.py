@@ -15,6 +15,7 @@ from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.drawing import PREDICTED, Plot
 from spark_cluster.bench.report.formats import moment
 from spark_cluster.bench.report.post import engine_command, method, repeat, run_time, tables_only
+from spark_cluster.bench.report.replica_tables import replica_table
 from spark_cluster.bench.report.setup_tables import (
     node_tables,
     process_table,
@@ -74,7 +75,12 @@ def page(
         cells=[table.without("model") for table in benchy_tables(results)],
         other_cells=[
             table
-            for table in (sweep_table(results), open_loop_table(results), answers_table(results))
+            for table in (
+                replica_table(results),
+                sweep_table(results),
+                open_loop_table(results),
+                answers_table(results),
+            )
             if table.rows
         ],
         predictions=prediction_table(results),
