@@ -27,8 +27,8 @@ class Settings(BaseModel):
     )
     book: str = Field(
         default="",
-        description="text file to take prompts from, on the head and, for several replicas, on each of "
-        "their nodes; without it the tool downloads one",
+        description="text file to take prompts from, on the head and on each replica's node; "
+        "without it the tool downloads one",
     )
 
 
