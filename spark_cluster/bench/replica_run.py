@@ -20,6 +20,7 @@ from spark_cluster.bench.expansion import Step
 from spark_cluster.bench.reading import read_json
 from spark_cluster.bench.record import CellResult, ReplicaServer, Setup
 from spark_cluster.bench.replica_results import ReplicaPart, combined
+from spark_cluster.bench.replica_worker import wait_command
 from spark_cluster.bench.run import ROLE, WAIT_S, BenchRun, engine_base
 from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.bench.telemetry_flags import attention
@@ -192,8 +193,10 @@ def jobs_of(run: BenchRun, step: Step, replicas: Sequence[Replica]) -> list[on_n
     found = []
     for index, one in enumerate(replicas):
         job = alone.job_of(run, step, one.served.plan, one.play, parts)
+        wait = ["--post-run-cmd", wait_command(job.folder)]
+        cells = tuple({**cell, "argv": [*cell["argv"], *wait]} for cell in job.cells)
         settings = {"index": index, "names": names, "address": address, "port": REPLICAS}
-        found.append(replace(job, replicas={**settings, "token": token}))
+        found.append(replace(job, cells=cells, replicas={**settings, "token": token}))
     return found
 
 

@@ -8,7 +8,9 @@ listens on an address that the others reach (`plan.json`: `replicas`), and each 
 and from it to all. It listens until all others have come, and takes those only who prove by HMAC
 that they know the token of `plan.json`; what is exchanged afterwards are names of cells.
 
-A cell begins on all nodes at once, and its result is kept when all load generators have ended. The
+A cell begins on all nodes at once, and so does each of its runs: after a run the load generator
+waits while the file `MEETING` is there (`wait_command`), which its worker removes when all replicas
+have come so far, or have ended. A cell's result is kept when all load generators have ended. The
 results of one attempt carry the same `attempt`; others are not put together. When one worker ends,
 the others end too, and the cell in progress is measured again later, by all.
 """
@@ -21,16 +23,22 @@ import hmac
 import json
 import secrets
 import select
+import shlex
 import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 JOIN_S = 300.0
 """Seconds in which all replicas' workers must have found each other."""
+
+MEETING = "meeting"
+"""In the step's folder: there while the load generator waits for those of the other replicas."""
 
 SLACK_S = 180.0
 """Seconds that a replica may be later than another one: its server may be waited for."""
@@ -43,16 +51,27 @@ LINE_BYTES = 4 * 1024 * 1024
 """A longer message is none of ours."""
 
 
+def wait_command(folder: str) -> str:
+    """Return what a shell does between two runs: it waits until all replicas have come so far."""
+    file = shlex.quote(f"{folder}/{MEETING}")
+    return f": > {file}; while [ -e {file} ]; do sleep 0.02; done"
+
+
 class Lost(Exception):
     """Another replica cannot go on, or is not reached."""
 
 
 class Peer:
-    """A connection to another worker: JSON objects, one a line."""
+    """A connection to another worker: JSON objects, one a line.
+
+    Attributes:
+        take: gets each message first; what it returns True for is not queued.
+    """
 
     def __init__(self, connection: socket.socket, name: str = "") -> None:
         self.connection = connection
         self.name = name
+        self.take: Callable[[dict[str, Any]], bool] = lambda _: False
         self._rest = b""
         self._waiting: deque[dict[str, Any]] = deque()
 
@@ -84,7 +103,8 @@ class Peer:
                 raise Lost(f"{self.name}: its message cannot be read")
             if "end" in message:
                 raise Lost(f"{self.name}: {message['end']}")
-            self._waiting.append(message)
+            if not self.take(message):
+                self._waiting.append(message)
         if not data:
             raise Lost(f"{self.name}: its worker has ended")
 
@@ -98,8 +118,36 @@ class Peer:
             self.look(POLL_S)
         return self._waiting.popleft()
 
+    @property
+    def has_message(self) -> bool:
+        """True when `receive` returns at once."""
+        return bool(self._waiting)
+
     def close(self) -> None:
         self.connection.close()
+
+
+@dataclass
+class Runs:
+    """How far the replicas are with the runs of a cell.
+
+    Attributes:
+        meeting: file that is there while the own load generator waits.
+        done: runs of each replica that has not ended the cell, by its index.
+        waits: the own load generator does.
+        released: runs after which all were let go on.
+    """
+
+    meeting: Path = Path(MEETING)
+    done: dict[int, int] = field(default_factory=dict)
+    waits: bool = False
+    released: int = 0
+
+    def go(self, run: int, own: int) -> None:
+        """Let the own load generator begin the run after this one."""
+        if self.waits and self.done.get(own, 0) <= run:
+            self.waits = False
+            self.meeting.unlink(missing_ok=True)
 
 
 class Group:
@@ -122,6 +170,7 @@ class Group:
         self._token = str(settings["token"]).encode()
         self._check = check
         self._peers: dict[int, Peer] = {}
+        self._runs = Runs()
 
     def __enter__(self) -> Group:
         try:
@@ -132,8 +181,9 @@ class Group:
         except BaseException:
             self._close()
             raise
-        for peer in self._peers.values():
+        for index, peer in self._peers.items():
             _end_when_silent(peer.connection)
+            peer.take = partial(self._noted, index)
         return self
 
     def __exit__(
@@ -168,13 +218,68 @@ class Group:
             answer = self._peers[0].receive(seconds + ADMIT_S, self._check)
             self.clock_s = time.time() - float(answer["time"])
             return list(answer["all"])
-        limit = time.monotonic() + seconds
-        found = [message]
-        for _, peer in sorted(self._peers.items()):
-            found.append(peer.receive(max(0.0, limit - time.monotonic()), self._check))
+        self._collect(seconds)
+        found = [message, *(peer.receive(0.0) for _, peer in sorted(self._peers.items()))]
         for peer in self._peers.values():
             peer.send({"all": found, "time": time.time()})
         return found
+
+    def _collect(self, seconds: float) -> None:
+        """Wait until each other one has given a message."""
+        limit = time.monotonic() + seconds
+        while missing := [peer for peer in self._peers.values() if not peer.has_message]:
+            self._check()
+            if time.monotonic() > limit:
+                raise Lost(f"{missing[0].name}: nothing came from it for {seconds:.0f} s")
+            select.select([peer.connection for peer in missing], [], [], POLL_S)
+            self.look()
+            self._release()
+
+    # -- the runs of a cell ----------------------------------------------------------------------
+
+    def begin_cell(self, meeting: Path) -> None:
+        """Prepare for a cell; to be called before the exchange with which it begins."""
+        meeting.unlink(missing_ok=True)
+        self._runs = Runs(meeting, dict.fromkeys(range(len(self.names)), 0))
+
+    def during_cell(self) -> None:
+        """Let the next run begin when all are ready for it; raises Lost when another one ended."""
+        self.look()
+        runs = self._runs
+        if not runs.waits and runs.meeting.exists():
+            runs.waits = True
+            runs.done[self.index] += 1
+            if self.index:
+                self._peers[0].send({"run": runs.done[self.index]})
+        self._release()
+
+    def end_cell(self) -> None:
+        """The own load generator has ended: no one waits for it."""
+        self._runs.done.pop(self.index, None)
+        self._runs.waits = False
+
+    def _release(self) -> None:
+        """On the first replica: have all begin the next run when each has ended the last one."""
+        if self.index:
+            return
+        runs = self._runs
+        # One with a message has ended the cell.
+        left = [n for i, n in runs.done.items() if not i or not self._peers[i].has_message]
+        if left and min(left) > runs.released:
+            runs.released = min(left)
+            for peer in self._peers.values():
+                peer.send({"go": runs.released})
+            runs.go(runs.released, self.index)
+
+    def _noted(self, index: int, message: dict[str, Any]) -> bool:
+        """Take in a message of the runs of a cell."""
+        if "run" in message and index in self._runs.done:
+            self._runs.done[index] = int(message["run"])
+            return True
+        if "go" in message:
+            self._runs.go(int(message["go"]), self.index)
+            return True
+        return False
 
     # -- joining ---------------------------------------------------------------------------------
 
@@ -297,9 +402,11 @@ def _measure_next(worker: Any, folder: Path, plan: dict[str, Any], group: Group)
     title = f"cell {number} of {len(cells)}: {cell['id']}"
     worker.may_begin(folder, plan["health"])
     results[cell["id"]].unlink(missing_ok=True)
+    group.begin_cell(folder / MEETING)
     began = group.exchange(attempt=secrets.token_hex(8))
     print(title, flush=True)
-    result = worker.measure(folder, cell, group.look)
+    result = worker.measure(folder, cell, group.during_cell)
+    group.end_cell()
     worker.must_still_serve(folder, plan["health"], cell["id"])
     group.exchange(cell["timeout_s"] + SLACK_S, ended=cell["id"])
     result.update(attempt=began[0]["attempt"], clock_s=group.clock_s)

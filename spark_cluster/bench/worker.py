@@ -43,6 +43,9 @@ LOST_S = 5.0
 GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL of a load generator."""
 
+CHECK_S = 0.05
+"""Seconds between two looks at other replicas: as late as that their next runs may begin."""
+
 LOG_BYTES = 1024 * 1024
 """Of what a load generator prints, the first MiB is kept."""
 
@@ -92,6 +95,7 @@ def _next_to_this(name: str) -> Any:
     if spec is None or spec.loader is None:
         raise ImportError(name)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look for it there
     spec.loader.exec_module(module)
     return module
 
@@ -197,7 +201,7 @@ def measure(
     Args:
         cell: `id`, `argv`, `env` (in addition to the own), `result` (the file that it writes),
             `timeout_s`.
-        check: called about twice a second; raises Ended when the cell is not to be gone on with.
+        check: called every `CHECK_S`; raises Ended when the cell is not to be gone on with.
 
     Returns:
         Its exit status (None when it was ended), why, and when; times are UNIX seconds.
@@ -247,7 +251,7 @@ def _wait(
         if log.stat().st_size > 64 * LOG_BYTES:
             return "it prints without end"
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.5)
+            process.wait(0.5 if check is None else CHECK_S)
     return ""
 
 

@@ -110,6 +110,7 @@ def test_what_each_node_gets(run):
         assert job.health.startswith("http://127.0.0.1:")
         words = [cell["argv"] for cell in job.cells]
         assert [w[w.index("--concurrency") + 1] for w in words] == ["1", "2"]
+        assert all(job.folder in w[w.index("--post-run-cmd") + 1] for w in words)
         assert [cell["id"] for cell in job.cells] == [cell.id for cell in step.cells]
     assert jobs_of(run, step, replicas)[0].replicas["token"] != first["token"]
 

@@ -244,3 +244,44 @@ def test_a_cell_that_loses_one_server_twice_has_a_result(nodes, monkeypatch):
     assert found == [(worker.NO_SERVER, worker.NO_REPLICA), (worker.DONE, worker.DONE)]
     assert len(nodes.results("a")) == 2
     assert (nodes.folders[0] / "raw/a.lost").exists()
+
+
+RUNS = """\
+import subprocess
+def run(number):
+    (me / f"{{sys.argv[1]}}-{{number}}").touch()
+    subprocess.run(os.environ["WAIT"], shell=True, check=True, timeout=90)
+for number in (1, 2, 3):
+    run(number)
+    assert leaves_early or (other / f"{{sys.argv[1]}}-{{number}}").exists(), "it did not wait"
+"""
+
+
+def with_runs(nodes: Nodes, early: str) -> None:
+    nodes.plan("a", "b", more=f"{MEET}leaves_early = {early}\n" + RUNS.replace("{{", "{").replace(
+        "}}", "}"))  # fmt: skip
+    for folder in nodes.folders:
+        plan = json.loads((folder / "plan.json").read_text())
+        for cell in plan["cells"]:
+            cell["env"]["WAIT"] = replica_worker.wait_command(str(folder))
+        (folder / "plan.json").write_text(json.dumps(plan))
+
+
+def test_a_run_begins_when_all_have_ended_the_one_before(nodes):
+    with_runs(nodes, "False")
+    assert [status for status, _ in nodes.run()] == [worker.DONE] * 2
+    for cell in ("a", "b"):
+        assert [found["status"] for found in nodes.results(cell)] == [0, 0]
+    assert not any((folder / replica_worker.MEETING).exists() for folder in nodes.folders)
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_one_that_ends_early_is_not_waited_for(nodes, leaver):
+    with_runs(nodes, "True")
+    tool = nodes.folders[leaver] / "tool.py"
+    tool.write_text(tool.read_text().replace("(1, 2, 3)", "(1,)"))
+    assert [status for status, _ in nodes.run()] == [worker.DONE] * 2
+    other = nodes.folders[1 - leaver]
+    assert (other / "b-3").exists()
+    assert not (nodes.folders[leaver] / "b-2").exists()
+    assert [found["status"] for found in nodes.results("b")] == [0, 0]
