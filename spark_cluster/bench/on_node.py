@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench import replica_worker, worker
+from spark_cluster.bench import replica_group, replica_worker, worker
 from spark_cluster.errors import Failed
 from spark_cluster.resources import Command, Directory, File, Resource, Secret
 from spark_cluster.runner.session import Output, Session
@@ -86,9 +86,9 @@ class Job:
         if not self.replicas:
             return [File(path, content=json.dumps(plan, indent=1).encode())]
         text = Secret(json.dumps({**plan, "replicas": dict(self.replicas)}, indent=1))
-        source = Path(replica_worker.__file__)
+        sources = [Path(str(module.__file__)) for module in (replica_group, replica_worker)]
         return [
-            File(f"{self.folder}/{source.name}", content=source.read_bytes()),
+            *[File(f"{self.folder}/{file.name}", content=file.read_bytes()) for file in sources],
             File(path, content=text, mode=0o600, owner=self.user),  # it has the token
         ]
 

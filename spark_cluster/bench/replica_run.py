@@ -19,8 +19,8 @@ from spark_cluster.bench import run as alone
 from spark_cluster.bench.expansion import Step
 from spark_cluster.bench.reading import read_json
 from spark_cluster.bench.record import CellResult, ReplicaServer, Setup
+from spark_cluster.bench.replica_group import wait_command
 from spark_cluster.bench.replica_results import ReplicaPart, combined
-from spark_cluster.bench.replica_worker import wait_command
 from spark_cluster.bench.run import ROLE, WAIT_S, BenchRun, engine_base
 from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.bench.telemetry_flags import attention

@@ -72,7 +72,7 @@ def main(folder: Path) -> int:
             return _end(BUSY, "another run is being measured on this node")
         try:
             if "replicas" in plan:
-                _next_to_this("replica_worker").measure_all(sys.modules[__name__], folder, plan)
+                next_to_this("replica_worker").measure_all(sys.modules[__name__], folder, plan)
             else:
                 _measure_all(folder, plan)
         except Ended as error:
@@ -89,7 +89,7 @@ def _end(status: int, why: str) -> int:
     return status
 
 
-def _next_to_this(name: str) -> Any:
+def next_to_this(name: str) -> Any:
     """Return the module in the file next to this one, here as on a node."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     if spec is None or spec.loader is None:

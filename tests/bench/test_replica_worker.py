@@ -14,7 +14,7 @@ import pytest
 import waiting
 from test_worker import calls, health  # noqa: F401  (a fixture)
 
-from spark_cluster.bench import replica_worker, worker
+from spark_cluster.bench import replica_group, replica_worker, worker
 
 TOOL = """\
 import json, os, sys, time
@@ -179,8 +179,9 @@ def test_a_server_that_does_not_answer_ends_all(nodes, monkeypatch, capsys):
 
 def test_who_does_not_know_the_token_is_not_let_in(nodes, monkeypatch, capsys):
     nodes.plan("a", tokens=("secret", "guessed"))
-    monkeypatch.setattr(replica_worker, "JOIN_S", 3.0)
-    monkeypatch.setattr(worker, "_next_to_this", lambda _: replica_worker)
+    monkeypatch.setattr(replica_group, "JOIN_S", 3.0)
+    modules = {"replica_worker": replica_worker, "replica_group": replica_group}
+    monkeypatch.setattr(worker, "next_to_this", modules.__getitem__)
     two = nodes.start(1)
     try:
         assert worker.main(nodes.folders[0]) == worker.NO_REPLICA
@@ -203,30 +204,30 @@ def test_a_message_that_is_none(text):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(text)
-        with pytest.raises(replica_worker.Lost, match="two: its message cannot be read"):
-            replica_worker.Peer(ours, "two").look(5.0)
+        with pytest.raises(replica_group.Lost, match="two: its message cannot be read"):
+            replica_group.Peer(ours, "two").look(5.0)
 
 
 def test_a_message_that_comes_in_parts_and_two_at_once():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        peer = replica_worker.Peer(ours, "two")
+        peer = replica_group.Peer(ours, "two")
         theirs.sendall(b'{"a": 1')
         peer.look(5.0)
         theirs.sendall(b'}\n{"b": 2}\n')
         assert [peer.receive(5.0), peer.receive(5.0)] == [{"a": 1}, {"b": 2}]
         theirs.sendall(b'{"end": "stopped"}\n')
-        with pytest.raises(replica_worker.Lost, match="two: stopped"):
+        with pytest.raises(replica_group.Lost, match="two: stopped"):
             peer.receive(5.0)
 
 
 def test_a_message_without_an_end(monkeypatch):
-    monkeypatch.setattr(replica_worker, "LINE_BYTES", 10)
+    monkeypatch.setattr(replica_group, "LINE_BYTES", 10)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"x" * 20)
-        with pytest.raises(replica_worker.Lost, match="no end"):
-            replica_worker.Peer(ours, "two").look(5.0)
+        with pytest.raises(replica_group.Lost, match="no end"):
+            replica_group.Peer(ours, "two").look(5.0)
 
 
 def test_a_cell_that_loses_one_server_twice_has_a_result(nodes, monkeypatch):
@@ -263,7 +264,7 @@ def with_runs(nodes: Nodes, early: str) -> None:
     for folder in nodes.folders:
         plan = json.loads((folder / "plan.json").read_text())
         for cell in plan["cells"]:
-            cell["env"]["WAIT"] = replica_worker.wait_command(str(folder))
+            cell["env"]["WAIT"] = replica_group.wait_command(str(folder))
         (folder / "plan.json").write_text(json.dumps(plan))
 
 
@@ -272,7 +273,7 @@ def test_a_run_begins_when_all_have_ended_the_one_before(nodes):
     assert [status for status, _ in nodes.run()] == [worker.DONE] * 2
     for cell in ("a", "b"):
         assert [found["status"] for found in nodes.results(cell)] == [0, 0]
-    assert not any((folder / replica_worker.MEETING).exists() for folder in nodes.folders)
+    assert not any((folder / replica_group.MEETING).exists() for folder in nodes.folders)
 
 
 @pytest.mark.parametrize("leaver", [0, 1])
