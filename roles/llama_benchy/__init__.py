@@ -1,4 +1,4 @@
-"""The load generator llama-benchy, pinned, in an environment of its own on the head."""
+"""The load generator llama-benchy, pinned, in an environment of its own next to the endpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Settings(BaseModel):
     )
     book: str = Field(
         default="",
-        description="text file on the head to take prompts from; without it the tool downloads one",
+        description="text file to take prompts from, on the head and on each replica's node; "
+        "without it the tool downloads one",
     )
 
 

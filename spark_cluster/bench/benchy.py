@@ -255,7 +255,7 @@ def parse(
         wanted.insert(0, cell.key.model_copy(update={"context_prefill": True}))
     results = []
     for key in wanted:
-        entry = next((e for e in entries if _is_of(e, key)), None)
+        entry = next((e for e in entries if is_of(e, key)), None)
         if entry is None:
             missing = "the result has no such benchmark" if entries else "the result is empty"
             results.append(result(cell, key=key, reasons=[*reasons, missing], raw=raw))
@@ -295,7 +295,8 @@ def _short(text: str) -> str:
     return line if len(line) <= 200 else f"{line[:197]}..."
 
 
-def _is_of(entry: Mapping[str, Any], key: CellKey) -> bool:
+def is_of(entry: Mapping[str, Any], key: CellKey) -> bool:
+    """Return whether an entry of a result's `benchmarks` is of this load."""
     return (
         entry.get("prompt_size") == key.prompt
         and entry.get("response_size") == key.output

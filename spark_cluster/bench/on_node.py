@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench import worker
+from spark_cluster.bench import replica_group, replica_worker, worker
 from spark_cluster.errors import Failed
-from spark_cluster.resources import Command, Directory, File, Resource
+from spark_cluster.resources import Command, Directory, File, Resource, Secret
 from spark_cluster.runner.session import Output, Session
 
 FOLDER = "/var/lib/spark-cluster/bench"
@@ -42,6 +42,8 @@ class Job:
         user: of the node, as whom the load generator runs and whose the folders are; root only
             where it must be (`generators.owner`), and then nobody else writes to them.
         files: more files for the folder, by name.
+        replicas: for replica_worker.py: `index`, `names`, `address`, `port`, `token`; empty for a
+            server that is measured alone.
     """
 
     folder: str
@@ -50,6 +52,7 @@ class Job:
     links: Mapping[str, str]
     user: str
     files: Mapping[str, bytes] = field(default_factory=dict)
+    replicas: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def limit_s(self) -> float:
@@ -70,7 +73,7 @@ class Job:
             *[Directory(folder, mode=0o755, owner=self.user) for folder in self._parents()],
             File(f"{self.folder}/worker.py", content=Path(worker.__file__).read_bytes()),
             *[File(f"{self.folder}/{name}", content=c) for name, c in self.files.items()],
-            File(f"{self.folder}/plan.json", content=json.dumps(plan, indent=1).encode()),
+            *self._plan(plan),
             Command(
                 f"measure {self.folder.removeprefix(f'{FOLDER}/')}",
                 ("python3", f"{self.folder}/worker.py", self.folder),
@@ -80,6 +83,17 @@ class Job:
                 long=True,
                 timeout_s=self.limit_s,
             ),
+        ]
+
+    def _plan(self, plan: dict[str, Any]) -> list[Resource]:
+        path = f"{self.folder}/plan.json"
+        if not self.replicas:
+            return [File(path, content=json.dumps(plan, indent=1).encode())]
+        text = Secret(json.dumps({**plan, "replicas": dict(self.replicas)}, indent=1))
+        sources = [Path(str(module.__file__)) for module in (replica_group, replica_worker)]
+        return [
+            *[File(f"{self.folder}/{file.name}", content=file.read_bytes()) for file in sources],
+            File(path, content=text, mode=0o600, owner=self.user),  # it has the token
         ]
 
     def _parents(self) -> list[str]:
@@ -112,9 +126,14 @@ def stop(session: Session, folder: str, user: str) -> None:
     _do(session, user, "touch", f"{folder}/stop")
 
 
-def may_go_on(session: Session, folder: str, user: str) -> None:
-    """Take an earlier `stop` back."""
-    _do(session, user, "rm", "-f", f"{folder}/stop")
+def may_go_on(session: Session, folder: str, user: str, *, again: bool = False) -> None:
+    """Take an earlier `stop` back.
+
+    Args:
+        again: also where all cells have a result there: another replica may lack one.
+    """
+    complete = [f"{folder}/{worker.COMPLETE}"] if again else []
+    _do(session, user, "rm", "-f", f"{folder}/stop", *complete)
 
 
 def _do(session: Session, user: str, *argv: str) -> None:

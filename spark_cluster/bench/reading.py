@@ -30,6 +30,23 @@ def read_json(path: Path) -> dict[str, Any] | str:
     return data if isinstance(data, dict) else f"{path.name}: expected a JSON object"
 
 
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the JSON objects of a file, one a line; what is none, or cut, is left out."""
+    try:
+        lines = path.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            data = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(data, dict):
+            found.append(data)
+    return found
+
+
 def number(value: object) -> float | None:
     """Return a finite number; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

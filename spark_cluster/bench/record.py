@@ -93,6 +93,25 @@ class QuestionResult(Part):
     wrong: str = ""
 
 
+class ReplicaShare(Part):
+    """What one replica had of a cell's load, and what came of it.
+
+    Attributes:
+        node: on which its load generator ran, next to the server.
+        concurrency: its part of the cell's requests at once.
+        reason: why its part failed; empty when it is ok.
+        metrics: of its part alone.
+        raw: files below the run's folder.
+    """
+
+    node: str
+    concurrency: int
+    status: Literal["ok", "failed"]
+    reason: str = ""
+    metrics: dict[MetricName, Metric] = Field(default_factory=dict)
+    raw: tuple[str, ...] = ()
+
+
 class CellResult(Part):
     """A cell and what came of it.
 
@@ -105,6 +124,9 @@ class CellResult(Part):
         started, finished: UTC.
         raw: files below the run's folder.
         questions: of vision and tool calls.
+        replicas: of several servers that were loaded at once; empty for one. `metrics` are then
+            those of all: throughputs summed in each run, latencies of all requests.
+        overlap: smallest share (0-1) of a run in which all replicas were under it; None for one.
     """
 
     id: str
@@ -119,6 +141,8 @@ class CellResult(Part):
     finished: datetime | None = None
     raw: tuple[str, ...] = ()
     questions: tuple[QuestionResult, ...] = ()
+    replicas: tuple[ReplicaShare, ...] = ()
+    overlap: float | None = None
 
 
 class ProcessMemory(Part):
@@ -176,6 +200,19 @@ class Prediction(Part):
     high: float
 
 
+class ReplicaServer(Part):
+    """One of several servers of a setup: what need not be alike.
+
+    Attributes:
+        flags: of the engine, as it was started: the share of the memory is each node's own.
+        startup_s: seconds that it took to load.
+    """
+
+    nodes: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    startup_s: float | None = None
+
+
 class Setup(Part):
     """A server that was measured: one recipe with its arguments on some nodes.
 
@@ -186,6 +223,8 @@ class Setup(Part):
         recipe_text: the recipe as it was resolved, YAML.
         versions: program to version (vllm, torch, nccl, ray, docker, ...).
         logs: files below the run's folder with what the engine printed while it started.
+        servers: each of several replicas; empty for one. `flags` are then those of the first,
+            `startup_s` is the longest.
     """
 
     id: str
@@ -209,6 +248,7 @@ class Setup(Part):
     startup_s: float | None = None
     verified: tuple[str, ...] = ()
     logs: tuple[str, ...] = ()
+    servers: tuple[ReplicaServer, ...] = ()
 
 
 class Tool(Part):

@@ -186,7 +186,7 @@ def measure(
             ended.set()
 
     try:
-        _, peak = play.together(load, lambda: _vram_until(play, ended))
+        _, peak = play.together(load, lambda: vram_until(play, ended))
         run.add_vram(step.setup.id, describe.readings(peak, "under_load"))
     except BaseException:
         # What ended it is what the user needs to know; the rest is fetched when it is continued.
@@ -215,7 +215,7 @@ def _describe(
     run.add_round_trip(environment.round_trip_ms(play.session(play.head), base))
 
 
-def _vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:
+def vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:
     """Return the largest reading of GPU memory of each node while cells are measured."""
     found: list[vram.NodeVram] = []
     try:
@@ -242,8 +242,18 @@ def tool_of(play: Play) -> tuple[str, str]:
     return settings.path, settings.book
 
 
-def job_of(run: BenchRun, step: Step, plan: ServePlan, play: Play) -> on_node.Job:
-    """Return what the head gets to measure a step's cells."""
+def job_of(
+    run: BenchRun,
+    step: Step,
+    plan: ServePlan,
+    play: Play,
+    planned: Sequence[PlannedCell] | None = None,
+) -> on_node.Job:
+    """Return what the head gets to measure a step's cells.
+
+    Args:
+        planned: a replica's parts of the cells.
+    """
     endpoint, folder = plan.endpoint, run.on_node(step)
     base = engine_base(plan)
     target = benchy.Target(
@@ -271,7 +281,7 @@ def job_of(run: BenchRun, step: Step, plan: ServePlan, play: Play) -> on_node.Jo
             "result": f"raw/{cell.id}.json",
             "timeout_s": CELL_S,
         }
-        for cell in step.cells
+        for cell in planned or step.cells
         if not cell.skip
     )
     return on_node.Job(folder, health, cells, {BOOK: book} if book else {}, play.head.user)
@@ -293,13 +303,19 @@ def collect(run: BenchRun, step: Step, session: Session, head: Node) -> None:
     for cell in step.cells:
         ended = read_json(into / "cells" / f"{cell.id}.json")
         if isinstance(ended, dict):
-            found += _results(run, cell, ended, into, too_large)
+            found += results_of(run, cell, ended, into, too_large)
+    run.add(with_telemetry(run, step, found))
+
+
+def with_telemetry(run: BenchRun, step: Step, found: Sequence[CellResult]) -> list[CellResult]:
+    """Return results with what the telemetry says of them; its Parquet file is written."""
+    into = run.raw(step)
     lines = telemetry_parts.texts(into)
     rows = list(rows_of(lines))
     telemetry_parts.write_part(into, rows)
     engines = [list(acceptance.counters(text.splitlines())) for text in lines.values()]
     told = acceptance.with_acceptance(found, engines)
-    run.add(run_telemetry.flagged(told, rows, _nodes(run, step)))
+    return run_telemetry.flagged(told, rows, _nodes(run, step), step.setup.tp)
 
 
 def fetch(play: Play, run: BenchRun, step: Step) -> None:
@@ -317,9 +333,16 @@ def _bring_back(play: Play, head: Node, run: BenchRun, step: Step, recording: Re
     collect(run, step, session, head)
 
 
-def _results(
+def results_of(
     run: BenchRun, cell: PlannedCell, told: dict[str, object], into: Path, too_large: list[str]
 ) -> list[CellResult]:
+    """Return what came of a cell that the node has measured.
+
+    Args:
+        told: what the worker says of it.
+        into: the laptop's copy of the node's folder.
+        too_large: files that were not copied.
+    """
     log = into / "raw" / f"{cell.id}.log"
     output = log.read_text("utf-8", "replace") if log.is_file() else ""
     names = tuple(
@@ -349,6 +372,7 @@ def take_down(play: Play, run: BenchRun, step: Step) -> None:
 
 
 def recorded(run: BenchRun, step: Step) -> Setup | None:
+    """Return the record of a step's server; None before it was up."""
     return next((s for s in run.record.setups if s.id == step.setup.id), None)
 
 

@@ -106,20 +106,19 @@ def _need_folder(session: Session, folder: str) -> None:
 
 
 def flagged(
-    cells: Sequence[CellResult], known: Sequence[Row], nodes: Sequence[str]
+    cells: Sequence[CellResult], known: Sequence[Row], nodes: Sequence[str], tp: int
 ) -> list[CellResult]:
     """Return results with what telemetry says against them.
 
     Args:
-        nodes: those of the server that was measured.
+        nodes: those of the servers that were measured.
+        tp: nodes of one of them.
     """
-    return [
-        cell.model_copy(update={"attention": (*cell.attention, *_against(cell, known, nodes))})
-        for cell in cells
-    ]
-
-
-def _against(cell: CellResult, known: Sequence[Row], nodes: Sequence[str]) -> tuple[str, ...]:
-    if not nodes or not known or cell.started is None or cell.finished is None:
-        return ()
-    return attention(known, cell.started, cell.finished, nodes, tp=len(nodes))
+    found = []
+    for cell in cells:
+        if nodes and known and cell.started is not None and cell.finished is not None:
+            more = attention(known, cell.started, cell.finished, nodes, tp=tp)
+            found.append(cell.model_copy(update={"attention": (*cell.attention, *more)}))
+        else:
+            found.append(cell)
+    return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from spark_cluster.bench import (
     describe,
-    on_node,
+    replica_run,
     start_failures,
     startup_logs,
     telemetry_parts,
@@ -16,7 +17,6 @@ from spark_cluster.bench.expansion import Step
 from spark_cluster.bench.run import (
     BenchRun,
     bring_up,
-    fetch,
     left_out,
     measure,
     recorded,
@@ -27,8 +27,7 @@ from spark_cluster.bench.run import (
 from spark_cluster.errors import Failed, Refused, SparkClusterError
 from spark_cluster.runner.play import Play
 
-WAIT_S = 2.0
-"""Seconds between two looks whether the node still measures."""
+T = TypeVar("T")
 
 
 def must_be_as_before(run: BenchRun, step: Step) -> None:
@@ -39,29 +38,6 @@ def must_be_as_before(run: BenchRun, step: Step) -> None:
             f"recipe {before.recipe} was changed after this run measured cells of {before.id}",
             hint="undo the change, or begin a new run",
         )
-
-
-def is_done_there(play: Play, run: BenchRun, step: Step) -> bool:
-    """Wait for what the node still measures of a step; True when nothing of it is left then.
-
-    Raises:
-        Failed: another run is being measured.
-    """
-    session, folder = play.session(play.head), run.on_node(step)
-    if on_node.is_measuring(session, folder):
-        play.note("the node is still measuring; this waits for it")
-    while on_node.is_measuring(session, folder):
-        time.sleep(WAIT_S)
-    if on_node.is_busy(session):
-        raise Failed(
-            "another run is being measured there",
-            where=play.head.name,
-            hint="`spark-cluster bench attach` or `bench stop` with the folder of that run",
-        )
-    if recorded(run, step) is None:
-        return False
-    fetch(play, run, step)
-    return not run.left(step)
 
 
 def go_on(
@@ -137,20 +113,32 @@ def _measure_step(play: Play, run: BenchRun, step: Step) -> None:
     """
     if not play.check:
         must_be_as_before(run, step)
-        if is_done_there(play, run, step):
+        if replica_run.is_done_there(play, run, step):
             return
+    if step.setup.replicas > 1:
+        if replicas := _started(play, partial(replica_run.bring_up, play, step)):
+            with play.stage("measure"):
+                replica_run.measure(play, run, step, replicas)
+        return
     before = play.seconds.get("load", 0.0)
+    if served := _started(play, partial(bring_up, play, step)):
+        loaded = play.seconds.get("load", 0.0) - before
+        with play.stage("measure"):
+            measure(play, run, step, served, round(loaded, 1))
+
+
+def _started(play: Play, start: Callable[[], T]) -> T:
+    """Return what `start` does.
+
+    Raises:
+        NotStarted: the server is at fault that it fails.
+    """
     try:
-        served = bring_up(play, step)
+        return start()
     except SparkClusterError as error:
         if play.check or not start_failures.is_of_server(play, error):
             raise
         raise start_failures.NotStarted(error) from error
-    if served is None:
-        return
-    loaded = play.seconds.get("load", 0.0) - before
-    with play.stage("measure"):
-        measure(play, run, step, served, round(loaded, 1))
 
 
 def _give_up(play: Play, run: BenchRun, step: Step, error: SparkClusterError) -> None:

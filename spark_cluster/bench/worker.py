@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import glob
+import importlib.util
 import json
 import os
 import signal
@@ -20,11 +21,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-DONE, STOPPED, NO_SERVER, NO_SPACE, BUSY = 0, 3, 4, 5, 6
+DONE, STOPPED, NO_SERVER, NO_SPACE, BUSY, NO_REPLICA = 0, 3, 4, 5, 6, 7
 """Exit statuses: all cells have a result, somebody stopped it, ..."""
 
 COMPLETE = "complete"
@@ -41,6 +42,9 @@ LOST_S = 5.0
 
 GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL of a load generator."""
+
+CHECK_S = 0.05
+"""Seconds between two looks at other replicas: as late as that their next runs may begin."""
 
 LOG_BYTES = 1024 * 1024
 """Of what a load generator prints, the first MiB is kept."""
@@ -67,7 +71,10 @@ def main(folder: Path) -> int:
         except BlockingIOError:
             return _end(BUSY, "another run is being measured on this node")
         try:
-            _measure_all(folder, plan)
+            if "replicas" in plan:
+                next_to_this("replica_worker").measure_all(sys.modules[__name__], folder, plan)
+            else:
+                _measure_all(folder, plan)
         except Ended as error:
             return _end(error.status, str(error))
         except OSError as error:
@@ -82,6 +89,17 @@ def _end(status: int, why: str) -> int:
     return status
 
 
+def next_to_this(name: str) -> Any:
+    """Return the module in the file next to this one, here as on a node."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    if spec is None or spec.loader is None:
+        raise ImportError(name)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look for it there
+    spec.loader.exec_module(module)
+    return module
+
+
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
     handle = os.open(path, os.O_RDONLY)
@@ -93,6 +111,23 @@ def _opened(path: Path) -> Iterator[int]:
 
 def _measure_all(folder: Path, plan: dict[str, Any]) -> None:
     cells = plan["cells"]
+    prepare(folder, plan)
+    for number, cell in enumerate(cells, 1):
+        done = folder / "cells" / f"{cell['id']}.json"
+        if done.exists():
+            continue
+        may_begin(folder, plan["health"])
+        print(f"cell {number} of {len(cells)}: {cell['id']}", flush=True)
+        result = measure(folder, cell)
+        must_still_serve(folder, plan["health"], cell["id"])
+        keep(folder, cell["id"], result)
+        how = "ok" if result["status"] == 0 else result["error"] or f"status {result['status']}"
+        print(f"cell {number} of {len(cells)}: {cell['id']}: {how}", flush=True)
+    write_durably(folder / COMPLETE, "")
+
+
+def prepare(folder: Path, plan: dict[str, Any]) -> None:
+    """Make the folders for results, and the links that load generators find things by."""
     for name in ("cells", "raw"):
         (folder / name).mkdir(exist_ok=True)
     for name, target in plan.get("links", {}).items():
@@ -100,25 +135,27 @@ def _measure_all(folder: Path, plan: dict[str, Any]) -> None:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
         link.symlink_to(target)
-    for number, cell in enumerate(cells, 1):
-        done = folder / "cells" / f"{cell['id']}.json"
-        if done.exists():
-            continue
-        _may_begin(folder, plan["health"])
-        print(f"cell {number} of {len(cells)}: {cell['id']}", flush=True)
-        result = measure(folder, cell)
-        if not _answers(plan["health"], LOST_S) and _is_first_loss(folder, cell["id"]):
-            raise Ended(NO_SERVER, f"the server ended in cell {cell['id']}; it is measured again")
-        if result["status"] != 0:
-            _need_space(folder)  # a cell that met a full disk is not to blame
-        _sync(folder / "raw", cell["id"])
-        write_durably(done, json.dumps(result))
-        how = "ok" if result["status"] == 0 else result["error"] or f"status {result['status']}"
-        print(f"cell {number} of {len(cells)}: {cell['id']}: {how}", flush=True)
-    write_durably(folder / COMPLETE, "")
 
 
-def _may_begin(folder: Path, health: str) -> None:
+def must_still_serve(folder: Path, health: str, cell: str) -> None:
+    """Raise Ended when the server was lost in a cell for the first time."""
+    if not _answers(health, LOST_S) and _is_first_loss(folder, cell):
+        raise Ended(NO_SERVER, f"the server ended in cell {cell}; it is measured again")
+
+
+def keep(folder: Path, cell: str, result: dict[str, Any]) -> None:
+    """Make a cell's result durable, its raw files first.
+
+    Raises:
+        Ended: it failed, and the disk is full: the cell is not to blame, and has no result.
+    """
+    if result["status"] != 0:
+        _need_space(folder)
+    _sync(folder / "raw", cell)
+    write_durably(folder / "cells" / f"{cell}.json", json.dumps(result))
+
+
+def may_begin(folder: Path, health: str) -> None:
     """Raise Ended when a cell cannot be measured now."""
     if (folder / "stop").exists():
         raise Ended(STOPPED, "stopped")
@@ -166,12 +203,15 @@ def _healthy(url: str) -> bool:
         return False
 
 
-def measure(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
+def measure(
+    folder: Path, cell: dict[str, Any], check: Callable[[], object] | None = None
+) -> dict[str, Any]:
     """Run a cell's load generator to its end.
 
     Args:
         cell: `id`, `argv`, `env` (in addition to the own), `result` (the file that it writes),
             `timeout_s`.
+        check: called every `CHECK_S`; raises Ended when the cell is not to be gone on with.
 
     Returns:
         Its exit status (None when it was ended), why, and when; times are UNIX seconds.
@@ -194,7 +234,7 @@ def measure(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
             start_new_session=True,
         )
         try:
-            error = _wait(folder, process, log, cell["timeout_s"])
+            error = _wait(folder, process, log, cell["timeout_s"], check)
         finally:
             _kill(process)
     _shorten(log)
@@ -202,18 +242,26 @@ def measure(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
     return {"status": status, "error": error, "started": started, "finished": time.time()}
 
 
-def _wait(folder: Path, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> str:
+def _wait(
+    folder: Path,
+    process: subprocess.Popen[bytes],
+    log: Path,
+    timeout_s: float,
+    check: Callable[[], object] | None,
+) -> str:
     """Wait for the end of a process; returns why it must be ended, "" when it ended by itself."""
     limit = time.monotonic() + timeout_s
     while process.poll() is None:
         if (folder / "stop").exists():
             raise Ended(STOPPED, "stopped")
+        if check is not None:
+            check()
         if time.monotonic() > limit:
             return f"it did not end within {timeout_s:g} s"
         if log.stat().st_size > 64 * LOG_BYTES:
             return "it prints without end"
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.5)
+            process.wait(0.5 if check is None else CHECK_S)
     return ""
 
 

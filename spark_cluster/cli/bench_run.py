@@ -107,7 +107,7 @@ def attach(
 @click.pass_obj
 def status(app: App, folder: Path) -> None:
     """Show how many cells have a result here, and which server the nodes measure now."""
-    from spark_cluster.bench import on_node
+    from spark_cluster.bench.replica_run import is_measuring
 
     made = _of_folder(app, folder)
     record, cells = made.record, made.expansion.cells
@@ -120,9 +120,8 @@ def status(app: App, folder: Path) -> None:
         "measuring": "",
     }
     with _reached(app, "bench status") as play:
-        session = play.session(play.head)
         for step in made.pending:
-            if on_node.is_measuring(session, made.on_node(step)):
+            if is_measuring(play, made, step):
                 found["measuring"] = step.setup.id
     if app.as_json:
         app.print_json(found)
@@ -137,16 +136,14 @@ def status(app: App, folder: Path) -> None:
 @click.pass_obj
 def stop(app: App, folder: Path) -> None:
     """End what a run measures on the nodes; the cell in progress is lost, the server stays up."""
-    from spark_cluster.bench import generators, on_node, run_telemetry
+    from spark_cluster.bench import replica_run, run_telemetry
 
     made = _of_folder(app, folder)
     stopped = []
     with _reached(app, "bench stop") as play:
-        session = play.session(play.head)
         for step in made.pending:
-            if on_node.is_measuring(session, made.on_node(step)):
-                owner = generators.owner(made.suite, play.head.user)
-                on_node.stop(session, made.on_node(step), owner)
+            if replica_run.is_measuring(play, made, step):
+                replica_run.stop(play, made, step)
                 run_telemetry.stop(play.sessions.values(), made.on_node(step))
                 stopped.append(step.setup.id)
     if app.as_json:
@@ -160,7 +157,7 @@ def stop(app: App, folder: Path) -> None:
 @click.pass_obj
 def fetch(app: App, folder: Path) -> None:
     """Copy the results that are on the nodes into RUN; measure nothing, and stop no server."""
-    from spark_cluster.bench.run import fetch as fetch_step
+    from spark_cluster.bench.replica_run import fetch as fetch_step
     from spark_cluster.bench.telemetry_parts import merge
 
     made = _of_folder(app, folder)

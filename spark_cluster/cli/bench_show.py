@@ -60,6 +60,8 @@ def _show(app: App, record: Record) -> None:
         for cell in found:
             table.add_row(load_text(cell.key), *(_figure(cell, name) for name in names))
         console.print(styled("\n[bold]{}[/]", setup), soft_wrap=True)
+        if about := _replicas(record, setup):
+            console.print(painted(about, "dim"))
         console.print(table)
         for more in (percentiles_table(found), questions_table(found)):
             if more is not None:
@@ -71,6 +73,17 @@ def _show(app: App, record: Record) -> None:
     for cell in record.cells:
         for text in cell.attention:
             console.print(styled("[yellow]attention:[/] {}: {}", cell.id, text))
+
+
+def _replicas(record: Record, setup: str) -> str:
+    """Return how the load of a setup was divided; empty for one server."""
+    known = next((one for one in record.setups if one.id == setup), None)
+    if known is None or known.replicas == 1:
+        return ""
+    return (
+        f"{known.replicas} replicas on {', '.join(known.nodes)}: each with 1/{known.replicas} of "
+        "the requests at once; throughputs are summed, times are of all requests"
+    )
 
 
 MOST = 6

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import getpass
 import os
 import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -120,8 +121,18 @@ class Connections:
         self._opening: dict[str, Future[SparkClusterError | None]] = {}
         self._seconds: dict[str, float] = {}
         self._gathering = threading.Lock()
-        self.closing = False
-        """Return whether the run is over, so that a connection that ends is not made again."""
+        self._closed = threading.Event()
+
+    @property
+    def closing(self) -> bool:
+        """True when the run is over, so that a connection that ends is not made again."""
+        return self._closed.is_set()
+
+    def part(self, names: Collection[str]) -> Connections:
+        """Return the same open connections as those of some of the nodes only."""
+        found = copy.copy(self)
+        found.nodes = {name: node for name, node in self.nodes.items() if name in names}
+        return found
 
     def begin(self) -> None:
         """Start to connect to all, in parallel, while the caller does something else."""
@@ -299,7 +310,7 @@ class Connections:
 
     def close(self) -> None:
         """End all agents and connections."""
-        self.closing = True
+        self._closed.set()
         with contextlib.suppress(SparkClusterError):
             in_parallel({name: s.close for name, s in list(self._sessions.items())})
         for connection in list(self._connections.values()):

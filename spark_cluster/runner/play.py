@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.config.inventory_part import part_of
 from spark_cluster.errors import Failed, Refused, SparkClusterError, Unreachable
 from spark_cluster.node.values import InvalidResource
 from spark_cluster.resources.base import Resource
@@ -128,6 +129,20 @@ class Play:
             self._leave(name, error)
             if fail_fast:
                 raise error
+
+    def part(self, names: Sequence[str]) -> Play:
+        """Return this run over some of its nodes, as if they were a cluster of their own.
+
+        Connections, secrets, timings and lost nodes are shared with this run.
+
+        Args:
+            names: of the nodes; the first one is the head there.
+        """
+        inventory = part_of(self.inventory, names)
+        connections = self.connections.part(names)
+        made = Play(inventory, self.project, connections, self.bus, self.options)
+        made.seconds, made.out, made._secrets = self.seconds, self.out, self._secrets
+        return made
 
     # -- doing -----------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ def test_a_run_is_the_same_after_it_was_read_again(tmp_path):
 
 def test_what_cannot_be_measured_has_a_reason(tmp_path):
     for suite, why in {
-        "replicas": ({"replicas": 2}, "several replicas"),
+        "replicas": ({"replicas": 2}, "divided evenly"),
     }.values():
         run = made(tmp_path, **suite)
         (step,) = measurable(run.suite, run.expansion).steps

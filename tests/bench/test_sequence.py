@@ -105,7 +105,7 @@ def cluster(run: BenchRun, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     for name in ("bring_up", "measure", "take_down"):
         monkeypatch.setattr(sequence, name, getattr(made, name))
     monkeypatch.setattr(sequence, "tool_of", lambda _play: None)
-    monkeypatch.setattr(sequence, "is_done_there", lambda *_: False)
+    monkeypatch.setattr(sequence.replica_run, "is_done_there", lambda *_: False)
     monkeypatch.setattr(sequence.startup_logs, "keep", lambda *_: ("logs/x.log",))
     return made
 
@@ -269,7 +269,7 @@ def test_what_ended_the_cells_is_told_and_what_is_there_is_fetched(run, monkeypa
     folders = []
     monkeypatch.setattr(run_module, "_describe", lambda *_: None)
     monkeypatch.setattr(run_module, "engine_base", lambda _plan: "http://127.0.0.1:8000")
-    job = SimpleNamespace(limit_s=1.0, resources=[])
+    job = SimpleNamespace(limit_s=1.0, resources=[], user="nvidia")
     monkeypatch.setattr(run_module, "job_of", lambda *_: job)
     monkeypatch.setattr(run_module, "Recording", Recording)
     for name, answer in (("may_go_on", None), ("is_measuring", False)):
@@ -291,7 +291,7 @@ def test_what_ended_the_cells_is_told_where_nothing_can_be_fetched(run, monkeypa
     def lost(*_: object) -> None:
         raise Unreachable("not connected", where="spark1")
 
-    job = SimpleNamespace(limit_s=1.0, resources=[])
+    job = SimpleNamespace(limit_s=1.0, resources=[], user="nvidia")
     for name, found in (("_describe", None), ("engine_base", "http://127.0.0.1:8000")):
         monkeypatch.setattr(run_module, name, lambda *_, found=found: found)
     monkeypatch.setattr(run_module, "job_of", lambda *_: job)

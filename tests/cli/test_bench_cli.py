@@ -53,7 +53,7 @@ def test_the_list_of_suites(ask, tmp_path):
 
 def test_a_suite_and_its_estimate(ask):
     said = ask("bench", "suites", "dual").stdout
-    assert said.startswith("dual: 14 cells on 2 servers, about ")
+    assert said.startswith("dual: 17 cells on 3 servers, about ")
     assert max(map(len, said.splitlines())) <= 80
     found = json.loads(ask("bench", "suites", "dual", "--json").stdout)
     assert found["nodes"] == 2

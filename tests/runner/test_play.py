@@ -423,3 +423,30 @@ def test_nodes_head_and_workers(make):
     assert [n.name for n in play.head.cluster] == ["spark1", "spark2"]
     assert play.workers[0].head.name == "spark1"
     assert play.workers[0].user == "nvidia"
+
+
+# -- a part of the nodes -------------------------------------------------------------------------
+
+
+def test_a_part_of_the_nodes_is_a_cluster_of_its_own(make, tmp_path):
+    play = make()
+    part = play.part(["spark2"])
+    assert part.head.name == "spark2"
+    assert part.head.cluster == (part.head,)
+    assert part.workers == []
+    assert set(part.sessions) == {"spark2"}
+    part.apply(part.nodes, "greet")
+    assert not (tmp_path / "spark1/srv").exists()
+    assert (tmp_path / "spark2/srv/greeting").read_text() == "spark2 two 0\n"
+    assert [node.name for node in play.nodes] == ["spark1", "spark2"]
+    assert play.head.name == "spark1"
+
+
+def test_a_node_that_a_part_loses_is_lost_to_the_whole(make):
+    play = make()
+    part = play.part(["spark2"])
+    with pytest.raises(Failed):
+        part.apply(part.head, [Command("fail", ("false",))])
+    assert [node.name for node in play.nodes] == ["spark1"]
+    play.connections.close()
+    assert part.connections.closing

@@ -15,6 +15,7 @@ from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.drawing import PREDICTED, Plot
 from spark_cluster.bench.report.formats import moment
 from spark_cluster.bench.report.post import engine_command, method, repeat, run_time, tables_only
+from spark_cluster.bench.report.replica_tables import replica_table
 from spark_cluster.bench.report.setup_tables import (
     node_tables,
     process_table,
@@ -76,6 +77,7 @@ def page(
         other_cells=[
             table
             for table in (
+                replica_table(results),
                 sweep_table(results),
                 acceptance_table(results),
                 served_table(results),

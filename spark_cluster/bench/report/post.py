@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from spark_cluster.bench.record import Record, Setup
 from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.formats import elapsed, moment, number, short
+from spark_cluster.bench.report.replica_tables import replica_table
 from spark_cluster.bench.report.setup_tables import node_tables, setup_tables, vram_table
 from spark_cluster.bench.report.table import Table, escape, fenced
 from spark_cluster.bench.report.tables import (
@@ -36,6 +37,7 @@ def post(results: Results) -> str:
         _section(headline_table(results)),
         "\n".join(_answers(results)),
         *(_section(table) for table in comparison_tables(results)),
+        _section(replica_table(results)),
         _section(sweep_table(results)),
         _section(flagged_table(results)),
         "## All cells",

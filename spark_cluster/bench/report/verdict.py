@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from spark_cluster.bench.record import Metric, MetricName, Setup
-from spark_cluster.bench.report.cells import Point, Results, is_noise, speed_up
+from spark_cluster.bench.report.cells import Point, Results, speed_up
 from spark_cluster.bench.report.formats import (
     decode_name,
     duration,
@@ -18,6 +18,7 @@ from spark_cluster.bench.report.formats import (
     short,
     tokens,
 )
+from spark_cluster.bench.report.lead import lead
 from spark_cluster.bench.report.table import Table
 
 
@@ -171,12 +172,28 @@ def _throughput(results: Results) -> Answer:
         common = split.keys() & joint.keys()
         if not common:
             return Answer(purpose, "", "No load was measured on both two replicas and TP=2.")
-        load = max(common)
-        points = {replicas.id: split[load], pair.two.id: joint[load]}
-        return _best(results, purpose, "tg_tps", points, int(load))
+        most, *fewer = sorted(common, reverse=True)
+        points = {replicas.id: split[most], pair.two.id: joint[most]}
+        found = _best(results, purpose, "tg_tps", points, int(most))
+        more = [
+            _at_load(results, int(load), {replicas.id: split[load], pair.two.id: joint[load]})
+            for load in fewer
+        ]
+        return replace(found, text=" ".join([found.text, *more]))
     return Answer(
         purpose, "", "Not measured: it takes one model at TP=2 and as two replicas at TP=1."
     )
+
+
+def _at_load(results: Results, load: int, points: dict[str, Point]) -> str:
+    """Say which of two setups is ahead at a load, in a sentence."""
+    (first, best), (_, other) = sorted(points.items(), key=lambda p: -p[1].metric.mean)
+    ahead = lead("tg_tps", best.metric, other.metric, load)
+    if ahead is None:
+        return f"At c={load}: no verdict."
+    if not ahead.is_clear:
+        return f"At c={load}: {ahead.why_open}."
+    return f"At c={load}: {results.labels[first]}, {factor(ahead.ratio)}, {ahead.interval}."
 
 
 def _of_setups(results: Results, metric: MetricName, depth: int) -> dict[str, Point]:
@@ -206,14 +223,14 @@ def _best(
     if len(order) == 1:
         return Answer(purpose, winner, f"{shown}; no other setup was measured for it.")
     other = points[order[1]]
-    ratio = speed_up(metric, other.metric, first.metric)
     against = f"{results.labels[order[1]]} ({_amount(metric, other.metric)})"
-    if ratio is None:
+    ahead = lead(metric, first.metric, other.metric, load)
+    if ahead is None:
         return Answer(purpose, "", f"{shown} against {against}.")
-    if is_noise(ratio, load):
-        text = f"{shown} against {against}: identical runs differ as much ({factor(ratio)})."
-        return Answer(purpose, "", text)
-    return Answer(purpose, winner, f"{shown}, {factor(ratio)} as fast as {against}.")
+    if not ahead.is_clear:
+        return Answer(purpose, "", f"{shown} against {against}: {ahead.why_open}.")
+    gain = f"{factor(ahead.ratio)} as fast as {against}, {ahead.interval}"
+    return Answer(purpose, winner, f"{shown}, {gain}.")
 
 
 def _amount(metric: MetricName, figure: Metric) -> str:

@@ -1,0 +1,314 @@
+"""Steps of a run with several replicas: servers next to each other, loaded at the same time.
+
+Each replica is a cluster of its own on its part of the nodes, brought up as `up` does it, one after
+the other. Its load generator runs on its first node; see `replica_worker` for why, and for how
+they wait for each other without the laptop.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from spark_cluster.bench import describe, generators, on_node, replica_split, startup_logs
+from spark_cluster.bench import run as alone
+from spark_cluster.bench.expansion import Step
+from spark_cluster.bench.reading import read_json
+from spark_cluster.bench.record import CellResult, ReplicaServer, Setup
+from spark_cluster.bench.replica_group import wait_command
+from spark_cluster.bench.replica_results import ReplicaPart, combined
+from spark_cluster.bench.run import ROLE, BenchRun, engine_base
+from spark_cluster.bench.run_telemetry import Recording
+from spark_cluster.config.ports import REPLICAS
+from spark_cluster.errors import Failed, Refused, SparkClusterError
+from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.runner.connections import Connections
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
+from spark_cluster.serving import admission, readiness
+from spark_cluster.serving.plan import resolve
+from spark_cluster.serving.result import Served
+from spark_cluster.topology import Node
+
+WAIT_S = 2.0
+"""Seconds between two looks whether the nodes still measure."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One of the servers, verified.
+
+    Attributes:
+        play: over its nodes.
+        startup_s: seconds that it took to load.
+    """
+
+    play: Play
+    node: Node
+    served: Served
+    startup_s: float
+
+
+@dataclass(frozen=True)
+class Loader:
+    """A node with a load generator, also when it has left the run."""
+
+    name: str
+    user: str
+    connections: Connections = field(repr=False)
+
+    @property
+    def session(self) -> Session:
+        """Its agent of now: after a reboot it is another one."""
+        return self.connections.session(self.name)
+
+
+# -- the servers -----------------------------------------------------------------------------------
+
+
+def bring_up(play: Play, step: Step) -> list[Replica]:
+    """Bring the replicas up, each on its part of the nodes; returns none in check mode.
+
+    Raises:
+        Refused: there are too few nodes.
+        SparkClusterError: one does not come up.
+    """
+    names = [node.name for node in sorted(play.nodes, key=lambda node: not node.is_head)]
+    groups = replica_split.groups(names, step.setup.tp, step.setup.replicas)
+    parts = [play.part(group) for group in groups]
+    if not play.check:
+        _clear(play, step, parts)
+    found = []
+    for number, part in enumerate(parts, 1):
+        node = part.head
+        play.note(f"replica {number} of {len(parts)}: {', '.join(n.name for n in part.nodes)}")
+        before = play.seconds.get("load", 0.0)
+        try:
+            served = alone.bring_up(part, step)
+        finally:
+            play.failed_stage = part.failed_stage
+        if served is not None:
+            startup_s = round(play.seconds.get("load", 0.0) - before, 1)
+            found.append(Replica(part, node, served, startup_s))
+    return found
+
+
+def _clear(play: Play, step: Step, parts: Sequence[Play]) -> None:
+    """Take down what runs, unless it is these replicas: a part sees its own nodes only."""
+    recipe = step.setup.served
+    if recipe is None:
+        raise Failed(f"recipe {step.setup.recipe} was not read")
+    running = [readiness.container_state(part, SERVER) for part in parts]
+    plans = [resolve(recipe, part.inventory, part.nodes, step.setup.tp) for part in parts]
+    if all(admission.serves(now, plan) for now, plan in zip(running, plans, strict=True)):
+        return
+    states = [
+        readiness.container_state(play, program, node.name)
+        for node in play.nodes
+        for program in (SERVER, RAY)
+    ]
+    if any(state.status != "absent" for state in states):
+        play.project.load_playbook("down").function(play)
+
+
+def _describe(play: Play, run: BenchRun, step: Step, replicas: Sequence[Replica]) -> None:
+    """Record what the servers are, and what runs on their nodes."""
+    setups = [
+        describe.setup_of(one.play, step.setup, one.served, one.startup_s) for one in replicas
+    ]
+    before = alone.recorded(run, step)
+    earlier = before.vram if before is not None else ()
+    known = before.logs if before is not None else ()
+    logs = startup_logs.keep(play, run.folder, run.raw(step).name)
+    servers = tuple(
+        ReplicaServer(nodes=one.nodes, flags=one.flags, startup_s=one.startup_s) for one in setups
+    )
+    setup = setups[0].model_copy(
+        update={
+            "nodes": tuple(name for one in setups for name in one.nodes),
+            "vram": (*earlier, *(reading for one in setups for reading in one.vram)),
+            "startup_s": max(one.startup_s for one in replicas),
+            "servers": servers,
+            "logs": tuple(dict.fromkeys((*known, *logs))),
+        }
+    )
+    nodes = [node for one in replicas for node in describe.nodes_of(one.play, one.served)]
+    run.add_setup(setup, nodes)
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+def measure(play: Play, run: BenchRun, step: Step, replicas: Sequence[Replica]) -> None:
+    """Measure the cells of a step on all replicas at once, and bring back what came of them.
+
+    Raises:
+        SparkClusterError: a server or a node was lost, or it was stopped; what was measured until
+            then is in the record.
+    """
+    folder = run.on_node(step)
+    _describe(play, run, step, replicas)
+    jobs = jobs_of(run, step, replicas)
+    names = [node.name for one in replicas for node in one.served.plan.nodes]
+    recording = Recording(play, names, folder, longest=jobs[0].limit_s)
+    bases = {one.node.name: engine_base(one.served.plan) for one in replicas}
+    recording.metrics = {name: f"{base}/metrics" for name, base in bases.items()}
+    loaders = [Loader(r.node.name, r.node.user, play.connections) for r in replicas]
+    # First on all nodes, as this may take minutes on one of them, and the workers wait for each
+    # other for a limited time.
+    play.together(*[partial(one.play.apply, one.node, ROLE) for one in replicas])
+    recording.start()
+    for loader in loaders:
+        on_node.may_go_on(loader.session, folder, loader.user, again=True)
+    ended = threading.Event()
+
+    def load() -> None:
+        try:
+            play.together(
+                *[
+                    partial(one.play.apply, one.node, job.resources)
+                    for one, job in zip(replicas, jobs, strict=True)
+                ]
+            )
+        finally:
+            ended.set()
+
+    try:
+        _, peak = play.together(load, lambda: alone.vram_until(play, ended))
+        run.add_vram(step.setup.id, describe.readings(peak, "under_load"))
+    finally:
+        _bring_back(play, run, step, recording, loaders)
+
+
+def jobs_of(run: BenchRun, step: Step, replicas: Sequence[Replica]) -> list[on_node.Job]:
+    """Return what each replica's node gets to measure its part of a step's cells."""
+    address = replica_split.meeting_address([one.node for one in replicas])
+    names, token = [one.node.name for one in replicas], secrets.token_hex(32)
+    parts = [replica_split.share(cell, len(replicas)) for cell in step.cells]
+    found = []
+    for index, one in enumerate(replicas):
+        job = alone.job_of(run, step, one.served.plan, one.play, parts)
+        wait = ["--post-run-cmd", wait_command(job.folder)]
+        cells = tuple({**cell, "argv": [*cell["argv"], *wait]} for cell in job.cells)
+        settings = {"index": index, "names": names, "address": address, "port": REPLICAS}
+        found.append(replace(job, cells=cells, replicas={**settings, "token": token}))
+    return found
+
+
+# -- what the nodes have ---------------------------------------------------------------------------
+
+
+def loaders_of(play: Play, run: BenchRun, step: Step) -> list[Loader]:
+    """Return the nodes with a step's load generators, as far as they answer."""
+    if step.setup.replicas == 1:
+        names = [play.head.name]
+    elif (setup := alone.recorded(run, step)) is not None and setup.servers:
+        names = [server.nodes[0] for server in setup.servers]
+    else:
+        known = sorted(play.inventory.nodes.values(), key=lambda node: not node.is_head)
+        try:
+            groups = replica_split.groups(
+                [n.name for n in known], step.setup.tp, step.setup.replicas
+            )
+        except Refused:  # so it cannot have been measured
+            groups = []
+        names = [group[0] for group in groups]
+    nodes = {node.name: node for node in play.nodes}
+    found = [nodes[name] for name in names if name in nodes]
+    owner = partial(generators.owner, run.suite)
+    return [Loader(node.name, owner(node.user), play.connections) for node in found]
+
+
+def is_measuring(play: Play, run: BenchRun, step: Step) -> bool:
+    """Return True while a node measures cells of a step."""
+    loaders = loaders_of(play, run, step)
+    return any(on_node.is_measuring(loader.session, run.on_node(step)) for loader in loaders)
+
+
+def stop(play: Play, run: BenchRun, step: Step) -> None:
+    """Have the nodes end what they measure of a step, the cell in progress included."""
+    for loader in loaders_of(play, run, step):
+        if on_node.is_measuring(loader.session, run.on_node(step)):
+            on_node.stop(loader.session, run.on_node(step), loader.user)
+
+
+def is_done_there(play: Play, run: BenchRun, step: Step) -> bool:
+    """Wait for what the nodes still measure of a step; True when nothing of it is left then.
+
+    Raises:
+        Failed: another run is being measured on one of them.
+    """
+    loaders = loaders_of(play, run, step)
+    if is_measuring(play, run, step):
+        play.note("the nodes are still measuring; this waits for them")
+    while is_measuring(play, run, step):
+        time.sleep(WAIT_S)
+    for loader in loaders:
+        if on_node.is_busy(loader.session):
+            raise Failed(
+                "another run is being measured there",
+                where=loader.name,
+                hint="`spark-cluster bench attach` or `bench stop` with the folder of that run",
+            )
+    if alone.recorded(run, step) is None:
+        return False
+    fetch(play, run, step)
+    return not run.left(step)
+
+
+def fetch(play: Play, run: BenchRun, step: Step) -> None:
+    """Bring back what is on the nodes of a step; samplers with nothing left to sample are ended."""
+    if step.setup.replicas == 1:
+        alone.fetch(play, run, step)
+        return
+    setup = alone.recorded(run, step)
+    nodes = setup.nodes if setup is not None else ()
+    loaders = loaders_of(play, run, step)
+    _bring_back(play, run, step, Recording(play, nodes, run.on_node(step)), loaders)
+
+
+def _bring_back(
+    play: Play, run: BenchRun, step: Step, recording: Recording, loaders: Sequence[Loader]
+) -> None:
+    """Copy telemetry and results of the nodes that answer, and add what is complete."""
+    folder, into = run.on_node(step), run.raw(step)
+    recording.fetch(into)
+    too_large: dict[str, list[str]] = {}
+    measuring = False
+    for loader in loaders:
+        try:
+            found = on_node.fetch(loader.session, folder, into / loader.name, loader.user)
+            too_large[loader.name] = found
+            measuring |= on_node.is_measuring(loader.session, folder)
+        except SparkClusterError as error:
+            text = f"{loader.name}: its results stay there: {error.message}"
+            play.note(text, warning=True)
+    if not measuring:
+        recording.stop()
+    setup = alone.recorded(run, step)
+    if setup is not None:
+        _add(run, step, setup, too_large)
+
+
+def _add(run: BenchRun, step: Step, setup: Setup, too_large: Mapping[str, list[str]]) -> None:
+    """Add the cells whose parts are all on the laptop to the record."""
+    found: list[CellResult] = []
+    for cell in run.left(step):
+        if cell.skip:
+            continue
+        parts = []
+        for server in setup.servers:
+            into = run.raw(step) / server.nodes[0]
+            told = read_json(into / "cells" / f"{cell.id}.json")
+            if isinstance(told, dict):
+                part = replica_split.share(cell, len(setup.servers))
+                missing = too_large.get(server.nodes[0], [])
+                results = alone.results_of(run, part, told, into, missing)
+                parts.append(ReplicaPart(server.nodes[0], part, told, into / "raw", results))
+        if parts and len(parts) == len(setup.servers):
+            found += combined(cell, parts, run.suite.settings)
+    run.add(alone.with_telemetry(run, step, found))

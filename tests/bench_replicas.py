@@ -1,0 +1,130 @@
+"""Stand-ins for a run with two replicas: nodes with folders, a play, and what `up` returns."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import shutil
+import tarfile
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from factories import SHIPPED, make_node
+from serve_plans import inventory_of
+
+from spark_cluster.bench import benchy
+from spark_cluster.bench.expansion import Step, canonical, expand, measurable
+from spark_cluster.bench.record import Record, ReplicaServer, Setup
+from spark_cluster.bench.replica_run import Replica
+from spark_cluster.bench.run import BenchRun
+from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.config.inventory_part import part_of
+from spark_cluster.errors import Refused, Unreachable
+from spark_cluster.runner.session import Output
+from spark_cluster.serving.plan import resolve
+
+DATA = Path(__file__).parent / "data" / "benchy"
+NODES = (
+    replace(make_node("spark1", own=("10.0.0.1/24",)), user="nvidia"),
+    replace(make_node("spark2", own=("10.0.0.2/24",), address="10.0.0.2", head=False), user="me"),
+)
+
+
+class Session:
+    """A node with a folder of a step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.measuring = self.gone = False
+        self.asked: list[list[str]] = []
+
+    def run(self, argv: list[str], *, stdin: str = "", **_: Any) -> Output:
+        self.asked.append(argv)
+        if self.gone:
+            raise Unreachable("the connection was lost", where=self.folder.name)
+        if argv[0] == "find":
+            files = (p for p in self.folder.rglob("*") if p.is_file())
+            lines = [f"{p.stat().st_size} {p.relative_to(self.folder)}" for p in files]
+            return Output(0, "\n".join(lines), "")
+        if "flock" in argv[-2]:
+            return Output(1 if self.measuring else 0, "", "")
+        if "tar" in argv[-2]:
+            out = io.BytesIO()
+            with tarfile.open(fileobj=out, mode="w:gz") as made:
+                for name in stdin.split("\0"):
+                    made.add(self.folder / name, name)
+            return Output(0, base64.b64encode(out.getvalue()).decode(), "")
+        return Output(0, base64.b64encode(gzip.compress(b"")).decode(), "")
+
+
+class Play:
+    """What is asked of a play by those who look at a run."""
+
+    check = False
+
+    def __init__(self, place: Path) -> None:
+        self.nodes = list(NODES)
+        self.inventory = inventory_of(*NODES)
+        self.all = {node.name: Session(place / node.name) for node in NODES}
+        self.connections = SimpleNamespace(session=lambda name: self.all[name])
+        self.failed_stage = ""
+        self.notes: list[str] = []
+
+    @property
+    def head(self) -> Any:
+        for node in self.nodes:
+            if node.is_head:
+                return node
+        raise Refused("the head is not in this run")
+
+    def session(self, node: Any) -> Session:
+        return self.all[node.name]
+
+    def note(self, text: str, **_: Any) -> None:
+        self.notes.append(text)
+
+
+def replicas_run(laptop: Path) -> BenchRun:
+    """A run of two cells, whose servers were brought up."""
+    suite = Suite.model_validate(
+        {"name": "s", "recipes": ["r"], "prompt": [64], "output": [8], "concurrency": [2, 4],
+         "replicas": 2, "runs": 3}
+    )  # fmt: skip
+    servers = tuple(ReplicaServer(nodes=(node.name,)) for node in NODES)
+    found = measurable(suite, expand(suite))
+    setup = Setup(id=found.setups[0].id, recipe="r", model="m", tp=1, replicas=2,
+                  nodes=("spark1", "spark2"), servers=servers)  # fmt: skip
+    record = Record(
+        id="20261122-1", suite="s", suite_text=canonical(suite), spark_cluster="0",
+        started=datetime(2026, 11, 22, tzinfo=UTC), status="running",
+        tool=benchy.tool(suite.settings), setups=(setup,), cells=(), recipes=("r",),
+    )  # fmt: skip
+    return BenchRun(record, suite, found, laptop)
+
+
+def measured(session: Session, cell: str, attempt: str = "1") -> None:
+    """Leave on a node what its load generator and its worker write."""
+    for name in ("raw", "cells"):
+        (session.folder / name).mkdir(parents=True, exist_ok=True)
+    for kind in ("json", "jsonl"):
+        shutil.copy(DATA / f"ok.{kind}", session.folder / f"raw/{cell}.{kind}")
+    worker = {"status": 0, "error": "", "started": 100.0, "finished": 110.0, "attempt": attempt}
+    (session.folder / f"cells/{cell}.json").write_text(json.dumps(worker))
+
+
+def replicas_of(step: Step) -> list[Replica]:
+    """Return what `up` gives for each node; the user opened the head's endpoint."""
+    found = []
+    recipe = step.setup.served
+    for node in NODES:
+        alone = replace(node, is_head=True)
+        inventory = part_of(inventory_of(*NODES, bind="management", open=True), [node.name])
+        plan = resolve(recipe, inventory, [alone], 1)
+        part = SimpleNamespace(project=SHIPPED, inventory=inventory, head=alone)
+        found.append(Replica(part, alone, SimpleNamespace(plan=plan), 1.0))  # type: ignore[arg-type]
+    return found
