@@ -129,6 +129,20 @@ def test_causes_that_are_certain(issue: str, text: str):
     assert all(seen.follows for seen in explanation.problems[1:])
 
 
+HEALTHY = [
+    "[2025-03-29 18:18:34 TP0] max_total_tokens=131072 is larger than the profiled value 56198. "
+    "Use the profiled value instead.",
+    "Repo id must be in the form 'repo_name' or 'namespace/repo_name': 'a/b/c'. Use `repo_type`",
+    "h100-15:132:132 [0] NCCL INFO Connected all rings, use ring PXN 0 GDR 1",
+    '[2025-03-29 18:18:44] INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 503 Service Unavailable',
+]
+
+
+@pytest.mark.parametrize("line", HEALTHY)
+def test_lines_that_are_like_them_and_mean_nothing(line: str):
+    assert of(f"{BEGIN}{line}\n{UP}").problems == []
+
+
 def test_without_a_known_cause_the_last_line_of_the_first_traceback():
     explanation = of(BEGIN + hit(CHAIN) + SIGQUIT)
     assert explanation.cause.finding.found == (

@@ -5,6 +5,7 @@ The server here is paramiko's own, because a real sshd cannot be had to fall sil
 
 from __future__ import annotations
 
+import functools
 import select
 import socket
 import threading
@@ -21,8 +22,11 @@ from spark_cluster.runner import hostkeys
 from spark_cluster.runner import transport as transport_module
 from spark_cluster.runner.transport import SshConnection, Target
 
-KEY = paramiko.RSAKey.generate(2048)
-HOST_KEY = paramiko.RSAKey.generate(2048)
+
+@functools.cache
+def rsa_key(_name: str) -> paramiko.RSAKey:
+    """Return a key, made when it is first wanted: every worker imports this module."""
+    return paramiko.RSAKey.generate(2048)
 
 
 class HungSshd(paramiko.ServerInterface):
@@ -99,7 +103,7 @@ def hung(step: str) -> Iterator[tuple[int, HungSshd]]:
                 return
             transport = SilentAfterHello(taken) if step == "keys" else paramiko.Transport(taken)
             transports.append(transport)
-            transport.add_server_key(HOST_KEY)
+            transport.add_server_key(rsa_key("host"))
             transport.start_server(event=threading.Event(), server=server)
 
         thread = threading.Thread(target=serve, daemon=True)
@@ -116,10 +120,10 @@ def hung(step: str) -> Iterator[tuple[int, HungSshd]]:
 @pytest.fixture
 def target(home, tmp_path) -> Callable[..., Target]:
     """`target(port, ...)`: how a server on this port is reached; its host key is known then."""
-    KEY.write_private_key_file(str(tmp_path / "key"))
+    rsa_key("user").write_private_key_file(str(tmp_path / "key"))
 
     def make(port: int, *, through: bool = False, **options: object) -> Target:
-        line = f"[127.0.0.1]:{port} ssh-rsa {HOST_KEY.get_base64()}\n"
+        line = f"[127.0.0.1]:{port} ssh-rsa {rsa_key('host').get_base64()}\n"
         (home / ".ssh/known_hosts").write_text(line)
         place = (
             {"host": "10.0.0.9", "port": 22, "jump": f"root@127.0.0.1:{port}"}
