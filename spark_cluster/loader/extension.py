@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
 import traceback
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import InvalidFile, SparkClusterError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+SETTLED_S = 2.0
+"""Seconds after which a file that was changed again has another time of change: compiled code
+remembers that of its source in whole seconds."""
+
+
+class _Loader(SourceFileLoader):
+    """Keeps no compiled code of a file that was changed just now: after the next change within the
+    same second, to the same length, it would be taken for current."""
+
+    def set_data(self, path: str, data: ReadableBuffer, *, _mode: int = 0o666) -> None:
+        if time.time() - Path(self.path).stat().st_mtime > SETTLED_S:
+            super().set_data(path, data, _mode=_mode)
 
 
 def load_module(path: Path, name: str, what: str) -> ModuleType:
@@ -30,7 +50,10 @@ def load_module(path: Path, name: str, what: str) -> ModuleType:
     ]:
         del sys.modules[known]
     spec = importlib.util.spec_from_file_location(
-        name, path, submodule_search_locations=[str(path.parent)] if is_package else None
+        name,
+        path,
+        loader=_Loader(name, str(path)),
+        submodule_search_locations=[str(path.parent)] if is_package else None,
     )
     if spec is None or spec.loader is None:
         raise InvalidFile(f"{what}: expected a Python file", where=shown(path))

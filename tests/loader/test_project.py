@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import threading
+import time
 from pathlib import Path
 from textwrap import dedent
 
@@ -245,3 +247,21 @@ def test_a_role_is_loaded_while_other_threads_import(tmp_path: Path) -> None:
         sys.setswitchinterval(interval)
         for name in [name for name in list(sys.modules) if name.startswith("imported_meanwhile_")]:
             del sys.modules[name]
+
+
+def test_a_file_that_is_changed_twice_within_a_second_is_read_again(tmp_path):
+    """Compiled code knows its source by length and whole seconds."""
+    path = tmp_path / "play.py"
+    for text in ("old", "new"):
+        path.write_text(f"SAYS = {text!r}\n")
+        second = int(time.time())
+        os.utime(path, (second, second))
+        assert text == load_module(path, "a_play", "playbook play").SAYS
+
+
+def test_compiled_code_of_a_file_that_stays_is_kept(tmp_path):
+    path = tmp_path / "play.py"
+    path.write_text("SAYS = 'old'\n")
+    os.utime(path, (1, 1))
+    load_module(path, "a_play", "playbook play")
+    assert list((tmp_path / "__pycache__").iterdir())
