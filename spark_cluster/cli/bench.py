@@ -6,6 +6,8 @@ from importlib import import_module
 
 import click
 
+from spark_cluster.cli.groups import Group
+
 COMMANDS = {
     "suites": "bench_suites:suites",
     "run": "bench_run:run",
@@ -22,7 +24,7 @@ COMMANDS = {
 """Name to module and function, in the order of --help."""
 
 
-class Bench(click.Group):
+class Bench(Group):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

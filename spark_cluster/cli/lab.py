@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.groups import Group
 from spark_cluster.lab import Lab, documents
 from spark_cluster.lab.layout import MAX_NODES
 
@@ -45,7 +46,7 @@ def say(document: DataclassInstance, text: str, *, as_json: bool = False, **more
     click.echo(json.dumps(found, indent=2) if wants_json(as_json) else text)
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """Run two simulated Sparks on this machine (Linux, root)."""
 

@@ -9,6 +9,7 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.finite import Finite
+from spark_cluster.cli.groups import Group
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ ANSWER = 1024
 """Tokens of an answer when --context is not given; half of it is in the cache on average."""
 
 
-class Predict(click.Group):
+class Predict(Group):
     """A group whose command `kv` is loaded when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

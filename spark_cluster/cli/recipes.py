@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.groups import Group
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from spark_cluster.planning.speed.estimate import Estimate
 
 
-class Recipes(click.Group):
+class Recipes(Group):
     """A group whose command `import` is loaded when it is called: it brings parsers along."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

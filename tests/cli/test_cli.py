@@ -62,6 +62,15 @@ def test_every_command_that_is_listed_is_there(program):
             assert cli.get_command(context, name).get_short_help_str()
 
 
+@pytest.mark.parametrize("name", ["bench", "lab", "predict", "recipes"])
+def test_the_help_of_a_group_cuts_no_sentence(program, name):
+    text = program(name, "--help").stdout
+    listed = text.partition("\nCommands:\n")[2].splitlines()
+    assert len(listed) > 1
+    assert not [line for line in listed if line.endswith("...")]
+    assert max(map(len, listed)) <= 80
+
+
 def test_unknown_command(program):
     done = program("pin")
     assert done.returncode == 2
