@@ -33,6 +33,11 @@ class SparkClusterError(Exception):
         return f"{text}\n  {self.hint}" if self.hint else text
 
 
+def install_extra(name: str) -> str:
+    """Return the hint for a library of an extra (see pyproject.toml) that is not installed."""
+    return f"install the extra `{name}`: pipx install --force '.[{name}]' in a checkout"
+
+
 class Failed(SparkClusterError):
     """A node, a resource or a stage of the run failed."""
 

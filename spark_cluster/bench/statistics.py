@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from spark_cluster.errors import Failed
+from spark_cluster.errors import Failed, install_extra
 
 Verdict = Literal["better", "worse", "same", "too noisy", "too few runs"]
 
@@ -98,7 +98,7 @@ def require_scipy() -> None:
     if find_spec("scipy") is None:
         raise Failed(
             "comparing runs needs scipy, expected to be installed",
-            hint="pip install 'spark-cluster[bench]'",
+            hint=install_extra("bench"),
         )
 
 

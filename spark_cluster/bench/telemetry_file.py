@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.telemetry import Row
-from spark_cluster.errors import UsageError
+from spark_cluster.errors import UsageError, install_extra
 
 COLUMNS = {
     "time": "timestamp", "node": "string",
@@ -247,7 +247,6 @@ def need_pyarrow() -> Any:
     except ImportError:
         raise UsageError(
             "Parquet files need pyarrow, which is not installed",
-            hint="install the extra `bench` (pipx install --force '.[bench]' in a checkout); "
-            "`top` can also record JSON lines: --record FILE.jsonl",
+            hint=f"{install_extra('bench')}; `top` can also record JSON lines: --record FILE.jsonl",
         ) from None
     return pyarrow

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from spark_cluster.errors import Failed
+from spark_cluster.errors import Failed, install_extra
 
 HUBER = 0.05
 """Error from which on an equation counts less, the less the farther off it is."""
@@ -38,7 +38,7 @@ def require_libraries() -> None:
     if missing:
         raise Failed(
             f"fitting constants needs {' and '.join(missing)}, expected to be installed",
-            hint="pip install 'spark-cluster[calibrate]'",
+            hint=install_extra("calibrate"),
         )
 
 

@@ -153,7 +153,7 @@ def test_without_the_libraries_it_says_what_to_install(run, results, tmp_path, m
     status, _, err = run("predict", "--calibrate", str(results), "--recipe", "gemma4-31b-fp8")
     assert status == 1
     assert "needs numpy and scipy" in err
-    assert "pip install 'spark-cluster[calibrate]'" in err
+    assert "pipx install --force '.[calibrate]'" in err
     assert not (tmp_path / "calibration.json").exists()
     assert run("predict", "speed", "--recipe", "gemma4-31b-fp8")[0] == 0
 

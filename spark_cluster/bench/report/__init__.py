@@ -11,7 +11,7 @@ from spark_cluster.bench.report.page import page
 from spark_cluster.bench.report.post import post
 from spark_cluster.bench.report.reading import Run
 from spark_cluster.bench.report.verdict import Verdict, headline, verdict
-from spark_cluster.errors import UsageError
+from spark_cluster.errors import UsageError, install_extra
 from spark_cluster.node.durable import make_folder, write_file
 
 PAGE = "report.html"
@@ -42,8 +42,8 @@ def write_report(run: Run, folder: Path) -> Report:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UsageError("a report needs matplotlib", hint="pip install 'spark-cluster[bench]'") \
-            from None  # fmt: skip
+        hint = install_extra("bench")
+        raise UsageError("a report needs matplotlib", hint=hint) from None
     results = Results(run.record)
     contents = build(results, run)
     written = []

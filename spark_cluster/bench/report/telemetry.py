@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.bench.printable import printable
-from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.errors import InvalidFile, UsageError, install_extra
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,7 +80,7 @@ def read_telemetry(path: Path) -> Telemetry:
         import pyarrow.parquet as pq
     except ImportError as error:
         raise UsageError(
-            f"reading telemetry needs {error.name}", hint="pip install 'spark-cluster[bench]'"
+            f"reading telemetry needs {error.name}", hint=install_extra("bench")
         ) from None
     try:
         with pq.ParquetFile(path) as file:
