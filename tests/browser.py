@@ -7,7 +7,6 @@ file descriptors 3 and 4, each message ended by a zero byte).
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
 import os
 import select
@@ -104,21 +103,17 @@ def browser(program: str, profile: Path) -> Iterator[Browser]:
     Args:
         profile: an empty folder of its own.
     """
+    # Not by pass_fds=(3, 4): in this process these can be files that others open and close.
     inside, outside = os.pipe(), os.pipe()
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (inside[0], outside[1])]
-
-    def place() -> None:
-        os.dup2(high[0], 3)
-        os.dup2(high[1], 4)
-
+    ends = inside[0], outside[1]
     process = subprocess.Popen(
-        [program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+        ["bash", "-c", f'exec "$@" 3<&{ends[0]} 4>&{ends[1]}', "bash",
+         program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
          "--hide-scrollbars", f"--user-data-dir={profile}", "--remote-debugging-pipe"],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        pass_fds=(3, 4), preexec_fn=place,  # noqa: PLW1509  (it calls dup2 only)
-        start_new_session=True,
+        pass_fds=ends, start_new_session=True,
     )  # fmt: skip
-    for fd in (*high, inside[0], outside[1]):
+    for fd in ends:
         os.close(fd)
     try:
         yield Browser(inside[1], outside[0])
