@@ -60,7 +60,7 @@ def planned_speeds(project: Project) -> Speeds:
 def predictions(
     project: Project, setup: PlannedSetup, keys: Iterable[CellKey], *, prefix_caching: bool = False
 ) -> tuple[Prediction, ...]:
-    """Return what the plan foretells of cells with one request at a time, for the record.
+    """Return what the plan predicts for cells with one request at a time, for the record.
 
     Decoding is predicted in the middle of the answer, prefill for all tokens that are not cached.
 

@@ -191,7 +191,7 @@ class NodeRecord(Part):
 
 
 class Prediction(Part):
-    """A figure that the plan foretold, with its range."""
+    """A figure that the plan predicted, with its range."""
 
     metric: MetricName
     key: CellKey

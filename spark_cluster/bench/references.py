@@ -1,4 +1,4 @@
-"""A run against what others published, and against what the plan foretold."""
+"""A run against what others published, and against what the plan predicted."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _caveats(config: Configuration, record: Record) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Foretold:
+class PredictedFigure:
     """A prediction next to what was measured."""
 
     setup: str
@@ -183,28 +183,28 @@ class Foretold:
         }
 
 
-def foretold(record: Record) -> list[Foretold]:
+def against_plan(record: Record) -> list[PredictedFigure]:
     """Return the predictions of a run that were measured."""
-    return list(_foretold(record))
+    return list(_predicted_figures(record))
 
 
-def coverage(rows: list[Foretold]) -> float | None:
+def coverage(rows: list[PredictedFigure]) -> float | None:
     """Return the share of predictions whose range held; None without one."""
     return sum(row.is_inside for row in rows) / len(rows) if rows else None
 
 
-def mean_error(rows: list[Foretold]) -> float | None:
+def mean_error(rows: list[PredictedFigure]) -> float | None:
     """Return the mean absolute error of predictions, as a share of what was measured."""
     return sum(abs(row.error) for row in rows) / len(rows) if rows else None
 
 
-def _foretold(record: Record) -> Iterator[Foretold]:
+def _predicted_figures(record: Record) -> Iterator[PredictedFigure]:
     for setup in record.setups:
         for one in setup.predictions:
             for cell in record.cells:
                 metric = cell.metrics.get(one.metric)
                 alike = cell.setup == setup.id and cell.key == one.key and cell.status == "ok"
                 if alike and metric is not None and metric.mean:
-                    yield Foretold(
+                    yield PredictedFigure(
                         setup.id, one.key, one.metric, one.low, one.value, one.high, metric.mean
                     )

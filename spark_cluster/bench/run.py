@@ -199,7 +199,7 @@ def measure(
 def _describe(
     play: Play, run: BenchRun, step: Step, served: Served, startup_s: float | None
 ) -> None:
-    """Record what the server is, what runs on its nodes, and what the plan foretells of it."""
+    """Record what the server is, what runs on its nodes, and what the plan predicts for it."""
     keys = [cell.key for cell in run.expansion.cells if cell.setup == step.setup.id]
     caching = run.suite.settings.prefix_caching
     told = predictions(play.project, step.setup, keys, prefix_caching=caching)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from spark_cluster.bench.calibration import Preview
     from spark_cluster.bench.compare import Comparison, Row
     from spark_cluster.bench.record import Record
-    from spark_cluster.bench.references import Foretold, PublishedComparison
+    from spark_cluster.bench.references import PredictedFigure, PublishedComparison
 
 _COLOURS = {"better": "green", "worse": "red", "same": "", "too noisy": "yellow"}
 
@@ -51,23 +51,25 @@ def compare(
 ) -> None:
     """Compare two runs cell by cell: better, worse, the same, or too noisy to tell.
 
-    A and B are folders of runs; FOLDER#SETUP is one server of a run, such as one side of a pair. B
-    is judged against A. Only cells that were measured alike are compared, the others are listed
-    with the reason.
+    A and B are folders of runs, or their run.json; FOLDER#SETUP is one server of a run, such as one
+    side of a pair. B is judged against A. Only cells that were measured alike are compared, the
+    others are listed with the reason.
     """
     from spark_cluster.bench.calibration import preview
     from spark_cluster.bench.compare import compare as compare_runs
-    from spark_cluster.bench.references import against_published, foretold
+    from spark_cluster.bench.references import against_plan, against_published
 
     app: App = ctx.obj
     if b is None and not (with_published or predicted):
-        raise UsageError("one run is given", hint="give a second one, --published or --predicted")
+        raise UsageError(
+            "only one run is given", hint="give a second one, --published or --predicted"
+        )
     if b is None and baseline:
         raise UsageError("--baseline needs a second run", hint="give the one that is judged")
     first = _record(a)
     found = compare_runs(first, _record(b)) if b is not None else None
     others = against_published(first) if with_published else None
-    plans = foretold(first) if predicted else None
+    plans = against_plan(first) if predicted else None
     fit = preview(first, app.project.folder) if predicted else None
     if app.as_json:
         app.print_json(compare_document(found, others, plans, fit))
@@ -97,7 +99,7 @@ def _record(name: str) -> Record:
 def compare_document(
     found: Comparison | None,
     others: PublishedComparison | None,
-    plans: list[Foretold] | None,
+    plans: list[PredictedFigure] | None,
     fit: Preview | None = None,
 ) -> dict[str, Any]:
     """As in `bench compare --json`."""
@@ -221,14 +223,14 @@ def _show_published(app: App, found: PublishedComparison, *, all_figures: bool) 
     console.print(table)
 
 
-def _show_predicted(app: App, rows: list[Foretold]) -> None:
+def _show_predicted(app: App, rows: list[PredictedFigure]) -> None:
     from spark_cluster.bench.references import coverage, mean_error
     from spark_cluster.cli.bench_format import TITLES, figure, load_text
     from spark_cluster.cli.console import painted
 
     share = coverage(rows)
     if share is None:
-        app.console.print(painted("the run has no prediction that was measured", "bold"))
+        app.console.print(painted("no cell of this run was both predicted and measured", "bold"))
         return
     inside = sum(row.is_inside for row in rows)
     text = f"{inside} of {len(rows)} predictions hold ({share:.0%} inside their range)"

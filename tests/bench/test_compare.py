@@ -12,7 +12,7 @@ from bench_runs import SLOWER, STEADY, TOOL, cell, key, record, setup
 from spark_cluster.bench.compare import compare, part_of
 from spark_cluster.bench.published import ANY_OUTPUT, DATA, published
 from spark_cluster.bench.record import NodeRecord, Prediction
-from spark_cluster.bench.references import against_published, coverage, foretold
+from spark_cluster.bench.references import against_plan, against_published, coverage
 from spark_cluster.errors import UsageError
 
 PLAIN = record(cell(tg_tps=STEADY))
@@ -229,7 +229,7 @@ def test_predictions_that_hold():
     run = record(
         cell(tg_tps=STEADY, pp_tps=[4.0] * 5), setups=[setup(predictions=(low, off, gone))]
     )
-    found = foretold(run)
+    found = against_plan(run)
     assert [row.is_inside for row in found] == [True, False]
     assert coverage(found) == 0.5
     assert found[1].error == -0.5

@@ -113,7 +113,7 @@ def test_the_record_says_which_vllm_measured(tmp_path):
     assert asked.record.tool.settings["questions"] == ["one"]
 
 
-def test_the_plan_foretells_cells_with_one_request(project: Project):
+def test_the_plan_predicts_cells_with_one_request(project: Project):
     suite = Suite.model_validate(
         {"name": "s", "prompt": [2048], "depth": [0, 8192], "concurrency": [1, 4], "tp": [1, 2]}
     )

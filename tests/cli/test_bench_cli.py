@@ -108,8 +108,8 @@ def test_sides_of_one_run(ask, put):
 
 
 def test_published_and_predicted(ask, put):
-    foretold = Prediction(metric="tg_tps", key=key(), low=6.5, value=6.8, high=7.1)
-    run = record(cell(tg_tps=STEADY), setups=[setup(predictions=(foretold,))])
+    prediction = Prediction(metric="tg_tps", key=key(), low=6.5, value=6.8, high=7.1)
+    run = record(cell(tg_tps=STEADY), setups=[setup(predictions=(prediction,))])
     folder = put("a", run)
     said = ask("bench", "compare", folder, "--published", "--predicted").stdout
     assert "2 published figures measured again" in said
@@ -226,8 +226,8 @@ def test_what_calibrating_by_a_run_would_change(ask, put, tmp_path):
     recipe = load_recipe("gemma4-31b-fp8", Project(tmp_path))
     loads = [key(depth=depth) for depth in (0, 8192, 16384)]
     cells = [cell(load=load, tg_tps=[6.2 - load.depth / 1e5] * 5) for load in loads]
-    foretold = Prediction(metric="tg_tps", key=key(), low=6.5, value=6.8, high=7.1)
-    about = setup(recipe_text=text_of(recipe), predictions=(foretold,))
+    prediction = Prediction(metric="tg_tps", key=key(), low=6.5, value=6.8, high=7.1)
+    about = setup(recipe_text=text_of(recipe), predictions=(prediction,))
     run = put("a", record(*cells, setups=[about]))
     said = ask("bench", "compare", run, "--predicted").stdout
     assert "mean error 9.7%" in said
@@ -239,7 +239,7 @@ def test_what_calibrating_by_a_run_would_change(ask, put, tmp_path):
     errors = told["calibration"]["mean_error"]
     assert errors["after"] < errors["before"]
     assert set(told["calibration"]["constants"]["eta_dense"]) == {"was", "is"}
-    bare = put("b", record(cell(tg_tps=STEADY), setups=[setup(predictions=(foretold,))]))
+    bare = put("b", record(cell(tg_tps=STEADY), setups=[setup(predictions=(prediction,))]))
     said = ask("bench", "compare", bare, "--predicted").stdout
     assert "has no use for this run" in said
     assert "found 0 usable points" in said

@@ -105,7 +105,7 @@ def shape(key: CellKey) -> str:
 
 
 def predicted(prediction: Prediction) -> str:
-    """What was foretold, such as `decode 8k c=2`."""
+    """The name of a predicted figure, such as `decode 8k c=2`."""
     key = prediction.key
     name = {"tg_tps": "decode", "pp_tps": "prefill", "ttfr_ms": "ttfr"}.get(
         prediction.metric, prediction.metric

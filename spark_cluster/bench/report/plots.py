@@ -211,15 +211,16 @@ def _variant_name(results: Results, setup: Setup, among: Sequence[tuple[Setup, P
 
 
 def _predicted(results: Results) -> Iterator[Plot]:
-    """Measured figures as shares of the predicted ones, each with the range foretold."""
+    """Measured figures as shares of the predicted ones, each with the predicted range."""
     rows = []
     for setup in results.setups:
         cells = {cell.key: cell for cell in results.cells(setup)}
-        for foretold in setup.predictions:
-            metric = cells[foretold.key].metrics.get(foretold.metric) if foretold.key in cells \
-                else None  # fmt: skip
-            if metric is not None and foretold.value > 0:
-                rows.append((f"{results.labels[setup.id]} {predicted(foretold)}", foretold, metric))
+        for prediction in setup.predictions:
+            cell = cells.get(prediction.key)
+            metric = cell.metrics.get(prediction.metric) if cell is not None else None
+            if metric is not None and prediction.value > 0:
+                name = f"{results.labels[setup.id]} {predicted(prediction)}"
+                rows.append((name, prediction, metric))
     if not rows:
         return
     rows = rows[:MAX_PREDICTIONS]
@@ -229,10 +230,10 @@ def _predicted(results: Results) -> Iterator[Plot]:
     axes = canvas.axes
     box = axes.get_position()
     axes.set_position((0.33, box.y0, 0.62, box.height))
-    for place, (_, foretold, metric) in enumerate(rows):
-        low, high = foretold.low / foretold.value, foretold.high / foretold.value
+    for place, (_, prediction, metric) in enumerate(rows):
+        low, high = prediction.low / prediction.value, prediction.high / prediction.value
         axes.plot([low, high], [place, place], color=GRID, linewidth=7, solid_capstyle="butt")
-        share = metric.mean / foretold.value
+        share = metric.mean / prediction.value
         inside = low <= share <= high
         axes.plot([share], [place], marker="o" if inside else "X", color=colour(0 if inside else 1))
     axes.axvline(1, color=SOFT, linewidth=0.9, linestyle=":")
@@ -241,7 +242,7 @@ def _predicted(results: Results) -> Iterator[Plot]:
     axes.set_xlabel("measured / predicted")
     axes.grid(axis="y", visible=False)
     outside = sum(not p.low <= m.mean <= p.high for _, p, m in rows)
-    canvas.note = f"Grey: the range foretold. {outside} of {len(rows)} outside of it (crosses)."
+    canvas.note = f"Grey: the predicted range. {outside} of {len(rows)} outside of it (crosses)."
     canvas.description = f"{canvas.title}. {canvas.note}"
     yield canvas.finish()
 

@@ -117,7 +117,7 @@ def repeat(record: Record) -> str:
     again = f"spark-cluster bench repeat {shlex.quote(record.id)}"
     if not record.command:
         return again
-    return f"{shlex.join(record.command)}\n# or, from this run's folder:\n{again}"
+    return f"{shlex.join(record.command)}\n# or, from a copy of this run's folder:\n{again}"
 
 
 def engine_command(setup: Setup) -> str:

@@ -216,7 +216,7 @@ def acceptance_table(results: Results) -> Table:
 
 
 def prediction_table(results: Results) -> Table:
-    """What the plan foretold next to what was measured."""
+    """The plan's predictions next to what was measured."""
     rows: list[tuple[str, ...]] = []
     marked = {}
     for setup in results.setups:
@@ -238,7 +238,7 @@ def prediction_table(results: Results) -> Table:
                 f"{measured.mean / prediction.value - 1:+.0%}" if prediction.value > 0 else "",
             ))  # fmt: skip
     columns = ("setup", "figure", "predicted (range)", "measured", "deviation")
-    note = "Marked: outside of the range foretold." if marked else ""
+    note = "Marked: outside the predicted range." if marked else ""
     return Table("Predicted and measured", columns, tuple(rows), (0, 1), marked, note)
 
 

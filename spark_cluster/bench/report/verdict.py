@@ -119,8 +119,8 @@ def _shape_note(results: Results) -> str:
     prompt, output = results.shape
     depth = results.lowest_depth
     return (
-        f"One request at once, {prompt:,} tokens of prompt, {output:,} generated, depth {depth:,}; "
-        "most tok/s: all requests together at the load in brackets."
+        f"One request at a time, {prompt:,} tokens of prompt, {output:,} generated, depth "
+        f"{depth:,}; most tok/s: all requests together at the load in brackets."
     )
 
 
@@ -140,7 +140,7 @@ def _single_user(results: Results) -> Answer:
     purpose = "One user: tokens a second"
     points = _of_setups(results, "tg_tps", results.lowest_depth)
     if not points:
-        return Answer(purpose, "", "Not measured: no cell of one request at once went well.")
+        return Answer(purpose, "", "Not measured: no cell with one request at a time has a result.")
     return _best(results, purpose, "tg_tps", points, 1)
 
 
@@ -149,7 +149,7 @@ def _first_token(results: Results) -> Answer:
     lines = [results.at(setup, "ttfr_ms", concurrency=1) for setup in _single(results)]
     depths = [{int(point.x) for point in points} for points in lines if points]
     if not depths:
-        return Answer(purpose, "", "Not measured: no cell of one request at once went well.")
+        return Answer(purpose, "", "Not measured: no cell with one request at a time has a result.")
     common = set.intersection(*depths) or set.union(*depths)
     deep, shallow = (_of_setups(results, "ttfr_ms", d) for d in (max(common), min(common)))
     found = _best(results, purpose, "ttfr_ms", deep, 1)
@@ -252,7 +252,7 @@ def headline(results: Results) -> str:
     best = [(_at_lowest(results, setup, "tg_tps"), setup) for setup in results.setups]
     found = [(point, setup) for point, setup in best if point is not None]
     if not found:
-        return _without_tokens(results) or "No cell of one request at once was measured."
+        return _without_tokens(results) or "No cell with one request at a time was measured."
     point, setup = max(found, key=lambda item: item[0].metric.mean)
     return f"{number(point.metric.mean)} tok/s for {_where(point)} ({results.labels[setup.id]})."
 
