@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="FOLDER",
-    help=f"Folder for fabric.json.  [default: {RESULTS}/RUN]",
+    help=f"Folder for fabric.json; by default one of the run's id in {RESULTS}/.",
 )  # fmt: skip
 @allowing
 @changing
@@ -49,7 +49,10 @@ def fabric(
     from spark_cluster.bench.fabric_record import FILE, save_fabric
 
     if options.selection.partial and not options.check:
-        raise UsageError("--tags, --skip-tags and --start-at would start a part of Ray only")
+        raise UsageError(
+            "--tags, --skip-tags and --start-at would start a part of Ray only",
+            hint="leave them out, or add --check",
+        )
     if out is not None and (out / FILE).exists():
         raise UsageError(f"{out} holds a {FILE} already", hint="give another folder with --out")
     app.connect_early()

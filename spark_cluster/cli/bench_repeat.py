@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App, allowing, changing
-from spark_cluster.cli.bench_run import RESULTS, RUN, STOP, go_on
-from spark_cluster.errors import Refused, UsageError
+from spark_cluster.cli.bench_run import KEEP, OUT, RESULTS, RUN, STOP, go_on, refuse_second_run
+from spark_cluster.errors import Refused
 
 if TYPE_CHECKING:
     from spark_cluster.bench.repeat import Original
@@ -27,11 +27,8 @@ if TYPE_CHECKING:
     help="Run recipes of the record that are not yours: they start containers as root on the "
     "nodes. --check shows them.",
 )  # fmt: skip
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="FOLDER",
-    help=f"Folder for the results.  [default: {RESULTS}/RUN]",
-)  # fmt: skip
-@click.option("--keep", is_flag=True, help="Leave the last server up after the run.")
+@OUT
+@KEEP
 @STOP
 @allowing
 @changing
@@ -47,19 +44,15 @@ def repeat(
     exit_code: bool,
     options: Options,
 ) -> None:
-    """Run somebody's recorded run again; RUN is its folder, or its run.json.
+    """Run a recorded run again, also somebody else's; RUN is its folder, or its run.json.
 
     Suite and recipes are taken from the record, not from your project. What would be run is shown,
     and what differs here; --check ends there. `bench attach` continues the new run.
     """
     from spark_cluster.bench.repeat import foreign_setups, load_original
-    from spark_cluster.bench.run_folder import RECORD
     from spark_cluster.config.allowance_checks import must_be_allowed
 
-    if out is not None and (out / RECORD).exists():
-        raise UsageError(
-            f"{out} holds a run already", hint=f"spark-cluster bench attach {out} continues it"
-        )
+    refuse_second_run(out)
     original = load_original(folder, app.allowances(allow))
     foreign = foreign_setups(original, app.project)
     made = _begin(app, original, folder, out)
@@ -70,7 +63,7 @@ def repeat(
         raise Refused(
             f"the recipes of {', '.join(foreign)} are the record's, and not yours",
             hint="they start containers as root on the nodes, in images that they name: read them "
-            "above, then --trust-recipes",
+            "above, then give --trust-recipes",
         )
 
     app.connect_early()
@@ -161,4 +154,4 @@ def _show_differences(play: Play, original: Original) -> None:
     for line in lines:
         play.note(f"differs: {line}")
     if not lines:
-        play.note("nothing that the record tells of its nodes differs here")
+        play.note("these nodes do not differ from what the record says of its nodes")

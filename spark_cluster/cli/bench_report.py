@@ -15,7 +15,7 @@ from spark_cluster.cli.app import App
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Write the report there; default: the folder `report` in the run's folder.",
+    help="Folder for the report.  [default: RUN/report]",
 )
 @click.pass_obj
 def command(app: App, run: Path, out: Path | None) -> None:

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 RESULTS = "bench-results"
 """Folder for runs, below the current one."""
 
+OUT = click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FOLDER",
+    help=f"Folder for the results; by default one of the run's id in {RESULTS}/.",
+)  # fmt: skip
+
+KEEP = click.option("--keep", is_flag=True, help="Leave the last server up after the run.")
+
 STOP = click.option(
     "--stop-at-first-failure", is_flag=True,
     help="End the run at the first server that does not start, instead of failing its cells.",
@@ -39,11 +46,8 @@ RUN = click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, ex
     "--recipe", "recipes", multiple=True, metavar="NAME",
     help="Recipe to measure, instead of the suite's; repeatable.",
 )  # fmt: skip
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="FOLDER",
-    help=f"Folder for the results.  [default: {RESULTS}/RUN]",
-)  # fmt: skip
-@click.option("--keep", is_flag=True, help="Leave the last server up after the run.")
+@OUT
+@KEEP
 @STOP
 @allowing
 @changing
@@ -61,15 +65,11 @@ def run(
 ) -> None:
     """Measure a suite: bring each server up, verify it, measure it, and take it down.
 
-    The cells are measured on the head by a systemd unit, which goes on without this laptop;
-    `bench attach RUN` continues the run and measures only what has no result yet.
+    The cells are measured by a systemd unit on the head (with several replicas: on the first node
+    of each), which goes on without this laptop; `bench attach RUN` continues the run and measures
+    only what has no result yet.
     """
-    from spark_cluster.bench.run_folder import RECORD
-
-    if out is not None and (out / RECORD).exists():
-        raise UsageError(
-            f"{out} holds a run already", hint=f"spark-cluster bench attach {out} continues it"
-        )
+    refuse_second_run(out)
     app.connect_early()
     made = _begin(app, suite, recipes, allow, out)
     how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
@@ -78,7 +78,7 @@ def run(
 
 @click.command()
 @RUN
-@click.option("--keep", is_flag=True, help="Leave the last server up after the run.")
+@KEEP
 @STOP
 @allowing
 @changing
@@ -128,7 +128,8 @@ def status(app: App, folder: Path) -> None:
         return
     now = f"; the nodes measure {found['measuring']}" if found["measuring"] else ""
     failed = f", {found['failed']} of them failed" if found["failed"] else ""
-    app.console.print(f"{record.id}: {found['done']} of {len(cells)} cells are here{failed}{now}")
+    done = f"{found['done']} of {len(cells)} cells have a result on this laptop"
+    app.console.print(f"{record.id}: {done}{failed}{now}")
 
 
 @click.command()
@@ -149,7 +150,13 @@ def stop(app: App, folder: Path) -> None:
     if app.as_json:
         app.print_json({"stopped": stopped})
     else:
-        app.console.print(f"stopped: {', '.join(stopped)}" if stopped else "nothing is measured")
+        app.console.print(_stopped(stopped))
+
+
+def _stopped(servers: list[str]) -> str:
+    if not servers:
+        return "nothing is being measured"
+    return f"stopped: {', '.join(servers)}; its server stays up until `spark-cluster down`"
 
 
 @click.command()
@@ -171,6 +178,19 @@ def fetch(app: App, folder: Path) -> None:
         app.print_json({"run": made.record.id, "cells": len(made.record.cells), "new": new})
     else:
         app.console.print(f"{new} new results, {len(made.record.cells)} in all, in {folder}")
+
+
+def refuse_second_run(out: Path | None) -> None:
+    """Refuse a folder that has a run.
+
+    Raises:
+        UsageError: it has one.
+    """
+    from spark_cluster.bench.run_folder import RECORD
+
+    if out is not None and (out / RECORD).exists():
+        hint = f"`spark-cluster bench attach {out}` continues it; or give another folder with --out"
+        raise UsageError(f"{out} holds a run already", hint=hint)
 
 
 def _begin(
@@ -284,7 +304,10 @@ def go_on(
     from spark_cluster.bench.telemetry_file import need_pyarrow
 
     if options.selection.partial and not options.check:
-        raise UsageError("--tags, --skip-tags and --start-at would measure part of a server only")
+        raise UsageError(
+            "--tags, --skip-tags and --start-at would bring up part of a server only",
+            hint="leave them out, or add --check",
+        )
     need_pyarrow()  # not after hours of measuring
     with app.play(f"bench run {made.suite.name}", app.nodes, options) as play_run:
         playbook = app.project.load_playbook("bench")
@@ -325,7 +348,10 @@ def _show(app: App, made: BenchRun, failed: list[Any]) -> None:
         count = sum(cell.reason == reason for cell in skipped)
         console.print(styled("[yellow]{} left out:[/] {}", count, reason))
     measured = len(made.record.cells) - len(failed) - len(skipped)
-    console.print(f"{measured} cells measured, in {made.folder}")
+    console.print(styled("{} cells measured, in {}", measured, made.folder), soft_wrap=True)
+    if measured:
+        command = f"spark-cluster bench report {made.folder}"
+        console.print(styled("[bold]{}[/] makes the report", command), soft_wrap=True)
     if made.record.repeats is not None:
         from spark_cluster.bench.repeat import SOURCE
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def show(app: App, folder: Path) -> None:
     """Show the figures of a run, and what failed.
 
-    RUN is its folder.
+    RUN is its folder, or its run.json.
     """
     from spark_cluster.bench.run_folder import load_record
 
