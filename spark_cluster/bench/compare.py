@@ -29,7 +29,7 @@ HEADLINES: tuple[MetricName, ...] = (
 """Metrics that are compared, the most telling first. Others follow from them (est_ppt), or hang
 on single seconds (peak)."""
 
-_SETUP_FIELDS = {
+SETUP_FIELDS = {
     "model": "model",
     "model_revision": "model revision",
     "quantization": "quantization",
@@ -237,7 +237,7 @@ def _unlike(a: Setup, b: Setup) -> list[str]:
     """Return why two servers cannot be compared."""
     return [
         f"{text}: {_shown(getattr(a, name))} in A, {_shown(getattr(b, name))} in B"
-        for name, text in _SETUP_FIELDS.items()
+        for name, text in SETUP_FIELDS.items()
         if getattr(a, name) != getattr(b, name)
     ]
 

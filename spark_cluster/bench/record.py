@@ -278,7 +278,7 @@ class Record(Part):
 
     Attributes:
         id: of the run, also its folder's name.
-        suite_text: the suite as it was run, YAML.
+        suite_text: the suite as it was run, JSON.
         client: node from which the load came.
         round_trip_ms: from client to server: the median of a few TCP connections.
         project_commit: state of the user's project folder, such as "3f2a91c (changed)".

@@ -129,6 +129,7 @@ def _table(*titles: str) -> Table:
 
 
 def _show_comparison(app: App, found: Comparison) -> None:
+    from spark_cluster.bench.compare import SETUP_FIELDS
     from spark_cluster.cli.bench_format import load_text
     from spark_cluster.cli.console import painted, styled
 
@@ -148,6 +149,9 @@ def _show_comparison(app: App, found: Comparison) -> None:
                 table.add_row(*_cells(row))
         console.print(table)
     _left_out(app, [(f"{one.side} {one.cell}", one.reason) for one in found.not_comparable])
+    within_a_run = SETUP_FIELDS["tp"], SETUP_FIELDS["replicas"]
+    if not found.rows and any(one.reason.startswith(within_a_run) for one in found.not_comparable):
+        console.print("`spark-cluster bench report RUN` compares TP=1, TP=2 and replicas of a run")
 
 
 def _cells(row: Row) -> tuple[Any, ...]:
@@ -213,9 +217,8 @@ def _show_published(app: App, found: PublishedComparison, *, all_figures: bool) 
                 table.add_row(name, printed, figure(row.measured), f"{row.share:+.1%}")
         console.print(table)
     if not all_figures:
-        console.print(
-            painted(f"{len(found.others)} other published figures: --all lists them", "dim")
-        )
+        text = "--all lists the published figures that are not compared, with the reason"
+        console.print(painted(f"{text}: {len(found.others)}", "dim"))
         return
     table = _table("figure", "value", "why it is not compared")
     for one, why in found.others:
