@@ -125,7 +125,7 @@ def take_globals(command: click.Command) -> None:
                 ["--limit", "-l"],
                 expose_value=False,
                 metavar="PATTERN",
-                help="Nodes or groups: spark*,!spark2",
+                help="Only these nodes or groups, such as spark*,!spark2.",
                 callback=_setter("limit"),
             )
         )
@@ -148,7 +148,11 @@ def _setter(attribute: str) -> Any:
 )
 @click.option("--project", metavar="DIR", help="Project folder; by default the current one.")
 @click.option(
-    "-l", "--limit", metavar="PATTERN", default="all", help="Nodes or groups: spark*,!spark2"
+    "-l",
+    "--limit",
+    metavar="PATTERN",
+    default="all",
+    help="Only these nodes or groups, such as spark*,!spark2.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 @click.option("-v", "--verbose", is_flag=True, help="Also show what needed no change.")
