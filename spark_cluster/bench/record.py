@@ -40,6 +40,10 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+SHOWN_PERCENTILES = ("p50", "p95", "p99")
+"""Of those that are recorded: in `bench show` and in the report."""
+
+
 class Metric(Part):
     """A measured figure.
 

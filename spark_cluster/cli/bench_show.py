@@ -45,9 +45,12 @@ def _show(app: App, record: Record) -> None:
     verdict = f"{record.status}: {good} of {len(record.cells)} cells measured"
     console.print(styled("{} [dim]{}[/]", painted(verdict, f"bold {colour}"), record.id))
     mode = f", latency mode {record.tool.latency_mode}" if record.tool.latency_mode else ""
-    about = f"suite {record.suite}, {record.tool.name} {record.tool.version}{mode}"
+    about = f"suite {record.suite}, {record.tool.name} {record.tool.version}{mode}; speeds in tok/s"
     console.print(painted(about, "dim"))
-    ordered = sorted(record.cells, key=lambda cell: cell.setup)  # turns of a pair stand together
+    place = {setup.id: number for number, setup in enumerate(record.setups)}
+    ordered = sorted(  # turns of a pair stand together
+        record.cells, key=lambda cell: (place.get(cell.setup, len(place)), cell.setup)
+    )
     for setup, cells in groupby(ordered, lambda cell: cell.setup):
         found = [cell for cell in cells if cell.status == "ok"]
         if not found:
@@ -67,12 +70,20 @@ def _show(app: App, record: Record) -> None:
             if more is not None:
                 console.print()
                 console.print(more)
-    for cell in bad:
-        told = f"{cell.status}: {cell.id}: {cell.reason}"
-        console.print(painted(told, "red" if cell.status == "failed" else "yellow"))
+    _show_reasons(app, record)
+
+
+def _show_reasons(app: App, record: Record) -> None:
+    """Show why cells have no result, and what there is against others."""
+    from spark_cluster.cli.console import painted, styled
+
+    for cell in record.cells:
+        if cell.status != "ok":
+            colour = "red" if cell.status == "failed" else "yellow"
+            app.console.print(painted(f"{cell.status}: {cell.id}: {cell.reason}", colour))
     for cell in record.cells:
         for text in cell.attention:
-            console.print(styled("[yellow]attention:[/] {}: {}", cell.id, text))
+            app.console.print(styled("[yellow]attention:[/] {}: {}", cell.id, text))
 
 
 def _replicas(record: Record, setup: str) -> str:

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
     from spark_cluster.bench.record import CellResult, MetricName
 
-PERCENTILES = ("p50", "p90", "p99")
 TIMES: dict[MetricName, str] = {
     "ttft_ms": "TTFT ms", "tpot_ms": "TPOT ms", "itl_ms": "ITL ms", "e2el_ms": "last token ms",
 }  # fmt: skip
@@ -18,6 +17,7 @@ TIMES: dict[MetricName, str] = {
 
 def percentiles_table(cells: Iterable[CellResult]) -> Table | None:
     """Return percentiles of the times of `vllm bench serve`; None where no cell has any."""
+    from spark_cluster.bench.record import SHOWN_PERCENTILES
     from spark_cluster.cli.bench_format import figure, load_text
     from spark_cluster.cli.console import painted
 
@@ -29,9 +29,9 @@ def percentiles_table(cells: Iterable[CellResult]) -> Table | None:
         rows.append((painted(load_text(cell.key), "bold"),))
         for name in found:
             told = cell.metrics[name].percentiles
-            shown = (figure(told[p]) if p in told else "" for p in PERCENTILES)
+            shown = (figure(told[p]) if p in told else "" for p in SHOWN_PERCENTILES)
             rows.append((f"  {TIMES[name]}", figure(cell.metrics[name].mean), *shown))
-    return _table(("", "mean", *PERCENTILES), rows) if rows else None
+    return _table(("", "mean", *SHOWN_PERCENTILES), rows) if rows else None
 
 
 def questions_table(cells: Iterable[CellResult]) -> Table | None:

@@ -16,7 +16,7 @@ from spark_cluster.bench.record import (
     Record,
     Setup,
 )
-from spark_cluster.bench.statistics import FLOOR_ALONE, FLOOR_SEVERAL
+from spark_cluster.bench.statistics import floor_of
 
 Shape = tuple[int, int]
 """Prompt and output, tokens."""
@@ -162,8 +162,7 @@ def speed_up(metric: MetricName, before: Metric, after: Metric) -> float | None:
 
 def is_noise(ratio: float, concurrency: int) -> bool:
     """Tell whether identical runs differ as much as this."""
-    limit = FLOOR_ALONE if concurrency == 1 else FLOOR_SEVERAL
-    return max(ratio, 1 / ratio) < 1 + limit
+    return max(ratio, 1 / ratio) < 1 + floor_of(concurrency)
 
 
 def _plain(cells: Iterable[CellResult]) -> Iterator[CellResult]:

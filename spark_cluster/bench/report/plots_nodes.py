@@ -11,13 +11,12 @@ from spark_cluster.bench.report.drawing import SOFT, Canvas, Plot, clipped, colo
 from spark_cluster.bench.report.formats import elapsed
 from spark_cluster.bench.report.setup_tables import PHASES, readings
 from spark_cluster.bench.report.telemetry import Telemetry, from_datetime, thin_out
+from spark_cluster.facts.gpu_load import SLOW_MHZ
 
 if TYPE_CHECKING:
     from spark_cluster.bench.report.telemetry import Floats
 
 MAX_PANELS = 4
-LOW_CLOCK = 1500
-"""MHz; a run below it is flagged."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,8 @@ class Panel:
 
 
 PANELS = (
-    Panel("clocks", "SM clock", "MHz", (("sm_clock_mhz", ""),), limit=LOW_CLOCK,
-          note="Dotted: 1.5 GHz, below which a cell is flagged."),
+    Panel("clocks", "SM clock", "MHz", (("sm_clock_mhz", ""),), limit=SLOW_MHZ,
+          note=f"Dotted: {SLOW_MHZ / 1000:g} GHz, below which a cell is flagged."),
     Panel("power", "Power", "W", (("power_w", ""),)),
     Panel("temperature", "Temperature", "°C", (("temperature_c", ""),)),
     Panel("memory", "Memory", "GiB",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from spark_cluster.bench.record import CellResult, Metric, MetricName, Setup
+from spark_cluster.bench.record import SHOWN_PERCENTILES, CellResult, Metric, MetricName, Setup
 from spark_cluster.bench.report.cells import Pair, Results, is_noise, is_served, speed_up
 from spark_cluster.bench.report.formats import (
     decode_name,
@@ -19,12 +19,13 @@ from spark_cluster.bench.report.formats import (
     spread,
 )
 from spark_cluster.bench.report.table import Table
+from spark_cluster.bench.statistics import FLOOR_ALONE, FLOOR_SEVERAL
 
 NOISE_NOTE = (
-    "~ marks a difference that identical runs show too (under 5 % at c=1, under 30 % above)."
+    f"~ marks a difference that identical runs show too (under {100 * FLOOR_ALONE:.0f} % at c=1, "
+    f"under {100 * FLOOR_SEVERAL:.0f} % above)."
 )
 ONE, TWO, REPLICAS = "TP=1 (1\xa0Spark)", "TP=2 (2\xa0Sparks)", "2\xa0×\xa0TP=1 (2\xa0Sparks)"
-PERCENTILES = ("p50", "p95", "p99")
 OPEN_LOOP: tuple[MetricName, ...] = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
 PER_DEPTH: tuple[tuple[str, MetricName], ...] = (
     ("Token generation (t/s, c=1)", "tg_tps"),
@@ -148,7 +149,7 @@ def served_table(results: Results) -> Table:
             *(_percentiles(cell, metric) for metric in OPEN_LOOP),
         ))  # fmt: skip
     columns = ("setup", "load", "req/s done", "goodput req/s", "output tok/s")
-    note = f"Times as {' / '.join(PERCENTILES)} where the load generator gave them."
+    note = f"Times as {' / '.join(SHOWN_PERCENTILES)} where the load generator gave them."
     limits = results.record.tool.settings.get("slo")
     if isinstance(limits, dict) and limits and any(row[3] for row in rows):
         numbers = {n: limit for n, limit in limits.items() if isinstance(limit, int | float)}
@@ -168,7 +169,7 @@ def _percentiles(cell: CellResult, name: MetricName) -> str:
     metric = cell.metrics.get(name)
     if metric is None:
         return ""
-    found = [metric.percentiles[p] for p in PERCENTILES if p in metric.percentiles]
+    found = [metric.percentiles[p] for p in SHOWN_PERCENTILES if p in metric.percentiles]
     return " / ".join(number(value) for value in found) or number(metric.mean)
 
 
