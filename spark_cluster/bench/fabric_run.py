@@ -80,7 +80,11 @@ def must_be_possible(play: Play, plan: ServePlan) -> None:
                 hint="spark-cluster down, then bench fabric",
             )
     if on_node.is_busy(play.session(plan.nodes[0])):
-        raise Refused("a benchmark is being measured there", where=plan.nodes[0].name)
+        raise Refused(
+            "a benchmark is being measured there",
+            where=plan.nodes[0].name,
+            hint="wait for it, or end it: `spark-cluster bench stop` with the folder of its run",
+        )
 
 
 def warn_of_others(play: Play) -> None:
@@ -169,7 +173,11 @@ def result_in(printed: str, where: str = "") -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise Failed("the job on Ray ended without a result", where=where)
+        raise Failed(
+            "the job on Ray ended without a result",
+            where=where,
+            hint="run `bench fabric` again; `spark-cluster doctor` finds what is wrong with a node",
+        )
     return found
 
 

@@ -63,7 +63,10 @@ def go_on(
     try:
         _measure_steps(play, run, steps, keep=keep, stop_at_first_failure=stop_at_first_failure)
     except KeyboardInterrupt:
-        play.note(f"the node goes on measuring: `bench attach {run.folder}`, or `bench stop`")
+        play.note(
+            f"the node goes on measuring: `spark-cluster bench attach {run.folder}` continues the "
+            "run, `bench stop` ends it"
+        )
         raise
     except (SparkClusterError, OSError):
         if not play.check:
