@@ -114,6 +114,7 @@ def test_the_record_has_both_replicas(user):
     assert "2 replicas on spark1, spark2" in user("bench", "show", "one").said
 
 
+@pytest.mark.soak
 def test_a_server_that_ends_is_no_half_a_result(user, spark1, spark2):
     """The replica on the second node is killed; then the run is gone on with, by both."""
     run = user.start("bench", "run", "pair", "--out", "two")
@@ -131,6 +132,7 @@ def test_a_server_that_ends_is_no_half_a_result(user, spark1, spark2):
     assert {id: after[id] for id in kept} == kept, "no cell was measured twice"
 
 
+@pytest.mark.soak
 def test_stopped_from_the_laptop(user, spark1, spark2):
     run = user.start("bench", "run", "pair", "--out", "three")
     until(lambda: len(files(spark1, "raw/*.log")) > 2 * CELLS, what="a load of this run")

@@ -126,6 +126,7 @@ def test_wrong_tool_calls_are_measured(user):
     assert "one-streamed" in user("bench", "show", "tools").said
 
 
+@pytest.mark.soak
 def test_a_model_that_sees_nothing(user):
     document = user.json("bench", "run", "sight", "--out", "sight", status=1)
     assert document["failed"] == 1

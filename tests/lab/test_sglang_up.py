@@ -88,7 +88,7 @@ def test_a_flag_that_it_does_not_know_ends_the_start(user: CommandLine, lab: Lab
 
 
 def test_a_share_without_room_is_explained(user: CommandLine, lab: Lab, spark1: LabNode) -> None:
-    write(user, lab, share=0.01)
+    write(user, lab, share=0.06)
     ran = user.start(*UP, "--force").end(status=None)  # the plan finds it too
     assert "Not enough memory. Please try to increase --mem-fraction-static" in ran.out + ran.err
     path = user.home / "small.log"

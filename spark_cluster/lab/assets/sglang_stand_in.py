@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 VERSION = "0.0.0+stand-in"
-LEAST_SHARE = 0.05
+LEAST_SHARE = 0.08
 """A smaller share of the memory has no room for a KV cache."""
 
 ANSWER = "Paris"
@@ -109,6 +109,11 @@ class Server(ThreadingHTTPServer):
         self.length = args.context_length or 4096
         self.ready = threading.Event()
         super().__init__((args.host, args.port), Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that goes away, as uvicorn does not."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
