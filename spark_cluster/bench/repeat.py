@@ -25,7 +25,7 @@ from spark_cluster.config.allowances import Allowances, Allowed
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.yamlfile import Problem, dotted
-from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.node.durable import write_file
 
@@ -178,6 +178,23 @@ def continued(record: Record, folder: Path, allow: Allowances, nodes: int) -> Be
             hint="undo the change, or begin again with `bench repeat`",
         )
     return BenchRun(record, original.suite, expansion_of(original, nodes), folder)
+
+
+def must_be_trusted(original: Original, project: Project, where: str) -> None:
+    """Look whether all recipes are the user's own or shipped.
+
+    Args:
+        where: how they can be read, for the hint.
+
+    Raises:
+        Refused: they are not.
+    """
+    if foreign := foreign_setups(original, project):
+        raise Refused(
+            f"the recipes of {', '.join(foreign)} are the record's, and not yours",
+            hint="they start containers as root on the nodes, in images that they name: read them "
+            f"{where}, then --trust-recipes",
+        )
 
 
 def foreign_setups(original: Original, project: Project) -> list[str]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App, allowing, changing
-from spark_cluster.cli.bench_run import RESULTS, RUN, STOP, go_on
-from spark_cluster.errors import Refused, UsageError
+from spark_cluster.cli.bench_run import RESULTS, RUN, STOP, TRUST, go_on
+from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.bench.repeat import Original
@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @RUN
-@click.option(
-    "--trust-recipes", is_flag=True,
-    help="Run recipes of the record that are not yours: they start containers as root on the "
-    "nodes. --check shows them.",
-)  # fmt: skip
+@TRUST
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="FOLDER",
     help=f"Folder for the results.  [default: {RESULTS}/RUN]",
@@ -52,7 +48,7 @@ def repeat(
     Suite and recipes are taken from the record, not from your project. What would be run is shown,
     and what differs here; --check ends there. `bench attach` continues the new run.
     """
-    from spark_cluster.bench.repeat import foreign_setups, load_original
+    from spark_cluster.bench.repeat import foreign_setups, load_original, must_be_trusted
     from spark_cluster.bench.run_folder import RECORD
     from spark_cluster.config.allowance_checks import must_be_allowed
 
@@ -66,12 +62,8 @@ def repeat(
     _show(app, made, original, foreign)
     for recipe in original.recipes.values():
         must_be_allowed(recipe)
-    if foreign and not trust_recipes and not options.check:
-        raise Refused(
-            f"the recipes of {', '.join(foreign)} are the record's, and not yours",
-            hint="they start containers as root on the nodes, in images that they name: read them "
-            "above, then --trust-recipes",
-        )
+    if not trust_recipes and not options.check:
+        must_be_trusted(original, app.project, "above")
 
     app.connect_early()
 

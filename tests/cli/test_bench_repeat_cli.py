@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
@@ -13,7 +14,7 @@ from spark_cluster.bench.describe import text_of
 from spark_cluster.bench.expansion import canonical
 from spark_cluster.bench.record import Repeats
 from spark_cluster.bench.suite_schema import Suite
-from spark_cluster.cli import bench_repeat
+from spark_cluster.cli import bench_repeat, bench_run
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 
 NAME = "gemma4-31b-fp8"
@@ -106,3 +107,28 @@ def test_attach_takes_the_record_and_not_the_project(theirs, tmp_path):
     with pytest.raises(UsageError, match=r"repeated\.json"):
         invoke("bench", "status", str(tmp_path / "new"), project=tmp_path,
                catch_exceptions=False, standalone_mode=False)  # fmt: skip
+
+
+def test_attach_does_not_run_recipes_of_somebody_else_either(theirs, went_on, tmp_path, monkeypatch):
+    """A folder with a repeated run may be somebody else's as well: that its user has trusted the
+    recipes says nothing here."""
+    monkeypatch.setattr(bench_run, "go_on", bench_repeat.go_on)
+    source = (tmp_path / theirs(ready_timeout_s=77.0) / "run.json").read_bytes()
+    put(tmp_path / "new/repeated.json", source.decode())
+    data = json.loads(source)
+    data["repeats"] = {"id": "theirs-1", "sha256": hashlib.sha256(source).hexdigest()}
+    data["cells"] = []
+    put(tmp_path / "new/run.json", json.dumps(data))
+
+    def attach(*words: str):
+        return invoke("bench", "attach", str(tmp_path / "new"), *words, project=tmp_path,
+                      catch_exceptions=False, standalone_mode=False)  # fmt: skip
+
+    with pytest.raises(Refused, match="not yours") as caught:
+        attach()
+    assert "--trust-recipes" in caught.value.hint
+    assert "repeated.json --check" in caught.value.hint
+    assert went_on == []
+    attach("--check")
+    attach("--trust-recipes")
+    assert len(went_on) == 2
