@@ -226,9 +226,9 @@ def differences(record: Record, nodes: Sequence[Node], tool: str) -> Iterator[st
     """Yield what differs on these nodes from those of a record, before anything is measured.
 
     Args:
-        tool: version of the load generator that is used here.
+        tool: version of the load generator that is used here; empty while it is not known.
     """
-    if record.tool.version != tool:
+    if tool and record.tool.version != tool:
         yield f"{record.tool.name}: {record.tool.version} there, {tool} here"
     if len(record.nodes) != len(nodes):
         yield f"nodes: {len(record.nodes)} there, {len(nodes)} here"

@@ -132,7 +132,7 @@ def _show(app: App, made: BenchRun, original: Original, foreign: list[str]) -> N
 
 def _show_differences(play: Play, original: Original) -> None:
     """Show what differs on these nodes from those of the record."""
-    from spark_cluster.bench import benchy
+    from spark_cluster.bench import generators
     from spark_cluster.bench.repeat import differences, image_differences, image_question
 
     commands = image_question(original)
@@ -147,7 +147,7 @@ def _show_differences(play: Play, original: Original) -> None:
             for image, done in told.items()
         }
     lines = [
-        *differences(original.record, play.nodes, benchy.VERSION),
+        *differences(original.record, play.nodes, generators.tool(original.suite).version),
         *dict.fromkeys(image_differences(original, images)),
     ]
     for line in lines:

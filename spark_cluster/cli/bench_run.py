@@ -257,17 +257,16 @@ def _of_record(
         known: with the recipes; to look at a run, or to end it, they are not needed.
     """
     from spark_cluster.bench.expansion import expand, measurable
+    from spark_cluster.bench.repeat import continued, suite_of
     from spark_cluster.bench.run import BenchRun
-    from spark_cluster.bench.suite_schema import Suite
+    from spark_cluster.bench.run_folder import RECORD
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.loader.recipes import load_recipe
 
     allowed = app.allowances(allow or Allowances())
     if record.repeats is not None:
-        from spark_cluster.bench.repeat import continued
-
         return continued(record, folder, allowed, len(app.nodes))
-    suite = Suite.model_validate_json(record.suite_text)
+    suite = suite_of(record, str(folder / RECORD))
     recipes = {}
     for name in record.recipes if known else ():
         recipes[name] = load_recipe(name, app.project, allowed)
