@@ -314,3 +314,16 @@ def test_the_summary_says_each_reason_once(run, cluster, capsys):
     assert said.count("CUDA out of memory") == 1
     assert f"failed: 2 cells of {failed[0].setup}: the server did not start" in said
     assert "4 cells measured" in said
+
+
+def test_the_settings_of_llama_benchy_count_only_where_it_measures(run, cluster, monkeypatch):
+    def refused(_play: object) -> None:
+        raise Refused("llama_benchy.version is 1; only results of 2 are read")
+
+    monkeypatch.setattr(sequence, "tool_of", refused)
+    with pytest.raises(Refused):
+        sequence.go_on(FakePlay(), run)
+    assert cluster.log == []
+    run.suite = run.suite.model_copy(update={"tool": "vllm-bench"})
+    sequence.go_on(FakePlay(), run)
+    assert "measure 0" in cluster.log
