@@ -156,3 +156,13 @@ def test_a_copy_that_was_cut_is_no_failed_cell(play, run):
         on_node.BATCH_BYTES = on_node_batch
     (found,) = run.record.cells
     assert found.status == "ok", found.reason
+
+
+def test_what_the_other_nodes_have_comes_without_the_head(play, run):
+    (step,) = run.pending
+    cell = step.cells[0].id
+    measured(play.all["spark2"], cell)
+    play.nodes = [node for node in play.nodes if not node.is_head]
+    fetch(play, run, step)
+    assert (run.raw(step) / f"spark2/cells/{cell}.json").exists()
+    assert run.record.cells == ()
