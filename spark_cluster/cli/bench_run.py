@@ -265,7 +265,8 @@ def _of_record(
 
     allowed = app.allowances(allow or Allowances())
     if record.repeats is not None:
-        return continued(record, folder, allowed, len(app.nodes))
+        # All, whatever --limit selects: cells that are left out now have a result for good.
+        return continued(record, folder, allowed, len(app.inventory.nodes))
     suite = suite_of(record, str(folder / RECORD))
     recipes = {}
     for name in record.recipes if known else ():

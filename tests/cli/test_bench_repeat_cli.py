@@ -162,3 +162,29 @@ def test_the_load_generator_that_is_compared_is_the_one_that_measures(tmp_path, 
     bench_repeat._show_differences(play, Original(run, b"", suite, {}))
     told = [note for note in notes if tool in note]
     assert len(told) == (tool == "llama-benchy"), "which vLLM will measure is not known yet"
+
+
+def test_limit_leaves_no_cells_out_of_a_run_that_goes_on(theirs, went_on, tmp_path, monkeypatch):
+    """They would have a result for good: left out."""
+    monkeypatch.setattr(bench_run, "go_on", bench_repeat.go_on)
+    make_inventory(tmp_path, f"{INVENTORY}  b: {{address: 192.0.2.2}}\n")
+    data = json.loads((tmp_path / theirs() / "run.json").read_text())
+    setup_of_two = {**data["setups"][0], "id": f"{NAME}-tp2", "tp": 2}
+    text = json.dumps({**data, "setups": [*data["setups"], setup_of_two]})
+    put(tmp_path / "new/repeated.json", text)
+    repeats = {"id": "theirs-1", "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    put(tmp_path / "new/run.json", json.dumps({**data, "cells": [], "repeats": repeats}))
+    invoke("bench", "attach", str(tmp_path / "new"), "--limit", "a", project=tmp_path,
+           catch_exceptions=False, standalone_mode=False)  # fmt: skip
+    (made,) = went_on
+    assert {step.setup.tp for step in made.pending} == {1, 2}
+    assert [cell.skip for cell in made.expansion.cells] == ["", ""]
+
+
+def test_a_replica_without_a_node(theirs, tmp_path):
+    data = json.loads((tmp_path / theirs() / "run.json").read_text())
+    data["setups"][0]["servers"] = [{"nodes": []}]
+    put(tmp_path / "new/run.json", json.dumps(data))
+    with pytest.raises(InvalidFile, match=r"servers\.0\.nodes"):
+        invoke("bench", "status", str(tmp_path / "new"), project=tmp_path,
+               catch_exceptions=False, standalone_mode=False)  # fmt: skip
