@@ -162,9 +162,9 @@ def measure(play: Play, run: BenchRun, step: Step, replicas: Sequence[Replica]) 
     # First on all nodes, as this may take minutes on one of them, and the workers wait for each
     # other for a limited time.
     play.together(*[partial(one.play.apply, one.node, ROLE) for one in replicas])
-    recording.start()
     for loader in loaders:
         on_node.may_go_on(loader.session, folder, loader.user, again=True)
+    recording.start()
     ended = threading.Event()
 
     def load() -> None:

@@ -188,8 +188,8 @@ def measure(
     job = job_of(run, step, served.plan, play)
     nodes = [node.name for node in served.plan.nodes]
     recording = Recording(play, nodes, folder, metrics, job.limit_s)
-    recording.start()
     on_node.may_go_on(session, folder, job.user)
+    recording.start()
     ended = threading.Event()
 
     def load() -> None:
