@@ -60,9 +60,10 @@ def setup_not_started(
     play: Play, planned: PlannedSetup, recipe: Recipe, logs: tuple[str, ...]
 ) -> Setup:
     """Return the record of a server that did not start: what it was to be."""
+    nodes = sorted(play.nodes, key=lambda node: not node.is_head)
     return Setup(
         **_of_plan(planned, recipe, of_recipe(recipe, planned.tp)),
-        nodes=tuple(node.name for node in play.nodes[: planned.nodes]),
+        nodes=tuple(node.name for node in nodes[: planned.nodes]),
         logs=logs,
     )
 

@@ -79,12 +79,13 @@ def must_be_possible(play: Play, plan: ServePlan) -> None:
                 where=node.name,
                 hint="spark-cluster down, then bench fabric",
             )
-    if on_node.is_busy(play.session(plan.nodes[0])):
-        raise Refused(
-            "a benchmark is being measured there",
-            where=plan.nodes[0].name,
-            hint="wait for it, or end it: `spark-cluster bench stop` with the folder of its run",
-        )
+    for node in plan.nodes:
+        if on_node.is_busy(play.session(node)):
+            raise Refused(
+                "a benchmark is being measured there",
+                where=node.name,
+                hint="wait for it, or end it: `spark-cluster bench stop` with the folder of its run",
+            )
 
 
 def warn_of_others(play: Play) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import gzip
 import io
 import json
 import tarfile
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -218,5 +220,5 @@ def _unpack(data: bytes, wanted: set[str], into: Path) -> None:
                     path = into / member.name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(content.read() if content else b"")
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise Failed(f"fetching from the node: what came is no archive: {error}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName
 
 MAX_BYTES = 256 << 20
 """A result of an hour with a figure for every token stays below this."""
+
+LATEST = 1e11
+"""UNIX seconds that no clock shows: a node's file is foreign input."""
 
 
 def read_json(path: Path) -> dict[str, Any] | str:
@@ -49,9 +53,20 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 def number(value: object) -> float | None:
     """Return a finite number; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        found = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return found if math.isfinite(found) else None
+
+
+def moment(seconds: float | None) -> datetime | None:
+    """Return the time of UNIX seconds; None for what no clock shows."""
+    if seconds is None or not 0 < seconds < LATEST:
+        return None
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def numbers(values: object) -> list[float]:

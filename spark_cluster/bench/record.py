@@ -212,7 +212,7 @@ class ReplicaServer(Part):
         startup_s: seconds that it took to load.
     """
 
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...] = Field(min_length=1)
     flags: tuple[str, ...] = ()
     startup_s: float | None = None
 

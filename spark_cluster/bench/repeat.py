@@ -25,7 +25,7 @@ from spark_cluster.config.allowances import Allowances, Allowed
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.yamlfile import Problem, dotted
-from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.node.durable import write_file
 
@@ -180,6 +180,23 @@ def continued(record: Record, folder: Path, allow: Allowances, nodes: int) -> Be
     return BenchRun(record, original.suite, expansion_of(original, nodes), folder)
 
 
+def must_be_trusted(original: Original, project: Project, where: str) -> None:
+    """Look whether all recipes are the user's own or shipped.
+
+    Args:
+        where: how they can be read, for the hint.
+
+    Raises:
+        Refused: they are not.
+    """
+    if foreign := foreign_setups(original, project):
+        raise Refused(
+            f"the recipes of {', '.join(foreign)} are the record's, and not yours",
+            hint="they start containers as root on the nodes, in images that they name: read them "
+            f"{where}, then give --trust-recipes",
+        )
+
+
 def foreign_setups(original: Original, project: Project) -> list[str]:
     """Return the servers whose recipe is none that the user has himself, or that is shipped."""
     return [
@@ -209,9 +226,9 @@ def differences(record: Record, nodes: Sequence[Node], tool: str) -> Iterator[st
     """Yield what differs on these nodes from those of a record, before anything is measured.
 
     Args:
-        tool: version of the load generator that is used here.
+        tool: version of the load generator that is used here; empty while it is not known.
     """
-    if record.tool.version != tool:
+    if tool and record.tool.version != tool:
         yield f"{record.tool.name}: {record.tool.version} there, {tool} here"
     if len(record.nodes) != len(nodes):
         yield f"nodes: {len(record.nodes)} there, {len(nodes)} here"

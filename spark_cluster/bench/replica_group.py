@@ -14,7 +14,6 @@ import hmac
 import json
 import secrets
 import select
-import shlex
 import socket
 import time
 from collections import deque
@@ -41,11 +40,11 @@ POLL_S = 0.5
 LINE_BYTES = 4 * 1024 * 1024
 """A longer message is none of ours."""
 
+NEWCOMER_BYTES = 4096
+"""The same of who has not shown yet that it knows the token."""
 
-def wait_command(folder: str) -> str:
-    """Return what a shell does between two runs: it waits until all replicas have come so far."""
-    file = shlex.quote(f"{folder}/{MEETING}")
-    return f": > {file}; while [ -e {file} ]; do sleep 0.02; done"
+NEWCOMERS = 100
+"""Most connections that are waited for at once; the oldest has to go."""
 
 
 class Lost(Exception):
@@ -56,12 +55,16 @@ class Peer:
     """A connection to another worker: JSON objects, one a line.
 
     Attributes:
+        longest: bytes of a message.
         take: gets each message first; what it returns True for is not queued.
     """
 
-    def __init__(self, connection: socket.socket, name: str = "") -> None:
+    def __init__(
+        self, connection: socket.socket, name: str = "", longest: int = LINE_BYTES
+    ) -> None:
         self.connection = connection
         self.name = name
+        self.longest = longest
         self.take: Callable[[dict[str, Any]], bool] = lambda _: False
         self._rest = b""
         self._waiting: deque[dict[str, Any]] = deque()
@@ -83,7 +86,7 @@ class Peer:
         except OSError as error:
             raise Lost(f"{self.name}: {error}") from None
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LINE_BYTES:
+        if len(self._rest) > self.longest:
             raise Lost(f"{self.name}: its message has no end")
         for line in lines:
             try:
@@ -141,6 +144,15 @@ class Runs:
             self.meeting.unlink(missing_ok=True)
 
 
+class Newcomer(Peer):
+    """Who has connected, and has not shown yet that it knows the token."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection, longest=NEWCOMER_BYTES)
+        self.nonce = secrets.token_hex(16)
+        self.until = time.monotonic() + ADMIT_S
+
+
 class Group:
     """The workers of all replicas, joined; leaving it tells the others.
 
@@ -184,9 +196,10 @@ class Group:
         _at: TracebackType | None,
     ) -> None:
         if error is not None:
+            why = "" if isinstance(error, SystemExit) else str(error) or type(error).__name__
             for peer in self._peers.values():
                 with contextlib.suppress(Lost):
-                    peer.send({"end": str(error) or type(error).__name__})
+                    peer.send({"end": why or "it was ended"})
         self._close()
 
     def _close(self) -> None:
@@ -285,34 +298,57 @@ class Group:
             listener = socket.create_server(self._place)
         except OSError as error:
             raise Lost(f"{self._place[0]}:{self._place[1]}: {error.strerror}") from None
-        with listener:
-            while len(self._peers) < len(self.names) - 1:
-                self._check()
-                self.look()
-                if time.monotonic() > limit:
-                    missing = [n for i, n in enumerate(self.names) if i and i not in self._peers]
-                    where = "{}:{}".format(*self._place)
-                    raise Lost(f"{', '.join(missing)} did not come to {where}: a firewall?")
-                if select.select([listener], [], [], POLL_S)[0]:
-                    self._admit(Peer(listener.accept()[0]))
-
-    def _admit(self, peer: Peer) -> None:
-        """Take a worker in that knows the token; anyone else is sent away."""
-        nonce = secrets.token_hex(16)
+        waiting: list[Newcomer] = []
         try:
-            peer.send({"nonce": nonce})
-            told = peer.receive(ADMIT_S)
-            index = int(told.get("replica", 0))
-            wanted = self._proof("replica", str(index), nonce)
-            known = hmac.compare_digest(str(told.get("proof", "")).encode(), wanted.encode())
-            if not known or not 0 < index < len(self.names) or index in self._peers:
-                raise Lost("a stranger")
-            peer.send({"proof": self._proof("first", "0", str(told.get("nonce", "")))})
-        except (Lost, ValueError, TypeError):
-            peer.close()
-            return
-        peer.name = self.names[index]
-        self._peers[index] = peer
+            with listener:
+                self._let_in(listener, waiting, limit)
+        finally:
+            for one in waiting:
+                one.close()
+
+    def _let_in(self, listener: socket.socket, waiting: list[Newcomer], limit: float) -> None:
+        while len(self._peers) < len(self.names) - 1:
+            self._check()
+            self.look()
+            if time.monotonic() > limit:
+                missing = [n for i, n in enumerate(self.names) if i and i not in self._peers]
+                where = "{}:{}".format(*self._place)
+                raise Lost(f"{', '.join(missing)} did not come to {where}: a firewall?")
+            connections = [listener, *(one.connection for one in waiting)]
+            if listener in select.select(connections, [], [], POLL_S)[0]:
+                waiting.append(Newcomer(listener.accept()[0]))
+                with contextlib.suppress(Lost):  # seen when it is looked at
+                    waiting[-1].send({"nonce": waiting[-1].nonce})
+            waiting[:] = [one for one in waiting if self._is_still_new(one)]
+            while len(waiting) > NEWCOMERS:
+                waiting.pop(0).close()
+
+    def _is_still_new(self, one: Newcomer) -> bool:
+        """Take a worker in that knows the token; anyone else is sent away, all in any order."""
+        try:
+            one.look()
+            if one.has_message:
+                self._admit(one, one.receive(0.0))
+                return False
+            if time.monotonic() > one.until:
+                raise Lost("it says nothing")
+        except (Lost, UnicodeError):
+            one.close()
+            return False
+        return True
+
+    def _admit(self, one: Newcomer, told: dict[str, Any]) -> None:
+        """Take a worker in that knows the token; raises Lost for anyone else."""
+        index, proof, nonce = (told.get(name) for name in ("replica", "proof", "nonce"))
+        if type(index) is not int or not isinstance(proof, str) or not isinstance(nonce, str):
+            raise Lost("it is no worker")
+        wanted = self._proof("replica", str(index), one.nonce)
+        known = hmac.compare_digest(proof.encode(), wanted.encode())
+        if not known or not 0 < index < len(self.names) or index in self._peers:
+            raise Lost("a stranger")
+        one.send({"proof": self._proof("first", "0", nonce)})
+        one.name, one.longest = self.names[index], LINE_BYTES
+        self._peers[index] = one
 
     def _connect(self) -> Peer:
         limit = time.monotonic() + JOIN_S

@@ -14,23 +14,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.bench import benchy
 from spark_cluster.bench.expansion import PlannedCell
-from spark_cluster.bench.reading import json_lines, number, numbers, read_json, result
+from spark_cluster.bench.reading import (
+    json_lines,
+    moment,
+    number,
+    numbers,
+    read_json,
+    result,
+)
 from spark_cluster.bench.record import CellResult, ReplicaShare
 from spark_cluster.bench.suite_schema import MeasurementSettings
 
 LEAST_OVERLAP = 0.9
 """Share of a run's time from which the replicas count as loaded at once. Our choice: each run
 begins on all at once, so that less means that one replica was slower by a tenth."""
-
-LATEST = 1e11
-"""UNIX seconds that no clock shows: a node's file is foreign input."""
 
 Window = tuple[float, float]
 """First request and last answer of a run, UNIX seconds on the first replica's clock."""
@@ -232,6 +236,6 @@ def _times(parts: Sequence[ReplicaPart]) -> dict[str, datetime | None]:
     for name, choose in (("started", min), ("finished", max)):
         known = [number(part.worker.get(name)) for part in parts]
         times = [at - p.clock_s for at, p in zip(known, parts, strict=True) if at is not None]
-        times = [at for at in times if 0 < at < LATEST]
-        found[name] = datetime.fromtimestamp(choose(times), UTC) if times else None
+        times = [at for at in times if moment(at) is not None]
+        found[name] = moment(choose(times)) if times else None
     return found

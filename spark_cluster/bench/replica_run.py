@@ -8,6 +8,7 @@ they wait for each other without the laptop.
 from __future__ import annotations
 
 import secrets
+import shlex
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from spark_cluster.bench import run as alone
 from spark_cluster.bench.expansion import Step
 from spark_cluster.bench.reading import read_json
 from spark_cluster.bench.record import CellResult, ReplicaServer, Setup
-from spark_cluster.bench.replica_group import wait_command
+from spark_cluster.bench.replica_group import MEETING
 from spark_cluster.bench.replica_results import ReplicaPart, combined
 from spark_cluster.bench.run import ROLE, BenchRun, engine_base
 from spark_cluster.bench.run_telemetry import Recording
@@ -161,9 +162,9 @@ def measure(play: Play, run: BenchRun, step: Step, replicas: Sequence[Replica]) 
     # First on all nodes, as this may take minutes on one of them, and the workers wait for each
     # other for a limited time.
     play.together(*[partial(one.play.apply, one.node, ROLE) for one in replicas])
-    recording.start()
     for loader in loaders:
         on_node.may_go_on(loader.session, folder, loader.user, again=True)
+    recording.start()
     ended = threading.Event()
 
     def load() -> None:
@@ -182,6 +183,12 @@ def measure(play: Play, run: BenchRun, step: Step, replicas: Sequence[Replica]) 
         run.add_vram(step.setup.id, describe.readings(peak, "under_load"))
     finally:
         _bring_back(play, run, step, recording, loaders)
+
+
+def wait_command(folder: str) -> str:
+    """Return what a shell does between two runs: it waits until all replicas have come so far."""
+    file = shlex.quote(f"{folder}/{MEETING}")
+    return f": > {file}; while [ -e {file} ]; do sleep 0.02; done"
 
 
 def jobs_of(run: BenchRun, step: Step, replicas: Sequence[Replica]) -> list[on_node.Job]:
@@ -295,7 +302,13 @@ def _bring_back(
 
 
 def _add(run: BenchRun, step: Step, setup: Setup, too_large: Mapping[str, list[str]]) -> None:
-    """Add the cells whose parts are all on the laptop to the record."""
+    """Add the cells whose parts are all on the laptop to the record.
+
+    Of a node whose files were not all copied now, those that are here may be of two times.
+
+    Args:
+        too_large: node to what was left there, of those that were copied from.
+    """
     found: list[CellResult] = []
     for cell in run.left(step):
         if cell.skip:
@@ -304,9 +317,9 @@ def _add(run: BenchRun, step: Step, setup: Setup, too_large: Mapping[str, list[s
         for server in setup.servers:
             into = run.raw(step) / server.nodes[0]
             told = read_json(into / "cells" / f"{cell.id}.json")
-            if isinstance(told, dict):
+            if isinstance(told, dict) and server.nodes[0] in too_large:
                 part = replica_split.share(cell, len(setup.servers))
-                missing = too_large.get(server.nodes[0], [])
+                missing = too_large[server.nodes[0]]
                 results = alone.results_of(run, part, told, into, missing)
                 parts.append(ReplicaPart(server.nodes[0], part, told, into / "raw", results))
         if parts and len(parts) == len(setup.servers):

@@ -7,6 +7,7 @@ result, and the folder on the node has those that the laptop has not seen yet.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,14 +28,14 @@ from spark_cluster.bench import (
 )
 from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
 from spark_cluster.bench.planned_speed import predictions
-from spark_cluster.bench.reading import read_json
+from spark_cluster.bench.reading import moment, number, read_json
 from spark_cluster.bench.reading import result as cell_result
 from spark_cluster.bench.record import CellResult, NodeRecord, Record, Setup, VramReading
-from spark_cluster.bench.run_folder import save_record
+from spark_cluster.bench.run_folder import RECORD, save_record
 from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.bench.sampling import rows_of
 from spark_cluster.bench.suite_schema import Suite
-from spark_cluster.errors import Refused, SparkClusterError
+from spark_cluster.errors import InvalidFile, Refused, SparkClusterError
 from spark_cluster.inference.engine import engine
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
@@ -55,6 +56,8 @@ BOOK = "home/.cache/llama-benchy/cc6a0b5782734ee3b9069aa3b64cc62c.txt"
 """Where llama-benchy looks for the text of its prompts before it downloads it (source:
 llama-benchy); below the folder that is its home."""
 
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
 
 @dataclass
 class BenchRun:
@@ -62,12 +65,23 @@ class BenchRun:
 
     Attributes:
         folder: on the laptop.
+
+    Raises:
+        InvalidFile: the record's id is no plain name, and cannot be that of folders on nodes.
     """
 
     record: Record
     suite: Suite
     expansion: Expansion
     folder: Path
+
+    def __post_init__(self) -> None:
+        if not _ID.fullmatch(self.record.id):
+            raise InvalidFile(
+                f"id: {self.record.id[:40]!r} is no name of a run",
+                where=str(self.folder / RECORD),
+                hint="letters, digits, '-', '_' and '.': folders on the nodes have this name",
+            )
 
     @property
     def pending(self) -> list[Step]:
@@ -174,8 +188,8 @@ def measure(
     job = job_of(run, step, served.plan, play)
     nodes = [node.name for node in served.plan.nodes]
     recording = Recording(play, nodes, folder, metrics, job.limit_s)
-    recording.start()
     on_node.may_go_on(session, folder, job.user)
+    recording.start()
     ended = threading.Event()
 
     def load() -> None:
@@ -353,15 +367,11 @@ def results_of(
     written = (name for name in too_large if not name.endswith(".log"))
     if any(name.startswith(f"raw/{cell.id}.") for name in written):
         error = "its result is too large to be copied; it is still on the node"
-    times = {name: _moment(told.get(name)) for name in ("started", "finished")}
+    times = {name: moment(number(told.get(name))) for name in ("started", "finished")}
     changed: dict[str, object] = {**times}
     if error:
         changed |= {"status": "failed", "reason": error, "metrics": {}}
     return [result.model_copy(update=changed) for result in found]
-
-
-def _moment(seconds: object) -> datetime | None:
-    return datetime.fromtimestamp(seconds, UTC) if isinstance(seconds, (int, float)) else None
 
 
 def take_down(play: Play, run: BenchRun, step: Step) -> None:

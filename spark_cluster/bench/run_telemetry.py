@@ -49,7 +49,7 @@ class Recording:
         self.place = f"{PLACE}/{self.unit}"
         self.file = f"{self.place}/telemetry.jsonl"
         self.nodes = [node.name for node in play.nodes if node.name in nodes]
-        self.metrics = {play.head.name: metrics}
+        self.metrics = {play.head.name: metrics} if metrics else {}
 
     def start(self) -> None:
         """Start to record; where that fails the user is told, and the cells are measured."""

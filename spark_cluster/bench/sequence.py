@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from spark_cluster.bench import (
     describe,
+    generators,
     replica_run,
     start_failures,
     startup_logs,
@@ -57,7 +58,8 @@ def go_on(
     """
     reasons = {id: why for step in run.pending for id, why in left_out(step).items()}
     if not play.check:
-        tool_of(play)  # refused before a server is started
+        if generators.is_llama_benchy(run.suite):
+            tool_of(play)  # refused before a server is started
         run.add([skipped(c, reasons[c.id]) for c in run.expansion.cells if c.id in reasons])
     steps = [s for s in run.pending if not all(cell.id in reasons for cell in s.cells)]
     try:

@@ -148,7 +148,9 @@ def _wrong(cell: PlannedCell, data: Mapping[str, Any]) -> list[str]:
     wanted, done = cell.requests or REQUESTS, number(data.get("completed"))
     reasons = []
     if done != wanted:
-        errors = [str(text) for text in data.get("errors") or () if text]
+        listed = data.get("errors")
+        texts = listed if isinstance(listed, list) else []
+        errors = [text for text in texts if isinstance(text, str) and text.strip()]
         why = f": {' '.join(errors[0].split())[:200]}" if errors else ""
         shown = "no" if done is None else f"{done:g}"
         reasons.append(f"{shown} of {wanted} requests were completed{why}")

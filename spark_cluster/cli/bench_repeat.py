@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App, allowing, changing
-from spark_cluster.cli.bench_run import KEEP, OUT, RESULTS, RUN, STOP, go_on, refuse_second_run
-from spark_cluster.errors import Refused
+from spark_cluster.cli.bench_run import (
+    KEEP,
+    OUT,
+    RESULTS,
+    RUN,
+    STOP,
+    TRUST,
+    go_on,
+    refuse_second_run,
+)
 
 if TYPE_CHECKING:
     from spark_cluster.bench.repeat import Original
@@ -22,11 +30,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @RUN
-@click.option(
-    "--trust-recipes", is_flag=True,
-    help="Run recipes of the record that are not yours: they start containers as root on the "
-    "nodes. --check shows them.",
-)  # fmt: skip
+@TRUST
 @OUT
 @KEEP
 @STOP
@@ -49,7 +53,7 @@ def repeat(
     Suite and recipes are taken from the record, not from your project. What would be run is shown,
     and what differs here; --check ends there. `bench attach` continues the new run.
     """
-    from spark_cluster.bench.repeat import foreign_setups, load_original
+    from spark_cluster.bench.repeat import foreign_setups, load_original, must_be_trusted
     from spark_cluster.config.allowance_checks import must_be_allowed
 
     refuse_second_run(out)
@@ -59,12 +63,8 @@ def repeat(
     _show(app, made, original, foreign)
     for recipe in original.recipes.values():
         must_be_allowed(recipe)
-    if foreign and not trust_recipes and not options.check:
-        raise Refused(
-            f"the recipes of {', '.join(foreign)} are the record's, and not yours",
-            hint="they start containers as root on the nodes, in images that they name: read them "
-            "above, then give --trust-recipes",
-        )
+    if not trust_recipes and not options.check:
+        must_be_trusted(original, app.project, "above")
 
     app.connect_early()
 
@@ -133,7 +133,7 @@ def _show(app: App, made: BenchRun, original: Original, foreign: list[str]) -> N
 
 def _show_differences(play: Play, original: Original) -> None:
     """Show what differs on these nodes from those of the record."""
-    from spark_cluster.bench import benchy
+    from spark_cluster.bench import generators
     from spark_cluster.bench.repeat import differences, image_differences, image_question
 
     commands = image_question(original)
@@ -148,7 +148,7 @@ def _show_differences(play: Play, original: Original) -> None:
             for image, done in told.items()
         }
     lines = [
-        *differences(original.record, play.nodes, benchy.VERSION),
+        *differences(original.record, play.nodes, generators.tool(original.suite).version),
         *dict.fromkeys(image_differences(original, images)),
     ]
     for line in lines:

@@ -37,6 +37,12 @@ STOP = click.option(
     help="End the run at the first server that does not start, instead of failing its cells.",
 )  # fmt: skip
 
+TRUST = click.option(
+    "--trust-recipes", is_flag=True,
+    help="Run recipes of a repeated record that are not yours: they start containers as root on "
+    "the nodes. `bench repeat RUN --check` shows them.",
+)  # fmt: skip
+
 RUN = click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, exists=True))
 
 
@@ -78,6 +84,7 @@ def run(
 
 @click.command()
 @RUN
+@TRUST
 @KEEP
 @STOP
 @allowing
@@ -86,6 +93,7 @@ def run(
 def attach(
     app: App,
     folder: Path,
+    trust_recipes: bool,
     keep: bool,
     stop_at_first_failure: bool,
     allow: Allowances,
@@ -98,6 +106,13 @@ def attach(
 
     record = load_record(folder)
     made = _of_record(app, record, folder, allow)
+    if record.repeats is not None and not trust_recipes and not options.check:
+        from spark_cluster.bench.repeat import SOURCE, load_original, must_be_trusted
+
+        # The folder may be somebody else's, whose user has trusted them.
+        source = folder / SOURCE
+        original = load_original(source, app.allowances(allow))
+        must_be_trusted(original, app.project, f"with `bench repeat {source} --check`")
     how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
     go_on(app, made, options, how, exit_code=exit_code)
 
@@ -273,7 +288,8 @@ def _of_record(
 
     allowed = app.allowances(allow or Allowances())
     if record.repeats is not None:
-        return continued(record, folder, allowed, len(app.nodes))
+        # All, whatever --limit selects: cells that are left out now have a result for good.
+        return continued(record, folder, allowed, len(app.inventory.nodes))
     suite = suite_of(record, str(folder / RECORD))
     recipes = {}
     for name in record.recipes if known else ():

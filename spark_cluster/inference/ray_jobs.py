@@ -89,10 +89,10 @@ class RayJobs:
         told = decoded(answer.body) if answer.status == 200 else None
         return text_of(at(told, "status")), text_of(at(told, "message"))
 
-    def log(self, name: str) -> str:
-        """Return what a job has printed so far; empty when Ray does not answer."""
+    def log(self, name: str) -> str | None:
+        """Return what a job has printed so far; None when Ray does not answer."""
         answer = self._ask(f"{JOBS}{name}/logs")
-        return text_of(at(decoded(answer.body), "logs")) if answer.status == 200 else ""
+        return text_of(at(decoded(answer.body), "logs")) if answer.status == 200 else None
 
     def stop(self, name: str) -> None:
         """Have a job end; nothing happens where it has ended."""
@@ -109,14 +109,16 @@ class RayJobs:
             Failed: it failed or was stopped, took too long, or Ray does not answer any more.
         """
         deadline = time.monotonic() + limit_s
-        heard, last = time.monotonic(), ""
+        heard, log, last = time.monotonic(), "", ""
         while True:
             status, message = self.state(name)
-            log = self.log(name)
-            if status:
+            printed = self.log(name)
+            log = log if printed is None else printed
+            is_whole = printed is not None or status != "SUCCEEDED"
+            if status and is_whole:
                 heard = time.monotonic()
-            if status in ENDED:
-                break
+                if status in ENDED:
+                    break
             line = last_line(log)
             if line and line != last:
                 on_line(line)

@@ -321,9 +321,11 @@ def test_when_it_is_refused(monkeypatch):
     joined = plan_for(make_recipe("gemma4-31b-fp8", executor="mp"), *pair())
     with pytest.raises(Refused, match="without Ray"):
         must_be_possible(Busy(), joined)  # type: ignore[arg-type]
-    monkeypatch.setattr(on_node, "is_busy", lambda _session: True)
-    with pytest.raises(Refused, match="being measured"):
-        must_be_possible(Busy(), plan)  # type: ignore[arg-type]
+    for node in plan.nodes:  # a replica's load generator is on its own node
+        monkeypatch.setattr(on_node, "is_busy", lambda session, busy=node: session is busy)
+        with pytest.raises(Refused, match="being measured") as caught:
+            must_be_possible(Busy(), plan)  # type: ignore[arg-type]
+        assert caught.value.where == node.name
 
 
 class Jobs:

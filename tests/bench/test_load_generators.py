@@ -233,6 +233,9 @@ def test_what_vllm_writes():
     ("data", "reason"),
     [
         (served(completed=3, errors=["", "boom"]), "run 2: 3 of 4 requests were completed: boom"),
+        (served(completed=3, errors=7), "run 2: 3 of 4 requests were completed"),
+        (served(completed=3, errors=[[]]), "run 2: 3 of 4 requests were completed"),
+        (served(completed=3, errors=[" "]), "run 2: 3 of 4 requests were completed"),
         (served(completed=None), "run 2: no of 4 requests were completed"),
         (served(request_goodput=None), "request_goodput has no value"),
         (served(mean_ttft_ms=math.nan), "mean_ttft_ms has no value"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import random
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,18 @@ def test_a_node_that_has_nothing(tmp_path):
             return Output(1, "", "No such file or directory")
 
     assert fetch(Nothing(""), tmp_path) == []
+
+
+def test_an_archive_that_is_damaged(tmp_path):
+    """Wherever it is: its header, the compressed data, the end."""
+    content = "".join(random.Random(1).choices("abcdefgh", k=50_000)).encode()
+    sent = archive(**{"raw/a": content})
+    said = []
+    for at in range(0, len(sent), 97):
+        damaged = bytes([*sent[:at], sent[at] ^ 0xFF, *sent[at + 1 :]])
+        try:
+            fetch(FakeSession("9 raw/a\n", damaged), tmp_path)
+        except Failed as error:
+            said.append(error.message)
+    assert said
+    assert all("what came is no archive" in text for text in said)

@@ -163,3 +163,25 @@ def test_a_single_server_that_ends_does_not_hide_its_error(flow, run, monkeypatc
     with pytest.raises(Failed, match="the server ended"):
         alone.measure(flow, run, step, served)
     assert fetched == [flow.all["spark1"]]
+
+
+@pytest.mark.parametrize("replicated", [True, False])
+def test_nothing_samples_on_where_the_cells_are_not_begun(flow, run, monkeypatch, replicated):
+    (step,) = run.pending
+    begun = []
+    monkeypatch.setattr(run_telemetry, "start_recording", lambda *_, **_more: begun.append(1))
+    monkeypatch.setattr(alone, "_describe", lambda *_: None)
+    monkeypatch.setattr(alone, "job_of", lambda *_: on_node_job(run, step))
+    monkeypatch.setattr(alone, "engine_base", lambda *_: "http://x")
+
+    def refused(*_: Any, **_more: Any) -> None:
+        raise Failed("rm: read-only file system")
+
+    monkeypatch.setattr(on_node, "may_go_on", refused)
+    found = replicas(flow, step)
+    with pytest.raises(Failed, match="read-only"):
+        if replicated:
+            replica_run.measure(flow, run, step, found)
+        else:
+            alone.measure(flow, run, step, found[0].served)
+    assert begun == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench_replicas import Play, measured, replicas_of, replicas_run
@@ -14,7 +15,7 @@ from spark_cluster.bench import on_node, replica_run
 from spark_cluster.bench.expansion import PlannedSetup, Step
 from spark_cluster.bench.replica_run import fetch, is_measuring, jobs_of, stop
 from spark_cluster.bench.run import BenchRun
-from spark_cluster.errors import Failed
+from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, File
 
@@ -126,3 +127,42 @@ def test_the_token_is_in_a_file_of_the_users_own_only():
     assert (plan.mode, plan.owner) == (0o600, "nvidia")
     commands = [r for r in job.resources if isinstance(r, Command)]
     assert "s3cret" not in repr((commands, job))
+
+
+def test_a_copy_that_was_cut_is_no_failed_cell(play, run):
+    """Results come in parts: one can be here without what the load generator wrote for it."""
+    (step,) = run.pending
+    cell = step.cells[0].id
+    for session in play.all.values():
+        measured(session, cell)
+    cut = play.all["spark2"]
+    answer = cut.run
+
+    def some_files(argv: list[str], *, stdin: str = "", **more: Any) -> Any:
+        if "tar" in argv[-2] and "raw/" in stdin:
+            raise Unreachable("the connection was lost", where="spark2")
+        return answer(argv, stdin=stdin, **more)
+
+    cut.run = some_files
+    on_node_batch = on_node.BATCH_BYTES
+    on_node.BATCH_BYTES = 1
+    try:
+        fetch(play, run, step)
+        assert (run.raw(step) / f"spark2/cells/{cell}.json").exists()
+        assert run.record.cells == ()
+        cut.run = answer
+        fetch(play, run, step)
+    finally:
+        on_node.BATCH_BYTES = on_node_batch
+    (found,) = run.record.cells
+    assert found.status == "ok", found.reason
+
+
+def test_what_the_other_nodes_have_comes_without_the_head(play, run):
+    (step,) = run.pending
+    cell = step.cells[0].id
+    measured(play.all["spark2"], cell)
+    play.nodes = [node for node in play.nodes if not node.is_head]
+    fetch(play, run, step)
+    assert (run.raw(step) / f"spark2/cells/{cell}.json").exists()
+    assert run.record.cells == ()

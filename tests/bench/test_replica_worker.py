@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 import waiting
 from test_worker import calls, health  # noqa: F401  (a fixture)
 
-from spark_cluster.bench import replica_group, replica_worker, worker
+from spark_cluster.bench import replica_group, replica_run, replica_worker, worker
 
 TOOL = """\
 import json, os, sys, time
@@ -205,7 +207,7 @@ def test_a_message_that_is_none(text):
     with ours, theirs:
         theirs.sendall(text)
         with pytest.raises(replica_group.Lost, match="two: its message cannot be read"):
-            replica_group.Peer(ours, "two").look(5.0)
+            replica_group.Peer(ours, "two", longest=10).look(5.0)
 
 
 def test_a_message_that_comes_in_parts_and_two_at_once():
@@ -221,13 +223,12 @@ def test_a_message_that_comes_in_parts_and_two_at_once():
             peer.receive(5.0)
 
 
-def test_a_message_without_an_end(monkeypatch):
-    monkeypatch.setattr(replica_group, "LINE_BYTES", 10)
+def test_a_message_without_an_end():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"x" * 20)
         with pytest.raises(replica_group.Lost, match="no end"):
-            replica_group.Peer(ours, "two").look(5.0)
+            replica_group.Peer(ours, "two", longest=10).look(5.0)
 
 
 def test_a_cell_that_loses_one_server_twice_has_a_result(nodes, monkeypatch):
@@ -264,7 +265,7 @@ def with_runs(nodes: Nodes, early: str) -> None:
     for folder in nodes.folders:
         plan = json.loads((folder / "plan.json").read_text())
         for cell in plan["cells"]:
-            cell["env"]["WAIT"] = replica_group.wait_command(str(folder))
+            cell["env"]["WAIT"] = replica_run.wait_command(str(folder))
         (folder / "plan.json").write_text(json.dumps(plan))
 
 
@@ -286,3 +287,60 @@ def test_one_that_ends_early_is_not_waited_for(nodes, leaver):
     assert (other / "b-3").exists()
     assert not (nodes.folders[leaver] / "b-2").exists()
     assert [found["status"] for found in nodes.results("b")] == [0, 0]
+
+
+def test_who_connects_and_says_nothing_or_nonsense_does_not_keep_the_others_out(
+    monkeypatch, tmp_path
+):
+    """A port that is open to a network is tried by anyone in it."""
+    monkeypatch.setattr(replica_group, "ADMIT_S", 120.0)  # longer than this test may take
+    names = {"names": ["one", "two"], "address": "127.0.0.1", "port": free_port(), "token": "t"}
+    groups = [replica_group.Group({**names, "index": n}, lambda: None) for n in (0, 1)]
+    deep = "[" * 2000 + "]" * 2000
+    nonsense = [
+        '{"replica": Infinity, "proof": ""}',
+        '{"replica": -1, "proof": "x", "nonce": []}',
+        f'{{"replica": 1, "proof": {deep}}}',
+        "x" * (replica_group.NEWCOMER_BYTES + 10),
+        '{"replica": 1, "proof": "\\udcff"}',
+    ]
+    found: list[object] = []
+
+    def joined(group: replica_group.Group, more: dict[str, int]) -> None:
+        try:
+            with group:
+                found.append(group.exchange(**more))
+        except Exception as error:  # noqa: BLE001  (compared below)
+            found.append(error)
+
+    first = threading.Thread(target=joined, args=(groups[0], {"a": 1}), daemon=True)
+    first.start()
+    with contextlib.ExitStack() as strangers:
+        for text in ("", "", *nonsense):
+            address = ("127.0.0.1", names["port"])
+            waiting.until(lambda address=address: _connected(address, strangers))
+            strangers.last.sendall(f"{text}\n".encode() if text else b"")  # type: ignore[attr-defined]
+        second = threading.Thread(target=joined, args=(groups[1], {"b": 2}), daemon=True)
+        second.start()
+        for thread in (first, second):
+            thread.join(60.0)
+    assert found == [[{"a": 1}, {"b": 2}]] * 2
+
+
+def _connected(address: tuple[str, int], strangers: contextlib.ExitStack) -> bool:
+    with contextlib.suppress(ConnectionRefusedError):
+        strangers.last = strangers.enter_context(  # type: ignore[attr-defined]
+            socket.create_connection(address, 5.0)
+        )
+        return True
+    return False
+
+
+def test_what_ended_a_worker_is_told_in_words(nodes):
+    ours, theirs = socket.socketpair()
+    settings = {"index": 0, "names": ["one", "two"], "address": "", "port": 0, "token": ""}
+    group = replica_group.Group(settings, lambda: None)
+    with ours, theirs:
+        group._peers[1] = replica_group.Peer(ours)
+        group.__exit__(SystemExit, SystemExit(worker.STOPPED), None)
+        assert json.loads(theirs.recv(1000)) == {"end": "it was ended"}

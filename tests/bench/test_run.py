@@ -12,9 +12,9 @@ import pytest
 from spark_cluster.bench import benchy, generators, project_state, questions
 from spark_cluster.bench.expansion import canonical, expand, measurable
 from spark_cluster.bench.planned_speed import predictions
-from spark_cluster.bench.reading import result
+from spark_cluster.bench.reading import number, numbers, result
 from spark_cluster.bench.record import NodeRecord, Record, Setup
-from spark_cluster.bench.run import BenchRun, left_out
+from spark_cluster.bench.run import BenchRun, left_out, results_of
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.errors import InvalidFile, UsageError
@@ -176,3 +176,29 @@ def test_the_round_trip_is_noted(tmp_path):
     run.add_round_trip(0.042)
     run.add_round_trip(None)
     assert load_record(tmp_path).round_trip_ms == 0.042
+
+
+@pytest.mark.parametrize(
+    "time", [1e300, -1e300, pytest.param(10**400, id="long"), float("nan"), True, "now"]
+)
+def test_times_that_no_clock_shows(tmp_path, time):
+    """What a node's worker says is foreign input."""
+    run = made(tmp_path)
+    (step, *_) = run.expansion.steps
+    told: dict[str, object] = {"status": 0, "started": time, "finished": time}
+    (found,) = results_of(run, step.cells[0], told, tmp_path, [])
+    assert (found.started, found.finished) == (None, None)
+
+
+def test_a_number_that_is_too_large_is_none():
+    assert number(10**400) is None
+    assert numbers([10**400, 1]) == [1.0]
+
+
+@pytest.mark.parametrize("id", ["", "..", "a/b", "../../etc", "/etc", "x" * 200])
+def test_the_id_of_a_run_is_a_plain_name(tmp_path, id):
+    """It names folders of the nodes, some of them root's; the record may be somebody else's."""
+    run = made(tmp_path)
+    record = run.record.model_copy(update={"id": id})
+    with pytest.raises(InvalidFile, match="no name of a run"):
+        BenchRun(record, run.suite, run.expansion, tmp_path)

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from factories import make_recipe
+from factories import make_node, make_recipe
 
-from spark_cluster.bench import benchy, sequence, start_failures
+from spark_cluster.bench import benchy, describe, sequence, start_failures
 from spark_cluster.bench import run as run_module
 from spark_cluster.bench.compare import compare
 from spark_cluster.bench.expansion import Step, canonical, expand
@@ -314,3 +314,25 @@ def test_the_summary_says_each_reason_once(run, cluster, capsys):
     assert said.count("CUDA out of memory") == 1
     assert f"failed: 2 cells of {failed[0].setup}: the server did not start" in said
     assert "4 cells measured" in said
+
+
+def test_the_settings_of_llama_benchy_count_only_where_it_measures(run, cluster, monkeypatch):
+    def refused(_play: object) -> None:
+        raise Refused("llama_benchy.version is 1; only results of 2 are read")
+
+    monkeypatch.setattr(sequence, "tool_of", refused)
+    with pytest.raises(Refused):
+        sequence.go_on(FakePlay(), run)
+    assert cluster.log == []
+    run.suite = run.suite.model_copy(update={"tool": "vllm-bench"})
+    sequence.go_on(FakePlay(), run)
+    assert "measure 0" in cluster.log
+
+
+def test_a_server_that_did_not_start_was_to_be_on_the_head_first(run):
+    """Whatever the order of the inventory is."""
+    (step, *_) = run.expansion.steps
+    nodes = [make_node("spark1", head=False), make_node("spark2", address="10.0.0.2")]
+    play: Any = SimpleNamespace(nodes=nodes)
+    found = describe.setup_not_started(play, step.setup, step.setup.served, ())
+    assert found.nodes == ("spark2",)

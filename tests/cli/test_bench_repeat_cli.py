@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from bench_runs import STEADY, cell, record, setup
@@ -11,9 +14,10 @@ from program import invoke
 
 from spark_cluster.bench.describe import text_of
 from spark_cluster.bench.expansion import canonical
-from spark_cluster.bench.record import Repeats
+from spark_cluster.bench.record import Repeats, Tool
+from spark_cluster.bench.repeat import Original
 from spark_cluster.bench.suite_schema import Suite
-from spark_cluster.cli import bench_repeat
+from spark_cluster.cli import bench_repeat, bench_run
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 
 NAME = "gemma4-31b-fp8"
@@ -104,5 +108,83 @@ def test_attach_takes_the_record_and_not_the_project(theirs, tmp_path):
     data["repeats"] = Repeats(id="theirs-1", sha256="0" * 64).model_dump()
     put(tmp_path / "new/run.json", json.dumps(data))
     with pytest.raises(UsageError, match=r"repeated\.json"):
+        invoke("bench", "status", str(tmp_path / "new"), project=tmp_path,
+               catch_exceptions=False, standalone_mode=False)  # fmt: skip
+
+
+def test_attach_does_not_run_recipes_of_somebody_else_either(
+    theirs, went_on, tmp_path, monkeypatch
+):
+    """A folder with a repeated run may be somebody else's as well: that its user has trusted the
+    recipes says nothing here."""
+    monkeypatch.setattr(bench_run, "go_on", bench_repeat.go_on)
+    source = (tmp_path / theirs(ready_timeout_s=77.0) / "run.json").read_bytes()
+    put(tmp_path / "new/repeated.json", source.decode())
+    data = json.loads(source)
+    data["repeats"] = {"id": "theirs-1", "sha256": hashlib.sha256(source).hexdigest()}
+    data["cells"] = []
+    put(tmp_path / "new/run.json", json.dumps(data))
+
+    def attach(*words: str):
+        return invoke("bench", "attach", str(tmp_path / "new"), *words, project=tmp_path,
+                      catch_exceptions=False, standalone_mode=False)  # fmt: skip
+
+    with pytest.raises(Refused, match="not yours") as caught:
+        attach()
+    assert "--trust-recipes" in caught.value.hint
+    assert "repeated.json --check" in caught.value.hint
+    assert went_on == []
+    attach("--check")
+    attach("--trust-recipes")
+    assert len(went_on) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"name": "mine", "prompt": "many"}'])
+@pytest.mark.parametrize("command", ["status", "attach", "stop", "fetch"])
+def test_a_record_whose_suite_cannot_be_read(theirs, tmp_path, command, text, monkeypatch):
+    monkeypatch.setattr("spark_cluster.cli.app.App.connect_early", lambda _app: None)
+    data = json.loads((tmp_path / theirs() / "run.json").read_text())
+    put(tmp_path / "new/run.json", json.dumps({**data, "suite_text": text}))
+    with pytest.raises(InvalidFile, match="suite_text"):
+        invoke("bench", command, str(tmp_path / "new"), project=tmp_path,
+               catch_exceptions=False, standalone_mode=False)  # fmt: skip
+
+
+@pytest.mark.parametrize(("tool", "there"), [("vllm-bench", "0.11.0"), ("llama-benchy", "0.0.1")])
+def test_the_load_generator_that_is_compared_is_the_one_that_measures(tmp_path, tool, there):
+    suite = Suite.model_validate(
+        {"name": "mine", "recipes": [NAME], "prompt": [8], "output": [8], "tool": tool}
+    )
+    theirs = Tool(name=tool, version=there)
+    run = record(setups=[], suite_text=canonical(suite), suite="mine", tool=theirs)
+    notes: list[str] = []
+    play: Any = SimpleNamespace(nodes=[], note=notes.append)
+    bench_repeat._show_differences(play, Original(run, b"", suite, {}))
+    told = [note for note in notes if tool in note]
+    assert len(told) == (tool == "llama-benchy"), "which vLLM will measure is not known yet"
+
+
+def test_limit_leaves_no_cells_out_of_a_run_that_goes_on(theirs, went_on, tmp_path, monkeypatch):
+    """They would have a result for good: left out."""
+    monkeypatch.setattr(bench_run, "go_on", bench_repeat.go_on)
+    make_inventory(tmp_path, f"{INVENTORY}  b: {{address: 192.0.2.2}}\n")
+    data = json.loads((tmp_path / theirs() / "run.json").read_text())
+    setup_of_two = {**data["setups"][0], "id": f"{NAME}-tp2", "tp": 2}
+    text = json.dumps({**data, "setups": [*data["setups"], setup_of_two]})
+    put(tmp_path / "new/repeated.json", text)
+    repeats = {"id": "theirs-1", "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    put(tmp_path / "new/run.json", json.dumps({**data, "cells": [], "repeats": repeats}))
+    invoke("bench", "attach", str(tmp_path / "new"), "--limit", "a", project=tmp_path,
+           catch_exceptions=False, standalone_mode=False)  # fmt: skip
+    (made,) = went_on
+    assert {step.setup.tp for step in made.pending} == {1, 2}
+    assert [cell.skip for cell in made.expansion.cells] == ["", ""]
+
+
+def test_a_replica_without_a_node(theirs, tmp_path):
+    data = json.loads((tmp_path / theirs() / "run.json").read_text())
+    data["setups"][0]["servers"] = [{"nodes": []}]
+    put(tmp_path / "new/run.json", json.dumps(data))
+    with pytest.raises(InvalidFile, match=r"servers\.0\.nodes"):
         invoke("bench", "status", str(tmp_path / "new"), project=tmp_path,
                catch_exceptions=False, standalone_mode=False)  # fmt: skip

@@ -23,6 +23,7 @@ class Dashboard(http.server.ThreadingHTTPServer):
     Attributes:
         states: that a job goes through; the last one stays.
         log: what it prints: a line more at each question.
+        log_fails: questions for the log of a job that has ended which it does not answer.
         broken: it answers everything with status 500 and a traceback, as Ray does.
     """
 
@@ -33,6 +34,7 @@ class Dashboard(http.server.ThreadingHTTPServer):
         self.states = ["PENDING", "RUNNING", "SUCCEEDED"]
         self.log = "one\ntwo\nthree\n"
         self.broken = False
+        self.log_fails = 0
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -61,6 +63,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._reply(404, f"Job {name} does not exist")
             return
         if self.path.endswith("/logs"):
+            if self.server.log_fails and job["asked"] >= len(self.server.states):
+                self.server.log_fails -= 1
+                self._reply(500, "no agent")
+                return
             lines = self.server.log.splitlines(keepends=True)
             self._reply(200, json.dumps({"logs": "".join(lines[: job["asked"]])}))
             return
@@ -174,3 +180,14 @@ def test_no_server_at_all(dashboard, monkeypatch):
 )
 def test_the_last_line(log, line):
     assert last_line(log) == line
+
+
+def test_the_log_of_a_job_that_has_ended_is_asked_for_again(dashboard, jobs, monkeypatch):
+    """What it has measured is in its log alone."""
+    dashboard.log_fails = 2
+    jobs.submit("exec python3 probe.py", "fabric-1")
+    assert jobs.wait("fabric-1", 60, lambda _line: None) == "one\ntwo\nthree\n"
+    monkeypatch.setattr(ray_jobs, "SILENT_S", 0.01)
+    dashboard.log_fails = 1000
+    with pytest.raises(Failed, match="Ray does not answer any more"):
+        jobs.wait("fabric-1", 60, lambda _line: None)
