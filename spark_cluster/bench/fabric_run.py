@@ -84,7 +84,7 @@ def must_be_possible(play: Play, plan: ServePlan) -> None:
             raise Refused(
                 "a benchmark is being measured there",
                 where=node.name,
-                hint="wait for it, or end it: `spark-cluster bench stop` with the folder of its run",
+                hint="wait for its end, or `spark-cluster bench stop` with the folder of that run",
             )
 
 

@@ -70,9 +70,22 @@ def _part(step: Path) -> Path | None:
     """Return the Parquet file of a step, written if need be; None where it has no telemetry."""
     part, lines = step / TELEMETRY, _lines(step)
     newest = max((path.stat().st_mtime_ns for path in lines), default=0)
-    if lines and (not part.exists() or part.stat().st_mtime_ns < newest):
+    if lines and (not _is_whole(part) or part.stat().st_mtime_ns < newest):
         write_part(step, rows_of(texts(step)))
-    return part if part.exists() else None
+    return part if _is_whole(part) else None
+
+
+def _is_whole(part: Path) -> bool:
+    """Return whether a step's files can be read: a power cut of the laptop may leave empty ones."""
+    arrow = need_pyarrow()
+    import pyarrow.parquet
+
+    try:
+        for path in (part, processes_path(part)):
+            pyarrow.parquet.read_metadata(path)
+    except (OSError, arrow.ArrowInvalid):
+        return False
+    return True
 
 
 def _join(parts: Sequence[Path], path: Path, order: Sequence[str]) -> None:

@@ -321,7 +321,10 @@ class Connections:
     # -- inside ----------------------------------------------------------------------------------
 
     def _facts(self, name: str) -> Facts:
-        return gather.facts(self._sessions[name].request("gather", **gather.question()))
+        session = self._sessions.get(name)
+        if session is None:
+            raise Unreachable("it is not connected", where=name)
+        return gather.facts(session.request("gather", **gather.question()))
 
     def _open(self, name: str) -> None:
         started = time.monotonic()

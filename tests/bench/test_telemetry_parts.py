@@ -99,3 +99,15 @@ def test_a_run_without_telemetry(tmp_path):
     (tmp_path / "raw" / "000-a").mkdir(parents=True)
     merge(tmp_path)
     assert not (tmp_path / "telemetry.parquet").exists()
+
+
+@pytest.mark.parametrize("name", ["telemetry.parquet", "telemetry-processes.parquet"])
+def test_a_file_that_a_power_cut_left_empty_is_made_again(tmp_path, read, name):
+    folder = step(tmp_path, "000-a", 0)
+    step(tmp_path, "001-b", 10)
+    merge(tmp_path)
+    read.clear()
+    (folder / name).write_bytes(b"")
+    merge(tmp_path)
+    assert read == ["000-a"]
+    assert len(seconds(tmp_path)) == 6
