@@ -12,6 +12,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,6 +97,16 @@ class Browser:
             self.complaints.append(str(params["args"]))
 
 
+AS_3_AND_4 = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 10) for fd in sys.argv[1:3]]
+for number, fd in zip((3, 4), ends):
+    os.dup2(fd, number)
+os.execv(sys.argv[3], sys.argv[4:])
+"""
+"""Gives a program two descriptors as the numbers 3 and 4, which Chromium expects."""
+
+
 @contextmanager
 def browser(program: str, profile: Path) -> Iterator[Browser]:
     """Start a browser; it ends with the block.
@@ -107,7 +118,7 @@ def browser(program: str, profile: Path) -> Iterator[Browser]:
     inside, outside = os.pipe(), os.pipe()
     ends = inside[0], outside[1]
     process = subprocess.Popen(
-        ["bash", "-c", f'exec "$@" 3<&{ends[0]} 4>&{ends[1]}', "bash",
+        [sys.executable, "-IS", "-c", AS_3_AND_4, *map(str, ends), program,
          program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
          "--hide-scrollbars", f"--user-data-dir={profile}", "--remote-debugging-pipe"],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

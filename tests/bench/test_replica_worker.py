@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import waiting
+from free_ports import free_port
 from test_worker import calls, health  # noqa: F401  (a fixture)
 
 from spark_cluster.bench import replica_group, replica_run, replica_worker, worker
@@ -36,11 +37,6 @@ while not seen.exists() or sys.argv[1] not in seen.read_text().split():
     time.sleep(0.01)
 """
 """Ends only when the other replica's load generator has begun the same cell."""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Nodes:

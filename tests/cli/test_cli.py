@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from program import Program
 
 CHECKOUT = Path(__file__).parents[2]
@@ -32,10 +33,7 @@ def program(tmp_path: Path, monkeypatch) -> Program:
 @pytest.fixture
 def closed_port() -> int:
     """A port of the loopback where nothing listens."""
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    return free_port()
 
 
 def test_help_imports_nothing_heavy():

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from factories import make_inventory
+from free_ports import free_port
 
 from spark_cluster.doctor import port_scan, ports
 
@@ -33,8 +34,7 @@ def listener() -> Any:
 
 
 def test_a_scan_finds_what_listens_and_nothing_else(listener: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        closed = server.getsockname()[1]
+    closed = free_port()
     asked = [("127.0.0.1", closed), ("127.0.0.1", listener)]
     found = port_scan.scan(asked)
     assert (found.open, found.tried, found.complete) == ((("127.0.0.1", listener),), 2, True)

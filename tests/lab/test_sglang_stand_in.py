@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from factories import SHIPPED, put
+from free_ports import free_port
 from sglang_recipe import recipe_text
 from waiting import until
 
@@ -27,12 +28,6 @@ from spark_cluster.node.http import ask
 from spark_cluster.topology import Node
 
 SGLANG = engine("sglang")
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def command(folder: Path, port: int, **flags: str | int | float) -> list[str]:

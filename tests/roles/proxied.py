@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from free_ports import free_port
+
 from spark_cluster.loader.project import Project
 from spark_cluster.resources import File, Resource, SelfSignedCertificate
 from spark_cluster.serving import proxy
@@ -131,8 +133,7 @@ def proxied(
         instead: lines of the configuration, and what they shall be: shorter times, a lower limit.
     """
     assert HAPROXY is not None
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     given = {"host": "127.0.0.1", "port": port, "engine_port": engine_port, **settings}
     for resource in resources(node, **given):
         if isinstance(resource, File) and resource.state == "present":

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from waiting import HANG_S
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
@@ -46,11 +47,6 @@ def keygen(path: Path, passphrase: str = "", kind: str = "ed25519") -> Path:
 def public(path: Path) -> str:
     """The public half of a key, without its comment."""
     return " ".join(path.with_suffix(".pub").read_text().split()[:2])
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @dataclass

@@ -6,7 +6,7 @@ import getpass
 from dataclasses import replace
 
 import pytest
-from own_sshd import free_port
+from free_ports import free_port
 from waiting import HANG_S
 
 from spark_cluster.errors import Unreachable

@@ -16,7 +16,8 @@ from types import SimpleNamespace
 
 import paramiko
 import pytest
-from own_sshd import free_port, keygen, start_sshd
+from free_ports import free_port
+from own_sshd import keygen, start_sshd
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.errors import Unreachable
