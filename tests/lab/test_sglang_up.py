@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from commandline import CommandLine
+from commandline import WAIT_S, CommandLine
 from exposure import exposure
 from sglang_recipe import NAME, recipe_text
 
@@ -89,8 +89,11 @@ def test_a_flag_that_it_does_not_know_ends_the_start(user: CommandLine, lab: Lab
 
 def test_a_share_without_room_is_explained(user: CommandLine, lab: Lab, spark1: LabNode) -> None:
     write(user, lab, share=0.06)
-    ran = user.start(*UP, "--force").end(status=None)  # the plan finds it too
-    assert "Not enough memory. Please try to increase --mem-fraction-static" in ran.out + ran.err
+    process = user.start(*UP, "--force").process  # the plan finds it too
+    out, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    # The end of the log is shown, which has the engine's own traceback.
+    assert "Not enough memory. Please try to increase --mem-fraction-static" in out + err
     path = user.home / "small.log"
     path.write_text(logs(spark1))
     assert user.json("explain", str(path))["cause"]["id"] == "sglang-no-room-for-kv"
