@@ -13,8 +13,6 @@ from spark_cluster.cli.app import App
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from spark_cluster.bench.calibration import Preview
     from spark_cluster.bench.compare import Comparison, Row
     from spark_cluster.bench.record import Record
@@ -119,18 +117,9 @@ def compare_document(
     }
 
 
-def _table(*titles: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for index, title in enumerate(titles):
-        table.add_column(title, justify="right" if index else "left", overflow="fold")
-    return table
-
-
 def _show_comparison(app: App, found: Comparison) -> None:
     from spark_cluster.bench.compare import SETUP_FIELDS
-    from spark_cluster.cli.bench_format import load_text
+    from spark_cluster.cli.bench_format import figures_table, load_text
     from spark_cluster.cli.console import painted, styled
 
     console = app.console
@@ -141,7 +130,7 @@ def _show_comparison(app: App, found: Comparison) -> None:
         console.print(styled("[dim]differs:[/] {}", line), soft_wrap=True)
     if found.rows:
         console.print()
-        table = _table("", "A", "B", "B / A", "95 %", "verdict")
+        table = figures_table("", "A", "B", "B / A", "95 %", "verdict")
         for (setup, key), rows in groupby(found.rows, lambda row: (row.setup.id, row.key)):
             table.add_row(painted(load_text(key), "bold"))
             table.add_row(painted(f"  {setup}", "dim"))
@@ -186,7 +175,7 @@ def _left_out(app: App, found: Iterable[tuple[str, str]]) -> None:
 
 
 def _show_published(app: App, found: PublishedComparison, *, all_figures: bool) -> None:
-    from spark_cluster.cli.bench_format import TITLES, figure, load_text
+    from spark_cluster.cli.bench_format import TITLES, figure, figures_table, load_text
     from spark_cluster.cli.console import painted, styled
 
     console = app.console
@@ -203,7 +192,7 @@ def _show_published(app: App, found: PublishedComparison, *, all_figures: bool) 
     for text, mark in marks.items():
         console.print(styled("[yellow]not alike {}:[/] {}", mark, text), soft_wrap=True)
     if found.rows:
-        table = _table("", "published", "here", "deviation")
+        table = figures_table("", "published", "here", "deviation")
         for (source, key, texts), rows in groupby(
             found.rows, lambda row: (row.figure.source, row.cell.key, row.caveats)
         ):
@@ -220,7 +209,7 @@ def _show_published(app: App, found: PublishedComparison, *, all_figures: bool) 
         text = "--all lists the published figures that are not compared, with the reason"
         console.print(painted(f"{text}: {len(found.others)}", "dim"))
         return
-    table = _table("figure", "value", "why it is not compared")
+    table = figures_table("figure", "value", "why it is not compared")
     for one, why in found.others:
         table.add_row(f"{one.id} {one.metric}", one.shown, why)
     console.print(table)
@@ -228,7 +217,7 @@ def _show_published(app: App, found: PublishedComparison, *, all_figures: bool) 
 
 def _show_predicted(app: App, rows: list[PredictedFigure]) -> None:
     from spark_cluster.bench.references import coverage, mean_error
-    from spark_cluster.cli.bench_format import TITLES, figure, load_text
+    from spark_cluster.cli.bench_format import TITLES, figure, figures_table, load_text
     from spark_cluster.cli.console import painted
 
     share = coverage(rows)
@@ -239,7 +228,7 @@ def _show_predicted(app: App, rows: list[PredictedFigure]) -> None:
     text = f"{inside} of {len(rows)} predictions hold ({share:.0%} inside their range)"
     text += f", mean error {mean_error(rows):.1%}"
     app.console.print(painted(text, "bold"))
-    table = _table("", "predicted", "range", "measured", "error", "")
+    table = figures_table("", "predicted", "range", "measured", "error", "")
     for (setup, key), group in groupby(rows, lambda row: (row.setup, row.key)):
         table.add_row(painted(load_text(key), "bold"))
         table.add_row(painted(f"  {setup}", "dim"))

@@ -123,21 +123,13 @@ def show(app: App, found: FabricRecord, path: Path) -> None:
     console.print(styled("written to {}", path), soft_wrap=True)
 
 
-def _table(*titles: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for number, title in enumerate(titles):
-        table.add_column(title, justify="right" if number else "left", overflow="fold")
-    return table
-
-
 def _links(found: FabricRecord) -> Table:
     from spark_cluster.bench.fabric_verdict import EXPECTED_GB_S
+    from spark_cluster.cli.bench_format import figures_table
 
     low, high = EXPECTED_GB_S
     expected = f"GB/s ({low:g}-{high:g})" if found.backend == "nccl" else "GB/s"
-    table = _table("all-reduce of", "us", "fastest", "slowest", expected, "")
+    table = figures_table("all-reduce of", "us", "fastest", "slowest", expected, "")
     table.columns[-1].justify = "left"
     for row in found.allreduce:
         fast, slow = min(row.values_us), max(row.values_us)
@@ -151,10 +143,11 @@ def _rate(value: float) -> str:
 
 
 def _memory(found: FabricRecord) -> Table:
+    from spark_cluster.cli.bench_format import figures_table
     from spark_cluster.planning.speed.constants import Constants
 
     whole = f" (of {Constants().bandwidth / 1e9:.0f})" if found.backend == "nccl" else ""
-    table = _table("memory of", f"copy GB/s{whole}", f"triad GB/s{whole}", "device")
+    table = figures_table("memory of", f"copy GB/s{whole}", f"triad GB/s{whole}", "device")
     for node in found.nodes:
         rates = (f"{rate:.1f}" for rate in (node.copy_gb_s, node.triad_gb_s))
         table.add_row(node.name, *rates, node.device)

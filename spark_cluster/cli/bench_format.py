@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
 from spark_cluster.bench.published import ANY_OUTPUT
 from spark_cluster.bench.record import CellKey, MetricName
 
@@ -52,3 +57,13 @@ def figure(value: float) -> str:
     if value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+
+
+def figures_table(*titles: str) -> Table:
+    """Return an empty table: what the figures are of on the left, the figures on the right."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for index, title in enumerate(titles):
+        table.add_column(title, justify="right" if index else "left", overflow="fold")
+    return table

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
+from bench_results import record
 from commandline import WAIT_S, CommandLine, until
 
 from spark_cluster.bench.fabric_record import load_fabric
@@ -39,11 +37,6 @@ def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]
     made("down")
     yield made
     made("down")
-
-
-def record(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return found
 
 
 def run_bench(user: CommandLine, *words: str) -> str:

@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from bench_results import record
 from commandline import CommandLine, until
 
 from spark_cluster.lab import LabNode
@@ -64,11 +64,6 @@ def small_disk(node: LabNode, folder: str, size: str) -> Iterator[None]:
         yield
     finally:
         node.run(["umount", "--lazy", folder])
-
-
-def record(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return found
 
 
 def started(node: LabNode) -> dict[str, float]:

@@ -6,9 +6,9 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from bench_results import record
 from commandline import WAIT_S, CommandLine, until
 
 from spark_cluster.config.ports import REPLICAS
@@ -41,11 +41,6 @@ def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]
     (made.home / "suites/pair.yaml").write_text(SUITE)
     yield made
     made("down")
-
-
-def record(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return found
 
 
 def files(node: LabNode, pattern: str) -> list[str]:

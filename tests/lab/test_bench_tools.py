@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from bench_results import record
 from commandline import CommandLine, until
 
 from spark_cluster.bench.vllm_runs import CONTAINER
@@ -59,11 +59,6 @@ def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]
         (made.home / f"suites/{name}.yaml").write_text(whole)
     yield made
     made("down")
-
-
-def record(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return found
 
 
 def containers(node: LabNode) -> list[str]:
