@@ -23,7 +23,12 @@ case "$1" in
   logs) cat "$here/log-$5" ;;
   exec) echo "ray=2.60.0" ;;
   image) echo "sha256:1 arm64" ;;
-  container) [ "$3" = "-f" ] && echo "sha256:1" || cat "$here/inspected" ;;
+  container)
+    case "$4" in
+      *Pid*) echo "/spark-vllm $(cat "$here/pid" 2>/dev/null || echo 0)" ;;
+      *Image*) echo "sha256:1" ;;
+      *) cat "$here/inspected" ;;
+    esac ;;
 esac
 """
 
@@ -51,6 +56,22 @@ def test_only_containers_of_engines_are_looked_at(run: Callable[..., str]) -> No
     assert run(scripts.VERSIONS, "code") == "==> spark-vllm\nray=2.60.0\n"
     assert run(scripts.IMAGES) == "sha256:1 arm64\n"
     assert json.loads(run(scripts.CONTAINERS))[0]["Name"] == "/spark-ray"
+
+
+def test_versions_are_read_from_the_containers_files(
+    run: Callable[..., str], tmp_path: Path
+) -> None:
+    """In the order of its PATH, as Python would; a Python is started only if there is none."""
+    packages = ("env/lib/python3.12/site-packages", "usr/lib/python3/dist-packages")
+    for folder, version in zip(packages, ("0.32.0+cu130", "0.11.0"), strict=True):
+        (tmp_path / folder / f"vllm-{version}.dist-info").mkdir(parents=True)
+    path = ":".join(f"{tmp_path}/{bin}" for bin in ("none/*/bin", "env/bin", "usr/bin"))
+    with subprocess.Popen(["/bin/sleep", "1000"], env={"PATH": path}) as engine:
+        try:
+            (tmp_path / "pid").write_text(str(engine.pid))
+            assert run(scripts.VERSIONS, "code") == "==> spark-vllm\nvllm=0.32.0+cu130\n"
+        finally:
+            engine.kill()
 
 
 def test_without_containers(run: Callable[..., str], tmp_path: Path) -> None:
