@@ -94,6 +94,8 @@ class Experts:
         layers: how many layers have them.
         intermediate: of one expert.
         shared_intermediate: of what works on every token next to them; 0 without it.
+        latent: width of the space that they work in, where that is not the model's own: two
+            matrices a layer lead there and back (Nemotron 3 Super); 0 otherwise.
     """
 
     count: int
@@ -101,6 +103,7 @@ class Experts:
     layers: int
     intermediate: int
     shared_intermediate: int = 0
+    latent: int = 0
 
 
 @dataclass(frozen=True)
