@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,10 @@ KNOWN = ("bf16", "fp8", "nvfp4", "mxfp4", "awq-int4", "gptq-int4")
 
 TOWER_HELD_WHOLE = ("gemma3n", "gemma4")
 """Families whose towers vLLM takes from `transformers`, undivided."""
+
+
+_SHARED_WITH_MODEL = re.compile(r"(embed_tokens|shared_head\.head|lm_head)\.")
+"""Copies that MTP layers have in the checkpoint; vLLM takes the model's."""
 
 
 @dataclass
@@ -69,6 +74,8 @@ def count(
     sums: dict[Part, _Sum] = {name: _Sum() for name in PARTS}
     for tensor in every:
         part = part_of(tensor.name, geometry.layers)
+        if part == "drafter" and _SHARED_WITH_MODEL.search(tensor.name):
+            continue
         found = numbers(tensor, packed_bits)
         label = {"int": in_words, "float": in_bytes}.get(
             found.packed, FORMATS.get(tensor.dtype, "bf16")

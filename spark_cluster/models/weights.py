@@ -26,6 +26,8 @@ BYTES: Mapping[Quantization, float] = MappingProxyType(
 )
 """Bytes a parameter of a quantized layer takes, scales included."""
 
+SHOWN_KEYS = 3
+
 LINEAR = ("attention", "recurrent", "mlp", "shared", "experts")
 """Parts made of matrices that quantization applies to. The router, the embedding, the output layer
 and the vision tower stay BF16 in every build that was looked at."""
@@ -148,6 +150,10 @@ def must_be_known(quantization: str) -> Quantization:
 def weights_of(geometry: Geometry, quantization: Quantization) -> StoredWeights:
     """The weights in memory, by part: from the checkpoint's tensors where they are at hand and lie
     in this quantization (or become it while they are loaded), else from the shape.
+
+    Raises:
+        UsageError: the tensors are not at hand, and the shape does not say it either: its config
+            has keys that bear on size and are not known here.
     """
     stored = geometry.stored
     if stored is not None and stored.quantization == quantization:
@@ -158,6 +164,8 @@ def weights_of(geometry: Geometry, quantization: Quantization) -> StoredWeights:
 
 
 def _computed(geometry: Geometry, quantization: Quantization) -> StoredWeights:
+    if geometry.not_understood:
+        raise _size_not_known(geometry)
     counts, lies = parameters(geometry), formats(geometry, quantization)
     experts = geometry.experts
     parts = []
@@ -174,6 +182,15 @@ def _computed(geometry: Geometry, quantization: Quantization) -> StoredWeights:
         experts=experts.count if experts else 0,
         top_k=experts.top_k if experts else 0,
         tied=geometry.tied,
+    )
+
+
+def _size_not_known(geometry: Geometry) -> UsageError:
+    keys = ", ".join(repr(key) for key in geometry.not_understood[:SHOWN_KEYS])
+    return UsageError(
+        f"the size of {geometry.name} is not known: its config has {keys}, which nothing here "
+        "understands, and its tensors are not at hand",
+        hint="without --offline they are looked up on the hub; or give the folder with its files",
     )
 
 
