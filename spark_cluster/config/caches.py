@@ -19,6 +19,10 @@ CACHE_ROOT = "/var/cache/spark-cluster/engine"
 
 
 def laptop_cache() -> Path:
-    """`$XDG_CACHE_HOME/spark-cluster`, by default under ~/.cache: what can be asked for again."""
+    """`$SPARK_CLUSTER_CACHE`, else `$XDG_CACHE_HOME/spark-cluster`, by default under ~/.cache: what
+    can be asked for again.
+    """
+    if given := os.environ.get("SPARK_CLUSTER_CACHE"):
+        return Path(given).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "spark-cluster"

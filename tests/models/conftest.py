@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import checkpoints
 import pytest
+from checkpoints import SMALL
 
 from spark_cluster.lab.hub import LabHub, serve
 from spark_cluster.models.hub.library import HubLibrary
 from spark_cluster.models.hub.lookup import Hub
 from spark_cluster.models.hub.store import ModelStore
-
-SMALL: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 1024,
-    "max_position_embeddings": 4096,
-}
 
 
 @pytest.fixture
@@ -33,7 +21,7 @@ def lab_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabHub]
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("SPARK_CLUSTER_CACHE", str(tmp_path / "cache"))
     checkpoints.write(
         tmp_path / "hub" / "org" / "small", SMALL, checkpoints.dense(SMALL, "fp8"), files=2
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import checkpoints
 import pytest
+from checkpoints import LLAMA_70B, NEMOTRON_SUPER
 
 from spark_cluster.models import Geometry, from_config
 from spark_cluster.models.counting import count
@@ -18,44 +19,6 @@ from spark_cluster.models.weights import load_peak_bytes, memory_bytes, step_byt
 
 GIB = 1 << 30
 GB = 1e9
-
-LLAMA_70B: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-}
-NEMOTRON_SUPER: dict[str, Any] = {
-    "model_type": "nemotron_h",
-    "hidden_size": 4096,
-    "num_hidden_layers": 88,
-    "hybrid_override_pattern": "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*"
-    "EMEMEMEMEM*EMEMEMEM*EMEMEMEME",
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "mamba_num_heads": 128,
-    "mamba_head_dim": 64,
-    "ssm_state_size": 128,
-    "n_groups": 8,
-    "conv_kernel": 4,
-    "n_routed_experts": 512,
-    "num_experts_per_tok": 22,
-    "n_shared_experts": 1,
-    "moe_intermediate_size": 2688,
-    "moe_latent_size": 1024,
-    "moe_shared_expert_intermediate_size": 5376,
-    "intermediate_size": 2688,
-    "vocab_size": 131072,
-    "max_position_embeddings": 262144,
-    "num_nextn_predict_layers": 1,
-}
-"""As public conversions of the model to other frameworks give its config."""
 
 
 def listed(name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import checkpoints
 import pytest
-from conftest import SMALL
+from checkpoints import SMALL
 
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.lab.hub import Conduct, LabHub
