@@ -145,6 +145,13 @@ class Planner:
         whole = launch.weights_gib or memory_bytes(geometry, quantization) / GIB
         return whole + _drafter_gib(geometry.drafter)
 
+    def _of_hub(self, launch: Launch) -> list[str]:
+        """Say where figures are less sure because the hub could not be asked."""
+        problem = self.hub.problem(launch.model)
+        if not problem:
+            return []
+        return [f"{problem}; the model's shape is what is known of it here"]
+
     def _drafter(self, launch: Launch) -> shapes.Geometry | None:
         """The shape of a drafter that is a model of its own."""
         if launch.drafter is None:
@@ -199,7 +206,7 @@ class Planner:
         if at_a_time and question.concurrency > at_a_time:
             remark = f"--max-num-seqs {at_a_time:g}: further requests wait for their turn"
             fitted = replace(fitted, remarks=(*fitted.remarks, remark))
-        fitted = replace(fitted, remarks=(*fitted.remarks, *subject.remarks))
+        fitted = replace(fitted, remarks=(*fitted.remarks, *self._of_hub(launch), *subject.remarks))
         reasons = (*_size(subject), *fitted.reasons)
         near = nearest(fitted, geometry, rooms, subject.sizes[1]) if fitted.reasons else []
         if not fitted.reasons and reasons:

@@ -16,6 +16,7 @@ from spark_cluster.models.hub.library import HubLibrary
 
 Run = Callable[..., tuple[int, str, str]]
 LINE = "vllm serve org/{} --max-model-len 8192 --max-num-seqs 4"
+RUN = "docker run --gpus all {} " + LINE.format("autoround")
 
 
 @pytest.fixture
@@ -70,6 +71,7 @@ def test_predict_lint_and_kv_ask_and_the_next_command_need_not(hub: LabHub, run:
         ("plan", "--offline", "--command", LINE.format("autoround")),
         ("lint", "--offline", "--command", LINE.format("autoround")),
         ("recipes", "list"),
+        ("recipes", "import", "--offline", "--command", RUN.format("x:1")),
     ],
 )
 def test_offline_never_asks(args: tuple[str, ...], hub: LabHub, run: Run) -> None:
@@ -82,6 +84,24 @@ def test_int4_of_autoround_is_planned_by_its_tensors(hub: LabHub, run: Run) -> N
     found = planned(run, "--offline")
     assert found["fits"] is True
     assert found["weights_gib"] == pytest.approx(39.8 / 1.0737, rel=0.01)
+
+
+def test_an_import_says_how_large_the_model_is(hub: LabHub, run: Run) -> None:
+    line = f"docker run --gpus all vllm/vllm-openai:v0.26.0 {LINE.format('autoround')}"
+    status, out, err = run("--json", "recipes", "import", "--command", line)
+    assert status == 0, err
+    note = json.loads(out)["notes"][-1]
+    assert note == "org/autoround: gptq-int4, 37.1 GiB of weights (counted from its tensors)"
+    asked = len(hub.requests)
+    assert run("--json", "recipes", "list")[0] == 0
+    assert len(hub.requests) == asked
+
+
+def test_an_import_of_a_model_that_is_not_there(hub: LabHub, run: Run) -> None:
+    line = f"docker run --gpus all vllm/vllm-openai:v0.26.0 {LINE.format('autorund')}"
+    status, out, err = run("--json", "recipes", "import", "--command", line)
+    assert status == 0, err
+    assert "the model's size is not known: the hub has no model" in json.loads(out)["notes"][-1]
 
 
 def test_an_unknown_key_is_decided_by_the_tensors(hub: LabHub, run: Run) -> None:

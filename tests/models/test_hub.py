@@ -270,6 +270,8 @@ def test_the_table_stands_in_for_a_hub_that_does_not_answer(tmp_path: Path) -> N
     hub = Hub(HubLibrary("http://127.0.0.1:1"), ModelStore(tmp_path))
     shape = find("Qwen/Qwen3-8B", hub=hub, cache_dir=tmp_path)
     assert (shape.layers, shape.stored) == (36, None)
+    assert "cannot be reached" in hub.problem("Qwen/Qwen3-8B")
+    assert hub.problem("Qwen/Qwen3-32B") == ""
 
 
 def test_of_a_base_only_the_shape_is_taken(lab_hub: LabHub, client: Clients) -> None:

@@ -51,9 +51,16 @@ class Hub:
                 return kept
             raise
 
+    def problem(self, repository: str) -> str:
+        """Why the hub did not give a model that was asked for; empty when it did."""
+        about = (error for key, error in self._refused.items() if key.startswith(f"{repository}@"))
+        found = next(about, None)
+        return found.message if found is not None else ""
+
     def _ask(self, source: DocumentSource, repository: str, revision: str) -> Checkpoint:
         key = f"{repository}@{revision}"
-        if before := self._down or self._refused.get(key):
+        if before := self._refused.get(key) or self._down:
+            self._refused[key] = before
             raise before
         try:
             listing = source.listing(repository, revision)
