@@ -120,7 +120,7 @@ def _of_bytes(tensors: Iterable[Tensor], config: Mapping[str, Any]) -> str:
             if tensor.dtype in ("U8", "F8_E8M0"):
                 return "mxfp4"
     declared = quantization(config)
-    return declared if declared in ("nvfp4", "mxfp4") else "gptq-int4"
+    return declared if declared in ("nvfp4", "mxfp4", "awq-int4") else "gptq-int4"
 
 
 def _whole_model(sums: Mapping[Part, _Sum]) -> str:
