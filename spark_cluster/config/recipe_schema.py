@@ -10,6 +10,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from spark_cluster.config.fields import NodePath, Pattern, Port
+from spark_cluster.config.model_kind import Rung
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.schema import Schema
 from spark_cluster.config.secret_text import looks_secret
@@ -332,14 +333,13 @@ class Drafter(Schema):
         return {**fields, **self.options}
 
 
-Rung = Literal["answer", "coherence", "tool_call", "reasoning", "vision"]
-
-
 class Readiness(Schema):
     """The conditions for calling it ready, beyond the right answer."""
 
     rungs: list[Rung] = Field(
-        default=["answer"], min_length=1, description="what is asked, in this order"
+        default=["answer"],
+        min_length=1,
+        description="what is asked, in this order (default: the first of the kind)",
     )
     log_expect: list[Pattern] = Field(
         default=[], description="regular expressions that the engine's log must match"
