@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_cluster.cli.console import Console, painted, styled
+from spark_cluster.config.model_kind import RUNGS
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
@@ -107,6 +108,10 @@ def _drafter(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _ready(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    if recipe.kind != "chat":
+        yield "kind", recipe.kind + ("" if recipe.kind in RUNGS else " (known, and not served)")
+    if recipe.kind not in RUNGS:
+        return
     yield "ready when", ", ".join(rung.replace("_", " ") for rung in recipe.readiness.rungs)
     for pattern in recipe.readiness.log_expect:
         yield "", f"the log says {pattern}"

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
+from spark_cluster.errors import Refused
+
 ModelKind = Literal["chat", "embedding", "reranking", "transcription", "speech", "image", "video"]
 """Chat includes completions and models that see pictures; reranking includes other scores."""
 
@@ -115,11 +117,27 @@ def inferred(flags: Mapping[str, Any], model: str, architectures: Iterable[str] 
     return asked or shown or "chat"
 
 
-def why_not_served(kind: ModelKind) -> str:
-    """Return why no endpoint of this kind is brought up; empty for a kind that is."""
-    if kind in RUNGS:
-        return ""
-    return f"models that make {kind} are not served: no check here can tell a right answer of one"
+def first_rung(kind: object) -> Rung:
+    """Return the rung of a kind where a recipe names none; of what is no kind, that of chat."""
+    return next((rungs[0] for name, rungs in RUNGS.items() if name == kind), "answer")
+
+
+def must_be_served(kind: ModelKind, what: str) -> None:
+    """Look whether models of this kind are served at all.
+
+    Args:
+        what: the recipe or the model, for the message.
+
+    Raises:
+        Refused: they are not; with what to use instead.
+    """
+    if kind not in RUNGS:
+        raise Refused(
+            f"{what} is of kind {kind}, which is not served here: `vllm serve` does not generate "
+            f"{kind}, and no check could tell a right answer from a wrong one",
+            hint=f"use {NOT_SERVED[kind]}; if the kind is inferred wrongly, write `kind: chat` "
+            "(or another) into the recipe",
+        )
 
 
 def _overrides(value: object) -> Mapping[str, Any]:

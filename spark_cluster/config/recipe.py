@@ -10,7 +10,7 @@ from spark_cluster.config import engines
 from spark_cluster.config.allowances import Allowances, Allowed
 from spark_cluster.config.fields import Word
 from spark_cluster.config.flags import words
-from spark_cluster.config.model_kind import RUNGS, ModelKind, inferred
+from spark_cluster.config.model_kind import ModelKind, first_rung, inferred
 from spark_cluster.config.recipe_schema import (
     Drafter,
     EngineArg,
@@ -150,8 +150,7 @@ class Recipe(Schema):
         readiness = data.get("readiness", {})
         if kind == "chat" or not isinstance(readiness, dict) or "rungs" in readiness:
             return {**data, "kind": kind}
-        rungs = list(RUNGS.get(kind, ("answer",)))[:1] if isinstance(kind, str) else ["answer"]
-        return {**data, "kind": kind, "readiness": {**readiness, "rungs": rungs}}
+        return {**data, "kind": kind, "readiness": {**readiness, "rungs": [first_rung(kind)]}}
 
     @property
     def dialect(self) -> engines.Dialect:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from spark_cluster.config.allowance_checks import must_be_allowed
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.launch import Launch, of_recipe
+from spark_cluster.config.model_kind import must_be_served
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import Refused
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import engine
 from spark_cluster.serving import caches, firewall, secret_env
 from spark_cluster.serving.endpoint import LABEL, Endpoint, endpoint_of
+from spark_cluster.serving.kind_probe import KIND_LABEL
 from spark_cluster.serving.nodes import serving
 from spark_cluster.serving.patches import MountedPatch, mounted_patches
 from spark_cluster.topology import Node
@@ -103,6 +105,7 @@ def resolve(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int
         UsageError: a variable, the key or the certificate cannot be read.
         Failed: the address of the endpoint is not one of the head's own.
     """
+    must_be_served(recipe.kind, f"recipe {recipe.name}")
     recipe.check_size(tp)
     _must_climb(recipe)
     must_be_allowed(recipe)
@@ -174,6 +177,8 @@ def _labels(recipe: Recipe, tp: int, endpoint: Endpoint) -> dict[str, str]:
         "spark-cluster.runtime": recipe.runtime,
         LABEL: endpoint.engine_url,
         "spark-cluster.dashboard": str(recipe.ray.dashboard_port),
+        # Of chat models none: a server that was started without the label keeps running.
+        **({KIND_LABEL: recipe.kind} if recipe.kind != "chat" else {}),
     }
 
 

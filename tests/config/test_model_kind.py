@@ -8,6 +8,7 @@ from spark_cluster.config import model_kind
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_checks import check
 from spark_cluster.config.schema import parse
+from spark_cluster.errors import Refused
 
 FLAGS = [
     ({"task": "embed"}, "embedding"),
@@ -100,8 +101,13 @@ def test_a_recipe_that_names_its_kind_is_believed() -> None:
 def test_every_kind_is_served_or_says_what_to_use() -> None:
     for kind in model_kind.KINDS:
         served = kind in model_kind.RUNGS
-        assert served == (not model_kind.why_not_served(kind))
         assert served == (kind not in model_kind.NOT_SERVED)
+        if served:
+            model_kind.must_be_served(kind, "recipe r")
+            continue
+        with pytest.raises(Refused, match=f"recipe r is of kind {kind}, which is not") as caught:
+            model_kind.must_be_served(kind, "recipe r")
+        assert model_kind.NOT_SERVED[kind] in caught.value.hint
 
 
 def test_rungs_of_another_kind_are_refused() -> None:
