@@ -53,9 +53,7 @@ def _facts(recipe: Recipe, speeds: dict[int, Estimate]) -> Iterator[tuple[str, s
         yield "venv", f"{recipe.venv.path} ({made_of})"
     else:
         yield "image", recipe.image.reference
-    if recipe.image.build:
-        base = recipe.image.build.dockerfile.split()[1]
-        yield "", f"built on the nodes from {base}: {recipe.image.build.why}"
+    yield from _build(recipe)
     if recipe.image.archive:
         yield "", f"loaded from {recipe.image.archive} on the node"
     for patch in recipe.patches:
@@ -92,6 +90,16 @@ def _model(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if model.base and model.base != model.name:
         weights += f", of {model.base}"
     yield "weights", weights
+
+
+def _build(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    build = recipe.image.build
+    if build is None:
+        return
+    yield "", f"built on the nodes from {build.text.split()[1]}: {build.why}"
+    for step in build.steps:
+        reach = "reaches the network" if build.network else "without a network"
+        yield "mod", f"{step.shown}: {step.script} as root in the build, {reach}"
 
 
 def _drafter(recipe: Recipe) -> Iterator[tuple[str, str]]:

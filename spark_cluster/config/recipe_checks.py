@@ -100,9 +100,10 @@ def _secrets(recipe: Recipe) -> Iterator[Problem]:
                 "a secret is never written into a recipe; give it as a variable under env, as "
                 "{env: NAME}, if vLLM takes one",
             )
-    if recipe.image.build is not None and looks_secret(recipe.image.build.dockerfile):
+    if recipe.image.build is not None and looks_secret(recipe.image.build.text):
+        key = "dockerfile" if recipe.image.build.dockerfile else "steps"
         yield Problem(
-            ("image", "build", "dockerfile"), "it contains a secret, which would stay in the image"
+            ("image", "build", key), "it contains a secret, which would stay in the image"
         )
 
 

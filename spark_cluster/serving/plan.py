@@ -16,6 +16,7 @@ from spark_cluster.errors import Refused
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import engine
 from spark_cluster.serving import caches, firewall, secret_env
+from spark_cluster.serving.build_steps import build_settings
 from spark_cluster.serving.endpoint import LABEL, Endpoint, endpoint_of
 from spark_cluster.serving.kind_probe import KIND_LABEL
 from spark_cluster.serving.nodes import serving
@@ -183,10 +184,17 @@ def _labels(recipe: Recipe, tp: int, endpoint: Endpoint) -> dict[str, str]:
 
 
 def _image(recipe: Recipe) -> dict[str, Any]:
-    image = recipe.image
-    build = image.build.dockerfile if image.build else None
+    """Settings of the role `images`.
+
+    Raises:
+        Refused: a file of a step is not the one that the recipe was made with.
+    """
+    image, build = recipe.image, recipe.image.build
     given = {"ref": image.ref, "digest": image.digest, "archive": image.archive}
-    return {**given, "dockerfile": build}
+    if build is None:
+        return given
+    given["dockerfile"] = build.text
+    return {**given, **build_settings(build)} if build.steps else given
 
 
 def _models(recipe: Recipe, patches: Sequence[MountedPatch]) -> tuple[Mapping[str, Any], ...]:
