@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +49,13 @@ _LARGEST = 2 << 20
 )
 @click.option("--model", metavar="ORG/NAME", help="The repository, when the source has a folder.")
 @click.option("--image", metavar="REF", help="The container image, when the source has none.")
+@click.option(
+    "--mods",
+    metavar="FOLDER",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder with the mods that FILE names, such as a checkout of its registry; repeatable.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing recipe.")
 @offline_option
 @click.pass_context
@@ -61,6 +70,7 @@ def command(
     features: tuple[str, ...],
     model: str | None,
     image: str | None,
+    mods: tuple[Path, ...],
     force: bool,
     offline: bool,
 ) -> None:
@@ -75,9 +85,10 @@ def command(
     app: App = ctx.obj
     source = _source(file, line, _choice(variant, features))
     folder, name = _target(app, output, name)
-    imported = write(source, name=name, model=model, image=image)
+    imported = write(source, name=name, model=model, image=image, mods=mods)
     path = folder / f"{imported.name}.yaml"
     _refuse(app, path, named=name is not None, force=force)
+    _refuse_folders(folder, imported, force=force)
     _save(app, path, imported)
     imported.notes.append(about_model(path, app.project, hub(offline=offline)))
     if app.as_json:
@@ -161,6 +172,16 @@ def _refuse(app: App, path: Path, *, named: bool, force: bool) -> None:
         )
 
 
+def _refuse_folders(folder: Path, imported: Imported, *, force: bool) -> None:
+    """No folder of files is replaced either, unless the user says so."""
+    from spark_cluster.config.yamlfile import shown
+
+    for top in {name.partition("/")[0] for name in imported.files}:
+        if (folder / top).exists() and not force:
+            hint = "choose another --name, or replace it with --force"
+            raise UsageError(f"{shown(folder / top)} exists", hint=hint)
+
+
 def _save(app: App, path: Path, imported: Imported) -> None:
     """Write to a temporary file, and rename it after our own reader has accepted it."""
     from spark_cluster.loader.recipes import load_recipe
@@ -171,10 +192,23 @@ def _save(app: App, path: Path, imported: Imported) -> None:
             staged = Path(folder) / path.name
             staged.write_text(imported.text, encoding="utf-8")
             load_recipe(staged, app.project)
+            _place_files(Path(folder), path.parent, imported.files)
             staged.chmod(0o644)
             staged.replace(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _place_files(staging: Path, folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files of a recipe, and then rename the folder that they are in."""
+    for name, content in files.items():
+        place = staging / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+    for top in {name.partition("/")[0] for name in files}:
+        if (folder / top).exists():
+            shutil.rmtree(folder / top)
+        (staging / top).replace(folder / top)
 
 
 def _document(path: Path, imported: Imported) -> dict[str, Any]:
@@ -188,6 +222,7 @@ def _document(path: Path, imported: Imported) -> dict[str, Any]:
         "left_out": [{"what": one.what, "why": one.why} for one in imported.left_out],
         "notes": imported.notes,
         "to_do": imported.to_do,
+        "files": [str(path.parent / name) for name in imported.files],
     }
 
 

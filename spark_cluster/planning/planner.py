@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from spark_cluster import models as shapes
 from spark_cluster.config.launch import Launch
+from spark_cluster.config.model_kind import must_be_served
 from spark_cluster.config.recipe_schema import MOST_NODES
 from spark_cluster.config.yamlfile import described
-from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.facts.model import Facts
 from spark_cluster.models.hub import Hub, cached
 from spark_cluster.models.memory import GIB
@@ -189,7 +190,12 @@ class Planner:
         Args:
             rooms: all nodes that there are, the head first; at least one.
             facts: of the nodes that were asked.
+
+        Raises:
+            UsageError: as `fit`.
+            Refused: models of this kind are not served.
         """
+        must_be_served(subject.launch.kind, subject.title)
         launch, geometry = subject.launch, self.geometry(subject)
         fitted = self._fit(subject, geometry, rooms)
         if fitted.share is not None and launch.origin == "recipe":  # by hand no one computes it
@@ -207,6 +213,9 @@ class Planner:
             remark = f"--max-num-seqs {at_a_time:g}: further requests wait for their turn"
             fitted = replace(fitted, remarks=(*fitted.remarks, remark))
         fitted = replace(fitted, remarks=(*fitted.remarks, *self._of_hub(launch), *subject.remarks))
+        if launch.kind != "chat":
+            remark = f"a model of kind {launch.kind} generates nothing: no tokens/s apply to it"
+            fitted = replace(fitted, remarks=(*fitted.remarks, remark))
         reasons = (*_size(subject), *fitted.reasons)
         near = nearest(fitted, geometry, rooms, subject.sizes[1]) if fitted.reasons else []
         if not fitted.reasons and reasons:
@@ -223,7 +232,12 @@ class Planner:
         question: Question,
         purpose: Purpose,
     ) -> Advice:
-        """Return which use of two nodes serves a purpose best, for `question.concurrency` users."""
+        """Return which use of two nodes serves a purpose best, for `question.concurrency` users.
+
+        Raises:
+            Refused: the model generates nothing.
+        """
+        _must_generate(subject)
         geometry = self.geometry(subject)
         weights = self.weights_gib(subject, geometry)
         users = Users(question.concurrency, question.context, question.prompt, subject.acceptance)
@@ -247,6 +261,16 @@ def _drafter_gib(drafter: shapes.Geometry | None) -> float:
     with contextlib.suppress(UsageError):
         return memory_bytes(drafter, must_be_known(quantization)) / GIB
     return 0.0
+
+
+def _must_generate(subject: Subject) -> None:
+    kind = subject.launch.kind
+    must_be_served(kind, subject.title)
+    if kind != "chat":
+        raise Refused(
+            f"{subject.title} is of kind {kind}: it generates no tokens to compare by --for",
+            hint="leave --for out: the plan shows what fits",
+        )
 
 
 def _size(subject: Subject) -> list[str]:
