@@ -63,15 +63,18 @@ def command(
     """Make a recipe from FILE ('-' for standard input), or from a command line.
 
     FILE is a recipe of sparkrun or spark-vllm-docker, a model file of vllm-project/recipes (as it
-    is for DGX Sparks), or a text with `docker run ...` or `vllm serve ...`. Nothing in it is
-    executed. What a recipe cannot hold is listed with the reason.
+    is for DGX Sparks), a text with `docker run ...` or `vllm serve ...`, or @REGISTRY/RECIPE.
+    Nothing in it is executed. What a recipe cannot hold is listed with the reason.
     """
     from spark_cluster.importers.recipe_text import write
 
     app: App = ctx.obj
-    source = _source(file, line, _choice(variant, features))
     folder, name = _target(app, output, name)
-    imported = write(source, name=name, model=model, image=image)
+    choice = _choice(variant, features)
+    if file is not None and line is None and file.startswith("@"):
+        imported = _of_registry(app, file, choice, name=name, model=model, image=image)
+    else:
+        imported = write(_source(file, line, choice), name=name, model=model, image=image)
     path = folder / f"{imported.name}.yaml"
     _refuse(app, path, named=name is not None, force=force)
     _save(app, path, imported)
@@ -101,6 +104,20 @@ def _source(file: str | None, line: str | None, choice: Choice) -> Source:
     if file == "-":
         return _from_stdin(choice)
     return read_file(Path(str(file)).expanduser(), choice)
+
+
+def _of_registry(
+    app: App,
+    reference: str,
+    choice: Choice,
+    *,
+    name: str | None,
+    model: str | None,
+    image: str | None,
+) -> Imported:
+    from spark_cluster.registries.reference import imported
+
+    return imported(reference, app.project.folder, choice, name=name, model=model, image=image)
 
 
 def _from_stdin(choice: Choice) -> Source:

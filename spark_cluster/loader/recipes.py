@@ -11,6 +11,7 @@ from spark_cluster.config.recipe_schema import Patch
 from spark_cluster.config.schema import validate
 from spark_cluster.config.yamlfile import Problem, load
 from spark_cluster.loader.project import Project
+from spark_cluster.loader.registries import is_of_registry
 
 
 def load_recipe(name: str | Path, project: Project, allow: Allowances = NOTHING) -> Recipe:
@@ -36,7 +37,9 @@ def load_recipe(name: str | Path, project: Project, allow: Allowances = NOTHING)
     patches = [_absolute(patch, folder) for patch in recipe.patches]
     directory = recipe.model.directory and folder / recipe.model.directory.expanduser()
     model = recipe.model.model_copy(update={"directory": directory})
-    return recipe.with_files(Allowed(path, project.folder, allow), model=model, patches=patches)
+    # A recipe of a registry has no files of its own here, and the project's are not its.
+    own = (None, None) if is_of_registry(path) else (path, project.folder)
+    return recipe.with_files(Allowed(*own, allow), model=model, patches=patches)
 
 
 def _absolute(patch: Patch, folder: Path) -> Patch:
