@@ -38,8 +38,9 @@ def load_recipe(name: str | Path, project: Project, allow: Allowances = NOTHING)
     directory = recipe.model.directory and folder / recipe.model.directory.expanduser()
     model = recipe.model.model_copy(update={"directory": directory})
     # A recipe of a registry has no files of its own here, and the project's are not its.
-    own = (None, None) if is_of_registry(path) else (path, project.folder)
-    return recipe.with_files(Allowed(*own, allow), model=model, patches=patches)
+    own = not is_of_registry(path)
+    allowed = Allowed(path, project.folder, allow) if own else Allowed(user=allow)
+    return recipe.with_files(allowed, model=model, patches=patches)
 
 
 def _absolute(patch: Patch, folder: Path) -> Patch:

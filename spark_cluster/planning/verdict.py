@@ -10,7 +10,7 @@ from spark_cluster.config.launch import of_recipe
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.planning.planner import Planner, Question, of_a_recipe
 from spark_cluster.planning.room import assumed
-from spark_cluster.planning.speed.estimate import Estimate
+from spark_cluster.planning.speed.estimate import SMALLEST, Estimate
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
@@ -26,7 +26,7 @@ class Verdict:
     Attributes:
         feasible: None when that is not known, such as for a model of unknown shape.
         reason: why it does not work or is not known; empty when it works.
-        decode: tokens/s of one request.
+        decode: tokens/s of one request; None where it is not predicted, as for a toy.
     """
 
     tp: int
@@ -54,4 +54,5 @@ def verdicts(recipe: Recipe, planner: Planner) -> Iterator[Verdict]:
         errors = (issue.title for issue in plan.issues if issue.severity == "error")
         reason = next(iter([*plan.reasons, *errors]), "")
         best = plan.speed.drafted or plan.speed.decode
-        yield Verdict(tp, plan.feasible, reason, best.request if plan.feasible else None)
+        shown = plan.feasible and plan.speed.decode.bytes_per_token >= SMALLEST
+        yield Verdict(tp, plan.feasible, reason, best.request if shown else None)

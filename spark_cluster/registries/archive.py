@@ -132,7 +132,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def _members(data: bytes, chosen: Chosen) -> Iterator[SourceFile]:
-    stream = io.BufferedReader(_Unpacked(data))
+    stream: IO[bytes] = io.BufferedReader(_Unpacked(data))  # type: ignore[type-var]
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
             path = member.name.removeprefix("./")

@@ -88,9 +88,9 @@ def _fill(
     skipped: tuple[str, ...],
 ) -> known.Index:
     for file in files:
-        path = folder / "sources" / file.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as stream:  # a name that is there already would be a link to it
+        place = folder / "sources" / file.path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with place.open("xb") as stream:  # a name that is there already would be a link to it
             stream.write(file.content)
     (folder / "recipes").mkdir(parents=True)
     contents = {file.path: file.content for file in files}
