@@ -121,7 +121,7 @@ class _Unpacked(io.RawIOBase):
         while not block and not self._gzip.eof:
             rest = self._rest or self._compressed.read(_BLOCK)
             if not rest:
-                break  # cut off: tarfile says so
+                raise EOFError("it is cut off")
             block = self._gzip.decompress(rest, len(buffer))
             self._rest = self._gzip.unconsumed_tail
         self._given += len(block)

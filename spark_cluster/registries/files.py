@@ -91,12 +91,13 @@ def names(paths: list[str]) -> Iterator[tuple[str, str]]:
     """Yield each path with the name of its recipe: that of the file, or of the whole path where
     several files have the same; none for a third one of the same name."""
     stems = [_word(PurePosixPath(path).stem) for path in paths]
+    folded = [stem.casefold() for stem in stems]  # there are file systems without case
     seen: set[str] = set()
     for path, stem in zip(paths, stems, strict=True):
         whole = _word(str(PurePosixPath(path).with_suffix("")).replace("/", "-"))
-        name = stem if stems.count(stem) == 1 else whole
-        if name and name not in seen:
-            seen.add(name)
+        name = stem if folded.count(stem.casefold()) == 1 else whole
+        if name and name.casefold() not in seen:
+            seen.add(name.casefold())
             yield path, name
 
 

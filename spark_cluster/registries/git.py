@@ -49,6 +49,7 @@ _MISSING = re.compile(
     r"|unadvertised object",
     re.IGNORECASE,
 )
+_TOO_LARGE = re.compile(rf"File too large|write error|died of signal {signal.SIGXFSZ.value}\b")
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ class Git:
                 where=self.registry.url,
                 hint=f"asked for: {wanted}",
             )
-        if status == -signal.SIGXFSZ or "File too large" in text or "write error" in text:
+        if status == -signal.SIGXFSZ or _TOO_LARGE.search(text):
             return Failed(
                 f"the registry '{self.registry.name}' is larger than {LARGEST_PACK >> 20} MiB",
                 where=self.registry.url,
