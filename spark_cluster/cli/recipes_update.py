@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -54,7 +55,7 @@ def command(
         try:
             found = update(registry, folder, decision.agree)
         except SparkClusterError as error:
-            rows.append({"registry": registry.name, "error": error.to_dict()})
+            rows.append(NotUpdated(registry.name, error).to_dict())
             decision.failed(registry, error)
         else:
             rows.append(found.to_dict())
@@ -62,6 +63,18 @@ def command(
     if app.as_json:
         app.print_json({"ok": decision.status == 0, "registries": rows})
     ctx.exit(decision.status)
+
+
+@dataclass(frozen=True)
+class NotUpdated:
+    """A registry that could not be looked at."""
+
+    registry: str
+    error: SparkClusterError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `recipes update --json` prints it."""
+        return {"registry": self.registry, "error": self.error.to_dict()}
 
 
 class _Decision:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from factories import put
+from jsonschema import Draft202012Validator
 from program import invoke
 from registry_samples import Repository, name_registry, ours, repository, sparkrun
 
+from docs.generate.schemas import output
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipe_search import search
@@ -91,6 +93,7 @@ def test_one_registry_that_fails_does_not_stop_the_others(
     put(project / "registries.yaml", text.replace("registries:\n", f"registries:\n{broken}"))
     done = asked(project, "recipes", "update")
     assert not done["ok"]
+    Draft202012Validator(output("recipes-update")).validate(done)
     first, second = done["registries"]
     assert "failed" in first["error"]["message"]
     assert (second["in_use"], second["added"]) == (True, ["wren"])
@@ -191,6 +194,7 @@ def test_registries_and_own_recipes_are_found(theirs: Repository, project: Path)
     put(project / "recipes/wren-own.yaml", ours("wren-own"))
     put(project / "recipes/wren-wrong.yaml", "name: 3")
     done = asked(project, "recipes", "search", "wren")
+    Draft202012Validator(output("recipes-search")).validate(done)
     origins = {one["recipe"]: one["origin"] for one in done["recipes"]}
     assert origins == {"wren-own": "yours", "wren-wrong": "yours", "@theirs/wren": "registry"}
     by_name = {one["recipe"]: one for one in done["recipes"]}
