@@ -59,6 +59,10 @@ def announce(play: Play, plan: ServePlan) -> None:
     if plan.recipe.secret_env:
         names = ", ".join(ref.env for ref in plan.recipe.secret_env.values())
         play.note(f"the recipe gives the containers {names} from this machine's environment")
+    build = plan.recipe.image.build
+    if build is not None and build.steps:
+        steps = ", ".join(step.shown for step in build.steps)
+        play.note(f"scripts of the recipe change the image, as root in its build: {steps}")
 
 
 def prepare(play: Play, plan: ServePlan) -> str:

@@ -108,7 +108,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     ),
     "plan": ("plan", Plan),
     "plan-for": ("plan --for PURPOSE", (Advice, {"recipe": str})),
-    "lint": ("lint", {"issues": [KnownIssueMatch], "variables": [str]}),
+    "lint": ("lint", {"issues": [KnownIssueMatch], "variables": [str], "builds": [str]}),
     "lint-fix": (
         "lint --fix",
         {

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 from pydantic import BaseModel, Field
 
-from spark_cluster.resources import BuiltImage, Image
+from spark_cluster.node.values import LaptopFile
+from spark_cluster.resources import BuiltImage, Directory, File, Image, Resource
+from spark_cluster.resources.built_image import BUILD_S
 from spark_cluster.topology import Node
 
+FOLDER = "/var/lib/spark-cluster/builds"
+"""Where the files of builds lie on the nodes."""
+
 _FROM = re.compile(r"^[ \t]*FROM[ \t]+(?:--\S+[ \t]+)*(\S+)(?:[ \t]+AS[ \t]+(\S+))?", re.M | re.I)
+
+
+class BuildFile(BaseModel):
+    """A file of the laptop that a build copies."""
+
+    file: Path = Field(description="where it is on the laptop")
+    sha256: str = Field(description="SHA-256 that it must have")
 
 
 class Settings(BaseModel):
@@ -20,16 +34,52 @@ class Settings(BaseModel):
     digest: str | None = Field(default=None, description="sha256:..., the same on all nodes")
     archive: str | None = Field(default=None, description="file on the node to load instead")
     dockerfile: str | None = Field(default=None, description="text to build it from instead")
+    base_archive: str | None = Field(
+        default=None, description="file on the node to load what the Dockerfile begins from"
+    )
+    files: dict[str, BuildFile] = Field(
+        default={}, description="files that the Dockerfile copies, by their path in the build"
+    )
+    network: bool = Field(default=True, description="whether the build may fetch something")
+    timeout_s: float = Field(default=BUILD_S, description="longest time of a build, seconds")
 
 
-def role(node: Node, settings: Settings) -> Iterator[Image | BuiltImage]:  # noqa: ARG001
-    """The image; before one that is built, those that it stands on."""
+def role(node: Node, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
+    """The image; before one that is built, those that it stands on and the files that it copies."""
     if settings.dockerfile is None:
         yield Image(settings.ref, digest=settings.digest, archive=settings.archive)
         return
     for base in bases(settings.dockerfile):
-        yield Image(base)
-    yield BuiltImage(settings.ref, settings.dockerfile)
+        yield Image(base, archive=settings.base_archive)
+    context = _context(settings)
+    yield from _files(context, settings.files)
+    yield BuiltImage(
+        settings.ref,
+        settings.dockerfile,
+        context=context,
+        files={path: file.sha256 for path, file in settings.files.items()},
+        network="host" if settings.network else "none",
+        timeout_s=settings.timeout_s,
+    )
+
+
+def _context(settings: Settings) -> str:
+    """The folder of the files; another one for other files, so that none is left over in it."""
+    if not settings.files:
+        return ""
+    listed = sorted((path, file.sha256) for path, file in settings.files.items())
+    return f"{FOLDER}/{hashlib.sha256(repr(listed).encode()).hexdigest()[:12]}"
+
+
+def _files(context: str, files: dict[str, BuildFile]) -> Iterator[Resource]:
+    folders = {str(parent) for path in files for parent in PurePosixPath(path).parents} - {"."}
+    if files:
+        yield Directory(FOLDER, mode=0o700)
+        yield Directory(context, mode=0o700)
+    for folder in sorted(folders):
+        yield Directory(f"{context}/{folder}", mode=0o755)
+    for path, file in files.items():
+        yield File(f"{context}/{path}", content=LaptopFile(file.file))
 
 
 def bases(dockerfile: str) -> list[str]:

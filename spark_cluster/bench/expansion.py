@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -155,6 +155,7 @@ def expand(
 
     Raises:
         UsageError: the suite names no recipe, and none is given.
+        Refused: a recipe is of another kind than chat.
     """
     chosen = tuple(names) or tuple(suite.recipes)
     if not chosen:
@@ -162,6 +163,7 @@ def expand(
             f"suite {suite.name} names no recipe", hint="give one with --recipe, such as lab-paris"
         )
     known = recipes or {}
+    _must_generate(known.values())
     measured: set[str] = set()
     steps = []
     for stage in suite.stages or [Stage.model_construct(name="")]:
@@ -179,6 +181,18 @@ def expand(
                 if cells:
                     steps.append(Step(setup, cells, stage.name, turn))
     return Expansion(tuple(_joined(steps)))
+
+
+def _must_generate(recipes: Iterable[Recipe]) -> None:
+    """Raise Refused for a recipe of another kind than chat: suites measure generated tokens."""
+    for recipe in recipes:
+        if recipe.kind != "chat":
+            raise Refused(
+                f"recipe {recipe.name} is of kind {recipe.kind}: suites measure generated tokens, "
+                "which such a model does not make",
+                hint="in its container `vllm bench serve` measures such models (--backend "
+                "openai-embeddings, vllm-rerank or openai-audio)",
+            )
 
 
 def _joined(steps: Sequence[Step]) -> list[Step]:

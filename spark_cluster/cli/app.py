@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -139,6 +139,8 @@ class App:
             tuple(serve.allow_env),
             tuple(serve.allow_mounts),
             serve.allow_venv,
+            serve.allow_build,
+            serve.allow_build_network,
         )
         return known + named
 
@@ -219,14 +221,14 @@ def allowing(function: F) -> F:
         if "" in given["allow_files"]:
             raise UsageError("--allow-file: found nothing, expected a path")
         files = tuple(Path(name).expanduser().absolute() for name in given.pop("allow_files"))
-        named = (given.pop("allow_env"), given.pop("allow_mounts"), given.pop("allow_venv"))
-        allow = Allowances(files, *named)
+        names = ("allow_env", "allow_mounts", "allow_venv", "allow_build", "allow_build_network")
+        allow = Allowances(files, *(given.pop(name) for name in names))
         if allow.env or allow.mounts:  # otherwise nothing needs pydantic yet
             from spark_cluster.config.fields import env_name, node_path
 
             env = _checked("--allow-env", env_name, allow.env)
             mounts = _checked("--allow-mount", node_path, allow.mounts)
-            allow = Allowances(files, env, mounts, allow.venv)
+            allow = replace(allow, env=env, mounts=mounts)
         return ctx.invoke(function, allow=allow, **given)
 
     return _with_options(collect, function, _ALLOWANCES)
@@ -269,6 +271,18 @@ _ALLOWANCES = (
         "allow_venv",
         is_flag=True,
         help="Let the recipe run its engine outside a container, as root on the nodes.",
+    ),
+    click.option(
+        "--allow-build",
+        "allow_build",
+        is_flag=True,
+        help="Let the recipe's scripts change its image, as root in a build without a network.",
+    ),
+    click.option(
+        "--allow-build-network",
+        "allow_build_network",
+        is_flag=True,
+        help="Let the recipe's scripts change its image in a build that reaches the network.",
     ),
 )
 

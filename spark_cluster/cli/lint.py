@@ -79,7 +79,8 @@ def command(
         found = lint_target.findings(chosen, chosen.text, app.project)
         if app.as_json:
             issues = [finding.to_dict() for finding in found]
-            app.print_json({"issues": issues, "variables": list(chosen.variables)})
+            asked = {"variables": list(chosen.variables), "builds": list(chosen.builds)}
+            app.print_json({"issues": issues, **asked})
         else:
             _show(app.console, chosen.title, found, verbose=app.verbose)
             _say_what_is_asked_for(app, chosen, allow)
@@ -91,6 +92,8 @@ def _say_what_is_asked_for(app: App, chosen: LintTarget, allow: Allowances) -> N
     """The variables of this machine; their values are not read."""
     from spark_cluster.cli.console import mark, styled
 
+    for remark in chosen.builds:
+        app.console.print(styled("{} {}", mark("info"), remark), soft_wrap=True)
     allowed = app.allowances(allow).env
     for name in chosen.variables:
         text = f"it needs the variable {name} of this machine"

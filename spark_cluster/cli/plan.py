@@ -125,6 +125,7 @@ def _subject(
         if name is not None:
             raise UsageError("a recipe and --command contradict each other", hint="leave one out")
         return planner.of_a_command(commandline.parse(text), tp)
+    from spark_cluster.config import image_build
     from spark_cluster.config.allowance_checks import (
         files_must_be_allowed,
         missing_variables,
@@ -151,7 +152,7 @@ def _subject(
         f"the recipe asks for {variable} of this machine: `up` needs --allow-env {variable}"
         for _, variable in missing_variables(recipe)
     ]
-    return replace(subject, remarks=(*told, *asked))
+    return replace(subject, remarks=(*told, *asked, *image_build.remarks(recipe.image.build)))
 
 
 def _rooms(

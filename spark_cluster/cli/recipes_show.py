@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_cluster.cli.console import Console, painted, styled
+from spark_cluster.config.model_kind import RUNGS
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
@@ -52,9 +53,7 @@ def _facts(recipe: Recipe, speeds: dict[int, Estimate]) -> Iterator[tuple[str, s
         yield "venv", f"{recipe.venv.path} ({made_of})"
     else:
         yield "image", recipe.image.reference
-    if recipe.image.build:
-        base = recipe.image.build.dockerfile.split()[1]
-        yield "", f"built on the nodes from {base}: {recipe.image.build.why}"
+    yield from _build(recipe)
     if recipe.image.archive:
         yield "", f"loaded from {recipe.image.archive} on the node"
     for patch in recipe.patches:
@@ -93,6 +92,16 @@ def _model(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield "weights", weights
 
 
+def _build(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    build = recipe.image.build
+    if build is None:
+        return
+    yield "", f"built on the nodes from {build.text.split()[1]}: {build.why}"
+    for step in build.steps:
+        reach = "reaches the network" if build.network else "without a network"
+        yield "mod", f"{step.shown}: {step.script} as root in the build, {reach}"
+
+
 def _drafter(recipe: Recipe) -> Iterator[tuple[str, str]]:
     drafter = recipe.drafter
     if drafter is None:
@@ -107,6 +116,10 @@ def _drafter(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _ready(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    if recipe.kind != "chat":
+        yield "kind", recipe.kind + ("" if recipe.kind in RUNGS else " (known, and not served)")
+    if recipe.kind not in RUNGS:
+        return
     yield "ready when", ", ".join(rung.replace("_", " ") for rung in recipe.readiness.rungs)
     for pattern in recipe.readiness.log_expect:
         yield "", f"the log says {pattern}"

@@ -73,7 +73,9 @@ def _show(app: App, found: Status) -> None:
     console = app.console
     verdict = painted(found.state, f"bold {STYLES[found.state]}")
     if found.model:
-        verdict += styled("  {} at {}  [dim]tp {}[/]", found.model, found.endpoint, found.tp)
+        kind = f"{found.kind}, " if found.kind not in (None, "chat") else ""
+        text = "  {} at {}  [dim]{}tp {}[/]"
+        verdict += styled(text, found.model, found.endpoint, kind, found.tp)
     console.print(verdict, soft_wrap=True)
     if found.access is not None:
         console.print(painted(str(found.access), "dim"), soft_wrap=True)

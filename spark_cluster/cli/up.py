@@ -44,6 +44,7 @@ def command(
     """
     app.connect_early()
     from spark_cluster.config.allowance_checks import must_be_allowed
+    from spark_cluster.config.model_kind import must_be_served
     from spark_cluster.loader.recipes import load_recipe
     from spark_cluster.serving.nodes import serving
 
@@ -55,6 +56,7 @@ def command(
         )
     recipe = load_recipe(name, app.project, app.allowances(allow))
     app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {recipe.name}")
+    must_be_served(recipe.kind, f"recipe {recipe.name}")
     must_be_allowed(recipe)
     size = tp if tp is not None else min(len(app.nodes), recipe.tensor_parallel.max)
     recipe.check_size(size)  # what cannot be is refused before any node is asked
@@ -81,16 +83,21 @@ def _show(app: App, served: Served) -> None:
     console.print()
     console.print(table(served.now, served.peak))
     endpoint = served.plan.endpoint
+    recipe = served.plan.recipe
+    kind = "" if recipe.kind == "chat" else f"{recipe.kind}, "
     where = styled("\n[bold]{}[/] at [bold cyan]{}[/]", endpoint.model, endpoint.url)
-    console.print(
-        where + styled("  [dim]tp {}, recipe {}[/]", served.plan.tp, served.plan.recipe.name)
-    )
+    console.print(where + styled("  [dim]{}tp {}, recipe {}[/]", kind, served.plan.tp, recipe.name))
     console.print(painted(str(served.access), "dim"), soft_wrap=True)
-    if served.answer:
+    if served.answer and recipe.kind != "chat":
+        found = styled("{} {} verified: [bold]{}[/]", mark("ok"), recipe.kind, served.answer)
+        console.print(found, soft_wrap=True)
+    elif served.answer:
         answer = styled("{} it answers: [bold]{}[/]", mark("ok"), served.answer)
         console.print(answer, soft_wrap=True)
     others = [
-        rung.replace("_", " ") for rung in served.plan.recipe.readiness.rungs if rung != "answer"
+        rung.replace("_", " ")
+        for rung in recipe.readiness.rungs
+        if rung != "answer" and recipe.kind == "chat"
     ]
     if others:
         console.print(styled("{} also verified: {}", mark("ok"), ", ".join(others)))

@@ -20,9 +20,11 @@ def must_be_allowed(recipe: Recipe) -> None:
 
     Raises:
         Refused: a file of the laptop, a variable of it, or a folder of the nodes was not named;
-            or it runs outside a container, and that was not allowed.
+            or it runs outside a container or builds its image by scripts, and that was not
+            allowed.
     """
     venv_must_be_allowed(recipe)
+    build_must_be_allowed(recipe)
     files_must_be_allowed(recipe)
     mounts_must_be_allowed(recipe)
     env_must_be_allowed(recipe)
@@ -41,6 +43,28 @@ def venv_must_be_allowed(recipe: Recipe) -> None:
             hint="if you trust the recipe and the packages it names: --allow-venv, or "
             "`allow_venv: true` under serve in the inventory",
         )
+
+
+def build_must_be_allowed(recipe: Recipe) -> None:
+    """Look whether scripts of the recipe run in the build of its image: they do so as root.
+
+    Raises:
+        Refused: they do, or they fetch something, and the user has not allowed that.
+    """
+    build, allowed = recipe.image.build, recipe.allowances
+    if build is None or not build.steps:
+        return
+    names = ", ".join(step.shown for step in build.steps)
+    option = "--allow-build-network" if build.network else "--allow-build"
+    if (build.network and allowed.build_network) or (not build.network and allowed.build):
+        return
+    how = "with access to the network" if build.network else "without a network"
+    raise Refused(
+        f"recipe {recipe.name} builds its image by scripts that run as root in a container of the "
+        f"nodes, {how}: {names}",
+        hint=f"read them next to the recipe; if you trust them: {option}, or "
+        f"`{option.removeprefix('--').replace('-', '_')}: true` under serve in the inventory",
+    )
 
 
 def files_must_be_allowed(recipe: Recipe) -> None:
@@ -65,6 +89,10 @@ def _files(recipe: Recipe) -> Iterator[tuple[str, Path]]:
     for index, patch in enumerate(recipe.patches):
         if patch.origin == "laptop":
             yield f"patches[{index}].file", Path(patch.file)
+    build = recipe.image.build
+    for step in build.steps if build is not None else ():
+        for file in step.files:
+            yield f"image.build.steps.{step.name}", Path(file.file)
     directory = recipe.model.directory
     if directory is not None:
         yield "model.directory", directory

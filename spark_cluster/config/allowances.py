@@ -20,12 +20,16 @@ class Allowances:
         env: variables of the laptop's environment that the containers may be given.
         mounts: folders of the nodes that may be written to, with all in them.
         venv: an engine may run outside a container, in a virtual environment of the node.
+        build: scripts of a recipe may run as root in the build of its image.
+        build_network: they may also fetch something.
     """
 
     files: tuple[Path, ...] = ()
     env: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
     venv: bool = False
+    build: bool = False
+    build_network: bool = False
 
     def __add__(self, other: Allowances) -> Allowances:
         return Allowances(
@@ -33,6 +37,8 @@ class Allowances:
             self.env + other.env,
             self.mounts + other.mounts,
             self.venv or other.venv,
+            self.build or other.build,
+            self.build_network or other.build_network,
         )
 
 

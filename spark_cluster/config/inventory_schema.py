@@ -119,6 +119,14 @@ class ServeEntry(Schema):
         description="recipes may run their engine outside a container (runtime: venv), as root "
         "on the nodes",
     )
+    allow_build: bool = Field(
+        default=False,
+        description="scripts of recipes may run as root in the build of their image, without a "
+        "network (image.build.steps)",
+    )
+    allow_build_network: bool = Field(
+        default=False, description="such scripts may also fetch something from the network"
+    )
     open: bool = Field(
         default=False,
         description="serve off the loopback without an api_key: anyone on that network may use it",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from spark_cluster.config.engines import DEFAULT
+from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import LARGEST, EngineValue, Quantization
 from spark_cluster.config.yamlfile import described
@@ -55,6 +56,7 @@ class Launch:
         nodes: how many machines.
         executor: what joins the nodes, where a recipe says it; a command has it in `args`.
         engine: the inference engine.
+        kind: of the model, as a recipe says it or as flags and name show it.
     """
 
     model: str
@@ -77,6 +79,7 @@ class Launch:
     ready_timeout_s: float | None = None
     executor: str | None = None
     engine: str = DEFAULT
+    kind: ModelKind = "chat"
 
     @property
     def speculative(self) -> Mapping[str, object]:
@@ -161,7 +164,7 @@ def of_recipe(recipe: Recipe, tp: int, gpu_memory_utilization: float | None = No
         weights_gib=recipe.model.weights_gib,
         image=recipe.image.ref,
         digest=recipe.image.digest or "",
-        dockerfile=recipe.image.build.dockerfile if recipe.image.build else "",
+        dockerfile=recipe.image.build.text if recipe.image.build else "",
         vllm=recipe.vllm.version,
         args=recipe.dialect.common(recipe.flags(tp, gpu_memory_utilization)),
         env=recipe.plain_env,
@@ -172,4 +175,5 @@ def of_recipe(recipe: Recipe, tp: int, gpu_memory_utilization: float | None = No
         ready_timeout_s=recipe.ready_timeout_s,
         executor=recipe.executor,
         engine=recipe.engine,
+        kind=recipe.kind,
     )

@@ -10,6 +10,7 @@ from spark_cluster.config import engines
 from spark_cluster.config.allowances import Allowances, Allowed
 from spark_cluster.config.fields import Word
 from spark_cluster.config.flags import words
+from spark_cluster.config.model_kind import ModelKind, first_rung, inferred
 from spark_cluster.config.recipe_schema import (
     Drafter,
     EngineArg,
@@ -55,6 +56,13 @@ def _engine(name: str) -> str:
     return name
 
 
+def _kind_of(data: dict[str, Any]) -> ModelKind:
+    """The kind that the flags and the model's name of a file show."""
+    model, flags = data.get("model"), data.get("engine_args")
+    name = model.get("name") if isinstance(model, dict) else getattr(model, "name", "")
+    return inferred(flags if isinstance(flags, dict) else {}, name if isinstance(name, str) else "")
+
+
 Share = Annotated[float, Field(ge=0.05, le=0.95)]
 
 
@@ -64,6 +72,11 @@ class Recipe(Schema):
     name: Word = Field(description="the file's name without .yaml")
     description: str = Field(default="", description="what it is good for, in a line or two")
     model: Model = Field(description="the model")
+    kind: ModelKind = Field(
+        default="chat",
+        description="what the model answers (default: as its flags and its name show, else chat); "
+        "speech, image and video are known and not served",
+    )
     image: Image = Field(
         default=Image.model_construct(ref=""), description="the container image (runtime docker)"
     )
@@ -126,6 +139,18 @@ class Recipe(Schema):
         if given not in (None, engines.DEFAULT) and "executor" not in data and _is_there(given):
             return {**data, "executor": engines.dialect(given).executors[0]}
         return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind(cls, data: Any) -> Any:
+        """Take the kind that flags and name show where the file names none, and its first rung."""
+        if not isinstance(data, dict):
+            return data
+        kind = data["kind"] if "kind" in data else _kind_of(data)
+        readiness = data.get("readiness", {})
+        if kind == "chat" or not isinstance(readiness, dict) or "rungs" in readiness:
+            return {**data, "kind": kind}
+        return {**data, "kind": kind, "readiness": {**readiness, "rungs": [first_rung(kind)]}}
 
     @property
     def dialect(self) -> engines.Dialect:

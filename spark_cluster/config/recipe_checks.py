@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from spark_cluster.config import engines, node_paths
+from spark_cluster.config.model_kind import RUNGS
 from spark_cluster.config.ports import vllm_ports
 from spark_cluster.config.secret_text import is_secret_setting, looks_secret
 from spark_cluster.config.yamlfile import Key, Problem
@@ -24,8 +25,21 @@ ADVICE = "put what is needed into a folder of its own, such as /srv/NAME"
 
 def check(recipe: Recipe) -> list[Problem]:
     """Every problem of that kind; the messages never repeat what may be a secret."""
-    found = (_engine, _runtime, _secrets, _ports, _mounts, _models, _patches)
+    found = (_kind, _engine, _runtime, _secrets, _ports, _mounts, _models, _patches)
     return [problem for look in found for problem in look(recipe)]
+
+
+def _kind(recipe: Recipe) -> Iterator[Problem]:
+    """What is asked of another kind of model."""
+    own = RUNGS.get(recipe.kind)
+    if own is None:
+        return  # `up` and `plan` refuse it, with what to use instead
+    for index, rung in enumerate(recipe.readiness.rungs):
+        if rung not in own:
+            message = f"found {rung}, expected {' or '.join(own)}: the kind is {recipe.kind}"
+            yield Problem(("readiness", "rungs", index), message)
+    if recipe.kind != "chat" and "probe" in recipe.model_fields_set:
+        yield Problem(("probe",), f"a question to a chat model; the kind is {recipe.kind}")
 
 
 def _engine(recipe: Recipe) -> Iterator[Problem]:
@@ -86,9 +100,10 @@ def _secrets(recipe: Recipe) -> Iterator[Problem]:
                 "a secret is never written into a recipe; give it as a variable under env, as "
                 "{env: NAME}, if vLLM takes one",
             )
-    if recipe.image.build is not None and looks_secret(recipe.image.build.dockerfile):
+    if recipe.image.build is not None and looks_secret(recipe.image.build.text):
+        key = "dockerfile" if recipe.image.build.dockerfile else "steps"
         yield Problem(
-            ("image", "build", "dockerfile"), "it contains a secret, which would stay in the image"
+            ("image", "build", key), "it contains a secret, which would stay in the image"
         )
 
 

@@ -10,6 +10,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from spark_cluster.config.fields import NodePath, Pattern, Port
+from spark_cluster.config.image_build import Build, Digest
+from spark_cluster.config.model_kind import Rung
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.schema import Schema
 from spark_cluster.config.secret_text import looks_secret
@@ -20,18 +22,11 @@ EngineValue = str | int | float | bool | list[Any] | dict[str, Any]
 
 PORTS = EnginePorts()
 _FLAG = re.compile(r"[A-Za-z][A-Za-z0-9]*(-[A-Za-z0-9.]+)*")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 LARGEST = 2**64
 """No flag of vLLM takes a larger number (a seed takes this one)."""
 
 MOST_NODES = 64
-
-
-def _digest(text: str) -> str:
-    if not _DIGEST.fullmatch(text):
-        raise ValueError(f"found {text!r}, expected sha256: and 64 hexadecimal digits")
-    return text
 
 
 def _flag(text: str) -> str:
@@ -149,15 +144,6 @@ class Model(Schema):
         return self.path or f"/srv/models/{self.name.replace('/', '--')}"
 
 
-class Build(Schema):
-    """An image made on the nodes on top of another one, such as one with newer Python files."""
-
-    dockerfile: str = Field(
-        pattern=r"^\s*FROM\s", description="text of the Dockerfile; it begins with FROM"
-    )
-    why: str = Field(min_length=1, description="what the image lacks")
-
-
 class Image(Schema):
     """The container image."""
 
@@ -165,7 +151,7 @@ class Image(Schema):
         pattern=r"^[^\s-]\S*$",
         description="name and tag, as `docker pull` takes it; with build, the name of the result",
     )
-    digest: Annotated[str, AfterValidator(_digest)] | None = Field(
+    digest: Digest | None = Field(
         default=None, description="sha256:..., so that all nodes run the same"
     )
     archive: NodePath | None = Field(
@@ -332,14 +318,13 @@ class Drafter(Schema):
         return {**fields, **self.options}
 
 
-Rung = Literal["answer", "coherence", "tool_call", "reasoning", "vision"]
-
-
 class Readiness(Schema):
     """The conditions for calling it ready, beyond the right answer."""
 
     rungs: list[Rung] = Field(
-        default=["answer"], min_length=1, description="what is asked, in this order"
+        default=["answer"],
+        min_length=1,
+        description="what is asked, in this order (default: the first of the kind)",
     )
     log_expect: list[Pattern] = Field(
         default=[], description="regular expressions that the engine's log must match"

@@ -113,8 +113,8 @@ def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Rdma, ...]:
 def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Question) -> Answer | None:
     """The endpoint's answer, asked by the node where the server runs."""
     from spark_cluster.serving.endpoint import running
+    from spark_cluster.serving.kind_probe import ANSWERS, kind_of, probe_once
     from spark_cluster.serving.proxy import DESCRIPTION
-    from spark_cluster.serving.readiness import ask_once
 
     for seen in nodes:
         for engine in _engines(seen):
@@ -126,8 +126,11 @@ def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Questio
             if endpoint is None:
                 continue
             health = endpoint.request(session, "/health", timeout=5)
-            reply = ask_once(session, endpoint, question.probe, timeout=20)
+            kind = kind_of(engine.labels)
+            reply = probe_once(session, endpoint, kind, question.probe, timeout=20)
             expected = question.probe.expect
+            if kind != "chat":  # any answer of the kind is right, and its reason is no answer
+                expected = "" if reply.text else ANSWERS[kind]
             return Answer(health.status, reply.status, reply.text or reply.why, expected)
     return None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from spark_cluster.config import engines
 from spark_cluster.config.launch import Launch, Volume
+from spark_cluster.config.model_kind import inferred
 from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.yamlfile import described
 from spark_cluster.errors import UsageError
@@ -143,6 +144,7 @@ def _reading(program: Program, container: docker.Container | None, env: dict[str
         nodes=_nodes(args, tp),
         origin="command",
         engine=engine,
+        kind=inferred(args, base or model),
     )
     return Reading(launch, [*program.notes, *flags.notes], program.left_out)
 

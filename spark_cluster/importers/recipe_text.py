@@ -76,6 +76,7 @@ def _data(
         "name": name or slug(source.title or _named(launch)),
         "description": " ".join(source.description.split())[:300],
         "model": _model(parts, source, model),
+        "kind": launch.kind if launch.kind != "chat" else None,
         "image": _image(parts, launch, image),
         "tensor_parallel": {"min": low, "max": max(low, high)},
         "engine": launch.engine if launch.engine != DEFAULT else None,

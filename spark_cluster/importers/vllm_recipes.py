@@ -280,6 +280,7 @@ def _launch(layers: _Layers, model: str, image: str, variant: dict[str, Any]) ->
         tp=_tp(variant),
         nodes=_tp(variant),
         origin="command",
+        kind=launch.kind,
     )
 
 

@@ -12,8 +12,8 @@ from spark_cluster.config import engines
 
 if TYPE_CHECKING:
     from spark_cluster.config.engines import Dialect
+    from spark_cluster.config.model_kind import Rung
     from spark_cluster.config.ports import Span
-    from spark_cluster.config.recipe_schema import Rung
     from spark_cluster.inference.deployment import Deployment
     from spark_cluster.inference.process import Process
     from spark_cluster.logs.start_patterns import Pattern

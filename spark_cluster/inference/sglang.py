@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spark_cluster.config.engines import Dialect
+from spark_cluster.config.model_kind import RUNGS
 from spark_cluster.errors import Failed
 from spark_cluster.inference.process import LOOPBACK, SERVER, Process, base_environment, needs_rdma
 from spark_cluster.logs import start_patterns
 
 if TYPE_CHECKING:
+    from spark_cluster.config.model_kind import Rung
     from spark_cluster.config.ports import Span
-    from spark_cluster.config.recipe_schema import Drafter, EngineValue, Rung
+    from spark_cluster.config.recipe_schema import Drafter, EngineValue
     from spark_cluster.inference.deployment import Deployment
     from spark_cluster.inference.engine import Engine
     from spark_cluster.topology import Node
@@ -131,7 +133,7 @@ class Sglang:
     version = ("/get_server_info", "version")
     started = start_patterns.SGLANG.up
     anchors = start_patterns.SGLANG.patterns
-    rungs: frozenset[Rung] = frozenset(("answer", "coherence", "tool_call", "reasoning", "vision"))
+    rungs: frozenset[Rung] = frozenset((*RUNGS["chat"], "embedding", "reranking"))
 
     def environment(self, node: Node, deployment: Deployment) -> dict[str, str]:
         """Return caches, the link's interface and HCAs, and the recipe's variables."""

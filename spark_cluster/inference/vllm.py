@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_cluster.config.engines import Dialect
+from spark_cluster.config.model_kind import RUNGS
 from spark_cluster.errors import Failed
 from spark_cluster.inference.process import (
     LOOPBACK,
@@ -22,8 +23,8 @@ from spark_cluster.inference.ray_node import RAY_HOME, authentication
 from spark_cluster.logs import start_patterns
 
 if TYPE_CHECKING:
+    from spark_cluster.config.model_kind import Rung
     from spark_cluster.config.ports import Span
-    from spark_cluster.config.recipe_schema import Rung
     from spark_cluster.inference.deployment import Deployment
     from spark_cluster.inference.engine import Engine
     from spark_cluster.topology import Node
@@ -61,7 +62,7 @@ class Vllm:
     version = ("/version", "version")
     started = start_patterns.VLLM.up
     anchors = start_patterns.VLLM.patterns
-    rungs: frozenset[Rung] = frozenset(("answer", "coherence", "tool_call", "reasoning", "vision"))
+    rungs: frozenset[Rung] = frozenset((*RUNGS["chat"], "embedding", "reranking", "transcription"))
 
     def environment(self, node: Node, deployment: Deployment) -> dict[str, str]:
         """Return caches, the link's address, interface and HCAs, and the recipe's variables."""

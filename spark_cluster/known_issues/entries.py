@@ -18,7 +18,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from spark_cluster.config.engines import DEFAULT
 from spark_cluster.config.fields import Pattern
-from spark_cluster.config.recipe_schema import Rung, Versions
+from spark_cluster.config.model_kind import Rung
+from spark_cluster.config.recipe_schema import Versions
 from spark_cluster.config.schema import Schema
 from spark_cluster.errors import InvalidFile
 from spark_cluster.known_issues.match import EditKind, Effect, KnownIssueMatch, Severity

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_cluster.config import image_build
 from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.yamlfile import load, shown
@@ -42,6 +43,7 @@ class LintTarget:
         path: the file it stands in.
         folder: where the model's files are on this machine, when that is known.
         variables: of this machine's environment, which a recipe asks for.
+        builds: what to know of the scripts that change a recipe's image.
     """
 
     title: str
@@ -52,6 +54,7 @@ class LintTarget:
     path: Path | None = None
     folder: Path | None = None
     variables: tuple[str, ...] = ()
+    builds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,7 @@ def _of_recipe(path: Path, project: Project, tp: int | None, allow: Allowances) 
         path,
         recipe.model.directory,
         tuple(dict.fromkeys(reference.env for reference in recipe.secret_env.values())),
+        tuple(image_build.remarks(recipe.image.build)),
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from spark_cluster.config import recipe_checks
 from spark_cluster.config.allowances import NOTHING, Allowances, Allowed
+from spark_cluster.config.image_build import Build
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Patch
 from spark_cluster.config.schema import validate
@@ -15,7 +16,7 @@ from spark_cluster.loader.registries import is_of_registry
 
 
 def load_recipe(name: str | Path, project: Project, allow: Allowances = NOTHING) -> Recipe:
-    """Read a recipe by name or path, with absolute paths of `model.directory` and patches.
+    """Read a recipe by name or path, with absolute paths of `model.directory`, patches and steps.
 
     Args:
         allow: what the user allows it, next to the files of its own and the project's folder.
@@ -37,10 +38,25 @@ def load_recipe(name: str | Path, project: Project, allow: Allowances = NOTHING)
     patches = [_absolute(patch, folder) for patch in recipe.patches]
     directory = recipe.model.directory and folder / recipe.model.directory.expanduser()
     model = recipe.model.model_copy(update={"directory": directory})
+    image = recipe.image.model_copy(update={"build": _build(recipe.image.build, folder)})
     # A recipe of a registry has no files of its own here, and the project's are not its.
     own = not is_of_registry(path)
     allowed = Allowed(path, project.folder, allow) if own else Allowed(user=allow)
-    return recipe.with_files(allowed, model=model, patches=patches)
+    return recipe.with_files(allowed, model=model, patches=patches, image=image)
+
+
+def _build(build: Build | None, folder: Path) -> Build | None:
+    """A build whose files have absolute paths."""
+    if build is None:
+        return None
+    steps = []
+    for step in build.steps:
+        files = [
+            file.model_copy(update={"file": str(folder / Path(file.file).expanduser())})
+            for file in step.files
+        ]
+        steps.append(step.model_copy(update={"files": files}))
+    return build.model_copy(update={"steps": steps})
 
 
 def _absolute(patch: Patch, folder: Path) -> Patch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import queue
@@ -26,11 +27,11 @@ def ask(request: Mapping[str, Any]) -> Reply:
     """Status and body of `url`; status 0 and a `reason` when there is no whole answer.
 
     Args:
-        request: url, and perhaps method, headers, body (text), timeout (seconds for all of it:
-            looking up the name, connecting, sending, and the answer to its last byte), and
-            two files of this node: `bearer_file`, whose content is the bearer token (without the
-            file the request goes without a token), and `certificate`, in PEM form (exactly this
-            one is accepted, and its SHA-256 is returned).
+        request: url, and perhaps method, headers, body (text, or bytes as base64 in `body_base64`),
+            timeout (seconds for all of it: looking up the name, connecting, sending, and the
+            answer to its last byte), and two files of this node: `bearer_file`, whose content is
+            the bearer token (without the file the request goes without a token), and
+            `certificate`, in PEM form (exactly this one is accepted, and its SHA-256 is returned).
     """
     timeout = float(request.get("timeout", 10.0))
     call = _Call(request, time.monotonic() + timeout)
@@ -109,7 +110,7 @@ class _Call:
         else:
             connection = http.client.HTTPConnection(where.hostname, where.port, timeout=left)
         connection._create_connection = self._connect  # type: ignore[attr-defined]
-        body = self._request.get("body")
+        body = _body(self._request)
         headers = {"Connection": "close", **self._request.get("headers", {})}
         headers |= _bearer(self._request.get("bearer_file"))
         if body is not None:
@@ -119,11 +120,18 @@ class _Call:
             connection.request(
                 self._request.get("method", "GET"),
                 path,
-                None if body is None else body.encode(),
+                body,
                 headers,
             )
             answer = connection.getresponse()
             return {**_read(answer), **seen}
+
+
+def _body(request: Mapping[str, Any]) -> bytes | None:
+    if "body_base64" in request:
+        return base64.b64decode(request["body_base64"])
+    text = request.get("body")
+    return None if text is None else str(text).encode()
 
 
 def _read(answer: http.client.HTTPResponse) -> Reply:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from spark_cluster import models as shapes
 from spark_cluster.config.launch import Launch
+from spark_cluster.config.model_kind import must_be_served
 from spark_cluster.config.recipe_schema import MOST_NODES
 from spark_cluster.config.yamlfile import described
-from spark_cluster.errors import UsageError
+from spark_cluster.errors import Refused, UsageError
 from spark_cluster.facts.model import Facts
 from spark_cluster.models.memory import GIB
 from spark_cluster.models.weights import memory_bytes
@@ -156,7 +157,12 @@ class Planner:
         Args:
             rooms: all nodes that there are, the head first; at least one.
             facts: of the nodes that were asked.
+
+        Raises:
+            UsageError: as `fit`.
+            Refused: models of this kind are not served.
         """
+        must_be_served(subject.launch.kind, subject.title)
         launch, geometry = subject.launch, self.geometry(subject)
         fitted = self._fit(subject, geometry, rooms)
         if fitted.share is not None and launch.origin == "recipe":  # by hand no one computes it
@@ -174,6 +180,9 @@ class Planner:
             remark = f"--max-num-seqs {at_a_time:g}: further requests wait for their turn"
             fitted = replace(fitted, remarks=(*fitted.remarks, remark))
         fitted = replace(fitted, remarks=(*fitted.remarks, *subject.remarks))
+        if launch.kind != "chat":
+            remark = f"a model of kind {launch.kind} generates nothing: no tokens/s apply to it"
+            fitted = replace(fitted, remarks=(*fitted.remarks, remark))
         reasons = (*_size(subject), *fitted.reasons)
         near = nearest(fitted, geometry, rooms, subject.sizes[1]) if fitted.reasons else []
         if not fitted.reasons and reasons:
@@ -190,7 +199,12 @@ class Planner:
         question: Question,
         purpose: Purpose,
     ) -> Advice:
-        """Return which use of two nodes serves a purpose best, for `question.concurrency` users."""
+        """Return which use of two nodes serves a purpose best, for `question.concurrency` users.
+
+        Raises:
+            Refused: the model generates nothing.
+        """
+        _must_generate(subject)
         geometry = self.geometry(subject)
         weights = self.weights_gib(subject, geometry)
         users = Users(question.concurrency, question.context, question.prompt, subject.acceptance)
@@ -203,6 +217,16 @@ class Planner:
             weights_gib=weights,
             constants=self.constants,
             sizes=subject.sizes,
+        )
+
+
+def _must_generate(subject: Subject) -> None:
+    kind = subject.launch.kind
+    must_be_served(kind, subject.title)
+    if kind != "chat":
+        raise Refused(
+            f"{subject.title} is of kind {kind}: it generates no tokens to compare by --for",
+            hint="leave --for out: the plan shows what fits",
         )
 
 

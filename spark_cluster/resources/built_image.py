@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.node.values import InvalidResource, ResourceError
-from spark_cluster.resources.base import Resource, State
+from spark_cluster.node.values import InvalidResource, Missing, ResourceError
+from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.docker import docker, inspect
 from spark_cluster.resources.image import REF
 
@@ -22,6 +24,10 @@ _STEP = re.compile(r"(?:Step |#\d+ \[ *)\d+/\d+.*")
 """A step, as the classic builder and BuildKit tell it."""
 
 _WHY = (
+    (
+        r"Temporary failure in name resolution|Could not resolve host|Network is unreachable",
+        "a step asks for the network: image.build.network in the recipe lets it, if you trust it",
+    ),
     (
         r"COPY failed|failed to calculate checksum|no source files",
         "a build gets the Dockerfile alone: fetch with ADD https://..., or use a patch",
@@ -37,18 +43,23 @@ _WHY = (
 
 @dataclass(frozen=True)
 class BuiltImage(Resource):
-    """An image that was built from exactly this Dockerfile.
+    """An image that was built from exactly this Dockerfile and these files.
 
-    The Dockerfile is all that the build gets: it can fetch (`ADD https://...`, `RUN`), but not
-    copy a file of the laptop. A label of the image keeps its hash, so the image is built again
-    when the text changes, and not when only its base's tag has moved.
+    Without files the Dockerfile is all that the build gets: it can fetch (`ADD https://...`,
+    `RUN`), but not copy a file of the laptop. A label of the image keeps the hash of all that it
+    was built from, so the image is built again when that changes, and not when only its base's tag
+    has moved.
 
     Args:
         ref: name and tag of the result.
         dockerfile: text of the Dockerfile.
+        context: folder of the node with the files that it copies.
+        files: path in that folder to SHA-256; a build does not begin with others than these.
+        network: `host`, or `none` for steps that shall fetch nothing.
+        timeout_s: longest time of the whole build, seconds.
 
     Raises:
-        ResourceError: a step fails; with the last lines that it said.
+        ResourceError: a step fails, with the last lines that it said; or a file is another one.
 
     Example:
         BuiltImage("local/vllm:fixed", "FROM vllm/vllm-openai:v0.20.1\\nRUN ...")
@@ -56,20 +67,35 @@ class BuiltImage(Resource):
 
     ref: str
     dockerfile: str = field(default="")
+    context: str = field(default="", kw_only=True)
+    files: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    network: str = field(default="host", kw_only=True)
+    timeout_s: float = field(default=BUILD_S, kw_only=True)
 
     def validate(self) -> None:
         if not REF.fullmatch(self.ref) or "@" in self.ref:
             raise InvalidResource(f"BuiltImage: {self.ref!r} is not an image name like name:tag")
         if not re.search(r"^\s*FROM\s", self.dockerfile, re.MULTILINE | re.IGNORECASE):
             raise InvalidResource(f"BuiltImage {self.ref}: the Dockerfile has no FROM")
+        if self.network not in ("host", "none"):
+            raise InvalidResource(
+                f"BuiltImage {self.ref}: network {self.network!r} is not host or none"
+            )
+        if bool(self.files) != bool(self.context):
+            raise InvalidResource(f"BuiltImage {self.ref}: files and context belong together")
+        if self.context:
+            absolute(self.context, f"BuiltImage {self.ref}: context")
 
     def provides(self) -> tuple[str, ...]:
         return (f"image:{self.ref}",)
 
     @property
     def hash(self) -> str:
-        """The hash of the Dockerfile."""
-        return hashlib.sha256(self.dockerfile.encode()).hexdigest()
+        """The hash of all that the build gets."""
+        whole = self.dockerfile
+        if self.files:
+            whole = json.dumps([self.dockerfile, sorted(self.files.items()), self.network])
+        return hashlib.sha256(whole.encode()).hexdigest()
 
     def desired(self) -> State:
         return {"image": "present", "dockerfile": self.hash[:12]}
@@ -81,6 +107,7 @@ class BuiltImage(Resource):
         return {"image": "present", "dockerfile": _labels(found).get(LABEL, "")[:12] or "another"}
 
     def converge(self, host: Host, actual: State) -> None:
+        self._verify_files(host)
         host.progress(f"building {self.ref}")
 
         def on_output(line: str) -> None:
@@ -89,15 +116,29 @@ class BuiltImage(Resource):
 
         done = docker(
             host,
-            *("build", "--network", "host", "--label", f"{LABEL}={self.hash}"),
-            *("--tag", self.ref, "-"),
+            *("build", "--network", self.network, "--label", f"{LABEL}={self.hash}"),
+            *("--tag", self.ref),
+            *(("--file", "-", str(host.path(self.context))) if self.files else ("-",)),
             stdin=self.dockerfile.encode(),
-            timeout=BUILD_S,
+            timeout=self.timeout_s,
             on_output=on_output,
             long=True,
         )
         if done.status != 0:
             raise self._failed(done)
+
+    def _verify_files(self, host: Host) -> None:
+        """Look whether every file is the one that was declared: it runs as root in the build."""
+        for path, sha256 in self.files.items():
+            place = host.path(f"{self.context}/{path}")
+            if not place.is_file():
+                raise Missing(f"path:{self.context}/{path}", f"{self.context}/{path} is not there")
+            found = hashlib.sha256(place.read_bytes()).hexdigest()
+            if found != sha256:
+                raise ResourceError(
+                    f"{self.context}/{path} has the SHA-256 {found[:12]}, expected {sha256[:12]}",
+                    "something else wrote it: run it again, which sends the file anew",
+                )
 
     def _failed(self, done: Completed) -> ResourceError:
         output = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import queue
@@ -24,6 +25,13 @@ LOST_AFTER = 15.0
 
 START_WITHIN = 30.0
 """Seconds an agent may take to say its first word."""
+
+
+def carried_body(body: str | bytes | None) -> dict[str, Any]:
+    """Return a request's body as a message carries it: bytes go as base64."""
+    if isinstance(body, bytes):
+        return {"body_base64": base64.b64encode(body).decode("ascii")}
+    return {"body": body}
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,7 @@ class Session:
         *,
         method: str = "GET",
         headers: Mapping[str, str] | None = None,
-        body: str | None = None,
+        body: str | bytes | None = None,
         timeout: float = 10.0,
         bearer_file: str = "",
         certificate: str | None = None,
@@ -149,7 +157,7 @@ class Session:
             url=url,
             method=method,
             headers=dict(headers or {}),
-            body=body,
+            **carried_body(body),
             timeout=timeout,
             bearer_file=bearer_file,
             certificate=certificate,

@@ -33,7 +33,7 @@ class Asker(Protocol):
         *,
         method: str,
         headers: dict[str, str],
-        body: str | None,
+        body: str | bytes | None,
         timeout: float,
         certificate: str | None,
     ) -> Answer: ...
@@ -93,14 +93,15 @@ class Endpoint:
         path: str,
         *,
         method: str = "GET",
-        body: str | None = None,
+        body: str | bytes | None = None,
         timeout: float = 10.0,
+        content_type: str = "application/json",
     ) -> Answer:
         """Make one request as a user would, from a node; `timeout` in seconds."""
         return session.http(
             self.path(path),
             method=method,
-            headers=self.headers,
+            headers={**self.headers, "Content-Type": content_type},
             body=body,
             timeout=timeout,
             certificate=self.certificate,

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 from spark_cluster.config.allowance_checks import must_be_allowed
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.launch import Launch, of_recipe
+from spark_cluster.config.model_kind import must_be_served
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import Refused
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import engine
 from spark_cluster.serving import caches, firewall, secret_env
+from spark_cluster.serving.build_steps import build_settings
 from spark_cluster.serving.endpoint import LABEL, Endpoint, endpoint_of
+from spark_cluster.serving.kind_probe import KIND_LABEL
 from spark_cluster.serving.nodes import serving
 from spark_cluster.serving.patches import MountedPatch, mounted_patches
 from spark_cluster.topology import Node
@@ -103,6 +106,7 @@ def resolve(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int
         UsageError: a variable, the key or the certificate cannot be read.
         Failed: the address of the endpoint is not one of the head's own.
     """
+    must_be_served(recipe.kind, f"recipe {recipe.name}")
     recipe.check_size(tp)
     _must_climb(recipe)
     must_be_allowed(recipe)
@@ -174,14 +178,23 @@ def _labels(recipe: Recipe, tp: int, endpoint: Endpoint) -> dict[str, str]:
         "spark-cluster.runtime": recipe.runtime,
         LABEL: endpoint.engine_url,
         "spark-cluster.dashboard": str(recipe.ray.dashboard_port),
+        # Of chat models none: a server that was started without the label keeps running.
+        **({KIND_LABEL: recipe.kind} if recipe.kind != "chat" else {}),
     }
 
 
 def _image(recipe: Recipe) -> dict[str, Any]:
-    image = recipe.image
-    build = image.build.dockerfile if image.build else None
+    """Settings of the role `images`.
+
+    Raises:
+        Refused: a file of a step is not the one that the recipe was made with.
+    """
+    image, build = recipe.image, recipe.image.build
     given = {"ref": image.ref, "digest": image.digest, "archive": image.archive}
-    return {**given, "dockerfile": build}
+    if build is None:
+        return given
+    given["dockerfile"] = build.text
+    return {**given, **build_settings(build)} if build.steps else given
 
 
 def _models(recipe: Recipe, patches: Sequence[MountedPatch]) -> tuple[Mapping[str, Any], ...]:

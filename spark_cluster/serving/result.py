@@ -50,6 +50,7 @@ class Served:
             "access": self.access.to_dict(),
             "model": self.plan.endpoint.model,
             "recipe": self.plan.recipe.name,
+            "kind": self.plan.recipe.kind,
             "tp": self.plan.tp,
             "answer": self.answer,
             "verified": list(self.plan.recipe.readiness.rungs),
@@ -68,7 +69,7 @@ def served(
     """Return the result of an `up`: the memory that is held now, and what runs.
 
     Args:
-        answer: to the recipe's own question.
+        answer: to the recipe's own question; of another kind than chat, what its rung found.
         before, peak: VRAM before the run, and the largest while loading.
     """
     now, (told, found) = play.together(lambda: sample(play.sessions), lambda: _versions(play, plan))

@@ -6,9 +6,7 @@ all of them, and each has been seen on a Spark.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from spark_cluster.config.launch import Launch
@@ -16,13 +14,11 @@ from spark_cluster.errors import VerificationFailed
 from spark_cluster.inference import replies
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import readiness
-from spark_cluster.serving.endpoint import Asker, Endpoint
+from spark_cluster.serving import embedding_size, readiness
+from spark_cluster.serving.client import PARSER, Client
+from spark_cluster.serving.kind_rungs import KIND_RUNGS
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.serving.text_checks import incoherent, red_square
-
-PATIENCE_S = 900.0
-"""Seconds for one answer: 1,024 tokens at 7 tok/s are two and a half minutes."""
 
 LEAST = 200
 """Characters of a story that was to have three hundred words; a shorter one proves nothing."""
@@ -44,75 +40,6 @@ TOOLS = [
 ]
 RAW = ("<|tool_call", "<tool_call", f"call:{TOOL}", f"[{TOOL}(")
 """How calls look when they were not parsed: Gemma's, Qwen's, and Python's."""
-
-PARSER = "--enable-auto-tool-choice and the model's own --tool-call-parser (Gemma 4: gemma4)"
-
-
-@dataclass(frozen=True)
-class Client:
-    """Asks one endpoint.
-
-    Args:
-        session: who makes the requests.
-        where: whose name errors carry.
-    """
-
-    session: Asker
-    endpoint: Endpoint
-    where: str = ""
-
-    def wrong(self, message: str, hint: str) -> VerificationFailed:
-        return VerificationFailed(message, where=self.where, hint=hint)
-
-    def post(self, rung: str, content: Any, **options: Any) -> str:
-        """The body of the answer to one message.
-
-        Raises:
-            VerificationFailed: the status is not 200.
-        """
-        asked = {
-            "model": self.endpoint.model,
-            "messages": [{"role": "user", "content": content}],
-            "temperature": 0,
-            "max_tokens": 1024,
-            **options,
-        }
-        answer = self.endpoint.request(
-            self.session,
-            "/v1/chat/completions",
-            method="POST",
-            body=json.dumps(asked),
-            timeout=PATIENCE_S,
-        )
-        if answer.status == 200:
-            return answer.body
-        reason = (
-            answer.reason if answer.status == 0 else replies.error(answer.body) or answer.reason
-        )
-        hint = "spark-cluster logs shows more"
-        if answer.status == 400 and "tool choice" in reason:
-            hint = f"the recipe's engine_args lack {PARSER}; a router would now ask another model"
-        raise self.wrong(f"{rung}: the request failed (status {answer.status}): {reason}", hint)
-
-    def message(self, rung: str, content: Any, **options: Any) -> dict[str, Any]:
-        """The message that answers.
-
-        Raises:
-            VerificationFailed: there is none, or another model gave it.
-        """
-        body = self.post(rung, content, **options)
-        try:
-            found = replies.message(body)
-        except replies.NotACompletion as error:
-            hint = "another program than vLLM uses the port, or a proxy answers for it"
-            raise self.wrong(f"{rung}: {error}", hint) from None
-        model = replies.text_of(replies.at(replies.decoded(body), "model"))
-        if model != self.endpoint.model:
-            raise self.wrong(
-                f"{rung}: {model!r} answered, asked was {self.endpoint.model!r}",
-                "another server or a router has the port",
-            )
-        return found
 
 
 def coherence(client: Client) -> None:
@@ -178,22 +105,30 @@ RUNGS: dict[str, Callable[[Client], None]] = {
     "reasoning": reasoning,
     "vision": vision,
 }
-"""By the recipe's names; `answer` is the recipe's own question (`readiness.ask`)."""
+"""Of chat models, by the recipe's names; `answer` is the recipe's own question (`readiness.ask`),
+and other kinds have theirs in `kind_rungs.py`."""
 
 
 def climb(play: Play, plan: ServePlan) -> str:
-    """Climb each rung that the recipe names, in its order; return the answer to its own question.
+    """Climb each rung that the recipe names, in its order.
+
+    Returns:
+        The answer to the recipe's own question; of another kind than chat, what its rung found.
 
     Raises:
         VerificationFailed: at the first rung that does not hold.
     """
     answer = ""
     client = Client(play.session(play.head), plan.endpoint, play.head.name)
+    if plan.recipe.kind == "embedding":
+        client = embedding_size.expecting(client, play.session(play.head), plan.recipe)
     for rung in plan.recipe.readiness.rungs:
         play.bus.emit(Progress(play.head.name, "verify", rung.replace("_", " ")))
         try:
             if rung == "answer":
                 answer = readiness.ask(play, plan.endpoint, plan.recipe.probe)
+            elif rung in KIND_RUNGS:
+                answer = KIND_RUNGS[rung](client)
             else:
                 RUNGS[rung](client)
         except VerificationFailed as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.errors import SparkClusterError
@@ -18,8 +19,8 @@ from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 from spark_cluster.serving import firewall, logs
 from spark_cluster.serving.endpoint import Endpoint, running
+from spark_cluster.serving.kind_probe import ANSWERS, kind_of, probe_once
 from spark_cluster.serving.proxy import DESCRIPTION, UNIT, Access, described, refused_by_proxy
-from spark_cluster.serving.readiness import ask_once
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -81,6 +82,7 @@ class Status:
             `starting` (containers run, not healthy yet), `degraded` (answers, but something is
             wrong) or `failed` (should serve and does not).
         problems: what is wrong, as text; empty when nothing is.
+        kind: of the model: chat, embedding, reranking or transcription; None without a server.
     """
 
     state: str
@@ -91,6 +93,7 @@ class Status:
     model: str | None = None
     tp: int | None = None
     problems: tuple[str, ...] = ()
+    kind: ModelKind | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `status --json` prints it."""
@@ -101,6 +104,7 @@ class Status:
             "endpoint": self.endpoint,
             "access": self.access.to_dict() if self.access is not None else None,
             "model": self.model,
+            "kind": self.kind,
             "tp": self.tp,
             "problems": list(self.problems),
         }
@@ -126,9 +130,10 @@ def status(play: Play, endpoint_key: str | None, probe: Probe) -> Status:
     description = known[head].description
     endpoint = running(server.labels, description, endpoint_key)
     session = play.connections.session(head)
+    kind = kind_of(server.labels)
     ray, (health, answer, why, shown) = _together(
         lambda: _ray(play, head, server) if on_ray and not dark else [],
-        lambda: _probe(session, endpoint, probe, dark),
+        lambda: _probe(session, endpoint, probe, kind, dark),
     )
     problems = [f"no ConnectX-7 interface of {name} is up: is the cable in?" for name in dark]
     # Without the link Ray knows no node, which says nothing new and takes its time.
@@ -146,10 +151,10 @@ def status(play: Play, endpoint_key: str | None, probe: Probe) -> Status:
         loading = loading and server.restarts < MANY_RESTARTS
     state = _state(answer=bool(answer), problems=problems, loading=loading)
     access = described(description) or (Access(endpoint.url) if endpoint is not None else None)
-    if access is None:
-        return Status(state, nodes, ray, None, None, model or None, tp, tuple(problems))
-    access = replace(access, fingerprint=shown)
-    return Status(state, nodes, ray, access.url, access, model or None, tp, tuple(problems))
+    if access is not None:
+        access = replace(access, fingerprint=shown)
+    url = access.url if access is not None else None
+    return Status(state, nodes, ray, url, access, model or None, tp, tuple(problems), kind)
 
 
 def _together(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
@@ -299,7 +304,7 @@ def _restarted(session: Session, head: str, times: int) -> str:
 
 
 def _probe(
-    session: Session, endpoint: Endpoint | None, probe: Probe, dark: list[str]
+    session: Session, endpoint: Endpoint | None, probe: Probe, kind: ModelKind, dark: list[str]
 ) -> tuple[int, str, str, str]:
     """Status of /health (0 when vLLM takes no connection), the beginning of a completion, what is
     wrong with either, and the SHA-256 of the certificate that was presented.
@@ -318,11 +323,12 @@ def _probe(
         return health, "", f"/health does not return 200 ({health or 'no answer'})", shown
     few = probe.model_copy(update={"max_tokens": min(probe.max_tokens, FEW_TOKENS)})
     limit = WITHOUT_LINK_S if dark else COMPLETION_S
-    found = ask_once(session, endpoint, few, timeout=limit)
+    found = probe_once(session, endpoint, kind, few, timeout=limit)
     if found.text:
         return health, found.text, "", shown
     if found.status == 401:
         return health, "", "the endpoint asks for another API key than this inventory's", shown
     why = f" within {limit:g} s" if found.status == 0 else ""
     reason = f": {found.why}" if found.why else ""
-    return health, "", f"/health is fine, but a completion does not come{why}{reason}", shown
+    what = ANSWERS[kind]
+    return health, "", f"/health is fine, but {what} does not come{why}{reason}", shown

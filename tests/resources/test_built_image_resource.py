@@ -1,5 +1,7 @@
 """BuiltImage, against a docker that keeps real state in a file."""
 
+import hashlib
+
 import pytest
 from resource_samples import image
 
@@ -88,3 +90,57 @@ def test_no_docker_command(node):
 def test_bad_declarations(ref, dockerfile, text):
     with pytest.raises(InvalidResource, match=text):
         BuiltImage(ref, dockerfile)
+
+
+SCRIPT = b"#!/bin/bash\nset -e\n"
+CONTEXT = "/var/lib/spark-cluster/builds/0123456789ab"
+STEP = 'FROM base:1\nCOPY ["fix/run.sh", "/workspace/mods/fix/"]\nRUN ["bash", "run.sh"]\n'
+
+
+def with_files(content=SCRIPT, **changed):
+    files = {"fix/run.sh": hashlib.sha256(content).hexdigest()}
+    options = {"context": CONTEXT, "files": files, "network": "none", "timeout_s": 60.0}
+    return BuiltImage("local/fixed:1", STEP, **{**options, **changed})
+
+
+def test_files_are_in_the_build_and_in_the_hash(docker):
+    docker.put(f"{CONTEXT}/fix/run.sh", SCRIPT)
+    assert docker.apply(with_files()).verdict == "change"
+    (argv,) = builds(docker)
+    assert argv[argv.index("--network") + 1] == "none"
+    assert argv[-3:-1] == ["--file", "-"]
+    assert argv[-1].endswith(CONTEXT)
+    assert docker.apply(with_files()).verdict == "ok"
+    docker.put(f"{CONTEXT}/fix/run.sh", b"other")
+    assert docker.check(with_files(b"other")).verdict == "change"
+    assert docker.apply(with_files(b"other")).verdict == "change"
+    assert docker.check(with_files(b"other", network="host")).verdict == "change"
+    assert docker.check(with_files(b"other")).verdict == "ok"
+
+
+def test_a_file_that_is_another_one_is_not_run(docker):
+    docker.put(f"{CONTEXT}/fix/run.sh", b"rm -rf /\n")
+    result = docker.apply(with_files())
+    assert result.verdict == "failed"
+    assert "fix/run.sh has the SHA-256" in result.error
+    assert not builds(docker)
+
+
+def test_a_file_that_is_not_there(docker):
+    result = docker.apply(with_files())
+    assert result.verdict == "failed"
+    assert "fix/run.sh is not there" in result.error
+    assert not builds(docker)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"network": "bridge"}, "is not host or none"),
+        ({"context": ""}, "files and context belong together"),
+        ({"context": "builds"}, "absolute"),
+    ],
+)
+def test_bad_declarations_of_files(changed, text):
+    with pytest.raises(InvalidResource, match=text):
+        with_files(**changed)

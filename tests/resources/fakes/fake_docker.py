@@ -92,8 +92,8 @@ def tag(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
 
 
 def build(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
-    found, (context,) = options(rest, (), ("--network", "--label", "--tag"))
-    assert context == "-"
+    found, (context,) = options(rest, (), ("--network", "--label", "--tag", "--file"))
+    assert context == "-" or found["--file"] == ["-"]
     base, *steps = sys.stdin.read().splitlines()
     name = base.split()[1]
     print(f"Step 1/{len(steps) + 1} : {base}")
@@ -101,7 +101,7 @@ def build(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
         raise Refuse(1, f"pull access denied for {name}")
     for number, step in enumerate(steps, start=2):
         print(f"Step {number}/{len(steps) + 1} : {step}")
-        if step.startswith("COPY"):
+        if step.startswith("COPY") and (context == "-" or not copied(Path(context), step)):
             raise Refuse(1, "COPY failed: no source files were specified")
         if step == "RUN false":
             raise Refuse(1, "The command '/bin/sh -c false' returned a non-zero code: 1")
@@ -109,6 +109,12 @@ def build(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
     labels = dict(item.split("=", 1) for item in found["--label"])
     made = {"Id": f"sha256:{state['made']:064x}", "Config": {"Labels": labels}}
     state["images"][found["--tag"][0]] = {**state["images"][name], **made}
+
+
+def copied(context: Path, step: str) -> bool:
+    """Whether all sources of a COPY in JSON are in the context."""
+    *sources, _ = json.loads(step.removeprefix("COPY "))
+    return all((context / source).is_file() for source in sources)
 
 
 def run(state: dict[str, Any], root: Path, rest: list[str]) -> None:

@@ -1,0 +1,173 @@
+"""A recipe's image that the nodes build on top of another one: a Dockerfile, or scripts of others.
+
+Steps are what sparkrun and spark-vllm-docker call mods: a folder with `run.sh`, which changes a
+container before it serves. Here it is run once, in a build, with what they give it: the folder is
+`/workspace/mods/NAME`, the working directory, and `WORKSPACE_DIR` is the image's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+
+from spark_cluster.config.fields import NodePath
+from spark_cluster.config.schema import Schema
+
+MODS = "/workspace/mods"
+"""Folder of the steps in the image, as sparkrun (core/mods.py) and spark-vllm-docker have it."""
+
+_RUN = 'export WORKSPACE_DIR="$PWD" && cd "$1" && chmod +x "$2" && exec "./$2"'
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+
+
+def digest(text: str) -> str:
+    """Return a digest as registries write it; raise ValueError for another text."""
+    if not _DIGEST.fullmatch(text):
+        raise ValueError(f"found {text!r}, expected sha256: and 64 hexadecimal digits")
+    return text
+
+
+def part_of_folder(text: str) -> str:
+    """Return a relative path whose parts are plain names; raise ValueError for another text."""
+    if not all(_PART.fullmatch(part) for part in text.split("/")):
+        raise ValueError(f"found {text!r}, expected a path such as fix/x.patch, without '..'")
+    return text
+
+
+Digest = Annotated[str, AfterValidator(digest)]
+PartOfFolder = Annotated[str, AfterValidator(part_of_folder)]
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class BuildFile(Schema):
+    """A file of a step, which must be exactly the one that was imported."""
+
+    path: PartOfFolder = Field(description="where the step has it, in its folder")
+    file: str = Field(min_length=1, description="where it is on the laptop, next to the recipe")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of its content")
+
+
+class BuildStep(Schema):
+    """A script that changes the image, with its files; it runs as root in the build."""
+
+    name: str = Field(pattern=rf"^{_PART.pattern}$", description="name of the mod")
+    script: PartOfFolder = Field(default="run.sh", description="file that is run, by bash's rules")
+    files: list[BuildFile] = Field(min_length=1, description="all files of its folder")
+    env: dict[Variable, str] = Field(
+        default={}, description="variables that the script sees; no secret"
+    )
+    origin: str = Field(default="", description="address of the repository that it comes from")
+    commit: str | None = Field(
+        default=None, pattern=r"^[0-9a-f]{7,64}$", description="commit of that repository"
+    )
+
+    @model_validator(mode="after")
+    def _script_is_there(self) -> BuildStep:
+        paths = [file.path for file in self.files]
+        if self.script not in paths:
+            raise ValueError(f"files has no {self.script}, which is the script")
+        if len(set(paths)) < len(paths):
+            raise ValueError("a path is there twice")
+        return self
+
+    @property
+    def shown(self) -> str:
+        """The name with the origin, as messages have it."""
+        return f"{self.name} ({self.origin or 'origin unknown'}, {(self.commit or 'no')[:12]})"
+
+
+class Base(Schema):
+    """The image that a build stands on."""
+
+    ref: str = Field(pattern=r"^[^\s$-][^\s$]*$", description="name and tag")
+    digest: Digest | None = Field(default=None, description="sha256:..., of the registry")
+    archive: NodePath | None = Field(
+        default=None, description="file on the nodes to `docker load` instead of pulling"
+    )
+
+    @property
+    def reference(self) -> str:
+        """The name that a Dockerfile has: one from an archive has no digest of a registry."""
+        return f"{self.ref}@{self.digest}" if self.digest and not self.archive else self.ref
+
+
+class Build(Schema):
+    """An image made on the nodes on top of another one: a Dockerfile, or base and steps."""
+
+    dockerfile: str | None = Field(
+        default=None,
+        pattern=r"^\s*FROM\s",
+        description="text of the Dockerfile; it begins with FROM",
+    )
+    base: Base | None = Field(default=None, description="the image that the steps change")
+    steps: list[BuildStep] = Field(
+        default=[], description="scripts that change it, in this order (mods of other tools)"
+    )
+    network: bool = Field(
+        default=False, description="whether the steps may fetch something; a Dockerfile always may"
+    )
+    timeout_s: float = Field(
+        default=1800, gt=0, le=14_400, description="longest time for all steps, seconds"
+    )
+    why: str = Field(min_length=1, description="what the image lacks")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Build:
+        stepwise = self.base is not None or bool(self.steps)
+        if stepwise == (self.dockerfile is not None):
+            raise ValueError("expected either a dockerfile, or base and steps")
+        if stepwise and (self.base is None or not self.steps):
+            raise ValueError("base and steps belong together; one of them is missing")
+        names = [step.name for step in self.steps]
+        if len(set(names)) < len(names):
+            raise ValueError("two steps have the same name")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The Dockerfile: as written, or made of the steps.
+
+        Lists are in JSON, which no shell reads; names have no character that Docker expands.
+        """
+        if self.base is None:
+            return self.dockerfile or ""
+        return "\n".join([f"FROM {self.base.reference}", *map(_lines, self.steps)]) + "\n"
+
+
+def context_path(step: BuildStep, file: BuildFile) -> str:
+    """Return the place of a file in the folder that the build gets."""
+    return f"{step.name}/{file.path}"
+
+
+def remarks(build: Build | None) -> list[str]:
+    """Return what to know of a build by scripts before it is allowed; nothing of another one."""
+    if build is None or not build.steps:
+        return []
+    reach = "that reaches the network" if build.network else "without a network"
+    option = "--allow-build-network" if build.network else "--allow-build"
+    names = ", ".join(step.shown for step in build.steps)
+    found = [
+        f"each node builds the image once from {build.text.split()[1]}, with scripts that run as "
+        f"root in a build {reach}: {names}; `up` needs {option}"
+    ]
+    if build.base is not None and not (build.base.digest or build.base.archive):
+        found.append(
+            "image.build.base has no digest: its tag may mean another image than the scripts expect"
+        )
+    return found
+
+
+def _lines(step: BuildStep) -> str:
+    folder = f"{MODS}/{step.name}"
+    by_folder: dict[str, list[str]] = {}
+    for file in step.files:
+        inside, _, _ = f"{folder}/{file.path}".rpartition("/")
+        by_folder.setdefault(inside, []).append(context_path(step, file))
+    copies = [f"COPY {json.dumps([*files, f'{to}/'])}" for to, files in by_folder.items()]
+    env = [f"{name}={value}" for name, value in step.env.items()]
+    run = ["env", *env, "bash", "-c", _RUN, step.name, folder, step.script]
+    return "\n".join([*copies, f"RUN {json.dumps(run)}"])
