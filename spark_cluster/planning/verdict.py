@@ -26,7 +26,8 @@ class Verdict:
     Attributes:
         feasible: None when that is not known, such as for a model of unknown shape.
         reason: why it does not work or is not known; empty when it works.
-        decode: tokens/s of one request; None where it is not predicted, as for a toy.
+        decode: tokens/s of one request; None where none is predicted: for a toy, and for
+            models that generate no text.
     """
 
     tp: int
@@ -54,5 +55,6 @@ def verdicts(recipe: Recipe, planner: Planner) -> Iterator[Verdict]:
         errors = (issue.title for issue in plan.issues if issue.severity == "error")
         reason = next(iter([*plan.reasons, *errors]), "")
         best = plan.speed.drafted or plan.speed.decode
-        shown = plan.feasible and plan.speed.decode.bytes_per_token >= SMALLEST
+        generates = recipe.kind == "chat"
+        shown = plan.feasible and generates and plan.speed.decode.bytes_per_token >= SMALLEST
         yield Verdict(tp, plan.feasible, reason, best.request if shown else None)

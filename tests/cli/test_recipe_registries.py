@@ -180,6 +180,7 @@ def test_all_words_must_occur_and_names_come_first(project: Path) -> None:
         (("MiniMax",), "minimax-m2.5-awq"),
         (("vision", "qwen"), "qwen3.6-35b-a3b-fp8"),
         (("coding",), "qwen3-coder-next-fp8"),
+        (("embedding",), "qwen3-embedding-0.6b"),
     ],
 )
 def test_tags_models_and_descriptions_are_searched(

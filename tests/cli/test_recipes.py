@@ -141,7 +141,8 @@ def test_expected_speeds_of_every_shipped_model(ask):
     for recipe in found:
         low, high = recipe["tensor_parallel"].values()
         speeds = recipe["expected_tok_s"]
-        if recipe["name"] == "lab-paris":  # a toy on a CPU: nothing here was fitted to its like
+        # A toy on a CPU: nothing here was fitted to its like. An embedding model generates nothing.
+        if recipe["name"] in {"lab-paris", "qwen3-embedding-0.6b"}:
             assert speeds == {}
             continue
         assert set(speeds) == {str(tp) for tp in range(low, high + 1)}, recipe["name"]

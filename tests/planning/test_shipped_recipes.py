@@ -39,6 +39,11 @@ def test_a_toy_works_and_has_no_speed() -> None:
     }
 
 
+def test_a_model_that_generates_nothing_has_no_speed() -> None:
+    (verdict,) = of("qwen3-embedding-0.6b").values()
+    assert (verdict.feasible, verdict.decode) == (True, None)
+
+
 def test_a_model_of_unknown_shape_is_neither_yes_nor_no(tmp_path: Path) -> None:
     (tmp_path / "recipes").mkdir()
     text = "name: r\nmodel: {name: nobody/knows, served_name: m}\nimage: {ref: 'i:1'}\n"
