@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "spark_cluster"
 LAYERS = (
     "errors", "node", "resources", "agent",
-    "config", "facts", "models", "topology", "logs", "loader", "importers", "known_issues",
+    "config", "facts", "models", "topology", "logs", "loader", "importers", "registries",
+    "known_issues",
     "runner", "link_check", "planning", "inference", "serving", "doctor", "bench", "lab", "cli",
     "__main__",
 )  # fmt: skip

@@ -16,7 +16,14 @@ from spark_cluster.bench.fabric_record import FabricRecord
 from spark_cluster.bench.record import Record
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.bench.telemetry import Row
-from spark_cluster.cli import bench_compare, bench_suites, ping, recipe_list, recipes_import
+from spark_cluster.cli import (
+    bench_compare,
+    bench_suites,
+    ping,
+    recipe_list,
+    recipes_import,
+    recipes_search,
+)
 from spark_cluster.cli import cli as root
 from spark_cluster.cli import exec as exec_command
 from spark_cluster.cli.app import WOULD_CHANGE
@@ -27,11 +34,13 @@ from spark_cluster.cli.playbook import PlaybookError, PlayedNode
 from spark_cluster.cli.predict_kv import KvFigures, KvFiguresOfBoth
 from spark_cluster.cli.predicted_speed import PredictedSpeed
 from spark_cluster.cli.provision import MeasuredBandwidth, ProvisionedNode
+from spark_cluster.cli.recipes_update import NotUpdated
 from spark_cluster.cli.revert import RevertedNode
 from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.version import Versions
 from spark_cluster.config.inventory_schema import InventoryFile
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.registries import Registries
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.facts.model import Facts
 from spark_cluster.known_issues.entries import Issue, files, read
@@ -46,6 +55,7 @@ from spark_cluster.planning.plan import Plan
 from spark_cluster.planning.purpose import Advice
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.estimate import Estimate
+from spark_cluster.registries.update import Update
 from spark_cluster.resources import Resource
 from spark_cluster.runner import events
 from spark_cluster.serving.result import Served
@@ -58,6 +68,7 @@ CHECKOUT = Path(__file__).parents[2]
 INVENTORY: type[BaseModel] = InventoryFile
 RECIPE: type[BaseModel] = Recipe
 SUITE: type[BaseModel] = Suite
+REGISTRIES: type[BaseModel] = Registries
 BENCH_RUN: type[BaseModel] = Record
 
 PLANNING: tuple[ModuleType, ...] = (memory, fit, plan)
@@ -83,7 +94,9 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "facts": ("facts", {"nodes": [(Facts, {"name": str, "address": str, "links": [Link]})]}),
     "doctor": ("doctor", {"checks": [CheckResult], "issues": [KnownIssueMatch]}),
     "recipes-list": ("recipes list", {"recipes": [recipe_list.document]}),
+    "recipes-search": ("recipes search", {"found": int, "recipes": [recipes_search.document]}),
     "recipes-import": ("recipes import", recipes_import._document),
+    "recipes-update": ("recipes update", {"ok": bool, "registries": [Update | NotUpdated]}),
     "recipes-show": (
         "recipes show",
         {
@@ -235,6 +248,7 @@ __all__ = [
     "OUTPUTS",
     "PLANNING",
     "RECIPE",
+    "REGISTRIES",
     "SPEED",
     "SUITE",
     "WOULD_CHANGE",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from docs.generate import docstring, fields
-from docs.generate.code import INVENTORY, RECIPE, SUITE, roles
+from docs.generate.code import INVENTORY, RECIPE, REGISTRIES, SUITE, roles
 from docs.generate.markdown import page, paragraphs, plain
 
 _EDITOR = """\
@@ -26,6 +26,11 @@ SUITE_TEXT = """\
 often. `spark-cluster bench suites NAME` prints what becomes of one, and how long it takes. What a
 stage does not say is the suite's."""
 
+REGISTRIES_TEXT = """\
+`registries.yaml` of the project folder names collections of recipes, whose recipes are then used as
+`@NAME/RECIPE`. `spark-cluster recipes update` fetches them; what is fetched of a branch is written
+to `registries.lock.json` next to it. See [Share recipes](../how-to/share-recipes.md)."""
+
 ROLES_TEXT = """\
 A role turns facts of a node and settings into resources. Settings are written in the inventory:
 `settings: {power: {max_mhz: 1800}}` for all nodes, in `group_settings` for a group, and in a node's
@@ -42,6 +47,12 @@ def recipe() -> str:
     """The page of recipes."""
     text = paragraphs(RECIPE_TEXT, _EDITOR.format(name="recipe"))
     return page("Recipe", text, fields.sections(RECIPE))
+
+
+def registries() -> str:
+    """The page of registries."""
+    text = paragraphs(REGISTRIES_TEXT, _EDITOR.format(name="registries"))
+    return page("Registries", text, fields.sections(REGISTRIES))
 
 
 def suite() -> str:

@@ -16,6 +16,7 @@ from docs.generate.code import (
     INVENTORY,
     OUTPUTS,
     RECIPE,
+    REGISTRIES,
     SUITE,
     event_classes,
     roles,
@@ -34,6 +35,7 @@ def of_files() -> dict[str, Schema]:
         "inventory": inventory(),
         "recipe": _titled("A recipe of spark-cluster", RECIPE.model_json_schema()),
         "suite": _titled("A suite of spark-cluster", SUITE.model_json_schema()),
+        "registries": _titled("Registries of recipes", REGISTRIES.model_json_schema()),
         "bench-run": _titled("The record of a benchmark run", BENCH_RUN.model_json_schema()),
     }
 

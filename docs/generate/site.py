@@ -29,6 +29,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/inventory.md": files.inventory,
     "reference/recipe.md": files.recipe,
     "reference/suite.md": files.suite,
+    "reference/registries.md": files.registries,
     "reference/roles.md": files.role_settings,
     "reference/resources.md": resources.render,
     "reference/known-issues.md": known_issues.render,

@@ -70,8 +70,10 @@ def expected(recipe: Recipe, project: Project) -> dict[int, Estimate]:
     from spark_cluster.planning.speed.constants import load_constants
     from spark_cluster.planning.speed.estimate import SMALLEST
 
+    found: dict[int, Estimate] = {}
+    if recipe.kind != "chat":  # it generates nothing
+        return found
     constants = load_constants(project)
-    found = {}
     for tp in sizes(recipe):
         with contextlib.suppress(SparkClusterError):  # the model's shape is not known, say
             serving = of_recipe.serving_of(recipe, tp, project.folder)

@@ -19,19 +19,25 @@ if TYPE_CHECKING:
     from spark_cluster.planning.speed.estimate import Estimate
 
 
+_LATER = {"search": "recipes_search", "import": "recipes_import", "update": "recipes_update"}
+"""Commands that are loaded when they are called, and their modules: they bring parsers along."""
+
+
 class Recipes(Group):
-    """A group whose command `import` is loaded when it is called: it brings parsers along."""
+    """A group, some of whose commands are loaded when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(dict.fromkeys([*super().list_commands(ctx), "import"]))
+        return list(dict.fromkeys([*super().list_commands(ctx), *_LATER]))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name == "import" and cmd_name not in self.commands:
-            from spark_cluster.cli import take_globals
-            from spark_cluster.cli.recipes_import import command as importing
+        if cmd_name in _LATER and cmd_name not in self.commands:
+            from importlib import import_module
 
-            take_globals(importing)
-            self.add_command(importing, "import")
+            from spark_cluster.cli import take_globals
+
+            module = import_module(f"spark_cluster.cli.{_LATER[cmd_name]}")
+            take_globals(module.command)
+            self.add_command(module.command, cmd_name)
         return super().get_command(ctx, cmd_name)
 
 
@@ -41,7 +47,7 @@ WIDE = 100
 
 @click.group(cls=Recipes)
 def command() -> None:
-    """List, show and import recipes: the shipped ones, and your own in the folder recipes/."""
+    """List, show, search and import recipes: shipped ones, your own in recipes/, registries'."""
 
 
 @command.command("list")
@@ -71,7 +77,7 @@ def list_(ctx: click.Context) -> None:
 def show(ctx: click.Context, name: str, tp: int | None) -> None:
     """Show all of a recipe and the command line that it becomes.
 
-    NAME is the name of a recipe, or a file.
+    NAME is the name of a recipe, a file, or @REGISTRY/RECIPE.
     """
     from spark_cluster.cli.recipe_list import expected
     from spark_cluster.loader.recipes import load_recipe

@@ -77,15 +77,21 @@ def command(
     """Make a recipe from FILE ('-' for standard input), or from a command line.
 
     FILE is a recipe of sparkrun or spark-vllm-docker, a model file of vllm-project/recipes (as it
-    is for DGX Sparks), or a text with `docker run ...` or `vllm serve ...`. Nothing in it is
-    executed. What a recipe cannot hold is listed with the reason.
+    is for DGX Sparks), a text with `docker run ...` or `vllm serve ...`, or @REGISTRY/RECIPE.
+    Nothing in it is executed. What a recipe cannot hold is listed with the reason.
     """
     from spark_cluster.importers.recipe_text import write
 
     app: App = ctx.obj
-    source = _source(file, line, _choice(variant, features))
     folder, name = _target(app, output, name)
-    imported = write(source, name=name, model=model, image=image, mods=mods)
+    choice = _choice(variant, features)
+    given: dict[str, Any] = {"name": name, "model": model, "image": image, "mods": mods}
+    if file is not None and line is None and file.startswith("@"):
+        from spark_cluster.registries import reference
+
+        imported = reference.imported(file, app.project.folder, choice, **given)
+    else:
+        imported = write(_source(file, line, choice), **given)
     path = folder / f"{imported.name}.yaml"
     _refuse(app, path, named=name is not None, force=force)
     _refuse_folders(folder, imported, force=force)

@@ -174,6 +174,19 @@ class Recipe(Schema):
         return copy
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """Words by which it can be searched for, besides those of its name and description."""
+        parsers = {"tool-call-parser": "tools", "reasoning-parser": "reasoning"}
+        found = [self.kind, self.engine, self.model.quantization, *self.readiness.rungs]
+        found += [word for flag, word in parsers.items() if flag in self.engine_args]
+        if self.drafter is not None:
+            found += [self.drafter.method, "drafter", "speculative"]
+        if self.tensor_parallel.min > 1:
+            found.append(f"tp{self.tensor_parallel.min}")
+        usual = ("chat", "answer", "coherence", "tool_call")
+        return tuple(sorted({word for word in found if word and word not in usual}))
+
+    @property
     def plain_env(self) -> dict[str, str]:
         """The environment without its secrets."""
         return {name: value for name, value in self.env.items() if isinstance(value, str)}

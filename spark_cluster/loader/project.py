@@ -85,12 +85,17 @@ class Project:
         )
 
     def resolve(self, kind: Kind, name: str | Path) -> Path:
-        """The path of a name, or of a file that is given as one (with a '/' or a suffix).
+        """The path of a name, of a file that is given as one (with a '/' or a suffix), or of a
+        recipe of a registry (`@REGISTRY/RECIPE`).
 
         Raises:
             UsageError: there is no such name.
             InvalidFile: there is no such file.
         """
+        if kind == "recipes" and isinstance(name, str) and name.startswith("@"):
+            from spark_cluster.loader import registries
+
+            return registries.resolve(name, self.folder)
         path = Path(name).expanduser()
         has_suffix = kind != "roles" and path.suffix in _SUFFIXES[kind]
         if isinstance(name, str) and "/" not in name and not has_suffix:

@@ -12,6 +12,7 @@ from spark_cluster.config.recipe_schema import Patch
 from spark_cluster.config.schema import validate
 from spark_cluster.config.yamlfile import Problem, load
 from spark_cluster.loader.project import Project
+from spark_cluster.loader.registries import is_of_registry
 
 
 def load_recipe(name: str | Path, project: Project, allow: Allowances = NOTHING) -> Recipe:
@@ -38,7 +39,9 @@ def load_recipe(name: str | Path, project: Project, allow: Allowances = NOTHING)
     directory = recipe.model.directory and folder / recipe.model.directory.expanduser()
     model = recipe.model.model_copy(update={"directory": directory})
     image = recipe.image.model_copy(update={"build": _build(recipe.image.build, folder)})
-    allowed = Allowed(path, project.folder, allow)
+    # A recipe of a registry has no files of its own here, and the project's are not its.
+    own = not is_of_registry(path)
+    allowed = Allowed(path, project.folder, allow) if own else Allowed(user=allow)
     return recipe.with_files(allowed, model=model, patches=patches, image=image)
 
 

@@ -34,6 +34,7 @@ KNOWN = {
     "jamba",
     "llama",
     "llama4_text",
+    "minimax_m2",
     "ministral3",
     "mistral",
     "mixtral",

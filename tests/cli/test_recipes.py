@@ -43,9 +43,10 @@ def test_the_list_has_every_shipped_recipe_and_what_was_measured(ask):
     assert max(map(len, said.splitlines())) <= 100
 
 
-def test_what_was_measured_lies_in_the_range_that_is_expected(ask):
+def test_what_was_measured_of_the_fitted_models_lies_in_the_range_that_is_expected(ask):
     found = json.loads(ask("recipes", "list", "--json"))["recipes"]
-    told = [(r, m) for r in found for m in r["measured_tok_s"]]
+    fitted = [recipe for recipe in found if recipe["name"].startswith("gemma4")]
+    told = [(r, m) for r in fitted for m in r["measured_tok_s"]]
     assert len(told) >= 12
     for recipe, measured in told:
         expected = recipe["expected_tok_s"][str(measured["tp"])]
@@ -140,7 +141,8 @@ def test_expected_speeds_of_every_shipped_model(ask):
     for recipe in found:
         low, high = recipe["tensor_parallel"].values()
         speeds = recipe["expected_tok_s"]
-        if recipe["name"] == "lab-paris":  # a toy on a CPU: nothing here was fitted to its like
+        # A toy on a CPU: nothing here was fitted to its like. An embedding model generates nothing.
+        if recipe["name"] in {"lab-paris", "qwen3-embedding-0.6b"}:
             assert speeds == {}
             continue
         assert set(speeds) == {str(tp) for tp in range(low, high + 1)}, recipe["name"]

@@ -13,6 +13,7 @@ from docs.generate import commands, constants, docstring, exit_status, fields, r
 from docs.generate.code import (
     INVENTORY,
     RECIPE,
+    REGISTRIES,
     SPEED,
     SUITE,
     event_classes,
@@ -25,6 +26,7 @@ from docs.generate.markdown import cell, code, plain, table
 from docs.generate.site import PAGES
 
 CHECKOUT = Path(__file__).parents[2]
+FILES = (INVENTORY, RECIPE, REGISTRIES, SUITE)
 README = (CHECKOUT / "README.md").read_text()
 
 
@@ -58,7 +60,7 @@ def described(schema: dict[str, object]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("model", [INVENTORY, RECIPE, SUITE], ids=["inventory", "recipe", "suite"])
+@pytest.mark.parametrize("model", FILES, ids=["inventory", "recipe", "registries", "suite"])
 def test_every_field_of_a_file_is_described(model):
     whole = model.model_json_schema()
     for name, schema in {"": whole, **whole["$defs"]}.items():

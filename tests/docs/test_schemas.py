@@ -37,7 +37,14 @@ SHIPPED = [
 ONE_NODE = "nodes: {spark1: {address: 192.0.2.1, roles: [head]}}\n"
 
 
-NAMES = (*FILES, "bench-run", "event", "error", *(f"output-{name}" for name in OUTPUTS))
+NAMES = (
+    *FILES,
+    "registries",
+    "bench-run",
+    "event",
+    "error",
+    *(f"output-{name}" for name in OUTPUTS),
+)
 
 
 @functools.cache
@@ -131,6 +138,7 @@ def test_short_forms_are_allowed(given):
         ("output-lint", ["lint", "--command", "vllm serve google/gemma-4-31B-it"]),
         ("output-explain", ["explain", str(CHECKOUT / "tests/data/vllm_worker_killed.log")]),
         ("output-recipes-list", ["recipes", "list"]),
+        ("output-recipes-search", ["recipes", "search", "gpt-oss"]),
         ("output-bench-suites", ["bench", "suites", "dual"]),
         ("output-recipes-import", ["recipes", "import", "--command", "vllm serve org/m"]),
         *(

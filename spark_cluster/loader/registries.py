@@ -1,0 +1,277 @@
+"""The registries of a project, what they are pinned to, and their recipes in the cache.
+
+A registry's recipes lie in the cache by its address and revision: what was fetched, as it was
+(`sources/`), the same as recipes of ours (`recipes/`), and a list of both (`index.json`).
+`recipes update` writes all that; everything here only reads it, without a network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.config.registries import Registries, Registry
+from spark_cluster.config.schema import validate
+from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.config.yamlfile import load, shown
+from spark_cluster.errors import InvalidFile, Refused, UsageError
+from spark_cluster.loader import trust
+from spark_cluster.node.durable import write_file
+
+FILE = "registries.yaml"
+LOCK = "registries.lock.json"
+"""Of the project folder; the second has what was taken of branches that move."""
+
+MARK = "@"
+"""The first character of a reference to a recipe of a registry."""
+
+LARGEST_INDEX = 32 << 20
+"""Bytes of a list of recipes or of pins that are read."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A recipe of a registry.
+
+    Attributes:
+        name: of the recipe, after `@REGISTRY/`.
+        origin: the file in the registry.
+        sha256: of that file, to see what has changed.
+        error: why it is no recipe of ours; empty when it is one.
+        left_out: what the recipe of ours does not hold.
+        tags: as `Recipe.tags`.
+    """
+
+    name: str
+    origin: str
+    sha256: str
+    model: str = ""
+    base: str = ""
+    description: str = ""
+    quantization: str = ""
+    error: str = ""
+    left_out: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Index:
+    """The recipes of a registry at a revision.
+
+    Attributes:
+        revision: commit of a repository, or checksum of an archive.
+        made_by: version of this program that converted them.
+        skipped: files that were not taken, each with the reason.
+    """
+
+    url: str
+    revision: str
+    made_by: str
+    recipes: tuple[Listed, ...] = ()
+    skipped: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> bytes:
+        """Return the content of `index.json`."""
+        return json.dumps(asdict(self), indent=1).encode()
+
+
+def cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/spark-cluster/registries`, by default under ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "spark-cluster" / "registries"
+
+
+def registries(folder: Path) -> tuple[Registry, ...]:
+    """Return the registries that a project names; none without the file.
+
+    Raises:
+        InvalidFile: the file is wrong, with the line.
+        Refused: others can write it.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return ()
+    if problem := trust.foreign(path.absolute(), folder.absolute()):
+        found, advice = problem
+        raise Refused(f"{FILE} is not used: {found}", hint=advice)
+    return tuple(validate(Registries, load(path, FILE)).registries)
+
+
+def registry_named(name: str, folder: Path) -> Registry:
+    """Return a registry of a project.
+
+    Raises:
+        UsageError: it has none of that name.
+    """
+    known = {one.name: one for one in registries(folder)}
+    if name in known:
+        return known[name]
+    raise UsageError(
+        f"no registry '{name}' in {shown(folder / FILE)}",
+        hint=did_you_mean(name, known, "registries") if known else f"name it in {FILE}",
+    )
+
+
+def pins(folder: Path) -> dict[str, str]:
+    """Return the revision that was taken of each address (`URL branch`).
+
+    Raises:
+        InvalidFile: the file with them is wrong.
+    """
+    path = folder / LOCK
+    if not path.exists():
+        return {}
+    data = _read_json(path)
+    found = data.get("taken")
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        raise InvalidFile("has no 'taken'", where=shown(path), hint=f"remove it: {FILE} remains")
+    return found
+
+
+def pin(registry: Registry, revision: str, folder: Path) -> None:
+    """Write down what was taken of a registry.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    taken = {**pins(folder), _address(registry): revision}
+    text = json.dumps({"taken": dict(sorted(taken.items()))}, indent=2)
+    try:
+        write_file(folder / LOCK, f"{text}\n".encode(), 0o644)
+    except OSError as error:
+        raise UsageError(f"{folder / LOCK} cannot be written: {error.strerror}") from None
+
+
+def pinned_revision(registry: Registry, folder: Path) -> str | None:
+    """Return what is used of a registry: what its entry says, else what was taken last."""
+    return registry.fixed or last_taken(registry, folder)
+
+
+def last_taken(registry: Registry, folder: Path) -> str | None:
+    """Return what was taken last of a registry's address; None at first."""
+    return pins(folder).get(_address(registry))
+
+
+def snapshot_folder(registry: Registry, revision: str) -> Path:
+    """The folder of the cache for a revision; other folders of it are another snapshot."""
+    said = "\0".join([registry.url, registry.format, *registry.folders])
+    return cache_folder() / hashlib.sha256(said.encode()).hexdigest()[:16] / revision
+
+
+def index_of(registry: Registry, revision: str) -> Index | None:
+    """The list of a snapshot; None when it is not in the cache.
+
+    Raises:
+        InvalidFile: it is damaged.
+    """
+    path = snapshot_folder(registry, revision) / "index.json"
+    if not path.exists():
+        return None
+    data = _read_json(path)
+    try:
+        rows = [
+            Listed(**{**row, "left_out": tuple(row["left_out"]), "tags": tuple(row["tags"])})
+            for row in data["recipes"]
+        ]
+        whole = {**data, "recipes": tuple(rows), "skipped": tuple(data["skipped"])}
+        return Index(**whole)
+    except (KeyError, TypeError) as error:
+        raise InvalidFile(
+            f"is not a list of recipes: {error}", where=shown(path), hint=_again(registry)
+        ) from None
+
+
+def current(registry: Registry, folder: Path) -> Index:
+    """Return the recipes of a registry as it is pinned.
+
+    Raises:
+        UsageError: nothing was taken of it yet, or the cache does not have it.
+    """
+    revision = pinned_revision(registry, folder)
+    index = index_of(registry, revision) if revision else None
+    if index is None:
+        raise UsageError(
+            f"the recipes of the registry '{registry.name}' are not on this machine",
+            hint=_again(registry),
+        )
+    return index
+
+
+def resolve(reference: str, folder: Path) -> Path:
+    """Return the file, in our form, of `@REGISTRY/RECIPE`.
+
+    Raises:
+        UsageError: there is no such registry or recipe, or it is not on this machine.
+        InvalidFile: the recipe is one that this program cannot hold, with the reason.
+    """
+    registry, listed = find(reference, folder)
+    if listed.error:
+        raise InvalidFile(f"no recipe for this program: {listed.error}", where=reference)
+    revision = pinned_revision(registry, folder) or ""
+    path = snapshot_folder(registry, revision) / "recipes" / f"{listed.name}.yaml"
+    if not path.is_file():
+        raise UsageError(f"{reference} is not in the cache any more", hint=_again(registry))
+    return path
+
+
+def source_of(reference: str, folder: Path) -> Path:
+    """Return the file of `@REGISTRY/RECIPE` as the registry has it.
+
+    Raises:
+        UsageError: as `resolve`.
+    """
+    registry, listed = find(reference, folder)
+    revision = pinned_revision(registry, folder) or ""
+    path = snapshot_folder(registry, revision) / "sources" / listed.origin
+    if not path.is_file():
+        raise UsageError(f"{reference} is not in the cache any more", hint=_again(registry))
+    return path
+
+
+def find(reference: str, folder: Path) -> tuple[Registry, Listed]:
+    """Return the registry of a reference and its recipe in it.
+
+    Raises:
+        UsageError: there is no such registry or recipe.
+    """
+    name, _, recipe = reference.removeprefix(MARK).partition("/")
+    if not name or not recipe:
+        raise UsageError(
+            f"{reference}: expected @REGISTRY/RECIPE", hint=f"registries are in {FILE}"
+        )
+    registry = registry_named(name, folder)
+    known = {one.name: one for one in current(registry, folder).recipes}
+    if recipe not in known:
+        raise UsageError(
+            f"no recipe '{recipe}' in the registry '{name}'",
+            hint=did_you_mean(recipe, known, "recipes"),
+        )
+    return registry, known[recipe]
+
+
+def is_of_registry(path: Path) -> bool:
+    """Return whether a recipe's file lies in the cache of registries."""
+    return path.absolute().is_relative_to(cache_folder().absolute())
+
+
+def _address(registry: Registry) -> str:
+    return f"{registry.url} {registry.branch}"
+
+
+def _again(registry: Registry) -> str:
+    return f"spark-cluster recipes update {registry.name}"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            data = json.loads(stream.read(LARGEST_INDEX))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidFile(f"is not JSON: {error}", where=shown(path)) from None
+    if not isinstance(data, dict):
+        raise InvalidFile("should be a JSON object", where=shown(path))
+    return data

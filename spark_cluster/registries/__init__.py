@@ -1,0 +1,1 @@
+"""Recipes of registries: fetched at a fixed revision, converted, and put into the cache."""

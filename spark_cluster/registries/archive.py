@@ -1,0 +1,143 @@
+"""The files of an archive (.tar.gz) whose checksum is known, fetched by HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any
+
+from spark_cluster.config.registries import ARCHIVE_SCHEMES, Registry
+from spark_cluster.errors import Failed
+from spark_cluster.registries.files import Chosen, SourceFile
+
+TIMEOUT_S = 120.0
+"""Seconds for the whole download."""
+
+STALL_S = 20.0
+"""Seconds without a byte after which a server is given up."""
+
+LARGEST_ARCHIVE = 64 << 20
+"""Bytes of an archive."""
+
+LARGEST_CONTENT = 256 << 20
+"""Bytes that an archive may unpack to; a small one can stand for an endless one."""
+
+_BLOCK = 64 << 10
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows to HTTP only: not to files of this machine or to FTP."""
+
+    def redirect_request(self, *words: Any) -> urllib.request.Request | None:
+        request, stream, code, _, headers, target = words
+        if target.partition(":")[0] not in ARCHIVE_SCHEMES:
+            why = "redirected to something that is not HTTP"
+            raise urllib.error.HTTPError(request.full_url, code, why, headers, stream)
+        return super().redirect_request(*words)
+
+
+def files(registry: Registry, chosen: Chosen) -> list[SourceFile]:
+    """Return the files that are taken.
+
+    Raises:
+        Failed: it cannot be fetched within the limits, is not the archive that the checksum
+            names, or is none.
+    """
+    data = download(registry)
+    found = hashlib.sha256(data).hexdigest()
+    if found != registry.sha256:
+        raise Failed(
+            f"the archive of the registry '{registry.name}' has the sha256 {found}, "
+            f"expected {registry.sha256}",
+            where=registry.url,
+            hint="it was changed or damaged: nothing of it is used",
+        )
+    try:
+        return list(_members(data, chosen))
+    except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
+        raise Failed(f"is not a .tar.gz: {error}", where=registry.url) from None
+
+
+def download(registry: Registry) -> bytes:
+    """Return the archive.
+
+    Raises:
+        Failed: it cannot be fetched within the limits.
+    """
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        _Redirects(),
+    ):
+        opener.add_handler(handler)
+    until = time.monotonic() + TIMEOUT_S
+    try:
+        with opener.open(registry.url, timeout=STALL_S) as answer:
+            return b"".join(_blocks(answer, registry, until))
+    except urllib.error.HTTPError as error:
+        raise Failed(
+            f"the server answers {error.code} {error.reason}", where=registry.url
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise Failed(f"cannot be fetched: {reason}", where=registry.url) from None
+
+
+def _blocks(answer: IO[bytes], registry: Registry, until: float) -> Iterator[bytes]:
+    size = 0
+    while block := getattr(answer, "read1", answer.read)(_BLOCK):
+        size += len(block)
+        if size > LARGEST_ARCHIVE:
+            raise Failed(f"larger than {LARGEST_ARCHIVE >> 20} MiB", where=registry.url)
+        if time.monotonic() > until:
+            raise Failed(f"not fetched within {TIMEOUT_S:g} s", where=registry.url)
+        yield block
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a .gz, as far as the limit."""
+
+    def __init__(self, data: bytes) -> None:
+        self._compressed = io.BytesIO(data)
+        self._rest = b""
+        self._gzip = zlib.decompressobj(wbits=31)
+        self._given = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        block = b""
+        while not block and not self._gzip.eof:
+            rest = self._rest or self._compressed.read(_BLOCK)
+            if not rest:
+                raise EOFError("it is cut off")
+            block = self._gzip.decompress(rest, len(buffer))
+            self._rest = self._gzip.unconsumed_tail
+        self._given += len(block)
+        if self._given > LARGEST_CONTENT:
+            raise ValueError(f"it unpacks to more than {LARGEST_CONTENT >> 20} MiB")
+        buffer[: len(block)] = block
+        return len(block)
+
+
+def _members(data: bytes, chosen: Chosen) -> Iterator[SourceFile]:
+    stream: IO[bytes] = io.BufferedReader(_Unpacked(data))  # type: ignore[type-var]
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            path = member.name.removeprefix("./")
+            if member.isdir() or not chosen.takes(path, member.size, regular=member.isreg()):
+                continue
+            content = archive.extractfile(member)
+            if content is not None:
+                yield SourceFile(path, content.read())

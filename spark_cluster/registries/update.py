@@ -1,0 +1,143 @@
+"""The update of registries: what is fetched, what has changed, and when a revision is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spark_cluster import __version__
+from spark_cluster.config.registries import Registry
+from spark_cluster.loader import registries as known
+from spark_cluster.loader.registries import Index, Listed
+from spark_cluster.registries import archive, git, snapshot
+from spark_cluster.registries.files import Chosen
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The recipes that differ between two revisions, by name."""
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    @classmethod
+    def between(cls, old: Index | None, new: Index) -> Changes:
+        """Compare two lists; all are added where there was none."""
+        before = {one.name: one.sha256 for one in (old.recipes if old else ())}
+        after = {one.name: one.sha256 for one in new.recipes}
+        return cls(
+            tuple(sorted(after.keys() - before.keys())),
+            tuple(sorted(n for n in after.keys() & before.keys() if after[n] != before[n])),
+            tuple(sorted(before.keys() - after.keys())),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.changed or self.removed)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a look at a registry has found.
+
+    Attributes:
+        taken: revision in use before; None when there was none.
+        changes: against that.
+        rewritten: the revision in use is not among the last commits of the branch any more.
+        is_fixed: the project's file names the revision, so no other one is taken.
+        in_use: the found revision is what recipes are taken from now.
+    """
+
+    registry: Registry
+    taken: str | None
+    found: Index
+    changes: Changes
+    rewritten: bool = False
+    is_fixed: bool = False
+    in_use: bool = False
+
+    @property
+    def broken(self) -> tuple[Listed, ...]:
+        """The recipes that this program cannot hold."""
+        return tuple(one for one in self.found.recipes if one.error)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `recipes update --json` prints it."""
+        return {
+            "registry": self.registry.name,
+            "url": self.registry.url,
+            "taken_before": self.taken,
+            "found": self.found.revision,
+            "in_use": self.in_use,
+            "rewritten": self.rewritten,
+            "recipes": len(self.found.recipes),
+            "added": list(self.changes.added),
+            "changed": list(self.changes.changed),
+            "removed": list(self.changes.removed),
+            "not_usable": [{"name": one.name, "why": one.error} for one in self.broken],
+            "skipped": list(self.found.skipped),
+        }
+
+
+Agree = Callable[[Update], bool]
+"""Is asked whether a revision is taken, after it was shown."""
+
+
+def update(registry: Registry, folder: Path, agree: Agree) -> Update:
+    """Look at a registry, and take its revision when that is agreed to.
+
+    Args:
+        folder: the project's.
+        agree: not asked for a revision that the project's file names, nor for one that is in use.
+
+    Raises:
+        UsageError: there is no such commit or branch, git is missing, or files cannot be written.
+        Failed: it cannot be fetched within the limits.
+        InvalidFile: the cache or the file of pins is damaged.
+    """
+    found = look(registry, folder)
+    taken = found.in_use or agree(found)
+    if taken and found.found.revision != found.taken:
+        known.pin(registry, found.found.revision, folder)
+    return replace(found, in_use=taken)
+
+
+def look(registry: Registry, folder: Path) -> Update:
+    """Fetch what is new and compare it with what was used last; nothing is taken into use.
+
+    Raises:
+        UsageError, Failed, InvalidFile: as `update`.
+    """
+    fixed, taken = registry.fixed, known.last_taken(registry, folder)
+    before = known.index_of(registry, taken) if taken else None
+    here = known.index_of(registry, fixed) if fixed else None
+    if here is not None:
+        found, rewritten = _current(registry, here), False
+    else:
+        found, rewritten = _fetch(registry, taken)
+    same = found.revision == taken and before is not None
+    changes = Changes() if same else Changes.between(before, found)
+    return Update(registry, taken, found, changes, rewritten, bool(fixed), bool(fixed) or same)
+
+
+def _fetch(registry: Registry, taken: str | None) -> tuple[Index, bool]:
+    """Fetch what the file names, or the branch; and whether that one was rewritten."""
+    chosen = Chosen(registry)
+    if registry.sha256:
+        files = archive.files(registry, chosen)
+        return snapshot.store(registry, registry.sha256, files, chosen.skipped), False
+    with git.fetched(registry, registry.commit) as fetched:
+        moves = taken is not None and registry.commit is None
+        rewritten = moves and not fetched.has_in_history(taken or "")
+        here = known.index_of(registry, fetched.commit)
+        if here is not None:
+            return _current(registry, here), rewritten
+        files = fetched.files(chosen)
+    return snapshot.store(registry, fetched.commit, files, chosen.skipped), rewritten
+
+
+def _current(registry: Registry, index: Index) -> Index:
+    """The list as this version of the program makes it."""
+    return index if index.made_by == __version__ else snapshot.again(registry, index)
