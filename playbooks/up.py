@@ -67,7 +67,7 @@ def prepare(play: Play, plan: ServePlan) -> str:
     Returns:
         Whether there is a firewall: `present` or `absent`.
     """
-    link = ("network",) if plan.tp > 1 else ()
+    link = ("network",) if len(plan.nodes) > 1 else ()
     guarded = guard(play, plan)
     front = ("haproxy",) if plan.endpoint.engine_port is not None else ()
     docker = ("containers",) if plan.deployment.runtime == "docker" else ()

@@ -79,12 +79,25 @@ def command(
         found = lint_target.findings(chosen, chosen.text, app.project)
         if app.as_json:
             issues = [finding.to_dict() for finding in found]
-            app.print_json({"issues": issues, "variables": list(chosen.variables)})
+            lacking = [entry.model_dump() for entry in chosen.not_carried_over]
+            variables = list(chosen.variables)
+            app.print_json({"issues": issues, "variables": variables, "not_carried_over": lacking})
         else:
             _show(app.console, chosen.title, found, verbose=app.verbose)
+            _say_what_is_lacking(app, chosen)
             _say_what_is_asked_for(app, chosen, allow)
             _say_what_is_open(app)
-    ctx.exit(1 if any(finding.severity == "error" for finding in found) else 0)
+    wrong = [finding for finding in found if finding.severity == "error"]
+    ctx.exit(1 if wrong or any(entry.blocks for entry in chosen.not_carried_over) else 0)
+
+
+def _say_what_is_lacking(app: App, chosen: LintTarget) -> None:
+    """What an import could not take over: an error where it cannot work without."""
+    from spark_cluster.cli.console import mark, styled
+
+    for entry in chosen.not_carried_over:
+        severity = mark("fail" if entry.blocks else "warn")
+        app.console.print(styled("{} {}", severity, str(entry)), soft_wrap=True)
 
 
 def _say_what_is_asked_for(app: App, chosen: LintTarget, allow: Allowances) -> None:

@@ -92,7 +92,9 @@ def command(
     planner = Planner(app.project)
     subject = _subject(app, recipe_name, text, tp, app.allowances(allow), offline=offline)
     least = 2 if purpose else 1
-    rooms, facts = _rooms(app, subject, max(least, tp or 1), available, offline=offline)
+    rooms, facts = _rooms(
+        app, subject, max(least, subject.launch.nodes), available, offline=offline
+    )
     question = Question(context, prompt, users)
     if purpose is not None:
         _advise(ctx, planner, subject, rooms, question, cast("Purpose", purpose))
@@ -143,10 +145,11 @@ def _subject(
     files_must_be_allowed(recipe)
     mounts_must_be_allowed(recipe)
     sizes = recipe.tensor_parallel
-    size = sizes.min if offline else min(max(len(app.nodes), sizes.min), sizes.max)
+    size = (sizes.default or sizes.min) if offline else recipe.size_for(len(app.nodes))
+    size = max(size, sizes.min)
     subject = planner.of_a_recipe(recipe, of_recipe(recipe, tp or size))
     inventory = None if app.inventory_is_missing else app.inventory
-    told = firewall.remarks(inventory, recipe, subject.launch.tp)
+    told = firewall.remarks(inventory, recipe, subject.launch.nodes)
     asked = [
         f"the recipe asks for {variable} of this machine: `up` needs --allow-env {variable}"
         for _, variable in missing_variables(recipe)
@@ -161,7 +164,7 @@ def _rooms(
     from spark_cluster.planning.room import assumed
 
     if offline:
-        return assumed(max(least, subject.launch.tp, 2), available), []
+        return assumed(max(least, 2), available), []
     from spark_cluster.runner.options import Options
     from spark_cluster.serving.survey import survey
 

@@ -25,7 +25,7 @@ BRICKS = {"in use now": "■", "weights": "█", "KV cache": "▒", "runtime": "
 def show(console: Console, plan: Plan) -> None:
     """Show the whole plan."""
     launch = plan.fit.launch
-    nodes = "1 node" if launch.tp == 1 else f"{launch.tp} nodes"
+    nodes = "1 node" if launch.ranks == 1 else f"{launch.ranks} nodes"
     is_assumed = any(room.assumed for room in plan.fit.rooms)
     assumed = " (assumed: idle Sparks, no node was asked)" if is_assumed else ""
     verdict = styled("{} [bold green]go[/]", mark("ok"))
@@ -194,7 +194,7 @@ def _reasons(console: Console, plan: Plan) -> None:
     """Say why it cannot work, and what would; nothing when it can."""
     if plan.feasible:
         return
-    for reason in plan.reasons:
+    for reason in (*plan.reasons, *plan.obstacles):
         console.print(styled("  {}", reason), soft_wrap=True)
     errors = [issue.id for issue in plan.issues if issue.severity == "error"]
     if errors:

@@ -56,9 +56,9 @@ def command(
     recipe = load_recipe(name, app.project, app.allowances(allow))
     app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {recipe.name}")
     must_be_allowed(recipe)
-    size = tp if tp is not None else min(len(app.nodes), recipe.tensor_parallel.max)
+    size = tp if tp is not None else recipe.size_for(len(app.nodes))
     recipe.check_size(size)  # what cannot be is refused before any node is asked
-    serving(app.nodes, size)
+    serving(app.nodes, size, recipe.nodes_for(size))
     with app.play(f"up --tp {size}", app.nodes, options) as run:
         playbook = app.project.load_playbook("up")
         play = run.open()

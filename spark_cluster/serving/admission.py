@@ -9,6 +9,7 @@ import contextlib
 from dataclasses import replace
 from functools import partial
 
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import DoesNotFit, Refused, UsageError
 from spark_cluster.inference import runtime
 from spark_cluster.inference.containers import ContainerState
@@ -35,9 +36,11 @@ def must_work(play: Play, plan: ServePlan, running: ContainerState, *, force: bo
 
     Raises:
         DoesNotFit: with the first reason, and the nearest configuration that would work.
+        Refused: the recipe lacks what its source needed.
     """
     if serves(running, plan):
         return
+    must_be_whole(plan.recipe, force=force)
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
     from spark_cluster.planning import planner
     from spark_cluster.serving.survey import survey
@@ -55,7 +58,7 @@ def must_work(play: Play, plan: ServePlan, running: ContainerState, *, force: bo
     if found.feasible:
         return
     errors = [f"{i.title} ({i.found}); {i.fix}" for i in found.issues if i.severity == "error"]
-    reason, *others = [*found.reasons, *errors]
+    reason, *others = [*found.reasons, *found.obstacles, *errors]
     if force:
         play.note(f"--force: {'; '.join([reason, *others])}", warning=True)
         return
@@ -65,6 +68,22 @@ def must_work(play: Play, plan: ServePlan, running: ContainerState, *, force: bo
         "--force launches anyway",
     ]
     raise DoesNotFit(reason, hint="; ".join([*would[:2], *more]))
+
+
+def must_be_whole(recipe: Recipe, *, force: bool) -> None:
+    """Refuse an imported recipe that lacks what its source needed, unless forced.
+
+    Raises:
+        Refused: with all of it.
+    """
+    lacking = [entry for entry in recipe.not_carried_over if entry.blocks]
+    if lacking and not force:
+        raise Refused(
+            f"recipe {recipe.name} cannot work as it was imported: "
+            + "; ".join(str(entry) for entry in lacking),
+            hint="add what is missing and remove the entry from not_carried_over; --force "
+            "launches as it is",
+        )
 
 
 def share(play: Play, plan: ServePlan, running: ContainerState) -> float | None:
