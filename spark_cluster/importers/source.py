@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spark_cluster.config.launch import Launch
-from spark_cluster.importers.result import Left
+from spark_cluster.importers.result import Left, Offer
 
 
 @dataclass(slots=True)
@@ -18,11 +18,15 @@ class Source:
         title: what it calls itself; empty when it has no name.
         description: in its own words.
         revision: of the model; empty for the newest.
-        sizes: fewest and most nodes, when it says so.
+        sizes: fewest and most nodes, when it says so; no number where it states no limit.
+        default_tp: tensor-parallel size that it takes when none is asked for, where that is not
+            the launch's own.
+        kind_of_model: chat, embedding, ...: what the model is for.
         supported: versions of vLLM, such as '>=0.25'.
         origin: the file, or what stands for it.
         left_out: what could not even become part of a launch.
         notes: what was read with goodwill.
+        offers: other configurations of it that are for this hardware.
     """
 
     launch: Launch
@@ -30,8 +34,11 @@ class Source:
     title: str = ""
     description: str = ""
     revision: str = ""
-    sizes: tuple[int, int] | None = None
+    sizes: tuple[int, int | None] | None = None
+    default_tp: int | None = None
+    kind_of_model: str = "chat"
     supported: str = ""
     origin: str = "a pasted command line"
     left_out: list[Left] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    offers: list[Offer] = field(default_factory=list)

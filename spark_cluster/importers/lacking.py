@@ -1,0 +1,79 @@
+"""What a recipe lacks of its source: from the launch and the rest of it together.
+
+A part that was left out for itself has its consequence already; here stands what follows from
+several of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from spark_cluster.importers import model_kind, vllm_flags
+from spark_cluster.importers.places import Parts, shown
+from spark_cluster.importers.result import Left
+from spark_cluster.importers.source import Source
+
+FILES = (".jinja", ".py", ".json", ".yaml")
+"""Endings of files that a flag can name."""
+
+KINDS = {
+    "image": "generation of images",
+    "video": "generation of video",
+    "speech": "generation of speech",
+    "embedding": "embedding",
+    "reranking": "reranking",
+    "transcription": "transcription",
+}
+
+
+def lacking(source: Source, parts: Parts, image: str, *, named: bool) -> Iterator[Left]:
+    """Yield what the recipe lacks, besides `parts.left_out`.
+
+    Args:
+        image: reference of the recipe's image.
+        named: the user named it, and knows where it is.
+    """
+    yield from _kind(source)
+    if "/" not in image and not named and not source.launch.dockerfile:
+        yield Left(
+            f"image {image}",
+            "it is in no registry; the other tool builds it on the nodes",
+            "it cannot be pulled: name an image, write image.build, or remove this entry where "
+            "the nodes have it",
+            blocks=True,
+        )
+    if any(left.what.startswith("mods:") for left in parts.left_out):
+        yield from _of_mods(source, parts)
+
+
+def _kind(source: Source) -> Iterator[Left]:
+    kind = source.kind_of_model
+    if kind == "chat":
+        kind = model_kind.of_launch(source.launch)
+    if kind in KINDS:
+        yield Left(
+            f"kind of model: {KINDS[kind]}",
+            "`up` verifies a server by the answer of a chat model",
+            "it cannot be verified",
+            blocks=True,
+        )
+
+
+def _of_mods(source: Source, parts: Parts) -> Iterator[Left]:
+    """Yield the flags that the image's engine may lack without the mod."""
+    known = vllm_flags.kinds(source.launch.engine)
+    for flag, value in parts.engine_args.items():
+        if flag not in known and flag.removeprefix("no-") not in known:
+            yield Left(
+                shown(flag, value),
+                "no version of the engine has this flag: a mod that was not carried over adds it",
+                "the engine refuses the flag and does not start",
+                blocks=True,
+            )
+        elif isinstance(value, str) and value.endswith(FILES) and "/" not in value:
+            yield Left(
+                shown(flag, value),
+                "the file is none of the image's own: a mod that was not carried over brings it",
+                "the engine does not find the file and does not start",
+                blocks=True,
+            )
