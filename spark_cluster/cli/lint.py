@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App, allowing
+from spark_cluster.cli.override_options import changed_launch
 from spark_cluster.cli.visible import visible
 from spark_cluster.errors import UsageError
 
@@ -45,6 +46,13 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="With --fix: write the fixed text to this file instead of the original.",
 )
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Engine argument instead of the recipe's, as for `up`; repeatable.",
+)
 @allowing
 @click.pass_context
 def command(
@@ -54,6 +62,7 @@ def command(
     tp: int | None,
     fix: bool,
     output: Path | None,
+    options: tuple[str, ...],
     allow: Allowances,
 ) -> None:
     """Find known issues in a recipe (by default the inventory's), a file of another tool, or a
@@ -70,6 +79,10 @@ def command(
     if output is not None and not fix:
         raise UsageError("--output needs --fix", hint="--output FILE is where --fix writes")
     chosen = _target(app, target, text, tp, allow)
+    if options:
+        if fix:
+            raise UsageError("--fix changes the text, and --option is not in it")
+        chosen = lint_target.changed(chosen, lambda launch: changed_launch(launch, options))
     if fix:
         place = _place(app, chosen, output)
         done = lint_target.fix(chosen, app.project)

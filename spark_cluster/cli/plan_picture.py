@@ -9,6 +9,7 @@ from rich.text import Text
 
 from spark_cluster.cli.console import Console, joined, mark, painted, styled
 from spark_cluster.config.engines import dialect
+from spark_cluster.config.overrides import text
 
 if TYPE_CHECKING:
     from spark_cluster.planning.fit import Fit
@@ -33,6 +34,8 @@ def show(console: Console, plan: Plan) -> None:
         verdict = styled("{} [bold red]no-go[/]", mark("fail"))
     title = styled("  [bold]{}[/]  --tp {}, {}", plan.title, launch.tp, nodes)
     console.print(verdict + title + painted(assumed, "dim"))
+    if plan.overrides:
+        console.print(styled("  changed: [cyan]{}[/]", text(plan.overrides)), soft_wrap=True)
     _reasons(console, plan)
     console.print(styled("[dim]{}, {}[/]\n", launch.model, plan.fit.serving.quantization))
     for room in plan.fit.rooms:

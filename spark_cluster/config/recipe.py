@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
@@ -133,6 +134,7 @@ class Recipe(Schema):
     )
 
     _laptop: Allowed = PrivateAttr(default=Allowed())
+    _overrides: dict[str, EngineValue | None] = PrivateAttr(default={})
 
     @model_validator(mode="before")
     @classmethod
@@ -157,6 +159,17 @@ class Recipe(Schema):
     def allowances(self) -> Allowances:
         """The permissions that the user gives the recipe in addition."""
         return self._laptop.user
+
+    @property
+    def overrides(self) -> Mapping[str, EngineValue | None]:
+        """The engine arguments that the command line gave in place of the file's."""
+        return self._overrides
+
+    def with_overrides(self, overrides: Mapping[str, EngineValue | None], **changed: Any) -> Recipe:
+        """The recipe with changed fields, and what the command line changed by them."""
+        copy = self.with_files(self.laptop, **changed)
+        copy._overrides = dict(overrides)
+        return copy
 
     def with_files(self, allowed: Allowed, **changed: Any) -> Recipe:
         """The recipe with changed fields, and with what it may have sent of the laptop."""

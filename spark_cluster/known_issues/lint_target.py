@@ -83,6 +83,13 @@ def of_command(text: str, tp: int | None) -> LintTarget:
     )
 
 
+def changed(target: LintTarget, change: Callable[[Launch], Launch]) -> LintTarget:
+    """Return the target with changed launches, which can be checked and not fixed in the text."""
+    return replace(
+        target, text="", launches=lambda _text: [*map(change, target.launches(target.text))]
+    )
+
+
 def of_target(
     name: str, project: Project, tp: int | None, allow: Allowances = NOTHING
 ) -> LintTarget:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from spark_cluster.config.not_carried_over import NotCarriedOver
+from spark_cluster.config.overrides import Overrides
 from spark_cluster.known_issues.match import KnownIssueMatch
 from spark_cluster.planning.fit import Fit, disk_gib, kv_knob_bytes
 from spark_cluster.planning.nearest import Nearest
@@ -69,6 +70,7 @@ class Plan:
         reasons: why it does not fit, or is not known to run at this size.
         obstacles: why `up` refuses it all the same.
         not_carried_over: what the recipe lacks of its source.
+        overrides: engine arguments that are not those of the recipe's file.
     """
 
     title: str
@@ -79,6 +81,7 @@ class Plan:
     reasons: tuple[str, ...]
     obstacles: tuple[str, ...] = ()
     not_carried_over: tuple[NotCarriedOver, ...] = ()
+    overrides: Overrides = field(default_factory=dict)
 
     @property
     def feasible(self) -> bool:
@@ -92,6 +95,7 @@ class Plan:
         fit, cache = self.fit, self.fit.cache
         return {
             "recipe": self.title,
+            "overrides": dict(self.overrides),
             "tp": fit.launch.tp,
             "pipeline_parallel": fit.launch.pp,
             "data_parallel": fit.launch.dp,

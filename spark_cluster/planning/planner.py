@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster import models as shapes
 from spark_cluster.config.launch import Launch
+from spark_cluster.config.overrides import Overrides
 from spark_cluster.config.parallelism import MOST_NODES, REPLICAS_REFUSED
 from spark_cluster.config.yamlfile import described
 from spark_cluster.errors import UsageError
@@ -42,6 +43,7 @@ class Subject:
         node_path: the model's folder on the nodes.
         remarks: what to know about it besides, for the plan to say.
         not_carried_over: what an import could not take over; some of it may be needed.
+        overrides: engine arguments that are not those of the recipe's file.
     """
 
     title: str
@@ -52,6 +54,7 @@ class Subject:
     node_path: str = ""
     remarks: tuple[str, ...] = ()
     not_carried_over: tuple[NotCarriedOver, ...] = ()
+    overrides: Overrides = field(default_factory=dict)
 
     @property
     def obstacles(self) -> tuple[str, ...]:
@@ -88,6 +91,7 @@ def of_a_recipe(recipe: Recipe, launch: Launch) -> Subject:
         (directory,) if directory else (),
         recipe.model.node_path,
         not_carried_over=tuple(recipe.not_carried_over),
+        overrides=recipe.overrides,
     )
 
 
@@ -209,6 +213,7 @@ class Planner:
             reasons,
             obstacles=subject.obstacles,
             not_carried_over=subject.not_carried_over,
+            overrides=subject.overrides,
         )
 
     def _nearest(

@@ -9,6 +9,7 @@ import contextlib
 from dataclasses import replace
 from functools import partial
 
+from spark_cluster.config import overrides
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import DoesNotFit, Refused, UsageError
 from spark_cluster.inference import runtime
@@ -18,7 +19,7 @@ from spark_cluster.models.memory import LOWEST, utilization
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import vram
-from spark_cluster.serving.plan import ServePlan
+from spark_cluster.serving.plan import OVERRIDES, ServePlan
 from spark_cluster.topology import Node
 
 
@@ -28,7 +29,22 @@ def serves(running: ContainerState, plan: ServePlan) -> bool:
     wanted = {name: labels[name] for name in ("spark-cluster.recipe", "spark-cluster.tp")}
     if running.runtime != plan.deployment.runtime:
         return False
+    if running.labels.get(OVERRIDES, "") != labels.get(OVERRIDES, ""):
+        return False
     return running.status == "running" and wanted.items() <= running.labels.items()
+
+
+def overrides_changed(running: ContainerState, plan: ServePlan) -> str:
+    """Return in words how the engine arguments differ from those of the recipe that runs."""
+    labels = plan.deployment.labels
+    had, now = running.labels.get(OVERRIDES, ""), labels.get(OVERRIDES, "")
+    same = running.labels.get("spark-cluster.recipe") == labels["spark-cluster.recipe"]
+    if running.status != "running" or not same or had == now:
+        return ""
+    return (
+        f"the server runs with {had or 'the recipe as it is'}, and now "
+        f"{now or 'the recipe as it is'} is asked for: it is started again"
+    )
 
 
 def must_work(play: Play, plan: ServePlan, running: ContainerState, *, force: bool) -> None:
@@ -64,10 +80,16 @@ def must_work(play: Play, plan: ServePlan, running: ContainerState, *, force: bo
         return
     would = [f"{near.change} would work ({near.why})" for near in found.nearest]
     more = [
-        f"`spark-cluster plan {plan.recipe.name} --tp {plan.tp}` shows all",
+        f"`spark-cluster plan {_named(plan)}` shows all",
         "--force launches anyway",
     ]
     raise DoesNotFit(reason, hint="; ".join([*would[:2], *more]))
+
+
+def _named(plan: ServePlan) -> str:
+    """The arguments of `plan` for the same."""
+    words = [plan.recipe.name, "--tp", str(plan.tp), overrides.text(plan.recipe.overrides)]
+    return " ".join(filter(None, words))
 
 
 def must_be_whole(recipe: Recipe, *, force: bool) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.config import overrides
 from spark_cluster.config.allowance_checks import must_be_allowed
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.launch import Launch, of_recipe
@@ -24,6 +25,9 @@ from spark_cluster.topology import Node
 
 if TYPE_CHECKING:
     from spark_cluster.planning.planner import Subject
+
+OVERRIDES = "spark-cluster.overrides"
+"""Label of the engine arguments that are not the recipe's own; absent without any."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +184,7 @@ def _labels(recipe: Recipe, tp: int, endpoint: Endpoint) -> dict[str, str]:
     nodes = recipe.nodes_for(tp)
     return {
         **({NODES: str(nodes)} if nodes != tp else {}),
+        **({OVERRIDES: overrides.text(recipe.overrides)} if recipe.overrides else {}),
         "spark-cluster.recipe": recipe.name,
         "spark-cluster.model": endpoint.model,
         "spark-cluster.tp": str(tp),

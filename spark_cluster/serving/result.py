@@ -51,6 +51,7 @@ class Served:
             "model": self.plan.endpoint.model,
             "recipe": self.plan.recipe.name,
             "tp": self.plan.tp,
+            "overrides": dict(self.plan.recipe.overrides),
             "answer": self.answer,
             "verified": list(self.plan.recipe.readiness.rungs),
             "vram": {
