@@ -74,6 +74,8 @@ def _show(app: App, found: Status) -> None:
     verdict = painted(found.state, f"bold {STYLES[found.state]}")
     if found.model:
         verdict += styled("  {} at {}  [dim]tp {}[/]", found.model, found.endpoint, found.tp)
+        if found.overrides:
+            verdict += styled("  [dim]{}[/]", found.overrides)
     console.print(verdict, soft_wrap=True)
     if found.access is not None:
         console.print(painted(str(found.access), "dim"), soft_wrap=True)

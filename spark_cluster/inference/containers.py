@@ -20,6 +20,8 @@ _EARLY = timedelta(milliseconds=50)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 NODES = "spark-cluster.nodes"
 """Label of how many nodes serve together, where that is not the tensor-parallel size."""
+OVERRIDES = "spark-cluster.overrides"
+"""Label of the engine arguments that are not the recipe's own; absent without any."""
 
 _TP = re.compile(r"--(?:tensor-parallel-size|tp|nnodes)[= ](\d+)|-tp[= ]?(\d+)")
 _SERVERS = ("vllm serve", "vllm.entrypoints", "sglang.launch_server", "sglang serve")

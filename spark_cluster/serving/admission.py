@@ -13,13 +13,13 @@ from spark_cluster.config import overrides
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import DoesNotFit, Refused, UsageError
 from spark_cluster.inference import runtime
-from spark_cluster.inference.containers import ContainerState
+from spark_cluster.inference.containers import OVERRIDES, ContainerState
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.models.memory import LOWEST, utilization
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import vram
-from spark_cluster.serving.plan import OVERRIDES, ServePlan
+from spark_cluster.serving.plan import ServePlan
 from spark_cluster.topology import Node
 
 

@@ -14,7 +14,7 @@ from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.parallelism import REPLICAS_INSTEAD, REPLICAS_REFUSED
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import Refused
-from spark_cluster.inference.containers import NODES
+from spark_cluster.inference.containers import NODES, OVERRIDES
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import engine
 from spark_cluster.serving import caches, firewall, secret_env
@@ -25,9 +25,6 @@ from spark_cluster.topology import Node
 
 if TYPE_CHECKING:
     from spark_cluster.planning.planner import Subject
-
-OVERRIDES = "spark-cluster.overrides"
-"""Label of the engine arguments that are not the recipe's own; absent without any."""
 
 
 @dataclass(frozen=True)

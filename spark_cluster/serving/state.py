@@ -10,7 +10,7 @@ from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.inference import runtime, unit_state
-from spark_cluster.inference.containers import NODES, ContainerState
+from spark_cluster.inference.containers import NODES, OVERRIDES, ContainerState
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import RayNode, RayState
 from spark_cluster.runner.parallel import in_parallel
@@ -81,6 +81,7 @@ class Status:
             `starting` (containers run, not healthy yet), `degraded` (answers, but something is
             wrong) or `failed` (should serve and does not).
         problems: what is wrong, as text; empty when nothing is.
+        overrides: engine arguments that `up` was given in place of the recipe's, as options.
     """
 
     state: str
@@ -91,6 +92,7 @@ class Status:
     model: str | None = None
     tp: int | None = None
     problems: tuple[str, ...] = ()
+    overrides: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `status --json` prints it."""
@@ -102,6 +104,7 @@ class Status:
             "access": self.access.to_dict() if self.access is not None else None,
             "model": self.model,
             "tp": self.tp,
+            "overrides": self.overrides,
             "problems": list(self.problems),
         }
 
@@ -147,10 +150,18 @@ def status(play: Play, endpoint_key: str | None, probe: Probe) -> Status:
         loading = loading and server.restarts < MANY_RESTARTS
     state = _state(answer=bool(answer), problems=problems, loading=loading)
     access = described(description) or (Access(endpoint.url) if endpoint is not None else None)
+    found = Status(
+        state,
+        nodes,
+        ray,
+        model=model or None,
+        tp=tp,
+        problems=tuple(problems),
+        overrides=server.labels.get(OVERRIDES, ""),
+    )
     if access is None:
-        return Status(state, nodes, ray, None, None, model or None, tp, tuple(problems))
-    access = replace(access, fingerprint=shown)
-    return Status(state, nodes, ray, access.url, access, model or None, tp, tuple(problems))
+        return found
+    return replace(found, endpoint=access.url, access=replace(access, fingerprint=shown))
 
 
 def _together(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
