@@ -6,9 +6,10 @@ several of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from spark_cluster.importers import model_kind, vllm_flags
+from spark_cluster.importers import vllm_flags
 from spark_cluster.importers.places import Parts, shown
 from spark_cluster.importers.result import Left
 from spark_cluster.importers.source import Source
@@ -16,27 +17,27 @@ from spark_cluster.importers.source import Source
 FILES = (".jinja", ".py", ".json", ".yaml")
 """Endings of files that a flag can name."""
 
-KINDS = {
-    "image": "generation of images",
-    "video": "generation of video",
-    "speech": "generation of speech",
-    "embedding": "embedding",
-    "reranking": "reranking",
-    "transcription": "transcription",
-}
 
-
-def lacking(source: Source, parts: Parts, image: str, *, named: bool) -> Iterator[Left]:
+def lacking(
+    source: Source, parts: Parts, image: Mapping[str, Any], *, named: bool
+) -> Iterator[Left]:
     """Yield what the recipe lacks, besides `parts.left_out`.
 
     Args:
-        image: reference of the recipe's image.
+        image: the recipe's section of that name.
         named: the user named it, and knows where it is.
     """
-    yield from _kind(source)
-    if "/" not in image and not named and not source.launch.dockerfile:
+    if source.generates:
         yield Left(
-            f"image {image}",
+            f"generation of {source.generates}",
+            "`vllm serve` answers in text, and `up` verifies a server by its answer",
+            "it is not served here",
+            blocks=True,
+        )
+    pulled = _pulled(image)
+    if "/" not in pulled and not named:
+        yield Left(
+            f"image {pulled}",
             "it is in no registry; the other tool builds it on the nodes",
             "it cannot be pulled: name an image, write image.build, or remove this entry where "
             "the nodes have it",
@@ -46,17 +47,12 @@ def lacking(source: Source, parts: Parts, image: str, *, named: bool) -> Iterato
         yield from _of_mods(source, parts)
 
 
-def _kind(source: Source) -> Iterator[Left]:
-    kind = source.kind_of_model
-    if kind == "chat":
-        kind = model_kind.of_launch(source.launch)
-    if kind in KINDS:
-        yield Left(
-            f"kind of model: {KINDS[kind]}",
-            "`up` verifies a server by the answer of a chat model",
-            "it cannot be verified",
-            blocks=True,
-        )
+def _pulled(image: Mapping[str, Any]) -> str:
+    """The image that must be there before anything is built on it."""
+    build = image.get("build")
+    words = str(build.get("dockerfile", "")).split() if isinstance(build, dict) else []
+    names = [word for word in words[1:] if not word.startswith("--")]
+    return names[0] if names else str(image["ref"])
 
 
 def _of_mods(source: Source, parts: Parts) -> Iterator[Left]:

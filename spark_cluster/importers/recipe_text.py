@@ -54,7 +54,7 @@ def write(
     parts = sort(source.launch)
     parts.left_out[:0] = source.left_out
     data = _data(parts, source, name, model, image)
-    parts.left_out[:0] = lacking(source, parts, data["image"]["ref"], named=image is not None)
+    parts.left_out[:0] = lacking(source, parts, data["image"], named=image is not None)
     data["not_carried_over"] = [left.entry for left in parts.left_out if left.consequence]
     if not data["not_carried_over"]:
         del data["not_carried_over"]

@@ -21,7 +21,7 @@ class Source:
         sizes: fewest and most nodes, when it says so; no number where it states no limit.
         default_tp: tensor-parallel size that it takes when none is asked for, where that is not
             the launch's own.
-        kind_of_model: chat, embedding, ...: what the model is for.
+        generates: speech, images or video; empty for a model of text.
         supported: versions of vLLM, such as '>=0.25'.
         origin: the file, or what stands for it.
         left_out: what could not even become part of a launch.
@@ -36,7 +36,7 @@ class Source:
     revision: str = ""
     sizes: tuple[int, int | None] | None = None
     default_tp: int | None = None
-    kind_of_model: str = "chat"
+    generates: str = ""
     supported: str = ""
     origin: str = "a pasted command line"
     left_out: list[Left] = field(default_factory=list)

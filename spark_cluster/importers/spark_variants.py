@@ -87,7 +87,7 @@ def of_guide(data: Mapping[str, Any], choice: Choice, others: list[Offer]) -> So
         title=launch.model,
         description=str(meta.get("description") or meta.get("title") or ""),
         origin=f"vllm-project/recipes: {base}, guide: {command.title}",
-        kind_of_model=model_kind.of_recipe(data),
+        generates=model_kind.generates(data),
         left_out=[Left(text, "it is not part of the launch") for text in command.reading.left_out],
         notes=[*command.reading.notes, "it is the guide's command, without variant and features"],
         offers=others,

@@ -99,24 +99,14 @@ def test_without_mods_an_unknown_flag_is_the_images_own_matter(tmp_path: Path) -
     assert blocking(recipe) == set()
 
 
-@pytest.mark.parametrize(
-    ("command", "what"),
-    [
-        ("vllm serve example/lark --runner pooling", "embedding"),
-        ("vllm serve example/Lark-Embedding-4B", "embedding"),
-        ("vllm serve example/Lark-Reranker-4B", "reranking"),
-        ("vllm serve example/whisper-large", "transcription"),
-    ],
-)
-def test_a_kind_that_no_chat_answer_verifies(tmp_path: Path, command: str, what: str) -> None:
-    recipe, _ = made(tmp_path, f"container: example/c\ncommand: {command}\n")
-    assert blocking(recipe) == {f"kind of model: {what}"}
-
-
 def test_a_model_file_of_images_is_no_chat(tmp_path: Path) -> None:
-    text = "meta: {tasks: [omni]}\nmodel: {model_id: example/Paint}\nomni: {tasks: [t2i]}\n"
-    recipe, _ = made(tmp_path, text)
-    assert "kind of model: generation of images" in blocking(recipe)
+    text = "meta: {tasks: [omni]}\nmodel: {model_id: example/Paint}\nomni: {tasks: %s}\n"
+    recipe, _ = made(tmp_path, text % "[t2i]")
+    assert blocking(recipe) == {"generation of images"}
+    recipe, _ = made(tmp_path, text % "[{id: t2a, curl: x}]")
+    assert blocking(recipe) == {"generation of speech"}
+    recipe, _ = made(tmp_path, text % "3")
+    assert blocking(recipe) == set()
 
 
 def test_the_variants_and_commands_for_a_spark_are_offered(tmp_path: Path) -> None:
