@@ -105,7 +105,7 @@ def of_a_command(launch: Launch, tp: int | None) -> Subject:
     if chosen.tp > MOST_NODES:
         found = described(chosen.tp)
         raise UsageError(f"--tensor-parallel-size {found}: expected {MOST_NODES} at most")
-    return Subject(launch.model, chosen)
+    return Subject(launch.model, chosen, (1, MOST_NODES))
 
 
 class Planner:
@@ -200,7 +200,7 @@ class Planner:
         reasons = (*_size(subject), *fitted.reasons)
         near = self._nearest(subject, fitted, rooms, facts) if fitted.reasons else []
         if not fitted.reasons and _size(subject):
-            near = [Nearest(f"--tp {_allowed(subject)}", "a size that the recipe is known to run")]
+            near = self._known_size(subject, rooms)
         from spark_cluster.known_issues.rules import lint
 
         found = lint(launch, geometry, facts)
@@ -239,13 +239,25 @@ class Planner:
 
         had = prevented(subject.launch, geometry)
         found = nearest(fitted, geometry, rooms, high, whole_gib=whole, smallest_tp=low)
-        able = [n for n in found if n.launch is None or prevented(n.launch, geometry) <= had]
+        able = [
+            near
+            for near in found
+            if near.launch is None
+            or (low <= near.launch.tp <= high and prevented(near.launch, geometry) <= had)
+        ]
         for name, launch in builds(subject.launch, self.project):
             other = self._build(Subject(name, launch), fitted, rooms)
             if other is not None and prevented(launch, other.serving.geometry) <= had:
                 why = f"{other.serving.quantization}, {other.weights_gib:.1f} GiB of weights"
                 able.append(Nearest(name, why, launch))
         return able
+
+    def _known_size(self, subject: Subject, rooms: Sequence[NodeMemory]) -> list[Nearest]:
+        """Return the nearest size that the recipe is known to run, where it fits."""
+        launch = subject.launch.at_size(_allowed(subject))
+        fitted = self.fit(replace(subject, launch=launch), rooms)
+        why = "a size that the recipe is known to run"
+        return [Nearest(f"--tp {launch.tp}", why, launch)] if fitted.fits else []
 
     def _build(self, other: Subject, than: Fit, rooms: Sequence[NodeMemory]) -> Fit | None:
         """Return what a build takes; None where it does not fit, or is no smaller."""
@@ -283,6 +295,8 @@ def _size(subject: Subject) -> list[str]:
     if low <= tp <= high:
         return []
     sizes = f"{low}" if low == high else f"{low} to {high}"
+    if high == MOST_NODES:
+        sizes = f"{low} or more"
     return [f"{subject.title} is known to run with --tp {sizes} only, not {tp}"]
 
 

@@ -126,3 +126,20 @@ def test_every_offer_is_planned(tmp_path: Path) -> None:
     for near in plan.nearest:
         assert near.launch is not None
         assert planner.fit(Subject(near.change, near.launch), assumed(2)).fits, near.change
+
+
+def test_a_command_has_no_largest_size(tmp_path: Path) -> None:
+    line = parse_line("vllm serve Qwen/Qwen3-8B -tp 4 --max-model-len 8192")
+    plan = Planner(Project(tmp_path)).plan(of_a_command(line, None), assumed(4), Question())
+    assert plan.reasons == ()
+
+
+def test_a_size_that_is_not_known_offers_one_that_is(tmp_path: Path) -> None:
+    model = {"name": "Qwen/Qwen3-8B", "served_name": "q"}
+    alone = recipe_of(tensor_parallel={"min": 1, "max": 1}, model=model)
+    plan = plan_of(tmp_path, alone, 2)
+    assert plan.reasons == ("wren is known to run with --tp 1 only, not 2",)
+    assert [near.change for near in plan.nearest] == ["--tp 1"]
+    several = recipe_of(tensor_parallel={"min": 2, "max": 64, "default": 2}, model=model)
+    plan = plan_of(tmp_path, several, 1)
+    assert plan.reasons == ("wren is known to run with --tp 2 or more only, not 1",)
