@@ -10,6 +10,7 @@ import click
 
 from spark_cluster.cli.app import App, allowing
 from spark_cluster.cli.hub_option import hub, offline_option
+from spark_cluster.cli.override_options import changed_launch
 from spark_cluster.cli.visible import visible
 from spark_cluster.errors import UsageError
 
@@ -47,6 +48,13 @@ if TYPE_CHECKING:
     help="With --fix: write the fixed text to this file instead of the original.",
 )
 @offline_option
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Engine argument instead of the recipe's, as for `up`; repeatable.",
+)
 @allowing
 @click.pass_context
 def command(
@@ -57,6 +65,7 @@ def command(
     fix: bool,
     output: Path | None,
     offline: bool,
+    options: tuple[str, ...],
     allow: Allowances,
 ) -> None:
     """Find known issues in a recipe (by default the inventory's), a file of another tool, or a
@@ -74,6 +83,10 @@ def command(
         raise UsageError("--output needs --fix", hint="--output FILE is where --fix writes")
     chosen = _target(app, target, text, tp, allow)
     asked = hub(offline=offline)
+    if options:
+        if fix:
+            raise UsageError("--fix changes the text, and --option is not in it")
+        chosen = lint_target.changed(chosen, lambda launch: changed_launch(launch, options))
     if fix:
         place = _place(app, chosen, output)
         done = lint_target.fix(chosen, app.project, asked)
@@ -83,13 +96,25 @@ def command(
         found = lint_target.findings(chosen, chosen.text, app.project, asked)
         if app.as_json:
             issues = [finding.to_dict() for finding in found]
-            asked = {"variables": list(chosen.variables), "builds": list(chosen.builds)}
-            app.print_json({"issues": issues, **asked})
+            lacking = [entry.model_dump() for entry in chosen.not_carried_over]
+            asks = {"variables": list(chosen.variables), "builds": list(chosen.builds)}
+            app.print_json({"issues": issues, **asks, "not_carried_over": lacking})
         else:
             _show(app.console, chosen.title, found, verbose=app.verbose)
+            _say_what_is_lacking(app, chosen)
             _say_what_is_asked_for(app, chosen, allow)
             _say_what_is_open(app)
-    ctx.exit(1 if any(finding.severity == "error" for finding in found) else 0)
+    wrong = [finding for finding in found if finding.severity == "error"]
+    ctx.exit(1 if wrong or any(entry.blocks for entry in chosen.not_carried_over) else 0)
+
+
+def _say_what_is_lacking(app: App, chosen: LintTarget) -> None:
+    """What an import could not take over: an error where it cannot work without."""
+    from spark_cluster.cli.console import mark, styled
+
+    for entry in chosen.not_carried_over:
+        severity = mark("fail" if entry.blocks else "warn")
+        app.console.print(styled("{} {}", severity, str(entry)), soft_wrap=True)
 
 
 def _say_what_is_asked_for(app: App, chosen: LintTarget, allow: Allowances) -> None:
