@@ -330,10 +330,10 @@ def go_on(
     with app.play(f"bench run {made.suite.name}", app.nodes, options) as play_run:
         playbook = app.project.load_playbook("bench")
         play = play_run.open()
-        if not options.check:
-            save_record(made.record, made.folder)
         if before is not None:
             before(play)
+        if not options.check:
+            save_record(made.record, made.folder)
         playbook.function(play, run=made, **how)
         play_run.finish()
         cells = made.record.cells

@@ -15,7 +15,8 @@ from program import invoke
 from spark_cluster.bench.describe import text_of
 from spark_cluster.bench.expansion import canonical
 from spark_cluster.bench.record import Repeats, Tool
-from spark_cluster.bench.repeat import Original
+from spark_cluster.bench.repeat import Original, expansion_of
+from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.cli import bench_repeat, bench_run
 from spark_cluster.errors import InvalidFile, Refused, UsageError
@@ -159,7 +160,9 @@ def test_the_load_generator_that_is_compared_is_the_one_that_measures(tmp_path, 
     run = record(setups=[], suite_text=canonical(suite), suite="mine", tool=theirs)
     notes: list[str] = []
     play: Any = SimpleNamespace(nodes=[], note=notes.append)
-    bench_repeat._show_differences(play, Original(run, b"", suite, {}))
+    theirs_again = Original(run, b"", suite, {})
+    made = BenchRun(run, suite, expansion_of(theirs_again, 1), tmp_path)
+    bench_repeat._compare(play, made, theirs_again)
     told = [note for note in notes if tool in note]
     assert len(told) == (tool == "llama-benchy"), "which vLLM will measure is not known yet"
 

@@ -82,7 +82,7 @@ def setup_tables(results: Results) -> list[Table]:
         ("KV cache", [setup.kv_cache_dtype for setup in setups]),
         ("engine", [" over ".join(filter(None, (s.engine, s.executor))) for s in setups]),
         ("nodes", [", ".join(setup.nodes) for setup in setups]),
-        ("image", [setup.image_digest for setup in setups]),
+        ("image", [setup.image_repo_digest or setup.image_digest for setup in setups]),
         ("start-up", [f"{s.startup_s:,.0f} s" if s.startup_s else "" for s in setups]),
         ("verified", [", ".join(setup.verified) for setup in setups]),
     ]
