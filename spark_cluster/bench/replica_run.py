@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from spark_cluster.bench import describe, generators, on_node, replica_split, startup_logs
+from spark_cluster.bench import describe, generators, on_node, replica_split, startup_logs, vllm_job
 from spark_cluster.bench import run as alone
 from spark_cluster.bench.expansion import Step
 from spark_cluster.bench.reading import read_json
@@ -236,11 +236,21 @@ def is_measuring(play: Play, run: BenchRun, step: Step) -> bool:
     return any(on_node.is_measuring(loader.session, run.on_node(step)) for loader in loaders)
 
 
-def stop(play: Play, run: BenchRun, step: Step) -> None:
-    """Have the nodes end what they measure of a step, the cell in progress included."""
+def stop(play: Play, run: BenchRun, step: Step) -> bool:
+    """Have the nodes end what they measure of a step, the cell in progress included.
+
+    Returns:
+        Whether anything was being measured. Where nothing was, the load generator's container of a
+        run that was killed is removed.
+    """
+    folder, measured = run.on_node(step), False
     for loader in loaders_of(play, run, step):
-        if on_node.is_measuring(loader.session, run.on_node(step)):
-            on_node.stop(loader.session, run.on_node(step), loader.user)
+        if on_node.is_measuring(loader.session, folder):
+            on_node.stop(loader.session, folder, loader.user)
+            measured = True
+        elif generators.is_vllm_bench(run.suite):
+            vllm_job.remove_left(loader.session)
+    return measured
 
 
 def is_done_there(play: Play, run: BenchRun, step: Step) -> bool:

@@ -158,8 +158,7 @@ def stop(app: App, folder: Path) -> None:
     stopped = []
     with _reached(app, "bench stop") as play:
         for step in made.pending:
-            if replica_run.is_measuring(play, made, step):
-                replica_run.stop(play, made, step)
+            if replica_run.stop(play, made, step):
                 run_telemetry.stop(play.sessions.values(), made.on_node(step))
                 stopped.append(step.setup.id)
     if app.as_json:
