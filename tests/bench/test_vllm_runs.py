@@ -134,7 +134,7 @@ class Node:
         self.path, self.lock = f"{step.parent}:{os.environ['PATH']}", lock
 
     def run(self, argv: list[str], **_: Any) -> Output:
-        words = [str(self.lock) if word == on_node.FOLDER else word for word in argv]
+        words = [str(self.lock) if word == on_node.LOCK else word for word in argv]
         env = {**os.environ, "PATH": self.path}
         done = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
         return Output(done.returncode, done.stdout, done.stderr)
