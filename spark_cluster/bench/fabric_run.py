@@ -217,9 +217,10 @@ def record_of(
             left_out=tuple(sorted(map(int, result["left_out"]))),
             **told,  # type: ignore[arg-type]
         )
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # pydantic's is one
-        said = str(error).splitlines()[0]
-        raise Failed(f"the job's result cannot be read: {said}", where=nodes[0].name) from None
+    # pydantic's own is a ValueError; a text of what is nested deeply ends in a RecursionError.
+    except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        why = str(error).splitlines()[0]
+        raise Failed(f"the job's result cannot be read: {why}", where=nodes[0].name) from None
 
 
 def _node(node: Node, told: Mapping[str, Any]) -> FabricNode:

@@ -70,10 +70,15 @@ def cells(measured: Sequence[PlannedCell], folder: str) -> tuple[dict[str, Any],
             "argv": ["python3", f"{folder}/{PROGRAM}", folder, cell.id],
             "env": {},
             "result": f"raw/{vllm_bench.file_name(cell, 1)}",
-            "timeout_s": cell.runs * (run_s(cell) + SLACK_S),
+            "timeout_s": limit_s(cell),
         }
         for cell in measured
     )
+
+
+def limit_s(cell: PlannedCell) -> float:
+    """Return the seconds that a cell may take."""
+    return cell.runs * (run_s(cell) + SLACK_S)
 
 
 def run_s(cell: PlannedCell) -> float:

@@ -244,6 +244,11 @@ def test_a_job_without_a_result(printed):
         result_in(printed, "spark1")
 
 
+NESTED: list[Any] = []
+for _ in range(100_000):
+    NESTED = [NESTED]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -255,6 +260,8 @@ def test_a_job_without_a_result(printed):
         {"allreduce": []},
         {"backend": "mpi"},
         {"left_out": 3},
+        {"torch": NESTED},
+        {"nodes": NESTED},
     ],
 )
 def test_a_result_that_cannot_be(change):
