@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from bench_results import record
+from bench_results import bench_user, record
 from commandline import WAIT_S, CommandLine, until
 
 from spark_cluster.bench.fabric_end import UNIT
@@ -34,12 +34,9 @@ nft list tables | grep spark_cluster || true
 
 @pytest.fixture(scope="module")
 def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    made = CommandLine(tmp_path_factory.mktemp("fabric"))
-    (made.home / "suites").mkdir()
-    (made.home / "suites/one-cell.yaml").write_text(SUITE)
-    made("down")
-    yield made
-    made("down")
+    with bench_user(lab, tmp_path_factory.mktemp("fabric"), {"one-cell": SUITE}) as made:
+        made("down")
+        yield made
 
 
 def run_bench(user: CommandLine, *words: str) -> str:
