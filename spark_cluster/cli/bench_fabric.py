@@ -80,6 +80,7 @@ def fabric(
 
 def _recipe(app: App, name: str | None, allow: Allowances) -> tuple[Recipe, int]:
     """Return the recipe and over how many nodes it is measured; refused before a node is asked."""
+    from spark_cluster.bench.fabric_run import must_suit
     from spark_cluster.config.allowance_checks import must_be_allowed
     from spark_cluster.loader.recipes import load_recipe
     from spark_cluster.serving.nodes import serving
@@ -94,6 +95,7 @@ def _recipe(app: App, name: str | None, allow: Allowances) -> tuple[Recipe, int]
     app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {recipe.name}")
     must_be_allowed(recipe)
     size = min(len(app.nodes), recipe.tensor_parallel.max)
+    must_suit(recipe, size)
     recipe.check_size(size)
     serving(app.nodes, size)
     return recipe, size

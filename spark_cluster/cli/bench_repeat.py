@@ -113,13 +113,13 @@ def _show(app: App, made: BenchRun, original: Original, foreign: list[str]) -> N
     from spark_cluster.cli.console import painted, styled
 
     console, record = app.console, original.record
-    when = f"{record.started:%Y-%m-%d}, {len(record.cells)} cells, spark-cluster"
+    when = f"{record.started:%Y-%m-%d}, {_cells(len(record.cells))}, spark-cluster"
     title = styled("repeats [bold]{}[/] of suite {}", record.id, record.suite)
     console.print(title + styled(" [dim]({} {})[/]", when, record.spark_cluster), soft_wrap=True)
     for setup in made.expansion.setups:
         cells = [cell for cell in made.expansion.cells if cell.setup == setup.id and not cell.skip]
         recipe = original.recipes.get(setup.id)
-        about = f"{len(cells)} cells, tp {setup.tp}"
+        about = f"{_cells(len(cells))}, tp {setup.tp}"
         if recipe is not None:
             about += f", model {recipe.model.name}, image {recipe.image.reference or 'none'}"
         line = styled("  [bold]{}[/]: {}", setup.id, about)
@@ -129,6 +129,10 @@ def _show(app: App, made: BenchRun, original: Original, foreign: list[str]) -> N
     for name in foreign:
         console.print(styled("[yellow]the record's own recipe of[/] {}:", name), soft_wrap=True)
         console.print(painted(text_of(original.recipes[name]), "dim"), soft_wrap=True)
+
+
+def _cells(count: int) -> str:
+    return "1 cell" if count == 1 else f"{count} cells"
 
 
 def _compare(play: Play, made: BenchRun, original: Original) -> None:
