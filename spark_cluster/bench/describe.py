@@ -1,4 +1,4 @@
-"""What a record says of a server and its nodes, taken from what really runs there."""
+"""The record of a server and its nodes, taken from what really runs there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record says of nodes and images that `up` does not need to know, asked once a server."""
+"""Facts of nodes and images for a record that `up` does not need, asked once a server."""
 
 from __future__ import annotations
 

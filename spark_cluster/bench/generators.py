@@ -1,4 +1,4 @@
-"""What measures the cells of a suite: llama-benchy, `vllm bench serve`, or questions.
+"""The tools that measure the cells of a suite: llama-benchy, `vllm bench serve`, or questions.
 
 llama-benchy's part is in `run.py` and `benchy.py`; here are the other two, and which it is.
 """

@@ -79,7 +79,7 @@ class Job:
 
     @property
     def resources(self) -> list[Resource]:
-        """What measures them: files, and a unit that goes on when the laptop is gone."""
+        """The resources that measure them: files, and a unit that goes on without the laptop."""
         plan = {
             "health": self.health,
             "cells": list(self.cells),

@@ -98,7 +98,7 @@ class QuestionResult(Part):
 
 
 class ReplicaShare(Part):
-    """What one replica had of a cell's load, and what came of it.
+    """The part of a cell's load that one replica had, and its result.
 
     Attributes:
         node: on which its load generator ran, next to the server.
@@ -205,7 +205,7 @@ class Prediction(Part):
 
 
 class ReplicaServer(Part):
-    """One of several servers of a setup: what need not be alike.
+    """A server of a setup that has several: what need not be alike.
 
     Attributes:
         flags: of the engine, as it was started: the share of the memory is each node's own.

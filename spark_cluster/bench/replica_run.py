@@ -42,7 +42,7 @@ WAIT_S = 2.0
 
 @dataclass(frozen=True)
 class Replica:
-    """One of the servers, verified.
+    """A server of several, verified.
 
     Attributes:
         play: over its nodes.

@@ -1,4 +1,4 @@
-"""How benchmark figures and loads are written for people."""
+"""Benchmark figures and loads as text."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Answers = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class RunOnNode:
-    """How much a run changed on one node.
+    """The extent of a run's changes on one node.
 
     Attributes:
         changes: resources that were changed.

@@ -29,7 +29,7 @@ def check(recipe: Recipe) -> list[Problem]:
 
 
 def _engine(recipe: Recipe) -> Iterator[Problem]:
-    """What the engine has no place for."""
+    """Yield the fields that the engine has no place for."""
     dialect = recipe.dialect
     for flag in recipe.engine_args:
         if flag in dialect.owned:
@@ -47,7 +47,7 @@ def _engine(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _runtime(recipe: Recipe) -> Iterator[Problem]:
-    """What the runtime needs, and what it has no place for."""
+    """Yield what the runtime needs, and the fields that it has no place for."""
     if recipe.runtime == "docker":
         if not recipe.image.ref:
             yield Problem(("image",), "missing; expected the container image")

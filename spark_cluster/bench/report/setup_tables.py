@@ -93,7 +93,7 @@ def setup_tables(results: Results) -> list[Table]:
 
 
 def _side_by_side(title: str, names: list[str], fields: list[tuple[str, list[str]]]) -> list[Table]:
-    """What is alike in all columns once, and what differs next to each other."""
+    """Return a table of what all columns share, and one of what differs."""
     fields = [(name, [short(value) for value in values]) for name, values in fields if any(values)]
     several = len(names) > 1
     alike = [(name, v) for name, v in fields if not several or len(set(v)) == 1]
