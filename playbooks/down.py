@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from spark_cluster.bench import vllm_runs
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray_node import RAY_HOME
 from spark_cluster.inference.runtime import absent
-from spark_cluster.resources import Directory
+from spark_cluster.resources import Container, Directory
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import vram
+
+LOAD = Container(
+    vllm_runs.CONTAINER, only_labelled=vllm_runs.LABEL, stop_timeout_s=2, state="absent"
+)
+"""The load generator of a benchmark that was killed."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +38,13 @@ class Stopped:
 
 
 def main(play: Play) -> Stopped | None:
-    """The server and its proxy first, then Ray; None in check mode."""
+    """Stop load and server with its proxy first, then Ray; None in check mode."""
     sessions = {node.name: play.session(node) for node in play.nodes}
     before = [] if play.check else vram.sample(sessions)
     with play.stage("stop"):
         play.apply(
             play.nodes,
-            absent(SERVER, stop_timeout_s=30),
+            [LOAD, *absent(SERVER, stop_timeout_s=30)],
             play.role("endpoint"),
         )
         play.apply(

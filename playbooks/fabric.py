@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 
-from spark_cluster.bench import fabric_run
+from spark_cluster.bench import fabric_end, fabric_run
 from spark_cluster.bench.fabric_record import FabricRecord
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.inference.process import RAY
 from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
 from spark_cluster.serving import readiness
 from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.serving.start import guard, start_ray_alone
@@ -22,21 +23,21 @@ def main(play: Play, *, recipe: Recipe, tp: int, name: str) -> FabricRecord | No
     """Measure between `tp` nodes, with the image of a recipe; None in check mode.
 
     A Ray that runs without a server is used and stays; otherwise one is started, and ended with
-    its firewall afterwards.
+    its firewall afterwards. One that an earlier `bench fabric` left is replaced.
     """
     plan = resolve(recipe, play.inventory, play.nodes, tp)
     fabric_run.must_be_possible(play, plan)
     if not play.check:
         fabric_run.warn_of_others(play)
     running = readiness.container_state(play, RAY)
-    if running.running and not play.check:
+    if running.running and fabric_end.LABEL not in running.labels and not play.check:
         port = int(running.labels.get("spark-cluster.dashboard", recipe.ray.dashboard_port))
         with play.stage("start"):
             readiness.ray_cluster(play, len(plan.nodes), port, FOUND_WITHIN_S)
         with play.stage("measure"):
             return fabric_run.measure(play, plan, port, name)
     try:
-        _start(play, plan)
+        _start(play, plan, name)
         if play.check:
             play.note("check mode: nothing was started, so nothing was measured")
             return None
@@ -44,13 +45,13 @@ def main(play: Play, *, recipe: Recipe, tp: int, name: str) -> FabricRecord | No
             found = fabric_run.measure(play, plan, recipe.ray.dashboard_port, name)
     except BaseException:
         with contextlib.suppress(SparkClusterError):  # the first error says more
-            _end(play)
+            _end(play, plan)
         raise
-    _end(play)
+    _end(play, plan)
     return found
 
 
-def _start(play: Play, plan: ServePlan) -> None:
+def _start(play: Play, plan: ServePlan, name: str) -> None:
     """Link, firewall, Docker, caches, image and Ray, as `up` does it; neither model nor server."""
     with play.stage("prepare"):
         guarded = guard(play, plan)
@@ -65,9 +66,17 @@ def _start(play: Play, plan: ServePlan) -> None:
         )
         play.apply(plan.nodes, image)
     with play.stage("start"):
-        start_ray_alone(play, plan, str(guarded.given["state"]))
+        if not play.check:
+            seconds = fabric_end.limit_s(plan.recipe.ray.join_timeout_s)
+            fabric_end.arm(_sessions(play, plan), name, seconds)
+        start_ray_alone(play, plan, str(guarded.given["state"]), {fabric_end.LABEL: name})
 
 
-def _end(play: Play) -> None:
+def _end(play: Play, plan: ServePlan) -> None:
     if not play.check:
         play.project.load_playbook("down").function(play)
+        fabric_end.disarm(_sessions(play, plan))
+
+
+def _sessions(play: Play, plan: ServePlan) -> list[Session]:
+    return [play.session(node) for node in plan.nodes]

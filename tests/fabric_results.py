@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,27 +11,51 @@ from spark_cluster.bench.fabric_record import FabricNode, FabricRecord, all_redu
 
 CHUNK = 2048 * 10752
 
+RDMA = (
+    "spark1:1:1 [0] NCCL INFO NET/IB : Using [0]rocep1s0f1:1/RoCE [1]roceP2p1s0f1:1/RoCE [RO]; "
+    "OOB enp1s0f1np1:192.168.177.11<0>",
+    "spark1:1:1 [0] NCCL INFO Using network IB",
+)
 
-def save(
-    folder: Path, *, token_s: float = 40e-6, chunk_s: float = CHUNK / 22e9, **more: Any
-) -> str:
-    """Write a result of two Sparks; return its folder."""
-    nodes = [FabricNode(name=n, device="GB10", copy_gb_s=220, triad_gb_s=225) for n in "ab"]
-    rows = [
-        all_reduce(10752, (token_s, token_s * 0.9, token_s * 1.2), 2, "one token"),
-        all_reduce(CHUNK, (CHUNK / 22e9,), 2, "prefill chunk"),
-    ]
-    about: dict[str, Any] = {
-        "id": "r",
+
+def node(name: str, log: Sequence[str] = RDMA, **changed: Any) -> FabricNode:
+    """A Spark and its memory."""
+    usual = {"mtu": 9000, "hcas": ("rocep1s0f1", "roceP2p1s0f1"), "copy_gb_s": 226.0}
+    return FabricNode(
+        **{"name": name, "device": "GB10", "triad_gb_s": 231.0, "nccl_log": tuple(log), **usual,
+           **changed}
+    )  # fmt: skip
+
+
+def measured(
+    chunk_gb_s: float = 23.1, token_us: Sequence[float] = (41.0,) * 5, **changed: Any
+) -> FabricRecord:
+    """A result of two Sparks.
+
+    Args:
+        chunk_gb_s: bus bandwidth of the prefill chunk.
+        token_us: repetitions of one token.
+    """
+    rows = (
+        all_reduce(10752, tuple(value / 1e6 for value in token_us), 2, "one token"),
+        all_reduce(CHUNK, (CHUNK / chunk_gb_s / 1e9,) * 5, 2, "prefill chunk"),
+    )
+    usual: dict[str, Any] = {
+        "id": "r1",
         "spark_cluster": "0.4.0",
         "measured": datetime(2026, 11, 22, tzinfo=UTC),
         "recipe": "gemma4-31b-fp8",
         "model": "google/gemma-4-31B-it",
         "image": "x",
         "backend": "nccl",
-        "nodes": tuple(nodes),
-        "allreduce": tuple(rows),
-        **more,
+        "nodes": (node("spark1"), node("spark2")),
+        "allreduce": rows,
     }
-    save_fabric(FabricRecord(**about), folder)
+    return FabricRecord(**{**usual, **changed})
+
+
+def save(folder: Path, *, token_s: float = 40e-6, **changed: Any) -> str:
+    """Write a result of two Sparks; return its folder."""
+    token_us = tuple(1e6 * token_s * share for share in (1, 0.9, 1.2))
+    save_fabric(measured(22.0, token_us, **changed), folder)
     return str(folder)

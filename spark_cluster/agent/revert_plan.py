@@ -87,7 +87,7 @@ class Planner:
         return self._plan
 
     def _decide(self, path: str) -> Shape | None:
-        """What is to be at a path; what is there now where that stays or is refused."""
+        """The desired content of a path; its content of now where that stays or is refused."""
         changed, found = self._paths[path], self._found[path]
         if found is None and self._went_with_its_folder(path):
             return None
@@ -103,7 +103,7 @@ class Planner:
         return changed.first
 
     def _why_refused(self, path: str, *, is_other: bool) -> str:
-        """Why a path is not as the run left it; empty where it is."""
+        """Return why a path is not as the run left it; empty where it is."""
         changed, found = self._paths[path], self._found[path]
         if changed.unrecorded:
             return f"{path}: an older version did not record what it was changed to"
@@ -114,7 +114,7 @@ class Planner:
         return ""
 
     def _why_it_stays(self, path: str) -> str:
-        """Why a path cannot be as it was before the run; empty where it can."""
+        """Return why a path cannot be as it was before the run; empty where it can."""
         changed = self._paths[path]
         if path in self._lost:
             return _NOT_KEPT

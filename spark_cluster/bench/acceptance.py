@@ -1,4 +1,4 @@
-"""How much of a drafter's tokens was accepted in a cell, from the engine's own counters.
+"""The share of a drafter's tokens that was accepted in a cell, from the engine's own counters.
 
 They are in the sampler's lines, once a second (see node/engine_metrics.py). Of a cell what counts
 is by how much they grew between its begin and its end, with its warm-up.

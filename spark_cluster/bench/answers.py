@@ -249,5 +249,14 @@ def _wrong_words(question: Question, text: str) -> str:
     return f'"{short(text)}" has {there[0]} too' if there else ""
 
 
+UNITS = ("C", "h", "hrs", "am", "pm")
+"""Units that follow a number without a space, such as `17C` and `9:40pm`."""
+
+
 def _has(text: str, word: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
+    """Return True when a text has a word, or a number with its unit; 17 is no part of 17.5."""
+    before, after = r"(?<!\w)", r"(?!\w)"
+    if word[-1].isdigit():
+        before += r"(?<!\d[.,])"
+        after = rf"(?![.,]\d)(?=(?:{'|'.join(UNITS)})?(?!\w))"
+    return re.search(before + re.escape(word) + after, text, re.IGNORECASE) is not None

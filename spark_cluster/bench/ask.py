@@ -28,29 +28,38 @@ ROUNDS = 4
 BODY_BYTES = 4 * 1024 * 1024
 """Of an answer that is read."""
 
-KEPT_BYTES = 3 * 1024 * 1024
-"""Of all replies of a cell that are kept as they came; then only what was read from them is."""
-
 
 def main(folder: Path, cell: str) -> int:
     """Ask all questions of a cell, each as often as it has runs; returns the exit status."""
     work = json.loads((folder / QUESTIONS).read_text(encoding="utf-8"))["cells"][cell]
     answers = []
-    left = KEPT_BYTES
     for run in range(1, work["runs"] + 1):
         for question in work["questions"]:
             rounds = answer(work, question)
-            for one in rounds:
-                if len(one["body"]) > left:
-                    one["body"] = ""
-                left -= len(one["body"])
             answers.append({"question": question["id"], "run": run, "rounds": rounds})
             last = rounds[-1]
             how = last["error"] or f"{last['total_ms']:.0f} ms"
             print(f"run {run}, {question['id']}: {how}", flush=True)
     path = folder / "raw" / f"{cell}.json"
-    path.write_text(json.dumps({"format": 1, "answers": answers}), encoding="utf-8")
+    path.write_text(written(answers, work["largest_bytes"]), encoding="utf-8")
     return 0
+
+
+def written(answers: list[dict[str, Any]], largest: int) -> str:
+    """Return the file of a cell's answers, in ASCII.
+
+    Args:
+        largest: bytes that it may have to be copied to the laptop. Replies are kept as they came as
+            far as that allows, the first ones first; what was read from them is always kept.
+    """
+    text = json.dumps({"format": 1, "answers": answers})
+    over = len(text) - largest
+    for one in reversed([one for entry in answers for one in entry["rounds"]]):
+        if over <= 0:
+            break
+        over -= len(json.dumps(one["body"])) - len('""')
+        one["body"] = ""
+    return json.dumps({"format": 1, "answers": answers})
 
 
 def answer(work: dict[str, Any], question: dict[str, Any]) -> list[dict[str, Any]]:

@@ -129,7 +129,7 @@ def tool(settings: MeasurementSettings) -> Tool:
 
 @dataclass
 class Progress:
-    """How far a cell is, from the lines of its progress stream.
+    """The progress of a cell, from the lines of its progress stream.
 
     Attributes:
         run: repetition that is under way, from 1; 0 while it warms up.

@@ -1,4 +1,4 @@
-"""What `predict --calibrate` would change, were the cells of a run given to it."""
+"""The changes that `predict --calibrate` would make, were the cells of a run given to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spark_cluster.planning.speed.serving import Serving
 
 @dataclass(frozen=True)
 class Preview:
-    """What a calibration by a run would be.
+    """A calibration by a run, as it would be.
 
     Attributes:
         found: None where the run decides no constant.
@@ -49,7 +49,7 @@ class Preview:
 
     @property
     def points(self) -> int | None:
-        """How many figures it is fitted to."""
+        """The number of figures that it is fitted to."""
         return self.found.points if self.found is not None else None
 
     @property

@@ -1,4 +1,4 @@
-"""What differs between two runs besides what was measured: it may be the cause, or the question."""
+"""Differences between two runs besides the figures: they may be the cause, or the question."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class NotComparable:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of comparing two runs.
+    """The result of comparing two runs.
 
     Attributes:
         changed: what else differs between the runs, such as the image: B's is what is judged.

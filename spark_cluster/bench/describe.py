@@ -1,11 +1,11 @@
-"""What a record says of a server and its nodes, taken from what really runs there."""
+"""The record of a server and its nodes, taken from what really runs there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from spark_cluster.bench.environment import firmware, program_versions
+from spark_cluster.bench.environment import firmware, program_versions, repo_digest
 from spark_cluster.bench.expansion import PlannedSetup
 from spark_cluster.bench.record import NodeRecord, Phase, ProcessMemory, Setup, VramReading
 from spark_cluster.config.launch import Launch, of_recipe
@@ -37,6 +37,7 @@ def setup_of(
     """
     plan = served.plan
     running = readiness.container_state(play, SERVER)
+    image = served.versions.get("image", "")
     vram = (
         *readings(served.before, "before"),
         *readings(served.peak, "load_peak"),
@@ -47,7 +48,8 @@ def setup_of(
         executor=plan.deployment.executor if len(plan.nodes) > 1 else "",
         nodes=tuple(node.name for node in plan.nodes),
         flags=tuple(running.command) or plan.deployment.args,
-        image_digest=served.versions.get("image", ""),
+        image_digest=image,
+        image_repo_digest=repo_digest(play.session(play.head), image, plan.recipe.image.ref),
         versions={**served.versions, **program_versions(play.session(play.head), plan.deployment)},
         vram=vram,
         startup_s=startup_s,

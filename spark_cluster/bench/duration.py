@@ -1,4 +1,4 @@
-"""How long a suite will take, from planned speeds."""
+"""The duration of a suite, estimated from planned speeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record says of nodes and images that `up` does not need to know, asked once a server."""
+"""Facts of nodes and images for a record that `up` does not need, asked once a server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from spark_cluster.bench import image_pins
 from spark_cluster.bench.printable import printable
 from spark_cluster.bench.reading import number
 from spark_cluster.errors import SparkClusterError
@@ -107,6 +108,20 @@ def program_versions(session: Session, deployment: Deployment) -> dict[str, str]
         python = [f"{deployment.venv}/bin/python"]
     told = (line.partition("=") for line in _output(session, [*python, "-c", VERSIONS]).split("\n"))
     return {name: _short(value) for name, _, value in told if name in ("torch", "nccl") and value}
+
+
+def repo_digest(session: Session, image_id: str, reference: str) -> str:
+    """Return `NAME@sha256:...` under which a registry has an image; empty where none has it.
+
+    Args:
+        image_id: as Docker on the node names it.
+        reference: under which it was started: the registry's name for it counts, not another's.
+    """
+    if not image_id:
+        return ""
+    argv = ["docker", "image", "inspect", "--format", image_pins.FORMAT, image_id]
+    image = image_pins.image_of(_output(session, argv))
+    return image_pins.of_repository(image.repo_digests, reference)
 
 
 def firmware(session: Session, node: Node) -> Firmware:

@@ -1,4 +1,4 @@
-"""What a suite becomes: servers in order, and the cells that are measured on each.
+"""The expansion of a suite: servers in order, and the cells that are measured on each.
 
 The same suite and recipes give the same ids in the same order, so that a run that was cut can go
 on where it ended. An id is made of what is measured, not of its place in the suite: a suite to

@@ -82,7 +82,7 @@ class FabricIssue(Part):
 
 
 class FabricRecord(Part):
-    """What `bench fabric` measured.
+    """The results of `bench fabric`.
 
     Attributes:
         id: of the run that measured it.

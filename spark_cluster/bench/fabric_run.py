@@ -27,6 +27,7 @@ from spark_cluster.runner.events import Progress
 from spark_cluster.serving import readiness, vram
 
 if TYPE_CHECKING:
+    from spark_cluster.config.recipe import Recipe
     from spark_cluster.runner.play import Play
     from spark_cluster.serving.plan import ServePlan
     from spark_cluster.topology import Node
@@ -51,24 +52,33 @@ DTYPES = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
 """Bytes of an element of the activations."""
 
 
-def must_be_possible(play: Play, plan: ServePlan) -> None:
-    """Look whether the nodes can be measured now.
+def must_suit(recipe: Recipe, nodes: int) -> None:
+    """Look whether a recipe and so many nodes can be measured at all.
 
     Raises:
-        Refused: there is one node only, the recipe has no Ray, or the nodes are at work: a server
-            holds the GPUs' memory, and its requests would disturb the figures.
+        Refused: there is one node only, or the recipe has no Ray.
     """
-    if len(plan.nodes) < 2:
+    if nodes < 2:
         raise Refused(
             "bench fabric measures between nodes, and one node is chosen",
             hint="widen --limit, or add the other Spark to the inventory",
         )
-    if plan.recipe.executor != "ray":
+    if recipe.executor != "ray":
         raise Refused(
-            f"recipe {plan.recipe.name} joins the nodes without Ray (executor: "
-            f"{plan.recipe.executor}), and bench fabric runs as a Ray job",
+            f"recipe {recipe.name} joins the nodes without Ray (executor: {recipe.executor}), and "
+            "bench fabric runs as a Ray job",
             hint="--recipe NAME with another one, whose image has Ray",
         )
+
+
+def must_be_possible(play: Play, plan: ServePlan) -> None:
+    """Look whether the nodes can be measured now.
+
+    Raises:
+        Refused: as `must_suit`, or the nodes are at work: a server holds the GPUs' memory, and its
+            requests would disturb the figures.
+    """
+    must_suit(plan.recipe, plan.tp)
     for node in plan.nodes:
         state = readiness.container_state(play, SERVER, node.name)
         if state.status not in ("absent", "exited", "created", "dead"):
@@ -217,9 +227,10 @@ def record_of(
             left_out=tuple(sorted(map(int, result["left_out"]))),
             **told,  # type: ignore[arg-type]
         )
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # pydantic's is one
-        said = str(error).splitlines()[0]
-        raise Failed(f"the job's result cannot be read: {said}", where=nodes[0].name) from None
+    # pydantic's own is a ValueError; a text of what is nested deeply ends in a RecursionError.
+    except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        why = str(error).splitlines()[0]
+        raise Failed(f"the job's result cannot be read: {why}", where=nodes[0].name) from None
 
 
 def _node(node: Node, told: Mapping[str, Any]) -> FabricNode:

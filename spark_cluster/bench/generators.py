@@ -1,4 +1,4 @@
-"""What measures the cells of a suite: llama-benchy, `vllm bench serve`, or questions.
+"""The tools that measure the cells of a suite: llama-benchy, `vllm bench serve`, or questions.
 
 llama-benchy's part is in `run.py` and `benchy.py`; here are the other two, and which it is.
 """
@@ -6,13 +6,14 @@ llama-benchy's part is in `run.py` and `benchy.py`; here are the other two, and 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.bench import answers, ask, benchy, questions, vllm_bench, vllm_job
 from spark_cluster.bench.benchy import Target
 from spark_cluster.bench.expansion import PlannedCell
-from spark_cluster.bench.on_node import Job
+from spark_cluster.bench.on_node import LARGEST_BYTES, SLACK_S, Job
 from spark_cluster.bench.reading import read_json
 from spark_cluster.bench.record import CellResult, Tool
 from spark_cluster.bench.suite_schema import Suite
@@ -20,6 +21,9 @@ from spark_cluster.inference.deployment import Deployment
 
 QUESTIONS = "questions"
 """Name of the tool in the record of a suite of questions."""
+
+CELL_S = 3600.0
+"""Seconds that a cell of llama-benchy may take: at 7 tokens a second 25,000 tokens of answers."""
 
 ANSWER_S = 600.0
 """Seconds that an answer may take: 1,024 tokens at 7 tok/s are two and a half minutes."""
@@ -101,6 +105,7 @@ def job(
             "model": target.served_name,
             "temperature": suite.settings.temperature,
             "answer_s": ANSWER_S,
+            "largest_bytes": LARGEST_BYTES,
             "runs": cell.runs,
             "questions": [question.to_dict() for question in asked],
         }
@@ -116,11 +121,25 @@ def job(
             "argv": ["python3", f"{folder}/ask.py", folder, cell.id],
             "env": {},
             "result": f"raw/{cell.id}.json",
-            "timeout_s": min(MOST_S, LEAST_S + ANSWER_S * cell.runs * len(asked)),
+            "timeout_s": cell_limit_s(suite, cell),
         }
         for cell in cells
     )
     return Job(folder, health, made, {}, user, files=sent)
+
+
+def cell_limit_s(suite: Suite, cell: PlannedCell) -> float:
+    """Return the seconds after which a cell is ended."""
+    if is_llama_benchy(suite):
+        return CELL_S
+    if is_vllm_bench(suite):
+        return vllm_job.limit_s(cell)
+    return min(MOST_S, LEAST_S + ANSWER_S * cell.runs * len(_questions(suite)))
+
+
+def limit_s(suite: Suite, cells: Iterable[PlannedCell]) -> float:
+    """Return the seconds after which a node has ended all cells of a server."""
+    return sum(cell_limit_s(suite, cell) for cell in cells) + SLACK_S
 
 
 def results(

@@ -18,7 +18,7 @@ SILENT_S = 5.0
 
 @dataclass
 class NodeState:
-    """What is known of a node.
+    """The state of a node, as far as it is known.
 
     Attributes:
         rows: how many have come.

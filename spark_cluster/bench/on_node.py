@@ -22,6 +22,22 @@ from spark_cluster.runner.session import Output, Session
 FOLDER = "/var/lib/spark-cluster/bench"
 """On the node; each run has a folder of its own, each server of it one below."""
 
+LOCK = "/var/lib/spark-cluster/bench-lock"
+"""Folder whose lock a run holds: at most one is measured on a node. Root's alone, as whoever can
+open it can hold the lock."""
+
+BUSY_TEXT = "another run is being measured on this node"
+
+LOCKED = f"""\
+exec 9<"$0" || exit
+flock --nonblock 9 || {{ echo "{BUSY_TEXT}" >&2; exit {worker.BUSY}; }}
+user=$1
+shift
+test "$user" = root && exec "$@"
+exec setpriv --reuid "$user" --regid "$(id --group "$user")" --init-groups -- "$@"
+"""
+"""Runs a program as a user who cannot open the lock that it holds."""
+
 BATCH_BYTES = 3 * 1024 * 1024
 """Files are fetched in parts of at most this size, as base64 under the limit of an answer."""
 
@@ -63,25 +79,24 @@ class Job:
 
     @property
     def resources(self) -> list[Resource]:
-        """What measures them: files, and a unit that goes on when the laptop is gone."""
+        """The resources that measure them: files, and a unit that goes on without the laptop."""
         plan = {
             "health": self.health,
             "cells": list(self.cells),
             "links": dict(self.links),
-            "lock": FOLDER,
         }
         return [
             Directory(FOLDER, mode=0o755),
+            Directory(LOCK, mode=0o700, owner="root"),
             *[Directory(folder, mode=0o755, owner=self.user) for folder in self._parents()],
             File(f"{self.folder}/worker.py", content=Path(worker.__file__).read_bytes()),
             *[File(f"{self.folder}/{name}", content=c) for name, c in self.files.items()],
             *self._plan(plan),
             Command(
                 f"measure {self.folder.removeprefix(f'{FOLDER}/')}",
-                ("python3", f"{self.folder}/worker.py", self.folder),
+                measure_command(self.folder, self.user, LOCK),
                 # Not by its exit status: a run that was stopped is begun again.
                 creates=f"{self.folder}/{worker.COMPLETE}",
-                user=self.user,
                 long=True,
                 timeout_s=self.limit_s,
             ),
@@ -103,6 +118,11 @@ class Job:
         return ["/".join((FOLDER, *parts[: n + 1])) for n in range(len(parts))]
 
 
+def measure_command(folder: str, user: str, lock: str) -> tuple[str, ...]:
+    """Return the command that root runs to measure the cells of a folder as a user."""
+    return ("sh", "-c", LOCKED, lock, user, "python3", f"{folder}/worker.py", folder)
+
+
 def is_measuring(session: Session, folder: str) -> bool:
     """Return True while a process on the node measures the cells of a folder."""
     return _is_locked(session, f"{folder}/lock")
@@ -110,7 +130,7 @@ def is_measuring(session: Session, folder: str) -> bool:
 
 def is_busy(session: Session) -> bool:
     """Return True while a process on the node measures any cells of any run."""
-    return _is_locked(session, FOLDER)
+    return _is_locked(session, LOCK)
 
 
 def _is_locked(session: Session, path: str) -> bool:

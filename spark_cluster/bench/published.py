@@ -47,7 +47,7 @@ class _Part(BaseModel):
 
 
 class Configuration(_Part):
-    """What a source says was served.
+    """A configuration that a source says it served.
 
     Attributes:
         quantization: as recipes name it; `quantization_text` is as the source does.

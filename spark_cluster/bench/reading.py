@@ -1,4 +1,4 @@
-"""What readers of load generators' results share: figures that may be missing or no numbers."""
+"""Helpers of the readers of load generators' results: figures that may be missing or no numbers."""
 
 from __future__ import annotations
 

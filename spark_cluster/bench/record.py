@@ -7,7 +7,7 @@ cell), `telemetry.parquet` and `logs/`. Its JSON Schema is published as `bench-r
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -98,7 +98,7 @@ class QuestionResult(Part):
 
 
 class ReplicaShare(Part):
-    """What one replica had of a cell's load, and what came of it.
+    """The part of a cell's load that one replica had, and its result.
 
     Attributes:
         node: on which its load generator ran, next to the server.
@@ -205,7 +205,7 @@ class Prediction(Part):
 
 
 class ReplicaServer(Part):
-    """One of several servers of a setup: what need not be alike.
+    """A server of a setup that has several: what need not be alike.
 
     Attributes:
         flags: of the engine, as it was started: the share of the memory is each node's own.
@@ -225,6 +225,9 @@ class Setup(Part):
         replicas: servers that ran at once, each with `tp` nodes.
         flags: of the engine, as it was started.
         recipe_text: the recipe as it was resolved, YAML.
+        image_digest: the image as Docker on the head names it.
+        image_repo_digest: `NAME@sha256:...` under which a registry has it; empty for an image
+            that was loaded or built.
         versions: program to version (vllm, torch, nccl, ray, docker, ...).
         logs: files below the run's folder with what the engine printed while it started.
         servers: each of several replicas; empty for one. `flags` are then those of the first,
@@ -246,6 +249,7 @@ class Setup(Part):
     flags: tuple[str, ...] = ()
     recipe_text: str = ""
     image_digest: str = ""
+    image_repo_digest: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
     vram: tuple[VramReading, ...] = ()
     predictions: tuple[Prediction, ...] = ()
@@ -271,10 +275,14 @@ class Repeats(Part):
     Attributes:
         id: of that run.
         sha256: of its record, which lies next to this one as `repeated.json`.
+        images: server to the digest that its image is pinned to in this run.
     """
 
     id: str
     sha256: str
+    images: dict[str, Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]] = Field(
+        default_factory=dict
+    )
 
 
 class Record(Part):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.bench import image_pins
 from spark_cluster.bench.describe import text_of
 from spark_cluster.bench.expansion import Expansion, Step, expand, measurable
 from spark_cluster.bench.record import Record, Repeats, Setup
@@ -50,10 +51,22 @@ class Original:
     suite: Suite
     recipes: Mapping[str, Recipe]
 
-    @property
-    def repeats(self) -> Repeats:
-        """As the new record names it."""
-        return Repeats(id=self.record.id, sha256=hashlib.sha256(self.content).hexdigest())
+    def repeats(self, images: Mapping[str, str] | None = None) -> Repeats:
+        """Return how the new record names it.
+
+        Args:
+            images: server to the digest that its image is pinned to.
+        """
+        digest = hashlib.sha256(self.content).hexdigest()
+        return Repeats(id=self.record.id, sha256=digest, images=dict(images or {}))
+
+    def pinned(self, images: Mapping[str, str]) -> Original:
+        """Return it with the images of its servers by these digests."""
+        recipes = {
+            server: image_pins.pinned(recipe, images.get(server, ""))
+            for server, recipe in self.recipes.items()
+        }
+        return replace(self, recipes=recipes)
 
     def save(self, folder: Path) -> None:
         """Put the record next to that of the new run, which can then be continued and compared."""
@@ -170,14 +183,26 @@ def continued(record: Record, folder: Path, allow: Allowances, nodes: int) -> Be
         InvalidFile: it is not the one that this run began with.
     """
     original = load_original(folder / SOURCE, allow)
-    if record.repeats != original.repeats:
+    repeats = record.repeats
+    if repeats is None or repeats != original.repeats(repeats.images):
         raise InvalidFile(
-            f"is not the record of {record.repeats.id if record.repeats else 'a run'} that this "
-            "run repeats",
+            f"is not the record of {repeats.id if repeats else 'a run'} that this run repeats",
             where=str(folder / SOURCE),
             hint="undo the change, or begin again with `bench repeat`",
         )
-    return BenchRun(record, original.suite, expansion_of(original, nodes), folder)
+    pinned = original.pinned(repeats.images)
+    return BenchRun(record, original.suite, expansion_of(pinned, nodes), folder)
+
+
+def pin(made: BenchRun, original: Original, images: Mapping[str, str], nodes: int) -> None:
+    """Have a new run take images by these digests, also when it is continued.
+
+    Args:
+        images: server to digest.
+        nodes: that there are.
+    """
+    made.expansion = expansion_of(original.pinned(images), nodes)
+    made.record = made.record.model_copy(update={"repeats": original.repeats(images)})
 
 
 def must_be_trusted(original: Original, project: Project, where: str) -> None:
@@ -249,43 +274,3 @@ def differences(record: Record, nodes: Sequence[Node], tool: str) -> Iterator[st
 
 def _listed(values: set[str]) -> str:
     return ", ".join(sorted(values - {""})) or "not known"
-
-
-def image_question(original: Original) -> dict[str, list[str]]:
-    """Return the command that asks a node for the id of each image, by its reference."""
-    images = {recipe.image.reference for recipe in original.recipes.values()} - {""}
-    form = ["docker", "image", "inspect", "--format", "{{.Id}}"]
-    return {image: [*form, image] for image in sorted(images)}
-
-
-def image_differences(
-    original: Original, found: Mapping[str, Mapping[str, str | None]]
-) -> Iterator[str]:
-    """Yield what is not certain about the images.
-
-    Args:
-        found: node to image to its id there; None where it is not there.
-    """
-    for setup in original.record.setups:
-        recipe = original.recipes.get(setup.id)
-        image = recipe.image.reference if recipe is not None else ""
-        if recipe is None or not image:
-            continue
-        recorded = setup.image_digest
-        for node, ids in found.items():
-            here = ids.get(image)
-            if here is None:
-                known = (
-                    "by its digest" if recipe.image.digest else "by its tag, which may have moved"
-                )
-                how = "has to be loaded or built" if _is_local(recipe) else f"is fetched {known}"
-                yield f"image {image} is not on {node}: it {how}"
-            elif "@" in recorded:  # a digest of a registry, which is not the image's id
-                if not recipe.image.digest or recipe.image.digest not in recorded:
-                    yield f"image {image}: {recorded} there; the one on {node} may be another"
-            elif recorded and recorded != here:
-                yield f"image {image}: {recorded[:26]} there, {here[:26]} on {node}"
-
-
-def _is_local(recipe: Recipe) -> bool:
-    return recipe.image.archive is not None or recipe.image.build is not None

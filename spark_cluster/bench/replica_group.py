@@ -123,7 +123,7 @@ class Peer:
 
 @dataclass
 class Runs:
-    """How far the replicas are with the runs of a cell.
+    """The progress of the replicas in the runs of a cell.
 
     Attributes:
         meeting: file that is there while the own load generator waits.
@@ -145,7 +145,7 @@ class Runs:
 
 
 class Newcomer(Peer):
-    """Who has connected, and has not shown yet that it knows the token."""
+    """A client that has connected, and has not shown yet that it knows the token."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection, longest=NEWCOMER_BYTES)

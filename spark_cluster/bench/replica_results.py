@@ -42,7 +42,7 @@ Window = tuple[float, float]
 
 @dataclass(frozen=True)
 class ReplicaPart:
-    """What came from one replica's node for a cell.
+    """The results of a cell from one replica's node.
 
     Attributes:
         node: where the load generator ran.

@@ -7,6 +7,7 @@ they wait for each other without the laptop.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shlex
 import threading
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from spark_cluster.bench import describe, generators, on_node, replica_split, startup_logs
+from spark_cluster.bench import describe, generators, on_node, replica_split, startup_logs, vllm_job
 from spark_cluster.bench import run as alone
 from spark_cluster.bench.expansion import Step
 from spark_cluster.bench.reading import read_json
@@ -41,7 +42,7 @@ WAIT_S = 2.0
 
 @dataclass(frozen=True)
 class Replica:
-    """One of the servers, verified.
+    """A server of several, verified.
 
     Attributes:
         play: over its nodes.
@@ -181,8 +182,12 @@ def measure(play: Play, run: BenchRun, step: Step, replicas: Sequence[Replica]) 
     try:
         _, peak = play.together(load, lambda: alone.vram_until(play, ended))
         run.add_vram(step.setup.id, describe.readings(peak, "under_load"))
-    finally:
-        _bring_back(play, run, step, recording, loaders)
+    except BaseException:
+        # What ended it is what the user needs to know; the rest is fetched when it is continued.
+        with contextlib.suppress(SparkClusterError, OSError):
+            _bring_back(play, run, step, recording, loaders)
+        raise
+    _bring_back(play, run, step, recording, loaders)
 
 
 def wait_command(folder: str) -> str:
@@ -236,24 +241,31 @@ def is_measuring(play: Play, run: BenchRun, step: Step) -> bool:
     return any(on_node.is_measuring(loader.session, run.on_node(step)) for loader in loaders)
 
 
-def stop(play: Play, run: BenchRun, step: Step) -> None:
-    """Have the nodes end what they measure of a step, the cell in progress included."""
+def stop(play: Play, run: BenchRun, step: Step) -> bool:
+    """Have the nodes end what they measure of a step, the cell in progress included.
+
+    Returns:
+        Whether anything was being measured. Where nothing was, the load generator's container of a
+        run that was killed is removed.
+    """
+    folder, measured = run.on_node(step), False
     for loader in loaders_of(play, run, step):
-        if on_node.is_measuring(loader.session, run.on_node(step)):
-            on_node.stop(loader.session, run.on_node(step), loader.user)
+        if on_node.is_measuring(loader.session, folder):
+            on_node.stop(loader.session, folder, loader.user)
+            measured = True
+        elif generators.is_vllm_bench(run.suite):
+            vllm_job.remove_left(loader.session)
+    return measured
 
 
 def is_done_there(play: Play, run: BenchRun, step: Step) -> bool:
     """Wait for what the nodes still measure of a step; True when nothing of it is left then.
 
     Raises:
-        Failed: another run is being measured on one of them.
+        Failed: another run is being measured on one of them, or they do not come to an end.
     """
     loaders = loaders_of(play, run, step)
-    if is_measuring(play, run, step):
-        play.note("the nodes are still measuring; this waits for them")
-    while is_measuring(play, run, step):
-        time.sleep(WAIT_S)
+    _wait(play, run, step)
     for loader in loaders:
         if on_node.is_busy(loader.session):
             raise Failed(
@@ -265,6 +277,22 @@ def is_done_there(play: Play, run: BenchRun, step: Step) -> bool:
         return False
     fetch(play, run, step)
     return not run.left(step)
+
+
+def _wait(play: Play, run: BenchRun, step: Step) -> None:
+    """Wait until no node measures cells of a step, as long as these can take at most."""
+    limit_s = generators.limit_s(run.suite, step.cells)
+    deadline = time.monotonic() + limit_s
+    if is_measuring(play, run, step):
+        play.note("the nodes are still measuring; this waits for them")
+    while is_measuring(play, run, step):
+        if time.monotonic() > deadline:
+            raise Failed(
+                f"the nodes still measure {step.setup.id} after {limit_s / 3600:.1f} hours, more "
+                "than its cells can take",
+                hint=f"`spark-cluster bench stop {run.folder}`, then `bench attach` again",
+            )
+        time.sleep(WAIT_S)
 
 
 def fetch(play: Play, run: BenchRun, step: Step) -> None:

@@ -1,4 +1,4 @@
-"""How the load of a cell is divided among replicas, and which nodes they have.
+"""The division of a cell's load among replicas, and the nodes that they have.
 
 Each of r replicas gets c/r of a cell's c requests at once, so that all servers carry the same load
 from the first request of a run to its last one. Where r does not divide c the cell is left out: the

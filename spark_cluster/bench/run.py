@@ -46,9 +46,6 @@ from spark_cluster.topology import Node
 
 ROLE = "llama_benchy"
 
-CELL_S = 3600.0
-"""Seconds that a cell may take: at 7 tokens a second 25,000 tokens of answers."""
-
 VRAM_S = 5.0
 """Seconds between two readings of GPU memory under load."""
 
@@ -293,7 +290,7 @@ def job_of(
             ),
             "env": {"HOME": f"{folder}/home", **offline},
             "result": f"raw/{cell.id}.json",
-            "timeout_s": CELL_S,
+            "timeout_s": generators.CELL_S,
         }
         for cell in planned or step.cells
         if not cell.skip

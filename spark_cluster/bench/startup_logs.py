@@ -1,4 +1,4 @@
-"""What the engine printed while it started, kept with a run: bounded, and without secrets."""
+"""Logs of the engine's start, kept with a run: bounded, and without secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether two measurements differ, and by how much.
+"""Tests of whether two measurements differ, and by how much.
 
 The method is Welch's t test on the logarithms of the values, one value a run (source: welch-1947).
 Logarithms, because speeds differ by factors: the difference of their means is the logarithm of the

@@ -1,4 +1,4 @@
-"""What the telemetry of a stretch of time says against a measurement made in it."""
+"""Reasons against a measurement from the telemetry of the time in which it was made."""
 
 from __future__ import annotations
 

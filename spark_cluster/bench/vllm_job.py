@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench import vllm_bench, vllm_runs
+from spark_cluster.bench import on_node, vllm_bench, vllm_runs
 from spark_cluster.bench.benchy import OFFLINE, Target
 from spark_cluster.bench.expansion import REQUESTS, PlannedCell
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.config.caches import CACHES
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.resources.program import split_mount
+from spark_cluster.runner.session import Session
 
 PROGRAM = "vllm_runs.py"
 OUT = "/spark-bench"
@@ -44,6 +45,14 @@ CONFINED = (
 the server's own container; the program computes nothing on it. DAC_OVERRIDE: root in the container
 reads files of others, as the server does; all but the folder for the result is read-only."""
 
+REMOVE_LEFT = """\
+command -v docker >/dev/null || exit 0
+docker "$@" | while read -r id label; do
+    test -z "$label" || docker rm --force --volumes "$id" </dev/null
+done
+"""
+"""Remove what the listed lines name that have a label; prints what was removed."""
+
 PASSED_ON = {"trust-remote-code": (), "tokenizer-mode": ("auto", "slow", "mistral", "custom")}
 """Flags of the server that the load generator must have too, to read the same tokenizer; with the
 values that it takes, none for a bare flag."""
@@ -61,10 +70,15 @@ def cells(measured: Sequence[PlannedCell], folder: str) -> tuple[dict[str, Any],
             "argv": ["python3", f"{folder}/{PROGRAM}", folder, cell.id],
             "env": {},
             "result": f"raw/{vllm_bench.file_name(cell, 1)}",
-            "timeout_s": cell.runs * (run_s(cell) + SLACK_S),
+            "timeout_s": limit_s(cell),
         }
         for cell in measured
     )
+
+
+def limit_s(cell: PlannedCell) -> float:
+    """Return the seconds that a cell may take."""
+    return cell.runs * (run_s(cell) + SLACK_S)
 
 
 def run_s(cell: PlannedCell) -> float:
@@ -120,7 +134,7 @@ def files(
 
 
 def create(deployment: Deployment, folder: str) -> tuple[str, ...]:
-    """Return the words after `docker create --name NAME`, up to the program's own."""
+    """Return the words after `docker create` with name and label, up to the program's own."""
     words = list(CONFINED)
     model = f"{deployment.model_path}:{deployment.model_path}"
     for mount in (model, *deployment.mounts):
@@ -129,6 +143,17 @@ def create(deployment: Deployment, folder: str) -> tuple[str, ...]:
     for name, value in sorted(environment(deployment, "/tmp").items()):  # noqa: S108
         words += ["--env", f"{name}={value}"]
     return (*words, deployment.image)
+
+
+def remove_left(session: Session) -> bool:
+    """Remove the container that a killed run left on a node; returns whether there was one.
+
+    Where a run is being measured, its container is none that was left.
+    """
+    if on_node.is_busy(session):
+        return False
+    argv = ["sh", "-c", REMOVE_LEFT, "remove", *vllm_runs.LIST]
+    return bool(session.run(argv, timeout=vllm_runs.DOCKER_S).stdout.strip())
 
 
 def environment(deployment: Deployment, home: str) -> dict[str, str]:

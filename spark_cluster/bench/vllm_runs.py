@@ -34,6 +34,15 @@ OUT = "out"
 CONTAINER = "spark-bench"
 """Name of the container: at most one run is measured on a node."""
 
+LABEL = "spark-cluster.bench"
+"""Label by which a container of that name is known as ours; another one is never removed."""
+
+LIST = (
+    "container", "ls", "--all", "--no-trunc", "--filter", f"name=^/?{CONTAINER}$",
+    "--format", f'{{{{.ID}}}} {{{{.Label "{LABEL}"}}}}',
+)  # fmt: skip
+"""Words after `docker` that print a line for each container of that name: its id, and its label."""
+
 LARGEST_BYTES = 256 * 1024 * 1024
 """Of a result that is read at all."""
 
@@ -106,12 +115,16 @@ def _run(plan: dict[str, Any], argv: list[str], out: Path, limit_s: float) -> No
 def _in_container(docker: str, create: list[str], argv: list[str], limit_s: float) -> None:
     """Run a container of the engine's image to its end; none is left, however this ends.
 
-    It is made before it is started, so that its id is known whenever it may run.
+    It is found by its name and our label, so also one whose id was never read.
     """
-    _docker(docker, "rm", "--force", "--volumes", CONTAINER)  # of a run that was cut
-    container = CONTAINER
+    if foreign := _remove_ours(docker):  # ours: of a run that was killed
+        raise Ended(
+            f"a container {CONTAINER} that is not ours is in the way ({foreign[0][:12]}): "
+            f"`docker rename {CONTAINER} NAME`, or remove it"
+        )
     try:
-        made = _docker(docker, "create", "--name", CONTAINER, *create, *argv)
+        name = ("--name", CONTAINER, "--label", f"{LABEL}=load")
+        made = _docker(docker, "create", *name, *create, *argv)
         if made.returncode != 0 or not made.stdout.strip():
             raise Ended(f"docker create: {_line(made.stderr) or 'it names no container'}")
         container = made.stdout.strip()
@@ -127,7 +140,19 @@ def _in_container(docker: str, create: list[str], argv: list[str], limit_s: floa
         raise Ended(f"it did not end within {limit_s:g} s") from None
     finally:
         with _unbroken():
-            _docker(docker, "rm", "--force", "--volumes", container)
+            _remove_ours(docker)
+
+
+def _remove_ours(docker: str) -> list[str]:
+    """Remove the container of a run, running or not; return the ids of others with its name."""
+    listed = _docker(docker, *LIST)
+    if listed.returncode != 0:
+        raise Ended(f"docker container ls: {_line(listed.stderr)}")
+    found = [line.split() for line in listed.stdout.splitlines() if line.strip()]
+    ours = [words[0] for words in found if len(words) > 1]
+    if ours:
+        _docker(docker, "rm", "--force", "--volumes", *ours)
+    return [words[0] for words in found if len(words) == 1]
 
 
 @contextlib.contextmanager

@@ -61,15 +61,11 @@ class Ended(Exception):
 def main(folder: Path) -> int:
     """Measure what is not measured yet; returns the exit status."""
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    with (folder / "lock").open("w") as lock, _opened(Path(plan["lock"])) as everyone:
+    with _own_lock(folder / "lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return _end(BUSY, f"{folder}: another process measures these cells")
-        try:
-            fcntl.flock(everyone, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _end(BUSY, "another run is being measured on this node")
         try:
             if "replicas" in plan:
                 next_to_this("replica_worker").measure_all(sys.modules[__name__], folder, plan)
@@ -98,6 +94,17 @@ def next_to_this(name: str) -> Any:
     sys.modules[name] = module  # dataclasses look for it there
     spec.loader.exec_module(module)
     return module
+
+
+@contextlib.contextmanager
+def _own_lock(path: Path) -> Iterator[int]:
+    """Open a file to lock that no other user can open, and so none can hold."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.fchmod(handle, 0o600)
+        yield handle
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager

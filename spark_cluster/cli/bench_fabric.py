@@ -80,6 +80,7 @@ def fabric(
 
 def _recipe(app: App, name: str | None, allow: Allowances) -> tuple[Recipe, int]:
     """Return the recipe and over how many nodes it is measured; refused before a node is asked."""
+    from spark_cluster.bench.fabric_run import must_suit
     from spark_cluster.config.allowance_checks import must_be_allowed
     from spark_cluster.loader.recipes import load_recipe
     from spark_cluster.serving.nodes import serving
@@ -94,6 +95,7 @@ def _recipe(app: App, name: str | None, allow: Allowances) -> tuple[Recipe, int]
     app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {recipe.name}")
     must_be_allowed(recipe)
     size = recipe.size_for(len(app.nodes))
+    must_suit(recipe, size)
     recipe.check_size(size)
     serving(app.nodes, size, recipe.nodes_for(size))
     return recipe, size
@@ -129,8 +131,7 @@ def _links(found: FabricRecord) -> Table:
 
     low, high = EXPECTED_GB_S
     expected = f"GB/s ({low:g}-{high:g})" if found.backend == "nccl" else "GB/s"
-    table = figures_table("all-reduce of", "us", "fastest", "slowest", expected, "")
-    table.columns[-1].justify = "left"
+    table = figures_table("all-reduce of", "us", "fastest", "slowest", expected, "", text=(0, 5))
     for row in found.allreduce:
         fast, slow = min(row.values_us), max(row.values_us)
         times = (f"{value:,.1f}" for value in (row.latency_us, fast, slow))
@@ -147,7 +148,9 @@ def _memory(found: FabricRecord) -> Table:
     from spark_cluster.planning.speed.constants import Constants
 
     whole = f" (of {Constants().bandwidth / 1e9:.0f})" if found.backend == "nccl" else ""
-    table = figures_table("memory of", f"copy GB/s{whole}", f"triad GB/s{whole}", "device")
+    table = figures_table(
+        "memory of", f"copy GB/s{whole}", f"triad GB/s{whole}", "device", text=(0, 3)
+    )
     for node in found.nodes:
         rates = (f"{rate:.1f}" for rate in (node.copy_gb_s, node.triad_gb_s))
         table.add_row(node.name, *rates, node.device)

@@ -1,7 +1,8 @@
-"""How benchmark figures and loads are written for people."""
+"""Benchmark figures and loads as text."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -59,11 +60,15 @@ def figure(value: float) -> str:
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
 
 
-def figures_table(*titles: str) -> Table:
-    """Return an empty table: what the figures are of on the left, the figures on the right."""
+def figures_table(*titles: str, text: Collection[int] = (0,)) -> Table:
+    """Return an empty table: text on the left of its columns, figures on the right.
+
+    Args:
+        text: columns with text.
+    """
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for index, title in enumerate(titles):
-        table.add_column(title, justify="right" if index else "left", overflow="fold")
+        table.add_column(title, justify="left" if index in text else "right", overflow="fold")
     return table

@@ -69,9 +69,9 @@ def repeat(
     app.connect_early()
 
     def before(play: Play) -> None:
+        _compare(play, made, original)
         if not options.check:
             original.save(made.folder)
-        _show_differences(play, original)
 
     how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
     go_on(app, made, options, how, exit_code=exit_code, before=before)
@@ -100,7 +100,7 @@ def _begin(app: App, original: Original, folder: Path, out: Path | None) -> Benc
             "cells": (),
             "project_commit": "",
             "command": ("spark-cluster", "bench", "repeat", str(folder)),
-            "repeats": original.repeats,
+            "repeats": original.repeats(),
         }
     )
     expansion = expansion_of(original, len(app.nodes))
@@ -113,13 +113,13 @@ def _show(app: App, made: BenchRun, original: Original, foreign: list[str]) -> N
     from spark_cluster.cli.console import painted, styled
 
     console, record = app.console, original.record
-    when = f"{record.started:%Y-%m-%d}, {len(record.cells)} cells, spark-cluster"
+    when = f"{record.started:%Y-%m-%d}, {_cells(len(record.cells))}, spark-cluster"
     title = styled("repeats [bold]{}[/] of suite {}", record.id, record.suite)
     console.print(title + styled(" [dim]({} {})[/]", when, record.spark_cluster), soft_wrap=True)
     for setup in made.expansion.setups:
         cells = [cell for cell in made.expansion.cells if cell.setup == setup.id and not cell.skip]
         recipe = original.recipes.get(setup.id)
-        about = f"{len(cells)} cells, tp {setup.tp}"
+        about = f"{_cells(len(cells))}, tp {setup.tp}"
         if recipe is not None:
             about += f", model {recipe.model.name}, image {recipe.image.reference or 'none'}"
         line = styled("  [bold]{}[/]: {}", setup.id, about)
@@ -131,27 +131,22 @@ def _show(app: App, made: BenchRun, original: Original, foreign: list[str]) -> N
         console.print(painted(text_of(original.recipes[name]), "dim"), soft_wrap=True)
 
 
-def _show_differences(play: Play, original: Original) -> None:
-    """Show what differs on these nodes from those of the record."""
-    from spark_cluster.bench import generators
-    from spark_cluster.bench.repeat import differences, image_differences, image_question
+def _cells(count: int) -> str:
+    return "1 cell" if count == 1 else f"{count} cells"
 
-    commands = image_question(original)
-    waiting = {
-        node.name: play.session(node).submit("gather", commands=commands) for node in play.nodes
-    }
-    images = {}
-    for name, pending in waiting.items():
-        told = pending.wait()["commands"]
-        images[name] = {
-            image: done["stdout"].strip() if done is not None and done["status"] == 0 else None
-            for image, done in told.items()
-        }
-    lines = [
-        *differences(original.record, play.nodes, generators.tool(original.suite).version),
-        *dict.fromkeys(image_differences(original, images)),
-    ]
+
+def _compare(play: Play, made: BenchRun, original: Original) -> None:
+    """Pin the images of the record where the nodes can have them, and show what differs here."""
+    from spark_cluster.bench import generators, image_pins
+    from spark_cluster.bench.repeat import differences, pin
+
+    chosen = image_pins.choose(play, original.record.setups, original.recipes)
+    pin(made, original, chosen.images, len(play.nodes))
+    tool = generators.tool(original.suite).version
+    lines = [*differences(original.record, play.nodes, tool), *chosen.differences]
     for line in lines:
         play.note(f"differs: {line}")
+    for server, digest in chosen.images.items():
+        play.note(f"{server}: the image is pinned to {digest}, as recorded")
     if not lines:
         play.note("these nodes do not differ from what the record says of its nodes")

@@ -123,6 +123,7 @@ def attach(
 def status(app: App, folder: Path) -> None:
     """Show how many cells have a result here, and which server the nodes measure now."""
     from spark_cluster.bench.replica_run import is_measuring
+    from spark_cluster.cli.console import styled
 
     made = _of_folder(app, folder)
     record, cells = made.record, made.expansion.cells
@@ -134,17 +135,19 @@ def status(app: App, folder: Path) -> None:
         "failed": sum(cell.status == "failed" for cell in record.cells),
         "measuring": "",
     }
-    with _reached(app, "bench status") as play:
-        for step in made.pending:
-            if is_measuring(play, made, step):
-                found["measuring"] = step.setup.id
-    if app.as_json:
-        app.print_json(found)
-        return
-    now = f"; the nodes measure {found['measuring']}" if found["measuring"] else ""
     failed = f", {found['failed']} of them failed" if found["failed"] else ""
     done = f"{found['done']} of {len(cells)} cells have a result on this laptop"
-    app.console.print(f"{record.id}: {done}{failed}{now}")
+    if not app.as_json:  # before the nodes are asked, which may not answer
+        app.console.print(styled("{}: {}{}", record.id, done, failed), soft_wrap=True)
+    if made.pending:
+        with _reached(app, "bench status") as play:
+            for step in made.pending:
+                if is_measuring(play, made, step):
+                    found["measuring"] = step.setup.id
+    if app.as_json:
+        app.print_json(found)
+    elif found["measuring"]:
+        app.console.print(styled("the nodes measure {}", found["measuring"]), soft_wrap=True)
 
 
 @click.command()
@@ -158,8 +161,7 @@ def stop(app: App, folder: Path) -> None:
     stopped = []
     with _reached(app, "bench stop") as play:
         for step in made.pending:
-            if replica_run.is_measuring(play, made, step):
-                replica_run.stop(play, made, step)
+            if replica_run.stop(play, made, step):
                 run_telemetry.stop(play.sessions.values(), made.on_node(step))
                 stopped.append(step.setup.id)
     if app.as_json:
@@ -184,9 +186,10 @@ def fetch(app: App, folder: Path) -> None:
 
     made = _of_folder(app, folder)
     before = len(made.record.cells)
-    with _reached(app, "bench fetch") as play:
-        for step in made.pending:
-            fetch_step(play, made, step)
+    if made.pending:
+        with _reached(app, "bench fetch") as play:
+            for step in made.pending:
+                fetch_step(play, made, step)
     merge(made.folder)
     new = len(made.record.cells) - before
     if app.as_json:
@@ -330,10 +333,10 @@ def go_on(
     with app.play(f"bench run {made.suite.name}", app.nodes, options) as play_run:
         playbook = app.project.load_playbook("bench")
         play = play_run.open()
-        if not options.check:
-            save_record(made.record, made.folder)
         if before is not None:
             before(play)
+        if not options.check:
+            save_record(made.record, made.folder)
         playbook.function(play, run=made, **how)
         play_run.finish()
         cells = made.record.cells

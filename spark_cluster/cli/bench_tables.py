@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,15 +10,13 @@ if TYPE_CHECKING:
 
     from spark_cluster.bench.record import CellResult, MetricName
 
-TIMES: dict[MetricName, str] = {
-    "ttft_ms": "TTFT ms", "tpot_ms": "TPOT ms", "itl_ms": "ITL ms", "e2el_ms": "last token ms",
-}  # fmt: skip
+TIMES: tuple[MetricName, ...] = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
 
 
 def percentiles_table(cells: Iterable[CellResult]) -> Table | None:
     """Return percentiles of the times of `vllm bench serve`; None where no cell has any."""
     from spark_cluster.bench.record import SHOWN_PERCENTILES
-    from spark_cluster.cli.bench_format import figure, load_text
+    from spark_cluster.cli.bench_format import TITLES, figure, figures_table, load_text
     from spark_cluster.cli.console import painted
 
     rows: list[tuple[Any, ...]] = []
@@ -30,13 +28,15 @@ def percentiles_table(cells: Iterable[CellResult]) -> Table | None:
         for name in found:
             told = cell.metrics[name].percentiles
             shown = (figure(told[p]) if p in told else "" for p in SHOWN_PERCENTILES)
-            rows.append((f"  {TIMES[name]}", figure(cell.metrics[name].mean), *shown))
-    return _table(("", "mean", *SHOWN_PERCENTILES), rows) if rows else None
+            rows.append((f"  {TITLES[name]}", figure(cell.metrics[name].mean), *shown))
+    if not rows:
+        return None
+    return _filled(figures_table("", "mean", *SHOWN_PERCENTILES), rows)
 
 
 def questions_table(cells: Iterable[CellResult]) -> Table | None:
     """Return each question with its right answers and times; None where no cell has any."""
-    from spark_cluster.cli.bench_format import figure
+    from spark_cluster.cli.bench_format import figure, figures_table
     from spark_cluster.cli.console import painted
 
     rows: list[tuple[Any, ...]] = []
@@ -48,20 +48,11 @@ def questions_table(cells: Iterable[CellResult]) -> Table | None:
             rows.append((painted(one.question), right, *shown, painted(one.wrong, "dim")))
     if not rows:
         return None
-    return _table(("question", "right", "TTFT ms", "answer ms", "why not"), rows, text=(0, 4))
+    titles = ("question", "right", "TTFT ms", "answer ms", "why not")
+    return _filled(figures_table(*titles, text=(0, 4)), rows)
 
 
-def _table(
-    titles: Sequence[str], rows: Iterable[tuple[Any, ...]], text: Sequence[int] = (0,)
-) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for index, title in enumerate(titles):
-        if index in text:
-            table.add_column(title, overflow="fold")
-        else:
-            table.add_column(title, justify="right", no_wrap=True)
+def _filled(table: Table, rows: Iterable[tuple[Any, ...]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table

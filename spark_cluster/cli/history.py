@@ -25,7 +25,7 @@ Answers = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class RunOnNode:
-    """How much a run changed on one node.
+    """The extent of a run's changes on one node.
 
     Attributes:
         changes: resources that were changed.
@@ -150,10 +150,8 @@ def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
         told = {n: NodeError.of(e) for n, e in errors.items()}
         document = Runs(runs(found), told) if run_id is None else _details(run_id, found, told)
         app.print_json(dataclasses.asdict(document))
-    elif run_id is not None:
-        _show_run(app, found)
     elif found:
-        _show_runs(app, found)
+        (_show_runs if run_id is None else _show_run)(app, found)
     for name, error in errors.items():
         show_error(error.message, error.hint, node=name)
     if errors:

@@ -70,7 +70,10 @@ def command(
             user = user or click.prompt("User on the Sparks", default="nvidia", err=True)
         except click.Abort:
             # Ctrl-C at a terminal stays what it is; without one there was no one to ask.
-            raise (click.Abort if sys.stdin.isatty() else _no_node()) from None
+            if sys.stdin.isatty():
+                raise click.Abort from None
+            click.echo(err=True)  # the question's line has no end
+            raise _no_node() from None
     answers = Answers(addresses, user, identity_file, recipe or DEFAULT_RECIPE)
     inventory = write(path, answers, project)
     _print(path, list(inventory.nodes), as_json=getattr(ctx.obj, "as_json", False))

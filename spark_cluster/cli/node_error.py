@@ -9,7 +9,7 @@ from spark_cluster.errors import SparkClusterError
 
 @dataclass(frozen=True)
 class NodeError:
-    """Why a node has no result.
+    """The reason why a node has no result.
 
     Attributes:
         message: what failed and where.

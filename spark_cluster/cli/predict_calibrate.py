@@ -44,6 +44,12 @@ def calibration(
         Failed: no sensible constants describe the runs, or the file cannot be written.
     """
     links, runs = split(results)
+    for path in runs:
+        if path.is_dir():
+            raise UsageError(
+                f"{path} is a folder without a fabric.json",
+                hint="of a benchmark run give the load generator's results: RUN/raw/*/raw/*.json",
+            )
     measured, unused = measured_link(links)
     points, left_out = _points(app, runs, given)
     left_out = [*unused, *left_out]

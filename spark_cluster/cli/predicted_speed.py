@@ -15,7 +15,7 @@ MS = 1e3
 
 @dataclass(frozen=True)
 class PredictedSpeed:
-    """What was asked, and the predicted speeds."""
+    """The question, and the predicted speeds."""
 
     recipe: str | None
     model: str

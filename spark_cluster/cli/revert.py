@@ -32,7 +32,7 @@ class Reverted:
 
 @dataclass(frozen=True)
 class Left:
-    """What a revert leaves as the run left it, and why."""
+    """A path that a revert leaves as the run left it, and why."""
 
     what: str
     why: str

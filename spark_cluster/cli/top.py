@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.visible import visible
+from spark_cluster.cli.visible import show_error, visible
+from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -83,7 +84,14 @@ def command(
         sampling = Sampling(nodes, every=interval, metrics=metrics)
         with contextlib.suppress(KeyboardInterrupt), sampling:
             until = None if duration is None else time.monotonic() + duration
-            _show(app, live, _updates(live, sampling, kept, count, until))
+            try:
+                _show(app, live, _updates(live, sampling, kept, count, until))
+            except SparkClusterError as error:
+                if not app.as_json:
+                    raise
+                # Its line is there already: a document of several lines is no JSON line.
+                show_error(error.message, error.hint, node=error.where)
+                ctx.exit(error.exit_code)
     if (count is not None or duration is not None) and live.never_seen():
         _tell_missing(live)
         ctx.exit(3)
@@ -131,10 +139,10 @@ def _updates(
         is_news = update is not None and live.take(update)
         if kept is not None and isinstance(update, Row):
             kept.write(update)
+        yield update if is_news else None
         error = live.first_loss()
         if error is not None:
             raise error
-        yield update if is_news else None
 
 
 def _show(app: App, live: LiveState, updates: Iterator[Update | None]) -> None:
@@ -172,8 +180,6 @@ def _line_document(update: Update) -> dict[str, object]:
 
 
 def _tell_missing(live: LiveState) -> None:
-    from spark_cluster.cli.visible import show_error
-
     for node in live.never_seen():
         if node.lost is not None:
             show_error(node.lost.message, node.lost.hint, node=node.name)

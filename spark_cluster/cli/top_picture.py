@@ -1,4 +1,4 @@
-"""What `top` draws: a table of the nodes, the engine, and memory by process; or a line a sample."""
+"""The picture of `top`: nodes, engine, and memory by process; or a line a sample."""
 
 from __future__ import annotations
 

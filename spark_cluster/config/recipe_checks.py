@@ -43,7 +43,7 @@ def _kind(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _engine(recipe: Recipe) -> Iterator[Problem]:
-    """What the engine has no place for."""
+    """Yield the fields that the engine has no place for."""
     dialect = recipe.dialect
     for flag in recipe.engine_args:
         if flag in dialect.owned:
@@ -61,7 +61,7 @@ def _engine(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _runtime(recipe: Recipe) -> Iterator[Problem]:
-    """What the runtime needs, and what it has no place for."""
+    """Yield what the runtime needs, and the fields that it has no place for."""
     if recipe.runtime == "docker":
         if not recipe.image.ref:
             yield Problem(("image",), "missing; expected the container image")

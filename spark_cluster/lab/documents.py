@@ -43,7 +43,7 @@ class LabStatus:
 
 @dataclass(frozen=True)
 class Ended:
-    """What `lab down` did.
+    """The document of `lab down`.
 
     Attributes:
         state: the lab's state now.
@@ -56,7 +56,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class PreparedFiles:
-    """What `lab prepare` has made.
+    """The document of `lab prepare`: what was made.
 
     Attributes:
         image: path of the container image, as `docker load` takes it.
@@ -69,7 +69,7 @@ class PreparedFiles:
 
 @dataclass(frozen=True)
 class Packages:
-    """What `lab tools --list` lists.
+    """The document of `lab tools --list`.
 
     Attributes:
         packages: of the system, that the lab calls.
@@ -80,7 +80,7 @@ class Packages:
 
 @dataclass(frozen=True)
 class InstalledPackages(Packages):
-    """What `lab tools` did.
+    """The document of `lab tools`.
 
     Attributes:
         packages: of the system, that the lab calls.
@@ -92,7 +92,7 @@ class InstalledPackages(Packages):
 
 @dataclass(frozen=True)
 class ResetNode:
-    """What `lab reset` did.
+    """The document of `lab reset`.
 
     Attributes:
         node: its name.
@@ -105,7 +105,7 @@ class ResetNode:
 
 @dataclass(frozen=True)
 class Broken:
-    """What `lab break NAME` did.
+    """The document of `lab break NAME`.
 
     Attributes:
         name: of the breakage.
@@ -137,7 +137,7 @@ class KnownBreakage:
 
 @dataclass(frozen=True)
 class Breakages:
-    """What `lab break --list` lists.
+    """The document of `lab break --list`.
 
     Attributes:
         breakages: all of them.
@@ -148,7 +148,7 @@ class Breakages:
 
 @dataclass(frozen=True)
 class Repaired:
-    """What `lab repair` did.
+    """The document of `lab repair`.
 
     Attributes:
         repaired: breakages and their nodes.

@@ -1,4 +1,4 @@
-"""What llama-benchy needs on nodes: wheel files to install it from, and a text for its prompts.
+"""Files that llama-benchy needs on nodes: wheels to install it from, and a text for its prompts.
 
 The lab's nodes reach no package index, so they are shown a folder, like a disk that is plugged in.
 """

@@ -170,7 +170,7 @@ class GpuReader:
 
     @property
     def note(self) -> str:
-        """Why there are none."""
+        """The reason why there are none."""
         return self._state.note
 
     def handles(self) -> list[int]:
@@ -260,7 +260,7 @@ class AppsReader:
 
     @property
     def note(self) -> str:
-        """Why there is no answer."""
+        """The reason why there is no answer."""
         return self._state.note
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""What nvidia-smi is asked on a node, and how its answers are read."""
+"""Questions to nvidia-smi on a node, and the parsers of its answers."""
 
 from __future__ import annotations
 

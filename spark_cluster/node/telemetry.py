@@ -40,7 +40,7 @@ CODE = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sampler is told.
+    """The sampler's settings.
 
     Attributes:
         every: seconds between two lines.

@@ -59,6 +59,7 @@ class Container(Resource):
         labels: more labels.
         stop_timeout_s: seconds it has to end before it is killed.
         restart_when: resources of the same document whose change creates it again.
+        only_labelled: with `absent`, a container without this label is another's and stays.
         state: `running` or `absent`.
 
     Raises:
@@ -94,6 +95,7 @@ class Container(Resource):
     labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     stop_timeout_s: int = field(default=10, kw_only=True)
     restart_when: tuple[Resource | str, ...] = field(default=(), kw_only=True)
+    only_labelled: str = field(default="", kw_only=True)
     state: str = field(default="running", kw_only=True)
 
     def validate(self) -> None:
@@ -105,6 +107,8 @@ class Container(Resource):
             raise self._invalid("no image is given")
         if self.restart.partition(":")[0] not in RESTARTS:
             raise self._invalid(f"restart {self.restart!r} is not one of {', '.join(RESTARTS)}")
+        if self.only_labelled and self.state != "absent":
+            raise self._invalid("only_labelled has no effect with state='running'")
         if self.shm_size and self.ipc == "host":
             raise self._invalid("shm_size has no effect with ipc='host'")
         for what in ("devices", "cap_add"):
@@ -135,6 +139,8 @@ class Container(Resource):
         if self.state == "absent" and host.which("docker") is None:
             return {"state": "absent", "secrets": self._secrets(host)}
         found = inspect(host, "container", self.container)
+        if self.only_labelled and not _has_label(found, self.only_labelled):
+            found = None
         state = {**_state_of(found), "secrets": self._secrets(host)}
         if self.state == "absent":
             return state
@@ -283,6 +289,10 @@ class Container(Resource):
 def _mount(mount: str) -> str:
     source, target, mode = split_mount(mount)
     return f"type=bind,source={source},target={target}" + (",readonly" if mode == "ro" else "")
+
+
+def _has_label(found: Mapping[str, Any] | None, label: str) -> bool:
+    return found is not None and label in (found["Config"].get("Labels") or {})
 
 
 def _state_of(found: Mapping[str, Any] | None) -> State:

@@ -163,7 +163,7 @@ class Image(Resource):
     def _pull(self, host: Host) -> None:
         wanted = self.ref
         if self._pin and "@" not in wanted:
-            wanted = f"{_without_tag(self.ref)}@{self._pin}"
+            wanted = f"{without_tag(self.ref)}@{self._pin}"
         options = ("--platform", self.platform) if self.platform else ()
         host.progress(f"pulling {wanted}")
         on_output = _layers(self.ref, host.progress)
@@ -175,7 +175,8 @@ class Image(Resource):
             docker(host, "tag", wanted, self.ref).check(f"naming {wanted} {self.ref}")
 
 
-def _without_tag(ref: str) -> str:
+def without_tag(ref: str) -> str:
+    """Return a reference without its tag; it has no digest."""
     head, colon, tag = ref.rpartition(":")
     return head if colon and "/" not in tag else ref
 

@@ -1,4 +1,4 @@
-"""How the program of a Container or Unit is declared: its texts, variables, mounts and secrets."""
+"""The declaration of a Container's or Unit's program: texts, variables, mounts and secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why an agent never spoke: what sudo, the shell or Python said instead, with a hint."""
+"""Errors of an agent that never answered: what sudo, the shell or Python printed, with a hint."""
 
 from __future__ import annotations
 

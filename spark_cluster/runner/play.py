@@ -116,7 +116,7 @@ class Play:
 
     @property
     def secrets(self) -> frozenset[str]:
-        """What resources of this run hold that must not be shown."""
+        """Secrets that resources of this run hold, which must not be shown."""
         return frozenset(self._secrets)
 
     def refresh(self, nodes: Iterable[Node], *, fail_fast: bool = True) -> None:

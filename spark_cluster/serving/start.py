@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from spark_cluster.inference import runtime
@@ -72,16 +72,21 @@ def start(play: Play, plan: ServePlan, share: float | None, guarded: str) -> Non
         play.apply(nodes, server)
 
 
-def start_ray_alone(play: Play, plan: ServePlan, guarded: str) -> None:
+def start_ray_alone(
+    play: Play, plan: ServePlan, guarded: str, labels: Mapping[str, str] | None = None
+) -> None:
     """Start Ray on all nodes of a plan, without the server, its model and its secrets.
 
     Args:
         guarded: whether there is a firewall, for the containers' label.
+        labels: more labels of the containers.
     """
     ray_token = token(play.session(plan.nodes[0]))
     whole = plan.starting(share=None, guarded=guarded, ray_token=ray_token)
     mounts = tuple(mount.volume for mount in plan.recipe.mounts)
-    _start_ray(play, plan.nodes, replace(whole, model_path="", mounts=mounts, secret_env={}))
+    labels = {**whole.labels, **(labels or {})}
+    alone = replace(whole, model_path="", mounts=mounts, secret_env={}, labels=labels)
+    _start_ray(play, plan.nodes, alone)
 
 
 def _start_ray(play: Play, nodes: Sequence[Node], deployment: Deployment) -> None:

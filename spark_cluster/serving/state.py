@@ -308,7 +308,7 @@ def _number(server: ContainerState, label: str, otherwise: int) -> int:
 
 
 def _restarted(session: Session, head: str, times: int) -> str:
-    """That the server does not stay up, and the first thing that its log complains of."""
+    """Return that the server does not stay up, with the first error in its log."""
     fault = logs.first_error({head: logs.read(session, SERVER)})
     cause = f", its log says: {fault.text}" if fault else ""
     known = fault.known if fault else None

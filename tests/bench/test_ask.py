@@ -236,17 +236,19 @@ def test_a_model_that_calls_tools_without_end(url):
     assert len(ask.answer(work, question)) == ask.ROUNDS
 
 
-def test_replies_that_are_too_many_are_not_all_kept(tmp_path, url, monkeypatch, capsys):
-    monkeypatch.setattr(ask, "KEPT_BYTES", 1200)
-    Server.answer = staticmethod(lambda _: (200, reply("x" * 500)))
+def test_replies_that_are_too_many_are_not_all_kept(tmp_path, url, capsys):
+    Server.answer = staticmethod(lambda _: (200, reply("\u20ac" * 500)))
     question = {"id": "q", "messages": [], "stream": False, "max_tokens": 5}
-    work = {"base_url": url, "model": "paris", "answer_s": 30, "runs": 3, "questions": [question]}
+    work = {"base_url": url, "model": "paris", "answer_s": 30, "runs": 3, "questions": [question],
+            "largest_bytes": 16_000}  # fmt: skip
     (tmp_path / "raw").mkdir()
     (tmp_path / "questions.json").write_text(json.dumps({"cells": {"a": work}}))
     ask.main(tmp_path, "a")
-    found = json.loads((tmp_path / "raw/a.json").read_text())["answers"]
+    text = (tmp_path / "raw/a.json").read_text()
+    assert len(text.encode()) <= 16_000, "as much as is copied, and not as many characters"
+    found = json.loads(text)["answers"]
     assert [bool(one["rounds"][0]["body"]) for one in found] == [True, False, False]
-    assert found[2]["rounds"][0]["message"]["content"] == "x" * 500
+    assert found[2]["rounds"][0]["message"]["content"] == "\u20ac" * 500
     assert "run 3, q:" in capsys.readouterr().out
 
 

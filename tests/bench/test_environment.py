@@ -77,6 +77,15 @@ def test_no_versions_where_nothing_answers(said):
     assert environment.program_versions(session, deployment) == {}
 
 
+def test_the_name_under_which_a_registry_has_an_image():
+    digest = "sha256:" + "4b" * 32
+    said = Output(0, f'sha256:1 ["mirror.example/v@{digest}", "vllm/v@{digest}"]\n', "")
+    session: Any = SimpleNamespace(run=lambda *_a, **_k: said)
+    assert environment.repo_digest(session, "sha256:1", "vllm/v:nightly") == f"vllm/v@{digest}"
+    assert environment.repo_digest(session, "sha256:1", "own:1") == "", "it was built there"
+    assert environment.repo_digest(session, "", "vllm/v") == "", "no container, no image"
+
+
 def test_a_node_that_is_lost_costs_no_measurement():
     def lost(*_: Any, **__: Any) -> None:
         raise Unreachable("no answer", where="spark2")

@@ -6,14 +6,14 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable
 from ipaddress import IPv4Interface
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from fabric_results import RDMA, measured, node
 from factories import make_node, make_recipe, put
 from serve_plans import plan_for
 
@@ -21,7 +21,6 @@ from spark_cluster.bench import fabric_run, on_node
 from spark_cluster.bench.fabric_probe import MARK
 from spark_cluster.bench.fabric_record import (
     FILE,
-    FabricNode,
     FabricRecord,
     all_reduce,
     load_fabric,
@@ -36,11 +35,6 @@ from spark_cluster.serving import readiness
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
 
-RDMA = (
-    "spark1:1:1 [0] NCCL INFO NET/IB : Using [0]rocep1s0f1:1/RoCE [1]roceP2p1s0f1:1/RoCE [RO]; "
-    "OOB enp1s0f1np1:192.168.177.11<0>",
-    "spark1:1:1 [0] NCCL INFO Using network IB",
-)
 ONE = (
     "spark1:1:1 [0] NCCL INFO NET/IB : Using [0]rocep1s0f1:1/RoCE [RO]; OOB enp1:192.168.177.11<0>",
     RDMA[1],
@@ -52,34 +46,6 @@ SOCKETS = (
     "vm:584:584 [0] NCCL INFO NET/Socket : Using [0]eth0:192.0.2.2<0>",
     "vm:584:584 [0] NCCL INFO Using network Socket",
 )
-
-
-def node(name: str, log: Sequence[str] = RDMA, **changed: Any) -> FabricNode:
-    usual = {"mtu": 9000, "hcas": ("rocep1s0f1", "roceP2p1s0f1"), "copy_gb_s": 226.0}
-    return FabricNode(
-        **{"name": name, "device": "GB10", "triad_gb_s": 231.0, "nccl_log": tuple(log), **usual,
-           **changed}
-    )  # fmt: skip
-
-
-def measured(best_gb_s: float = 23.1, token_us: float = 41.0, **changed: Any) -> FabricRecord:
-    """A result of two Sparks."""
-    rows = (
-        all_reduce(10752, (token_us / 1e6,) * 5, 2, "one token"),
-        all_reduce(22020096, (22020096 / best_gb_s / 1e9,) * 5, 2, "prefill chunk"),
-    )
-    usual: dict[str, Any] = {
-        "id": "r1",
-        "spark_cluster": "0.4.0",
-        "measured": datetime(2026, 11, 22, tzinfo=UTC),
-        "recipe": "gemma4-31b-fp8",
-        "model": "google/gemma-4-31B-it",
-        "image": "x",
-        "backend": "nccl",
-        "nodes": (node("spark1"), node("spark2")),
-        "allreduce": rows,
-    }
-    return FabricRecord(**{**usual, **changed})
 
 
 def ids(found: FabricRecord) -> list[str]:
@@ -112,7 +78,7 @@ def test_as_expected():
         (measured(12.1, nodes=(node("spark1", hcas=("a",)), node("spark2"))), "",
          "twin-without-address"),
         (measured(1.0, nodes=(node("spark1", SOCKETS), node("spark2"))), "", "nccl-sockets"),
-        (measured(token_us=400.0), "an all-reduce of one token takes 400 us", ""),
+        (measured(token_us=(400.0,)), "an all-reduce of one token takes 400 us", ""),
         (measured(nodes=(node("spark1"), node("spark2", copy_gb_s=90.0, triad_gb_s=95.0))),
          "the memory of spark2 does 95 GB/s of 273", "gpu-throttled"),
     ],
@@ -244,6 +210,11 @@ def test_a_job_without_a_result(printed):
         result_in(printed, "spark1")
 
 
+NESTED: list[Any] = []
+for _ in range(100_000):
+    NESTED = [NESTED]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -255,6 +226,8 @@ def test_a_job_without_a_result(printed):
         {"allreduce": []},
         {"backend": "mpi"},
         {"left_out": 3},
+        {"torch": NESTED},
+        {"nodes": NESTED},
     ],
 )
 def test_a_result_that_cannot_be(change):
@@ -315,17 +288,17 @@ def test_when_it_is_refused(monkeypatch):
     with pytest.raises(Refused, match="lab-paris is up: it holds the GPU's memory") as caught:
         must_be_possible(Busy(spark2=up), plan)  # type: ignore[arg-type]
     assert "spark-cluster down" in caught.value.hint
-    one = SimpleNamespace(tp=1)
+    one = SimpleNamespace(tp=1, recipe=make_recipe("gemma4-31b-fp8"))
     with pytest.raises(Refused, match="between nodes"):
         must_be_possible(Busy(), one)  # type: ignore[arg-type]
     joined = plan_for(make_recipe("gemma4-31b-fp8", executor="mp"), *pair())
     with pytest.raises(Refused, match="without Ray"):
         must_be_possible(Busy(), joined)  # type: ignore[arg-type]
-    for node in plan.nodes:  # a replica's load generator is on its own node
-        monkeypatch.setattr(on_node, "is_busy", lambda session, busy=node: session is busy)
+    for one in plan.nodes:  # a replica's load generator is on its own node
+        monkeypatch.setattr(on_node, "is_busy", lambda session, busy=one: session is busy)
         with pytest.raises(Refused, match="being measured") as caught:
             must_be_possible(Busy(), plan)  # type: ignore[arg-type]
-        assert caught.value.where == node.name
+        assert caught.value.where == one.name
 
 
 class Jobs:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from bench_runs import STEADY, cell, record, setup
 from factories import SHIPPED, make_node, make_recipe, put
 
+from spark_cluster.bench import image_pins
 from spark_cluster.bench.describe import text_of
 from spark_cluster.bench.expansion import canonical, expand
+from spark_cluster.bench.image_pins import NodeImage
 from spark_cluster.bench.record import NodeRecord, Record
 from spark_cluster.bench.repeat import (
     SOURCE,
@@ -20,8 +23,6 @@ from spark_cluster.bench.repeat import (
     differences,
     expansion_of,
     foreign_setups,
-    image_differences,
-    image_question,
     load_original,
 )
 from spark_cluster.bench.suite_schema import Suite
@@ -30,6 +31,7 @@ from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.facts.model import Gpu
 from spark_cluster.loader.project import Project
+from spark_cluster.runner.session import Output
 
 NAME = "gemma4-31b-fp8"
 SERVER = f"{NAME}-tp1"
@@ -172,7 +174,7 @@ def test_the_new_run_can_be_continued(original, tmp_path):
     made = original(run_of())
     mine = tmp_path / "mine"
     made.save(mine)
-    new = run_of(repeats=made.repeats)
+    new = run_of(repeats=made.repeats())
     found = continued(new, mine, NOTHING, 1)
     assert found.expansion == expansion_of(made, 1)
     put(mine / SOURCE, run_of(id="other").model_dump_json())
@@ -201,35 +203,122 @@ def test_what_differs_here():
     assert "llama-benchy: 0.4.0 there, 9 here" in list(differences(run, [], "9"))
 
 
-def test_images(original):
-    reference = make_recipe(NAME).image.reference
-    made = original(
-        run_of(setup(SERVER, recipe=NAME, recipe_text=text_of(make_recipe(NAME)),
-                     image_digest=DIGEST))
-    )  # fmt: skip
-    assert image_question(made)[reference][-1] == reference
-    assert list(image_differences(made, {"spark1": {reference: DIGEST}})) == []
-    (moved,) = image_differences(made, {"spark1": {reference: "sha256:" + "00" * 32}})
-    assert "there, sha256:0000" in moved
-    (absent,) = image_differences(made, {"spark1": {reference: None}})
-    assert absent == f"image {reference} is not on spark1: it is fetched by its tag, which may " \
-        "have moved"  # fmt: skip
+# -- images ----------------------------------------------------------------------------------------
+
+REFERENCE = make_recipe(NAME).image.reference
+REPOSITORY = REFERENCE.rpartition(":")[0]
+HERE = "sha256:" + "00" * 32
 
 
-def test_an_image_that_was_recorded_by_a_registry_s_digest(original):
-    """It says nothing of the id of the image that is on a node, but a pinned recipe does."""
+def of_image(**image: Any) -> Any:
+    """Return a recipe with another image."""
+    recipe = make_recipe(NAME)
+    return recipe.model_copy(update={"image": recipe.image.model_copy(update=image)})
 
-    def found(digest: str | None) -> list[str]:
-        recipe = make_recipe(NAME)
-        recipe = recipe.model_copy(update={"image": recipe.image.model_copy(
-            update={"digest": digest})})  # fmt: skip
-        made = original(
-            run_of(setup(SERVER, recipe=NAME, recipe_text=text_of(recipe),
-                         image_digest=f"x/y@{DIGEST}"))
-        )  # fmt: skip
-        here = {"spark1": {recipe.image.reference: "sha256:" + "00" * 32}}
-        return list(image_differences(made, here))
 
-    assert found(DIGEST) == []
-    (said,) = found(None)
-    assert said.endswith("the one on spark1 may be another")
+def one(recipe: Any = None, **changed: Any) -> Any:
+    """Return a recorded server of a recipe."""
+    text = text_of(recipe or make_recipe(NAME))
+    return setup(SERVER, recipe=NAME, recipe_text=text, **changed)
+
+
+def chosen(original: Any, recorded: Any, here: NodeImage | None, registry: str = "") -> Any:
+    """Return what is chosen for a server, with an image on one node.
+
+    Args:
+        registry: why it does not give an image; empty where it does.
+    """
+    made = original(run_of(recorded))
+    asked: list[list[str]] = []
+
+    def run(argv: list[str], **_: Any) -> Output:
+        asked.append(argv)
+        return Output(bool(registry), "", registry)
+
+    def gather(_what: str, commands: dict[str, Any]) -> Any:
+        listed = json.dumps(list(here.repo_digests)) if here else ""
+        out = {"status": 0, "stdout": f"{here.id} {listed}\n"} if here else {"status": 1}
+        return SimpleNamespace(wait=lambda: {"commands": dict.fromkeys(commands, out)})
+
+    session = SimpleNamespace(submit=gather, run=run, node="spark1")
+    play: Any = SimpleNamespace(
+        nodes=[make_node("spark1")],
+        session=lambda _node: session,
+        together=lambda *calls: tuple(call() for call in calls),
+    )
+    found = image_pins.choose(play, made.record.setups, made.recipes)
+    return made, found, asked
+
+
+@pytest.mark.parametrize("here", [None, NodeImage(HERE)])
+def test_an_image_that_is_not_the_recorded_one_is_pinned_to_its_digest(original, here):
+    recorded = one(image_digest=HERE[:-2] + "11", image_repo_digest=f"{REPOSITORY}@{DIGEST}")
+    made, found, asked = chosen(original, recorded, here)
+    assert found.images == {SERVER: DIGEST}
+    assert asked == [["docker", "manifest", "inspect", f"{REPOSITORY}@{DIGEST}"]]
+    (line,) = found.differences
+    assert line.endswith("is pulled by its digest")
+    (step,) = expansion_of(made.pinned(found.images), 1).steps
+    assert step.setup.served.image.reference == f"{REFERENCE}@{DIGEST}"
+    assert foreign_setups(made, SHIPPED) == [], "it is of the repository that the user trusts"
+
+
+def test_an_image_that_is_there_already_is_taken_by_its_name(original):
+    recorded = one(image_digest=HERE, image_repo_digest=f"{REPOSITORY}@{DIGEST}")
+    for here in (NodeImage(HERE), NodeImage("sha256:ff", (f"mirror.example/x@{DIGEST}",))):
+        _, found, asked = chosen(original, recorded, here)
+        assert (found.images, found.differences, asked) == ({}, (), [])
+
+
+@pytest.mark.parametrize(
+    ("recorded", "why"),
+    [
+        (one(image_digest=DIGEST), "the record has no digest of a registry"),
+        (one(image_digest=f"other/name@{DIGEST}"), "the record has no digest of a registry"),
+        (one(image_repo_digest=f"{REPOSITORY}@sha256:zz"), "no digest of a registry"),
+        (one(of_image(archive="/srv/a.tar"), image_repo_digest=f"{REPOSITORY}@{DIGEST}"),
+         "has to be loaded or built"),
+        (one(of_image(digest=DIGEST)), "is pulled by its digest"),
+    ],
+)  # fmt: skip
+def test_an_image_that_cannot_be_pinned_is_listed(original, recorded, why):
+    _, found, asked = chosen(original, recorded, None)
+    assert (found.images, asked) == ({}, [])
+    (line,) = found.differences
+    assert "is not on spark1: it " in line
+    assert why in line
+
+
+def test_an_image_that_the_registry_does_not_give_is_listed(original):
+    recorded = one(image_repo_digest=f"{REPOSITORY}@{DIGEST}")
+    _, found, _ = chosen(original, recorded, NodeImage(HERE), "manifest unknown\x1b[31m\n")
+    assert found.images == {}
+    (line,) = found.differences
+    assert line.startswith(f"image {REFERENCE}: {REPOSITORY}@{DIGEST} there, {HERE} on spark1")
+    assert "spark1: manifest unknown" in line
+    assert "\x1b" not in line
+
+
+def test_an_image_of_the_same_digest_in_the_recipe_needs_no_pin(original):
+    _, found, _ = chosen(original, one(of_image(digest=DIGEST)), NodeImage(HERE))
+    assert (found.images, found.differences) == ({}, ())
+
+
+def test_a_pinned_run_is_continued_with_the_same_images(original, tmp_path):
+    made = original(run_of(one(image_repo_digest=f"{REPOSITORY}@{DIGEST}")))
+    made.save(tmp_path / "mine")
+    new = run_of(repeats=made.repeats({SERVER: DIGEST}))
+    (step,) = continued(new, tmp_path / "mine", NOTHING, 1).expansion.steps
+    assert step.setup.served.image.digest == DIGEST
+
+
+@pytest.mark.parametrize("printed", ["", "id", "id null", "id {}", "id [1, []]", "id [" * 5000])
+def test_answers_about_images_that_are_none(printed):
+    assert image_pins.image_of(printed).repo_digests == ()
+
+
+def test_the_repository_of_docker_hub_has_two_names():
+    digest = f"vllm/vllm-openai@{DIGEST}"
+    for reference in ("docker.io/vllm/vllm-openai:v0.12.0", "vllm/vllm-openai"):
+        assert image_pins.of_repository([f"x/y@{DIGEST}", digest], reference) == digest
+    assert image_pins.of_repository([digest], "registry.example:5000/vllm/vllm-openai:1") == ""

@@ -133,6 +133,18 @@ def test_what_was_measured_before_one_was_lost_is_kept(flow, run, name):
     assert [cell.id for cell in run.left(step)] == [step.cells[1].id]
 
 
+def test_an_error_of_bringing_back_does_not_hide_the_first(flow, run, monkeypatch):
+    (step,) = run.pending
+    flow.fails = {"spark1": (step.cells[0].id,)}
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(replica_run, "_bring_back", full)
+    with pytest.raises(Failed, match="the server ended"):
+        replica_run.measure(flow, run, step, replicas(flow, step))
+
+
 def test_the_record_says_that_a_run_ended_so(flow, run, monkeypatch):
     (step,) = run.pending
     flow.fails = {"spark1": (step.cells[0].id,)}

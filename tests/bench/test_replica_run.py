@@ -11,7 +11,7 @@ import pytest
 from bench_replicas import Play, measured, replicas_of, replicas_run
 from factories import make_recipe
 
-from spark_cluster.bench import on_node, replica_run
+from spark_cluster.bench import generators, on_node, replica_run
 from spark_cluster.bench.expansion import PlannedSetup, Step
 from spark_cluster.bench.replica_run import fetch, is_measuring, jobs_of, stop
 from spark_cluster.bench.run import BenchRun
@@ -93,6 +93,16 @@ def wait_for_another_run(play: Play, run: BenchRun, step: Step) -> None:
         on_node.is_measuring = original
 
 
+def test_it_does_not_wait_longer_than_the_cells_can_take(play, run, monkeypatch):
+    (step,) = run.pending
+    play.all["spark2"].measuring = True
+    monkeypatch.setattr(replica_run.generators, "limit_s", lambda *_: 0.0)
+    monkeypatch.setattr(replica_run, "WAIT_S", 0.01)
+    with pytest.raises(Failed, match="more than its cells can take") as caught:
+        replica_run.is_done_there(play, run, step)
+    assert "bench stop" in caught.value.hint
+
+
 def test_what_each_node_gets(run):
     planned: PlannedSetup = replace(run.expansion.steps[0].setup, served=make_recipe())
     step = replace(run.expansion.steps[0], setup=planned)
@@ -113,6 +123,7 @@ def test_what_each_node_gets(run):
         assert [w[w.index("--concurrency") + 1] for w in words] == ["1", "2"]
         assert all(job.folder in w[w.index("--post-run-cmd") + 1] for w in words)
         assert [cell["id"] for cell in job.cells] == [cell.id for cell in step.cells]
+        assert job.limit_s == generators.limit_s(run.suite, step.cells)
     assert jobs_of(run, step, replicas)[0].replicas["token"] != first["token"]
 
 

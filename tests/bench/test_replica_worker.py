@@ -61,8 +61,7 @@ class Nodes:
             ]  # fmt: skip
             settings = {"index": index, "names": ["one", "two"], "address": "127.0.0.1",
                         "port": self.port, "token": tokens[index]}  # fmt: skip
-            plan = {"health": self.health, "cells": cells, "lock": str(folder.parent),
-                    "replicas": settings}  # fmt: skip
+            plan = {"health": self.health, "cells": cells, "replicas": settings}
             (folder / "plan.json").write_text(json.dumps(plan))
 
     def start(self, index: int) -> subprocess.Popen[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import getpass
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +15,8 @@ from typing import Any
 import pytest
 import waiting
 
-from spark_cluster.bench import vllm_runs, worker
+from spark_cluster.bench import on_node, vllm_job, vllm_runs, worker
+from spark_cluster.runner.session import Output
 
 DOCKER = """\
 #!{python}
@@ -26,11 +29,15 @@ if verb == "create":
     if (state / "refuse").exists():
         sys.exit("Error response from daemon: no such image")
     made = state / "containers" / ("id-" + last)
-    made.touch()
+    made.write_text(sys.argv[sys.argv.index("--label") + 1].partition("=")[2])
     print(made.name)
+elif verb == "container":
+    for path in (state / "containers").iterdir():
+        print(path.name, path.read_text())
 elif verb == "rm":
     time.sleep(1 if (state / "slow").exists() else 0)
     (state / "containers" / last).unlink(missing_ok=True)
+    print(last)
 elif verb == "start":
     out = pathlib.Path({out!r})
     target = out / (last.removeprefix("id-") + ".json")
@@ -104,19 +111,58 @@ def test_each_repetition_is_a_container_of_its_own(folder):
     assert not (folder / "out").exists()
     made = [call for call in calls(folder) if call.startswith("create")]
     assert made == [
-        f"create --name {vllm_runs.CONTAINER} --network host image bench a.{n}" for n in (1, 2)
+        f"create --name {vllm_runs.CONTAINER} --label spark-cluster.bench=load "
+        f"--network host image bench a.{n}"
+        for n in (1, 2)
     ]
 
 
 def test_a_container_that_a_power_cut_left_is_removed_first(folder):
-    left = folder.parent / "state/containers" / vllm_runs.CONTAINER
-    left.touch()
+    (folder.parent / "state/containers/id-old").write_text("load")
     (folder / "out").mkdir()
     (folder / "out/a.1.json").write_text("old")
     assert run(folder)[0] == 0
-    assert calls(folder)[0] == f"rm --force --volumes {vllm_runs.CONTAINER}"
+    assert calls(folder)[:2] == [" ".join(vllm_runs.LIST), "rm --force --volumes id-old"]
     assert containers(folder) == []
     assert "old" not in (folder / "raw/a.1.json").read_text()
+
+
+class Node:
+    """The node with Docker's stand-in, as a session asks it."""
+
+    def __init__(self, step: Path, lock: Path) -> None:
+        self.path, self.lock = f"{step.parent}:{os.environ['PATH']}", lock
+
+    def run(self, argv: list[str], **_: Any) -> Output:
+        words = [str(self.lock) if word == on_node.LOCK else word for word in argv]
+        env = {**os.environ, "PATH": self.path}
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=env)
+        return Output(done.returncode, done.stdout, done.stderr)
+
+
+def test_what_a_killed_run_left_is_removed_unless_another_measures(folder, tmp_path):
+    left = folder.parent / "state/containers"
+    (left / "id-old").write_text("load")
+    (left / "theirs").write_text("")
+    node: Any = Node(folder, tmp_path)
+    with worker._opened(tmp_path) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert not vllm_job.remove_left(node)
+        assert "id-old" in containers(folder)
+    assert vllm_job.remove_left(node)
+    assert containers(folder) == ["theirs"]
+    assert not vllm_job.remove_left(node)
+
+
+def test_a_container_of_somebody_else_with_that_name_stays(folder):
+    (folder.parent / "state/containers/0123456789abcdef").write_text("")
+    status, printed = run(folder)
+    assert status == 1
+    assert (
+        "run 1: a container spark-bench that is not ours is in the way (0123456789ab): " in printed
+    )
+    assert containers(folder) == ["0123456789abcdef"]
+    assert {call.split()[0] for call in calls(folder)} == {"container"}
 
 
 def test_a_repetition_that_hangs_is_ended_with_its_container(folder):
@@ -207,7 +253,7 @@ def test_without_docker(folder):
     write_plan(folder, docker="/nowhere/docker")
     status, printed = run(folder)
     assert status == 1
-    assert "docker rm: No such file or directory" in printed
+    assert "docker container: No such file or directory" in printed
 
 
 def test_a_large_result_is_kept_without_its_tokens(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import fcntl
 import http.server
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from typing import Any
 import pytest
 import waiting
 
-from spark_cluster.bench import worker
+from spark_cluster.bench import on_node, worker
+from spark_cluster.resources import Command, Directory
 
 TOOL = """\
 import json, os, sys, time
@@ -63,9 +65,7 @@ def plan(tmp_path: Path, health: str) -> Any:
             }
             for id in ids
         ]
-        (tmp_path / "plan.json").write_text(
-            json.dumps({"health": health, "cells": cells, "lock": str(tmp_path.parent)})
-        )
+        (tmp_path / "plan.json").write_text(json.dumps({"health": health, "cells": cells}))
         return tmp_path
 
     return make
@@ -165,14 +165,44 @@ def test_two_at_once(plan):
     process.communicate(timeout=60)
 
 
-def test_another_run_on_the_node(plan):
-    folder = plan("a")
-    handle = os.open(folder.parent, os.O_RDONLY)
+def test_another_run_on_the_node(plan, tmp_path_factory):
+    """By the command that root runs there: the lock is in a folder that only root opens."""
+    folder, lock = plan("a"), tmp_path_factory.mktemp("lock")
+    shutil.copy(str(worker.__file__), folder / "worker.py")
+    command = on_node.measure_command(str(folder), "root", str(lock))
+
+    def measure() -> tuple[int, str]:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        return done.returncode, done.stderr
+
+    handle = os.open(lock, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    status, said = run(folder)
-    os.close(handle)
-    assert (status, said) == (worker.BUSY, "another run is being measured on this node\n")
+    assert measure() == (worker.BUSY, f"{on_node.BUSY_TEXT}\n")
     assert not (folder / "calls").exists()
+    os.close(handle)
+    assert measure()[0] == worker.DONE
+    assert calls(folder) == ["a"]
+    lock.rmdir()
+    status, said = measure()
+    assert status not in (worker.DONE, worker.BUSY)
+    assert str(lock) in said
+
+
+def test_no_other_user_can_hold_a_lock():
+    job = on_node.Job(f"{on_node.FOLDER}/r/s", "http://x", (), {}, "nvidia")
+    folders = {r.path: r for r in job.resources if isinstance(r, Directory)}
+    lock = folders[on_node.LOCK]
+    assert (lock.mode, lock.owner) == (0o700, "root")
+    (command,) = [r for r in job.resources if isinstance(r, Command)]
+    assert command.user is None, "root opens the lock, and gives up its rights then"
+    assert command.argv[3:5] == (on_node.LOCK, "nvidia")
+
+
+def test_the_lock_of_a_step_is_for_its_user_only(plan):
+    folder = plan("a")
+    (folder / "lock").touch(0o644)
+    assert run(folder)[0] == worker.DONE
+    assert (folder / "lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_cell_that_lost_its_server_is_measured_again_once(plan, monkeypatch, capsys):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import free_port
 
 from spark_cluster.runner import connections as connections_module
 
@@ -36,3 +37,9 @@ def run(
         return ended.value.code, said.out, said.err
 
     return call
+
+
+@pytest.fixture
+def closed_port() -> int:
+    """A port of the loopback where nothing listens."""
+    return free_port()

@@ -15,10 +15,11 @@ from program import invoke
 from spark_cluster.bench.describe import text_of
 from spark_cluster.bench.expansion import canonical
 from spark_cluster.bench.record import Repeats, Tool
-from spark_cluster.bench.repeat import Original
+from spark_cluster.bench.repeat import Original, expansion_of
+from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.cli import bench_repeat, bench_run
-from spark_cluster.errors import InvalidFile, Refused, UsageError
+from spark_cluster.errors import InvalidFile, Refused, Unreachable, UsageError
 
 NAME = "gemma4-31b-fp8"
 INVENTORY = "nodes:\n  a: {address: 192.0.2.1, roles: [head]}\n"
@@ -60,7 +61,7 @@ def ask(tmp_path, *words: str):
 def test_a_recipe_that_one_has_oneself(theirs, went_on, tmp_path):
     said = ask(tmp_path, theirs()).stdout
     assert said.startswith("repeats theirs-1 of suite mine")
-    assert f"{NAME}-tp1: 1 cells, tp 1, model google/gemma-4-31B-it" in said
+    assert f"{NAME}-tp1: 1 cell, tp 1, model google/gemma-4-31B-it" in said
     assert "left out: the record has no recipe of this server" in said
     assert '"name": "gemma4-31b-fp8"' not in said, "one's own need not be read"
     (made,) = went_on
@@ -100,6 +101,24 @@ def test_other_refusals(theirs, went_on, tmp_path):
     with pytest.raises(InvalidFile):
         ask(tmp_path, str(tmp_path / "broken"))
     assert went_on == []
+
+
+def test_the_status_without_the_nodes(theirs, tmp_path, closed_port):
+    """The results on the laptop are shown first; where all are there, no node is asked."""
+    text = INVENTORY.replace("192.0.2.1", f"127.0.0.1, port: {closed_port}")
+    folder = theirs()
+    make_inventory(tmp_path, text)
+    asked = invoke("bench", "status", folder, project=tmp_path)
+    assert isinstance(asked.exception, Unreachable)
+    assert asked.stdout.startswith("theirs-1: 0 of 2 cells have a result on this laptop\n")
+    data = json.loads((tmp_path / "theirs/run.json").read_text())
+    ids = [f"{NAME}-tp{tp}.pp512-tg64-d0-c1" for tp in (1, 2)]
+    data["cells"] = [{**data["cells"][0], "id": id} for id in ids]
+    put(tmp_path / "theirs/run.json", json.dumps(data))
+    asked = invoke("bench", "status", folder, project=tmp_path, catch_exceptions=False)
+    assert asked.stdout == "theirs-1: 2 of 2 cells have a result on this laptop\n"
+    found = json.loads(invoke("--json", "bench", "status", folder, project=tmp_path).stdout)
+    assert (found["done"], found["measuring"]) == (2, "")
 
 
 def test_attach_takes_the_record_and_not_the_project(theirs, tmp_path):
@@ -159,7 +178,9 @@ def test_the_load_generator_that_is_compared_is_the_one_that_measures(tmp_path, 
     run = record(setups=[], suite_text=canonical(suite), suite="mine", tool=theirs)
     notes: list[str] = []
     play: Any = SimpleNamespace(nodes=[], note=notes.append)
-    bench_repeat._show_differences(play, Original(run, b"", suite, {}))
+    theirs_again = Original(run, b"", suite, {})
+    made = BenchRun(run, suite, expansion_of(theirs_again, 1), tmp_path)
+    bench_repeat._compare(play, made, theirs_again)
     told = [note for note in notes if tool in note]
     assert len(told) == (tool == "llama-benchy"), "which vLLM will measure is not known yet"
 

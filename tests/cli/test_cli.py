@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from free_ports import free_port
 from program import Program
 
 CHECKOUT = Path(__file__).parents[2]
@@ -28,12 +28,6 @@ TWO = ONE.replace("serve", "  spark2:\n    address: not-{address}\n    port: {po
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch) -> Program:
     return Program(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def closed_port() -> int:
-    """A port of the loopback where nothing listens."""
-    return free_port()
 
 
 def test_help_imports_nothing_heavy():
@@ -109,7 +103,11 @@ def test_ping_of_a_node_that_is_not_there(program, closed_port):
 
 
 @pytest.mark.parametrize(
-    "args", [("status",), ("vram",), ("facts",), ("logs",), ("down",), ("exec", "--", "true")]
+    "args",
+    [
+        *[(name,) for name in ("status", "vram", "facts", "logs", "down", "plan", "history")],
+        *[("history", "r1"), ("revert", "r1"), ("exec", "--", "true"), ("bench", "run", "depth")],
+    ],
 )
 def test_commands_on_a_node_that_is_not_there(program, closed_port, args):
     program.put("inventory.yaml", ONE.format(address="127.0.0.1", port=closed_port))
@@ -118,6 +116,24 @@ def test_commands_on_a_node_that_is_not_there(program, closed_port, args):
     assert "refused the connection" in done.stdout
     json.loads(done.stdout)
     assert "Traceback" not in done.stderr
+    done = program(*args)
+    assert done.returncode == 3, done.stderr
+    assert "refused the connection" in done.stdout + done.stderr
+
+
+def test_top_of_a_node_that_is_not_there(program, closed_port):
+    program.put("inventory.yaml", ONE.format(address="127.0.0.1", port=closed_port))
+    done = program("top", "--json")
+    (line,) = done.stdout.splitlines()
+    assert "refused the connection" in json.loads(line)["message"]
+    assert (done.returncode, "refused" in done.stderr) == (3, True)
+
+
+def test_a_question_without_an_answer_has_a_line_of_its_own(program, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    done = program("init")
+    assert done.returncode == 2
+    assert "error: no node given" in done.stderr.splitlines()
 
 
 def test_exec_leaves_the_words_of_the_command_alone(program, closed_port):

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bench_results import record
+from bench_results import bench_user, record
 from commandline import WAIT_S, CommandLine, until
 
+from spark_cluster.bench.on_node import FOLDER
 from spark_cluster.lab import LabNode
 
 pytestmark = pytest.mark.lab
@@ -23,18 +24,12 @@ output: [512]
 runs: 2
 settings: {coherence: false}
 """
-FOLDER = "/var/lib/spark-cluster/bench"
 
 
 @pytest.fixture(scope="module")
 def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    made = CommandLine(tmp_path_factory.mktemp("bench"))
-    left = ["sh", "-c", "systemctl stop 'spark-cluster-telemetry-*'; rm -rf \"$0\"", FOLDER]
-    lab.node("spark1").run(left)
-    (made.home / "suites").mkdir()
-    (made.home / "suites/small.yaml").write_text(SUITE)
-    yield made
-    made("down")
+    with bench_user(lab, tmp_path_factory.mktemp("bench"), {"small": SUITE}) as made:
+        yield made
 
 
 def measured(node: LabNode) -> list[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
-from bench_results import record
+from bench_results import bench_user, record
 from commandline import WAIT_S, CommandLine, until
 
+from spark_cluster.bench.fabric_end import UNIT
 from spark_cluster.bench.fabric_record import load_fabric
 from spark_cluster.bench.fabric_run import LARGEST
+from spark_cluster.inference.process import RAY
 
 pytestmark = pytest.mark.lab
 
@@ -31,12 +34,9 @@ nft list tables | grep spark_cluster || true
 
 @pytest.fixture(scope="module")
 def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    made = CommandLine(tmp_path_factory.mktemp("fabric"))
-    (made.home / "suites").mkdir()
-    (made.home / "suites/one-cell.yaml").write_text(SUITE)
-    made("down")
-    yield made
-    made("down")
+    with bench_user(lab, tmp_path_factory.mktemp("fabric"), {"one-cell": SUITE}) as made:
+        made("down")
+        yield made
 
 
 def run_bench(user: CommandLine, *words: str) -> str:
@@ -61,6 +61,22 @@ def test_fabric_on_two_nodes(user, lab):
     for name in ("spark1", "spark2"):
         node = lab.node(name)
         until(lambda node=node: node.run(["sh", "-c", LEFT]).stdout == "", what=f"{name} is clean")
+
+
+def test_a_ray_of_a_killed_run_is_ended_by_its_nodes(user, lab):
+    """By the timer's own service, which is started here instead of waiting for the timer."""
+    started = user.start("bench", "fabric", "--out", "killed")
+    nodes = [lab.node(name) for name in ("spark1", "spark2")]
+    names = ["docker", "ps", "--format", "{{.Names}}"]
+    for node in nodes:
+        until(lambda node=node: RAY in node.run(names).stdout.split(), what="Ray")
+    started.interrupt(signal.SIGKILL)
+    started.end(status=None)
+    for node in nodes:
+        node.run(["systemctl", "is-active", f"{UNIT}.timer"])
+        node.run(["systemctl", "start", f"{UNIT}.service"])
+        until(lambda node=node: RAY not in node.run(names).stdout.split(), what="Ray's end")
+    user("down")
 
 
 def test_figures_of_cpus_calibrate_nothing(user):

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from bench_results import record
+from bench_results import bench_user, record
 from commandline import CommandLine, until
+from small_disk import small_disk
 
+from spark_cluster.bench.on_node import FOLDER
 from spark_cluster.lab import LabNode
 
 pytestmark = pytest.mark.lab
 
-FOLDER = "/var/lib/spark-cluster/bench"
 ROOM = "80m"
 """Of the disk that becomes full: with less than 64 MiB free no cell is begun."""
 
@@ -45,25 +45,10 @@ sweep:
 
 @pytest.fixture(scope="module")
 def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    made = CommandLine(tmp_path_factory.mktemp("bench-faults"))
-    left = ["sh", "-c", "systemctl stop 'spark-cluster-telemetry-*'; rm -rf \"$0\"", FOLDER]
-    lab.node("spark1").run(left)
-    (made.home / "suites").mkdir()
-    for name, text in (("six", SIX_CELLS), ("variants", SWEEP)):
-        (made.home / f"suites/{name}.yaml").write_text(text)
-    yield made
-    made("down")
-
-
-@contextmanager
-def small_disk(node: LabNode, folder: str, size: str) -> Iterator[None]:
-    """A small disk of its own under a folder of a node."""
-    node.run(["mkdir", "-p", folder])
-    node.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "tmpfs", folder])
-    try:
-        yield
-    finally:
-        node.run(["umount", "--lazy", folder])
+    with bench_user(
+        lab, tmp_path_factory.mktemp("bench-faults"), {"six": SIX_CELLS, "variants": SWEEP}
+    ) as made:
+        yield made
 
 
 def started(node: LabNode) -> dict[str, float]:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bench_results import record
+from bench_results import bench_user, record
 from commandline import WAIT_S, CommandLine, until
 
+from spark_cluster.bench.on_node import FOLDER
 from spark_cluster.config.ports import REPLICAS
 from spark_cluster.lab import LabNode
 
@@ -28,19 +29,12 @@ settings: {coherence: false}
 """
 CELLS = 2
 NODES = ("spark1", "spark2")
-FOLDER = "/var/lib/spark-cluster/bench"
 
 
 @pytest.fixture(scope="module")
 def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    made = CommandLine(tmp_path_factory.mktemp("replicas"))
-    left = ["sh", "-c", "systemctl stop 'spark-cluster-telemetry-*'; rm -rf \"$0\"", FOLDER]
-    for name in NODES:
-        lab.node(name).run(left)
-    (made.home / "suites").mkdir()
-    (made.home / "suites/pair.yaml").write_text(SUITE)
-    yield made
-    made("down")
+    with bench_user(lab, tmp_path_factory.mktemp("replicas"), {"pair": SUITE}, NODES) as made:
+        yield made
 
 
 def files(node: LabNode, pattern: str) -> list[str]:

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bench_results import record
+from bench_results import bench_user, record
 from commandline import CommandLine, until
 
+from spark_cluster.bench.on_node import FOLDER
 from spark_cluster.bench.vllm_runs import CONTAINER
 from spark_cluster.lab import LabNode
 
 pytestmark = pytest.mark.lab
 
-FOLDER = "/var/lib/spark-cluster/bench"
 SUITES = {
     "open": """\
 tool: vllm-bench
@@ -50,15 +50,9 @@ runs: 1
 
 @pytest.fixture(scope="module")
 def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    made = CommandLine(tmp_path_factory.mktemp("bench-tools"))
-    left = ["sh", "-c", "systemctl stop 'spark-cluster-telemetry-*'; rm -rf \"$0\"", FOLDER]
-    lab.node("spark1").run(left)
-    (made.home / "suites").mkdir()
-    for name, text in SUITES.items():
-        whole = f"name: {name}\nrecipes: [lab-paris]\n{text}"
-        (made.home / f"suites/{name}.yaml").write_text(whole)
-    yield made
-    made("down")
+    suites = {name: f"name: {name}\nrecipes: [lab-paris]\n{text}" for name, text in SUITES.items()}
+    with bench_user(lab, tmp_path_factory.mktemp("bench-tools"), suites) as made:
+        yield made
 
 
 def containers(node: LabNode) -> list[str]:
@@ -105,6 +99,17 @@ def test_a_run_that_is_stopped_leaves_no_container(user, spark1):
     assert record(user.home / "slow")["cells"] == []
     argv = ["sh", "-c", "pgrep -af '[v]llm bench|[v]llm_runs' || true"]
     until(lambda: spark1.run(argv).stdout == "", what="the processes' end")
+
+
+def test_what_a_killed_run_leaves_is_removed(user, spark1):
+    started = user.start("bench", "run", "slow", "--out", "killed", "--keep")
+    until(lambda: CONTAINER in containers(spark1), what="the load generator's container")
+    spark1.run(["pkill", "-KILL", "-f", f"vllm_runs.py {FOLDER}|worker.py {FOLDER}"])
+    until(lambda: user.json("bench", "status", "killed")["measuring"] == "", what="the end")
+    started.end(status=None)
+    assert CONTAINER in containers(spark1), "Docker runs it, and nothing else of it is left"
+    assert user.json("bench", "stop", "killed")["stopped"] == []
+    assert CONTAINER not in containers(spark1)
 
 
 def test_wrong_tool_calls_are_measured(user):

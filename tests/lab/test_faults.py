@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from commandline import CHECKOUT, WAIT_S, CommandLine, until
+from small_disk import small_disk
 from waiting import HANG_S
 
 from spark_cluster.lab import Lab, LabNode
@@ -428,20 +429,10 @@ def test_two_runs_at_once(user, spark1, spark2):
 # --- disks that are full -----------------------------------------------------------------------
 
 
-@contextmanager
-def tiny(node: LabNode, folder: str, size: str) -> Iterator[None]:
-    node.run(["mkdir", "-p", folder])
-    node.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder])
-    try:
-        yield
-    finally:
-        node.run(["umount", folder])
-
-
 def test_full_disk_on_a_node(user, spark1):
     user = user.with_inventory("one", only_one())
     text = 'def main(play):\n    play.apply(play.nodes, [File("/srv/tiny/f", content="{}" * {})])\n'
-    with tiny(spark1, "/srv/tiny", "64k"):
+    with small_disk(spark1, "/srv/tiny", "64k"):
         user("playbook", user.playbook(text.format("o", 100)))
         large = user.playbook(text.format("n", 300_000))
         refused_with(
@@ -460,7 +451,7 @@ def test_full_disk_on_a_node(user, spark1):
 
 def test_no_room_for_the_agent(user, spark1):
     user = user.with_inventory("one", only_one())
-    with tiny(spark1, "/var/lib/spark-cluster/agent", "4k"):
+    with small_disk(spark1, "/var/lib/spark-cluster/agent", "4k"):
         refused_with(
             user,
             1,
@@ -477,7 +468,7 @@ def test_no_room_for_the_journal(user, spark1):
     user = user.with_inventory("one", only_one())
     change = 'def main(play):\n    play.apply(play.nodes, [File("/srv/mark", content="{}\\n")])\n'
     user("playbook", user.playbook(change.format("old")))
-    with tiny(spark1, "/var/lib/spark-cluster/journal", "4k"):
+    with small_disk(spark1, "/var/lib/spark-cluster/journal", "4k"):
         spark1.run(
             ["dd", "if=/dev/zero", "of=/var/lib/spark-cluster/journal/x", "bs=4k", "count=1"]
         )

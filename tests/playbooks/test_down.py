@@ -62,7 +62,9 @@ def test_it_waits_until_the_memory_is_back(readings: list[list[NodeVram]]) -> No
     readings += [HELD, HELD, HELD, FREE]
     stopped, play = down()
     assert (stopped.before, stopped.now) == (HELD, FREE)
-    assert play.applied[:2] == ["spark1 Container:spark-vllm", "spark2 Container:spark-vllm"]
+    programs = ("spark-bench", "spark-vllm")
+    first = [f"spark{n} Container:{program}" for program in programs for n in (1, 2)]
+    assert play.applied[:4] == first
     assert "spark2 Container:spark-ray" in play.applied
     assert play.applied[-2:] == ["spark1 role firewall", "spark2 role firewall"], "and it last"
 

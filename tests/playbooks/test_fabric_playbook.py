@@ -13,11 +13,12 @@ import pytest
 from factories import SHIPPED, make_node, make_recipe
 from serve_plans import inventory_of, plan_for
 
-from spark_cluster.bench import fabric_run
+from spark_cluster.bench import fabric_end, fabric_run
 from spark_cluster.errors import Failed
 from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import Process
 from spark_cluster.inference.runtime import RUNTIMES
+from spark_cluster.runner.session import Output
 from spark_cluster.serving import readiness, start
 from spark_cluster.topology import Link
 
@@ -55,6 +56,13 @@ class Play:
             self.done += ids
         return SimpleNamespace(changed=False)
 
+    def session(self, node: Any) -> Any:
+        def run(argv: list[str]) -> Output:
+            self.done.append(f"{node.name}: {'arm' if fabric_end.ARM in argv else 'disarm'}")
+            return Output(0, "", "")
+
+        return SimpleNamespace(run=run, node=node.name)
+
     def note(self, _text: str, **_options: Any) -> None:
         pass
 
@@ -77,8 +85,8 @@ def playbook(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(readiness, "ray_cluster", lambda *_: [])
         monkeypatch.setattr(start, "token", lambda _session: "5eed")
         function = SHIPPED.load_playbook("fabric").function
-        function.__globals__["start_ray_alone"] = lambda _play, _plan, guarded: play.done.append(
-            f"Ray, firewall {guarded}"
+        function.__globals__["start_ray_alone"] = lambda _play, _plan, guarded, labels: (
+            play.done.append(f"Ray, firewall {guarded}, {labels}")
         )
         recipe = make_recipe("gemma4-31b-fp8")
         return function(play, recipe=recipe, tp=2, name="r1")
@@ -89,9 +97,11 @@ def playbook(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_ray_is_started_and_ended(playbook):
     play = Play(ContainerState("absent"))
     assert playbook(play) == "measured"
-    assert "Ray, firewall present" in play.done
+    ray = "Ray, firewall present, {'spark-cluster.fabric': 'r1'}"
+    armed = ["spark1: arm", "spark2: arm"]
+    assert play.done[play.done.index(ray) - 2 : play.done.index(ray)] == armed
     assert play.done.index("network") < play.done.index("images") < play.done.index("measure")
-    assert play.done[-2:] == ["job r1 at 8265", DOWN]
+    assert play.done[-4:] == ["job r1 at 8265", DOWN, "spark1: disarm", "spark2: disarm"]
     assert "models" not in play.done, "no model is fetched for it"
 
 
@@ -100,7 +110,14 @@ def test_it_is_ended_when_measuring_fails(playbook, error):
     play = Play(ContainerState("absent"))
     with pytest.raises(type(error)):
         playbook(play, error)
-    assert play.done[-1] == DOWN
+    assert play.done[-3:] == [DOWN, "spark1: disarm", "spark2: disarm"]
+
+
+def test_a_ray_that_a_killed_run_left_is_replaced_and_ended(playbook):
+    play = Play(ContainerState("running", labels={fabric_end.LABEL: "r0"}))
+    assert playbook(play) == "measured"
+    assert any(text.startswith("Ray, ") and "'r1'" in text for text in play.done)
+    assert DOWN in play.done
 
 
 def test_an_error_of_the_end_does_not_hide_the_first(playbook):
@@ -132,6 +149,7 @@ def test_check_mode_starts_and_ends_nothing(playbook):
     assert playbook(play) is None
     assert DOWN not in play.done
     assert "measure" not in play.done
+    assert not [text for text in play.done if "arm" in text]
 
 
 def test_its_ray_has_neither_model_nor_secrets(monkeypatch):

@@ -173,6 +173,16 @@ def test_absent_state(docker, node):
     assert docker.apply(gone).verdict == "ok"
 
 
+def test_absent_leaves_a_container_without_the_label(docker):
+    docker.apply(RAY)
+    ours = Container("ray", only_labelled="spark-cluster.spec", state="absent")
+    others = Container("ray", only_labelled="spark-cluster.bench", state="absent")
+    assert docker.apply(others).verdict == "ok"
+    assert running(docker)["State"]["Status"] == "running"
+    assert docker.apply(ours).verdict == "change"
+    assert docker.apply(ours).verdict == "ok"
+
+
 def test_absent_without_docker(node):
     assert node.apply(Container("ray", state="absent")).verdict == "ok"
 
@@ -244,6 +254,7 @@ class TestSecrets:
         ({"devices": ("infiniband",)}, "absolute"),
         ({"restart": "sometimes"}, "not one of no, always"),
         ({"state": "stopped"}, "not running or absent"),
+        ({"only_labelled": "a"}, "no effect with state='running'"),
         ({"ipc": "host", "shm_size": "16g"}, "no effect"),
     ],
 )

@@ -75,7 +75,7 @@ def _recipe(results: Results, setup: Setup) -> str:
         **({"model_revision": setup.model_revision} if setup.model_revision else {}),
         "runtime": RUNTIMES.get((setup.engine, setup.executor), setup.engine),
         "min_nodes": setup.tp,
-        "container": setup.image_digest,
+        "container": _image(setup),
         "defaults": {"tensor_parallel": setup.tp},
         "env": environment,
         "command": LiteralScalarString(f"{engine_command(setup)}\n"),
@@ -85,6 +85,11 @@ def _recipe(results: Results, setup: Setup) -> str:
     yaml.width = 10_000
     yaml.dump(document, out)
     return out.getvalue()
+
+
+def _image(setup: Setup) -> str:
+    """The image by the digest that others can pull it by, where there is one."""
+    return setup.image_repo_digest or setup.image_digest
 
 
 def _metadata(results: Results, setup: Setup, recipe: str) -> dict[str, Any]:
@@ -98,8 +103,8 @@ def _metadata(results: Results, setup: Setup, recipe: str) -> dict[str, Any]:
             "type": "spark-cluster",
             "model": setup.model,
             "hf_model": setup.model,
-            "container": setup.image_digest,
-            "container_pinned": "@sha256:" in setup.image_digest,
+            "container": _image(setup),
+            "container_pinned": "@sha256:" in _image(setup),
             "runtime": setup.engine,
             "hash": hashlib.sha256(recipe.encode()).hexdigest(),
         },

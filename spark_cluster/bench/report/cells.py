@@ -24,7 +24,7 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True)
 class Point:
-    """One measured figure of a line in a plot."""
+    """A measured figure of a line in a plot."""
 
     x: float
     metric: Metric
@@ -33,7 +33,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Pair:
-    """One recipe on one node and on two."""
+    """A recipe on one node and on two."""
 
     one: Setup
     two: Setup
@@ -53,7 +53,7 @@ class Results:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """What each setup is called, by its id: short, and no two alike."""
+        """Return a label for each setup, by its id: short, and no two alike."""
         models = {setup.model for setup in self.record.setups}
         names = {s.id: _label(s, with_model=len(models) > 1) for s in self.record.setups}
         count = Counter(names.values())
@@ -153,7 +153,7 @@ def is_served(cell: CellResult) -> bool:
 
 
 def speed_up(metric: MetricName, before: Metric, after: Metric) -> float | None:
-    """How many times better the second is; None where a figure is not positive."""
+    """Return how many times better the second is; None where a figure is not positive."""
     if before.mean <= 0 or after.mean <= 0:
         return None
     ratio = after.mean / before.mean

@@ -1,4 +1,4 @@
-"""How figures and texts of a run are shown: one way on the page, in the tables and in the plots."""
+"""The form of figures and texts of a run: the same on the page, in the tables and in the plots."""
 
 from __future__ import annotations
 

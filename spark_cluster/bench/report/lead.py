@@ -1,4 +1,4 @@
-"""How far one setup is ahead of another: the ratio of two figures with its confidence interval."""
+"""The lead of one setup over another: the ratio of two figures with its confidence interval."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Lead:
 
     @property
     def why_open(self) -> str:
-        """Why none is ahead, with the figures."""
+        """Return why none is ahead, with the figures."""
         if self.low is None:
             return f"{factor(self.ratio)}, {self.interval}"
         if self.is_open:

@@ -43,7 +43,7 @@ OPEN_ROWS = 40
 
 @dataclass(frozen=True)
 class SetupText:
-    """What starts a setup again."""
+    """A setup as the page shows it: its command and its recipe."""
 
     label: str
     command: str

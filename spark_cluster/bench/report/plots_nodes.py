@@ -69,22 +69,22 @@ class Window:
 
     @property
     def unit(self) -> tuple[str, int]:
-        """Of its axis, and how many seconds that is."""
+        """The unit of its axis, and how many seconds that is."""
         return ("h", 3600) if self.end - self.start > 3 * 3600 else ("min", 60)
 
     def at(self, seconds: Floats) -> Floats:
-        """Where moments are on the axis."""
+        """Return the places of moments on the axis."""
         return (seconds - self.start) / self.unit[1]
 
     @property
     def width(self) -> float:
-        """Of the axis."""
+        """The length of the axis, in its unit."""
         return max((self.end - self.start) / self.unit[1], 1e-3)
 
 
 @dataclass(frozen=True)
 class Span:
-    """When a setup was under load, seconds since 1970."""
+    """A period in which a setup was under load, seconds since 1970."""
 
     label: str
     start: float
@@ -146,7 +146,7 @@ def telemetry_plots(results: Results, telemetry: Telemetry | None) -> Iterator[P
 
 
 def phases(results: Results, window: Window) -> list[Span]:
-    """When which setup was measured: from its first cell's start to its last one's end."""
+    """Return the period of each setup: from its first cell's start to its last one's end."""
     found = []
     for setup in results.setups:
         cells = [cell for cell in results.record.cells if cell.setup == setup.id]

@@ -81,7 +81,7 @@ def _engine(results: Results, setup: Setup) -> str:
 
 
 def method(record: Record) -> tuple[str, ...]:
-    """How it was measured, a line each."""
+    """Return how it was measured, a line each."""
     tool = record.tool
     settings = ", ".join(f"{name}={value}" for name, value in sorted(tool.settings.items()))
     caching = "on" if tool.prefix_caching else "off"
@@ -104,7 +104,7 @@ def method(record: Record) -> tuple[str, ...]:
 
 
 def run_time(record: Record) -> str:
-    """How long the run took; empty when it has no end."""
+    """Return the duration of the run; empty when it has no end."""
     from spark_cluster.bench.report.telemetry import from_datetime
 
     if record.finished is None:

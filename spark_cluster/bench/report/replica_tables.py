@@ -1,4 +1,4 @@
-"""What each of several replicas had of a load, next to all of them together."""
+"""Tables of the parts of a load that several replicas had, next to all of them together."""
 
 from __future__ import annotations
 

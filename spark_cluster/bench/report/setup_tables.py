@@ -82,7 +82,7 @@ def setup_tables(results: Results) -> list[Table]:
         ("KV cache", [setup.kv_cache_dtype for setup in setups]),
         ("engine", [" over ".join(filter(None, (s.engine, s.executor))) for s in setups]),
         ("nodes", [", ".join(setup.nodes) for setup in setups]),
-        ("image", [setup.image_digest for setup in setups]),
+        ("image", [setup.image_repo_digest or setup.image_digest for setup in setups]),
         ("start-up", [f"{s.startup_s:,.0f} s" if s.startup_s else "" for s in setups]),
         ("verified", [", ".join(setup.verified) for setup in setups]),
     ]
@@ -93,7 +93,7 @@ def setup_tables(results: Results) -> list[Table]:
 
 
 def _side_by_side(title: str, names: list[str], fields: list[tuple[str, list[str]]]) -> list[Table]:
-    """What is alike in all columns once, and what differs next to each other."""
+    """Return a table of what all columns share, and one of what differs."""
     fields = [(name, [short(value) for value in values]) for name, values in fields if any(values)]
     several = len(names) > 1
     alike = [(name, v) for name, v in fields if not several or len(set(v)) == 1]

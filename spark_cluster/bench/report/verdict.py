@@ -1,4 +1,4 @@
-"""What a run says: how it went, each setup's figures, and which serves which purpose."""
+"""The verdict of a run: how it went, each setup's figures, and which serves which purpose."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spark_cluster.bench.report.table import Table
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a run went.
+    """The outcome of a run.
 
     Attributes:
         mark: `ok`, `attention` or `bad`.
@@ -39,7 +39,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Answer:
-    """Which setup serves a purpose.
+    """The setup that serves a purpose.
 
     Attributes:
         winner: label of the setup; empty when it was not measured or nothing differs.

@@ -1,0 +1,71 @@
+"""The end of a Ray that a killed `bench fabric` left, by the command that a node runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_cluster.bench import fabric_end
+from spark_cluster.bench.fabric_run import LIMIT_S
+from spark_cluster.errors import Failed
+from spark_cluster.runner.session import Output
+
+PROGRAM = '#!/bin/sh\necho "$(basename "$0") $*" >>"$STATE/calls"\n'
+DOCKER = PROGRAM + 'case "$*" in *ls*label=spark-cluster.fabric=r1) cat "$STATE/ids";; esac\n'
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Any:
+    """`node(ids, unit)`: run the command with stand-ins; returns what was called."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (("docker", DOCKER), ("systemctl", PROGRAM)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+
+    def run(ids: str, unit: str | None) -> list[str]:
+        (tmp_path / "ids").write_text(ids)
+        file = tmp_path / "ray.service"
+        if unit is not None:
+            file.write_text(unit)
+        *words, _ = fabric_end.end_command("r1")
+        path = f"{programs}:{os.environ['PATH']}"
+        env = {**os.environ, "PATH": path, "STATE": str(tmp_path)}
+        subprocess.run([*words, str(file)], check=False, env=env, timeout=60)
+        return (tmp_path / "calls").read_text().splitlines()
+
+    return run
+
+
+def test_a_container_of_the_run_is_removed(node):
+    listed, removed = node("abc\n", None)
+    assert "name=^/?spark-ray$" in listed
+    assert removed == "docker rm --force abc"
+
+
+def test_what_another_run_or_up_made_stays(node):
+    (listed,) = node("", "# labels: r2\n")
+    assert listed.startswith("docker container ls")
+
+
+def test_a_unit_of_the_run_is_ended(node):
+    assert node("", '# {"spark-cluster.fabric": "r1"}\n')[1:] == [
+        "systemctl disable --now spark-ray.service"
+    ]
+
+
+def test_the_limit_is_later_than_any_measurement():
+    assert fabric_end.limit_s(300) > 300 + LIMIT_S
+
+
+def test_a_node_that_does_not_take_the_timer():
+    refused = SimpleNamespace(run=lambda _argv: Output(1, "", "no bus\n"), node="spark1")
+    sessions: list[Any] = [refused]
+    with pytest.raises(Failed, match="systemd-run: no bus"):
+        fabric_end.arm(sessions, "r1", 10)
+    fabric_end.disarm(sessions)
