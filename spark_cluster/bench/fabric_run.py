@@ -78,7 +78,7 @@ def must_be_possible(play: Play, plan: ServePlan) -> None:
         Refused: as `must_suit`, or the nodes are at work: a server holds the GPUs' memory, and its
             requests would disturb the figures.
     """
-    must_suit(plan.recipe, plan.tp)
+    must_suit(plan.recipe, len(plan.nodes))
     for node in plan.nodes:
         state = readiness.container_state(play, SERVER, node.name)
         if state.status not in ("absent", "exited", "created", "dead"):

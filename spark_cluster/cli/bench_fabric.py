@@ -95,7 +95,7 @@ def _recipe(app: App, name: str | None, allow: Allowances) -> tuple[Recipe, int]
     app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {recipe.name}")
     must_be_allowed(recipe)
     size = recipe.size_for(len(app.nodes))
-    must_suit(recipe, size)
+    must_suit(recipe, recipe.nodes_for(size))
     recipe.check_size(size)
     serving(app.nodes, size, recipe.nodes_for(size))
     return recipe, size
