@@ -170,7 +170,8 @@ def test_a_known_cause_stays_before_what_wraps_it():
 
 def test_a_process_that_was_killed_from_outside():
     explanation = of(BEGIN + UP + SIGQUIT)
-    assert explanation.cause is None
+    assert explanation.verdict == "effects"
+    assert explanation.cause.finding.id == "sglang-child-failed"
     assert [seen.finding.id for seen in explanation.problems] == ["sglang-child-failed"]
 
 
