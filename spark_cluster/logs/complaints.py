@@ -28,7 +28,7 @@ _NOISE = re.compile(
 
 _COMPLAINT = re.compile(
     r"^(?:Error|error|ERROR|fatal|Fatal|FATAL|FAILED)\b ?[:\]]"
-    r"|^[\w./ :-]{1,80}?: (?:fatal )?[Ee]rror\b ?:"
+    r"|^[^\"'{]{0,80}?\b(?:fatal )?[Ee]rror {0,4}: "
     r"|\b(?:fatal|FATAL)\b(?: error)? {0,4}: |; error {1,4}: "
     r"|\bNCCL WARN |Error response from daemon|command not found$|[Pp]ermission denied"
     r"|No space left on device|cannot open shared object|undefined symbol: |No such file or dir"

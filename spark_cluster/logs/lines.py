@@ -54,7 +54,7 @@ _ERROR = re.compile(
     r"|(\w+ rank=\[\d+\] died unexpectedly|Worker proc \S+ died unexpectedly)"
     r"|(Segmentation fault|Segfault encountered|Fatal Python error: .+|\(core dumped\))"
 )
-_BARE = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))$")
+_BARE = re.compile(r"(?:^|>>> |\] )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))$")
 """An exception without a text, alone on its line, as a traceback ends with it."""
 
 _ECHO = re.compile(
@@ -162,7 +162,7 @@ def error_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
     """
     if line.level in HARMLESS:
         return ""
-    if bare := _BARE.match(line.text):
+    if bare := _BARE.search(line.text):
         return bare[1]
     match = _ERROR.search(line.text)
     if match is None:
