@@ -1,12 +1,13 @@
-"""`python -m benchmarks.explain`: how often `explain` names the cause of a public failure."""
+"""`python -m benchmarks.explain`: what `explain` and `lint` say of public failures and lines."""
 
 from __future__ import annotations
 
 from benchmarks.explain.cases import Result, cases, count, judge
+from benchmarks.explain.lines import confusion
 
 
 def main() -> None:
-    """Print each case, then the counts of both sets."""
+    """Print each case, the counts of the sets, and what `lint` says of posted command lines."""
     sets: dict[str, list[Result]] = {}
     for case in cases():
         result, said = judge(case)
@@ -19,6 +20,9 @@ def main() -> None:
         share = 100 * counts["right"] / len(results)
         figures = ", ".join(f"{number} {kind}" for kind, number in counts.items())
         print(f"{name}: {figures} of {len(results)} ({share:.0f} % right)")
+    print("\nlint (worst finding, hygiene left out):")
+    for (what, severity), number in sorted(confusion().items()):
+        print(f"  {what:8}{severity:9}{number}")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ class Case:
 
     Attributes:
         url: the thread.
-        set: `built-on` when entries of the catalogue were written from it first; `held-out-N` when it
-            was collected and measured before any entry was changed for it.
+        set: `built-on` when entries of the catalogue were written from it; `held-out-N` when it was
+            collected and measured before any entry was changed for it.
         causes: ids of known issues that are right; empty where no one knows the cause. An id that
             the catalogue does not have says that the cause is known, and not yet to us.
         log: the decisive lines.

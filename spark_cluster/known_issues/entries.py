@@ -126,6 +126,9 @@ class Issue(Schema):
         default=None, description="in a plan, where it may but need not happen"
     )
     edit: Change | None = None
+    hygiene: bool = Field(
+        default=False, description="said of nearly every plan: `lint` folds it into its last line"
+    )
     log: list[LogPattern] = Field(default=[], description="how a log shows it")
     follows: bool = Field(default=False, description="in a log: an effect, never the cause")
     broad: bool = Field(
