@@ -169,20 +169,28 @@ class _Log:
             yield self._keep(issue.id, found, candidate, before, rank, **kind)
         if error and not issues:
             yield from self._unknown(error[:SHOWN], candidate, before, follows=echo)
-        elif not issues and (said := complaints.complaint_in(line)):
-            follows = lines.is_echo(said)
-            yield from self._unknown(said[:SHOWN], candidate, before, follows=follows, weak=True)
+        elif not issues:
+            yield from self._complaint(line, candidate, before)
+
+    def _complaint(
+        self, line: lines.ParsedLine, candidate: Candidate, before: _Before
+    ) -> Iterator[str]:
+        """Keep a line that only looks like an error."""
+        said = complaints.complaint_in(line)
+        faint = "" if said or self._up else complaints.faint_complaint_in(line)
+        if text := said or faint:
+            kind = {"follows": lines.is_echo(text), "weak": True, "faint": bool(faint)}
+            yield from self._unknown(text[:SHOWN], candidate, before, **kind)
 
     def _unknown(
         self,
         error: str,
         candidate: Candidate,
         before: _Before,
-        *,
-        follows: bool,
-        weak: bool = False,
+        **kind: bool,
     ) -> Iterator[str]:
-        name = f"error: {error}"
+        """Keep an error that is not known; `kind` as of `Seen`."""
+        name, weak = f"error: {error}", kind.get("weak", False)
         if name not in self._kept and weak:
             self._weak += 1
         if name in self._kept or (len(self._kept) < MOST and (not weak or self._weak <= WEAK)):
@@ -196,7 +204,7 @@ class _Log:
                 source="",
                 where=self.reader.source.name,
             )
-            yield self._keep(name, found, candidate, before, 0, follows=follows, weak=weak)
+            yield self._keep(name, found, candidate, before, 0, **kind)
 
     def _keep(
         self,

@@ -33,6 +33,7 @@ class Seen:
             of a traceback of SGLang stands before the earlier ones, which it sums up.
         broad: a known issue that says what happened and not why.
         weak: it looks like an error, but is no exception.
+        faint: a word of it may mean an error.
         serving: the server had come up before it.
     """
 
@@ -45,6 +46,7 @@ class Seen:
     overcome: bool = False
     broad: bool = False
     weak: bool = False
+    faint: bool = False
     serving: bool = False
 
     @property
@@ -62,11 +64,13 @@ class Seen:
 
     @property
     def rank(self) -> int:
-        """How near to a cause it is: specific, an error, a complaint, an effect."""
+        """How near to a cause it is: specific, an error, a complaint, an effect, a mere word."""
         if self.follows:
-            return 3 if self.known and self.finding.severity == "error" else 4
+            return 3 if self.known and self.finding.severity == "error" else 5
         if self.certain:
             return 0
+        if self.faint:
+            return 4
         return 2 if self.weak else 1
 
     def to_dict(self) -> dict[str, Any]:

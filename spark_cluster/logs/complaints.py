@@ -12,6 +12,7 @@ from spark_cluster.logs.lines import HARMLESS, ParsedLine
 ANCHORS = (
     *("rror", "ERROR", "CRITICAL", "atal", "FATAL", "FAILED", "NCCL WARN", "Killed", "Abort"),
     *("command not found", "ermission denied", "No space left", "cannot open shared"),
+    *("ailed", "killed", "died", " dead", "annot ", "nable to", "exceeds"),
     *("undefined symbol", "No such file", "terminate called", " E ", " C ", " F ", "oom", "OOM"),
 )
 """Literals of which every such line has one."""
@@ -35,6 +36,20 @@ _COMPLAINT = re.compile(
     r"|Out of memory: Killed process|^Killed$|^Aborted\b|terminate called after throwing"
     r"|^Hunk #\d+ FAILED|\b(?:oom|OOM)[-_ ]?(?:kill|KILL)|\bsending SIG(?:TERM|KILL) to process\b"
 )
+
+_FAINT = re.compile(
+    r"\b(?:[Ff]ailed|FAILED|killed|died|dead|[Cc]annot|[Uu]nable to|exceeds)\b|"
+    r'"level": ?"(?:error|fatal)"'
+)
+"""Words that may mean an error where no line is plainer."""
+
+
+def faint_complaint_in(line: ParsedLine) -> str:
+    """Return what a line may complain of, where nothing else is found."""
+    text = line.text
+    if line.level or line.indented or not text or _NOISE.match(text) or "NCCL INFO" in text:
+        return ""
+    return text if _FAINT.search(text) else ""
 
 
 def complaint_in(line: ParsedLine) -> str:

@@ -19,7 +19,7 @@ ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[
 _SPEAKER = re.compile(r"^\(([A-Za-z_][\w:.-]*(?: [^()]{0,80})?)\) ?")
 _VLLM = re.compile(
     r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) +(\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.(\d+))?"
-    r"(?: +\[[^\]]{1,120}\])? ?"
+    r"(?: +(?:\[[^\]]{1,120}\]|[\w./-]{1,80}\.py:\d{1,6}\]))? ?"
 )
 _PYTHON = re.compile(
     r"^\d{4}-(\d\d-\d\d) (\d\d:\d\d:\d\d)(?:[,.](\d+))?[\s-]+"
@@ -69,6 +69,7 @@ _ECHO = re.compile(
     r"StopIteration\b|SystemExit|KeyboardInterrupt|Exception ignored in|"
     r"TensorRT-LLM version|EOFError: Ran out of input|engine process failed to start|"
     r"output_handler failed|Error in completion stream generator|check the stack trace above|"
+    r"'NCCLCommunicator' object has no attribute|DistBackendError: NCCL error in|"
     r"A worker died or was killed|Set TORCHDYNAMO_VERBOSE|^TimeoutError$|"
     r"Error in sys\.excepthook|Exception raised from|ActorUnavailable|RayActorError"
 )
