@@ -45,7 +45,7 @@ from spark_cluster.config.registries import Registries
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.facts.model import Facts
 from spark_cluster.known_issues.entries import Issue, files, read
-from spark_cluster.known_issues.explain import Explanation
+from spark_cluster.known_issues.explanation import Explanation
 from spark_cluster.known_issues.match import KnownIssueMatch
 from spark_cluster.lab import documents as lab
 from spark_cluster.loader.project import Project

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from spark_cluster.known_issues.entries import Issue
-    from spark_cluster.known_issues.explain import Explanation, Seen
+    from spark_cluster.known_issues.explanation import Explanation
+    from spark_cluster.known_issues.seen import Seen
+
+
+NAMED = 4
+"""Logs whose names stand in the headline."""
 
 
 @click.command()
@@ -25,12 +30,13 @@ if TYPE_CHECKING:
 )
 @click.pass_obj
 def command(app: App, files: tuple[str, ...], about: str | None) -> None:
-    """Explain logs of vLLM, SGLang, Ray, NCCL or Docker: the earliest real error of all logs first,
-    with its cause and fix, then other problems, what only follows from them, and the start-up
-    facts.
+    """Explain logs of vLLM, SGLang, Ray, NCCL or Docker: the root of all logs first, with its cause
+    and fix, then other problems, what only follows from them, and the start-up facts. Where the
+    cause is not known: the decisive line, and where to look next.
 
-    Give the logs of all ranks at once; - is standard input, a .gz is unpacked. Logs of any
-    length are read as a stream.
+    Give the logs of all ranks at once; - is standard input, a .gz is unpacked, a folder (Ray's
+    session_latest) is read whole. Prefixes of journalctl, Docker, Compose, kubectl and Ray are
+    understood. Logs of any length are read as a stream.
 
     Exit status 0 when the logs could be read, whatever they say; 2 when one could not.
     """
@@ -88,16 +94,20 @@ def _show(app: App, explanation: Explanation) -> None:
     console.print(_verdict(explanation), soft_wrap=True)
     now = [p for p in explanation.problems if not p.overcome]
     main = [p for p in now if not p.follows or p is cause]
-    for seen in main:
-        if seen.finding.severity != "info":
-            show(console, seen.finding, place=_place(seen))
+    shown = [p for p in main if p is cause or (not p.weak and p.finding.severity != "info")]
+    for seen in shown:
+        show(console, seen.finding, place=_place(seen))
+    if explanation.verdict not in ("cause", "no-error"):
+        weak = [p for p in main if p.weak and p is not cause]
+        _list_seen(app, "other lines that look like errors", weak)
     _list_seen(app, "consequences of the above", [p for p in now if p.follows and p is not cause])
     past = [p for p in explanation.problems if p.overcome]
     _list_seen(app, "earlier errors, before the server last came up", past)
     for seen in main:
-        if seen.finding.severity == "info":
+        if seen.finding.severity == "info" and seen not in shown:
             show(console, seen.finding, place=_place(seen))
     _show_start(app, explanation)
+    _show_next(app, explanation)
 
 
 def _list_seen(app: App, title: str, seen: list[Seen]) -> None:
@@ -107,6 +117,19 @@ def _list_seen(app: App, title: str, seen: list[Seen]) -> None:
         app.console.print(painted(f"{title}:", "dim"))
     for one in seen:
         app.console.print(painted(f"  {one.where}  {one.finding.found}", "dim"))
+
+
+def _show_next(app: App, explanation: Explanation) -> None:
+    """The end of logs without an error where there is no cause, and where to look next."""
+    from spark_cluster.cli.console import mark, painted, styled
+
+    if explanation.verdict in ("effects", "unfinished") or not explanation.facts:
+        for name, said in explanation.last.items():
+            app.console.print(painted(f"the last lines of {name}:", "dim"))
+            for text in said:
+                app.console.print(painted(f"  {text}", "dim"))
+    for step in explanation.next_steps:
+        app.console.print(styled("{} next: {}", mark("info"), step))
 
 
 def _show_start(app: App, explanation: Explanation) -> None:
@@ -126,21 +149,26 @@ def _show_start(app: App, explanation: Explanation) -> None:
         app.console.print(styled("{} not in the logs: {}", mark("unknown"), missing))
 
 
+HEADLINES = {
+    "cause": ("the cause", "red"),
+    "likely": ("what happened; its cause is not certain", "red"),
+    "unknown": ("not a known issue; the decisive line", "red"),
+    "effects": ("only consequences are in these logs, not their cause", "red"),
+    "unfinished": ("no error, but the server never took requests", "yellow"),
+    "no-error": ("no error", "green"),
+}
+
+
 def _verdict(explanation: Explanation) -> Text:
     from spark_cluster.cli.console import painted, styled
 
     lines = sum(count for _, _, count in explanation.logs)
-    names = ", ".join(name for name, _, _ in explanation.logs)
-    cause = explanation.cause
-    if cause is None:
-        verdict = painted("no error", "green")
-    elif cause.follows:
-        verdict = painted("only consequences are in these logs, not their cause", "red")
-    else:
-        verdict = painted("the cause" if cause.known else "the earliest error", "red")
+    names = [name for name, _, _ in explanation.logs]
+    named = ", ".join(names) if len(names) <= NAMED else f"{names[0]} and {len(names) - 1} more"
+    verdict = painted(*HEADLINES[explanation.verdict])
     engine = f", {explanation.engine}" if explanation.engine else ""
     return styled(
-        "{}  [dim]{}: {:,} line{}{}[/]", verdict, names, lines, "s" * (lines != 1), engine
+        "{}  [dim]{}: {:,} line{}{}[/]", verdict, named, lines, "s" * (lines != 1), engine
     )
 
 

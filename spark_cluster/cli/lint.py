@@ -223,18 +223,28 @@ def _named(chosen: LintTarget, done: Fixed, place: Path) -> str:
 
 
 def _show(console: Console, title: str, found: list[KnownIssueMatch], *, verbose: bool) -> None:
-    """The verdict first, then errors and warnings in full, then notes in a line each."""
+    """The verdict first, then errors and warnings in full, then notes in a line each, then what
+    holds for nearly every launch in one line."""
     from spark_cluster.cli.console import mark, styled
     from spark_cluster.cli.findings import show
+    from spark_cluster.known_issues.entries import catalogue
 
-    console.print(_verdict(title, found))
-    for finding in found:
+    known = catalogue()
+    hygiene = [f for f in found if f.id in known and known[f.id].hygiene]
+    main = [f for f in found if f not in hygiene]
+    console.print(_verdict(title, main))
+    for finding in main if not verbose else [*main, *hygiene]:
         if finding.severity != "info" or verbose:
             show(console, finding)
-    notes = [f for f in found if f.severity == "info"] if not verbose else []
-    for finding in notes:
-        told = (mark("info"), finding.title, finding.found, finding.id)
-        console.print(styled("{} {}: {}  [dim]{}[/]", *told))
+    if verbose:
+        return
+    for finding in main:
+        if finding.severity == "info":
+            told = (mark("info"), finding.title, finding.found, finding.id)
+            console.print(styled("{} {}: {}  [dim]{}[/]", *told))
+    if hygiene:
+        said = "; ".join(f"{f.title} ({f.id})" for f in hygiene)
+        console.print(styled("{} [dim]hygiene: {} (-v shows them in full)[/]", mark("info"), said))
 
 
 def _verdict(title: str, found: list[KnownIssueMatch]) -> Text:

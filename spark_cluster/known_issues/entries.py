@@ -75,6 +75,7 @@ class LogPattern(Schema):
 
     has: str = Field(min_length=5)
     pattern: Pattern | None = None
+    unless: Pattern | None = Field(default=None, description="must not match in the line")
     trace: Pattern | None = Field(
         default=None, description="must match in the lines just before, as a traceback has them"
     )
@@ -126,9 +127,25 @@ class Issue(Schema):
         default=None, description="in a plan, where it may but need not happen"
     )
     edit: Change | None = None
+    hygiene: bool = Field(
+        default=False, description="said of nearly every plan: `lint` folds it into its last line"
+    )
     log: list[LogPattern] = Field(default=[], description="how a log shows it")
     follows: bool = Field(default=False, description="in a log: an effect, never the cause")
+    broad: bool = Field(
+        default=False,
+        description="in a log: it says what happened, not why, so that a specific issue goes first",
+    )
+    log_severity: Severity | None = Field(
+        default=None, description="in a log, where it may but need not stop the engine"
+    )
     samples: list[str] = Field(default=[], description="lines that were really seen")
+    healthy: list[str] = Field(
+        default=[], description="lines that are like `samples` and do not show it"
+    )
+    evidence: LogPattern | None = Field(
+        default=None, description="what must have stood earlier in the same log, besides `log`"
+    )
     log_check: LogCheck | None = Field(
         default=None, description="check of doctor that looks for `log` in the engine's containers"
     )
@@ -149,16 +166,17 @@ class Issue(Schema):
         """Return the fix for a node; NODE is its name."""
         return fill(self.fix, {"NODE": node})
 
-    def match(self, found: str, where: str = "") -> KnownIssueMatch:
+    def match(self, found: str, where: str = "", *, in_log: bool = False) -> KnownIssueMatch:
         """Return a match of it in a log, on a node or in a rung.
 
         Args:
+            in_log: it was seen in a log, where it may weigh less.
             found: what exactly was seen.
             where: the log or node in which it was seen.
         """
         return KnownIssueMatch(
             id=self.id,
-            severity=self.severity,
+            severity=(self.log_severity or self.severity) if in_log else self.severity,
             title=self.title,
             found=found,
             cause=self.cause,
@@ -174,6 +192,8 @@ class Issue(Schema):
             raise ValueError("found both `when` and `rule`, expected one of them")
         if self.log and not self.samples:
             raise ValueError("found `log` without `samples`, expected a line that was seen")
+        if self.evidence and not self.log:
+            raise ValueError("found `evidence` without `log`, expected the patterns it goes with")
         if self.log_check and not self.log:
             raise ValueError("found `log_check` without `log`, expected the patterns it looks for")
         found = self.when or self.rule or self.log or self.checks or self.rungs

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
-from spark_cluster.known_issues.log_matching import cleared, clearing, recognise, signs
-from spark_cluster.known_issues.match import ORDER, KnownIssueMatch
-from spark_cluster.logs import lines
+from spark_cluster.known_issues.explanation import Explanation
+from spark_cluster.known_issues.log_matching import cleared, evidence_in, literals, recognise
+from spark_cluster.known_issues.match import KnownIssueMatch
+from spark_cluster.known_issues.seen import Seen, merged
+from spark_cluster.logs import complaints, lines
 from spark_cluster.logs.reading import Candidate, LogSource, Reader
 from spark_cluster.logs.start_patterns import ENGINES, SGLANG
 from spark_cluster.logs.startup import ANCHORS, RAY, Start
@@ -20,100 +21,27 @@ MOST = 200
 REMEMBERED = 20_000
 """Different texts whose meaning is remembered, so that repeated lines cost little."""
 
+WEAK = 50
+"""Different lines that only look like errors that are kept of a log."""
+
+LAST = 3
+"""Last lines shown of a log without an error."""
+
+QUIET = 8
+"""Logs without an error of which the last lines are shown."""
+
 TRACES = 2000
 """Tracebacks that are looked at in a log; each costs as much as reading 60 lines."""
 
 SHOWN = 300
 ERRORS = (
-    *("Error", "Exception", "died unexpectedly", "Segmentation fault", "Segfault encountered"),
-    *("(core dumped)", "rror: "),
+    *("Exception", "died unexpectedly", "Segmentation fault", "Segfault encountered"),
+    *("(core dumped)", *complaints.ANCHORS),
 )
 CHAINED = "above exception"
 """In the line between two exceptions of one traceback."""
 
 _RANK = re.compile(r"(?:Worker_TP|VllmWorker-|rank |^TP| TP)(\d{1,4})(?!\d)")
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A known issue or an error without one, where it was seen first.
-
-    Attributes:
-        finding: severity `error` and an empty id for an error that is not known.
-        at: its time, as `lines.ParsedLine.at`; the time of the line before where it has none.
-        number: of the line in its log.
-        follows: it is an effect of something earlier.
-        count: how often it was seen.
-        overcome: the server was up after it, so it stopped nothing; or it was before a restart.
-        order: of the log among those given, and of the line in it; breaks ties. The last exception
-            of a traceback of SGLang stands before the earlier ones, which it sums up.
-    """
-
-    finding: KnownIssueMatch
-    at: str
-    number: int
-    follows: bool
-    order: tuple[int, int]
-    count: int = 1
-    overcome: bool = False
-
-    @property
-    def known(self) -> bool:
-        return bool(self.finding.id)
-
-    @property
-    def where(self) -> str:
-        return f"{self.finding.where}:{self.number}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `--json` prints it."""
-        return {
-            **self.finding.to_dict(),
-            "where": self.finding.where,
-            "line": self.number,
-            "at": self.at,
-            "count": self.count,
-            "follows": self.follows,
-            "overcome": self.overcome,
-        }
-
-
-@dataclass
-class Explanation:
-    """The result for one or more logs.
-
-    Attributes:
-        engine: whose logs they are, `vLLM` or `SGLang`; empty when no line says so.
-        problems: the earliest real error first, then other errors by time, then warnings, then
-            what only follows, then notes, then what the server got over.
-        facts: what a healthy start tells.
-        missing: what it would have told besides.
-        logs: name, bytes and lines of each.
-    """
-
-    engine: str = ""
-    problems: list[Seen] = field(default_factory=list)
-    facts: dict[str, str] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-    logs: list[tuple[str, int, int]] = field(default_factory=list)
-
-    @property
-    def cause(self) -> Seen | None:
-        """The earliest real error; the earliest effect where the cause is in none of the logs."""
-        errors = [p for p in self.problems if p.finding.severity == "error" and not p.overcome]
-        return min(errors, key=lambda p: p.follows) if errors else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `--json` prints it."""
-        cause = self.cause
-        return {
-            "engine": self.engine,
-            "cause": cause.to_dict() if cause else None,
-            "issues": [problem.to_dict() for problem in self.problems],
-            "facts": self.facts,
-            "missing": self.missing,
-            "logs": [{"name": n, "bytes": b, "lines": count} for n, b, count in self.logs],
-        }
 
 
 def explain(sources: Iterable[LogSource]) -> Explanation:
@@ -125,32 +53,28 @@ def explain(sources: Iterable[LogSource]) -> Explanation:
     start, speakers = Start(), dict[str, int]()
     found: list[Seen] = []
     read = []
+    last: dict[str, list[str]] = {}
     for index, source in enumerate(sources):
         log = _Log(source, index, start, speakers)
-        found += log.seen()
+        seen = log.seen()
+        found += seen
         read.append((source.name, log.reader.bytes, log.reader.lines))
+        if not any(one.finding.severity == "error" for one in seen) and len(last) < QUIET:
+            last[source.name] = log.last_lines()
     return Explanation(
         engine=start.engine.name if start.engine else "",
-        problems=_ordered(found),
+        problems=merged(found),
         facts=start.in_order(),
-        missing=[*_nothing(read, found, start), *start.missing(speakers)],
+        missing=[*_nothing(read), *start.missing(speakers)],
         logs=read,
+        last={name: said for name, said in last.items() if said},
+        unfinished=start.is_unfinished(speakers),
     )
 
 
-def _nothing(
-    read: Iterable[tuple[str, int, int]], found: list[Seen], start: Start
-) -> Iterator[str]:
+def _nothing(read: Iterable[tuple[str, int, int]]) -> Iterator[str]:
     """Yield what is wrong with logs that say nothing at all."""
-    lengths = {name: count for name, _, count in read}
-    yield from (f"a single line: {name} is empty" for name, count in lengths.items() if not count)
-    if any(lengths.values()) and not found and not start.facts:
-        yield "a word of vLLM, SGLang, Ray or NCCL that is known here: is it a log of theirs?"
-
-
-def _literals() -> set[str]:
-    """Return the literals of the catalogue's patterns."""
-    return {sign.has for sign in signs()} | {pattern.has for pattern in clearing().values()}
+    yield from (f"a single line: {name} is empty" for name, _, count in read if not count)
 
 
 class _Log:
@@ -159,7 +83,7 @@ class _Log:
     def __init__(
         self, source: LogSource, index: int, start: Start, speakers: dict[str, int]
     ) -> None:
-        self.reader = Reader(source, {*ERRORS, CHAINED, *ANCHORS, *_literals()})
+        self.reader = Reader(source, {*ERRORS, CHAINED, *ANCHORS, *literals()})
         self.index = index
         self.start, self.speakers = start, speakers
         self._kept: dict[str, Seen] = {}
@@ -168,12 +92,15 @@ class _Log:
         self._more: dict[str, int] = {}
         self._past: list[Seen] = []
         self._cleared: set[str] = set()
+        self._evident: set[str] = set()
         self._traces = 0
+        self._weak = 0
+        self._up = False
         self._error: Seen | None = None
         self._chained: Seen | None = None
 
     def seen(self) -> list[Seen]:
-        needed = {*(engine.up for engine in ENGINES), CHAINED, *_literals()}
+        needed = {*(engine.up for engine in ENGINES), CHAINED, *literals()}
         of_start = self.reader.standing_for(ANCHORS)
         for candidate in self.reader.candidates():
             for text in candidate.text.split("\r"):  # a progress bar may stand before
@@ -196,6 +123,7 @@ class _Log:
 
     def _came_up(self) -> None:
         """Mark earlier errors as overcome: the server is up, so they stopped nothing."""
+        self._up = True
         for name, seen in list(self._kept.items()):
             if seen.finding.severity == "error" or seen.follows:
                 self._past.append(replace(self._counted(name), overcome=True))
@@ -210,6 +138,7 @@ class _Log:
         if CHAINED in line.text:
             self._chained = self._error
         self._cleared |= cleared(line.text)
+        self._evident |= evidence_in(line.text)
         key = line.text[:SHOWN]
         names = self._names.get(key)
         if names is None:
@@ -228,21 +157,43 @@ class _Log:
             self._traces += 1
             return before.trace() if self._traces <= TRACES else ""
 
+        if line.text.startswith("raise "):  # of a traceback: the error itself comes at its end
+            return
         error = lines.error_in(line, lambda: candidate.following)
-        issues = recognise(f"{line.text} {error}" if error else line.text, trace)
+        issues = recognise(f"{line.text} {error}" if error else line.text, trace, self._evident)
         echo = bool(error) and lines.is_echo(error)
         for issue in issues:
-            found = issue.match((error or line.text)[:SHOWN], self.reader.source.name)
+            found = issue.match((error or line.text)[:SHOWN], self.reader.source.name, in_log=True)
             rank = 0 if error and not echo else 2 if echo else 1
-            yield self._keep(issue.id, found, candidate, before, rank, follows=issue.follows)
+            kind = {"follows": issue.follows, "broad": issue.broad}
+            yield self._keep(issue.id, found, candidate, before, rank, **kind)
         if error and not issues:
             yield from self._unknown(error[:SHOWN], candidate, before, follows=echo)
+        elif not issues:
+            yield from self._complaint(line, candidate, before)
+
+    def _complaint(
+        self, line: lines.ParsedLine, candidate: Candidate, before: _Before
+    ) -> Iterator[str]:
+        """Keep a line that only looks like an error."""
+        said = complaints.complaint_in(line)
+        faint = "" if said or self._up else complaints.faint_complaint_in(line)
+        if text := said or faint:
+            kind = {"follows": lines.is_echo(text), "weak": True, "faint": bool(faint)}
+            yield from self._unknown(text[:SHOWN], candidate, before, **kind)
 
     def _unknown(
-        self, error: str, candidate: Candidate, before: _Before, *, follows: bool
+        self,
+        error: str,
+        candidate: Candidate,
+        before: _Before,
+        **kind: bool,
     ) -> Iterator[str]:
-        name = f"error: {error}"
-        if name in self._kept or len(self._kept) < MOST:
+        """Keep an error that is not known; `kind` as of `Seen`."""
+        name, weak = f"error: {error}", kind.get("weak", False)
+        if name not in self._kept and weak:
+            self._weak += 1
+        if name in self._kept or (len(self._kept) < MOST and (not weak or self._weak <= WEAK)):
             found = KnownIssueMatch(
                 id="",
                 severity="error",
@@ -253,7 +204,7 @@ class _Log:
                 source="",
                 where=self.reader.source.name,
             )
-            yield self._keep(name, found, candidate, before, 0, follows=follows)
+            yield self._keep(name, found, candidate, before, 0, **kind)
 
     def _keep(
         self,
@@ -262,14 +213,17 @@ class _Log:
         candidate: Candidate,
         before: _Before,
         rank: int,
-        *,
-        follows: bool,
+        **kind: bool,
     ) -> str:
-        """Keep the first sight, or a later one that says it better (the error, not its echo)."""
+        """Keep the first sight, or a later one that says it better (the error, not its echo).
+
+        Args:
+            kind: `follows`, `broad` and `weak` of `Seen`.
+        """
         kept = self._kept.get(name)
         if kept is None:
             order = (self.index, candidate.number)
-            seen = Seen(found, before.at, candidate.number, follows, order)
+            seen = Seen(found, before.at, candidate.number, order=order, serving=self._up, **kind)
             self._kept[name] = self._placed(seen)
             self._rank[name] = rank
         else:
@@ -292,6 +246,11 @@ class _Log:
         if first is None or self.start.engine is not SGLANG or (first.known and not seen.known):
             return seen
         return replace(seen, at=first.at, order=(self.index, first.order[1] - 1))
+
+    def last_lines(self) -> list[str]:
+        """Return the last lines that say something, without prefixes."""
+        said = [lines.read(raw).text for raw in self.reader.tail.splitlines()]
+        return [text[:SHOWN] for text in said if text][-LAST:]
 
     def _hear(self, line: lines.ParsedLine) -> None:
         """Note which ranks speak."""
@@ -326,19 +285,3 @@ class _Before:
             if at := lines.read(raw).at:
                 return at
         return ""
-
-
-def _ordered(found: list[Seen]) -> list[Seen]:
-    """Merge what all logs show: each issue once, causes by time first, effects and notes last."""
-    merged: dict[tuple[str, bool], Seen] = {}
-    for seen in sorted(found, key=lambda s: (s.at, s.order)):
-        name = (seen.finding.id or seen.finding.found, seen.overcome)
-        first = merged.get(name)
-        merged[name] = seen if first is None else replace(first, count=first.count + seen.count)
-
-    def place(seen: Seen) -> tuple[int, str, tuple[int, int]]:
-        kind = ORDER[seen.finding.severity] + (2 if seen.follows else 0)
-        kind += len(ORDER) + 2 if seen.overcome else 0
-        return kind, seen.at, seen.order
-
-    return sorted(merged.values(), key=place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,23 +25,35 @@ LONGEST = 4000
 
 @dataclass(frozen=True)
 class Sign:
-    """A text that shows an issue: the literal, the expression, what must stand before."""
+    """A text that shows an issue: the literal, the expression, what must not be in the line, what
+    must stand before."""
 
     issue: Issue
     has: str
     pattern: re.Pattern[str]
+    unless: re.Pattern[str] | None
     trace: re.Pattern[str] | None
+
+    def is_in(self, text: str) -> bool:
+        """Return True when a line shows it; what stands before is not looked at."""
+        if self.has not in text or not self.pattern.search(text):
+            return False
+        return self.unless is None or not self.unless.search(text)
+
+
+def _compiled(expression: str | None) -> re.Pattern[str] | None:
+    return re.compile(expression) if expression else None
 
 
 @per_project
 def signs() -> tuple[Sign, ...]:
     """Return all signs of the catalogue; causes before what follows from them."""
     found = [
-        Sign(issue, words.has, words.regex, re.compile(words.trace) if words.trace else None)
+        Sign(issue, words.has, words.regex, _compiled(words.unless), _compiled(words.trace))
         for issue in catalogue().values()
         for words in issue.log
     ]
-    return tuple(sorted(found, key=lambda sign: sign.issue.follows))
+    return tuple(sorted(found, key=lambda sign: (sign.issue.follows, sign.issue.broad)))
 
 
 @per_project
@@ -67,18 +79,41 @@ def _possible(shape: str, _own: tuple[Path, ...]) -> tuple[Sign, ...]:
     return tuple(sign for sign in signs() if _DIGITS.sub("", sign.has) in shape)
 
 
-def recognise(text: str, before: Callable[[], str] = str) -> list[Issue]:
+@per_project
+def _evidence() -> dict[str, LogPattern]:
+    """Return, by issue, what must have stood earlier in the log."""
+    return {i.id: i.evidence for i in catalogue().values() if i.evidence is not None}
+
+
+def evidence_in(text: str) -> set[str]:
+    """Return the issues for which a line is evidence."""
+    return {id for id, p in _evidence().items() if p.has in text and p.regex.search(text)}
+
+
+def literals() -> set[str]:
+    """Return a literal of every pattern of the catalogue."""
+    others = [*clearing().values(), *_evidence().values()]
+    return {sign.has for sign in signs()} | {pattern.has for pattern in others}
+
+
+def recognise(
+    text: str, before: Callable[[], str] = str, evident: Collection[str] = ()
+) -> list[Issue]:
     """Return the issues that a line shows, each once.
 
     Args:
         text: the line without prefixes.
         before: gives the lines just before it, of the same process, where a traceback stands; few
             signs ask for them.
+        evident: the issues for which the log had evidence; those that need some are found with it
+            only.
     """
     text = text[:LONGEST]
     found: dict[str, Issue] = {}
     for sign in _possible(_DIGITS.sub("", text), own_paths()):
-        if sign.has not in text or sign.issue.id in found or not sign.pattern.search(text):
+        if sign.issue.id in found or not sign.is_in(text):
+            continue
+        if sign.issue.evidence is not None and sign.issue.id not in evident:
             continue
         if sign.trace is None or sign.trace.search(before()):
             found[sign.issue.id] = sign.issue

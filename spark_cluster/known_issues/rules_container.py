@@ -26,7 +26,7 @@ def secret_in_sight(about: RuleContext, case: Case) -> RuleResult:
     env = case.launch.env
     written = [name for name, value in env.items() if value and is_secret_setting(name, value)]
     if written and case.in_docker:
-        return about.found(f"-e {written[0]}=...", severity="error")
+        return about.found(f"-e {written[0]}=...")
     if "api-key" in case.flags and case.launch.text("api-key") != "":
         return about.found(
             "--api-key ...", fix="VLLM_API_KEY from an --env-file that only you can read"

@@ -65,6 +65,19 @@ def patch_path(about: RuleContext, case: Case) -> RuleResult:
     return about.found(f"{wrong[0]}; {case.image} has vLLM in {place}") if wrong else None
 
 
+@rule("patched-file")
+def patched_file(about: RuleContext, case: Case) -> RuleResult:
+    """A patch fits one version: with an image that moves it is known to fail."""
+    patches = [v for v in case.launch.volumes if SITE.search(v.target)]
+    if not patches or case.launch.digest:
+        return None
+    _, _, tag = case.image.rpartition("/")[2].partition(":")
+    moves = bool(case.image) and (not tag or MOVING.match(tag) is not None)
+    found = f"{patches[0].source.rpartition('/')[2]} over {patches[0].target.rpartition('/')[2]}"
+    shown = f"{found}; {case.image or 'the image'} is not pinned"
+    return about.found(shown, severity="error" if moves else "info")
+
+
 @rule("tool-choice-without-parser")
 def tool_choice_without_parser(about: RuleContext, case: Case) -> RuleResult:
     if "enable-auto-tool-choice" not in case.flags or "tool-call-parser" in case.flags:

@@ -1,30 +1,25 @@
 """A line of a log: its process, time, level and error.
 
 Prefixes come in layers, of which any may be missing: `spark1 vllm: ` of `spark-cluster logs`,
-`name | ` of Compose, Docker's time stamp (or its files' JSON), `Nov 20 14:14:29 spark1 kernel: ` of
-the journal, Ray's `(RayWorkerProc pid=112, ip=10.77.0.2) `, vLLM's `(EngineCore pid=518) ERROR
+`name | ` of Compose, `[pod/NAME/CONTAINER] ` of kubectl, Docker's time stamp, the journal's (see
+`prefixes.py`), Ray's `(RayWorkerProc pid=112, ip=10.77.0.2) `, vLLM's `(EngineCore pid=518) ERROR
 11-20 14:14:29 [core.py:1512] `, SGLang's `[2025-03-29 18:18:34 TP0] `.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from spark_cluster.logs import prefixes
+from spark_cluster.logs.prefixes import moment
 
 ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_OURS = re.compile(r"^(?:[\w.-]+ (?:vllm|ray): |[\w.-]+ +\| )")
-_DOCKER = re.compile(
-    r"^(\d{4}-(\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.(\d+))?(?:Z|[+-]\d\d:?\d\d))(?: |$)"
-)
-_JOURNAL = re.compile(r"^([A-Z][a-z]{2}) ([ \d]\d) (\d\d:\d\d:\d\d)(?:\.(\d+))? ")
-_UNIT = re.compile(r"^[\w.-]+ [\w./@-]+(?:\[\d+\])?: ")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _SPEAKER = re.compile(r"^\(([A-Za-z_][\w:.-]*(?: [^()]{0,80})?)\) ?")
 _VLLM = re.compile(
     r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) +(\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.(\d+))?"
-    r"(?: +\[[^\]]{1,120}\])? ?"
+    r"(?: +(?:\[[^\]]{1,120}\]|[\w./-]{1,80}\.py:\d{1,6}\]))? ?"
 )
 _PYTHON = re.compile(
     r"^\d{4}-(\d\d-\d\d) (\d\d:\d\d:\d\d)(?:[,.](\d+))?[\s-]+"
@@ -35,27 +30,48 @@ _SGLANG = re.compile(
 )
 """`[2025-03-29 18:18:34 TP0] `, with the ranks of the process; uvicorn's lines have none."""
 _TORCH = re.compile(r"^\[?(?:rank\d+\]:\[?)?([DIWEF])(\d\d)(\d\d) (\d\d:\d\d:\d\d)\.(\d+) ")
+_RAY = re.compile(
+    r"^\[(?:\([\w ]{1,40}\) )?\d{4}-(\d\d-\d\d) (\d\d:\d\d:\d\d)[,.](\d+) ([DIWECF]) \d+ \d+\] "
+)
+"""`[2025-06-13 01:49:41,730 E 1 1] `, of Ray's own processes, which are written in C++."""
 _LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL):? ")
 _FIRST = frozenset("DIWECF[r")
 """How lines of loggers begin, besides with a digit: most lines of a traceback do not."""
 
-_LETTERS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
+_LETTERS = {
+    "D": "DEBUG",
+    "I": "INFO",
+    "W": "WARNING",
+    "E": "ERROR",
+    "C": "CRITICAL",
+    "F": "CRITICAL",
+}
 _REPEATED = re.compile(r" ?\[repeated (\d{1,9})x across cluster\].*$")
 
 _ERROR = re.compile(
     r"(?<![\w./])(?<!raise )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b(?:\(.*\)|: .+))"
     r"|^(Exception: .+)"
-    r"|(\w+ rank=\[\d+\] died unexpectedly)"
+    r"|(\w+ rank=\[\d+\] died unexpectedly|Worker proc \S+ died unexpectedly)"
     r"|(Segmentation fault|Segfault encountered|Fatal Python error: .+|\(core dumped\))"
 )
-_BARE = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))$")
+_BARE = re.compile(r"(?:^|>>> |\] )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))$")
 """An exception without a text, alone on its line, as a traceback ends with it."""
 
 _ECHO = re.compile(
     r"Engine core initialization failed|root cause above|EngineDead|EngineCore encountered|"
     r"died unexpectedly|RayTaskError|ActorDiedError|WorkerCrashedError|Failed core proc|"
     r"CancelledError|Executor failed|Worker failed with error|root cause for the error|"
-    r"ConnectionResetError|BrokenPipeError"
+    r"ConnectionResetError|BrokenPipeError|RuntimeError: cancelled\b|"
+    r"WorkerProc initialization failed|See stack trace for root cause|root cause\b.{0,20}\babove|"
+    r"remote process exited or there was a network error|Connection closed by (?:remote )?peer|"
+    r"recv\w*, i=\d|failed to recv, got 0 bytes|Connection was likely closed|"
+    r"ninja: build stopped|Ninja build failed|subprocess\.CalledProcessError|"
+    r"StopIteration\b|SystemExit|KeyboardInterrupt|Exception ignored in|"
+    r"TensorRT-LLM version|EOFError: Ran out of input|engine process failed to start|"
+    r"output_handler failed|Error in completion stream generator|check the stack trace above|"
+    r"'NCCLCommunicator' object has no attribute|DistBackendError: NCCL error in|"
+    r"A worker died or was killed|Set TORCHDYNAMO_VERBOSE|^TimeoutError$|"
+    r"Error in sys\.excepthook|Exception raised from|ActorUnavailable|RayActorError"
 )
 """What follows from an earlier error in another process, and is never its cause."""
 
@@ -81,6 +97,8 @@ class ParsedLine:
         speaker: Ray's and vLLM's names of the process, the outer first.
         level: DEBUG to CRITICAL; empty when it does not say.
         repeats: how many times more Ray has seen it on the cluster.
+        indented: the text begins with a blank, as the lines of a traceback between its first and
+            its last do.
     """
 
     text: str
@@ -89,44 +107,32 @@ class ParsedLine:
     speaker: str = ""
     level: str = ""
     repeats: int = 0
+    indented: bool = field(default=False, compare=False)
 
 
 def read(raw: str) -> ParsedLine:
     """Return the parts of a line; never fails."""
-    if raw.startswith('{"log":'):
-        raw = _of_docker_file(raw)
-    rest = ANSI.sub("", raw).strip() if "\x1b" in raw else raw.strip()
-    if prefix := _OURS.match(rest):
-        rest = rest[prefix.end() :]
-    at = stamp = ""
-    if rest[:1].isdigit() and (docker := _DOCKER.match(rest)):
-        stamp, at = docker[1], _moment(docker[2], docker[3], docker[4])
-        rest = rest[docker.end() :].strip()
-    elif rest[:3] in _MONTHS and (journal := _JOURNAL.match(rest)):
-        month = _MONTHS.index(journal[1]) + 1
-        at = _moment(f"{month:02}-{int(journal[2]):02}", journal[3], journal[4])
-        rest = _UNIT.sub("", rest[journal.end() :])
+    if raw[:1] == "{":
+        raw = prefixes.of_json(raw)
+    rest = (ANSI.sub("", raw) if "\x1b" in raw else raw).rstrip()
+    stamp, at, rest = prefixes.take(rest)
+    indented = rest[:1] in (" ", "\t")
+    rest = rest.strip()
     speakers = []
     while rest[:1] == "(" and (speaker := _SPEAKER.match(rest)):
         speakers.append(speaker[1])
         rest = rest[speaker.end() :]
+    indented = indented or rest[:1] == " "
     level, own, rest = _stamped(rest.strip())
+    indented = indented or rest[:1] == " "
     if not own and rest[:2] == "[2" and (found := _SGLANG.match(rest)):
-        own, speakers = _moment(found[1], found[2], found[3]), [*speakers, *found[4].split()]
+        own, speakers = moment(found[1], found[2], found[3]), [*speakers, *found[4].split()]
         level, _, rest = _stamped(rest[found.end() :])
     repeats = 0
     if "[repeated " in rest and (repeated := _REPEATED.search(rest)):
         repeats, rest = int(repeated[1]), rest[: repeated.start()]
-    return ParsedLine(rest.strip(), at or own, stamp, " ".join(speakers), level, repeats)
-
-
-def _of_docker_file(raw: str) -> str:
-    """Return a line of Docker's own file (`CONTAINER-json.log`) as `docker logs -t` prints it."""
-    try:
-        found = json.loads(raw)
-        return f"{found['time']} {found['log']}"
-    except (ValueError, KeyError, TypeError):
-        return raw
+    speaker_names = " ".join(speakers)
+    return ParsedLine(rest.strip(), at or own, stamp, speaker_names, level, repeats, indented)
 
 
 def _stamped(rest: str) -> tuple[str, str, str]:
@@ -134,19 +140,19 @@ def _stamped(rest: str) -> tuple[str, str, str]:
     if not rest[:1].isdigit() and rest[:1] not in _FIRST:  # none of them can match
         return "", "", rest
     if found := _VLLM.match(rest):
-        return found[1], _moment(found[2], found[3], found[4]), rest[found.end() :]
+        return found[1], moment(found[2], found[3], found[4]), rest[found.end() :]
     if found := _PYTHON.match(rest):
-        return found[4] or "", _moment(found[1], found[2], found[3]), rest[found.end() :]
+        return found[4] or "", moment(found[1], found[2], found[3]), rest[found.end() :]
     if found := _TORCH.match(rest):
-        at = _moment(f"{found[2]}-{found[3]}", found[4], found[5])
-        return _LETTERS[found[1]], at, rest[found.end() :]
-    if found := _LEVEL.match(rest):
+        at = moment(f"{found[2]}-{found[3]}", found[4], found[5])
+        letter = found[1]
+    elif found := _RAY.match(rest):
+        at, letter = moment(found[1], found[2], found[3]), found[4]
+    elif found := _LEVEL.match(rest):
         return found[1], "", rest[found.end() :]
-    return "", "", rest
-
-
-def _moment(day: str, time: str, fraction: str | None) -> str:
-    return f"{day} {time}.{(fraction or '')[:6].ljust(6, '0')}"
+    else:
+        return "", "", rest
+    return _LETTERS[letter], at, rest[found.end() :]
 
 
 def error_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
@@ -157,7 +163,7 @@ def error_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
     """
     if line.level in HARMLESS:
         return ""
-    if bare := _BARE.match(line.text):
+    if bare := _BARE.search(line.text):
         return bare[1]
     match = _ERROR.search(line.text)
     if match is None:

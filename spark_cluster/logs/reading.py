@@ -9,6 +9,8 @@ of all literals, 100 MB take three times as long.)
 from __future__ import annotations
 
 import gzip
+import os
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +24,15 @@ from spark_cluster.errors import InvalidFile, UsageError
 CHUNK = 1 << 20
 BEFORE = 16 << 10
 """Bytes before a line that can be read: a traceback, the last time stamp."""
+
+TAIL = 4 << 10
+"""Bytes at the end of a log that are kept for when nothing else is found in it."""
+
+MOST_FILES = 5000
+"""Logs of a folder; a session of Ray has about a hundred."""
+
+LOGS = "files whose names end with .log, .out, .err, .txt or .gz"
+_LOG = re.compile(r"\.(?:log|out|err|txt)(?:\.\d+)?(?:\.gz)?$")
 
 LONGEST_LINE = 256 << 10
 """A longer line is cut into pieces of this size."""
@@ -84,21 +95,52 @@ def of_file(name: str, title: str = "") -> LogSource:
 
 
 def sources(names: Iterable[str], *, short: bool = False) -> list[LogSource]:
-    """Files to read, in the order given.
+    """Files to read, in the order given; for a folder those logs in it that are not empty.
 
     Args:
         short: call them by the end of their path that tells them apart.
 
     Raises:
         UsageError: none is given, or one twice.
+        InvalidFile: a folder has no log, or too many.
     """
-    given = list(names)
+    given = [name for one in names for name in _files_of(one)]
     doubled = next((name for name in given if given.count(name) > 1), None)
     if doubled is not None:
         raise UsageError(f"{doubled} is given twice")
     if not given:
         raise UsageError("no log is given", hint="give files, or - for standard input")
     return [of_file(name, _title(name, given) if short else "") for name in given]
+
+
+def _files_of(name: str) -> list[str]:
+    """Return the logs under a folder, by path; the name itself where it is none.
+
+    Links in it are not followed: it may come from another machine.
+    """
+    folder = Path(name).expanduser()
+    if name == "-" or not folder.is_dir():
+        return [name]
+    found: list[str] = []
+    for here, _folders, files in os.walk(folder):
+        paths = [Path(here, file) for file in files if _LOG.search(file)]
+        found += [str(path) for path in paths if not path.is_symlink() and _has_text(path)]
+        if len(found) > MOST_FILES:
+            raise InvalidFile(
+                f"more than {MOST_FILES} logs in this folder",
+                where=name,
+                hint="give the folder of one session, such as /tmp/ray/session_latest/logs",
+            )
+    if not found:
+        raise InvalidFile("no log in this folder", where=name, hint=f"expected {LOGS}")
+    return sorted(found)
+
+
+def _has_text(path: Path) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _title(name: str, given: list[str]) -> str:
@@ -127,6 +169,7 @@ class Reader:
         self.source = source
         self.bytes = 0
         self.lines = 0
+        self.tail = ""
         self._anchors = minimal({anchor.encode() for anchor in anchors})
 
     def drop(self, anchor: str) -> None:
@@ -158,6 +201,7 @@ class Reader:
                     end = len(blob) if len(blob) - start > LONGEST_LINE else start
                 yield from self._search(blob, start, end)
                 if not data:
+                    self.tail = blob[-TAIL:].decode("utf-8", "replace")
                     return
                 context, rest = blob[max(0, end - BEFORE) : end], blob[end:]
 

@@ -62,8 +62,9 @@ VLLM = EngineLog(
         pattern("tensor parallel", "Initializing a V", r"tensor_parallel_size=(\d{1,9})"),
         pattern("architecture", "Resolved architecture", r"Resolved architecture: (\S+)"),
         pattern("attention", "AttentionBackendEnum.", r"Using AttentionBackendEnum\.(\w+) backend"),
-        pattern("attention", "Forcing TRITON_ATTN", r"Forcing (TRITON_ATTN)", "{0}, forced"),
+        pattern("attention", "orcing TRITON_ATTN", r"[Ff]orcing (TRITON_ATTN)", "{0}, forced"),
         pattern("attention", "_ATTN backend", r"Using (\w+_ATTN) backend"),
+        pattern("attention", " attention backend", r"Using (\w+) attention backend"),
         pattern("experts", "MoE backend", r"Using '?(\w+)'? (\w+) MoE backend", "{0} ({1})"),
         pattern("FP4 products", "NvFp4LinearBackend.", r"NvFp4LinearBackend\.(\w+) for"),
         pattern("FP4 products", "NvFp4LinearKernel", r"Using (\w+)NvFp4LinearKernel"),
@@ -79,6 +80,7 @@ VLLM = EngineLog(
         pattern(
             "KV cache", "Available KV cache memory:", r"cache memory: (\d[\d.]*) GiB", "{0} GiB"
         ),
+        pattern("KV cache", "memory for KV Cache", r"reserved ([\d.]+ GiB) memory for KV Cache"),
         # From 0.27 on both are in one line; the CPU build says CPU from 0.30 on.
         pattern("KV tokens", "KV cache size:", r"KV cache size: ([\d,]+) tokens"),
         pattern(

@@ -109,6 +109,12 @@ class Start:
             missing += self._of_several(speakers)
         return missing
 
+    def is_unfinished(self, speakers: Mapping[str, int]) -> bool:
+        """Return True when the server began to start, and never took requests."""
+        engine = self.engine or VLLM
+        begun = engine.first in self.facts and "up" not in self.facts
+        return begun and "requests" not in self.facts and not self._is_of_others(speakers)
+
     def _is_of_others(self, speakers: Mapping[str, int]) -> bool:
         """Only later ranks speak: the first one logs the cache, and serves."""
         ranks = {name for name in speakers if name.startswith("rank ")}

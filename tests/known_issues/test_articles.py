@@ -32,7 +32,9 @@ EXPECTED = {
     "PART_7": {
         "error": {"gemma4-pythonic-parser"},
         "warning": {"open-to-the-network", "share-too-high", "gemma4-reasoning-empty"},
-        "info": {"image-not-pinned", "compile-cache-lost", "fp8-kv-cache-repeats"},
+        "info": {
+            *("image-not-pinned", "compile-cache-lost", "fp8-kv-cache-repeats", "patched-file"),
+        },
     },
     "RUNTIME_FP8": {
         "error": set(),

@@ -39,7 +39,31 @@ def test_an_entry(issue):
     ids=lambda value: getattr(value, "id", "sample"),
 )
 def test_what_was_seen_is_recognised(issue, sample):
-    assert issue.id in [found.id for found in recognise(lines.read(sample).text)]
+    text = lines.read(sample).text
+    assert issue.id in [found.id for found in recognise(text, evident={issue.id})]
+
+
+@pytest.mark.parametrize("issue", [i for i in CATALOGUE.values() if i.healthy], ids=lambda i: i.id)
+def test_what_is_like_it_is_not_recognised(issue):
+    for line in issue.healthy:
+        found = recognise(lines.read(line).text, evident={issue.id})
+        assert issue.id not in [one.id for one in found], line
+
+
+NEW = ("arguments", "collectives", "host_memory", "hub", "kernels", "ray", "software")
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_every_entry_for_logs_has_a_healthy_line(name):
+    for issue in entries.read(entries.FOLDER / f"{name}.toml"):
+        assert issue.healthy or issue.evidence, issue.id
+
+
+def test_evidence_decides():
+    """The same line without the kernel that it is known of says only what happened."""
+    line = "RuntimeError: Triton Error [CUDA]: an illegal memory access was encountered"
+    assert [i.id for i in recognise(line)] == ["illegal-memory-access"]
+    assert recognise(line, evident={"b12x-illegal-access"})[0].id == "b12x-illegal-access"
 
 
 @pytest.mark.parametrize("issue", [i for i in CATALOGUE.values() if i.log], ids=lambda i: i.id)

@@ -8,7 +8,7 @@ import pytest
 from factories import log_of
 
 from spark_cluster.known_issues import explain as explain_module
-from spark_cluster.known_issues.explain import Explanation
+from spark_cluster.known_issues.explanation import Explanation
 from spark_cluster.logs import lines
 from spark_cluster.logs.reading import of_file
 
@@ -160,6 +160,12 @@ def test_what_a_start_tells(line, name, said):
     assert explain(line).facts[name] == said
 
 
+def test_a_log_without_an_error_shows_its_end():
+    explanation = explain("first\nsecond\n\nthird\nnothing of vLLM\n")
+    assert explanation.verdict == "no-error"
+    assert explanation.last == {"log0": ["second", "third", "nothing of vLLM"]}
+
+
 UP = "INFO:     Application startup complete.\n"
 
 
@@ -168,7 +174,6 @@ def test_what_is_missing():
     assert any("KV cache" in said for said in missing)
     assert any("never took requests" in said for said in missing)
     assert any("NCCL_DEBUG" in said for said in missing)
-    assert "is it a log of theirs?" in explain("nothing of vLLM\n").missing[0]
     assert explain("").missing == ["a single line: log0 is empty"]
     tail = UP + 'INFO: 127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
     assert explain(tail).missing == ["the server's start: the log begins later"]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 from factories import log_of
 
-from spark_cluster.known_issues.explain import Explanation, explain
+from spark_cluster.known_issues.explain import explain
+from spark_cluster.known_issues.explanation import Explanation
 
 BEGIN = """\
 [2025-03-29 18:17:20] server_args=ServerArgs(model_path='/srv/models/m', tokenizer_path='m', \
@@ -170,7 +171,8 @@ def test_a_known_cause_stays_before_what_wraps_it():
 
 def test_a_process_that_was_killed_from_outside():
     explanation = of(BEGIN + UP + SIGQUIT)
-    assert explanation.cause is None
+    assert explanation.verdict == "effects"
+    assert explanation.cause.finding.id == "sglang-child-failed"
     assert [seen.finding.id for seen in explanation.problems] == ["sglang-child-failed"]
 
 

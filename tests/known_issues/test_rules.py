@@ -16,6 +16,8 @@ from spark_cluster.models.memory import utilization
 
 GEMMA = "google/gemma-4-31B-it"
 MOE = "google/gemma-4-26B-A4B-it"
+SITE = "/usr/local/lib/python3.12/dist-packages/vllm/model_executor"
+PATCH = (Volume("/p/x_patched.py", f"{SITE}/models/x.py", True), Volume("/c", "/root/.cache/vllm"))
 
 
 def command(model: str = "org/m", **more: object) -> Launch:
@@ -199,6 +201,11 @@ FOUND = [
      recipe("RedHatAI/gemma-4-31B-it-FP8-block", env={"VLLM_DISABLED_KERNELS": "x"})),
     ("nvfp4-moe-tensor-parallel", recipe("x", **NVFP4_MOE, tp=2, nodes=2),
      recipe("x", **NVFP4_MOE, tp=2, nodes=2, args={"enable-expert-parallel": True})),
+    ("gemma4-bf16-experts-wedge", recipe(MOE, quantization="bf16"),
+     recipe(MOE, quantization="fp8")),
+    ("swap-space-removed", recipe(vllm="0.18.0", args={"swap-space": 4}),
+     recipe(vllm="0.17.1", args={"swap-space": 4})),
+    ("patched-file", replace(docker(volumes=PATCH), digest=""), docker(volumes=PATCH)),
     # memory
     ("share-too-high", recipe(args={"gpu-memory-utilization": 0.81}),
      recipe(args={"gpu-memory-utilization": 0.80})),
@@ -312,6 +319,20 @@ def test_the_share_in_the_light_of_what_the_node_has():
     assert none.edit is None
     assert "vram" in none.fix
     assert lint(launch, facts=[Facts()]) == []
+
+
+def test_a_share_is_an_error_only_where_it_cannot_be():
+    """0.9 has served on idle nodes; 0.97 is more than any has."""
+    for share, severity in ((0.85, "warning"), (0.9, "warning"), (0.97, "error")):
+        (found,) = lint(recipe(args={"gpu-memory-utilization": share}))
+        assert found.severity == severity
+
+
+def test_a_patch_over_an_image_that_moves_is_known_to_fail():
+    for image, severity in (("vllm-node-tf5", "error"), ("a/b:0.19", "info")):
+        launch = replace(docker(volumes=PATCH), image=image, digest="")
+        found = {f.id: f for f in lint(launch)}["patched-file"]
+        assert (found.severity, found.found.split(";")[0]) == (severity, "x_patched.py over x.py")
 
 
 def test_the_share_that_no_one_gave():

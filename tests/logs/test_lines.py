@@ -57,7 +57,7 @@ PREFIXED = [
     ("Nov  2 14:12:18 spark-2a60 kernel: NVRM: Xid (PCI:000f:01:00): 119",
      ParsedLine("NVRM: Xid (PCI:000f:01:00): 119", "11-02 14:12:18.000000")),
     ("2026-11-20T14:12:18+0000 spark1 dockerd[9]: OSError: x",
-     ParsedLine("spark1 dockerd[9]: OSError: x", "11-20 14:12:18.000000",
+     ParsedLine("OSError: x", "11-20 14:12:18.000000",
                 "2026-11-20T14:12:18+0000")),
     ("", ParsedLine("")),
 ]  # fmt: skip

@@ -1,0 +1,73 @@
+"""Excerpts of public failure logs, and what `explain` says of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Literal
+
+from spark_cluster.known_issues.explain import explain
+from spark_cluster.known_issues.seen import Seen
+from spark_cluster.logs.reading import LogSource
+
+DATA = Path(__file__).parents[2] / "tests" / "data" / "public_failures.json"
+
+Result = Literal["right", "wrong", "unknown"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A public report of a failure.
+
+    Attributes:
+        url: the thread.
+        set: `built-on` when entries of the catalogue were written from it; `held-out-N` when it was
+            collected and measured before any entry was changed for it.
+        causes: ids of known issues that are right; empty where no one knows the cause. An id that
+            the catalogue does not have says that the cause is known, and not yet to us.
+        log: the decisive lines.
+    """
+
+    url: str
+    set: str
+    causes: tuple[str, ...]
+    log: str
+
+
+def cases() -> list[Case]:
+    """Return all cases."""
+    return [
+        Case(one["url"], one["set"], tuple(one["causes"]), "\n".join([*one["log"], ""]))
+        for one in json.loads(DATA.read_text(encoding="utf-8"))
+    ]
+
+
+def named(case: Case) -> Seen | None:
+    """Return what `explain` calls the cause."""
+    source = LogSource(case.url, lambda: BytesIO(case.log.encode()))
+    return explain([source]).cause
+
+
+def judge(case: Case) -> tuple[Result, str]:
+    """Return the result, and the id or the decisive line that was named.
+
+    What `explain` does not call the cause (`what happened`, `only consequences`) is never wrong.
+    """
+    cause = named(case)
+    if cause is None:
+        return "unknown", ""
+    if not cause.known:
+        return "unknown", cause.finding.found
+    if cause.finding.id in case.causes:
+        return "right", cause.finding.id
+    return ("wrong" if cause.certain else "unknown"), cause.finding.id
+
+
+def count(results: Iterable[Result]) -> dict[Result, int]:
+    """Return how many of each there are."""
+    found = list(results)
+    kinds: tuple[Result, ...] = ("right", "wrong", "unknown")
+    return {kind: found.count(kind) for kind in kinds}

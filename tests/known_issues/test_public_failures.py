@@ -1,0 +1,38 @@
+"""The bars of `explain` and `lint` on what others posted."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.explain.cases import Case, cases, count, judge
+from benchmarks.explain.lines import linted, posted
+from spark_cluster.known_issues.entries import catalogue
+
+ALL = cases()
+
+
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.url.removeprefix("https://"))
+def test_no_cause_is_wrong(case: Case):
+    result, said = judge(case)
+    assert result != "wrong", said
+    assert said, "there is always a decisive line"
+
+
+def test_most_causes_are_named():
+    for name in {case.set for case in ALL}:
+        results = [judge(case)[0] for case in ALL if case.set == name]
+        assert count(results)["right"] >= 0.6 * len(results), name
+
+
+def test_ids_of_causes_are_known():
+    unknown = {id for case in ALL for id in case.causes} - set(catalogue())
+    assert unknown == set()
+
+
+@pytest.mark.parametrize("line", posted(), ids=lambda line: line.url.removeprefix("https://"))
+def test_what_served_has_no_error_and_what_failed_is_found(line):
+    found = linted(line)
+    if line.served:
+        assert [f.id for f in found if f.severity == "error"] == []
+    if line.finds:
+        assert line.finds in {f.id for f in found if f.severity != "info"}
