@@ -42,6 +42,17 @@ settings.register_profile("soak", settings.get_profile("spark"), max_examples=50
 settings.load_profile("spark")
 
 
+# Collecting thousands of tests makes a million objects that stay: to look through them again and
+# again takes a third of its time.
+gc.disable()
+
+
+def pytest_runtestloop() -> None:
+    """Collect garbage from here on, without looking at what is there now."""
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_configure() -> None:
     """Have Ctrl-C mean something, also where a shell started the tests in the background: tests
     interrupt the programs that they start, and an ignored signal is inherited."""
