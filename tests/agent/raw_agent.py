@@ -50,7 +50,7 @@ class RawAgent:
             + f"main.main(sys.stdin.buffer, [], {str(root)!r})\n"
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-c", text],
+            [sys.executable, "-E", "-S", "-u", "-c", text],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=REPOSITORY,
