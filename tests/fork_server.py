@@ -1,5 +1,5 @@
-"""Starts agents as forks of one process, which has imported the standard library: a third of what a
-new interpreter costs for each.
+"""Starts agents and workers as forks of one process, which has imported the standard library: a
+third of what a new interpreter costs for each.
 
 All else is as in a process of its own: the command line's code reads the bootstrap from its input,
 which finds or asks for the agent's code and imports it from the node's folder.
@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,7 +34,7 @@ import json
 import bisect, contextlib, copy, dataclasses, difflib, fcntl, fnmatch, functools, glob, grp, hashlib
 import http.client, importlib, io, ipaddress, itertools, pathlib, pwd, queue, re, select, selectors
 import shlex, shutil, stat, struct, subprocess, tempfile, textwrap, threading, time, traceback
-import typing, urllib.parse, urllib.request, zipfile
+import runpy, secrets, typing, urllib.parse, urllib.request, zipfile
 channel = socket.socket(fileno=int(sys.argv[1]))
 
 def tell_the_ended(*_):
@@ -99,6 +100,25 @@ class Forked:
             self.returncode = self._server.status_of(self.pid, timeout)
         return self.returncode
 
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Return what it prints to its end, and wait for that."""
+        deadline = time.monotonic() + timeout
+        said = ["", ""]
+
+        def read(index: int, pipe: BinaryIO) -> None:
+            with pipe:
+                said[index] = pipe.read().decode()
+
+        pipes = [pipe for pipe in (self.stdout, self.stderr) if pipe is not None]
+        readers = [threading.Thread(target=read, args=found) for found in enumerate(pipes)]
+        for reader in readers:
+            reader.start()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
+        self.stdin.close()
+        return said[0], said[1]
+
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             with suppress(ProcessLookupError):
@@ -123,20 +143,20 @@ class ForkServer:
         self._statuses: dict[int, int] = {}
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def start(self, code: str, words: Sequence[str] = (), *, own_stderr: bool = True) -> Forked:
+    def start(self, code: str, words: Sequence[str] = (), *, stderr: str = "pipe") -> Forked:
         """Run code with these words behind it, with this process' environment and folder.
 
         Args:
-            own_stderr: its standard error is a pipe, and not that of this process.
+            stderr: where its standard error goes: `pipe`, `stdout`, or `ours`.
         """
         request = {
             "code": code, "words": list(words), "environment": dict(os.environ),
             "folder": str(Path.cwd()),
         }  # fmt: skip
-        inputs, *outputs = (os.pipe() for _ in range(3 if own_stderr else 2))
+        inputs, *outputs = (os.pipe() for _ in range(3 if stderr == "pipe" else 2))
         theirs = [inputs[0], *(pipe[1] for pipe in outputs)]
-        if not own_stderr:
-            theirs.append(os.dup(2))
+        if stderr != "pipe":
+            theirs.append(os.dup(2 if stderr == "ours" else theirs[1]))
         with self._one_at_a_time:
             socket.send_fds(self._channel, [json.dumps(request).encode()], theirs)
             pid = self._started.get(timeout=HANG_S)
@@ -170,3 +190,14 @@ class ForkServer:
 def server() -> ForkServer:
     """The one of this process, started where it is needed first."""
     return ForkServer()
+
+
+def script(path: str, *words: str, stderr: str = "pipe") -> Forked:
+    """Run a program of one file, as `python3 PATH WORDS` does."""
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv[0] = {path!r}\n"
+        f"sys.path.insert(0, {str(Path(path).parent)!r})\n"
+        f"runpy.run_path({path!r}, run_name='__main__')\n"
+    )
+    return server().start(code, words, stderr=stderr)

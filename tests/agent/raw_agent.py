@@ -49,7 +49,7 @@ class RawAgent:
             + first
             + f"main.main(sys.stdin.buffer, [], {str(root)!r})\n"
         )
-        self.process = server().start(text, own_stderr=False)
+        self.process = server().start(text, stderr="ours")
         self._silent = threading.Event()
         self._sending = threading.Lock()
         threading.Thread(target=self._stay_alive, daemon=True).start()

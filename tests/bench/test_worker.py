@@ -7,7 +7,6 @@ import http.server
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import waiting
+from fork_server import Forked, script
 
 from spark_cluster.bench import worker
 
@@ -71,9 +71,8 @@ def plan(tmp_path: Path, health: str) -> Any:
     return make
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    argv = [sys.executable, str(Path(worker.__file__)), str(folder)]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(folder: Path) -> Forked:
+    return script(worker.__file__, str(folder))
 
 
 def run(folder: Path) -> tuple[int, str]:
