@@ -39,12 +39,32 @@ os.environ["SPARK_CLUSTER_CACHE"] = os.devnull
 settings.register_profile(
     "spark",
     deadline=None,
-    max_examples=50,  # half of Hypothesis' own; `make soak` has 5,000
+    max_examples=25,  # a quarter of Hypothesis' own; `make soak` has 5,000
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="CI" in os.environ,
 )
 settings.register_profile("soak", settings.get_profile("spark"), max_examples=5000)
 settings.load_profile("spark")
+
+
+# Collecting thousands of tests makes a million objects that stay: to look through them again and
+# again takes a third of its time.
+gc.disable()
+
+
+def pytest_runtestloop() -> None:
+    """Collect garbage from here on, without looking at what is there now."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker tests that stand together, so that what a module's tests share (a site, a
+    server, a report) is made once, and let those that are ready take tests from the others."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None
 
 
 def pytest_configure() -> None:

@@ -12,27 +12,38 @@ import threading
 import time
 from collections.abc import Sequence
 
+from fork_server import ISOLATED, Forked, server
+
 from spark_cluster.runner.channel import TAKES_NOTHING_S
 
 ENDS_WITHIN_S = 20.0
 """Seconds that an agent may take to end: more than its own limit (LEAVE_S of agent/main.py)."""
 
 
+def _started(argv: Sequence[str]) -> subprocess.Popen[bytes] | Forked:
+    first, *words = argv
+    if first == "python3" and tuple(words[: len(ISOLATED)]) == ISOLATED:
+        code, *words = words[len(ISOLATED) :]
+        return server().start(code, words)
+    return subprocess.Popen(
+        [sys.executable if first == "python3" else first, *words],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
 class PipeChannel:
-    """An agent as a child process of this machine.
+    """An agent as a process of this machine.
 
     Args:
-        argv: the command; its first word is replaced by this interpreter when it is `python3`.
+        argv: the command; its first word is replaced by this interpreter when it is `python3`. An
+            agent's own command line is started by the fork server.
 
     Attributes:
         was_killed: it did not end by itself when the connection did.
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
-        command = [sys.executable if argv[0] == "python3" else argv[0], *argv[1:]]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        self._process = _started(argv)
         self.was_killed = False
         self._said: list[str] = []
         self._selector = selectors.DefaultSelector()

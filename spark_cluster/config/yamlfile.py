@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -183,12 +184,10 @@ def _read(path: Path, what: str) -> str:
 
 
 def _compose(path: Path, text: str) -> tuple[YamlNode | None, SafeConstructor]:
-    from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
-        yaml = YAML(typ="safe", pure=True)
-        return yaml.compose(text), yaml.constructor
+        return _nodes(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line, mark.column) if mark else (0, 0)
@@ -197,6 +196,16 @@ def _compose(path: Path, text: str) -> tuple[YamlNode | None, SafeConstructor]:
         raise InvalidFile(f"not YAML: {error}", where=shown(path)) from None
     except RecursionError:
         raise InvalidFile("nested too deeply", where=shown(path)) from None
+
+
+@lru_cache(maxsize=32)
+def _nodes(text: str) -> tuple[YamlNode | None, SafeConstructor]:
+    """Return the node tree of a text, which nobody changes: a recipe that several parts of a
+    command read is parsed once."""
+    from ruamel.yaml import YAML
+
+    yaml = YAML(typ="safe", pure=True)
+    return yaml.compose(text), yaml.constructor
 
 
 _PLAIN = {

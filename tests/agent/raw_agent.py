@@ -8,11 +8,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+from fork_server import server
 from waiting import HANG_S
 
 from spark_cluster.agent import frames
@@ -42,19 +42,14 @@ class RawAgent:
         self.root = root
         values = {**LIMITS, **{k.replace("__", "."): v for k, v in limits.items()}}
         text = (
-            "import sys\n"
+            f"import sys\nsys.path.insert(0, {str(REPOSITORY)!r})\n"
             "from spark_cluster.agent import main, operations\n"
             "from spark_cluster.node import processes, units\n"
             + "".join(f"{name} = {value!r}\n" for name, value in values.items())
             + first
             + f"main.main(sys.stdin.buffer, [], {str(root)!r})\n"
         )
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", "-c", text],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=REPOSITORY,
-        )
+        self.process = server().start(text, stderr="ours")
         self._silent = threading.Event()
         self._sending = threading.Lock()
         threading.Thread(target=self._stay_alive, daemon=True).start()

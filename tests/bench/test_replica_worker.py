@@ -6,7 +6,6 @@ import contextlib
 import json
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import waiting
+from fork_server import Forked, script
 from free_ports import free_port
 from test_worker import calls, health  # noqa: F401  (a fixture)
 
@@ -64,9 +64,8 @@ class Nodes:
             plan = {"health": self.health, "cells": cells, "replicas": settings}
             (folder / "plan.json").write_text(json.dumps(plan))
 
-    def start(self, index: int) -> subprocess.Popen[str]:
-        argv = [sys.executable, str(Path(worker.__file__)), str(self.folders[index])]
-        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def start(self, index: int) -> Forked:
+        return script(worker.__file__, str(self.folders[index]))
 
     def run(self) -> list[tuple[int, str]]:
         return [ended(process) for process in (self.start(0), self.start(1))]
@@ -76,7 +75,7 @@ class Nodes:
         return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+def ended(process: Forked) -> tuple[int, str]:
     out, err = process.communicate(timeout=100)
     return process.returncode, out + err
 

@@ -7,19 +7,19 @@ import getpass
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import waiting
+from fork_server import Forked, script
 
 from spark_cluster.bench import on_node, vllm_job, vllm_runs, worker
 from spark_cluster.runner.session import Output
 
 DOCKER = """\
-#!{python}
+#!{python} -IS
 import os, pathlib, sys, time
 state = pathlib.Path({state!r})
 with (state / "calls").open("a") as calls:
@@ -79,9 +79,8 @@ def program(step: Path, text: str) -> None:
     (step.parent / "state/program").write_text(text)
 
 
-def start(step: Path) -> subprocess.Popen[str]:
-    argv = [sys.executable, str(Path(vllm_runs.__file__)), str(step), "a"]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def start(step: Path) -> Forked:
+    return script(vllm_runs.__file__, str(step), "a", stderr="stdout")
 
 
 def run(step: Path) -> tuple[int, str]:

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 import waiting
+from fork_server import Forked, script
 
 from spark_cluster.bench import on_node, worker
 from spark_cluster.resources import Command, Directory
@@ -71,9 +71,8 @@ def plan(tmp_path: Path, health: str) -> Any:
     return make
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    argv = [sys.executable, str(Path(worker.__file__)), str(folder)]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(folder: Path) -> Forked:
+    return script(worker.__file__, str(folder))
 
 
 def run(folder: Path) -> tuple[int, str]:

@@ -185,14 +185,14 @@ def test_only_shared_host_keys_are_made_again(node):
 
 @pytest.fixture
 def shared(node):
-    """The public ed25519 and rsa host keys of a node, made ready by one that must not have them."""
+    """The public host keys of a node, of two kinds, made ready by one that must not have them."""
     node.put("/etc/hostname", "spark2\n")
     folder = node.path("/etc/ssh")
     folder.mkdir(parents=True)
-    for kind in ("ed25519", "rsa"):
+    for kind in ("ed25519", "ecdsa"):
         file = folder / f"ssh_host_{kind}_key"
         subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", file], check=True)
-    return tuple((folder / f"ssh_host_{k}_key.pub").read_text() for k in ("ed25519", "rsa"))
+    return tuple((folder / f"ssh_host_{k}_key.pub").read_text() for k in ("ed25519", "ecdsa"))
 
 
 @needs_keygen
@@ -205,8 +205,8 @@ def test_host_keys_are_made_ready_and_then_put_into_force(node, shared):
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
     made = folder / "spark-cluster-next"
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
-    new = {kind: (made / kind / "key.pub").read_text() for kind in ("ed25519", "rsa")}
-    assert sorted(path.name for path in made.iterdir()) == ["ed25519", "rsa"]
+    new = {kind: (made / kind / "key.pub").read_text() for kind in ("ed25519", "ecdsa")}
+    assert sorted(path.name for path in made.iterdir()) == ["ecdsa", "ed25519"]
     assert node.apply(ready).verdict == "ok", "the same ones are ready when a run was cut"
     assert node.apply(HostKeys(taken=shared)).verdict == "change"
     for kind, public in new.items():
@@ -223,15 +223,15 @@ def test_host_keys_are_made_ready_and_then_put_into_force(node, shared):
 def test_host_keys_go_on_where_a_run_was_cut(node, shared):
     """One kind in force, one not; half a key ready; and all in force with the rest left behind."""
     folder, made = node.path("/etc/ssh"), node.path("/etc/ssh/spark-cluster-next")
-    (made / "rsa").mkdir(parents=True)
-    (made / "rsa" / "key").write_text("half of one")
+    (made / "ecdsa").mkdir(parents=True)
+    (made / "ecdsa" / "key").write_text("half of one")
     node.apply(HostKeys(taken=shared, prepare=True))
-    new = {kind: (made / kind / "key.pub").read_text() for kind in ("ed25519", "rsa")}
+    new = {kind: (made / kind / "key.pub").read_text() for kind in ("ed25519", "ecdsa")}
     for suffix in ("", ".pub"):
         there = folder / f"ssh_host_ed25519_key{suffix}"
         there.write_bytes((made / "ed25519" / f"key{suffix}").read_bytes())
     node.apply(HostKeys(taken=shared))
-    assert (folder / "ssh_host_rsa_key.pub").read_text() == new["rsa"]
+    assert (folder / "ssh_host_ecdsa_key.pub").read_text() == new["ecdsa"]
     assert (folder / "ssh_host_ed25519_key.pub").read_text() == new["ed25519"]
     for kind in new:
         (made / kind).mkdir(parents=True)
@@ -239,7 +239,7 @@ def test_host_keys_go_on_where_a_run_was_cut(node, shared):
             (made / kind / name).write_text("left")
     assert node.apply(HostKeys(taken=shared)).verdict == "change"
     assert not made.exists()
-    assert (folder / "ssh_host_rsa_key.pub").read_text() == new["rsa"]
+    assert (folder / "ssh_host_ecdsa_key.pub").read_text() == new["ecdsa"]
 
 
 def test_no_text_for_lists():

@@ -110,8 +110,8 @@ import os, signal, socket, sys, threading
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 def up():
-    while True:
-        peer.sendall(os.read(0, 65536))
+    while data := os.read(0, 65536):
+        peer.sendall(data)
 threading.Thread(target=up, daemon=True).start()
 while data := peer.recv(65536):
     os.write(1, data)

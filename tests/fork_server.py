@@ -1,0 +1,203 @@
+"""Starts agents and workers as forks of one process, which has imported the standard library: a
+third of what a new interpreter costs for each.
+
+All else is as in a process of its own: the command line's code reads the bootstrap from its input,
+which finds or asks for the agent's code and imports it from the node's folder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from waiting import HANG_S
+
+ISOLATED = ("-I", "-S", "-u", "-c")
+"""Options of the interpreter that the process here has, and that the agent's command line names."""
+
+SERVER = """\
+import os, signal, socket, sys
+import json
+import bisect, contextlib, copy, dataclasses, difflib, fcntl, fnmatch, functools, glob, grp, hashlib
+import http.client, importlib, io, ipaddress, itertools, pathlib, pwd, queue, re, select, selectors
+import shlex, shutil, stat, struct, subprocess, tempfile, textwrap, threading, time, traceback
+import runpy, secrets, typing, urllib.parse, urllib.request, zipfile
+channel = socket.socket(fileno=int(sys.argv[1]))
+
+def tell_the_ended(*_):
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        channel.send(json.dumps([pid, os.waitstatus_to_exitcode(status)]).encode())
+
+signal.signal(signal.SIGCHLD, tell_the_ended)
+while True:
+    data, files, _, _ = socket.recv_fds(channel, 1 << 20, 3)
+    if not data:
+        os._exit(0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    pid = os.fork()
+    if pid == 0:
+        break
+    channel.send(json.dumps([pid]).encode())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    for file in files:
+        os.close(file)
+channel.close()
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+for number, file in enumerate(files):
+    os.dup2(file, number)
+    os.close(file)
+request = json.loads(data)
+os.environ.clear()
+os.environ.update(request["environment"])
+os.chdir(request["folder"])
+sys.argv = ["-c", *request["words"]]
+code = request["code"]
+for name in [name for name in globals() if not name.startswith("__") and name != "code"]:
+    del globals()[name]
+exec(code)
+"""
+"""Its messages: [pid] for each request, [pid, status] for each process that has ended."""
+
+
+class Forked:
+    """A started process, as far as the tests need one; see `subprocess.Popen`."""
+
+    def __init__(self, server: ForkServer, pid: int, pipes: Sequence[int]) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stdin: BinaryIO = os.fdopen(pipes[0], "wb")
+        self.stdout: BinaryIO = os.fdopen(pipes[1], "rb")
+        self.stderr: BinaryIO | None = os.fdopen(pipes[2], "rb") if pipes[2:] else None
+        self._server = server
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self.returncode = self._server.status_of(self.pid, timeout)
+        return self.returncode
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Return what it prints to its end, and wait for that."""
+        deadline = time.monotonic() + timeout
+        said = ["", ""]
+
+        def read(index: int, pipe: BinaryIO) -> None:
+            with pipe:
+                said[index] = pipe.read().decode()
+
+        pipes = [pipe for pipe in (self.stdout, self.stderr) if pipe is not None]
+        readers = [threading.Thread(target=read, args=found) for found in enumerate(pipes)]
+        for reader in readers:
+            reader.start()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
+        self.stdin.close()
+        return said[0], said[1]
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkServer:
+    """The process that is forked; it ends with this one."""
+
+    def __init__(self) -> None:
+        self._channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        argv = [sys.executable, *ISOLATED, SERVER, str(other.fileno())]
+        self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=[other.fileno()])
+        other.close()
+        atexit.register(self._process.kill)
+        self._one_at_a_time = threading.Lock()
+        self._started: queue.Queue[int] = queue.Queue()
+        self._ended = threading.Condition()
+        self._statuses: dict[int, int] = {}
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def start(self, code: str, words: Sequence[str] = (), *, stderr: str = "pipe") -> Forked:
+        """Run code with these words behind it, with this process' environment and folder.
+
+        Args:
+            stderr: where its standard error goes: `pipe`, `stdout`, or `ours`.
+        """
+        request = {
+            "code": code, "words": list(words), "environment": dict(os.environ),
+            "folder": str(Path.cwd()),
+        }  # fmt: skip
+        inputs, *outputs = (os.pipe() for _ in range(3 if stderr == "pipe" else 2))
+        theirs = [inputs[0], *(pipe[1] for pipe in outputs)]
+        if stderr != "pipe":
+            theirs.append(os.dup(2 if stderr == "ours" else theirs[1]))
+        with self._one_at_a_time:
+            socket.send_fds(self._channel, [json.dumps(request).encode()], theirs)
+            pid = self._started.get(timeout=HANG_S)
+        for file in theirs:
+            os.close(file)
+        return Forked(self, pid, [inputs[1], *(pipe[0] for pipe in outputs)])
+
+    def status_of(self, pid: int, timeout: float | None) -> int:
+        """Wait for the end of a process.
+
+        Raises:
+            subprocess.TimeoutExpired: it goes on after `timeout` seconds.
+        """
+        with self._ended:
+            if not self._ended.wait_for(lambda: pid in self._statuses, timeout):
+                raise subprocess.TimeoutExpired(["agent"], timeout or 0.0)
+            return self._statuses.pop(pid)
+
+    def _listen(self) -> None:
+        while data := self._channel.recv(1 << 16):
+            pid, *status = json.loads(data)
+            if not status:
+                self._started.put(pid)
+                continue
+            with self._ended:
+                self._statuses[pid] = status[0]
+                self._ended.notify_all()
+
+
+@functools.cache
+def server() -> ForkServer:
+    """The one of this process, started where it is needed first."""
+    return ForkServer()
+
+
+def script(path: str, *words: str, stderr: str = "pipe") -> Forked:
+    """Run a program of one file, as `python3 PATH WORDS` does."""
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv[0] = {path!r}\n"
+        f"sys.path.insert(0, {str(Path(path).parent)!r})\n"
+        f"runpy.run_path({path!r}, run_name='__main__')\n"
+    )
+    return server().start(code, words, stderr=stderr)
