@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from spark_cluster.errors import UsageError
 from spark_cluster.facts.model import Facts
 from spark_cluster.models.memory import GIB
 from spark_cluster.models.weights import memory_bytes
+from spark_cluster.planning.evidence import Evidence
 from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.nearest import Nearest, nearest
 from spark_cluster.planning.plan import Plan, speed
@@ -27,6 +28,10 @@ from spark_cluster.planning.speed.serving import of_launch
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.loader.project import Project
+
+
+Measured = Callable[[Launch, int, float], Evidence | None]
+"""What the user measured of a launch, with so many users and tokens of context."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +93,17 @@ def of_a_command(launch: Launch, tp: int | None) -> Subject:
 class Planner:
     """Plans with the user's own calibration and the models of this machine.
 
+    Args:
+        measured: gives what the user measured of a launch, for so many users and tokens of context;
+            it comes before what others measured.
+
     Raises:
         InvalidFile: the project's calibration is wrong.
     """
 
-    def __init__(self, project: Project) -> None:
+    def __init__(self, project: Project, measured: Measured | None = None) -> None:
         self.project = project
+        self.measured: Measured = measured or (lambda *_: None)
         self.constants: Constants = load_constants(project)
 
     def geometry(self, subject: Subject) -> shapes.Geometry:
@@ -168,6 +178,7 @@ class Planner:
             prompt=question.prompt,
             concurrency=question.concurrency,
             acceptance=subject.acceptance,
+            own=self.measured(launch, question.concurrency, question.context),
         )
         at_a_time = launch.number("max-num-seqs")
         if at_a_time and question.concurrency > at_a_time:
@@ -193,6 +204,15 @@ class Planner:
         """Return which use of two nodes serves a purpose best, for `question.concurrency` users."""
         geometry = self.geometry(subject)
         weights = self.weights_gib(subject, geometry)
+        own = {
+            tp: evidence
+            for tp in (1, 2)
+            if (
+                evidence := self.measured(
+                    subject.launch.at_size(tp), question.concurrency, question.context
+                )
+            )
+        }
         users = Users(question.concurrency, question.context, question.prompt, subject.acceptance)
         return advise(
             purpose,
@@ -203,6 +223,7 @@ class Planner:
             weights_gib=weights,
             constants=self.constants,
             sizes=subject.sizes,
+            own=own,
         )
 
 
