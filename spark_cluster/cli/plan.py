@@ -82,6 +82,9 @@ def command(
 
     Exit status 4 when it cannot work.
     """
+    from functools import partial
+
+    from spark_cluster.bench.own_speeds import own_evidence
     from spark_cluster.planning.planner import Planner, Question
 
     app: App = ctx.obj
@@ -89,7 +92,7 @@ def command(
         raise UsageError(
             "--available needs --offline; otherwise the nodes are asked", hint="add --offline"
         )
-    planner = Planner(app.project)
+    planner = Planner(app.project, partial(own_evidence, app.project))
     subject = _subject(app, recipe_name, text, tp, app.allowances(allow), offline=offline)
     least = 2 if purpose else 1
     rooms, facts = _rooms(app, subject, max(least, tp or 1), available, offline=offline)
@@ -193,4 +196,4 @@ def _advise(
         from spark_cluster.cli.plan_picture import show_advice
 
         show_advice(app.console, subject.title, advice)
-    ctx.exit(0 if advice.best is not None else 4)
+    ctx.exit(0 if advice.best is not None or advice.undecided else 4)
