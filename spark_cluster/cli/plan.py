@@ -90,6 +90,9 @@ def command(
 
     Exit status 4 when it cannot work.
     """
+    from functools import partial
+
+    from spark_cluster.bench.own_speeds import own_evidence
     from spark_cluster.cli.hub_option import hub
     from spark_cluster.planning.planner import Planner, Question
 
@@ -98,7 +101,7 @@ def command(
         raise UsageError(
             "--available needs --offline; otherwise the nodes are asked", hint="add --offline"
         )
-    planner = Planner(app.project, hub(offline=offline))
+    planner = Planner(app.project, hub(offline=offline), partial(own_evidence, app.project))
     asked = Asked(recipe_name, text, tp, changes, offline=offline)
     subject = _subject(app, asked, app.allowances(allow))
     least = 2 if purpose else 1
@@ -223,4 +226,4 @@ def _advise(
         from spark_cluster.cli.plan_picture import show_advice
 
         show_advice(app.console, subject.title, advice)
-    ctx.exit(0 if advice.best is not None else 4)
+    ctx.exit(0 if advice.best is not None or advice.undecided else 4)

@@ -13,8 +13,8 @@ from spark_cluster.config.overrides import text
 
 if TYPE_CHECKING:
     from spark_cluster.planning.fit import Fit
-    from spark_cluster.planning.plan import Plan
-    from spark_cluster.planning.purpose import Advice
+    from spark_cluster.planning.plan import Plan, Speed
+    from spark_cluster.planning.purpose import Advice, Topology
     from spark_cluster.planning.room import NodeMemory
     from spark_cluster.planning.speed.estimate import Estimate
 
@@ -95,7 +95,20 @@ def _figures(plan: Plan) -> Table:
     table.add_column(overflow="fold")
     table.add_row("memory", _share(fit))
     table.add_row("KV cache", _cache(fit))
-    best = speed.drafted or speed.decode
+    if fit.reasons:
+        table.add_row("decode", painted("does not fit: no speed", "red"))
+        table.add_row("before", _before(plan))
+        return table
+    _speeds(table, speed)
+    table.add_row("before", _before(plan))
+    return table
+
+
+def _speeds(table: Table, speed: Speed) -> None:
+    """Add the rows of the speeds, and of what was measured."""
+    from spark_cluster.planning.evidence import said
+
+    best = speed.best
     each = f" for each of {speed.concurrency}" if speed.concurrency > 1 else ""
     at = f"{each}, at {speed.context:,} tokens of context"
     table.add_row("decode", styled("{} tok/s{}", _range(best.request), at))
@@ -107,6 +120,10 @@ def _figures(plan: Plan) -> Table:
             f"{speed.drafted.tokens_per_step:.2f} tokens a step; without drafter "
             f"{speed.decode.request.expected:.1f} tok/s",
         )
+    if speed.evidence:
+        line = said(speed.evidence, best.request)
+        contradicts = speed.evidence.contradicts(best.request)
+        table.add_row("", painted(line, "yellow" if contradicts else "green"))
     bandwidth = (
         f"{speed.decode.bytes_per_token / 1e9:.2f} GB read for a token; 273 GB/s by itself "
         f"would give {speed.decode.request.roofline:,.1f}"
@@ -119,8 +136,6 @@ def _figures(plan: Plan) -> Table:
         f"{first.seconds.expected:.2f} s ({first.seconds.low:.2f} to {first.seconds.high:.2f}) "
         f"for {speed.prompt:,} tokens",
     )
-    table.add_row("before", _before(plan))
-    return table
 
 
 def _share(fit: Fit) -> str | Text:
@@ -212,6 +227,20 @@ def _reasons(console: Console, plan: Plan) -> None:
         )
 
 
+def _user_figures(one: Topology, users: int) -> tuple[str, str, str]:
+    """Return tokens/s of a user and of all with their ranges, and the time to the first response;
+    nothing for what does not fit."""
+    if one.fit.reasons:
+        return "", "", ""
+    low, high = one.user_range
+    star = "*" if one.evidence else ""
+    return (
+        f"{low:.1f} to {high:.1f}{star}",
+        f"{low * users:.0f} to {high * users:.0f}{star}",
+        f"{one.ttfr_s:.2f} s",
+    )
+
+
 def show_advice(console: Console, title: str, advice: Advice) -> None:
     """Show one Spark, TP=2 and replicas side by side."""
     users = "1 user" if advice.users == 1 else f"{advice.users} users at a time"
@@ -225,9 +254,7 @@ def show_advice(console: Console, title: str, advice: Advice) -> None:
         best = one is advice.best
         table.add_row(
             styled("{} {}", mark("ok") if best else " ", one.title),
-            f"{one.tok_s_user:.1f}",
-            f"{one.tok_s_total:.1f}",
-            f"{one.ttfr_s:.2f} s",
+            *_user_figures(one, advice.users),
             f"{one.requests:.1f}",
             painted("no" if one.why_not else "", "red"),
             style="bold" if best else "dim" if one.why_not else None,
@@ -237,7 +264,12 @@ def show_advice(console: Console, title: str, advice: Advice) -> None:
         for reason in one.why_not:
             console.print(styled("{} {}: {}", mark("fail"), one.title, reason), soft_wrap=True)
     console.print()
-    if advice.best is None:
+    for one in advice.topologies:
+        if one.evidence and one.name != "replicas" and not one.fit.reasons:
+            console.print(painted(f"* {one.title}: {one.evidence.text}", "dim"), soft_wrap=True)
+    if advice.undecided:
+        console.print(styled("{} {}", mark("warning"), advice.why), soft_wrap=True)
+    elif advice.best is None:
         console.print(styled("{} {}", mark("fail"), advice.why), soft_wrap=True)
     else:
         console.print(styled("[bold]{}[/]: {}", advice.best.title, advice.why), soft_wrap=True)

@@ -176,13 +176,15 @@ def speed(
     a measured acceptance a drafter's range is wide. The constants are those of calibration.json in
     the project folder, where there is one.
     """
+    from spark_cluster.cli.console import painted, styled
     from spark_cluster.cli.predicted_speed import PredictedDrafter, PredictedSpeed
+    from spark_cluster.planning.evidence import said
     from spark_cluster.planning.speed.constants import load_constants
     from spark_cluster.planning.speed.decode import decode
     from spark_cluster.planning.speed.prefill import prefill
 
     given = {"recipe": recipe, "model": model, "quantization": quantization, "kv_dtype": kv_dtype}
-    from spark_cluster.cli.predict_options import served_by
+    from spark_cluster.cli.predict_options import evidence_of, served_by, too_large
 
     known, serving = served_by(app, {**given, "tp": str(tp)}, hub(offline=offline))
     constants = load_constants(app.project)
@@ -191,7 +193,8 @@ def speed(
     first = prefill(serving, prompt, cached, constants)
     asked = (draft_tokens, _rates(acceptance), accepted_share)
     drafted = _drafted(known, serving, seen, concurrency, constants, asked)
-    document = PredictedSpeed(
+    drafts = (draft_tokens or (known.drafter.tokens if known and known.drafter else 0)) or 0
+    found = PredictedSpeed(
         recipe=known.name if known else None,
         model=serving.geometry.name,
         quantization=serving.quantization,
@@ -204,11 +207,19 @@ def speed(
         plain=plain,
         first=first,
         drafted=PredictedDrafter(drafted) if drafted else None,
-    ).to_dict()
+        evidence=evidence_of(app, known, serving, many=concurrency, context=seen, drafts=drafts),
+        too_large=too_large(serving),
+    )
+    document = found.to_dict()
     if app.as_json:
         app.print_json(document)
+    elif found.too_large:
+        app.console.print(styled("[red]does not fit[/]: {}", found.too_large), soft_wrap=True)
     else:
         _show(app, document, (plain, first, drafted))
+        if found.evidence:
+            best = (drafted or plain).request
+            app.console.print(painted(said(found.evidence, best)), soft_wrap=True)
 
 
 def _rates(text: str | None) -> list[float]:

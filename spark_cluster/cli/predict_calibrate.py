@@ -23,7 +23,7 @@ UNITS = {
     "allreduce_us": "us",
     "allreduce_low_us": "us",
     "allreduce_high_us": "us",
-    "layer_ms": "ms",
+    "step_ms": "ms",
     "link": "bytes/s",
 }
 """Of constants that are times; the others are shares of the bandwidth, or 10^12 operations/s."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_cluster.cli.app import App
@@ -11,6 +12,7 @@ from spark_cluster.errors import UsageError
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.models.hub import Hub
+    from spark_cluster.planning.evidence import Evidence
     from spark_cluster.planning.speed.serving import Serving
 
 
@@ -51,3 +53,43 @@ def served_by(
     quantization = must_be_known(said) if said else checkpoint_quantization(geometry)
     kv_dtype = kv_dtype or checkpoint_kv_dtype(str(model), quantization, geometry)
     return None, Serving(geometry, quantization, kv_dtype, tp)
+
+
+def evidence_of(
+    app: App, recipe: Recipe | None, serving: Serving, *, many: int, context: float, drafts: int
+) -> Evidence | None:
+    """Return what was measured of it, by the user's own runs first.
+
+    Args:
+        many: requests at a time.
+        drafts: tokens drafted in a step.
+    """
+    from spark_cluster.bench.own_speeds import own_evidence
+    from spark_cluster.config.launch import Launch, of_recipe
+    from spark_cluster.planning.evidence import Case, own_first
+
+    own = None
+    launch = of_recipe(recipe, serving.tp) if recipe else Launch(serving.geometry.name)
+    if recipe or not drafts:
+        plain = replace(launch, tp=serving.tp, quantization=serving.quantization)
+        own = own_evidence(app.project, launch if recipe else plain, many, context)
+    names = (launch.model, launch.base or "")
+    return own_first(own, Case(names, serving, many, context, drafts))
+
+
+def too_large(serving: Serving) -> str:
+    """Return why the weights do not fit an idle Spark; empty when they do."""
+    from spark_cluster.models.memory import GIB, RESERVE_GIB
+    from spark_cluster.models.weights import weights_of
+    from spark_cluster.planning.room import assumed
+
+    (room,) = assumed(1)
+    stored = weights_of(serving.geometry, serving.quantization)
+    size = stored.memory_bytes(serving.tp) / GIB
+    if size + RESERVE_GIB <= room.available_gib:
+        return ""
+    each = " a node" if serving.tp > 1 else ""
+    return (
+        f"the weights take {size:.0f} GiB{each}, and an idle Spark has {room.available_gib:.0f} "
+        f"available, of which the system keeps {RESERVE_GIB:g}"
+    )

@@ -6,16 +6,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spark_cluster.planning.evidence import Evidence
     from spark_cluster.planning.speed.decode import Decode
     from spark_cluster.planning.speed.prefill import Prefill
     from spark_cluster.planning.speed.speculative import Speculative
 
 MS = 1e3
+SPEEDS = ("decode_tok_s", "total_tok_s", "prefill_tok_s", "ttfr_ms", "speculative")
+"""What is null where the model does not fit."""
 
 
 @dataclass(frozen=True)
 class PredictedSpeed:
-    """The question, and the predicted speeds."""
+    """The question, and the predicted speeds.
+
+    Attributes:
+        evidence: what was measured of it.
+        too_large: why it does not fit; empty when it does, as far as its weights say.
+    """
 
     recipe: str | None
     model: str
@@ -29,10 +37,17 @@ class PredictedSpeed:
     plain: Decode
     first: Prefill
     drafted: PredictedDrafter | None
+    evidence: Evidence | None = None
+    too_large: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `predict speed --json`."""
+        found = self._figures()
+        return {**found, **dict.fromkeys(SPEEDS)} if self.too_large else found
+
+    def _figures(self) -> dict[str, Any]:
         plain, first, drafted = self.plain, self.first, self.drafted
+        best, evidence = (drafted.found if drafted else plain).request, self.evidence
         return {
             "recipe": self.recipe,
             "model": self.model,
@@ -49,6 +64,9 @@ class PredictedSpeed:
             "prefill_tok_s": first.tokens_s.to_dict(0),
             "ttfr_ms": first.seconds.times(MS).to_dict(0),
             "speculative": None if drafted is None else drafted.to_dict(),
+            "measured": evidence.to_dict(best) if evidence else None,
+            "fits": not self.too_large,
+            "why_not": self.too_large,
             "basis": self.basis(),
         }
 

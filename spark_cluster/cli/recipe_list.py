@@ -15,6 +15,7 @@ from spark_cluster.loader.recipes import load_recipe
 if TYPE_CHECKING:
     from spark_cluster.config.recipe_schema import Measured
     from spark_cluster.loader.project import Project
+    from spark_cluster.planning.evidence import Evidence
     from spark_cluster.planning.speed.estimate import Estimate
 
 
@@ -65,6 +66,7 @@ def expected(recipe: Recipe, project: Project) -> dict[int, Estimate]:
     Raises:
         InvalidFile: the project's own calibration is wrong.
     """
+    from spark_cluster.cli.predict_options import too_large
     from spark_cluster.models.weights import step_bytes
     from spark_cluster.planning.speed import of_recipe
     from spark_cluster.planning.speed.constants import load_constants
@@ -77,17 +79,38 @@ def expected(recipe: Recipe, project: Project) -> dict[int, Estimate]:
     for tp in sizes(recipe):
         with contextlib.suppress(SparkClusterError):  # the model's shape is not known, say
             serving = of_recipe.serving_of(recipe, tp, project.folder)
-            if step_bytes(serving.geometry, serving.quantization) < SMALLEST:
+            if step_bytes(serving.geometry, serving.quantization) < SMALLEST or too_large(serving):
                 continue
             found[tp] = of_recipe.expected(recipe, serving, constants=constants)
     return found
 
 
-def document(entry: Entry, speeds: Mapping[int, Estimate]) -> dict[str, Any]:
+def evidence(recipe: Recipe, project: Project) -> dict[int, Evidence]:
+    """Size to what others measured of a recipe, with one user."""
+    from spark_cluster.cli.predict_options import too_large
+    from spark_cluster.config.launch import of_recipe as launched
+    from spark_cluster.planning.evidence import Case, by_others
+    from spark_cluster.planning.speed.of_recipe import CONTEXT, serving_of
+
+    found = {}
+    for tp in sizes(recipe):
+        with contextlib.suppress(SparkClusterError):
+            launch, serving = launched(recipe, tp), serving_of(recipe, tp, project.folder)
+            names = (launch.model, launch.base or "")
+            case = Case(names, serving, 1, CONTEXT, launch.drafted_tokens or 0)
+            measured = None if too_large(serving) else by_others(case)
+            if measured:
+                found[tp] = measured
+    return found
+
+
+def document(
+    entry: Entry, speeds: Mapping[int, Estimate], measured: Mapping[int, Evidence] | None = None
+) -> dict[str, Any]:
     """Return it as `recipes list --json` prints it.
 
     Args:
-        speeds: size to what is predicted for it.
+        speeds: size to what is predicted for it; `measured` to what others measured.
     """
     about: dict[str, Any] = {"name": entry.name, "path": str(entry.path), "own": entry.own}
     if entry.recipe is None:
@@ -102,6 +125,9 @@ def document(entry: Entry, speeds: Mapping[int, Estimate]) -> dict[str, Any]:
         "quantization": recipe.model.quantization,
         "tensor_parallel": recipe.tensor_parallel.model_dump(exclude_none=True),
         "expected_tok_s": {str(tp): speed.to_dict() for tp, speed in speeds.items()},
+        "measured_by_others": {
+            str(tp): one.to_dict(speeds[tp]) for tp, one in (measured or {}).items() if tp in speeds
+        },
         "measured_tok_s": [
             {"tp": m.tp, "decode_tok_s": m.decode_tok_s, "source": m.source, "note": m.note}
             for m in headlines(recipe)

@@ -55,17 +55,21 @@ def command() -> None:
 def list_(ctx: click.Context) -> None:
     """List what can be served, with expected and measured tokens/s.
 
-    The figures are those of one request. A file that is wrong is listed with the reason. Your own
-    recipes hide ours of the same name.
+    The figures are those of one request; what is expected is a range. A file that is wrong is
+    listed with the reason. Your own recipes hide ours of the same name.
     """
-    from spark_cluster.cli.recipe_list import document, entries, expected
+    from spark_cluster.cli.recipe_list import document, entries, evidence, expected
 
     app: App = ctx.obj
     project = app.project
     found = list(entries(project))
     rows = [(entry, expected(entry.recipe, project) if entry.recipe else {}) for entry in found]
     if app.as_json:
-        app.print_json({"recipes": [document(entry, speeds) for entry, speeds in rows]})
+        documents = [
+            document(entry, speeds, evidence(entry.recipe, project) if entry.recipe else {})
+            for entry, speeds in rows
+        ]
+        app.print_json({"recipes": documents})
     else:
         _list(app, rows)
 
@@ -79,7 +83,7 @@ def show(ctx: click.Context, name: str, tp: int | None) -> None:
 
     NAME is the name of a recipe, a file, or @REGISTRY/RECIPE.
     """
-    from spark_cluster.cli.recipe_list import expected
+    from spark_cluster.cli.recipe_list import evidence, expected
     from spark_cluster.loader.recipes import load_recipe
 
     app: App = ctx.obj
@@ -87,15 +91,18 @@ def show(ctx: click.Context, name: str, tp: int | None) -> None:
     size = tp or recipe.tensor_parallel.min
     args = recipe.args_for(size)
     speeds = expected(recipe, app.project)
+    others = evidence(recipe, app.project)
     if app.as_json:
         whole = recipe.model_dump(mode="json", exclude_none=True)
         line = list(recipe.dialect.command(recipe.model.node_path, tuple(args)))
         shown = {str(n): speed.to_dict() for n, speed in speeds.items()}
-        app.print_json({"recipe": whole, "tp": size, "command": line, "expected_tok_s": shown})
+        found = {str(n): one.to_dict(speeds[n]) for n, one in others.items() if n in speeds}
+        about = {"expected_tok_s": shown, "measured_by_others": found}
+        app.print_json({"recipe": whole, "tp": size, "command": line, **about})
     else:
         from spark_cluster.cli.recipes_show import show_recipe
 
-        show_recipe(app.console, recipe, size, args, speeds)
+        show_recipe(app.console, recipe, size, args, speeds, others)
 
 
 def _list(app: App, rows: list[tuple[Entry, dict[int, Estimate]]]) -> None:
@@ -142,7 +149,8 @@ def _table(
 def _speeds(speeds: dict[int, Estimate]) -> Text:
     from spark_cluster.cli.console import joined, painted
 
-    lines = [_sized(tp, painted(f"{speed.expected:.1f}")) for tp, speed in speeds.items()]
+    spans = {tp: f"{one.low:.1f} to {one.high:.1f}" for tp, one in speeds.items()}
+    lines = [_sized(tp, painted(span)) for tp, span in spans.items()]
     return joined(lines or [painted("not predicted", "dim")])
 
 

@@ -16,18 +16,24 @@ from spark_cluster.config.model_kind import RUNGS
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.config.recipe_schema import Measured
+    from spark_cluster.planning.evidence import Evidence
     from spark_cluster.planning.speed.estimate import Estimate
 
 
 def show_recipe(
-    console: Console, recipe: Recipe, tp: int, args: list[str], speeds: dict[int, Estimate]
+    console: Console,
+    recipe: Recipe,
+    tp: int,
+    args: list[str],
+    speeds: dict[int, Estimate],
+    others: dict[int, Evidence],
 ) -> None:
     """Show the recipe, the command line for `tp` nodes, and what is known of it."""
     console.print(styled("[bold]{}[/]  {}", recipe.name, recipe.description), soft_wrap=True)
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for title, text in _facts(recipe, speeds):
+    for title, text in (*_facts(recipe, speeds), *_evidence(speeds, others)):
         table.add_row(title, text)
     console.print(table)
     console.print(styled("\n[bold]Command line[/] [dim]TP={}, the same on every rank[/]", tp))
@@ -83,6 +89,16 @@ def _facts(recipe: Recipe, speeds: dict[int, Estimate]) -> Iterator[tuple[str, s
         span = f"{speed.low:.1f} to {speed.high:.1f}, bandwidth alone {speed.roofline:.1f}"
         figure = styled("{:.1f} tok/s at TP={} [dim]({})[/]", speed.expected, tp, span)
         yield "expected", figure
+
+
+def _evidence(
+    speeds: dict[int, Estimate], others: dict[int, Evidence]
+) -> Iterator[tuple[str, str | Text]]:
+    from spark_cluster.planning.evidence import said
+
+    for tp, one in others.items():
+        if tp in speeds:
+            yield "", f"TP={tp} {said(one, speeds[tp])}"
 
 
 def _model(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -56,6 +56,9 @@ KNOWN = {
 OTHER_FULL_HEADS = ("gemma4_text", "gemma4_unified_text", "gemma4_assistant")
 """Families whose full layers have heads of another size and number."""
 
+GATED = ("qwen3_next", "qwen3_5")
+"""Families whose attention has an output gate, also where the config does not say it."""
+
 VISION = ("vision_config", "vit_config", "visual")
 
 
@@ -154,6 +157,7 @@ def _one_kind(keys: Keys, kind: str, count: int, borrowed: int, heads: int) -> A
         window=window,
         k_is_v=same,
         borrowed=borrowed,
+        gated=keys.says("attn_output_gate") or keys.model_type.startswith(GATED),
     )
 
 

@@ -19,6 +19,7 @@ class Attention:
         value_dim: of values.
         k_is_v: the values are the keys (Gemma 4's full layers), so there are no weights for them;
             the cache holds both all the same.
+        gated: a gate of the queries' size multiplies what attention gives (Qwen3-Next and later).
         borrowed: how many of the layers use the cache of an earlier layer and have none of their
             own (`num_kv_shared_layers`: Gemma 3n, Gemma 4 E2B and E4B).
     """
@@ -32,6 +33,7 @@ class Attention:
     window: int | None = None
     k_is_v: bool = False
     borrowed: int = 0
+    gated: bool = False
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,8 @@ def parameters(geometry: Geometry) -> Parameters:
     for part in geometry.attention:
         values = 0 if part.k_is_v else part.value_dim
         own = (part.layers - part.borrowed) * part.kv_heads * (part.head_dim + values)
-        attention += hidden * (part.layers * part.q_heads * (part.head_dim + part.value_dim) + own)
+        each = (2 if part.gated else 1) * part.head_dim + part.value_dim
+        attention += hidden * (part.layers * part.q_heads * each + own)
     width = (experts.latent if experts else 0) or hidden
     routed = experts.count * experts.layers if experts else 0
     latent = 2 * hidden * experts.latent * experts.layers if experts else 0
@@ -110,27 +111,46 @@ def formats(geometry: Geometry, quantization: Quantization) -> dict[str, Quantiz
 
     Builds differ in what they leave as it is:
 
-    - NVFP4: NVIDIA's Gemma 4 31B quantizes the feed-forward layers only (32.7 GB on the hub), Red
-      Hat's all matrices; builds of the 26B-A4B all matrices (source: muninn-gemma4-26b,
+    - NVFP4: NVIDIA's Gemma 4 quantizes the feed-forward layers of the 31B and the experts of the
+      26B-A4B only (32.7 and 18 GB on the hub), others all matrices (source: muninn-gemma4-26b,
       muninn-gemma4-31b). NVIDIA's Qwen3.5 and 3.6 keep attention and recurrent layers in FP8
-      (source: model-optimizer-2302), its Qwen3-Next in BF16 (source: model-optimizer-681).
-    - MXFP4 is the format of experts (gpt-oss); the rest is BF16. Owners report up to 1.7 times our
-      figures for gpt-oss-120b with containers of their own; why is not known here.
-    - 4 bits leave other recurrent layers in BF16; FP8 does not.
+      (source: model-optimizer-2302), those with experts the recurrent and shared ones in BF16
+      (source: atlas-nvfp4); its Qwen3-Next both in BF16 (source: model-optimizer-681).
+    - MXFP4 is the format of experts (gpt-oss); the rest is BF16. Images that also take
+      `--mxfp4-layers` quantize what that names (`Serving.mxfp4_layers`).
+    - INT4 by AutoRound leaves shared experts of models with recurrent layers in BF16 (source:
+      site-one-moe); AWQ leaves recurrent layers so.
     """
-    kept: Quantization = "bf16"
-    kind, parts = geometry.model_type, dict.fromkeys(LINEAR, quantization)
+    parts, special = dict.fromkeys(LINEAR, quantization), _nvfp4(geometry)
     if quantization == "mxfp4" and geometry.is_moe:
-        return {**dict.fromkeys(LINEAR, kept), "experts": quantization}
-    if quantization == "nvfp4":
-        red_hat = geometry.name.startswith("RedHatAI/")
-        if kind.startswith("gemma4") and not geometry.is_moe and not red_hat:
-            return {**parts, "attention": kept}
-        if kind.startswith("qwen3_5"):
-            return {**parts, "attention": "fp8", "recurrent": "fp8"}
-        if kind == "qwen3_next":
-            return {**parts, "attention": kept, "recurrent": kept}
-    return parts if BYTES[quantization] >= 1 else {**parts, "recurrent": kept}
+        return {**dict.fromkeys(LINEAR, _KEPT), "experts": quantization}
+    if quantization == "nvfp4" and special:
+        return {**parts, **special}
+    if quantization == "gptq-int4" and geometry.recurrent:
+        return {**parts, "shared": _KEPT}
+    return parts if BYTES[quantization] >= 1 else {**parts, "recurrent": _KEPT}
+
+
+_KEPT: Quantization = "bf16"
+
+
+def _nvfp4(geometry: Geometry) -> dict[str, Quantization]:
+    """Return what builds in NVFP4 keep in another format, where that is known."""
+    kind, moe = geometry.model_type, geometry.is_moe
+    red_hat, nvidia = (geometry.name.startswith(by) for by in ("RedHatAI/", "nvidia/"))
+    found: dict[str, Quantization] = {}
+    if kind.startswith("gemma4") and not moe and not red_hat:
+        found = {"attention": _KEPT}
+    elif kind.startswith("gemma4") and moe and nvidia:
+        found = {"attention": _KEPT, "mlp": _KEPT}
+    elif kind.startswith("qwen3_5") and not red_hat:
+        found = {"attention": "fp8", "recurrent": "fp8"}
+        found |= {"recurrent": _KEPT, "shared": _KEPT} if moe else {}
+    elif kind == "qwen3_next":
+        found = {"attention": _KEPT, "recurrent": _KEPT}
+    elif kind == "nemotron_h":
+        found = {"attention": _KEPT, "recurrent": "fp8", "shared": "fp8"}
+    return found
 
 
 def must_be_known(quantization: str) -> Quantization:

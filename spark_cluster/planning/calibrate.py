@@ -29,7 +29,7 @@ STRANGE = 3.0
 FAR = 0.25
 """A point whose time the fit still misses by more than this is worth a look by the user."""
 
-MINOR = frozenset({"eta_kv", "attention_tflops"})
+MINOR = frozenset({"eta_kv", "attention_tflops", "flash_tflops"})
 """Constants that noise in a few points can drive anywhere."""
 
 
@@ -60,12 +60,15 @@ class Point:
         """The time that the formulas predict."""
         return 1 / self.value if self.metric == "decode_tok_s" else self.value / 1e3
 
+    def step(self, constants: Constants) -> decoding.Step:
+        """Return what a step of it reads."""
+        sharing = constants.sharing
+        return decoding.step(self.serving, self.context, self.concurrency, sharing=sharing)
+
     def predicted(self, constants: Constants) -> float:
         """Return the time by the formula, seconds."""
-        moe = self.serving.geometry.is_moe
         if self.metric == "decode_tok_s":
-            step = decoding.step(self.serving, self.context, self.concurrency)
-            return step.seconds(moe, constants)
+            return self.step(constants).seconds(constants)
         return prefilling.expected_seconds(self.serving, self.prompt, int(self.context), constants)
 
 
@@ -147,8 +150,7 @@ def is_read_bound(point: Point, constants: Constants | None = None) -> bool:
         return False
     constants = constants or Constants()
     todo = prefilling.work(point.serving, point.prompt, int(point.context))
-    computed = todo.seconds(point.serving.geometry.is_moe, constants)
-    return computed < point.predicted(constants)
+    return todo.is_read_bound(constants)
 
 
 def calibrate(points: Sequence[Point], constants: Constants | None = None) -> Calibration:
@@ -237,39 +239,40 @@ def _terms(points: Sequence[Point]) -> list[_Term]:
     """Return all constants that can be fitted, those first that explain most."""
     bandwidth = Constants().bandwidth
 
+    usual = Constants()
+
     def decoded(what: Callable[[decoding.Step], float]) -> Callable[[Point], float]:
+        return lambda p: what(p.step(usual)) if p.metric == "decode_tok_s" else 0.0
+
+    def reduced(*, sockets: bool) -> Callable[[Point], float]:
+        return decoded(lambda step: step.allreduces if step.sockets is sockets else 0.0)
+
+    def prefilled(what: Callable[[prefilling.Work], float]) -> Callable[[Point], float]:
         def column(point: Point) -> float:
-            if point.metric != "decode_tok_s":
-                return 0.0
-            return what(decoding.step(point.serving, point.context, point.concurrency))
-
-        return column
-
-    def weights(moe: bool) -> Callable[[Point], float]:
-        read = decoded(lambda step: step.weights / bandwidth)
-        return lambda point: read(point) if point.serving.geometry.is_moe is moe else 0.0
-
-    def prefilled(
-        what: Callable[[prefilling.Work], float], moe: bool | None
-    ) -> Callable[[Point], float]:
-        def column(point: Point) -> float:
-            if point.metric != "ttfr_ms" or moe not in (None, point.serving.geometry.is_moe):
+            if point.metric != "ttfr_ms":
                 return 0.0
             todo = prefilling.work(point.serving, point.prompt, int(point.context))
             return what(todo) / 1e12 / todo.tp
 
         return column
 
-    reading = [_Term("eta_dense", weights(False), True), _Term("eta_moe", weights(True), True)]
-    adding = [_Term("allreduce_us", decoded(lambda step: step.allreduces), False, 1e-6)]
+    reading = [
+        _Term("eta_dense", decoded(lambda step: step.dense(usual) / bandwidth), True),
+        _Term("eta_moe", decoded(lambda step: step.experts(usual) / bandwidth), True),
+    ]
+    adding = [
+        _Term("allreduce_us", reduced(sockets=False), False, 1e-6),
+        _Term("allreduce_socket_us", reduced(sockets=True), False, 1e-6),
+    ]
     single = any(p.serving.tp == 1 for p in points if p.metric == "decode_tok_s")
     return [
         *(reading + adding if single else adding + reading),
         _Term("eta_kv", decoded(lambda step: step.cache / bandwidth), True),
-        _Term("layer_ms", decoded(lambda step: step.layers), False, 1e-3),
-        _Term("prefill_tflops", prefilled(lambda work: work.fast, False), True),
-        _Term("prefill_moe_tflops", prefilled(lambda work: work.fast, True), True),
-        _Term("attention_tflops", prefilled(lambda work: work.attention, None), True),
+        _Term("step_ms", decoded(lambda _: 1.0), False, 1e-3),
+        _Term("prefill_tflops", prefilled(lambda work: work.fast), True),
+        _Term("prefill_moe_tflops", prefilled(lambda work: work.experts), True),
+        _Term("attention_tflops", prefilled(lambda work: work.attention), True),
+        _Term("flash_tflops", prefilled(lambda work: work.flash), True),
     ]
 
 

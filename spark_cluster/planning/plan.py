@@ -9,6 +9,7 @@ from typing import Any
 from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.overrides import Overrides
 from spark_cluster.known_issues.match import KnownIssueMatch
+from spark_cluster.planning.evidence import Case, Evidence, own_first
 from spark_cluster.planning.fit import Fit, disk_gib, kv_knob_bytes
 from spark_cluster.planning.nearest import Nearest
 from spark_cluster.planning.speed.constants import Constants
@@ -26,6 +27,16 @@ LOAD_GIB_S = (0.13, 0.19)
 """From disk into memory, GiB/s: 48.07 GiB in 371 s and 15.76 in 84 s (vLLM's default loader)."""
 
 
+SPEEDS = (
+    "decode_tok_s",
+    "decode_total_tok_s",
+    "decode_without_drafter_tok_s",
+    "prefill_tok_s",
+    "ttfr_s",
+)
+"""What is null in `plan --json` where it does not fit."""
+
+
 @dataclass(frozen=True)
 class Speed:
     """The predicted speed.
@@ -33,6 +44,7 @@ class Speed:
     Attributes:
         context, prompt: tokens for which the figures are.
         drafted: with the launch's drafter; None without one.
+        evidence: what was measured of it, here or by others.
     """
 
     context: int
@@ -41,10 +53,20 @@ class Speed:
     decode: Decode
     drafted: Speculative | None
     prefill: Prefill
+    evidence: Evidence | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `--json` prints it."""
-        best = self.drafted or self.decode
+    @property
+    def best(self) -> Decode | Speculative:
+        """The speed with the drafter where there is one."""
+        return self.drafted or self.decode
+
+    def to_dict(self, *, fits: bool = True) -> dict[str, Any]:
+        """Return it as `plan --json` prints it; what does not fit has no speed."""
+        found = self._figures()
+        return found if fits else {**found, **dict.fromkeys(SPEEDS)}
+
+    def _figures(self) -> dict[str, Any]:
+        best, evidence = self.best, self.evidence
         return {
             "decode_tok_s": best.request.to_dict(),
             "decode_total_tok_s": best.total.to_dict(),
@@ -52,6 +74,7 @@ class Speed:
             "bytes_per_token": round(self.decode.bytes_per_token),
             "prefill_tok_s": self.prefill.tokens_s.to_dict(),
             "ttfr_s": self.prefill.seconds.to_dict(3),
+            "measured": evidence.to_dict(best.request) if evidence else None,
             "context": self.context,
             "prompt": self.prompt,
             "concurrency": self.concurrency,
@@ -116,7 +139,7 @@ class Plan:
             "kv_rule": cache.rule if cache else None,
             "max_concurrency": round(cache.max_concurrency, 2) if cache else 0,
             "max_model_len": fit.max_model_len,
-            **self.speed.to_dict(),
+            **self.speed.to_dict(fits=not fit.reasons),
             "times_s": {name: round(value) for name, value in times(fit).items()},
             "disk_gib": round(disk_gib(fit), 1),
             "nodes": [
@@ -141,6 +164,7 @@ def speed(
     prompt: int,
     concurrency: int = 1,
     acceptance: Sequence[float] = (),
+    own: Evidence | None = None,
 ) -> Speed:
     """Predict how fast a launch will be.
 
@@ -149,6 +173,7 @@ def speed(
         prompt: tokens of the prompt for the time to the first response.
         concurrency: requests at a time.
         acceptance: of drafted tokens by position; empty gives a range.
+        own: what the user measured of it.
 
     Raises:
         UsageError: a count that cannot be.
@@ -165,7 +190,10 @@ def speed(
             constants=constants,
         )
     first = prefill(fit.serving, prompt, constants=constants)
-    return Speed(context, prompt, concurrency, plain, drafted, first)
+    launch = fit.launch
+    names = (launch.model, launch.base or "")
+    case = Case(names, fit.serving, concurrency, context, drafts or 0)
+    return Speed(context, prompt, concurrency, plain, drafted, first, own_first(own, case))
 
 
 def times(fit: Fit) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from spark_cluster.models.hub import Hub, cached
 from spark_cluster.models.memory import GIB
 from spark_cluster.models.weights import memory_bytes, must_be_known, weights_of
 from spark_cluster.planning.builds import builds
+from spark_cluster.planning.evidence import Evidence
 from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.kv.drafter import is_mtp
 from spark_cluster.planning.nearest import Nearest, nearest
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from spark_cluster.config.not_carried_over import NotCarriedOver
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.loader.project import Project
+
+
+Measured = Callable[[Launch, int, float], Evidence | None]
+"""What the user measured of a launch, with so many users and tokens of context."""
 
 
 @dataclass(frozen=True)
@@ -117,14 +122,19 @@ class Planner:
     Args:
         hub: where models that are not on this machine are looked up; by default only what was
             read from it before.
+        measured: gives what the user measured of a launch, for so many users and tokens of context;
+            it comes before what others measured.
 
     Raises:
         InvalidFile: the project's calibration is wrong.
     """
 
-    def __init__(self, project: Project, hub: Hub | None = None) -> None:
+    def __init__(
+        self, project: Project, hub: Hub | None = None, measured: Measured | None = None
+    ) -> None:
         self.project = project
         self.hub = hub or cached()
+        self.measured: Measured = measured or (lambda *_: None)
         self.constants: Constants = load_constants(project)
 
     def geometry(self, subject: Subject) -> shapes.Geometry:
@@ -230,6 +240,7 @@ class Planner:
             prompt=question.prompt,
             concurrency=question.concurrency,
             acceptance=subject.acceptance,
+            own=self.measured(launch, question.concurrency, question.context),
         )
         at_a_time = launch.number("max-num-seqs")
         if at_a_time and question.concurrency > at_a_time:
@@ -325,6 +336,15 @@ class Planner:
         _must_generate(subject)
         geometry = self.geometry(subject)
         weights = self.weights_gib(subject, geometry)
+        own = {
+            tp: evidence
+            for tp in (1, 2)
+            if (
+                evidence := self.measured(
+                    subject.launch.at_size(tp), question.concurrency, question.context
+                )
+            )
+        }
         users = Users(question.concurrency, question.context, question.prompt, subject.acceptance)
         return advise(
             purpose,
@@ -335,6 +355,7 @@ class Planner:
             weights_gib=weights,
             constants=self.constants,
             sizes=subject.sizes,
+            own=own,
         )
 
 

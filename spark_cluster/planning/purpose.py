@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Literal
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.errors import UsageError
 from spark_cluster.models import Geometry
+from spark_cluster.planning.evidence import Case, Evidence, own_first
 from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.plan import speed
 from spark_cluster.planning.room import NodeMemory
@@ -34,7 +36,8 @@ class Topology:
     Attributes:
         name: `one`, `tp2` or `replicas`.
         fit: on one set of its nodes; a replica's own.
-        tok_s_user: tokens/s of each of the users.
+        tok_s_user: tokens/s of each of the users; `user_range` the range it lies in: as measured
+            where it was, else as predicted.
         tok_s_total: of all of them.
         ttfr_s: to the first response to a prompt, when nothing else is served.
         requests: of full length that the cache holds at a time.
@@ -45,10 +48,17 @@ class Topology:
     title: str
     fit: Fit
     tok_s_user: float
+    user_range: tuple[float, float]
     tok_s_total: float
     ttfr_s: float
     requests: float
     why_not: tuple[str, ...]
+    evidence: Evidence | None = None
+
+    def range_text(self, users: int = 1) -> str:
+        """Return its range in words, tokens/s of so many users."""
+        low, high = (users * figure for figure in self.user_range)
+        return f"{self.title} {low:.1f} to {high:.1f}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `plan --for ... --json` prints it."""
@@ -57,7 +67,10 @@ class Topology:
             "fits": not self.why_not,
             "reasons": list(self.why_not),
             "tok_s_per_user": round(self.tok_s_user, 2),
+            "tok_s_per_user_low": round(self.user_range[0], 2),
+            "tok_s_per_user_high": round(self.user_range[1], 2),
             "tok_s_total": round(self.tok_s_total, 2),
+            "measured": self.evidence.text if self.evidence else None,
             "ttfr_s": round(self.ttfr_s, 3),
             "concurrent_requests": round(self.requests, 2),
             "gpu_memory_utilization": self.fit.share,
@@ -66,9 +79,11 @@ class Topology:
 
 @dataclass(frozen=True)
 class Advice:
-    """The topology that serves a purpose best, and why; `best` is None when none fits.
+    """The topology that serves a purpose best, and why; `best` is None when none fits, or when the
+    ranges overlap.
 
     Attributes:
+        undecided: those that fit and whose ranges overlap; empty when one is best.
         needs: flags of the best one that the launch does not have.
     """
 
@@ -78,6 +93,7 @@ class Advice:
     why: str
     topologies: tuple[Topology, ...]
     needs: tuple[str, ...] = ()
+    undecided: tuple[Topology, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `plan --for ... --json` prints it."""
@@ -85,6 +101,7 @@ class Advice:
             "for": self.purpose,
             "users": self.users,
             "best": self.best.name if self.best else None,
+            "decidable": not self.undecided,
             "why": self.why,
             "needs": list(self.needs),
             "topologies": [topology.to_dict() for topology in self.topologies],
@@ -121,6 +138,7 @@ def advise(
     weights_gib: float,
     constants: Constants,
     sizes: tuple[int, int] = (1, 2),
+    own: Mapping[int, Evidence] = MappingProxyType({}),
 ) -> Advice:
     """Compare one Spark, both together and a replica on each, for users at the same time.
 
@@ -130,6 +148,7 @@ def advise(
         rooms: two nodes.
         weights_gib: of the whole model and its drafter.
         sizes: fewest and most nodes that the recipe is known to run on.
+        own: what the user measured, by tensor-parallel size.
 
     Raises:
         UsageError: fewer than one user.
@@ -149,16 +168,23 @@ def advise(
             concurrency=users.count,
             acceptance=users.acceptance,
         )
-        each = (fast.drafted or fast.decode).request.expected
+        each = (fast.drafted or fast.decode).request
+        names = (launch.model, launch.base or "")
+        drafted = launch.drafted_tokens or 0
+        case = Case(names, fitted.serving, users.count, users.context, drafted)
+        evidence = own_first(own.get(tp), case)
+        figure = (evidence.low + evidence.high) / 2 if evidence else each.expected
         return Topology(
             name,
             title,
             fitted,
-            tok_s_user=each,
-            tok_s_total=each * users.count,
+            tok_s_user=figure,
+            user_range=evidence.range if evidence else (each.low, each.high),
+            tok_s_total=figure * users.count,
             ttfr_s=fast.prefill.seconds.expected,
             requests=fitted.cache.max_concurrency if fitted.cache else 0.0,
             why_not=_why_not(fitted, sizes),
+            evidence=evidence,
         )
 
     one = topology("one", "one Spark", 1, rooms[:1])
@@ -166,8 +192,33 @@ def advise(
     other = topology("one", "the other Spark", 1, rooms[1:2])
     found = (one, both, _replicas(one, other, users.count))
     best, why = _choose(purpose, found)
+    rivals = _rivals(purpose, best, found) if best else ()
+    if best and rivals:
+        undecided = (best, *rivals)
+        return Advice(purpose, users.count, None, _overlap(undecided), found, (), undecided)
     needs = _needs(best, launch, users.count) if best else ()
     return Advice(purpose, users.count, best, why, found, needs)
+
+
+def _rivals(purpose: Purpose, best: Topology, found: Sequence[Topology]) -> tuple[Topology, ...]:
+    """Return those that could be as good as the best one, as far as is known.
+
+    One Spark and a replica on each rest on the same figure, so that between them the measured gain
+    decides; how many requests the caches hold is computed exactly.
+    """
+    if purpose == "capacity":
+        return ()
+    alone = ("one", "replicas")
+    others = [t for t in found if not t.why_not and (t.name in alone) != (best.name in alone)]
+    return tuple(t for t in others if t.user_range[1] >= best.user_range[0])
+
+
+def _overlap(undecided: Sequence[Topology]) -> str:
+    ranges = ", ".join(topology.range_text() for topology in undecided)
+    return (
+        f"not decidable: the ranges overlap ({ranges} tokens/s for each user); measure both with "
+        "`spark-cluster bench run`"
+    )
 
 
 def _needs(best: Topology, launch: Launch, users: int) -> tuple[str, ...]:
@@ -195,6 +246,7 @@ def _replicas(one: Topology, other: Topology, users: int) -> Topology:
         name="replicas",
         title="a replica on each",
         tok_s_user=one.tok_s_user * gain,
+        user_range=(one.user_range[0] * gain, one.user_range[1] * gain),
         tok_s_total=one.tok_s_total * gain,
         requests=one.requests + other.requests,
         why_not=tuple(dict.fromkeys((*one.why_not, *other.why_not))),

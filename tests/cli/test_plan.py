@@ -48,7 +48,8 @@ def test_what_a_plan_looks_like():
         "█ weights 30.3",
         "--gpu-memory-utilization 0.39",
         "requests of 32,768 tokens at a time",
-        "6.9 (6.5 to 7.3) tok/s",
+        " tok/s, at 1,024 tokens of context",
+        "measured by others: 6.8 to 7.1 tok/s (3 sources)",
         "GB read for a token",
         "no node was asked",
         "✔ go",
@@ -123,14 +124,15 @@ def test_more_users_than_places():
 
 
 @pytest.mark.parametrize(
-    ("purpose", "users", "best"), [("latency", "1", "tp2"), ("throughput", "32", "replicas")]
+    ("purpose", "users", "best"), [("latency", "1", "tp2"), ("throughput", "32", None)]
 )
 def test_for_a_purpose(purpose, users, best):
     words = ("gemma4-31b-fp8", "--for", purpose, "--users", users)
     found = document(*words)
     assert found["best"] == best
     assert [one["name"] for one in found["topologies"]] == ["one", "tp2", "replicas"]
-    assert "✔" in run(*words, "--offline").output
+    shown = run(*words, "--offline").output
+    assert "✔" in shown if best else "not decidable: the ranges overlap" in shown
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_the_measured_link_replaces_the_assumed_one(ask, tmp_path):
     assert constants.allreduce_high_us == Constants().allreduce_high_us
     assert constants.link == pytest.approx(22e9, rel=1e-3)
     assert "your own link as measured" in constants.basis
-    assert "fitted to the published runs" in constants.basis
+    assert "fitted to published runs" in constants.basis
 
 
 def test_as_json(ask, tmp_path):

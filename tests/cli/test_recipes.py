@@ -49,6 +49,8 @@ def test_what_was_measured_of_the_fitted_models_lies_in_the_range_that_is_expect
     told = [(r, m) for r in fitted for m in r["measured_tok_s"]]
     assert len(told) >= 12
     for recipe, measured in told:
+        if "not named" in measured["note"]:  # the figure may be of another build
+            continue
         expected = recipe["expected_tok_s"][str(measured["tp"])]
         # Short prompts are a little faster than the 1,024 tokens of context that are assumed.
         assert expected["low"] <= measured["decode_tok_s"] <= 1.02 * expected["high"], recipe[

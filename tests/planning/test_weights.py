@@ -103,7 +103,19 @@ def test_what_builds_leave_as_it_is():
     gpt_oss = formats(find("openai/gpt-oss-120b"), "mxfp4")
     assert {part for part in gpt_oss if gpt_oss[part] == "mxfp4"} == {"experts"}
     qwen = formats(find("Qwen/Qwen3.6-35B-A3B"), "nvfp4")
-    assert (qwen["experts"], qwen["attention"], qwen["recurrent"]) == ("nvfp4", "fp8", "fp8")
+    assert (qwen["experts"], qwen["attention"], qwen["recurrent"]) == ("nvfp4", "fp8", "bf16")
+    nvidia = formats(replace(GEMMA_26B, name="nvidia/Gemma-4-26B-A4B-NVFP4"), "nvfp4")
+    assert [nvidia[part] for part in ("attention", "mlp", "experts")] == ["bf16", "bf16", "nvfp4"]
+    autoround = formats(find("Qwen/Qwen3-Next-80B-A3B-Instruct"), "gptq-int4")
+    assert (autoround["recurrent"], autoround["shared"]) == ("gptq-int4", "bf16")
+
+
+def test_a_gate_of_attention_is_counted():
+    plain = find("Qwen/Qwen3.6-35B-A3B")
+    assert plain.attention[0].gated
+    less = replace(plain, attention=(replace(plain.attention[0], gated=False),))
+    gate = 10 * 16 * 256 * 2048
+    assert parameters(plain).attention - parameters(less).attention == gate
 
 
 def test_a_layer_that_borrows_its_cache_has_no_keys_of_its_own():

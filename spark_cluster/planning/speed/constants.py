@@ -19,19 +19,22 @@ CALIBRATION = "calibration.json"
 
 SCHEMA = "spark-cluster.calibration.v1"
 
-PUBLISHED = "fitted to the published runs of Gemma 4 on DGX Spark"
+PUBLISHED = "fitted to published runs on DGX Sparks"
 
 LIMITS = {
     "eta_dense": (0.1, 1.0),
-    "eta_moe": (0.1, 1.0),
+    "eta_moe": (0.1, 0.9),
     "eta_kv": (0.05, 1.0),
-    "layer_ms": (0.0, 2.0),
+    "step_ms": (0.0, 20.0),
     "allreduce_us": (0.0, 2000.0),
     "allreduce_low_us": (0.0, 2000.0),
     "allreduce_high_us": (0.0, 2500.0),
+    "allreduce_socket_us": (0.0, 5000.0),
+    "sharing": (0.3, 1.0),
     "prefill_tflops": (1.0, 500.0),
     "prefill_moe_tflops": (1.0, 500.0),
     "attention_tflops": (0.5, 500.0),
+    "flash_tflops": (0.5, 500.0),
 }
 """What a fitted constant can be: a share of the bandwidth is no more than all of it, and the rest
 is a factor of ten around what was ever seen."""
@@ -41,53 +44,69 @@ is a factor of ten around what was ever seen."""
 class Constants:
     """The constants of the formulas that do not follow from the model's shape.
 
-    The published ones were fitted to 23 decode points at one request on one Spark (mean error 2 %),
-    4 on two, 13 with several requests, 5 with a drafter and 8 prefills, all of Gemma 4 with vLLM
-    0.19 and 0.20 (source: muninn-gemma4-26b, muninn-gemma4-31b, sovgrid-gemma4-31b,
-    forum-gemma4-31b-fp8, merritt-gemma4-mtp).
+    They are fitted by `python -m benchmarks.predictions` to the runs in `planning/data`, each of
+    which names its source; the ranges come from fits without the family that is predicted.
 
     Attributes:
         bandwidth: of the memory, bytes/s (specification of GB10).
-        eta_dense: share of it that reading the weights of a dense model reaches.
-        eta_moe: the same where there are experts.
-        eta_kv: the same for reading the cache.
-        layer_ms: time of a layer that no reading explains, ms.
-        allreduce_us: one all-reduce of a step between two nodes, us.
+        eta_dense: share of it that reading matrices for one token reaches, in BF16, FP8 or INT4.
+        eta_moe: the same for experts in BF16 and FP8, which are read in smaller pieces.
+        fp4_pace: what NVFP4 and MXFP4 matrices reach of `eta_dense`.
+        moe4_pace: what experts in 4 bits reach of `eta_moe`, as a factor.
+        eta_kv: share of the bandwidth for reading the cache.
+        step_ms: time of a step that no reading explains, ms: scheduling, sampling, launches.
+        allreduce_us: one all-reduce of a step between two nodes over RDMA, us.
         allreduce_low_us, allreduce_high_us: the quickest and the slowest that was seen, us.
-        prefill_tflops: what matrix products in FP8 reach, 10^12 operations/s. Also taken for NVFP4,
-            for which nothing was fitted.
-        prefill_bf16_tflops: the same in BF16 and where weights are unpacked to BF16: half, as the
-            chip's specification has it; not fitted.
-        prefill_moe_tflops: with experts; from 6,265 tokens/s of Qwen3.6-35B-A3B at 8,192 tokens
-            (vllm-project/recipes pull request 918); not fitted.
-        attention_tflops: what attention reaches, forced to Triton for Gemma 4's head sizes.
+        allreduce_socket_us: the same over TCP sockets, us (45 and 22 tokens/s instead of 92 and 42;
+            source: flash7777).
+        sharing: requests alike in content choose experts alike; n tokens in a step choose as many
+            as n to this power would that are independent.
+        prefill_tflops: what matrix products in FP8 and FP4 reach, 10^12 operations/s. No build in
+            FP4 with native kernels was at hand.
+        prefill_bf16_tflops: the same in BF16.
+        prefill_unpacked_tflops: the same where weights of 4 bits are unpacked to BF16 (INT4, and
+            others with Marlin); `prefill_unpacked_fp8_tflops` where those in FP8 are.
+        prefill_moe_tflops: experts in any format.
+        attention_tflops: what attention reaches with heads above 256, forced to Triton.
+        flash_tflops: the same with smaller heads.
+        activation_passes: how often what is between the products of a prefill is written and read:
+            norms, rotary positions, gates, convolutions.
         prefill_ms: of every request, ms.
+        prefill_read: how much longer than at the full bandwidth reading the weights takes for each
+            chunk of a prompt, as a factor.
         eager_layer_ms: what launching the kernels of a layer one by one takes, ms; without CUDA
             graphs a step is no shorter (26 instead of 59 tokens/s of gpt-oss-120b's 36 layers in
             an owner's notes). Not fitted.
         link: what an all-reduce of a prefill reaches between two nodes, bytes/s.
-        verify: how much longer a step takes that verifies drafted tokens, as a factor.
         draft_ms: one drafted token, ms.
         basis: what they were fitted to, for people.
     """
 
     bandwidth: float = 273e9
-    eta_dense: float = 0.848
-    eta_moe: float = 0.714
-    eta_kv: float = 0.705
-    layer_ms: float = 0.104
-    allreduce_us: float = 105.0
-    allreduce_low_us: float = 60.0
+    eta_dense: float = 0.825
+    eta_moe: float = 0.606
+    fp4_pace: float = 0.827
+    moe4_pace: float = 1.16
+    eta_kv: float = 0.809
+    step_ms: float = 2.41
+    allreduce_us: float = 52.9
+    allreduce_low_us: float = 20.0
     allreduce_high_us: float = 175.0
-    prefill_tflops: float = 102.0
-    prefill_bf16_tflops: float = 51.0
-    prefill_moe_tflops: float = 35.0
-    attention_tflops: float = 12.37
-    prefill_ms: float = 36.0
+    allreduce_socket_us: float = 164.0
+    sharing: float = 0.8
+    prefill_tflops: float = 107.0
+    prefill_bf16_tflops: float = 71.5
+    prefill_unpacked_tflops: float = 54.1
+    prefill_unpacked_fp8_tflops: float = 37.7
+    prefill_moe_tflops: float = 58.0
+    attention_tflops: float = 13.5
+    flash_tflops: float = 80.3
+    activation_passes: float = 13.7
+    prefill_ms: float = 19.3
+    prefill_read: float = 1.32
     eager_layer_ms: float = 1.07
     link: float = 12.8e9
-    verify: float = 1.2
-    draft_ms: float = 4.61
+    draft_ms: float = 1.51
     basis: str = PUBLISHED
 
     def to_dict(self) -> dict[str, float]:

@@ -5,49 +5,60 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from spark_cluster.errors import UsageError
-from spark_cluster.models.weights import step_bytes
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.estimate import Estimate, Uncertainty, family
+from spark_cluster.planning.speed.fitted import Correction, correction, usual_range
+from spark_cluster.planning.speed.reading import Reading, least_read, weights_read
 from spark_cluster.planning.speed.serving import Serving
-
-ERROR = 0.06
-"""Largest error on the published points with one request on one Spark."""
 
 EAGER = 0.95
 """What is left of the speed without CUDA graphs where reading takes most of the time: 6.88 of 6.93
 and 6.24 of 6.91 tokens/s with Gemma 4 31B (source: forum-gemma4-31b-fp8); another article: 0.97."""
 
 
+OF_LINK = ("allreduce_us", "allreduce_low_us", "allreduce_high_us", "link", "basis")
+
+
 @dataclass(frozen=True)
 class Step:
-    """The cost of one step, in the units of the constants.
+    """The cost of one step on each node, in the units of the constants.
 
     Attributes:
-        weights: bytes of weights a node reads.
-        cache: bytes of the cache a node reads, all requests together.
-        layers: layers.
+        read: bytes of weights.
+        cache: bytes of the cache, all requests together.
         allreduces: how often the nodes add up what each has: twice a layer, once for the embedding
             and once for the output; none on one node.
+        sockets: they do it over TCP.
     """
 
-    weights: float
+    read: Reading
     cache: float
-    layers: int
     allreduces: int
+    sockets: bool = False
 
-    def seconds(self, moe: bool, constants: Constants) -> float:
+    @property
+    def weights(self) -> float:
+        """Bytes of weights a node reads."""
+        return self.read.total
+
+    def dense(self, constants: Constants) -> float:
+        """Bytes of BF16 that take as long to read as the matrices that every token passes."""
+        return self.read.dense + self.read.dense_fp4 / constants.fp4_pace
+
+    def experts(self, constants: Constants) -> float:
+        """The same of the experts."""
+        return self.read.experts + self.read.experts_4bit / constants.moe4_pace
+
+    def seconds(self, constants: Constants) -> float:
         """Return how long it takes."""
-        eta = constants.eta_moe if moe else constants.eta_dense
+        each = constants.allreduce_socket_us if self.sockets else constants.allreduce_us
         return (
-            self.weights / (constants.bandwidth * eta)
+            self.dense(constants) / (constants.bandwidth * constants.eta_dense)
+            + self.experts(constants) / (constants.bandwidth * constants.eta_moe)
             + self.cache / (constants.bandwidth * constants.eta_kv)
-            + self.layers * constants.layer_ms / 1e3
-            + self.allreduces * constants.allreduce_us / 1e6
+            + constants.step_ms / 1e3
+            + self.allreduces * each / 1e6
         )
-
-    def shortest(self, constants: Constants) -> float:
-        """Return how long reading alone takes at the full bandwidth, seconds."""
-        return (self.weights + self.cache) / constants.bandwidth
 
 
 @dataclass(frozen=True)
@@ -67,12 +78,21 @@ class Decode:
     basis: str
 
 
-def step(serving: Serving, context: float, concurrency: int = 1) -> Step:
+def step(
+    serving: Serving,
+    context: float,
+    concurrency: int = 1,
+    *,
+    sharing: float = 1.0,
+    drafted: int = 0,
+) -> Step:
     """Compute what one step reads.
 
     Args:
         context: tokens in the cache of each request.
-        concurrency: requests in the step, a token each.
+        concurrency: requests in the step.
+        sharing: tokens to this power choose their experts independently.
+        drafted: tokens of each request that are verified next to its own one.
 
     Raises:
         UsageError: a count that cannot be.
@@ -81,13 +101,20 @@ def step(serving: Serving, context: float, concurrency: int = 1) -> Step:
         raise UsageError(
             f"found context {context:g} and concurrency {concurrency}, expected at least 0 and 1"
         )
-    geometry = serving.geometry
     return Step(
-        weights=step_bytes(geometry, serving.quantization, concurrency) / serving.tp,
+        read=weights_read(serving, concurrency * (1 + drafted), sharing),
         cache=concurrency * serving.kv_bytes(context),
-        layers=geometry.layers,
-        allreduces=2 * geometry.layers + 2 if serving.tp > 1 else 0,
+        allreduces=2 * serving.geometry.layers + 2 if serving.tp > 1 else 0,
+        sockets=serving.sockets,
     )
+
+
+def shortest(serving: Serving, context: float, concurrency: int, constants: Constants) -> float:
+    """Return how long a step takes at least, seconds: what cannot be left out, at the full
+    bandwidth; requests could all choose the same experts.
+    """
+    cache = concurrency * serving.kv_bytes(context)
+    return (least_read(serving) + cache) / constants.bandwidth
 
 
 def decode(
@@ -103,49 +130,51 @@ def decode(
         UsageError: a count that cannot be.
     """
     constants = constants or Constants()
-    one = step(serving, context, concurrency)
-    fast, expected, slow = step_seconds(serving, one, constants)
-    doubt = doubts(serving, concurrency)
-    roofline = 1 / one.shortest(constants)
-    request = Estimate(
-        expected=1 / expected,
-        low=(1 - doubt.down) / slow,
-        high=min((1 + doubt.up) / fast, roofline),
-        roofline=roofline,
-    )
+    one = step(serving, context, concurrency, sharing=constants.sharing)
+    usual = known(serving, constants, "tp" if serving.tp > 1 else "decode")
+    seconds = step_seconds(serving, one, constants) / usual.factor
+    doubt = doubts(serving, concurrency, known_model=usual.known)
+    best = 1 / shortest(serving, context, concurrency, constants)
+    request = doubt.around(min(1 / seconds, best), best, constants, serving.tp)
+    if serving.eager:
+        faster = usual.factor / step_seconds(replace(serving, eager=False), one, constants)
+        request = replace(request, high=min(max(request.high, faster), best))
     read = serving.tp * (one.weights + one.cache) / concurrency
     return Decode(request, request.times(concurrency), read, doubt.text(constants.basis))
 
 
-def step_seconds(serving: Serving, one: Step, constants: Constants) -> tuple[float, float, float]:
-    """Return how long a step takes: with the fastest all-reduce seen, as expected, and with the
-    slowest.
+def known(serving: Serving, constants: Constants, situation: str) -> Correction:
+    """Return what is known of the model itself; nothing where the constants are the user's own,
+    but for those of the link.
     """
-    usual = constants.allreduce_us
-    quick, slow = min(usual, constants.allreduce_low_us), max(usual, constants.allreduce_high_us)
-    moe = serving.geometry.is_moe
-    least = one.layers * constants.eager_layer_ms / 1e3 if serving.eager else 0.0
+    usual = Constants()
+    link = {name: getattr(usual, name) for name in OF_LINK}
+    if replace(constants, **link) != usual:  # type: ignore[arg-type]
+        return Correction()
+    return correction(serving, situation)
+
+
+def step_seconds(serving: Serving, one: Step, constants: Constants) -> float:
+    """Return how long a step is expected to take."""
+    least = serving.geometry.layers * constants.eager_layer_ms / 1e3 if serving.eager else 0.0
     pace = EAGER if serving.eager else 1.0
-    return (
-        max(least, one.seconds(moe, replace(constants, allreduce_us=quick)) / pace),
-        max(least, one.seconds(moe, constants) / pace),
-        max(least, one.seconds(moe, replace(constants, allreduce_us=slow)) / pace),
-    )
+    return max(least, one.seconds(constants) / pace)
 
 
-def doubts(serving: Serving, concurrency: int) -> Uncertainty:
-    """Return how far off it may be.
-
-    With several requests the published runs are up to 15 % slower, as prefills come between; with
-    experts up to 40 % faster, as requests alike in content share experts (topology benchmark of
-    Gemma 4 26B FP8 on two DGX Sparks, April 2026: 100, 152 and 211 tokens/s at 4, 8 and 16).
-    """
-    doubt = Uncertainty(ERROR, ERROR)
+def doubts(serving: Serving, concurrency: int, *, known_model: bool) -> Uncertainty:
+    """Return how far off it may be."""
+    situation = "decode" if concurrency == 1 else "users"
+    if serving.tp > 1:
+        situation = "tp" if concurrency == 1 else "tp users"
+    doubt = Uncertainty(*usual_range(situation, known_model=known_model))
+    if not known_model:
+        doubt.why.append("a model that was not measured")
+    if concurrency > 1:
+        shared = "requests that may share experts" if serving.geometry.is_moe else "several users"
+        doubt.why.append(shared)
+    if serving.tp > 1:
+        doubt.why.append("several nodes")
     family(serving, doubt)
-    if concurrency > 1 and serving.geometry.is_moe:
-        doubt.more("requests that may share experts", 0.09, 0.34)
-    elif concurrency > 1:
-        doubt.more("prefills that come between", 0.09, 0.02)
     if serving.eager:
-        doubt.more("--enforce-eager", 0.05)
+        doubt.more("--enforce-eager, of which reports contradict each other", 0.05)
     return doubt

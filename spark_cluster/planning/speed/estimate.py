@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spark_cluster.config.engines import dialect
-from spark_cluster.models.weights import formats, step_bytes
+from spark_cluster.models.weights import step_bytes
+from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.serving import Serving
 
 SMALLEST = 1e8
 """Bytes of weights read for a token below which other things than reading decide; the smallest
-model that the constants were fitted on reads 3.3 GB."""
+model that the constants were fitted on reads 2.4 GB."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,23 @@ class Uncertainty:
 
     def more(self, reason: str, down: float, up: float | None = None) -> None:
         """Widen the range."""
-        self.down = min(self.down + down, 0.9)
+        self.down = min(self.down + down * (1 - self.down), 0.9)
         self.up += down if up is None else up
         self.why.append(reason)
+
+    def around(
+        self, expected: float, roofline: float, constants: Constants, tp: int = 1
+    ) -> Estimate:
+        """Return the range around an expected speed; the bound is nowhere exceeded.
+
+        Args:
+            constants: of these the spread of the link is taken, where there are several nodes.
+        """
+        down, up = self.down, self.up
+        if tp > 1 and constants.allreduce_high_us <= 1.5 * constants.allreduce_us:
+            down, up = min(down, OWN_LINK), min(up, OWN_LINK)  # measured by the user
+        low, high = expected * (1 - down), expected * (1 + up)
+        return Estimate(expected, min(low, expected), min(max(high, expected), roofline), roofline)
 
     def text(self, basis: str) -> str:
         """Describe what a figure is based on."""
@@ -65,27 +80,22 @@ class Uncertainty:
         return f"{basis}; the range is wider for {reasons}"
 
 
+OWN_LINK = 0.15
+"""Range either way on several nodes where runs over the user's own link were given."""
+
+
 def family(serving: Serving, doubt: Uncertainty) -> None:
-    """Widen for models unlike those that the constants were fitted on (Gemma 4 dense and MoE)."""
+    """Widen for what the measured runs do not cover."""
     geometry = serving.geometry
     if not geometry.known:
-        doubt.more("a family that is guessed by its shape", 0.20)
-    elif not geometry.model_type.startswith("gemma4"):
-        doubt.more(f"another family ({geometry.model_type})", 0.10)
+        doubt.more("a family that is guessed by its shape", 0.15)
     if not dialect(serving.engine).planned:
-        doubt.more(f"another engine ({dialect(serving.engine).title})", 0.25)
+        doubt.more(f"another engine ({dialect(serving.engine).title})", 0.20)
     if step_bytes(geometry, serving.quantization) < SMALLEST:
         doubt.more("a model so small that reading it takes no time", 0.50)
-    if geometry.latent or geometry.recurrent:
-        doubt.more("its latent or recurrent layers", 0.10)
-    fitted = {"bf16", "nvfp4", "fp8", "fp8-online"} | (set() if geometry.is_moe else {"awq-int4"})
-    if serving.quantization not in fitted:
-        doubt.more(f"{serving.quantization} weights", 0.08)
-    lies = formats(geometry, serving.quantization)
-    if not geometry.is_moe and lies["attention"] == "nvfp4":
-        # Llama 3.3 70B NVFP4: 4.0 to 4.2 tokens/s where 5.4 are expected (dgx-spark-playbooks 79).
-        doubt.more("NVFP4 attention", 0.08)
-    if serving.tp > 1 and geometry.is_moe:
-        doubt.more("experts on several nodes", 0.10, 0.20)
+    if geometry.latent:
+        doubt.more("its latent attention", 0.10)
+    if serving.expert_parallel and serving.tp > 1:
+        doubt.more("--enable-expert-parallel", 0.10)
     if serving.tp > 2:
-        doubt.more("more than two nodes", 0.10)
+        doubt.more("more than two nodes", 0.15)

@@ -2,51 +2,99 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import cast
 
 from spark_cluster.errors import UsageError
-from spark_cluster.models.weights import LINEAR, formats, parameters, step_bytes
+from spark_cluster.models import Geometry
+from spark_cluster.models.stored_tensors import Part
+from spark_cluster.models.weights import LINEAR, weights_of
 from spark_cluster.planning.speed.constants import Constants
-from spark_cluster.planning.speed.decode import step
+from spark_cluster.planning.speed.decode import known, step
 from spark_cluster.planning.speed.estimate import Estimate, Uncertainty, family
+from spark_cluster.planning.speed.fitted import usual_range
+from spark_cluster.planning.speed.reading import least_read, weights_read
 from spark_cluster.planning.speed.serving import Serving
-
-ERROR = 0.07
-"""Largest error on the published prefills."""
 
 PEAK_FLOPS = 250e12
 """FP8 without sparsity (a quarter of the 1,000 that the data sheet of GB10 gives for sparse
 FP4)."""
 
-_FAST = frozenset({"fp8", "fp8-online", "nvfp4"})
-"""Quantizations whose products are computed as such; the others are unpacked to BF16."""
+BIG_HEAD = 256
+"""Larger heads than this no flash attention kernel of the chip takes (vLLM 40677)."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The cost of a prefill.
+    """The cost of a prefill, all nodes together unless said otherwise.
 
     Attributes:
-        fast: operations of matrix products in FP8 or FP4; with experts all are here.
-        slow: operations of those in BF16.
-        attention: operations that grow with the square of the prompt.
+        fast: operations of matrix products in FP8 or FP4.
+        slow: the same in BF16.
+        unpacked, unpacked_fp8: the same where weights of 4 bits, or in FP8, are unpacked to BF16
+            first.
+        experts: the same of experts, in any format.
+        attention: operations that grow with the square of the prompt, with heads above 256.
+        flash: the same with smaller heads.
+        activations: bytes between the products, each written and read once: hidden states, and
+            what recurrent layers work on.
+        read: bytes of experts that a node reads, once for each chunk of the prompt. Their tokens
+            are few, so that reading and computing do not overlap.
+        dense_read: the same of other weights, which are read while products are computed.
         exchanged: bytes that the nodes exchange.
         tp: over how many nodes the operations are divided.
     """
 
     fast: float
     slow: float
+    unpacked: float
+    unpacked_fp8: float
+    experts: float
     attention: float
+    flash: float
+    activations: float
+    read: float
+    dense_read: float
     exchanged: float
     tp: int
 
-    def seconds(self, moe: bool, constants: Constants) -> float:
+    @property
+    def operations(self) -> float:
+        """All of them."""
+        products = self.fast + self.slow + self.unpacked + self.unpacked_fp8
+        return products + self.experts + self.attention + self.flash
+
+    def is_read_bound(self, constants: Constants) -> bool:
+        """Return whether reading the weights takes longer than computing with them."""
+        return self._dense_read(constants) > self._dense(constants)
+
+    def _dense(self, constants: Constants) -> float:
+        """Products of weights other than experts, s."""
+        tera = (
+            self.fast / constants.prefill_tflops
+            + self.slow / constants.prefill_bf16_tflops
+            + self.unpacked / constants.prefill_unpacked_tflops
+            + self.unpacked_fp8 / constants.prefill_unpacked_fp8_tflops
+        )
+        return tera / 1e12 / self.tp
+
+    def _dense_read(self, constants: Constants) -> float:
+        return self.dense_read / (constants.bandwidth * constants.eta_dense)
+
+    def seconds(self, constants: Constants) -> float:
         """Return how long it takes."""
-        fast = constants.prefill_moe_tflops if moe else constants.prefill_tflops
-        products = self.fast / fast + self.slow / constants.prefill_bf16_tflops
-        attention = self.attention / constants.attention_tflops
+        other = (
+            self.experts / constants.prefill_moe_tflops
+            + self.attention / constants.attention_tflops
+            + self.flash / constants.flash_tflops
+        )
+        passed = self.activations * constants.activation_passes / constants.bandwidth
+        computed = other / 1e12 + passed
+        products = max(self._dense(constants), self._dense_read(constants))
+        read = self.read * constants.prefill_read / constants.bandwidth
         exchange = self.exchanged / constants.link
-        return (products + attention) / 1e12 / self.tp + exchange + constants.prefill_ms / 1e3
+        return products + computed / self.tp + read + exchange + constants.prefill_ms / 1e3
 
 
 @dataclass(frozen=True)
@@ -78,64 +126,102 @@ def work(serving: Serving, prompt: int, cached: int = 0) -> Work:
     if prompt < 1 or cached < 0:
         raise UsageError(f"found prompt {prompt} and cached {cached}, expected at least 1 and 0")
     geometry = serving.geometry
-    counts, lies = parameters(geometry), formats(geometry, serving.quantization)
-    fast = slow = 0.0
-    for name in LINEAR:
-        count = float(getattr(counts, name))
-        if name == "experts" and geometry.experts:
-            count *= geometry.experts.top_k / geometry.experts.count
-        if geometry.is_moe or lies[name] in _FAST:
-            fast += 2 * count * prompt
-        else:
-            slow += 2 * count * prompt
+    products = _products(serving, prompt)
     pairs = (prompt + cached) ** 2 - cached**2
-    per_pair = sum(
-        part.layers * part.q_heads * (part.head_dim + part.value_dim)
-        for part in geometry.attention
-        if part.kind == "full"
-    )
-    latent = geometry.latent
-    if latent:
-        width = latent.nope_dim + latent.rope_dim + latent.value_dim
-        per_pair += latent.layers * latent.q_heads * width
+    big, small = _per_pair(serving)
     exchanged = 0.0
     if serving.tp > 1:
         exchanged = (2 * geometry.layers + 1) * prompt * geometry.hidden * 2.0
-    return Work(fast, slow, float(per_pair) * pairs, exchanged, serving.tp)
-
-
-def expected_seconds(serving: Serving, prompt: int, cached: int, constants: Constants) -> float:
-    """Return the time to the first response, s; no shorter than a step that reads every weight that
-    the prompt needs, or than one over what is cached.
-    """
-    moe = serving.geometry.is_moe
-    weights = step_bytes(serving.geometry, serving.quantization, prompt) / serving.tp
-    eta = constants.eta_moe if moe else constants.eta_dense
-    return max(
-        work(serving, prompt, cached).seconds(moe, constants),
-        weights / (constants.bandwidth * eta),
-        step(serving, cached).seconds(moe, constants),
+    chunks = math.ceil(prompt / serving.batched_tokens)
+    weights = weights_read(serving, prompt / chunks)
+    return Work(
+        **products,
+        attention=float(big) * pairs,
+        flash=float(small) * pairs,
+        activations=2.0 * prompt * _activations(geometry),
+        read=chunks * (weights.experts + weights.experts_4bit),
+        dense_read=chunks * (weights.dense + weights.dense_fp4),
+        exchanged=exchanged,
+        tp=serving.tp,
     )
 
 
-def _doubts(serving: Serving, *, read_bound: bool) -> Uncertainty:
+def _products(serving: Serving, prompt: int) -> dict[str, float]:
+    """Operations of matrix products, by the field of `Work`."""
+    chosen = serving.geometry.experts
+    stored = weights_of(serving.geometry, serving.quantization)
+    found = dict.fromkeys(("fast", "slow", "unpacked", "unpacked_fp8", "experts"), 0.0)
+    for name in LINEAR:
+        part = stored.part(cast("Part", name))
+        share = chosen.top_k / chosen.count if chosen and name == "experts" else 1.0
+        kind = "experts" if name == "experts" else _kind(part.format, unpacked=serving.unpacked)
+        found[kind] += 2 * part.parameters * prompt * share
+    return found
+
+
+def _kind(form: str, *, unpacked: bool) -> str:
+    """Name the kind of product that weights in a format make."""
+    if form == "bf16":
+        return "slow"
+    if form in NATIVE and not unpacked:
+        return "fast"
+    return "unpacked_fp8" if form.startswith("fp8") else "unpacked"
+
+
+def _activations(geometry: Geometry) -> float:
+    """Elements between the products of all layers for one token."""
+    recurrent = sum(p.layers * p.conv_elements / max(p.conv_width, 1) for p in geometry.recurrent)
+    return geometry.layers * geometry.hidden + recurrent
+
+
+NATIVE = ("fp8", "fp8-online", "nvfp4")
+"""Formats whose products the chip computes as such; the others are unpacked to BF16."""
+
+
+def _per_pair(serving: Serving) -> tuple[float, float]:
+    """Operations for a pair of tokens: with heads above 256, and with smaller ones."""
+    big = small = 0.0
+    for part in serving.geometry.attention:
+        if part.kind == "full":
+            each = part.layers * part.q_heads * (part.head_dim + part.value_dim)
+            if part.head_dim > BIG_HEAD:
+                big += each
+            else:
+                small += each
+    latent = serving.geometry.latent
+    if latent:
+        width = latent.nope_dim + latent.rope_dim + latent.value_dim
+        small += latent.layers * latent.q_heads * width
+    return big, small
+
+
+def expected_seconds(serving: Serving, prompt: int, cached: int, constants: Constants) -> float:
+    """Return the time to the first response, s; no shorter than a step over what is cached."""
+    return max(
+        work(serving, prompt, cached).seconds(constants),
+        step(serving, cached).seconds(constants),
+    )
+
+
+def _doubts(serving: Serving, prompt: int, *, known_model: bool) -> Uncertainty:
     """Return how far off it may be.
 
-    Published prefills of 128 tokens, which take as long as reading the weights, took half as long
-    again (229 ms for 146); without CUDA graphs they are 4 to 18 % slower (source:
-    forum-gemma4-31b-fp8).
+    Without CUDA graphs prefills are 4 to 18 % slower (source: forum-gemma4-31b-fp8), and so are
+    short ones, of which few were measured.
     """
-    doubt = Uncertainty(ERROR, ERROR)
+    doubt = Uncertainty(*usual_range("prefill", known_model=known_model))
+    if not known_model:
+        doubt.why.append("a model whose prefill was not measured")
     family(serving, doubt)
-    if serving.geometry.is_moe:
-        doubt.more("experts, with which no prefill was fitted", 0.30)
-    elif serving.quantization not in ("fp8", "fp8-online"):
-        doubt.more("its weights, as only prefills in FP8 were fitted", 0.30)
-    if read_bound:
-        doubt.more("so short a prompt", 0.33, 0.0)
+    if prompt < SHORT:
+        doubt.more("so short a prompt", 0.25)
     if serving.eager:
         doubt.more("--enforce-eager", 0.15, 0.0)
     return doubt
+
+
+SHORT = 1024
+"""Tokens of a prompt below which no fitted run is."""
 
 
 def prefill(
@@ -154,12 +240,14 @@ def prefill(
         UsageError: a count that cannot be.
     """
     constants = constants or Constants()
-    moe, todo = serving.geometry.is_moe, work(serving, prompt, cached)
-    expected = expected_seconds(serving, prompt, cached, constants)
-    doubt = _doubts(serving, read_bound=expected > todo.seconds(moe, constants))
-    arithmetic = (todo.fast + todo.slow + todo.attention) / PEAK_FLOPS / serving.tp
-    weights = step_bytes(serving.geometry, serving.quantization, prompt) / serving.tp
-    best = max(arithmetic, weights / constants.bandwidth)
+    todo = work(serving, prompt, cached)
+    usual = known(serving, constants, "prefill")
+    doubt = _doubts(serving, prompt, known_model=usual.known)
+    best = max(
+        todo.operations / PEAK_FLOPS / serving.tp,
+        least_read(serving) / constants.bandwidth,
+    )
+    expected = max(expected_seconds(serving, prompt, cached, constants) / usual.factor, best)
     fastest, slowest = expected / (1 + doubt.up), expected / (1 - doubt.down)
     seconds = Estimate(expected, max(fastest, best), slowest, best)
     rate = Estimate(*(prompt / s for s in (expected, seconds.high, seconds.low, best)))

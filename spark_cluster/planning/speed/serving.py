@@ -17,6 +17,14 @@ from spark_cluster.planning.kv.dtypes import (
     state_bytes,
 )
 
+BATCHED_TOKENS = 2048
+"""vLLM's default on GB10. GPUs of 70 GiB and more get 8,192, but it asks NVML what they have, which
+does not answer on GB10 (source: vllm-57378). The KV tokens that 0.19 logged fit this and not 8,192,
+too (source: muninn-gemma4-31b)."""
+
+MARLIN = {"linear-backend": "marlin", "moe-backend": "marlin"}
+MARLIN_VARIABLE = "VLLM_TEST_FORCE_FP8_MARLIN"
+
 
 @dataclass(frozen=True)
 class Serving:
@@ -27,6 +35,14 @@ class Serving:
         tp: tensor-parallel size, one node each.
         eager: without CUDA graphs (`--enforce-eager`).
         engine: that serves it.
+        mxfp4_layers: words of `--mxfp4-layers`, which some images take: what is quantized to MXFP4
+            when it is loaded.
+        expert_parallel: experts are spread over the nodes instead of divided.
+        unpacked: quantized weights are unpacked to BF16 for every product (Marlin), also where the
+            chip has a format of its own.
+        batched_tokens: tokens of a prompt that are computed at once.
+        sockets: nodes exchange over TCP sockets, not over RDMA.
+        own_head: drafts come from the model's own MTP layers, which share its output layer.
     """
 
     geometry: Geometry
@@ -35,6 +51,12 @@ class Serving:
     tp: int = 1
     eager: bool = False
     engine: str = DEFAULT
+    mxfp4_layers: tuple[str, ...] = ()
+    expert_parallel: bool = False
+    unpacked: bool = False
+    batched_tokens: int = BATCHED_TOKENS
+    sockets: bool = False
+    own_head: bool = False
 
     def __post_init__(self) -> None:
         if self.tp < 1:
@@ -88,8 +110,31 @@ def of_launch(launch: Launch, geometry: Geometry) -> Serving:
     kv_dtype = launch.text("kv-cache-dtype") or "auto"
     if kv_dtype == "auto":
         kv_dtype = checkpoint_kv_dtype(launch.model, quantization, geometry)
-    eager = launch.args.get("enforce-eager") is True
-    return Serving(geometry, quantization, kv_dtype, launch.tp, eager, launch.engine)
+    layers = launch.text("mxfp4-layers")
+    return Serving(
+        geometry,
+        quantization,
+        kv_dtype,
+        launch.tp,
+        eager=launch.args.get("enforce-eager") is True,
+        engine=launch.engine,
+        mxfp4_layers=tuple(word.strip() for word in layers.split(",") if word.strip()),
+        expert_parallel=launch.args.get("enable-expert-parallel") is True,
+        unpacked=_unpacked(launch),
+        batched_tokens=max(1, int(launch.number("max-num-batched-tokens") or BATCHED_TOKENS)),
+        sockets=str(launch.env.get("NCCL_IB_DISABLE", "0")) == "1",
+        own_head=_own_head(launch),
+    )
+
+
+def _own_head(launch: Launch) -> bool:
+    config = launch.speculative or {}
+    return "mtp" in str(config.get("method", "")) and not config.get("model")
+
+
+def _unpacked(launch: Launch) -> bool:
+    flags = any(launch.text(flag) == value for flag, value in MARLIN.items())
+    return flags or str(launch.env.get(MARLIN_VARIABLE, "")) == "1"
 
 
 def _of_tensors(launch: Launch, geometry: Geometry) -> Quantization | None:

@@ -8,14 +8,18 @@ from itertools import accumulate
 from operator import mul
 
 from spark_cluster.errors import UsageError
-from spark_cluster.planning.speed import decode as decoding
 from spark_cluster.planning.speed.constants import Constants
-from spark_cluster.planning.speed.decode import doubts, step, step_seconds
+from spark_cluster.planning.speed.decode import (
+    doubts,
+    known,
+    shortest,
+    step,
+    step_seconds,
+)
 from spark_cluster.planning.speed.estimate import Estimate, Uncertainty
+from spark_cluster.planning.speed.fitted import usual_range
+from spark_cluster.planning.speed.reading import draft_read
 from spark_cluster.planning.speed.serving import Serving
-
-ERROR = 0.08
-"""Largest error on the published sweep over the number of drafted tokens."""
 
 USUAL = (0.82, 0.70, 0.92)
 """Acceptance of a drafted token, given the ones before, when it was not measured: in between, at
@@ -29,8 +33,8 @@ class Speculative:
     """Tokens/s with a drafter.
 
     Attributes:
-        request: of one request; the roofline is that of decoding without a drafter, times the
-            tokens a step gives.
+        request: of one request; the roofline is reading once, at the full bandwidth, for the tokens
+            that a step gives: all of the drafted ones where the acceptance is not known.
         total: of all requests together.
         tokens_per_step: that one request gets out of a step.
         gain: expected tokens/s over those without a drafter.
@@ -79,14 +83,12 @@ def _gained(
     return known, known, known
 
 
-def _doubts(serving: Serving, concurrency: int) -> Uncertainty:
+def _doubts(serving: Serving, concurrency: int, *, known_model: bool) -> Uncertainty:
     """Return how far off it may be, apart from the acceptance."""
-    doubt = doubts(serving, concurrency)
-    doubt.more("drafting", ERROR - decoding.ERROR)
-    if not serving.geometry.is_moe:
-        doubt.more("a dense model, with which no drafter was fitted", 0.10)
-    elif serving.quantization != "fp8":
-        doubt.more("its weights, as drafters were fitted with FP8 only", 0.10)
+    plain = doubts(serving, concurrency, known_model=known_model)
+    down, up = usual_range("drafter", known_model=known_model)
+    doubt = Uncertainty(max(down, plain.down), max(up, plain.up), plain.why)
+    doubt.why.append("drafting")
     return doubt
 
 
@@ -102,7 +104,9 @@ def speculative(
 ) -> Speculative:
     """Predict how fast it decodes with a drafter.
 
-    A step takes `verify` times as long as one without, and `draft_ms` more for each drafted token.
+    A step verifies the drafted tokens with the request's own one, so it reads the experts that all
+    of them choose, and takes `draft_ms` more for each drafted token; where the model's own head
+    drafts, also the time of reading that and the output layer.
 
     Args:
         drafted: tokens drafted in a step.
@@ -113,21 +117,29 @@ def speculative(
         UsageError: a count or a rate that cannot be.
     """
     constants = constants or Constants()
-    gained, doubt = _gained(drafted, acceptance, accepted_share), _doubts(serving, concurrency)
-    if len(set(gained)) > 1:
+    gained = _gained(drafted, acceptance, accepted_share)
+    usual = known(serving, constants, "drafter")
+    doubt = _doubts(serving, concurrency, known_model=usual.known)
+    is_known = len(set(gained)) == 1
+    if not is_known:
         doubt.why.append("an acceptance that was not measured")
-    plain = step(serving, context, concurrency)
-    draft = drafted * constants.draft_ms / 1e3
-    fast, usual, slow = (
-        constants.verify * seconds + draft for seconds in step_seconds(serving, plain, constants)
-    )
-    roofline = gained[2] / plain.shortest(constants)
-    request = Estimate(
-        expected=gained[0] / usual,
-        low=(1 - doubt.down) * gained[1] / slow,
-        high=min((1 + doubt.up) * gained[2] / fast, roofline),
-        roofline=roofline,
-    )
+    seconds = drafting_seconds(serving, context, drafted, concurrency, constants) / usual.factor
+    best = gained[0] if is_known else 1 + drafted
+    roofline = best / shortest(serving, context, concurrency, constants)
+    speeds = [min(tokens / seconds, roofline) for tokens in gained]
+    ranges = [doubt.around(speed, roofline, constants, serving.tp) for speed in speeds]
+    request = Estimate(speeds[0], ranges[1].low, ranges[2].high, roofline)
     basis = doubt.text(constants.basis)
-    gain = request.expected * step_seconds(serving, plain, constants)[1]
+    plain = step(serving, context, concurrency, sharing=constants.sharing)
+    slower = drafting_seconds(serving, context, drafted, concurrency, constants)
+    gain = gained[0] * step_seconds(serving, plain, constants) / slower
     return Speculative(request, request.times(concurrency), gained[0], gain, basis)
+
+
+def drafting_seconds(
+    serving: Serving, context: float, drafted: int, concurrency: int, constants: Constants
+) -> float:
+    """Return how long a step with drafted tokens is expected to take."""
+    one = step(serving, context, concurrency, sharing=constants.sharing, drafted=drafted)
+    head = draft_read(serving) / (constants.bandwidth * constants.eta_dense)
+    return step_seconds(serving, one, constants) + drafted * (constants.draft_ms / 1e3 + head)
