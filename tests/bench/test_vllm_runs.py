@@ -21,6 +21,7 @@ from spark_cluster.runner.session import Output
 DOCKER = """\
 #!{python} -IS
 import os, pathlib, sys, time
+import subprocess
 state = pathlib.Path({state!r})
 with (state / "calls").open("a") as calls:
     print(*sys.argv[1:], file=calls)
