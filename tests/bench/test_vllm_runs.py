@@ -7,6 +7,7 @@ import getpass
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from spark_cluster.runner.session import Output
 DOCKER = """\
 #!{python} -IS
 import os, pathlib, sys, time
-import subprocess
 state = pathlib.Path({state!r})
 with (state / "calls").open("a") as calls:
     print(*sys.argv[1:], file=calls)
