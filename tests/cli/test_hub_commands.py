@@ -20,7 +20,7 @@ RUN = "docker run --gpus all {} " + LINE.format("autoround")
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabHub]:
+def hub(tmp_path: Path, hub_allowed: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabHub]:
     """A hub with a Llama 70B in INT4 (AutoRound) and Nemotron 3 Super."""
     root = tmp_path / "hub" / "org"
     declared = {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq"}
@@ -28,9 +28,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabHub]:
     checkpoints.write(root / "autoround", {**LLAMA_70B, "quantization_config": declared}, tensors)
     tensors = checkpoints.nemotron_super(NEMOTRON_SUPER)
     checkpoints.write(root / "super", {**NEMOTRON_SUPER, "moe_new_size": 77}, tensors)
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setenv("SPARK_CLUSTER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     with serve(tmp_path / "hub") as served:
         # HF_ENDPOINT is read once a process, so here the client is told.
         monkeypatch.setattr(lookup, "HubLibrary", lambda known: HubLibrary(served.url, known))

@@ -164,7 +164,7 @@ def test_a_token_opens_a_gated_model(
     assert client().checkpoint("org/small") is not None
 
 
-def test_no_server_and_no_name(tmp_path: Path) -> None:
+def test_no_server_and_no_name(hub_allowed: None, tmp_path: Path) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         hub = Hub(HubLibrary(f"http://127.0.0.1:{held.getsockname()[1]}"), ModelStore(tmp_path))
@@ -266,7 +266,9 @@ def test_a_folder_that_cannot_be_written(lab_hub: LabHub, tmp_path: Path) -> Non
     assert hub.checkpoint("org/small") is not None
 
 
-def test_the_table_stands_in_for_a_hub_that_does_not_answer(tmp_path: Path) -> None:
+def test_the_table_stands_in_for_a_hub_that_does_not_answer(
+    hub_allowed: None, tmp_path: Path
+) -> None:
     hub = Hub(HubLibrary("http://127.0.0.1:1"), ModelStore(tmp_path))
     shape = find("Qwen/Qwen3-8B", hub=hub, cache_dir=tmp_path)
     assert (shape.layers, shape.stored) == (36, None)
