@@ -61,6 +61,9 @@ def hub_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """
     from huggingface_hub import constants
 
+    from spark_cluster.models.hub import library
+
+    monkeypatch.setattr(library, "REQUEST_S", 100.0)  # a machine under load decides no test
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # read from the environment once

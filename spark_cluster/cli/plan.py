@@ -97,7 +97,8 @@ def command(
     planner = Planner(app.project, hub(offline=offline))
     subject = _subject(app, recipe_name, text, tp, app.allowances(allow), offline=offline)
     least = 2 if purpose else 1
-    rooms, facts = _rooms(app, subject, max(least, tp or 1), available, offline=offline)
+    least = max(least, tp or 1)
+    rooms, facts = _rooms(app, planner, subject, least, available, offline=offline)
     question = Question(context, prompt, users)
     if purpose is not None:
         _advise(ctx, planner, subject, rooms, question, cast("Purpose", purpose))
@@ -160,7 +161,13 @@ def _subject(
 
 
 def _rooms(
-    app: App, subject: Subject, least: int, available: float | None, *, offline: bool
+    app: App,
+    planner: Planner,
+    subject: Subject,
+    least: int,
+    available: float | None,
+    *,
+    offline: bool,
 ) -> tuple[list[NodeMemory], list[Facts]]:
     """The nodes, the head first, and their facts; where they are unknown, Sparks are assumed."""
     from spark_cluster.planning.room import assumed
@@ -168,11 +175,14 @@ def _rooms(
     if offline:
         return assumed(max(least, subject.launch.tp, 2), available), []
     from spark_cluster.runner.options import Options
+    from spark_cluster.serving.hub_on_node import NodeDocuments
     from spark_cluster.serving.survey import survey
 
     with app.play("plan", app.nodes, Options(), change=False) as run:
         play = run.open()
         rooms, facts = survey(play, subject.node_path)
+        first = min(play.nodes, key=lambda node: not node.is_head)
+        planner.look_up(subject, NodeDocuments(play.session(first)))
         run.finish()
     missing = least - len(rooms)
     if missing > 0:
