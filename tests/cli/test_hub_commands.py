@@ -12,8 +12,11 @@ from checkpoints import LLAMA_70B, NEMOTRON_SUPER
 from factories import put
 
 from spark_cluster.lab.hub import Conduct, LabHub, serve
+from spark_cluster.models import from_config
+from spark_cluster.models.counting import count
 from spark_cluster.models.hub import lookup
 from spark_cluster.models.hub.library import HubLibrary
+from spark_cluster.models.memory import GIB
 
 Run = Callable[..., tuple[int, str, str]]
 LINE = "vllm serve org/{} --max-model-len 8192 --max-num-seqs 4"
@@ -134,15 +137,16 @@ def test_an_import_of_a_model_that_is_not_there(hub: LabHub, run: Run) -> None:
 
 
 def test_an_unknown_key_is_decided_by_the_tensors(hub: LabHub, run: Run) -> None:
-    tensors = checkpoints.nemotron_super(NEMOTRON_SUPER)
-    unknown = {**NEMOTRON_SUPER, "moe_new_size": 77}
+    unknown = {**NEMOTRON_SUPER, "n_routed_experts": 32, "moe_new_size": 77}
+    tensors = checkpoints.nemotron_super(unknown)
+    expected = count(tensors, from_config(unknown, "x"), unknown).memory_bytes() / GIB
     checkpoints.write(hub.root / "org/super", unknown, tensors)
     line = LINE.format("super")
     assert run("plan", "--offline", "--command", line)[0] == 2
     assert run("predict", "speed", "--model", "org/super")[0] == 0
     found = planned(run, "--offline", model="super")
     assert found["fits"] is True
-    assert found["weights_gib"] == pytest.approx(69.62, rel=0.03)
+    assert found["weights_gib"] == pytest.approx(expected, abs=0.01)
 
 
 def test_without_the_tensors_it_is_unknown_and_no_refusal(

@@ -103,7 +103,7 @@ class HubLibrary:
         ranged: bool = False,
     ) -> tuple[bytes, bool]:
         from huggingface_hub import get_session
-        from huggingface_hub.utils import build_hf_headers
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
         headers = dict(build_hf_headers(library_name="spark-cluster"))
         if ranged:
@@ -126,7 +126,7 @@ class HubLibrary:
     def _refused(self, response: Any) -> None:
         """Raise what the library makes of an answer that is none."""
         import httpx2
-        from huggingface_hub.utils import hf_raise_for_status
+        from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
         if response.status_code == TOO_MANY:
             wait = response.headers.get("Retry-After", "")
