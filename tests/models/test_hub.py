@@ -291,3 +291,22 @@ def test_online_asks_the_endpoint_of_the_library(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
     assert lookup.online()._source is not None
+
+
+def test_the_lab_hub_serves_downloads(lab_hub: LabHub, tmp_path: Path) -> None:
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import GatedRepoError
+
+    folder = snapshot_download(
+        "org/small", endpoint=lab_hub.url, cache_dir=tmp_path / "downloads", max_workers=1
+    )
+    source = lab_hub.root / "org/small"
+    for path in source.iterdir():
+        assert (Path(folder) / path.name).read_bytes() == path.read_bytes()
+    assert Path(folder).name == lab_hub.commit("org/small")
+    assert find("org/small", cache_dir=tmp_path / "downloads").stored is not None
+    lab_hub.conduct["org/small"] = Conduct(gated=True)
+    with pytest.raises(GatedRepoError):
+        hf_hub_download(
+            "org/small", "config.json", endpoint=lab_hub.url, cache_dir=tmp_path / "other"
+        )
