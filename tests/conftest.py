@@ -74,6 +74,24 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def hub_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The hub's library may ask, for tests that give it a hub of this machine; it has no token, and
+    what is read is kept in the test's own folder.
+    """
+    from huggingface_hub import constants
+
+    from spark_cluster.models.hub import library
+
+    monkeypatch.setattr(library, "REQUEST_S", 100.0)  # a machine under load decides no test
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # read from the environment once
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setenv("SPARK_CLUSTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave campaigns out, also where -m says nothing of them."""
     if "soak" in config.getoption("-m"):

@@ -105,9 +105,8 @@ def command(
     asked = Asked(recipe_name, text, tp, changes, offline=offline)
     subject = _subject(app, asked, app.allowances(allow))
     least = 2 if purpose else 1
-    rooms, facts = _rooms(
-        app, subject, max(least, subject.launch.nodes), available, offline=offline
-    )
+    least = max(least, subject.launch.nodes)
+    rooms, facts = _rooms(app, planner, subject, least, available, offline=offline)
     question = Question(context, prompt, users)
     if purpose is not None:
         _advise(ctx, planner, subject, rooms, question, cast("Purpose", purpose))
@@ -188,7 +187,13 @@ def _asked_for(recipe: Recipe) -> list[str]:
 
 
 def _rooms(
-    app: App, subject: Subject, least: int, available: float | None, *, offline: bool
+    app: App,
+    planner: Planner,
+    subject: Subject,
+    least: int,
+    available: float | None,
+    *,
+    offline: bool,
 ) -> tuple[list[NodeMemory], list[Facts]]:
     """The nodes, the head first, and their facts; where they are unknown, Sparks are assumed."""
     from spark_cluster.planning.room import assumed
@@ -196,11 +201,14 @@ def _rooms(
     if offline:
         return assumed(max(least, 2), available), []
     from spark_cluster.runner.options import Options
+    from spark_cluster.serving.hub_on_node import NodeDocuments
     from spark_cluster.serving.survey import survey
 
     with app.play("plan", app.nodes, Options(), change=False) as run:
         play = run.open()
         rooms, facts = survey(play, subject.node_path)
+        first = min(play.nodes, key=lambda node: not node.is_head)
+        planner.look_up(subject, NodeDocuments(play.session(first)))
         run.finish()
     missing = least - len(rooms)
     if missing > 0:

@@ -11,12 +11,14 @@ import functools
 import hashlib
 import json
 import re
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 _API = re.compile(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(?:/.*)?)?")
@@ -97,8 +99,7 @@ def serve(root: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[LabHub
         port: 0: one that is free.
     """
     hub = LabHub(root)
-    with ThreadingHTTPServer((host, port), functools.partial(_Handler, hub)) as server:
-        server.daemon_threads = True
+    with _Server((host, port), functools.partial(_Handler, hub)) as server:
         hub.url = f"http://{host}:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
@@ -108,6 +109,13 @@ def serve(root: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[LabHub
             hub.closing.set()
             server.shutdown()
             thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report what goes wrong here; a client that leaves in the middle of a file may."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -2,7 +2,6 @@
 
 from spark_cluster.models.config import from_config
 from spark_cluster.models.find import find, known_models
-from spark_cluster.models.local import model_folder
 from spark_cluster.models.shape import (
     Attention,
     Experts,
@@ -10,7 +9,6 @@ from spark_cluster.models.shape import (
     Latent,
     Recurrent,
 )
-from spark_cluster.models.stored_weights import weights_bytes
 
 __all__ = [
     "Attention",
@@ -21,6 +19,4 @@ __all__ = [
     "find",
     "from_config",
     "known_models",
-    "model_folder",
-    "weights_bytes",
 ]

@@ -15,10 +15,10 @@ from spark_cluster.models.stored_weights import stored_tensors
 
 
 def read_folder(folder: Path) -> Checkpoint:
-    """Read what a folder tells of its model.
+    """Read what a folder tells of its model; of weights that cannot be read, why.
 
     Raises:
-        InvalidFile: its config.json, or a header of its weights, cannot be read.
+        InvalidFile: its config.json cannot be read.
     """
     config = _read(folder / "config.json")
     for name in QUANTIZATION_FILES:
@@ -26,15 +26,13 @@ def read_folder(folder: Path) -> Checkpoint:
             config = with_quantization(config, name, _read(folder / name))
     beside = folder / "generation_config.json"
     generation = _read(beside) if beside.is_file() else {}
-    found = stored_tensors(folder)
-    return Checkpoint(config, generation, tuple(found) if found is not None else None)
-
-
-def model_folder(
-    name: str, folders: Iterable[Path] = (), cache_dir: Path | None = None
-) -> Path | None:
-    """The folder of this machine that holds the model's config.json (and maybe its weights)."""
-    return own_folder(name, folders) or snapshot(name, cache_dir or hub_cache())
+    found, problem = None, ""
+    try:
+        found = stored_tensors(folder)
+    except InvalidFile as error:  # a pointer of git-lfs, say; the shape is known all the same
+        problem = str(error)
+    tensors = tuple(found) if found is not None else None
+    return Checkpoint(config, generation, tensors, problem=problem)
 
 
 def own_folder(name: str, folders: Iterable[Path] = ()) -> Path | None:

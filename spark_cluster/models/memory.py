@@ -60,5 +60,9 @@ def utilization(memory: Memory) -> float:
 
 
 def least(needed_gib: float, total_gib: float) -> float:
-    """The smallest share that holds what is needed, two decimals, rounded up."""
+    """The smallest share that holds what is needed, two decimals, rounded up; 0.0 when the node
+    tells no memory.
+    """
+    if total_gib <= 0:
+        return 0.0
     return math.ceil(100 * needed_gib / total_gib - 1e-9) / 100

@@ -11,24 +11,8 @@ from spark_cluster.models.safetensors_header import (
     folded,
     header_length,
     tensors,
-    total_bytes,
 )
-from spark_cluster.models.weight_files import INDEX, indexed, total_size, weight_files
-
-
-def weights_bytes(folder: Path) -> int | None:
-    """Bytes of all tensors of a model, None when the folder has no safetensors.
-
-    From the index when there is one and it says it, else from the headers of the files.
-
-    Raises:
-        InvalidFile: the index or a header cannot be read.
-    """
-    index = folder / INDEX
-    if index.is_file() and (total := total_size(_text(index), str(index))):
-        return total
-    files = sorted(folder.glob("*.safetensors"))
-    return sum(total_bytes(_tensors(path)) for path in files) if files else None
+from spark_cluster.models.weight_files import INDEX, indexed, weight_files
 
 
 def stored_tensors(folder: Path) -> list[Tensor] | None:

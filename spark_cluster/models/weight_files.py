@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from spark_cluster.errors import InvalidFile
-from spark_cluster.models.safetensors_header import LARGEST_WEIGHTS
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -44,19 +43,6 @@ def indexed(text: bytes, where: str) -> list[str]:
         found = repr(strange[0][:100]) if strange else f"{len(names)} files"
         raise InvalidFile(f"is not a safetensors index: it names {found}", where=where)
     return names
-
-
-def total_size(text: bytes, where: str) -> int | None:
-    """Bytes of all tensors by an index; None when it does not say it.
-
-    Raises:
-        InvalidFile: it is not an index.
-    """
-    metadata = _document(text, where).get("metadata")
-    total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    if isinstance(total, int | float) and 0 < total <= LARGEST_WEIGHTS:
-        return int(total)
-    return None
 
 
 def _document(text: bytes, where: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from spark_cluster.config.parallelism import MOST_NODES, REPLICAS_REFUSED
 from spark_cluster.config.yamlfile import described
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.facts.model import Facts
-from spark_cluster.models.hub import Hub, cached
+from spark_cluster.models.hub import DocumentSource, Hub, cached
 from spark_cluster.models.memory import GIB
 from spark_cluster.models.weights import memory_bytes, must_be_known, weights_of
 from spark_cluster.planning.builds import builds
@@ -148,6 +148,17 @@ class Planner:
         shape = self._model(subject)
         drafter = self._drafter(launch)
         return replace(shape, drafter=drafter) if drafter is not None else shape
+
+    def look_up(self, subject: Subject, source: DocumentSource) -> None:
+        """Have the model looked up, through `source` where the hub cannot be reached from here.
+
+        What goes wrong is raised by the plan, not here.
+        """
+        with contextlib.suppress(UsageError, InvalidFile):
+            self.geometry(subject)
+        if self.hub.ask_through(source):
+            with contextlib.suppress(UsageError, InvalidFile):
+                self.geometry(subject)
 
     def _model(self, subject: Subject) -> shapes.Geometry:
         launch = subject.launch

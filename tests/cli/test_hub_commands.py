@@ -9,10 +9,14 @@ from pathlib import Path
 import checkpoints
 import pytest
 from checkpoints import LLAMA_70B, NEMOTRON_SUPER
+from factories import put
 
 from spark_cluster.lab.hub import Conduct, LabHub, serve
+from spark_cluster.models import from_config
+from spark_cluster.models.counting import count
 from spark_cluster.models.hub import lookup
 from spark_cluster.models.hub.library import HubLibrary
+from spark_cluster.models.memory import GIB
 
 Run = Callable[..., tuple[int, str, str]]
 LINE = "vllm serve org/{} --max-model-len 8192 --max-num-seqs 4"
@@ -20,17 +24,12 @@ RUN = "docker run --gpus all {} " + LINE.format("autoround")
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabHub]:
-    """A hub with a Llama 70B in INT4 (AutoRound) and Nemotron 3 Super."""
+def hub(tmp_path: Path, hub_allowed: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabHub]:
+    """A hub with a Llama 70B in INT4 (AutoRound)."""
     root = tmp_path / "hub" / "org"
     declared = {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq"}
     tensors = checkpoints.dense(LLAMA_70B, "gptq")
     checkpoints.write(root / "autoround", {**LLAMA_70B, "quantization_config": declared}, tensors)
-    tensors = checkpoints.nemotron_super(NEMOTRON_SUPER)
-    checkpoints.write(root / "super", {**NEMOTRON_SUPER, "moe_new_size": 77}, tensors)
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setenv("SPARK_CLUSTER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     with serve(tmp_path / "hub") as served:
         # HF_ENDPOINT is read once a process, so here the client is told.
         monkeypatch.setattr(lookup, "HubLibrary", lambda known: HubLibrary(served.url, known))
@@ -86,6 +85,39 @@ def test_int4_of_autoround_is_planned_by_its_tensors(hub: LabHub, run: Run) -> N
     assert found["weights_gib"] == pytest.approx(39.8 / 1.0737, rel=0.01)
 
 
+NODES = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n  spark2: {address: 10.0.0.2}\n"
+
+
+def test_a_laptop_without_the_hub_asks_through_a_node(
+    hub: LabHub, run: Run, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "inventory.yaml").write_text(NODES)
+    for node in ("spark1", "spark2"):
+        memory = "MemTotal: 127600748 kB\nMemAvailable: 123731900 kB\n"
+        put(project / node / "proc/meminfo", memory)
+    monkeypatch.setattr(lookup, "HubLibrary", lambda known: HubLibrary("http://127.0.0.1:1", known))
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    line = LINE.format("autoround")
+    status, out, err = run("--json", "plan", "--command", line)
+    assert status in (0, 4), err
+    assert json.loads(out)["weights_gib"] == pytest.approx(37.1, abs=0.1)
+    asked = len(hub.requests)
+    assert asked
+    assert planned(run, "--offline")["weights_gib"] == pytest.approx(37.1, abs=0.1)
+    assert len(hub.requests) == asked
+
+
+def test_a_laptop_and_nodes_without_the_hub(
+    hub: LabHub, run: Run, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "inventory.yaml").write_text(NODES)
+    monkeypatch.setattr(lookup, "HubLibrary", lambda known: HubLibrary("http://127.0.0.1:1", known))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    status, _, err = run("plan", "--command", LINE.format("autoround"))
+    assert status == 2
+    assert "the hub cannot be reached: from the node" in " ".join(err.split())
+
+
 def test_an_import_says_how_large_the_model_is(hub: LabHub, run: Run) -> None:
     line = f"docker run --gpus all vllm/vllm-openai:v0.26.0 {LINE.format('autoround')}"
     status, out, err = run("--json", "recipes", "import", "--command", line)
@@ -105,12 +137,16 @@ def test_an_import_of_a_model_that_is_not_there(hub: LabHub, run: Run) -> None:
 
 
 def test_an_unknown_key_is_decided_by_the_tensors(hub: LabHub, run: Run) -> None:
+    unknown = {**NEMOTRON_SUPER, "n_routed_experts": 32, "moe_new_size": 77}
+    tensors = checkpoints.nemotron_super(unknown)
+    expected = count(tensors, from_config(unknown, "x"), unknown).memory_bytes() / GIB
+    checkpoints.write(hub.root / "org/super", unknown, tensors)
     line = LINE.format("super")
     assert run("plan", "--offline", "--command", line)[0] == 2
     assert run("predict", "speed", "--model", "org/super")[0] == 0
     found = planned(run, "--offline", model="super")
     assert found["fits"] is True
-    assert found["weights_gib"] == pytest.approx(69.62, rel=0.03)
+    assert found["weights_gib"] == pytest.approx(expected, abs=0.01)
 
 
 def test_without_the_tensors_it_is_unknown_and_no_refusal(

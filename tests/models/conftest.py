@@ -16,12 +16,8 @@ from spark_cluster.models.hub.store import ModelStore
 
 
 @pytest.fixture
-def lab_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabHub]:
+def lab_hub(tmp_path: Path, hub_allowed: None) -> Iterator[LabHub]:
     """A hub with `org/small`: a Llama in FP8 of two files."""
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HUGGING_FACE_HUB_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("SPARK_CLUSTER_CACHE", str(tmp_path / "cache"))
     checkpoints.write(
         tmp_path / "hub" / "org" / "small", SMALL, checkpoints.dense(SMALL, "fp8"), files=2
     )

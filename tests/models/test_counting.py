@@ -227,3 +227,31 @@ def test_autoround_without_its_packing() -> None:
 )
 def test_parts_by_name(name: str, part: str) -> None:
     assert part_of(name, 61) == part
+
+
+def test_mtp_layers_weigh_only_where_they_draft_and_their_copies_never() -> None:
+    """As DeepSeek and GLM store them: a layer after the last, with copies of the embedding."""
+    config = {**LLAMA_70B, "num_hidden_layers": 2}
+    layer = "model.layers.2"
+    extra = [
+        *checkpoints.matrix(f"{layer}.eh_proj", 8192, 16384, "bf16"),
+        checkpoints.tensor(f"{layer}.embed_tokens.weight", "BF16", 128256, 8192),
+        checkpoints.tensor(f"{layer}.shared_head.head.weight", "BF16", 128256, 8192),
+    ]
+    _, found = counted(config, [*checkpoints.dense(config, "bf16"), *extra])
+    _, without = counted(config, checkpoints.dense(config, "bf16"))
+    assert found.part("drafter").bytes == found.drafter_step_bytes() == 2 * 8192 * 16384
+    assert found.memory_bytes() == without.memory_bytes()
+    assert found.memory_bytes(drafter=True) == without.memory_bytes() + 2 * 8192 * 16384
+    assert found.step_bytes() == without.step_bytes()
+
+
+def test_of_experts_those_are_read_that_the_tokens_choose() -> None:
+    config = listed("openai/gpt-oss-20b")
+    _, found = counted(config, checkpoints.gpt_oss(config))
+    experts = found.part("experts").bytes
+    rest = found.step_bytes() - experts * 4 / 32
+    assert found.step_bytes(2) == pytest.approx(rest + experts * (1 - (28 / 32) ** 2))
+    assert found.step_bytes(1000) == pytest.approx(rest + experts)
+    unknown = replace(found, experts=0, top_k=0)
+    assert unknown.step_bytes() == pytest.approx(rest + experts)

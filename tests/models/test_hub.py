@@ -164,7 +164,7 @@ def test_a_token_opens_a_gated_model(
     assert client().checkpoint("org/small") is not None
 
 
-def test_no_server_and_no_name(tmp_path: Path) -> None:
+def test_no_server_and_no_name(hub_allowed: None, tmp_path: Path) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         hub = Hub(HubLibrary(f"http://127.0.0.1:{held.getsockname()[1]}"), ModelStore(tmp_path))
@@ -266,7 +266,9 @@ def test_a_folder_that_cannot_be_written(lab_hub: LabHub, tmp_path: Path) -> Non
     assert hub.checkpoint("org/small") is not None
 
 
-def test_the_table_stands_in_for_a_hub_that_does_not_answer(tmp_path: Path) -> None:
+def test_the_table_stands_in_for_a_hub_that_does_not_answer(
+    hub_allowed: None, tmp_path: Path
+) -> None:
     hub = Hub(HubLibrary("http://127.0.0.1:1"), ModelStore(tmp_path))
     shape = find("Qwen/Qwen3-8B", hub=hub, cache_dir=tmp_path)
     assert (shape.layers, shape.stored) == (36, None)
@@ -289,3 +291,22 @@ def test_online_asks_the_endpoint_of_the_library(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
     assert lookup.online()._source is not None
+
+
+def test_the_lab_hub_serves_downloads(lab_hub: LabHub, tmp_path: Path) -> None:
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import GatedRepoError
+
+    folder = snapshot_download(
+        "org/small", endpoint=lab_hub.url, cache_dir=tmp_path / "downloads", max_workers=1
+    )
+    source = lab_hub.root / "org/small"
+    for path in source.iterdir():
+        assert (Path(folder) / path.name).read_bytes() == path.read_bytes()
+    assert Path(folder).name == lab_hub.commit("org/small")
+    assert find("org/small", cache_dir=tmp_path / "downloads").stored is not None
+    lab_hub.conduct["org/small"] = Conduct(gated=True)
+    with pytest.raises(GatedRepoError):
+        hf_hub_download(
+            "org/small", "config.json", endpoint=lab_hub.url, cache_dir=tmp_path / "other"
+        )

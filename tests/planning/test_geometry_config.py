@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +18,11 @@ from spark_cluster.models import (
     find,
     from_config,
     known_models,
-    weights_bytes,
 )
 from spark_cluster.models.local import hub_cache
+from spark_cluster.models.safetensors_header import total_bytes
+from spark_cluster.models.stored_weights import stored_tensors
+from spark_cluster.models.weight_files import weight_files
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -424,16 +427,40 @@ def safetensors(*sizes: int) -> bytes:
     return len(text).to_bytes(8, "little") + text + bytes(begin)
 
 
-def test_weights_from_headers_and_from_the_index(tmp_path) -> None:
+def weights_bytes(folder: Path) -> int | None:
+    found = stored_tensors(folder)
+    return None if found is None else total_bytes(found)
+
+
+def test_weights_from_headers(tmp_path) -> None:
     assert weights_bytes(tmp_path) is None
     (tmp_path / "model-1.safetensors").write_bytes(safetensors(100, 24))
     (tmp_path / "model-2.safetensors").write_bytes(safetensors(7))
     assert weights_bytes(tmp_path) == 131
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"metadata": {"total_size": 1234}, "weight_map": {}}))
-    assert weights_bytes(tmp_path) == 1234
-    index.write_text(json.dumps({"weight_map": {}}))
-    assert weights_bytes(tmp_path) == 131
+    mapping = {"a": "model-1.safetensors", "b": "model-3.safetensors"}
+    index.write_text(json.dumps({"metadata": {}, "weight_map": mapping}))
+    assert weights_bytes(tmp_path) is None  # not all of its files are here
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    assert weights_bytes(tmp_path) == 124
+    for bad in ({"a": "../model-1.safetensors"}, {"a": "x.bin"}, []):
+        index.write_text(json.dumps({"weight_map": bad}))
+        with pytest.raises(InvalidFile, match="not a safetensors index"):
+            weights_bytes(tmp_path)
+
+
+def test_a_folder_whose_weights_are_pointers_still_has_a_shape(tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    assert (find(tmp_path).layers, find(tmp_path).stored) == (32, None)
+
+
+def test_files_that_hold_the_weights_once() -> None:
+    assert weight_files(["model.safetensors", "adapter_model.safetensors"]) == ["model.safetensors"]
+    both = ["consolidated-1.safetensors", "model-1.safetensors", "original/x.safetensors"]
+    assert weight_files(both) == ["model-1.safetensors"]
+    assert weight_files(["consolidated.safetensors"]) == ["consolidated.safetensors"]
+    assert weight_files(["pytorch_model.bin"]) == []
 
 
 @pytest.mark.parametrize(

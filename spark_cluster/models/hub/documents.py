@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,6 +61,15 @@ class DocumentSource(Protocol):
 
         Raises:
             HubError: it cannot be read.
+        """
+
+    def beginnings(
+        self, repository: str, commit: str, names: Sequence[str], most: int
+    ) -> list[bytes]:
+        """The first bytes of several files, `most` of each at most.
+
+        Raises:
+            HubError: one of them cannot be read.
         """
 
 
@@ -129,3 +139,21 @@ def wrong_answer(what: str) -> HubError:
         f"the hub's answer cannot be used: {what}",
         hint="try again later; --offline uses what is known here",
     )
+
+
+def listing_of(text: bytes, repository: str) -> Listing:
+    """The listing in the hub's description of a revision.
+
+    Raises:
+        HubError: it is none.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise wrong_answer(f"the description of {repository} is not JSON") from error
+    document = document if isinstance(document, dict) else {}
+    commit, files = document.get("sha"), document.get("siblings")
+    if not isinstance(commit, str) or not is_commit(commit) or not isinstance(files, list):
+        raise wrong_answer(f"the description of {repository} lacks its commit or its files")
+    names = (f.get("rfilename") for f in files[:MOST_NAMES] if isinstance(f, dict))
+    return Listing(commit, tuple(name for name in names if isinstance(name, str)))

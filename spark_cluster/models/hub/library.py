@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
 from spark_cluster.models.hub.documents import (
-    MOST_NAMES,
     HubError,
     Listing,
     busy,
     gated,
-    is_commit,
+    listing_of,
     missing,
     no_revision,
     unreachable,
@@ -26,6 +24,9 @@ REQUEST_S = 10.0
 """Longest wait for the next bytes of an answer, seconds."""
 TOTAL_S = 45.0
 """Longest that one document may take, seconds."""
+ALL_S = 90.0
+"""Longest that the headers of all files may take, seconds."""
+AT_A_TIME = 8
 LARGEST_LISTING = 16 << 20
 """Bytes of the description of a repository."""
 OK, PARTIAL, TOO_MANY, NOT_SATISFIABLE = 200, 206, 429, 416
@@ -56,7 +57,7 @@ class HubLibrary:
         text, whole = self._get(url, repository, revision, 0, LARGEST_LISTING)
         if not whole:
             raise wrong_answer(f"the description of {repository} is too long")
-        return _listing(text, repository)
+        return listing_of(text, repository)
 
     def read(
         self, repository: str, commit: str, name: str, *, begin: int = 0, most: int
@@ -70,6 +71,26 @@ class HubLibrary:
 
         url = hf_hub_url(repository, name, revision=commit, endpoint=self._endpoint)
         return self._get(url, repository, commit, begin, most, ranged=True)
+
+    def beginnings(
+        self, repository: str, commit: str, names: Sequence[str], most: int
+    ) -> list[bytes]:
+        """The first bytes of several files, `most` of each at most.
+
+        Raises:
+            HubError: one of them cannot be read, or all take too long.
+        """
+        from concurrent.futures import ThreadPoolExecutor
+
+        until = time.monotonic() + ALL_S
+
+        def one(name: str) -> bytes:
+            if time.monotonic() > until:
+                raise wrong_answer(f"the headers of {repository} took more than {ALL_S:g} s")
+            return self.read(repository, commit, name, most=most)[0]
+
+        with ThreadPoolExecutor(min(AT_A_TIME, len(names))) as pool:
+            return list(pool.map(one, names))
 
     def _get(
         self,
@@ -188,16 +209,3 @@ def _is_the_end(content_range: str, place: int) -> bool:
     """Return whether a file ends there, by `bytes 0-99/1234`."""
     total = content_range.rpartition("/")[2]
     return not total.isdecimal() or int(total) <= place
-
-
-def _listing(text: bytes, repository: str) -> Listing:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise wrong_answer(f"the description of {repository} is not JSON") from error
-    document = document if isinstance(document, dict) else {}
-    commit, files = document.get("sha"), document.get("siblings")
-    if not isinstance(commit, str) or not is_commit(commit) or not isinstance(files, list):
-        raise wrong_answer(f"the description of {repository} lacks its commit or its files")
-    names = (f.get("rfilename") for f in files[:MOST_NAMES] if isinstance(f, dict))
-    return Listing(commit, tuple(name for name in names if isinstance(name, str)))

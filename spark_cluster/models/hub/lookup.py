@@ -26,6 +26,7 @@ class Hub:
     def __init__(self, source: DocumentSource | None, store: ModelStore) -> None:
         self._source = source
         self._store = store
+        self._found: dict[str, Checkpoint] = {}
         self._refused: dict[str, HubError] = {}
         self._down: HubError | None = None
 
@@ -39,6 +40,8 @@ class Hub:
             HubError: the hub has no such model, or does not give it.
             InvalidFile: its config.json is none.
         """
+        if before := self._found.get(f"{repository}@{revision}"):
+            return before
         seen = self._store.commit(repository, revision)
         kept = self._store.load(repository, seen[0]) if seen else None
         complete = kept is not None and not kept.problem
@@ -50,6 +53,16 @@ class Hub:
             if kept is not None and error.kind in ("unreachable", "busy", "server"):
                 return kept
             raise
+
+    def ask_through(self, source: DocumentSource) -> bool:
+        """Ask another source from now on, where the hub could not be reached; False where it could
+        or where nobody may be asked.
+        """
+        if self._source is None or self._down is None or self._down.kind != "unreachable":
+            return False
+        self._source, self._down = source, None
+        self._refused.clear()
+        return True
 
     def problem(self, repository: str) -> str:
         """Why the hub did not give a model that was asked for; empty when it did."""
@@ -75,6 +88,7 @@ class Hub:
         with contextlib.suppress(OSError):  # a full disk: it is read again the next time
             self._store.save(repository, found)
             self._store.remember(repository, revision, listing.commit)
+        self._found[key] = found
         return found
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from typing import Any
 
 from spark_cluster.errors import InvalidFile
 from spark_cluster.models.checkpoint import QUANTIZATION_FILES, Checkpoint
-from spark_cluster.models.hub.documents import DocumentSource, HubError, Listing, wrong_answer
+from spark_cluster.models.hub.documents import DocumentSource, HubError, Listing
 from spark_cluster.models.quantization import with_quantization
 from spark_cluster.models.safetensors_header import (
     LENGTH_BYTES,
@@ -27,9 +25,6 @@ FIRST_READ = 128 << 10
 """Bytes of a file of weights that are asked for at first: most headers are shorter."""
 LARGEST_HEADERS = 64 << 20
 """Bytes of a header from the network; the format allows 100 MB, published ones have up to 20."""
-AT_A_TIME = 8
-TOTAL_S = 90.0
-"""Longest that all headers of a model may take, seconds."""
 
 
 def read_checkpoint(source: DocumentSource, repository: str, listing: Listing) -> Checkpoint:
@@ -90,34 +85,21 @@ def _tensors(
         files = weight_files(listing.names)
     if not files or len(files) > MOST_FILES:
         return None
-    until = time.monotonic() + TOTAL_S
-
-    def header(name: str) -> list[Tensor]:
-        if time.monotonic() > until:
-            raise wrong_answer(f"the headers of {repository} took more than {TOTAL_S:g} s")
+    found: list[Tensor] = []
+    starts = source.beginnings(repository, listing.commit, files, FIRST_READ)
+    for name, start in zip(files, starts, strict=True):
         where = f"{name} of {repository}"
-        return tensors(_header(_reader(source, repository, listing, name), where), where)
-
-    with ThreadPoolExecutor(min(AT_A_TIME, len(files))) as pool:
-        lists = list(pool.map(header, files))
-    return tuple(folded(tensor for one in lists for tensor in one))
-
-
-def _reader(
-    source: DocumentSource, repository: str, listing: Listing, name: str
-) -> Callable[[int, int], bytes]:
-    def read(begin: int, most: int) -> bytes:
-        return source.read(repository, listing.commit, name, begin=begin, most=most)[0]
-
-    return read
+        begin, missing, more = len(start), _missing(start, where), b""
+        if missing:
+            more = source.read(repository, listing.commit, name, begin=begin, most=missing)[0]
+        end = LENGTH_BYTES + header_length(start, where)
+        found += folded(tensors((start + more)[LENGTH_BYTES:end], where))
+    return tuple(folded(found))
 
 
-def _header(read: Callable[[int, int], bytes], where: str) -> bytes:
-    first = read(0, FIRST_READ)
-    length = header_length(first, where)
+def _missing(start: bytes, where: str) -> int:
+    """Return how many bytes of a header are not in the start of its file."""
+    length = header_length(start, where)
     if length > LARGEST_HEADERS:
         raise InvalidFile(f"its header is {length} bytes long", where=where)
-    text = first[LENGTH_BYTES : LENGTH_BYTES + length]
-    if len(text) < length:
-        text += read(LENGTH_BYTES + len(text), length - len(text))
-    return text
+    return max(0, LENGTH_BYTES + length - len(start))
