@@ -76,6 +76,7 @@ def from_config(config: Mapping[str, Any], name: str) -> Geometry:
     return Geometry(
         name=name,
         model_type=keys.model_type or str(config.get("model_type", "")),
+        architectures=_architectures(config),
         layers=len(of_layers),
         hidden=keys.positive("hidden_size", "n_embd", "d_model"),
         vocab=keys.positive("vocab_size"),
@@ -95,6 +96,12 @@ def from_config(config: Mapping[str, Any], name: str) -> Geometry:
         dtype=str(keys.get("dtype", "torch_dtype", default="bfloat16")).removeprefix("torch."),
         known=keys.model_type in KNOWN,
     )
+
+
+def _architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
+    found = config.get("architectures")
+    names = found if isinstance(found, list) else []
+    return tuple(name for name in names if isinstance(name, str))
 
 
 def _attention(keys: Keys, of_layers: list[str], heads: int) -> tuple[Attention, ...]:
