@@ -96,6 +96,7 @@ def document(entry: Entry, speeds: Mapping[int, Estimate]) -> dict[str, Any]:
         "valid": True,
         "description": recipe.description,
         "model": recipe.model.name,
+        "kind": recipe.kind,
         "base": recipe.model.base,
         "quantization": recipe.model.quantization,
         "tensor_parallel": recipe.tensor_parallel.model_dump(),
