@@ -32,7 +32,7 @@ def main(play: Play, *, recipe: Recipe, tp: int, name: str) -> FabricRecord | No
     if running.running and not play.check:
         port = int(running.labels.get("spark-cluster.dashboard", recipe.ray.dashboard_port))
         with play.stage("start"):
-            readiness.ray_cluster(play, plan.tp, port, FOUND_WITHIN_S)
+            readiness.ray_cluster(play, len(plan.nodes), port, FOUND_WITHIN_S)
         with play.stage("measure"):
             return fabric_run.measure(play, plan, port, name)
     try:

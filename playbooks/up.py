@@ -23,6 +23,8 @@ def main(play: Play, *, recipe: Recipe, tp: int, force: bool = False) -> Served 
         lambda: readiness.container_state(play, SERVER),
         lambda: [] if play.check else vram.sample(play.sessions),
     )
+    if note := admission.overrides_changed(running, plan):
+        play.note(note)
     admission.must_work(play, plan, running, force=force)
     with play.stage("prepare"):
         guarded = prepare(play, plan)
@@ -71,7 +73,7 @@ def prepare(play: Play, plan: ServePlan) -> str:
     Returns:
         Whether there is a firewall: `present` or `absent`.
     """
-    link = ("network",) if plan.tp > 1 else ()
+    link = ("network",) if len(plan.nodes) > 1 else ()
     guarded = guard(play, plan)
     front = ("haproxy",) if plan.endpoint.engine_port is not None else ()
     docker = ("containers",) if plan.deployment.runtime == "docker" else ()

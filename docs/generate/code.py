@@ -31,6 +31,7 @@ from spark_cluster.cli.revert import RevertedNode
 from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.version import Versions
 from spark_cluster.config.inventory_schema import InventoryFile
+from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.facts.model import Facts
@@ -95,7 +96,15 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     ),
     "plan": ("plan", Plan),
     "plan-for": ("plan --for PURPOSE", (Advice, {"recipe": str})),
-    "lint": ("lint", {"issues": [KnownIssueMatch], "variables": [str], "builds": [str]}),
+    "lint": (
+        "lint",
+        {
+            "issues": [KnownIssueMatch],
+            "variables": [str],
+            "builds": [str],
+            "not_carried_over": [NotCarriedOver],
+        },
+    ),
     "lint-fix": (
         "lint --fix",
         {

@@ -44,7 +44,7 @@ def setup_of(
     )
     return Setup(
         **_of_plan(planned, plan.recipe, plan.launch),
-        executor=plan.deployment.executor if plan.tp > 1 else "",
+        executor=plan.deployment.executor if len(plan.nodes) > 1 else "",
         nodes=tuple(node.name for node in plan.nodes),
         flags=tuple(running.command) or plan.deployment.args,
         image_digest=served.versions.get("image", ""),

@@ -82,9 +82,14 @@ class PlannedSetup:
     skip: str = ""
 
     @property
+    def each(self) -> int:
+        """Nodes that one replica needs."""
+        return self.served.nodes_for(self.tp) if self.served is not None else self.tp
+
+    @property
     def nodes(self) -> int:
         """Nodes that it needs."""
-        return self.tp * self.replicas
+        return self.each * self.replicas
 
     @property
     def variant_label(self) -> str:

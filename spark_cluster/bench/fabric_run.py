@@ -58,7 +58,7 @@ def must_be_possible(play: Play, plan: ServePlan) -> None:
         Refused: there is one node only, the recipe has no Ray, or the nodes are at work: a server
             holds the GPUs' memory, and its requests would disturb the figures.
     """
-    if plan.tp < 2:
+    if len(plan.nodes) < 2:
         raise Refused(
             "bench fabric measures between nodes, and one node is chosen",
             hint="widen --limit, or add the other Spark to the inventory",

@@ -79,7 +79,7 @@ def bring_up(play: Play, step: Step) -> list[Replica]:
         SparkClusterError: one does not come up.
     """
     names = [node.name for node in sorted(play.nodes, key=lambda node: not node.is_head)]
-    groups = replica_split.groups(names, step.setup.tp, step.setup.replicas)
+    groups = replica_split.groups(names, step.setup.each, step.setup.replicas)
     parts = [play.part(group) for group in groups]
     if not play.check:
         _clear(play, step, parts)
@@ -219,7 +219,7 @@ def loaders_of(play: Play, run: BenchRun, step: Step) -> list[Loader]:
         known = sorted(play.inventory.nodes.values(), key=lambda node: not node.is_head)
         try:
             groups = replica_split.groups(
-                [n.name for n in known], step.setup.tp, step.setup.replicas
+                [n.name for n in known], step.setup.each, step.setup.replicas
             )
         except Refused:  # so it cannot have been measured
             groups = []

@@ -231,7 +231,7 @@ def allowing(function: F) -> F:
             allow = replace(allow, env=env, mounts=mounts)
         return ctx.invoke(function, allow=allow, **given)
 
-    return _with_options(collect, function, _ALLOWANCES)
+    return with_options(collect, function, _ALLOWANCES)
 
 
 def _checked(option: str, check: Callable[[str], str], given: Sequence[str]) -> tuple[str, ...]:
@@ -301,7 +301,7 @@ def changing(function: F) -> F:
         options = Options(check=check, diff=diff, selection=selection, step=step)
         return ctx.invoke(function, options=options, **given)
 
-    return _with_options(collect, function, _OPTIONS)
+    return with_options(collect, function, _OPTIONS)
 
 
 _OPTIONS = (
@@ -322,7 +322,7 @@ _OPTIONS = (
 )
 
 
-def _with_options(
+def with_options(
     collect: Callable[..., Any], function: F, options: Sequence[Callable[[Any], Any]]
 ) -> F:
     """A command that takes options besides its own, and passes them on as `collect` does."""

@@ -93,9 +93,9 @@ def _recipe(app: App, name: str | None, allow: Allowances) -> tuple[Recipe, int]
     recipe = load_recipe(name, app.project, app.allowances(allow))
     app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {recipe.name}")
     must_be_allowed(recipe)
-    size = min(len(app.nodes), recipe.tensor_parallel.max)
+    size = recipe.size_for(len(app.nodes))
     recipe.check_size(size)
-    serving(app.nodes, size)
+    serving(app.nodes, size, recipe.nodes_for(size))
     return recipe, size
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App, allowing
+from spark_cluster.cli.override_options import changed_launch
 from spark_cluster.cli.visible import visible
 from spark_cluster.errors import UsageError
 
@@ -45,6 +46,13 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="With --fix: write the fixed text to this file instead of the original.",
 )
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Engine argument instead of the recipe's, as for `up`; repeatable.",
+)
 @allowing
 @click.pass_context
 def command(
@@ -54,6 +62,7 @@ def command(
     tp: int | None,
     fix: bool,
     output: Path | None,
+    options: tuple[str, ...],
     allow: Allowances,
 ) -> None:
     """Find known issues in a recipe (by default the inventory's), a file of another tool, or a
@@ -70,6 +79,10 @@ def command(
     if output is not None and not fix:
         raise UsageError("--output needs --fix", hint="--output FILE is where --fix writes")
     chosen = _target(app, target, text, tp, allow)
+    if options:
+        if fix:
+            raise UsageError("--fix changes the text, and --option is not in it")
+        chosen = lint_target.changed(chosen, lambda launch: changed_launch(launch, options))
     if fix:
         place = _place(app, chosen, output)
         done = lint_target.fix(chosen, app.project)
@@ -79,13 +92,25 @@ def command(
         found = lint_target.findings(chosen, chosen.text, app.project)
         if app.as_json:
             issues = [finding.to_dict() for finding in found]
+            lacking = [entry.model_dump() for entry in chosen.not_carried_over]
             asked = {"variables": list(chosen.variables), "builds": list(chosen.builds)}
-            app.print_json({"issues": issues, **asked})
+            app.print_json({"issues": issues, **asked, "not_carried_over": lacking})
         else:
             _show(app.console, chosen.title, found, verbose=app.verbose)
+            _say_what_is_lacking(app, chosen)
             _say_what_is_asked_for(app, chosen, allow)
             _say_what_is_open(app)
-    ctx.exit(1 if any(finding.severity == "error" for finding in found) else 0)
+    wrong = [finding for finding in found if finding.severity == "error"]
+    ctx.exit(1 if wrong or any(entry.blocks for entry in chosen.not_carried_over) else 0)
+
+
+def _say_what_is_lacking(app: App, chosen: LintTarget) -> None:
+    """What an import could not take over: an error where it cannot work without."""
+    from spark_cluster.cli.console import mark, styled
+
+    for entry in chosen.not_carried_over:
+        severity = mark("fail" if entry.blocks else "warn")
+        app.console.print(styled("{} {}", severity, str(entry)), soft_wrap=True)
 
 
 def _say_what_is_asked_for(app: App, chosen: LintTarget, allow: Allowances) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import click
 
 from spark_cluster.cli.app import App, allowing
 from spark_cluster.cli.finite import Finite
+from spark_cluster.cli.override_options import Changes, changed, changed_launch, overriding
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spark_cluster.config.allowances import Allowances
+    from spark_cluster.config.recipe import Recipe
     from spark_cluster.facts.model import Facts
     from spark_cluster.planning.planner import Planner, Question, Subject
     from spark_cluster.planning.purpose import Purpose
@@ -33,7 +35,10 @@ PURPOSES = ("latency", "throughput", "capacity")
     help="A `docker run` or `vllm serve` line, instead of a recipe.",
 )
 @click.option(
-    "--tp", type=click.IntRange(1, 64), metavar="N", help="Number of nodes to split the model over."
+    "--tp",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Number of nodes to split each layer over.",
 )
 @click.option("--offline", is_flag=True, help="Connect to no node; assume idle Sparks.")
 @click.option(
@@ -60,6 +65,7 @@ PURPOSES = ("latency", "throughput", "capacity")
     default=2048,
     help="Tokens of each prompt (default 2048).",
 )
+@overriding
 @allowing
 @click.pass_context
 def command(
@@ -73,6 +79,7 @@ def command(
     users: int,
     context: int,
     prompt: int,
+    changes: Changes,
     allow: Allowances,
 ) -> None:
     """Plan a recipe (by default the inventory's): what it takes, and how fast it will be.
@@ -90,9 +97,12 @@ def command(
             "--available needs --offline; otherwise the nodes are asked", hint="add --offline"
         )
     planner = Planner(app.project)
-    subject = _subject(app, recipe_name, text, tp, app.allowances(allow), offline=offline)
+    asked = Asked(recipe_name, text, tp, changes, offline=offline)
+    subject = _subject(app, asked, app.allowances(allow))
     least = 2 if purpose else 1
-    rooms, facts = _rooms(app, subject, max(least, tp or 1), available, offline=offline)
+    rooms, facts = _rooms(
+        app, subject, max(least, subject.launch.nodes), available, offline=offline
+    )
     question = Question(context, prompt, users)
     if purpose is not None:
         _advise(ctx, planner, subject, rooms, question, cast("Purpose", purpose))
@@ -107,52 +117,66 @@ def command(
     ctx.exit(0 if plan.feasible else 4)
 
 
-def _subject(
-    app: App,
-    name: str | None,
-    text: str | None,
-    tp: int | None,
-    allow: Allowances,
-    *,
-    offline: bool,
-) -> Subject:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says is to be planned."""
+
+    name: str | None
+    text: str | None
+    tp: int | None
+    changes: Changes
+    offline: bool
+
+
+def _subject(app: App, asked: Asked, allow: Allowances) -> Subject:
     """Return what is planned, and at which size: as asked, else over all nodes that it can use."""
     from spark_cluster.planning import planner
 
-    if text is not None:
+    if asked.text is not None:
         from spark_cluster.importers import commandline
 
-        if name is not None:
+        if asked.name is not None:
             raise UsageError("a recipe and --command contradict each other", hint="leave one out")
-        return planner.of_a_command(commandline.parse(text), tp)
+        launch = changed_launch(commandline.parse(asked.text), asked.changes)
+        return planner.of_a_command(launch, asked.tp)
     from spark_cluster.config import image_build
-    from spark_cluster.config.allowance_checks import (
-        files_must_be_allowed,
-        missing_variables,
-        mounts_must_be_allowed,
-    )
     from spark_cluster.config.launch import of_recipe
-    from spark_cluster.loader.recipes import load_recipe
     from spark_cluster.serving import firewall
 
-    if name is None and app.inventory_is_missing:
+    recipe = _recipe(app, asked, allow)
+    sizes = recipe.tensor_parallel
+    size = (sizes.default or sizes.min) if asked.offline else recipe.size_for(len(app.nodes))
+    tp = asked.tp or max(size, sizes.min)
+    subject = planner.of_a_recipe(recipe, of_recipe(recipe, tp))
+    inventory = None if app.inventory_is_missing else app.inventory
+    told = firewall.remarks(inventory, recipe, subject.launch.nodes)
+    asked_for = (*_variables(recipe), *image_build.remarks(recipe.image.build))
+    return replace(subject, remarks=(*told, *asked_for))
+
+
+def _recipe(app: App, asked: Asked, allow: Allowances) -> Recipe:
+    """The recipe that is named, or the inventory's, with the changes of the command line."""
+    from spark_cluster.config.allowance_checks import files_must_be_allowed, mounts_must_be_allowed
+    from spark_cluster.loader.recipes import load_recipe
+
+    if asked.name is None and app.inventory_is_missing:
         raise UsageError("found neither a recipe nor --command", hint=NAME_ONE)
-    name = name or app.inventory.serve.recipe
+    name = asked.name or app.inventory.serve.recipe
     if name is None:
         raise UsageError("found neither a recipe nor --command", hint=NAME_ONE)
-    recipe = load_recipe(name, app.project, allow)
+    recipe = changed(load_recipe(name, app.project, allow), asked.changes)
     files_must_be_allowed(recipe)
     mounts_must_be_allowed(recipe)
-    sizes = recipe.tensor_parallel
-    size = sizes.min if offline else min(max(len(app.nodes), sizes.min), sizes.max)
-    subject = planner.of_a_recipe(recipe, of_recipe(recipe, tp or size))
-    inventory = None if app.inventory_is_missing else app.inventory
-    told = firewall.remarks(inventory, recipe, subject.launch.tp)
-    asked = [
+    return recipe
+
+
+def _variables(recipe: Recipe) -> list[str]:
+    from spark_cluster.config.allowance_checks import missing_variables
+
+    return [
         f"the recipe asks for {variable} of this machine: `up` needs --allow-env {variable}"
         for _, variable in missing_variables(recipe)
     ]
-    return replace(subject, remarks=(*told, *asked, *image_build.remarks(recipe.image.build)))
 
 
 def _rooms(
@@ -162,7 +186,7 @@ def _rooms(
     from spark_cluster.planning.room import assumed
 
     if offline:
-        return assumed(max(least, subject.launch.tp, 2), available), []
+        return assumed(max(least, 2), available), []
     from spark_cluster.runner.options import Options
     from spark_cluster.serving.survey import survey
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from spark_cluster.cli.console import Console, joined, mark, painted, styled
 from spark_cluster.config.engines import dialect
+from spark_cluster.config.overrides import text
 
 if TYPE_CHECKING:
     from spark_cluster.planning.fit import Fit
@@ -25,7 +26,7 @@ BRICKS = {"in use now": "■", "weights": "█", "KV cache": "▒", "runtime": "
 def show(console: Console, plan: Plan) -> None:
     """Show the whole plan."""
     launch = plan.fit.launch
-    nodes = "1 node" if launch.tp == 1 else f"{launch.tp} nodes"
+    nodes = "1 node" if launch.ranks == 1 else f"{launch.ranks} nodes"
     is_assumed = any(room.assumed for room in plan.fit.rooms)
     assumed = " (assumed: idle Sparks, no node was asked)" if is_assumed else ""
     verdict = styled("{} [bold green]go[/]", mark("ok"))
@@ -33,6 +34,8 @@ def show(console: Console, plan: Plan) -> None:
         verdict = styled("{} [bold red]no-go[/]", mark("fail"))
     title = styled("  [bold]{}[/]  --tp {}, {}", plan.title, launch.tp, nodes)
     console.print(verdict + title + painted(assumed, "dim"))
+    if plan.overrides:
+        console.print(styled("  changed: [cyan]{}[/]", text(plan.overrides)), soft_wrap=True)
     _reasons(console, plan)
     console.print(styled("[dim]{}, {}[/]\n", launch.model, plan.fit.serving.quantization))
     for room in plan.fit.rooms:
@@ -194,7 +197,7 @@ def _reasons(console: Console, plan: Plan) -> None:
     """Say why it cannot work, and what would; nothing when it can."""
     if plan.feasible:
         return
-    for reason in plan.reasons:
+    for reason in (*plan.reasons, *plan.obstacles):
         console.print(styled("  {}", reason), soft_wrap=True)
     errors = [issue.id for issue in plan.issues if issue.severity == "error"]
     if errors:

@@ -45,8 +45,8 @@ def entries(project: Project) -> Iterator[Entry]:
 
 
 def sizes(recipe: Recipe) -> range:
-    """The tensor-parallel sizes that the recipe does."""
-    return range(recipe.tensor_parallel.min, recipe.tensor_parallel.max + 1)
+    """The tensor-parallel sizes that are shown."""
+    return recipe.tensor_parallel.usual
 
 
 def headlines(recipe: Recipe) -> list[Measured]:
@@ -99,7 +99,7 @@ def document(entry: Entry, speeds: Mapping[int, Estimate]) -> dict[str, Any]:
         "kind": recipe.kind,
         "base": recipe.model.base,
         "quantization": recipe.model.quantization,
-        "tensor_parallel": recipe.tensor_parallel.model_dump(),
+        "tensor_parallel": recipe.tensor_parallel.model_dump(exclude_none=True),
         "expected_tok_s": {str(tp): speed.to_dict() for tp, speed in speeds.items()},
         "measured_tok_s": [
             {"tp": m.tp, "decode_tok_s": m.decode_tok_s, "source": m.source, "note": m.note}

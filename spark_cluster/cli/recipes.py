@@ -122,11 +122,11 @@ def _table(
             table.add_row(name, painted("invalid", "red"))
             continue
         recipe = entry.recipe
-        low, high = recipe.tensor_parallel.min, recipe.tensor_parallel.max
+        sizes = recipe.tensor_parallel
         table.add_row(
             joined([name, painted(recipe.model.name, "dim")]) if models else name,
             recipe.model.quantization or "",
-            f"{low}" if low == high else f"{low}-{high}",
+            str(sizes).replace(" to ", "-").replace(" or more", "+"),
             _speeds(speeds),
             _measured(recipe, sources),
         )

@@ -36,7 +36,10 @@ _LARGEST = 2 << 20
 )
 @click.option("--name", metavar="NAME", help="Name of the recipe (default: from what it serves).")
 @click.option(
-    "--variant", metavar="V", help="Variant of a vllm-project/recipes file (default: default)."
+    "--variant",
+    metavar="V",
+    help="Variant of a vllm-project/recipes file (default: default), or guide: the command for a "
+    "DGX Spark in its guide.",
 )
 @click.option(
     "--feature",
@@ -215,6 +218,8 @@ def _document(path: Path, imported: Imported) -> dict[str, Any]:
         "kept": imported.kept,
         "carried": [{"what": one.what, "where": one.where} for one in imported.carried],
         "left_out": [{"what": one.what, "why": one.why} for one in imported.left_out],
+        "not_carried_over": [one.entry for one in imported.left_out if one.consequence],
+        "offers": [{"option": one.option, "what": one.what} for one in imported.offers],
         "notes": imported.notes,
         "to_do": imported.to_do,
         "files": [str(path.parent / name) for name in imported.files],
@@ -234,6 +239,12 @@ def _show(app: App, path: Path, imported: Imported) -> None:
     console.print()
     for note in imported.notes:
         console.print(styled("[dim]note[/] {}", note))
+    for offer in imported.offers:
+        console.print(styled("[cyan]for a DGX Spark[/] {}: {}", offer.option, offer.what))
+    for left in imported.left_out:
+        if left.blocks:
+            told = (left.what, left.consequence)
+            console.print(styled("[red]it cannot work without[/] {}: {}", *told))
     for task in imported.to_do:
         console.print(styled("[yellow]to do[/] {}", task))
     listed = path.resolve().parent == (app.project.folder / "recipes").resolve()

@@ -61,9 +61,14 @@ def _facts(recipe: Recipe, speeds: dict[int, Estimate]) -> Iterator[tuple[str, s
         yield "patch", f"{patch.file} ({whose}): {patch.why}"
         yield "", f"over {patch.target}"
     yield from _drafter(recipe)
-    low, high = recipe.tensor_parallel.min, recipe.tensor_parallel.max
+    sizes = recipe.tensor_parallel
     joined = {"ray": "Ray", "mp": f"{recipe.dialect.title} itself (mp)"}[recipe.executor]
-    yield "nodes", f"{low}" if low == high == 1 else f"{low} to {high}, joined by {joined}"
+    alone = sizes.max == recipe.nodes_for(1) == 1
+    yield "nodes", "1" if alone else f"{sizes}, joined by {joined}"
+    if recipe.pipeline_parallel > 1:
+        yield "", f"each layer over so many, in {recipe.pipeline_parallel} stages of layers"
+    for entry in recipe.not_carried_over:
+        yield "left out" if entry == recipe.not_carried_over[0] else "", str(entry)
     share = recipe.gpu_memory_utilization
     given = "kv-cache-memory-bytes" in recipe.engine_args
     auto = "the KV cache is given" if given else "auto: computed from what the nodes have"

@@ -76,6 +76,8 @@ def _show(app: App, found: Status) -> None:
         kind = f"{found.kind}, " if found.kind not in (None, "chat") else ""
         text = "  {} at {}  [dim]{}tp {}[/]"
         verdict += styled(text, found.model, found.endpoint, kind, found.tp)
+        if found.overrides:
+            verdict += styled("  [dim]{}[/]", found.overrides)
     console.print(verdict, soft_wrap=True)
     if found.access is not None:
         console.print(painted(str(found.access), "dim"), soft_wrap=True)

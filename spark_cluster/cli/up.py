@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.override_options import Changes, changed, overriding
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--tp", type=int, metavar="N", help="Number of nodes to split the model over; default: all."
+    "--tp",
+    type=int,
+    metavar="N",
+    help="Number of nodes to split each layer over (default: the recipe's, else all).",
 )
 @click.option(
     "--recipe", "recipe_name", metavar="NAME", help="Recipe to serve, instead of the inventory's."
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 @click.option(
     "--force", is_flag=True, help="Launch even if the plan says that the configuration cannot work."
 )
+@overriding
 @allowing
 @changing
 @click.pass_obj
@@ -33,6 +38,7 @@ def command(
     tp: int | None,
     recipe_name: str | None,
     force: bool,
+    changes: Changes,
     allow: Allowances,
     exit_code: bool,
     options: Options,
@@ -45,6 +51,7 @@ def command(
     app.connect_early()
     from spark_cluster.config.allowance_checks import must_be_allowed
     from spark_cluster.config.model_kind import must_be_served
+    from spark_cluster.config.overrides import text
     from spark_cluster.loader.recipes import load_recipe
     from spark_cluster.serving.nodes import serving
 
@@ -54,14 +61,15 @@ def command(
             "no recipe is given",
             hint="give --recipe NAME, or `serve: {recipe: NAME}` in the inventory",
         )
-    recipe = load_recipe(name, app.project, app.allowances(allow))
+    recipe = changed(load_recipe(name, app.project, app.allowances(allow)), changes)
     app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {recipe.name}")
     must_be_served(recipe.kind, f"recipe {recipe.name}")
     must_be_allowed(recipe)
-    size = tp if tp is not None else min(len(app.nodes), recipe.tensor_parallel.max)
+    size = tp if tp is not None else recipe.size_for(len(app.nodes))
     recipe.check_size(size)  # what cannot be is refused before any node is asked
-    serving(app.nodes, size)
-    with app.play(f"up --tp {size}", app.nodes, options) as run:
+    serving(app.nodes, size, recipe.nodes_for(size))
+    title = " ".join(filter(None, [f"up --tp {size}", text(recipe.overrides)]))
+    with app.play(title, app.nodes, options) as run:
         playbook = app.project.load_playbook("up")
         play = run.open()
         served = playbook.function(play, recipe=recipe, tp=size, force=force)

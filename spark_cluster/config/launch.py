@@ -103,9 +103,25 @@ class Launch:
             raise UsageError(f"num_speculative_tokens: found {found}, expected 1 to {MOST_DRAFTED}")
         return count
 
+    @property
+    def pp(self) -> int:
+        """Pipeline-parallel size: stages of layers."""
+        return max(1, int(self.number("pipeline-parallel-size") or 1))
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel size: replicas in one server."""
+        return max(1, int(self.number("data-parallel-size") or 1))
+
+    @property
+    def ranks(self) -> int:
+        """GPUs of all replicas; a Spark has one."""
+        return self.tp * self.pp * self.dp
+
     def at_size(self, tp: int) -> Launch:
-        """The same over another number of nodes."""
-        return replace(self, tp=tp, nodes=tp).with_flags({"tensor-parallel-size": tp})
+        """The same at another tensor-parallel size."""
+        sized = replace(self, tp=tp).with_flags({"tensor-parallel-size": tp})
+        return replace(sized, nodes=sized.ranks)
 
     def with_flags(self, flags: Mapping[str, EngineValue]) -> Launch:
         """The same with these flags, in place of what they were."""
@@ -171,7 +187,7 @@ def of_recipe(recipe: Recipe, tp: int, gpu_memory_utilization: float | None = No
         volumes=tuple(volumes),
         drafter=(recipe.drafter.name or recipe.drafter.path) if recipe.drafter else None,
         tp=tp,
-        nodes=tp,
+        nodes=recipe.nodes_for(tp),
         ready_timeout_s=recipe.ready_timeout_s,
         executor=recipe.executor,
         engine=recipe.engine,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
@@ -11,6 +12,8 @@ from spark_cluster.config.allowances import Allowances, Allowed
 from spark_cluster.config.fields import Word
 from spark_cluster.config.flags import words
 from spark_cluster.config.model_kind import ModelKind, first_rung, inferred
+from spark_cluster.config.not_carried_over import NotCarriedOver
+from spark_cluster.config.parallelism import MOST_NODES, TensorParallel
 from spark_cluster.config.recipe_schema import (
     Drafter,
     EngineArg,
@@ -26,7 +29,6 @@ from spark_cluster.config.recipe_schema import (
     Probe,
     Ray,
     Readiness,
-    TensorParallel,
     Variable,
     Venv,
     Vllm,
@@ -81,6 +83,18 @@ class Recipe(Schema):
         default=Image.model_construct(ref=""), description="the container image (runtime docker)"
     )
     tensor_parallel: TensorParallel = Field(default=TensorParallel(), description="node counts")
+    pipeline_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=MOST_NODES,
+        description="stages that the layers are split into, each on as many nodes as --tp says",
+    )
+    data_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=MOST_NODES,
+        description="replicas in one server; planned, and not started here across nodes",
+    )
     engine: Annotated[str, AfterValidator(_engine)] = Field(
         default=engines.DEFAULT, description="the inference engine: vllm or sglang (experimental)"
     )
@@ -128,8 +142,12 @@ class Recipe(Schema):
     )
     measured: list[Measured] = Field(default=[], description="what this configuration measured")
     sources: list[str] = Field(default=[], description="where the configuration comes from")
+    not_carried_over: list[NotCarriedOver] = Field(
+        default=[], description="what an import could not take over from its source"
+    )
 
     _laptop: Allowed = PrivateAttr(default=Allowed())
+    _overrides: dict[str, EngineValue | None] = PrivateAttr(default={})
 
     @model_validator(mode="before")
     @classmethod
@@ -167,6 +185,17 @@ class Recipe(Schema):
         """The permissions that the user gives the recipe in addition."""
         return self._laptop.user
 
+    @property
+    def overrides(self) -> Mapping[str, EngineValue | None]:
+        """The engine arguments that the command line gave in place of the file's."""
+        return self._overrides
+
+    def with_overrides(self, overrides: Mapping[str, EngineValue | None], **changed: Any) -> Recipe:
+        """The recipe with changed fields, and what the command line changed by them."""
+        copy = self.with_files(self.laptop, **changed)
+        copy._overrides = dict(overrides)
+        return copy
+
     def with_files(self, allowed: Allowed, **changed: Any) -> Recipe:
         """The recipe with changed fields, and with what it may have sent of the laptop."""
         copy = self.model_copy(update=changed)
@@ -196,6 +225,10 @@ class Recipe(Schema):
             dialect.own("served-model-name"): self.model.served_name,
             dialect.own("tensor-parallel-size"): tp,
         }
+        if self.pipeline_parallel > 1:
+            flags[dialect.own("pipeline-parallel-size")] = self.pipeline_parallel
+        if self.data_parallel > 1:
+            flags[dialect.own("data-parallel-size")] = self.data_parallel
         if self.drafter is not None:
             flags |= dialect.drafter(self.drafter)
         share = self.gpu_memory_utilization or gpu_memory_utilization
@@ -203,13 +236,26 @@ class Recipe(Schema):
             flags[dialect.own("gpu-memory-utilization")] = share
         return flags
 
+    def nodes_for(self, tp: int) -> int:
+        """Return the number of nodes at this tensor-parallel size: one GPU each."""
+        return tp * self.pipeline_parallel * self.data_parallel
+
+    def size_for(self, nodes: int) -> int:
+        """Return the tensor-parallel size when none is asked for, with so many nodes; at least 1.
+
+        As many as there are, within what the recipe does and up to its default.
+        """
+        sizes = self.tensor_parallel
+        most = sizes.default or (max(2, sizes.min) if sizes.unlimited else sizes.max)
+        return max(1, min(nodes // self.nodes_for(1), most))
+
     def check_size(self, tp: int) -> None:
         """Raise Refused when the recipe does not do this tensor-parallel size."""
         low, high = self.tensor_parallel.min, self.tensor_parallel.max
         if not low <= tp <= high:
-            sizes = f"{low}" if low == high else f"{low} to {high}"
             raise Refused(
-                f"recipe {self.name} runs with tensor-parallel size {sizes}, not {tp}",
+                f"recipe {self.name} runs with tensor-parallel size {self.tensor_parallel}, "
+                f"not {tp}",
                 hint=f"use --tp {low if tp < low else high}, or another recipe",
             )
 

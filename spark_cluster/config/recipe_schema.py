@@ -26,8 +26,6 @@ _FLAG = re.compile(r"[A-Za-z][A-Za-z0-9]*(-[A-Za-z0-9.]+)*")
 LARGEST = 2**64
 """No flag of vLLM takes a larger number (a seed takes this one)."""
 
-MOST_NODES = 64
-
 
 def _flag(text: str) -> str:
     fixed = text.strip().lstrip("-").replace("_", "-")
@@ -189,19 +187,6 @@ class Venv(Schema):
             if not line.startswith("--") and not PINNED.fullmatch(line):
                 raise ValueError(f"found {line!r}, expected NAME==VERSION or NAME @ URL")
         return requirements
-
-
-class TensorParallel(Schema):
-    """The numbers of nodes that can share the model."""
-
-    min: int = Field(default=1, ge=1, le=MOST_NODES, description="fewest nodes it fits on")
-    max: int = Field(default=2, ge=1, le=MOST_NODES, description="most nodes it can be split over")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> TensorParallel:
-        if self.min > self.max:
-            raise ValueError(f"min ({self.min}) is more than max ({self.max})")
-        return self
 
 
 class Mount(Schema):

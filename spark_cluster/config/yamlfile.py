@@ -53,11 +53,13 @@ class Sourced:
         path: the file; empty for data that was not read from one.
         data: plain dicts, lists, text, numbers, booleans and None.
         origins: by key in `data`. A key that is not here stands where its nearest parent does.
+        notes: what was read with goodwill.
     """
 
     path: Path
     data: dict[str, Any]
     origins: Mapping[Key, Origin] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def origin(self, key: Key) -> Origin:
         """Return where `key` is written, or its nearest written parent, named by the whole key."""
@@ -99,12 +101,13 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def load(path: Path, what: str = "file") -> Sourced:
+def load(path: Path, what: str = "file", *, lenient: bool = False) -> Sourced:
     """Read a YAML file whose top level is a mapping.
 
     Args:
         path: the file.
         what: what the file is to the user, for messages: `inventory`, `recipe`.
+        lenient: accept a key that is given twice with the same value, with a note.
 
     Raises:
         InvalidFile: it is missing, unreadable, binary, empty, no YAML, or not a mapping.
@@ -113,7 +116,7 @@ def load(path: Path, what: str = "file") -> Sourced:
     root, constructor = _compose(path, text)
     if root is None:
         raise InvalidFile(f"the {what} is empty; expected `key: value` lines", where=shown(path))
-    builder = _Builder(path, constructor)
+    builder = _Builder(path, constructor, lenient=lenient)
     try:
         data = builder.build(root, ())
     except RecursionError:
@@ -123,7 +126,7 @@ def load(path: Path, what: str = "file") -> Sourced:
             f"found {described(data)} at the top level; expected `key: value` lines",
             where=f"{shown(path)}:{root.start_mark.line + 1}",
         )
-    return Sourced(path, data, builder.origins)
+    return Sourced(path, data, builder.origins, builder.notes)
 
 
 LONG_BITS = 1024
@@ -233,9 +236,11 @@ def _excerpt(source: str, column: int) -> str:
 class _Builder:
     """Turns a node tree into plain data and collects the origin of each key."""
 
-    def __init__(self, path: Path, constructor: SafeConstructor) -> None:
+    def __init__(self, path: Path, constructor: SafeConstructor, *, lenient: bool = False) -> None:
         self.path = path
         self.origins: dict[Key, Origin] = {}
+        self.notes: list[str] = []
+        self._lenient = lenient
         self._constructor = constructor
         self._open: set[int] = set()
         self._values = 0
@@ -273,7 +278,10 @@ class _Builder:
             name = self._name(name_node)
             if name in lines:
                 where = f"{dotted((*key, name))}: given twice; first on line {lines[name]}"
-                raise self._error(name_node, where)
+                if not self._lenient or self.build(value_node, (*key, name)) != data[name]:
+                    raise self._error(name_node, where)
+                self.notes.append(f"line {name_node.start_mark.line + 1}: {where}, and the same")
+                continue
             lines[name] = name_node.start_mark.line + 1
             data[name] = self.build(value_node, (*key, name), name_node)
         for name_node, value_node in node.value:

@@ -32,6 +32,8 @@ def read_file(path: Path, choice: Choice | None = None) -> Source:
         if importer not in LAST or error.hint:
             raise
         raise InvalidFile(error.message, where=error.where, hint=importers.tried) from None
+    if isinstance(given.loaded, Sourced):
+        source.notes[:0] = given.loaded.notes
     source.notes += importers.broken
     return source
 

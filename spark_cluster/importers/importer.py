@@ -52,7 +52,7 @@ class Given:
     def loaded(self) -> Sourced | InvalidFile:
         """Its YAML (or JSON) with the position of every value, or why it is none."""
         try:
-            return load(self.path, "file")
+            return load(self.path, "file", lenient=True)
         except InvalidFile as error:
             return error
 

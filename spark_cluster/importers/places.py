@@ -62,9 +62,10 @@ _SPECULATIVE = {
 }
 """Flags that are a key of --speculative-config, in versions before and after it."""
 
+_FIELDS = {"pipeline-parallel-size": "pipeline_parallel", "data-parallel-size": "data_parallel"}
+"""Flags that are a field of the recipe, for numbers above 1."""
+
 _PARALLEL = {
-    "pipeline-parallel-size": "the nodes share a model by tensor parallelism only",
-    "data-parallel-size": "one recipe is one replica; serve it once for each Spark",
     "data-parallel-size-local": "one recipe is one replica; serve it once for each Spark",
     "data-parallel-address": "one recipe is one replica",
     "data-parallel-rpc-port": "one recipe is one replica",
@@ -165,12 +166,11 @@ def _flag(parts: Parts, flag: str, value: EngineValue, launch: Launch) -> None:
         _executor(parts, value)
     elif flag in _HEAD:
         parts.carry(shown(own, value), _HEAD[flag])
+    elif flag in _FIELDS and isinstance(value, int):
+        _parallel(parts, flag, value, shown(own, value))
     elif own in dialect.owned:
         parts.leave(shown(own, value), dialect.owned[own])
     elif flag in _PARALLEL:
-        if value == 1:
-            parts.carry(shown(own, value), "always so")
-            return
         parts.leave(shown(own, value), _PARALLEL[flag])
     elif why := _why_no_engine_arg(dialect, own, value):
         parts.leave(shown(own, value), why)
@@ -178,6 +178,12 @@ def _flag(parts: Parts, flag: str, value: EngineValue, launch: Launch) -> None:
         _path_flag(parts, flag, value, launch)
     else:
         parts.engine_args[own] = value
+
+
+def _parallel(parts: Parts, flag: str, value: int, what: str) -> None:
+    if value > 1:
+        parts.fields[_FIELDS[flag]] = value
+    parts.carry(what, _FIELDS[flag] if value > 1 else "always so")
 
 
 def _why_no_engine_arg(dialect: Dialect, flag: str, value: EngineValue) -> str:

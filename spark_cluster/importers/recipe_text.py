@@ -15,10 +15,12 @@ from spark_cluster.config.engines import DEFAULT
 from spark_cluster.config.fields import UNMOUNTABLE
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.node_paths import why_refused
+from spark_cluster.config.parallelism import MOST_NODES
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.yamlfile import dotted
 from spark_cluster.errors import InvalidFile
+from spark_cluster.importers.lacking import lacking
 from spark_cluster.importers.mod_steps import carry_over
 from spark_cluster.importers.places import Parts, folder_on_node, sort
 from spark_cluster.importers.result import Imported
@@ -61,7 +63,12 @@ def write(
     parts = sort(source.launch)
     parts.left_out[:0] = source.left_out
     data = _data(parts, source, name, model, image)
+    image_named = data["image"]
     files = carry_over(data, source, parts, mods)
+    parts.left_out[:0] = lacking(source, parts, image_named, named=image is not None)
+    data["not_carried_over"] = [left.entry for left in parts.left_out if left.consequence]
+    if not data["not_carried_over"]:
+        del data["not_carried_over"]
     _check(data, source)
     return Imported(
         kind=source.kind,
@@ -71,6 +78,7 @@ def write(
         carried=parts.carried,
         left_out=parts.left_out,
         notes=source.notes,
+        offers=source.offers,
         to_do=parts.to_do,
         files=files,
     )
@@ -81,7 +89,6 @@ def _data(
 ) -> dict[str, Any]:
     """The recipe's fields in the order in which people read them; what is empty is left out."""
     launch = source.launch
-    low, high = source.sizes or (launch.tp, launch.tp)
     vllm = {"version": launch.vllm, "supported": source.supported}
     data: dict[str, Any] = {
         "name": name or slug(source.title or _named(launch)),
@@ -89,7 +96,9 @@ def _data(
         "model": _model(parts, source, model),
         "kind": launch.kind if launch.kind != "chat" else None,
         "image": _image(parts, launch, image),
-        "tensor_parallel": {"min": low, "max": max(low, high)},
+        "tensor_parallel": _sizes(source),
+        "pipeline_parallel": parts.fields.get("pipeline_parallel"),
+        "data_parallel": parts.fields.get("data_parallel"),
         "engine": launch.engine if launch.engine != DEFAULT else None,
         "executor": parts.fields.get("executor"),
         "engine_args": parts.engine_args,
@@ -102,6 +111,19 @@ def _data(
         "sources": [source.origin],
     }
     return {key: value for key, value in data.items() if value}
+
+
+def _sizes(source: Source) -> dict[str, int]:
+    """The tensor-parallel sizes: limits of the source are limits, its own size is the default."""
+    launch = source.launch
+    low, high = source.sizes or (1, None)
+    others = launch.pp * launch.dp
+    low = max(1, low // others)
+    high = MOST_NODES if high is None else max(low, high // others)
+    sizes = {"min": low, "max": high}
+    if low < high:
+        sizes["default"] = min(max(low, source.default_tp or launch.tp), high)
+    return sizes
 
 
 def slug(text: str) -> str:
@@ -211,7 +233,7 @@ def _yaml(data: dict[str, Any], source: Source, parts: Parts) -> str:
     writer.width = 98
     writer.indent(mapping=2, sequence=4, offset=2)
     document = _commented(data)
-    _comment(document, source, parts)
+    _comment(document, parts)
     stream = io.StringIO()
     writer.dump(document, stream)
     return _head(source, parts) + _spaced(stream.getvalue())
@@ -222,9 +244,10 @@ def _head(source: Source, parts: Parts) -> str:
     lines = [f"# Imported from {source.origin}."]
     for text in parts.to_do:
         lines += _wrapped(f"TO DO: {text}", "# ", "#   ")
-    if parts.left_out:
-        lines.append("# Not carried over:")
-    for left in parts.left_out:
+    harmless = [left for left in parts.left_out if not left.consequence]
+    if harmless:
+        lines.append("# Left out, and not needed:")
+    for left in harmless:
         lines += _wrapped(f"{left.what}: {left.why}", "# - ", "#   ")
     return "\n".join(lines) + "\n"
 
@@ -270,15 +293,13 @@ def _plain(text: str) -> bool:
     )
 
 
-def _comment(document: CommentedMap, source: Source, parts: Parts) -> None:
+def _comment(document: CommentedMap, parts: Parts) -> None:
     def note(section: CommentedMap, key: str, text: str) -> None:
         section.yaml_add_eol_comment(text, key, column=44)
 
-    if source.sizes is None:
-        note(document, "tensor_parallel", "as the source has it; widen it when you have tried more")
-        document["tensor_parallel"].fa.set_flow_style()
-    else:
-        document["tensor_parallel"].fa.set_flow_style()
+    if document["tensor_parallel"]["max"] == MOST_NODES:
+        note(document, "tensor_parallel", "the source has the default, and states no limit")
+    document["tensor_parallel"].fa.set_flow_style()
     if "gpu_memory_utilization" not in parts.fields:
         note(document, "gpu_memory_utilization", "computed from what the node has")
     model = document["model"]

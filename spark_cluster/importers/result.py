@@ -12,10 +12,20 @@ class Left:
     Attributes:
         what: as the source has it; a secret's value is never in it.
         why: and where it goes instead, if anywhere.
+        consequence: what does not work without it, or is different; empty when nothing is.
+        blocks: it cannot work without it.
     """
 
     what: str
     why: str
+    consequence: str = ""
+    blocks: bool = False
+
+    @property
+    def entry(self) -> dict[str, str | bool]:
+        """The entry of the recipe's not_carried_over."""
+        found = {"what": self.what, "why": self.why, "consequence": self.consequence}
+        return {**found, **({"blocks": True} if self.blocks else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +34,19 @@ class Carried:
 
     what: str
     where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Another configuration of the same file that is for a DGX Spark.
+
+    Attributes:
+        option: of `recipes import`, which takes it.
+        what: it is.
+    """
+
+    option: str
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +61,7 @@ class Imported:
         carried: what became something of another name.
         left_out: what the recipe does not hold, and why.
         notes: what was read with goodwill or guessed.
+        offers: other configurations of the source that are for this hardware.
         to_do: what must be filled in before it can be served.
         files: next to the recipe, by their path relative to it.
     """
@@ -49,5 +73,6 @@ class Imported:
     carried: list[Carried] = field(default_factory=list)
     left_out: list[Left] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    offers: list[Offer] = field(default_factory=list)
     to_do: list[str] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)

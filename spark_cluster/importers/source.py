@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spark_cluster.config.launch import Launch
-from spark_cluster.importers.result import Left
+from spark_cluster.importers.result import Left, Offer
 
 
 @dataclass(slots=True)
@@ -19,13 +19,17 @@ class Source:
         title: what it calls itself; empty when it has no name.
         description: in its own words.
         revision: of the model; empty for the newest.
-        sizes: fewest and most nodes, when it says so.
+        sizes: fewest and most nodes, when it says so; no number where it states no limit.
+        default_tp: tensor-parallel size that it takes when none is asked for, where that is not
+            the launch's own.
+        generates: speech, images or video; empty for a model of text.
         supported: versions of vLLM, such as '>=0.25'.
         origin: the file, or what stands for it.
         left_out: what could not even become part of a launch.
         notes: what was read with goodwill.
         mods: scripts that change the container, as the file names them.
         path: the file, next to which mods may lie.
+        offers: other configurations of it that are for this hardware.
     """
 
     launch: Launch
@@ -33,10 +37,13 @@ class Source:
     title: str = ""
     description: str = ""
     revision: str = ""
-    sizes: tuple[int, int] | None = None
+    sizes: tuple[int, int | None] | None = None
+    default_tp: int | None = None
+    generates: str = ""
     supported: str = ""
     origin: str = "a pasted command line"
     left_out: list[Left] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     mods: list[str] = field(default_factory=list)
     path: Path | None = None
+    offers: list[Offer] = field(default_factory=list)

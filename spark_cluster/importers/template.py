@@ -10,8 +10,8 @@ from typing import Any
 
 from spark_cluster.errors import InvalidFile
 
-_PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_PLACE_OR_DOUBLED = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_PLACE = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_PLACE_OR_DOUBLED = re.compile(r"\{\{|\}\}|(?<!\$)\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ROUNDS = 5
 """A value may hold places itself: `http://localhost:{port}`."""
 _LONGEST = 200_000

@@ -62,6 +62,10 @@ def checked(source: Sourced) -> dict[str, Any]:
         ("max_nodes", int, "a whole number"),
     ):
         found = data.get(name)
+        if kind is dict and found in ([], ""):
+            data[name] = {}
+            source.notes.append(f"{name}: found {described(found)}, read as an empty mapping")
+            continue
         if found is not None and (not isinstance(found, kind) or isinstance(found, bool)):
             problems.append(Problem((name,), f"found {described(found)}, expected {what}"))
     if not data.get("command") and not data.get("model"):
@@ -105,7 +109,7 @@ def launch_of(source: Sourced, command: str) -> Source:
         left_out=left,
         notes=reading.notes,
     )
-    made.sizes = _sizes(source, launch.tp, launch.nodes)
+    made.sizes = _sizes(source)
     mods = data.get("mods")
     made.mods = [one for one in mods if isinstance(one, str)] if isinstance(mods, list) else []
     made.path = source.path
@@ -115,6 +119,7 @@ def launch_of(source: Sourced, command: str) -> Source:
 def rest(source: Sourced, used: set[str]) -> list[Left]:
     """Every field that is not used, with the reason."""
     reasons: Mapping[str, str] = table("foreign_fields")["templated"]
+    consequences: Mapping[str, str] = table("foreign_fields")["templated_consequences"]
     data = dict(source.data)
     if isinstance(data.get("metadata"), dict):
         data["metadata"] = {k: v for k, v in data["metadata"].items() if k != "description"}
@@ -123,10 +128,8 @@ def rest(source: Sourced, used: set[str]) -> list[Left]:
         if name in used or value in (None, [], {}, "", False):
             continue
         why = reasons.get(name, "this field is not known here")
-        if isinstance(value, list):
-            left += [Left(f"{name}: {_short(one)}", why) for one in value]
-        else:
-            left.append(Left(f"{name}: {_short(value)}", why))
+        for one in value if isinstance(value, list) else [value]:
+            left.append(Left(f"{name}: {_short(one)}", why, consequences.get(name, "")))
     return left
 
 
@@ -155,7 +158,7 @@ def with_flag(command: str, flag: str, value: Any) -> str:
     return f"{command.rstrip()} {flag} {shlex.quote(as_word(value))}"
 
 
-def _sizes(source: Sourced, tp: int, nodes: int) -> tuple[int, int] | None:
+def _sizes(source: Sourced) -> tuple[int, int | None] | None:
     data = source.data
     low, high = data.get("min_nodes"), data.get("max_nodes")
     if data.get("cluster_only"):
@@ -164,8 +167,8 @@ def _sizes(source: Sourced, tp: int, nodes: int) -> tuple[int, int] | None:
         high = 1
     if low is None and high is None:
         return None
-    low, high = low or 1, high or max(low or 1, tp, nodes)
-    if low > high or low < 1:
+    low = low or 1
+    if low < 1 or (high is not None and low > high):
         key: Key = ("min_nodes",) if "min_nodes" in data else ()
         raise source.invalid([Problem(key, f"at least {low} nodes and at most {high}")])
     return low, high

@@ -19,20 +19,15 @@ from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.config.yamlfile import Key, Problem, Sourced, described
 from spark_cluster.errors import UsageError
-from spark_cluster.importers import commandline, vllm_flags
+from spark_cluster.importers import commandline, model_kind, spark_variants, vllm_flags
 from spark_cluster.importers.importer import Choice
 from spark_cluster.importers.result import Left
 from spark_cluster.importers.shell import Word
 from spark_cluster.importers.source import Source
+from spark_cluster.importers.spark_variants import HARDWARE, SPARK
 from spark_cluster.importers.tables import table
 from spark_cluster.importers.template import as_word
 from spark_cluster.models.naming import quantization_named, version_in
-
-SPARK = ("dgx_spark_gb10", "gb10")
-"""A DGX Spark in that project's words (taxonomy.yaml), now and in files of early 2026."""
-
-HARDWARE = (*SPARK, "blackwell", "nvidia")
-"""What a DGX Spark is, the most exact first."""
 
 _LARGEST_GB = 119
 """Of a Spark's 128 GB memory what Linux sees, GB of `vram_minimum_gb`."""
@@ -107,6 +102,9 @@ def read(source: Sourced, choice: Choice | None = None) -> Source:
     data = source.data
     _types(source)
     variants: dict[str, Any] = data.get("variants") or {"default": {}}
+    offers = spark_variants.offers(data, variants, choice.variant)
+    if choice.variant not in variants and spark_variants.names_guide(choice.variant):
+        return spark_variants.of_guide(data, choice, offers)
     variant = _chosen(variants, choice.variant, "variant")
     model = data["model"]
     layers = _Layers(source)
@@ -125,11 +123,13 @@ def read(source: Sourced, choice: Choice | None = None) -> Source:
         kind="vLLM recipe",
         title=str(variant.get("model_id") or model["model_id"]),
         description=_description(data, variant),
-        sizes=_sizes(data, variant),
+        default_tp=_default_tp(variant),
+        generates=model_kind.generates(data),
         supported=supported,
         origin=f"vllm-project/recipes: {model['model_id']}, variant {choice.variant}",
         left_out=_dependencies(data) + left + _rest(data, variants, choice.variant),
         notes=layers.notes + no_version + _warnings(data, variant, choice.variant),
+        offers=offers,
     )
 
 
@@ -292,14 +292,13 @@ def _tp(variant: dict[str, Any]) -> int:
     return value if isinstance(value, int) and value >= 1 else 1
 
 
-def _sizes(data: dict[str, Any], variant: dict[str, Any]) -> tuple[int, int]:
-    """Fewest and most Sparks: as many as the variant fits on, two where it may be split."""
+def _default_tp(variant: dict[str, Any]) -> int:
+    """Return as many Sparks as the variant fits on by what the file says."""
     wanted = variant.get("vram_minimum_gb")
     low = _tp(variant)
     while isinstance(wanted, int | float) and low * _LARGEST_GB < wanted < _LARGEST_GB * 64:
         low *= 2
-    split = "multi_node_tp" in (data.get("compatible_strategies") or [])
-    return low, max(low, 2 if split else 1)
+    return low
 
 
 def _image(model: dict[str, Any], variant: dict[str, Any], pinned: list[dict[str, Any]]) -> str:
@@ -343,10 +342,15 @@ def _warnings(data: dict[str, Any], variant: dict[str, Any], name: str) -> list[
 
 
 def _dependencies(data: dict[str, Any]) -> list[Left]:
-    why = table("foreign_fields")["vllm"]["dependencies"]
+    tables = table("foreign_fields")
+    why, missing = tables["vllm"]["dependencies"], tables["vllm_dependency"]
     rows = data.get("dependencies")
     return [
-        Left(f"dependencies: {row.get('command') or row.get('note')}", why)
+        Left(
+            f"dependencies: {row.get('command') or row.get('note')}",
+            why,
+            "" if row.get("optional") is True else missing,
+        )
         for row in (rows if isinstance(rows, list) else [])
         if isinstance(row, dict)
     ]

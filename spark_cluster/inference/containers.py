@@ -18,6 +18,11 @@ from spark_cluster.inference.replies import at, decoded, short, text_of
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?Z ?(.*)$")
 _EARLY = timedelta(milliseconds=50)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+NODES = "spark-cluster.nodes"
+"""Label of how many nodes serve together, where that is not the tensor-parallel size."""
+OVERRIDES = "spark-cluster.overrides"
+"""Label of the engine arguments that are not the recipe's own; absent without any."""
+
 _TP = re.compile(r"--(?:tensor-parallel-size|tp|nnodes)[= ](\d+)|-tp[= ]?(\d+)")
 _SERVERS = ("vllm serve", "vllm.entrypoints", "sglang.launch_server", "sglang serve")
 
@@ -97,7 +102,7 @@ class ContainerState:
     @property
     def tp(self) -> int:
         """Nodes that serve together, as far as the container tells."""
-        label = self.labels.get("spark-cluster.tp", "")
+        label = self.labels.get(NODES, self.labels.get("spark-cluster.tp", ""))
         if label.isdigit():
             return int(label)
         found = [int(a or b) for a, b in _TP.findall(self.words)]

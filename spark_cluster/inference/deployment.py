@@ -53,14 +53,14 @@ class Deployment:
     venv: str = ""
 
     @property
-    def tp(self) -> int:
-        """Tensor-parallel size: one GPU a node."""
+    def size(self) -> int:
+        """Nodes that serve together, one GPU each: tensor-parallel size times stages."""
         return len(self.nodes)
 
     @property
     def on_ray(self) -> bool:
         """True if Ray joins the nodes."""
-        return self.tp > 1 and self.executor == "ray"
+        return self.size > 1 and self.executor == "ray"
 
     @property
     def args(self) -> tuple[str, ...]:

@@ -67,7 +67,7 @@ def base_environment(node: Node, deployment: Deployment) -> dict[str, str]:
         Failed: several nodes serve and this one has no link.
     """
     env = {name: f"{deployment.cache_root}/{folder}" for name, folder in CACHES.items()}
-    if deployment.tp == 1:
+    if deployment.size == 1:
         return env
     if not node.links:
         raise Failed("there is no fabric to serve over", where=node.name)
@@ -91,4 +91,4 @@ def base_environment(node: Node, deployment: Deployment) -> dict[str, str]:
 
 def needs_rdma(node: Node, deployment: Deployment) -> bool:
     """Return True where several nodes serve and this one has RDMA devices."""
-    return deployment.tp > 1 and bool(node.facts.hcas)
+    return deployment.size > 1 and bool(node.facts.hcas)

@@ -36,6 +36,10 @@ OWNED = {
     "admin-api-key": "a key is never written into a recipe",
     "tp-size": "it is --tp on the command line, within tensor_parallel",
     "tensor-parallel-size": "it is --tp on the command line, within tensor_parallel",
+    "pp-size": "it is the recipe's pipeline_parallel",
+    "pipeline-parallel-size": "it is the recipe's pipeline_parallel",
+    "dp-size": "it is the recipe's data_parallel",
+    "data-parallel-size": "it is the recipe's data_parallel",
     "mem-fraction-static": "it is the recipe's gpu_memory_utilization",
     "speculative-algorithm": "it is the recipe's drafter",
     "speculative-draft-model-path": "it is the recipe's drafter",
@@ -144,7 +148,7 @@ class Sglang:
         if node.name not in deployment.nodes:
             return None
         command = self.dialect.command(deployment.model_path, deployment.args)
-        if deployment.tp > 1:
+        if deployment.size > 1:
             command = (*command, *_ranks(node, deployment, master_port))
         return Process(
             SERVER,
@@ -163,7 +167,7 @@ def _ranks(node: Node, deployment: Deployment, master_port: int) -> tuple[str, .
     if master is None:
         raise Failed("there is no fabric to serve over", where=node.name)
     return (
-        f"--nnodes={deployment.tp}",
+        f"--nnodes={deployment.size}",
         f"--node-rank={deployment.nodes.index(node.name)}",
         f"--dist-init-addr={master}:{master_port}",
         f"--nccl-port={master_port + 1}",

@@ -37,6 +37,8 @@ OWNED = {
     "port": "it is serve.port in the inventory",
     "api-key": "it is serve.api_key in the inventory; a key is never written into a recipe",
     "tensor-parallel-size": "it is --tp on the command line, within tensor_parallel",
+    "pipeline-parallel-size": "it is the recipe's pipeline_parallel",
+    "data-parallel-size": "it is the recipe's data_parallel",
     "speculative-config": "it is the recipe's drafter",
     "gpu-memory-utilization": "it is the recipe's gpu_memory_utilization",
     "distributed-executor-backend": "it is the recipe's executor",
@@ -67,7 +69,7 @@ class Vllm:
     def environment(self, node: Node, deployment: Deployment) -> dict[str, str]:
         """Return caches, the link's address, interface and HCAs, and the recipe's variables."""
         env = base_environment(node, deployment)
-        if deployment.tp > 1:
+        if deployment.size > 1:
             address = str(node.links[0].address.ip)
             env |= {
                 "VLLM_HOST_IP": address,
@@ -82,11 +84,11 @@ class Vllm:
         The server is a program of its own next to Ray, so that it has its own log and restarts.
         """
         command = self.dialect.command(deployment.model_path, deployment.args)
-        if deployment.tp > 1 and deployment.executor == "mp" and node.name in deployment.nodes:
+        if deployment.size > 1 and deployment.executor == "mp" and node.name in deployment.nodes:
             return self._rank(node, deployment, command, master_port)
         if not node.is_head:
             return None
-        if deployment.tp == 1:
+        if deployment.size == 1:
             return self._process(node, deployment, _answering(command, deployment))
         return self._beside_ray(node, deployment, command)
 
@@ -123,7 +125,7 @@ class Vllm:
         rank = deployment.nodes.index(node.name)
         command += (
             "--distributed-executor-backend=mp",
-            f"--nnodes={deployment.tp}",
+            f"--nnodes={deployment.size}",
             f"--node-rank={rank}",
             f"--master-addr={master}",
             f"--master-port={master_port}",

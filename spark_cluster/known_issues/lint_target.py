@@ -20,6 +20,7 @@ from spark_cluster.known_issues.match import Edit, KnownIssueMatch, ordered
 from spark_cluster.known_issues.rules import lint
 
 if TYPE_CHECKING:
+    from spark_cluster.config.not_carried_over import NotCarriedOver
     from spark_cluster.loader.project import Project
     from spark_cluster.models import Geometry
 
@@ -44,6 +45,7 @@ class LintTarget:
         folder: where the model's files are on this machine, when that is known.
         variables: of this machine's environment, which a recipe asks for.
         builds: what to know of the scripts that change a recipe's image.
+        not_carried_over: what an imported recipe lacks of its source.
     """
 
     title: str
@@ -55,6 +57,7 @@ class LintTarget:
     folder: Path | None = None
     variables: tuple[str, ...] = ()
     builds: tuple[str, ...] = ()
+    not_carried_over: tuple[NotCarriedOver, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def of_command(text: str, tp: int | None) -> LintTarget:
 
     def launches(current: str) -> list[Launch]:
         launch = commandline.parse(current)
-        return [launch if tp is None else replace(launch, tp=tp, nodes=max(tp, launch.nodes))]
+        return [launch if tp is None else launch.at_size(tp)]
 
     def fixed(current: str, edits: list[Edit]) -> str:
         return fix_command.fixed(current, edits, launches(current)[0])
@@ -80,6 +83,13 @@ def of_command(text: str, tp: int | None) -> LintTarget:
     (launch,) = launches(text)
     return LintTarget(
         launch.model, text, launches, fixed, lambda edit: fix_command.can(edit, launch)
+    )
+
+
+def changed(target: LintTarget, change: Callable[[Launch], Launch]) -> LintTarget:
+    """Return the target with changed launches, which can be checked and not fixed in the text."""
+    return replace(
+        target, text="", launches=lambda _text: [*map(change, target.launches(target.text))]
     )
 
 
@@ -105,7 +115,7 @@ def of_target(
     if path.suffix.lower() not in YAML:
         with contextlib.suppress(UsageError):
             return replace(of_command(path.read_text(encoding="utf-8"), tp), path=path)
-    launch = launch if tp is None else replace(launch, tp=tp, nodes=tp)
+    launch = launch if tp is None else launch.at_size(tp)
     return LintTarget(path.name, "", lambda _text: [launch], path=path)
 
 
@@ -126,8 +136,7 @@ def _of_recipe(path: Path, project: Project, tp: int | None, allow: Allowances) 
     recipe = load_recipe(path, project, allow)
     files_must_be_allowed(recipe)
     mounts_must_be_allowed(recipe)
-    sizes = recipe.tensor_parallel
-    wanted = range(sizes.min, sizes.max + 1) if tp is None else (tp,)
+    wanted = recipe.tensor_parallel.usual if tp is None else (tp,)
 
     def launches(current: str) -> list[Launch]:
         with tempfile.TemporaryDirectory() as folder:
@@ -146,6 +155,7 @@ def _of_recipe(path: Path, project: Project, tp: int | None, allow: Allowances) 
         recipe.model.directory,
         tuple(dict.fromkeys(reference.env for reference in recipe.secret_env.values())),
         tuple(image_build.remarks(recipe.image.build)),
+        tuple(recipe.not_carried_over),
     )
 
 

@@ -11,7 +11,7 @@ from spark_cluster.config.launch import Launch, finite
 from spark_cluster.models import Geometry, memory
 from spark_cluster.models.memory import GIB
 from spark_cluster.models.weights import load_peak_bytes
-from spark_cluster.planning import kv
+from spark_cluster.planning import kv, stages
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.serving import Serving, of_launch
 
@@ -89,8 +89,9 @@ def fit(launch: Launch, geometry: Geometry, rooms: Sequence[NodeMemory], weights
             divided over so many nodes.
     """
     serving = of_launch(launch, geometry)
-    weights = weights_gib / launch.tp
-    peak = max(weights, load_peak_bytes(geometry, serving.quantization) / GIB / launch.tp)
+    weights = stages.share(geometry, launch.pp, weights_gib) / launch.tp
+    loading = load_peak_bytes(geometry, serving.quantization) / GIB
+    peak = max(weights, stages.share(geometry, launch.pp, loading) / launch.tp)
     runtime = RUNTIME_GIB + RUNTIME_GIB_PER_TOKEN * max(0, batched_tokens(launch) - 2048)
     highest = min(memory.utilization(room.memory) for room in rooms)
     smallest = min(room.total_gib for room in rooms)
@@ -143,7 +144,8 @@ def _asked_gib(launch: Launch, serving: Serving) -> float:
     length = context_length(launch, serving.geometry)
     if length < 1:
         return 0.0
-    return kv.bytes_for(serving.geometry, requests, length, **_rule(launch, serving)) / GIB
+    held = stages.stage(serving.geometry, launch.pp)
+    return kv.bytes_for(held, requests, length, **_rule(launch, serving)) / GIB
 
 
 def _share(
@@ -179,7 +181,8 @@ def _cache(launch: Launch, serving: Serving, kv_gib: float) -> kv.KvCache | None
     length = context_length(launch, serving.geometry)
     if kv_gib <= 0 or length < 1:
         return None
-    return kv.cache(serving.geometry, kv_gib=kv_gib, max_model_len=length, **_rule(launch, serving))
+    held = stages.stage(serving.geometry, launch.pp)
+    return kv.cache(held, kv_gib=kv_gib, max_model_len=length, **_rule(launch, serving))
 
 
 def _rule(launch: Launch, serving: Serving) -> kv.Options:
@@ -214,8 +217,8 @@ def _on_cpu(launch: Launch) -> bool:
 def _shape(launch: Launch, geometry: Geometry, rooms: Sequence[NodeMemory]) -> list[str]:
     """Return the problems that more memory cannot solve."""
     found = []
-    if len(rooms) < launch.tp:
-        found.append(f"tensor-parallel size {launch.tp} needs {launch.tp} nodes, one GPU each")
+    if len(rooms) < launch.ranks:
+        found.append(f"{_layout(launch)} needs {launch.ranks} nodes, one GPU each")
     for flag in ("max-num-seqs", "max-num-batched-tokens", "max-model-len"):
         value = launch.number(flag)
         if value is not None and value < 1 and not (value == -1 and takes_what_fits(launch)):
@@ -227,6 +230,14 @@ def _shape(launch: Launch, geometry: Geometry, rooms: Sequence[NodeMemory]) -> l
             "model was made for"
         )
     return found
+
+
+def _layout(launch: Launch) -> str:
+    """The parallel sizes in words."""
+    parts = [f"tensor-parallel size {launch.tp}"]
+    parts += [f"{launch.pp} pipeline stages"] if launch.pp > 1 else []
+    parts += [f"{launch.dp} data-parallel replicas"] if launch.dp > 1 else []
+    return " with ".join([parts[0], " and ".join(parts[1:])] if parts[1:] else parts)
 
 
 def _memory(fitted: Fit) -> list[str]:
@@ -293,7 +304,7 @@ def _disk(fitted: Fit) -> list[str]:
 
 def disk_gib(fitted: Fit) -> float:
     """Return the size of the model's files: as many bytes as are loaded at first, on every node."""
-    return fitted.peak_gib * fitted.launch.tp
+    return fitted.peak_gib * fitted.launch.tp * fitted.launch.pp
 
 
 def _remarks(fitted: Fit) -> list[str]:
@@ -305,6 +316,7 @@ def _remarks(fitted: Fit) -> list[str]:
             found.append(f"{room.name}: {dropped}")
     found += _drafter_remarks(fitted.launch)
     found += _engine_remarks(fitted.launch)
+    found += _parallel_remarks(fitted)
     if _on_cpu(fitted.launch):
         found.append(
             "it is made for the CPU build of vLLM, and the speeds are those of a Spark's GPU"
@@ -348,6 +360,22 @@ def _engine_remarks(launch: Launch) -> list[str]:
         f"{dialect.title} is experimental here: memory other than weights, KV cache and speeds are "
         "computed as for vLLM, so their ranges are wider"
     ]
+
+
+def _parallel_remarks(fitted: Fit) -> list[str]:
+    """Say which layout the figures are for."""
+    launch, found = fitted.launch, []
+    if launch.pp > 1:
+        found.append(
+            f"{launch.pp} pipeline stages: memory is that of the largest one, and a request's "
+            "speed that of one node after the other, without what several requests overlap"
+        )
+    if launch.dp > 1:
+        found.append(
+            f"{launch.dp} data-parallel replicas: the figures are those of one of them"
+            + (", with all experts, which vLLM divides" if fitted.serving.geometry.is_moe else "")
+        )
+    return found
 
 
 def kv_knob_bytes(fitted: Fit) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spark_cluster.config.launch import Launch
+from spark_cluster.errors import UsageError
 from spark_cluster.models import Geometry
-from spark_cluster.planning.fit import Fit, fit
+from spark_cluster.planning.fit import BATCHED_TOKENS, Fit, batched_tokens, fit
 from spark_cluster.planning.room import NodeMemory
 
 SHARE = "gpu-memory-utilization"
@@ -27,10 +28,12 @@ class Nearest:
     Attributes:
         change: what to do, as on the command line or in the recipe.
         why: what it costs or brings.
+        launch: what it is then; None for a hint that is no launch of its own.
     """
 
     change: str
     why: str
+    launch: Launch | None = field(default=None, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, str]:
         """Return it as `plan --json` prints it."""
@@ -38,7 +41,13 @@ class Nearest:
 
 
 def nearest(
-    fitted: Fit, geometry: Geometry, rooms: Sequence[NodeMemory], largest_tp: int
+    fitted: Fit,
+    geometry: Geometry,
+    rooms: Sequence[NodeMemory],
+    largest_tp: int,
+    *,
+    whole_gib: float | None = None,
+    smallest_tp: int = 1,
 ) -> list[Nearest]:
     """The smallest changes that make it fit, each tried; nothing when none does.
 
@@ -46,27 +55,34 @@ def nearest(
 
     Args:
         rooms: all nodes that there are.
-        largest_tp: what the recipe can be split over.
+        largest_tp: what the recipe can be split over; `smallest_tp` the fewest nodes.
+        whole_gib: weights of the whole model, where they are not those of all nodes.
     """
-    whole = fitted.weights_gib * fitted.launch.tp
+    whole = fitted.weights_gib * fitted.launch.tp if whole_gib is None else whole_gib
 
-    def tried(launch: Launch) -> Fit:
-        return fit(launch, geometry, rooms[: launch.tp], whole)
+    def tried(launch: Launch) -> Fit | None:
+        try:
+            return fit(launch, geometry, rooms[: launch.ranks], whole)
+        except UsageError:  # its heads or layers cannot be divided so
+            return None
 
     def working(start: Fit, before: str = "") -> list[Nearest]:
-        return [
-            Nearest(f"{before}{change}", why)
-            for launch, change, why in _candidates(start, len(rooms), largest_tp)
-            if tried(launch).fits
-        ]
+        sizes = range(smallest_tp, min(len(rooms) // start.launch.at_size(1).ranks, largest_tp) + 1)
+        found = []
+        for launch, change, why in _candidates(start, sizes):
+            now = tried(launch)
+            if now is not None and now.fits:
+                found.append(Nearest(f"{before}{change}", why, launch))
+        return found
 
     found = working(fitted)
     if found or not fitted.launch.number(SHARE):
         return found
-    return working(tried(fitted.launch.without_flags(SHARE)), f"{AUTO} and ")
+    safe = tried(fitted.launch.without_flags(SHARE))
+    return working(safe, f"{AUTO} and ") if safe is not None else []
 
 
-def _candidates(fitted: Fit, nodes: int, largest_tp: int) -> Iterator[tuple[Launch, str, str]]:
+def _candidates(fitted: Fit, sizes: range) -> Iterator[tuple[Launch, str, str]]:
     launch = fitted.launch
     if launch.number(SHARE):
         yield (
@@ -74,18 +90,38 @@ def _candidates(fitted: Fit, nodes: int, largest_tp: int) -> Iterator[tuple[Laun
             AUTO,
             f"at most {fitted.highest:.2f} is safe on these nodes",
         )
-    cache = fitted.cache
+    yield from _less(fitted)
+    if not fitted.serving.kv_dtype.startswith("fp8"):
+        smaller = launch.with_flags({"kv-cache-dtype": "fp8"})
+        yield smaller, "--kv-cache-dtype fp8", "half the KV cache"
+    for tp in sizes:
+        if tp != launch.tp and tp & (tp - 1) == 0:
+            yield (
+                launch.at_size(tp),
+                f"--tp {tp}",
+                f"{fitted.weights_gib * launch.tp / tp:.1f} GiB of weights on each node",
+            )
+
+
+def _less(fitted: Fit) -> Iterator[tuple[Launch, str, str]]:
+    """Yield shorter requests, fewer of them, and smaller batches."""
+    launch, cache = fitted.launch, fitted.cache
     if cache is not None and cache.max_concurrency < 1:
         length = cache.max_model_len // STEP * STEP
         if length >= SHORTEST:
             shorter = launch.with_flags({"max-model-len": length})
             yield shorter, f"--max-model-len {length}", "less context"
-    if not fitted.serving.kv_dtype.startswith("fp8"):
-        smaller = launch.with_flags({"kv-cache-dtype": "fp8"})
-        yield smaller, "--kv-cache-dtype fp8", "half the KV cache"
-    for tp in range(launch.tp * 2, min(nodes, largest_tp) + 1):
+    users = launch.number("max-num-seqs")
+    if users and users > 1:
+        fewer = max(1, min(int(users) - 1, int(cache.max_concurrency) if cache else 1))
         yield (
-            launch.at_size(tp),
-            f"--tp {tp}",
-            f"{fitted.weights_gib * launch.tp / tp:.1f} GiB of weights on each node",
+            launch.with_flags({"max-num-seqs": fewer}),
+            f"--max-num-seqs {fewer}",
+            "fewer users at a time",
+        )
+    if batched_tokens(launch) > BATCHED_TOKENS:
+        yield (
+            launch.with_flags({"max-num-batched-tokens": BATCHED_TOKENS}),
+            f"-o max-num-batched-tokens={BATCHED_TOKENS}",
+            "smaller batches of prompts",
         )

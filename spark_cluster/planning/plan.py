@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from spark_cluster.config.not_carried_over import NotCarriedOver
+from spark_cluster.config.overrides import Overrides
 from spark_cluster.known_issues.match import KnownIssueMatch
 from spark_cluster.planning.fit import Fit, disk_gib, kv_knob_bytes
 from spark_cluster.planning.nearest import Nearest
@@ -65,6 +67,10 @@ class Plan:
         title: the recipe's name, or the model of a command line.
         issues: known issues, the worst first.
         nearest: configurations near this one that would work; empty when it does.
+        reasons: why it does not fit, or is not known to run at this size.
+        obstacles: why `up` refuses it all the same.
+        not_carried_over: what the recipe lacks of its source.
+        overrides: engine arguments that are not those of the recipe's file.
     """
 
     title: str
@@ -73,21 +79,30 @@ class Plan:
     issues: tuple[KnownIssueMatch, ...]
     nearest: tuple[Nearest, ...]
     reasons: tuple[str, ...]
+    obstacles: tuple[str, ...] = ()
+    not_carried_over: tuple[NotCarriedOver, ...] = ()
+    overrides: Overrides = field(default_factory=dict)
 
     @property
     def feasible(self) -> bool:
         """True if it can work, as far as known."""
-        return not self.reasons and not any(i.severity == "error" for i in self.issues)
+        return not (self.reasons or self.obstacles) and not any(
+            i.severity == "error" for i in self.issues
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `plan --json` prints it."""
         fit, cache = self.fit, self.fit.cache
         return {
             "recipe": self.title,
+            "overrides": dict(self.overrides),
             "tp": fit.launch.tp,
+            "pipeline_parallel": fit.launch.pp,
+            "data_parallel": fit.launch.dp,
             "fits": not self.reasons,
             "feasible": self.feasible,
             "reasons": list(self.reasons),
+            "obstacles": list(self.obstacles),
             "remarks": list(fit.remarks),
             "gpu_memory_utilization": fit.share,
             "gpu_memory_utilization_highest": fit.highest,
@@ -112,6 +127,7 @@ class Plan:
                 }
                 for room in fit.rooms
             ],
+            "not_carried_over": [entry.model_dump() for entry in self.not_carried_over],
             "nearest": [near.to_dict() for near in self.nearest],
             "issues": [issue.to_dict() for issue in self.issues],
         }
@@ -156,7 +172,7 @@ def times(fit: Fit) -> dict[str, float]:
     """Predict how long it takes before it serves, seconds; downloads at an assumed rate."""
     gb = disk_gib(fit) * 1.0737
     found = {"download": gb / DOWNLOAD_GB_S}
-    if fit.launch.tp > 1:
+    if fit.launch.ranks > 1:
         found["copy"] = gb / COPY_GB_S
     slow, fast = (fit.peak_gib / rate for rate in LOAD_GIB_S)
     return {**found, "load_low": fast, "load_high": slow}

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster import models as shapes
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.model_kind import must_be_served
-from spark_cluster.config.recipe_schema import MOST_NODES
+from spark_cluster.config.overrides import Overrides
+from spark_cluster.config.parallelism import MOST_NODES, REPLICAS_REFUSED
 from spark_cluster.config.yamlfile import described
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.facts.model import Facts
 from spark_cluster.models.memory import GIB
 from spark_cluster.models.weights import memory_bytes
+from spark_cluster.planning.builds import builds
 from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.nearest import Nearest, nearest
 from spark_cluster.planning.plan import Plan, speed
@@ -26,6 +28,7 @@ from spark_cluster.planning.speed.constants import Constants, load_constants
 from spark_cluster.planning.speed.serving import of_launch
 
 if TYPE_CHECKING:
+    from spark_cluster.config.not_carried_over import NotCarriedOver
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.loader.project import Project
 
@@ -40,6 +43,8 @@ class Subject:
         folders: where the model's own files may be on this machine.
         node_path: the model's folder on the nodes.
         remarks: what to know about it besides, for the plan to say.
+        not_carried_over: what an import could not take over; some of it may be needed.
+        overrides: engine arguments that are not those of the recipe's file.
     """
 
     title: str
@@ -49,6 +54,22 @@ class Subject:
     folders: tuple[Path, ...] = ()
     node_path: str = ""
     remarks: tuple[str, ...] = ()
+    not_carried_over: tuple[NotCarriedOver, ...] = ()
+    overrides: Overrides = field(default_factory=dict)
+
+    @property
+    def obstacles(self) -> tuple[str, ...]:
+        """The reasons, besides memory, why it cannot be started as it is."""
+        found = [str(entry) for entry in self.not_carried_over if entry.blocks]
+        if self.launch.origin == "recipe" and self.launch.dp > 1:
+            found.append(REPLICAS_REFUSED.format(self.launch.dp))
+        return tuple(found)
+
+    @property
+    def all_remarks(self) -> tuple[str, ...]:
+        """The remarks, with what was not carried over and may be missed."""
+        left = (str(entry) for entry in self.not_carried_over if not entry.blocks)
+        return (*self.remarks, *left)
 
 
 @dataclass(frozen=True)
@@ -70,6 +91,8 @@ def of_a_recipe(recipe: Recipe, launch: Launch) -> Subject:
         tuple(recipe.drafter.acceptance) if recipe.drafter else (),
         (directory,) if directory else (),
         recipe.model.node_path,
+        not_carried_over=tuple(recipe.not_carried_over),
+        overrides=recipe.overrides,
     )
 
 
@@ -83,7 +106,7 @@ def of_a_command(launch: Launch, tp: int | None) -> Subject:
     if chosen.tp > MOST_NODES:
         found = described(chosen.tp)
         raise UsageError(f"--tensor-parallel-size {found}: expected {MOST_NODES} at most")
-    return Subject(launch.model, chosen)
+    return Subject(launch.model, chosen, (1, MOST_NODES))
 
 
 class Planner:
@@ -134,7 +157,7 @@ class Planner:
         return 0.0
 
     def fit(self, subject: Subject, rooms: Sequence[NodeMemory]) -> Fit:
-        """Compute what the launch takes on the first `tp` of the nodes.
+        """Compute what the launch takes on the first of the nodes.
 
         Raises:
             UsageError: the model's shape is known nowhere, or cannot be divided so.
@@ -143,7 +166,7 @@ class Planner:
 
     def _fit(self, subject: Subject, geometry: shapes.Geometry, rooms: Sequence[NodeMemory]) -> Fit:
         launch = subject.launch
-        return fit(launch, geometry, rooms[: launch.tp], self.weights_gib(subject, geometry))
+        return fit(launch, geometry, rooms[: launch.ranks], self.weights_gib(subject, geometry))
 
     def plan(
         self,
@@ -152,7 +175,7 @@ class Planner:
         question: Question,
         facts: Sequence[Facts] = (),
     ) -> Plan:
-        """The plan of a launch on the first `tp` of the nodes.
+        """The plan of a launch on the first of the nodes.
 
         Args:
             rooms: all nodes that there are, the head first; at least one.
@@ -179,18 +202,79 @@ class Planner:
         if at_a_time and question.concurrency > at_a_time:
             remark = f"--max-num-seqs {at_a_time:g}: further requests wait for their turn"
             fitted = replace(fitted, remarks=(*fitted.remarks, remark))
-        fitted = replace(fitted, remarks=(*fitted.remarks, *subject.remarks))
+        fitted = replace(fitted, remarks=(*fitted.remarks, *subject.all_remarks))
         if launch.kind != "chat":
             remark = f"a model of kind {launch.kind} generates nothing: no tokens/s apply to it"
             fitted = replace(fitted, remarks=(*fitted.remarks, remark))
         reasons = (*_size(subject), *fitted.reasons)
-        near = nearest(fitted, geometry, rooms, subject.sizes[1]) if fitted.reasons else []
-        if not fitted.reasons and reasons:
-            near = [Nearest(f"--tp {_allowed(subject)}", "a size that the recipe is known to run")]
+        near = self._nearest(subject, fitted, rooms, facts) if fitted.reasons else []
+        if not fitted.reasons and _size(subject):
+            near = self._known_size(subject, rooms)
         from spark_cluster.known_issues.rules import lint
 
         found = lint(launch, geometry, facts)
-        return Plan(subject.title, fitted, fast, tuple(found), tuple(near), reasons)
+        return Plan(
+            subject.title,
+            fitted,
+            fast,
+            tuple(found),
+            tuple(near),
+            reasons,
+            obstacles=subject.obstacles,
+            not_carried_over=subject.not_carried_over,
+            overrides=subject.overrides,
+        )
+
+    def _nearest(
+        self,
+        subject: Subject,
+        fitted: Fit,
+        rooms: Sequence[NodeMemory],
+        facts: Sequence[Facts],
+    ) -> list[Nearest]:
+        """Return what would work instead, each planned: it fits, and no further issue prevents it.
+
+        The same model with a change, then smaller builds of it.
+        """
+        from spark_cluster.known_issues.rules import lint
+
+        geometry, (low, high) = fitted.serving.geometry, subject.sizes
+        whole = self.weights_gib(subject, geometry)
+
+        def prevented(launch: Launch, shape: shapes.Geometry) -> set[str]:
+            if launch.origin == "command":  # a line for one node is another one for two
+                return set()
+            return {i.id for i in lint(launch, shape, facts) if i.severity == "error"}
+
+        had = prevented(subject.launch, geometry)
+        found = nearest(fitted, geometry, rooms, high, whole_gib=whole, smallest_tp=low)
+        able = [
+            near
+            for near in found
+            if near.launch is None
+            or (low <= near.launch.tp <= high and prevented(near.launch, geometry) <= had)
+        ]
+        for name, launch in builds(subject.launch, self.project):
+            other = self._build(Subject(name, launch), fitted, rooms)
+            if other is not None and prevented(launch, other.serving.geometry) <= had:
+                why = f"{other.serving.quantization}, {other.weights_gib:.1f} GiB of weights"
+                able.append(Nearest(name, why, launch))
+        return able
+
+    def _known_size(self, subject: Subject, rooms: Sequence[NodeMemory]) -> list[Nearest]:
+        """Return the nearest size that the recipe is known to run, where it fits."""
+        launch = subject.launch.at_size(_allowed(subject))
+        fitted = self.fit(replace(subject, launch=launch), rooms)
+        why = "a size that the recipe is known to run"
+        return [Nearest(f"--tp {launch.tp}", why, launch)] if fitted.fits else []
+
+    def _build(self, other: Subject, than: Fit, rooms: Sequence[NodeMemory]) -> Fit | None:
+        """Return what a build takes; None where it does not fit, or is no smaller."""
+        try:
+            found = self._fit(other, self.geometry(other), rooms)
+        except UsageError:  # no shape, or it cannot be divided so
+            return None
+        return found if found.fits and found.weights_gib < than.weights_gib else None
 
     def advise(
         self,
@@ -235,6 +319,8 @@ def _size(subject: Subject) -> list[str]:
     if low <= tp <= high:
         return []
     sizes = f"{low}" if low == high else f"{low} to {high}"
+    if high == MOST_NODES:
+        sizes = f"{low} or more"
     return [f"{subject.title} is known to run with --tp {sizes} only, not {tp}"]
 
 

@@ -9,9 +9,11 @@ import contextlib
 from dataclasses import replace
 from functools import partial
 
+from spark_cluster.config import overrides
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import DoesNotFit, Refused, UsageError
 from spark_cluster.inference import runtime
-from spark_cluster.inference.containers import ContainerState
+from spark_cluster.inference.containers import OVERRIDES, ContainerState
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.models.memory import LOWEST, utilization
 from spark_cluster.planning.room import NodeMemory
@@ -27,7 +29,22 @@ def serves(running: ContainerState, plan: ServePlan) -> bool:
     wanted = {name: labels[name] for name in ("spark-cluster.recipe", "spark-cluster.tp")}
     if running.runtime != plan.deployment.runtime:
         return False
+    if running.labels.get(OVERRIDES, "") != labels.get(OVERRIDES, ""):
+        return False
     return running.status == "running" and wanted.items() <= running.labels.items()
+
+
+def overrides_changed(running: ContainerState, plan: ServePlan) -> str:
+    """Return in words how the engine arguments differ from those of the recipe that runs."""
+    labels = plan.deployment.labels
+    had, now = running.labels.get(OVERRIDES, ""), labels.get(OVERRIDES, "")
+    same = running.labels.get("spark-cluster.recipe") == labels["spark-cluster.recipe"]
+    if running.status != "running" or not same or had == now:
+        return ""
+    return (
+        f"the server runs with {had or 'the recipe as it is'}, and now "
+        f"{now or 'the recipe as it is'} is asked for: it is started again"
+    )
 
 
 def must_work(play: Play, plan: ServePlan, running: ContainerState, *, force: bool) -> None:
@@ -35,9 +52,11 @@ def must_work(play: Play, plan: ServePlan, running: ContainerState, *, force: bo
 
     Raises:
         DoesNotFit: with the first reason, and the nearest configuration that would work.
+        Refused: the recipe lacks what its source needed.
     """
     if serves(running, plan):
         return
+    must_be_whole(plan.recipe, force=force)
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
     from spark_cluster.planning import planner
     from spark_cluster.serving.survey import survey
@@ -55,16 +74,38 @@ def must_work(play: Play, plan: ServePlan, running: ContainerState, *, force: bo
     if found.feasible:
         return
     errors = [f"{i.title} ({i.found}); {i.fix}" for i in found.issues if i.severity == "error"]
-    reason, *others = [*found.reasons, *errors]
+    reason, *others = [*found.reasons, *found.obstacles, *errors]
     if force:
         play.note(f"--force: {'; '.join([reason, *others])}", warning=True)
         return
     would = [f"{near.change} would work ({near.why})" for near in found.nearest]
     more = [
-        f"`spark-cluster plan {plan.recipe.name} --tp {plan.tp}` shows all",
+        f"`spark-cluster plan {_named(plan)}` shows all",
         "--force launches anyway",
     ]
     raise DoesNotFit(reason, hint="; ".join([*would[:2], *more]))
+
+
+def _named(plan: ServePlan) -> str:
+    """The arguments of `plan` for the same."""
+    words = [plan.recipe.name, "--tp", str(plan.tp), overrides.text(plan.recipe.overrides)]
+    return " ".join(filter(None, words))
+
+
+def must_be_whole(recipe: Recipe, *, force: bool) -> None:
+    """Refuse an imported recipe that lacks what its source needed, unless forced.
+
+    Raises:
+        Refused: with all of it.
+    """
+    lacking = [entry for entry in recipe.not_carried_over if entry.blocks]
+    if lacking and not force:
+        raise Refused(
+            f"recipe {recipe.name} cannot work as it was imported: "
+            + "; ".join(str(entry) for entry in lacking),
+            hint="add what is missing and remove the entry from not_carried_over; --force "
+            "launches as it is",
+        )
 
 
 def share(play: Play, plan: ServePlan, running: ContainerState) -> float | None:

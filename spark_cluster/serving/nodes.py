@@ -21,20 +21,26 @@ class Member(Protocol):
 M = TypeVar("M", bound=Member)
 
 
-def serving(nodes: Iterable[M], tp: int) -> tuple[list[M], list[M]]:
+def serving(nodes: Iterable[M], tp: int, count: int | None = None) -> tuple[list[M], list[M]]:
     """Return the nodes that serve, the head first, and those that do not.
 
+    Args:
+        count: nodes that serve, where that is not the tensor-parallel size.
+
     Raises:
-        Refused: there are fewer than `tp`, or the head is not among them.
+        Refused: there are fewer than those, or the head is not among them.
     """
     chosen = sorted(nodes, key=lambda node: not node.is_head)
     if not chosen or not chosen[0].is_head:
         raise Refused("the head is not among the chosen nodes", hint="widen --limit")
-    if len(chosen) < tp:
+    wanted = tp if count is None else count
+    if len(chosen) < wanted:
         names = ", ".join(node.name for node in chosen)
+        what = f"--tp {tp}" if wanted == tp else f"--tp {tp} with pipeline stages"
+        smaller = f", or use --tp {len(chosen)}" if wanted == tp else ""
         raise Refused(
-            f"--tp {tp} needs {tp} nodes; there {'is' if len(chosen) == 1 else 'are'} "
+            f"{what} needs {wanted} nodes; there {'is' if len(chosen) == 1 else 'are'} "
             f"{len(chosen)} ({names})",
-            hint=f"add the other Spark to the inventory, widen --limit, or use --tp {len(chosen)}",
+            hint=f"add the other Spark to the inventory, widen --limit{smaller}",
         )
-    return chosen[:tp], chosen[tp:]
+    return chosen[:wanted], chosen[wanted:]

@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.config import overrides
 from spark_cluster.config.allowance_checks import must_be_allowed
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.model_kind import must_be_served
+from spark_cluster.config.parallelism import REPLICAS_INSTEAD, REPLICAS_REFUSED
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import Refused
+from spark_cluster.inference.containers import NODES, OVERRIDES
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import engine
 from spark_cluster.serving import caches, firewall, secret_env
@@ -57,8 +60,8 @@ class ServePlan:
 
     @property
     def tp(self) -> int:
-        """Tensor-parallel size: one GPU a node."""
-        return len(self.nodes)
+        """Tensor-parallel size."""
+        return self.launch.tp
 
     @cached_property
     def subject(self) -> Subject:
@@ -108,11 +111,12 @@ def resolve(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int
     """
     must_be_served(recipe.kind, f"recipe {recipe.name}")
     recipe.check_size(tp)
+    _must_start(recipe)
     _must_climb(recipe)
     must_be_allowed(recipe)
     patches = mounted_patches(recipe)
     secrets = secret_env.secrets_of_laptop(recipe)
-    chosen, idle = serving(nodes, tp)
+    chosen, idle = serving(nodes, tp, recipe.nodes_for(tp))
     root = caches.root_of_all(inventory.nodes[node.name] for node in chosen)
     endpoint = endpoint_of(inventory.serve, chosen[0], recipe.model.served_name)
     launch = of_recipe(recipe, tp)
@@ -147,6 +151,15 @@ def resolve(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int
     )
 
 
+def _must_start(recipe: Recipe) -> None:
+    """Raise Refused for replicas in one server: a Spark has one GPU, so they are on several."""
+    if recipe.data_parallel > 1:
+        raise Refused(
+            f"recipe {recipe.name}: {REPLICAS_REFUSED.format(recipe.data_parallel)}",
+            hint=REPLICAS_INSTEAD,
+        )
+
+
 def _must_climb(recipe: Recipe) -> None:
     """Raise Refused for a rung of readiness that the engine cannot do."""
     known = engine(recipe.engine).rungs
@@ -169,7 +182,10 @@ def _mounts(recipe: Recipe, patches: Sequence[MountedPatch]) -> tuple[str, ...]:
 
 def _labels(recipe: Recipe, tp: int, endpoint: Endpoint) -> dict[str, str]:
     """Labels of the containers, by which `status` and a later `up` know what runs."""
+    nodes = recipe.nodes_for(tp)
     return {
+        **({NODES: str(nodes)} if nodes != tp else {}),
+        **({OVERRIDES: overrides.text(recipe.overrides)} if recipe.overrides else {}),
         "spark-cluster.recipe": recipe.name,
         "spark-cluster.model": endpoint.model,
         "spark-cluster.tp": str(tp),

@@ -20,7 +20,7 @@ def guard(play: Play, plan: ServePlan) -> RoleCall:
 
     One node alone goes on where nftables does not work; the user is told.
     """
-    wanted, alone = plan.firewall["state"] == "present", plan.tp == 1
+    wanted, alone = plan.firewall["state"] == "present", len(plan.nodes) == 1
     if not wanted and not alone:
         play.note(firewall.OPEN, warning=True)
     if wanted and alone and play.session(plan.nodes[0]).run(list(firewall.WORKS)).status != 0:
@@ -66,7 +66,7 @@ def start(play: Play, plan: ServePlan, share: float | None, guarded: str) -> Non
     order = (server, proxy) if plan.endpoint.engine_port is not None else (proxy, server)
     made = play.apply(nodes, *order)
     changed = [node for node in nodes if runtime.changed(made.changes(node.name), SERVER)]
-    if deployment.executor == "mp" and 0 < len(changed) < plan.tp and not play.check:
+    if deployment.executor == "mp" and 0 < len(changed) < len(plan.nodes) and not play.check:
         # A rank does not join others that have begun already.
         play.apply(nodes, [_runtime(deployment).absent(SERVER, 5)])
         play.apply(nodes, server)
@@ -92,7 +92,7 @@ def _start_ray(play: Play, nodes: Sequence[Node], deployment: Deployment) -> Non
         play.apply(nodes[0], [_runtime(deployment).absent(SERVER)])
     if deployment.on_ray and not play.check:
         ray = deployment.ray
-        readiness.ray_cluster(play, deployment.tp, ray.dashboard_port, ray.join_timeout_s)
+        readiness.ray_cluster(play, deployment.size, ray.dashboard_port, ray.join_timeout_s)
         readiness.ray_asks_for_its_token(play, ray.dashboard_port)
 
 

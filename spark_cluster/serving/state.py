@@ -11,7 +11,7 @@ from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.inference import runtime, unit_state
-from spark_cluster.inference.containers import ContainerState
+from spark_cluster.inference.containers import NODES, OVERRIDES, ContainerState
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import RayNode, RayState
 from spark_cluster.runner.parallel import in_parallel
@@ -83,6 +83,7 @@ class Status:
             wrong) or `failed` (should serve and does not).
         problems: what is wrong, as text; empty when nothing is.
         kind: of the model: chat, embedding, reranking or transcription; None without a server.
+        overrides: engine arguments that `up` was given in place of the recipe's, as options.
     """
 
     state: str
@@ -94,6 +95,7 @@ class Status:
     tp: int | None = None
     problems: tuple[str, ...] = ()
     kind: ModelKind | None = None
+    overrides: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `status --json` prints it."""
@@ -106,6 +108,7 @@ class Status:
             "model": self.model,
             "kind": self.kind,
             "tp": self.tp,
+            "overrides": self.overrides,
             "problems": list(self.problems),
         }
 
@@ -123,10 +126,11 @@ def status(play: Play, endpoint_key: str | None, probe: Probe) -> Status:
     if server is None:
         return _without_server(nodes)
     tp = _number(server, "spark-cluster.tp", 1)
+    size = _number(server, NODES, tp)
     model = server.labels.get("spark-cluster.model", "")
     head = next(node.name for node in play.nodes if node.is_head)
-    on_ray = tp > 1 and server.labels.get("spark-cluster.executor", "ray") == "ray"
-    dark = _without_link(play, tp)
+    on_ray = size > 1 and server.labels.get("spark-cluster.executor", "ray") == "ray"
+    dark = _without_link(play, size)
     description = known[head].description
     endpoint = running(server.labels, description, endpoint_key)
     session = play.connections.session(head)
@@ -138,7 +142,7 @@ def status(play: Play, endpoint_key: str | None, probe: Probe) -> Status:
     problems = [f"no ConnectX-7 interface of {name} is up: is the cable in?" for name in dark]
     # Without the link Ray knows no node, which says nothing new and takes its time.
     known_to_ray = ray if on_ray and not dark else None
-    problems += _problems(play, nodes, server, tp, known_to_ray, on_ray=on_ray)
+    problems += _problems(play, nodes, server, size, known_to_ray, on_ray=on_ray)
     if description is not None and known[head].proxy != "active":
         unit_is = known[head].proxy or "not there"
         problems.append(f"the proxy in front of vLLM ({UNIT}) is {unit_is} on {head}")
@@ -151,10 +155,19 @@ def status(play: Play, endpoint_key: str | None, probe: Probe) -> Status:
         loading = loading and server.restarts < MANY_RESTARTS
     state = _state(answer=bool(answer), problems=problems, loading=loading)
     access = described(description) or (Access(endpoint.url) if endpoint is not None else None)
-    if access is not None:
-        access = replace(access, fingerprint=shown)
-    url = access.url if access is not None else None
-    return Status(state, nodes, ray, url, access, model or None, tp, tuple(problems), kind)
+    found = Status(
+        state,
+        nodes,
+        ray,
+        model=model or None,
+        tp=tp,
+        problems=tuple(problems),
+        kind=kind,
+        overrides=server.labels.get(OVERRIDES, ""),
+    )
+    if access is None:
+        return found
+    return replace(found, endpoint=access.url, access=replace(access, fingerprint=shown))
 
 
 def _together(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
@@ -236,7 +249,7 @@ def _problems(
     play: Play,
     nodes: list[NodeState],
     server: ContainerState,
-    tp: int,
+    size: int,
     ray: list[RayNode] | None,
     *,
     on_ray: bool,
@@ -250,14 +263,14 @@ def _problems(
     problems = [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
     if server.status != "running":
         problems.append(f"the server is {server.status} (exit code {server.exit_code})")
-    heads, wanted = _serving(play, tp)
+    heads, wanted = _serving(play, size)
     if server.labels.get(firewall.LABEL) == "present":
         problems += [
             f"the firewall of the engine's ports on {n.name}: {n.firewall}"
             for n in nodes
             if n.name in wanted and n.firewall
         ]
-    if tp == 1:
+    if size == 1:
         return problems
     name, whose = (RAY, "Ray's container") if on_ray else (SERVER, "the rank's container")
     for node in nodes:
@@ -268,24 +281,24 @@ def _problems(
             problems.append(f"{whose} on {node.name} is {what}")
     if ray is None:
         return problems
-    if len(ray) < tp:
-        problems.append(f"Ray shows {len(ray)} of {tp} nodes")
-    elif sum(node.gpus for node in ray) < tp:
-        problems.append(f"Ray shows {sum(n.gpus for n in ray):g} of {tp} GPUs")
+    if len(ray) < size:
+        problems.append(f"Ray shows {len(ray)} of {size} nodes")
+    elif sum(node.gpus for node in ray) < size:
+        problems.append(f"Ray shows {sum(n.gpus for n in ray):g} of {size} GPUs")
     return problems
 
 
-def _serving(play: Play, tp: int) -> tuple[list[str], list[str]]:
-    """The heads, and the nodes that serve with this tensor-parallel size."""
+def _serving(play: Play, size: int) -> tuple[list[str], list[str]]:
+    """The heads, and the nodes that serve where so many do."""
     heads = [n.name for n in play.nodes if n.is_head]
-    return heads, sorted(play.connections.nodes, key=lambda name: name not in heads)[:tp]
+    return heads, sorted(play.connections.nodes, key=lambda name: name not in heads)[:size]
 
 
-def _without_link(play: Play, tp: int) -> list[str]:
+def _without_link(play: Play, size: int) -> list[str]:
     """Nodes that serve together with others, and whose ConnectX-7 interfaces are all down."""
-    _, wanted = _serving(play, tp)
+    _, wanted = _serving(play, size)
     hcas = {node.name: node.facts.hcas for node in play.nodes if node.name in wanted}
-    return [n for n, found in hcas.items() if tp > 1 and found and not any(h.up for h in found)]
+    return [n for n, found in hcas.items() if size > 1 and found and not any(h.up for h in found)]
 
 
 def _number(server: ContainerState, label: str, otherwise: int) -> int:

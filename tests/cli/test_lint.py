@@ -145,3 +145,29 @@ def test_a_wrong_recipe_says_where(folder):
     with pytest.raises(InvalidFile) as caught:
         run("mine")
     assert "mine.yaml:7" in str(caught.value)
+
+
+def test_engine_arguments_of_the_command_line(folder: Path) -> None:
+    known = "gemma4-26b-a4b-fp8"
+    before = {i["id"] for i in json.loads(run(known, as_json=True).stdout)["issues"]}
+    changed = run(known, "--option", "gpu-memory-utilization=0.95", as_json=True)
+    after = {i["id"] for i in json.loads(changed.stdout)["issues"]}
+    assert "share-too-high" in after - before
+    with pytest.raises(UsageError, match="--fix changes the text"):
+        run("mine", "--fix", "--option", "max-num-seqs=2")
+
+
+def test_what_an_import_lacks_is_repeated(folder: Path) -> None:
+    lacking = (
+        "not_carried_over:\n"
+        "  - {what: mod a, why: a script, consequence: it may fail}\n"
+        "  - {what: --b, why: of mod a, consequence: it does not start, blocks: true}\n"
+    )
+    text = RECIPE.replace("pythonic   # wrong", "gemma4") + lacking
+    (folder / "recipes" / "mine.yaml").write_text(text)
+    result = run("mine")
+    assert "not carried over: --b (of mod a); it does not start" in result.output
+    assert "not carried over: mod a (a script); it may fail" in result.output
+    assert result.exit_code == 1
+    found = json.loads(run("mine", as_json=True).stdout)["not_carried_over"]
+    assert [entry["blocks"] for entry in found] == [False, True]

@@ -196,3 +196,37 @@ def test_what_is_open_on_a_trusted_network_is_said(tmp_path):
     for words in (("plan", "gemma4-31b-fp8", "--offline"), ("lint", "gemma4-31b-fp8")):
         plain = invoke(*words, project=tmp_path)
         assert "firewall" not in plain.stdout
+
+
+def test_engine_arguments_of_the_command_line():
+    found = document("gemma4-31b-nvfp4", "--max-model-len", "32k", "-o", "max_num_seqs=2")
+    assert found["overrides"] == {"max-model-len": 32000, "max-num-seqs": 2}
+    assert found["max_model_len"] == 32000
+    assert document("gemma4-31b-nvfp4")["overrides"] == {}
+    said = run("gemma4-31b-nvfp4", "--offline", "--kv-cache-dtype", "bfloat16").output
+    assert "changed: -o kv-cache-dtype=bfloat16" in said
+
+
+def test_a_named_option_wins_over_a_general_one():
+    found = document("gemma4-31b-nvfp4", "-o", "max-num-seqs=2", "--max-num-seqs", "3")
+    assert found["overrides"] == {"max-num-seqs": 3}
+
+
+def test_quantization_changes_what_fits():
+    plain = document("--command", "vllm serve google/gemma-4-31B-it")
+    smaller = document("--command", "vllm serve google/gemma-4-31B-it", "--quantization", "fp8")
+    assert smaller["weights_gib"] < 0.6 * plain["weights_gib"]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("max-num-seq=2", "did you mean 'max-num-seqs'?"),
+        ("tensor-parallel-size=2", "--tp on the command line"),
+        ("max-num-seqs", "expected KEY=VALUE"),
+    ],
+)
+def test_an_argument_that_cannot_be(option, message):
+    with pytest.raises(UsageError) as caught:
+        run("gemma4-31b-nvfp4", "--offline", "-o", option)
+    assert message in str(caught.value)

@@ -101,6 +101,8 @@ def test_json(run: Shell) -> None:
         "kept",
         "carried",
         "left_out",
+        "not_carried_over",
+        "offers",
         "notes",
         "to_do",
         "files",

@@ -142,10 +142,11 @@ class TestSparkVllmDocker:
         recipe, imported = made(tmp_path, EUGR)
         assert imported.kind == "spark-vllm-docker recipe"
         assert recipe.name == "dove-31b-online-fp8"
+        assert recipe.tensor_parallel.default == 2
         assert recipe.model.name == "example/dove-31b-it"
         assert recipe.model.quantization == "fp8-online"
         assert recipe.image.ref == "vllm-node-tf5"
-        assert (recipe.tensor_parallel.min, recipe.tensor_parallel.max) == (2, 2)
+        assert (recipe.tensor_parallel.min, recipe.tensor_parallel.unlimited) == (2, True)
         assert recipe.executor == "ray"
         assert recipe.drafter is not None
         assert recipe.drafter.config == {
@@ -212,7 +213,7 @@ class TestVllmRecipes:
         }
         assert recipe.env == {"EXAMPLE_BASE": "1"}
         assert recipe.drafter is None
-        assert (recipe.tensor_parallel.min, recipe.tensor_parallel.max) == (1, 2)
+        assert (recipe.tensor_parallel.min, recipe.tensor_parallel.default) == (1, 1)
         assert any("no container image is named" in task for task in imported.to_do)
 
     def test_a_variant_for_sparks(self, tmp_path: Path) -> None:
@@ -286,9 +287,9 @@ class TestVllmRecipes:
 
     def test_too_large_for_one_spark(self, tmp_path: Path) -> None:
         recipe, _ = made(tmp_path, VLLM_RECIPE.replace("gb: 72", "gb: 200"))
-        assert (recipe.tensor_parallel.min, recipe.tensor_parallel.max) == (2, 2)
+        assert (recipe.tensor_parallel.min, recipe.tensor_parallel.default) == (1, 2)
         recipe, _ = made(tmp_path, VLLM_RECIPE.replace("gb: 72", "gb: 276"))
-        assert (recipe.tensor_parallel.min, recipe.tensor_parallel.max) == (4, 4)
+        assert (recipe.tensor_parallel.min, recipe.tensor_parallel.default) == (1, 4)
 
     def test_the_file_says_what_names_do_not(self, tmp_path: Path) -> None:
         recipe, _ = made(tmp_path, VLLM_RECIPE)

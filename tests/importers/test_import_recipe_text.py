@@ -161,6 +161,28 @@ def test_a_drafter_that_is_not_whole_is_left_out(flags: str, why: str) -> None:
     assert any(why in reason for reason in left(imported).values())
 
 
+def test_stages_and_replicas_are_fields_of_their_own() -> None:
+    recipe, _ = of_command("vllm serve example/m -tp 2 -pp 3")
+    assert (recipe.pipeline_parallel, recipe.data_parallel) == (3, 1)
+    assert recipe.tensor_parallel.default == 2
+    assert recipe.nodes_for(2) == 6
+    assert recipe.flags(2)["pipeline-parallel-size"] == 3
+    recipe, _ = of_command("vllm serve example/m -dp 2 -pp 1")
+    assert (recipe.pipeline_parallel, recipe.data_parallel) == (1, 2)
+    assert "pipeline-parallel-size" not in recipe.flags(1)
+
+
+def test_a_default_size_is_no_limit() -> None:
+    recipe, _ = of_command("vllm serve example/m -tp 2")
+    sizes = recipe.tensor_parallel
+    assert (sizes.min, sizes.unlimited, sizes.default) == (1, True, 2)
+    recipe.check_size(1)
+    recipe.check_size(4)
+    assert [recipe.size_for(nodes) for nodes in (1, 2, 4)] == [1, 2, 2]
+    recipe, _ = of_command("vllm serve example/m")
+    assert [recipe.size_for(nodes) for nodes in (1, 2)] == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("flags", "what", "why"),
     [
@@ -169,8 +191,7 @@ def test_a_drafter_that_is_not_whole_is_left_out(flags: str, why: str) -> None:
         ("--new-token s3cret", "--new-token (value not shown)", "a secret is never written"),
         ("--nnodes 2", "--nnodes 2", "--tp"),
         ("--headless", "--headless", "--tp"),
-        ("-pp 2", "--pipeline-parallel-size 2", "tensor parallelism only"),
-        ("-dp 2", "--data-parallel-size 2", "one replica"),
+        ("--data-parallel-rank 1", "--data-parallel-rank 1", "one replica"),
         ("--gpu-memory-utilization 0.98", "--gpu-memory-utilization 0.98", "outside 0.05 to 0.95"),
         ("--max-model-len $LEN", "--max-model-len $LEN", "only the shell"),
         ("--distributed-executor-backend uni", "--distributed-executor-backend uni", "ray and mp"),

@@ -8,6 +8,8 @@ import pytest
 from factories import SHIPPED, make_node, make_recipe
 from serve_plans import plan_for
 
+from spark_cluster.config import overrides
+from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.errors import Refused
 from spark_cluster.facts.model import Process
 from spark_cluster.inference.containers import ContainerState
@@ -208,3 +210,70 @@ def test_a_share_that_the_recipe_gives():
     play = Play(make_node("a", 5))
     assert share(play, make_recipe(gpu_memory_utilization=0.5)) is None
     assert share(play, make_recipe(engine_args={"kv-cache-memory-bytes": "64M"})) is None
+
+
+# -- engine arguments of the command line ------------------------------------------------------
+
+
+def changed(**flags):
+    return overrides.apply(make_recipe(), flags)
+
+
+def running_as(plan):
+    return ContainerState("running", labels=dict(plan.deployment.labels))
+
+
+def test_the_same_arguments_are_the_same_server():
+    plan = plan_for(changed(**{"max-num-seqs": 2}), make_node("a"))
+    assert plan.deployment.labels["spark-cluster.overrides"] == "-o max-num-seqs=2"
+    assert admission.serves(running_as(plan), plan)
+    assert admission.overrides_changed(running_as(plan), plan) == ""
+
+
+def test_without_them_it_is_another_server_and_says_so():
+    plain = plan_for(make_recipe(), make_node("a"))
+    plan = plan_for(changed(**{"max-num-seqs": 2}), make_node("a"))
+    assert "spark-cluster.overrides" not in plain.deployment.labels
+    assert not admission.serves(running_as(plan), plain)
+    assert not admission.serves(running_as(plain), plan)
+    told = admission.overrides_changed(running_as(plan), plain)
+    assert told.startswith("the server runs with -o max-num-seqs=2, and now the recipe as it is")
+    assert admission.overrides_changed(FREE, plan) == ""
+
+
+def test_the_hint_names_the_arguments():
+    play = Play(make_node("a", 60))
+    with pytest.raises(Refused) as caught:
+        admit(play, overrides.apply(make_recipe("gemma4-31b-fp8"), {"max-num-seqs": 2}))
+    assert "spark-cluster plan gemma4-31b-fp8 --tp 1 -o max-num-seqs=2" in caught.value.hint
+
+
+# -- stages, replicas and imports --------------------------------------------------------------
+
+
+def test_stages_take_nodes():
+    nodes = [make_node("a"), make_node("b", head=False), make_node("c", head=False)]
+    plan = plan_for(make_recipe(pipeline_parallel=2), *nodes, tp=1)
+    assert [node.name for node in plan.nodes] == ["a", "b"]
+    assert (plan.tp, plan.deployment.size) == (1, 2)
+    assert "--pipeline-parallel-size" in plan.deployment.args
+    assert plan.deployment.labels["spark-cluster.nodes"] == "2"
+    with pytest.raises(Refused, match="--tp 2 with pipeline stages needs 4 nodes"):
+        plan_for(make_recipe(pipeline_parallel=2), *nodes, tp=2)
+
+
+def test_replicas_in_one_server_are_refused():
+    with pytest.raises(Refused, match="data_parallel: 2: the executors here") as caught:
+        plan_for(make_recipe(data_parallel=2), make_node("a"), make_node("b", head=False), tp=1)
+    assert "one replica on each Spark" in caught.value.hint
+
+
+def test_an_import_that_lacks_a_part_is_refused_also_when_its_shape_is_not_known():
+    entry = NotCarriedOver(what="--b", why="of a mod", consequence="it does not start", blocks=True)
+    model = make_recipe().model.model_copy(update={"name": "example/unknown", "base": None})
+    recipe = make_recipe(not_carried_over=[entry], model=model)
+    play = Play(make_node("a"))
+    with pytest.raises(Refused, match="cannot work as it was imported"):
+        admit(play, recipe)
+    admit(play, recipe, running_as(plan_for(recipe, make_node("a"))))
+    admit(play, recipe, force=True)

@@ -1,0 +1,245 @@
+"""Engine arguments that the command line gives in place of the recipe's, for one `plan` or `up`.
+
+They are the engine's own flags: `--max-model-len 32768` or `-o max-model-len=32768`. A value is
+checked as a recipe's is; what is no engine argument of a recipe is refused with its place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from spark_cluster.config import recipe_checks
+from spark_cluster.config.engines import Dialect, dialect
+from spark_cluster.config.launch import Launch
+from spark_cluster.config.recipe_schema import (
+    LARGEST,
+    EngineValue,
+    Quantization,
+    why_no_engine_value,
+)
+from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.config.yamlfile import described
+from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.config.recipe import Recipe
+
+SHARE = "gpu-memory-utilization"
+DRAFTED = "num-speculative-tokens"
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
+_UNIT = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+"""As vLLM reads them: small letters are powers of 1000, capitals of 1024."""
+
+_ON = ("true", "yes", "on", "1")
+_OFF = ("false", "no", "off", "0")
+_AT_LEAST_ONE = ("max-num-seqs", "max-num-batched-tokens")
+
+
+Overrides = Mapping[str, EngineValue | None]
+"""Flag without dashes to its value; None takes the flag away."""
+
+
+def text(overrides: Overrides) -> str:
+    """Return them as options of a command line, which are also the label of what runs."""
+    return " ".join(f"-o {flag}={_text(value)}" for flag, value in sorted(overrides.items()))
+
+
+def _text(value: EngineValue | None) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def read(
+    given: Sequence[str], engine: str, kinds: Mapping[str, str]
+) -> dict[str, EngineValue | None]:
+    """Return what `KEY=VALUE` texts say.
+
+    Args:
+        given: in their order; a later one wins.
+        engine: that the flags are of.
+        kinds: of its known flags: bare, number, size, text, json, several, append or optional.
+
+    Raises:
+        UsageError: a key that is not known or has its own place, or a value that it cannot have.
+    """
+    spoken, args = dialect(engine), dict[str, EngineValue | None]()
+    for option in given:
+        key, equals, value = option.partition("=")
+        flag = spoken.own(key.strip().lstrip("-").replace("_", "-"))
+        if not equals:
+            raise UsageError(
+                f"-o {option}: expected KEY=VALUE", hint="for example -o max-num-seqs=4"
+            )
+        _must_be_given_here(flag, spoken, kinds)
+        named = f"no-{flag}" if kinds.get(flag) == "bare" and value.lower() in _OFF else flag
+        args.pop(flag, None)
+        args.pop(f"no-{flag}", None)
+        if named != flag:
+            args[flag] = None
+        args[named] = True if named != flag else _value(flag, value, kinds.get(flag, ""), spoken)
+    return args
+
+
+def _must_be_given_here(flag: str, spoken: Dialect, kinds: Mapping[str, str]) -> None:
+    if flag == spoken.own(SHARE) or flag == DRAFTED:
+        return
+    if flag in spoken.owned:
+        raise UsageError(f"-o {flag}: not an engine argument here: {spoken.owned[flag]}")
+    if flag not in kinds and flag.removeprefix("no-") not in kinds:
+        raise UsageError(
+            f"-o {flag}: {spoken.title} has no flag of this name",
+            hint=did_you_mean(flag, kinds, "flags"),
+        )
+
+
+def _value(flag: str, text: str, kind: str, spoken: Dialect) -> EngineValue | None:
+    """The value of a flag; None for an empty text.
+
+    Raises:
+        UsageError: the flag cannot have it.
+    """
+    text = text.strip()
+    if not text:
+        return None
+    if flag == spoken.own(SHARE):
+        return _share(text)
+    if kind == "bare" and text.lower() not in _ON:
+        raise UsageError(f"-o {flag}: found '{text}', expected true or false")
+    if why := why_no_engine_value(text):
+        raise UsageError(f"-o {flag}: {why}")
+    return True if kind == "bare" else _of_kind(flag, text, kind)
+
+
+def _of_kind(flag: str, text: str, kind: str) -> EngineValue:
+    if kind in ("number", "size"):
+        return _number(flag, text, kind)
+    if kind == "json":
+        return _mapping(flag, text)
+    return text.split() if kind in ("several", "append") else text
+
+
+def _share(text: str) -> EngineValue:
+    if text == "auto":
+        return text
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0.05 <= share <= 0.95:
+        raise UsageError(f"-o {SHARE}: found '{text}', expected 'auto' or 0.05 to 0.95")
+    return share
+
+
+def _number(flag: str, text: str, kind: str) -> EngineValue:
+    if flag == "max-model-len" and text in ("auto", "-1"):
+        return text if text == "auto" else -1
+    with_unit = _SIZE.fullmatch(text) if kind == "size" else None
+    try:
+        number = float(with_unit[1]) * _UNIT[with_unit[2]] if with_unit else float(text)
+    except ValueError:
+        number = float("nan")
+    least = 1 if kind == "size" or flag in _AT_LEAST_ONE else 0
+    if not least <= number < LARGEST:
+        also = ", also such as 32k" if kind == "size" else ""
+        raise UsageError(
+            f"-o {flag}: found {described(text)}, expected a number from {least}{also}"
+        )
+    return int(number) if number == int(number) and "." not in text.rstrip("kKmMgG") else number
+
+
+def _mapping(flag: str, text: str) -> EngineValue:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise UsageError(f"-o {flag}: found '{text}', expected a JSON object such as '{{}}'")
+    return value
+
+
+def apply(recipe: Recipe, overrides: Overrides) -> Recipe:
+    """Return the recipe with these flags; what it has already is no change.
+
+    What was measured and logged of the recipe as it is does not hold for the changed one.
+
+    Raises:
+        UsageError: it has no drafter whose tokens could be changed, or a value is a secret.
+    """
+    spoken = recipe.dialect
+    args: dict[str, EngineValue] = dict(recipe.engine_args)
+    changed: dict[str, object] = {}
+    effective: dict[str, EngineValue | None] = {}
+    for flag, value in overrides.items():
+        if flag == spoken.own(SHARE):
+            share = None if value in ("auto", None) else value
+            if share == recipe.gpu_memory_utilization:
+                continue
+            changed["gpu_memory_utilization"] = share
+        elif flag == DRAFTED:
+            if not _drafted(recipe, value, changed):
+                continue
+        elif args.get(flag) == value:
+            continue
+        elif value is None:
+            del args[flag]
+        else:
+            args[flag] = value
+        effective[flag] = value
+    if not effective:
+        return recipe
+    if "quantization" in effective:
+        named = _quantization(recipe.model.quantization, effective["quantization"])
+        update = {"quantization": named, "weights_gib": None}
+        changed["model"] = recipe.model.model_copy(update=update)
+    made = recipe.with_overrides(effective, **changed, engine_args=args, measured=[])
+    if problems := recipe_checks.check(made):
+        raise UsageError(f"-o {problems[0].key[-1]}: {problems[0].message}")
+    return made
+
+
+def _drafted(recipe: Recipe, value: EngineValue | None, changed: dict[str, object]) -> bool:
+    """Put the drafter's tokens into `changed`; False when it has them already."""
+    drafter = recipe.drafter
+    if not value:
+        changed["drafter"] = None
+        return drafter is not None
+    if drafter is None:
+        raise UsageError(
+            f"-o {DRAFTED}={value}: recipe {recipe.name} has no drafter",
+            hint="write one into a recipe (drafter)",
+        )
+    if not isinstance(value, int) or value > 32:
+        raise UsageError(f"-o {DRAFTED}: found {described(value)}, expected 0 to 32")
+    if value == drafter.tokens:
+        return False
+    changed["drafter"] = drafter.model_copy(update={"tokens": value})
+    return True
+
+
+def _quantization(native: Quantization | None, given: EngineValue | None) -> Quantization | None:
+    """How the weights lie in memory with another --quantization; None: by the model's config."""
+    if given == "fp8" and native == "bf16":
+        return "fp8-online"
+    if native == "fp8-online" and given is None:
+        return "bf16"
+    return native if native not in ("fp8-online",) or given == "fp8" else None
+
+
+def apply_to_launch(launch: Launch, overrides: Overrides) -> Launch:
+    """Return a pasted command's launch with these flags, under vLLM's names."""
+    args = dialect(launch.engine).common({k: v for k, v in overrides.items() if v is not None})
+    away = dialect(launch.engine).common(
+        {k: "" for k, v in overrides.items() if v is None or (v == "auto" and "memory" in k)}
+    )
+    changed = launch.with_flags({k: v for k, v in args.items() if k not in away})
+    changed = changed.without_flags(*away)
+    if "quantization" in overrides:
+        named = _quantization(launch.quantization, overrides["quantization"])
+        changed = replace(changed, quantization=named, weights_gib=None)
+    return changed

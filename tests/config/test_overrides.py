@@ -1,0 +1,151 @@
+"""Engine arguments of the command line in place of the recipe's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spark_cluster.config.launch import of_recipe
+from spark_cluster.config.overrides import apply, apply_to_launch, read, text
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import parse
+from spark_cluster.errors import UsageError
+from spark_cluster.importers.commandline import parse as parse_line
+from spark_cluster.importers.vllm_flags import kinds
+
+
+def recipe_of(**changed: Any) -> Recipe:
+    data = {
+        "name": "wren",
+        "model": {
+            "name": "example/wren",
+            "served_name": "wren",
+            "quantization": "bf16",
+            "weights_gib": 60,
+        },
+        "image": {"ref": "example/vllm:1"},
+        "engine_args": {"max-model-len": 8192, "enforce-eager": True},
+        "measured": [{"source": "a run", "decode_tok_s": 5}],
+        **changed,
+    }
+    return parse(Recipe, data)
+
+
+def given(*texts: str, engine: str = "vllm") -> dict[str, Any]:
+    return dict(read(texts, engine, kinds(engine)))
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("max-model-len=32768", {"max-model-len": 32768}),
+        ("max_model_len=32k", {"max-model-len": 32000}),
+        ("max-model-len=32K", {"max-model-len": 32768}),
+        ("max-model-len=auto", {"max-model-len": "auto"}),
+        ("max-model-len=-1", {"max-model-len": -1}),
+        ("--max-num-seqs=4", {"max-num-seqs": 4}),
+        ("gpu-memory-utilization=0.5", {"gpu-memory-utilization": 0.5}),
+        ("gpu-memory-utilization=auto", {"gpu-memory-utilization": "auto"}),
+        ("kv-cache-dtype=fp8", {"kv-cache-dtype": "fp8"}),
+        ("enforce-eager=true", {"enforce-eager": True}),
+        ("enforce-eager=false", {"enforce-eager": None, "no-enforce-eager": True}),
+        ("tool-call-parser=", {"tool-call-parser": None}),
+        ('hf-overrides={"a": 1}', {"hf-overrides": {"a": 1}}),
+        ("cudagraph-capture-sizes=1 2", {"cudagraph-capture-sizes": ["1", "2"]}),
+        ("num-speculative-tokens=3", {"num-speculative-tokens": 3}),
+    ],
+)
+def test_values_are_read_by_the_kind_of_their_flag(option: str, expected: dict[str, Any]) -> None:
+    assert given(option) == expected
+
+
+def test_the_last_one_counts() -> None:
+    assert given("max-num-seqs=4", "max_num_seqs=8") == {"max-num-seqs": 8}
+    assert given("enforce-eager=false", "enforce-eager=true") == {"enforce-eager": True}
+
+
+def test_another_engine_has_names_of_its_own() -> None:
+    assert given("max-model-len=4096", engine="sglang") == {"context-length": 4096}
+
+
+@pytest.mark.parametrize(
+    ("option", "message", "hint"),
+    [
+        ("max-num-seqs", "expected KEY=VALUE", "max-num-seqs=4"),
+        ("max-num-seq=4", "vLLM has no flag of this name", "did you mean 'max-num-seqs'?"),
+        ("max-num-seqs=0", "expected a number from 1", ""),
+        ("max-num-seqs=four", "found 'four', expected a number", ""),
+        ("max-num-seqs=nan", "expected a number", ""),
+        ("max-model-len=1e400", "expected a number", ""),
+        ("max-num-seqs=4k", "expected a number", ""),
+        ("gpu-memory-utilization=1", "'auto' or 0.05 to 0.95", ""),
+        ("enforce-eager=maybe", "expected true or false", ""),
+        ("hf-overrides=[1]", "expected a JSON object", ""),
+        ("tensor-parallel-size=2", "--tp on the command line", ""),
+        ("pipeline-parallel-size=2", "pipeline_parallel", ""),
+        ("port=8001", "serve.port in the inventory", ""),
+        ("api-key=x", "never written into a recipe", ""),
+    ],
+)
+def test_what_is_refused(option: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        given(option)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_recipe_with_changes() -> None:
+    changed = apply(recipe_of(), given("max-model-len=4096", "enforce-eager=", "max-num-seqs=2"))
+    assert changed.engine_args == {"max-model-len": 4096, "max-num-seqs": 2}
+    assert changed.measured == [], "measured of the recipe as it is"
+    assert text(changed.overrides) == "-o enforce-eager= -o max-model-len=4096 -o max-num-seqs=2"
+    assert changed.flags(1)["max-model-len"] == 4096
+
+
+def test_what_a_recipe_has_already_is_no_change() -> None:
+    recipe = recipe_of(gpu_memory_utilization=0.5)
+    same = given("max-model-len=8192", "gpu-memory-utilization=0.5", "tool-call-parser=")
+    assert apply(recipe, same) is recipe
+    assert apply(recipe, {}).overrides == {}
+
+
+def test_the_share_of_memory() -> None:
+    recipe = recipe_of(gpu_memory_utilization=0.5)
+    changed = apply(recipe, given("gpu-memory-utilization=0.6"))
+    assert changed.flags(1)["gpu-memory-utilization"] == 0.6
+    computed = apply(recipe, given("gpu-memory-utilization=auto"))
+    assert "gpu-memory-utilization" not in computed.flags(1)
+
+
+def test_quantization_while_loading() -> None:
+    changed = apply(recipe_of(), given("quantization=fp8"))
+    launch = of_recipe(changed, 1)
+    assert (launch.quantization, launch.weights_gib) == ("fp8-online", None)
+    assert launch.args["quantization"] == "fp8"
+
+
+def test_tokens_of_the_drafter() -> None:
+    drafting = recipe_of(drafter={"method": "mtp", "tokens": 3})
+    assert apply(drafting, given("num-speculative-tokens=1")).drafter.tokens == 1  # type: ignore[union-attr]
+    assert apply(drafting, given("num-speculative-tokens=0")).drafter is None
+    assert apply(drafting, given("num-speculative-tokens=3")) is drafting
+    with pytest.raises(UsageError, match="has no drafter"):
+        apply(recipe_of(), given("num-speculative-tokens=2"))
+
+
+def test_a_secret_is_refused_and_not_shown() -> None:
+    secret = "hf_" + "a" * 34
+    with pytest.raises(UsageError) as caught:
+        apply(recipe_of(), {"reasoning-parser": secret})
+    assert secret not in str(caught.value)
+
+
+def test_a_pasted_command() -> None:
+    launch = parse_line("vllm serve google/gemma-4-31B-it --gpu-memory-utilization 0.9")
+    changed = apply_to_launch(
+        launch, given("gpu-memory-utilization=auto", "max-num-seqs=2", "quantization=fp8")
+    )
+    assert "gpu-memory-utilization" not in changed.args
+    assert changed.args["max-num-seqs"] == 2
+    assert changed.quantization == "fp8-online"
