@@ -69,9 +69,10 @@ def test_the_same_model_reranks_by_cosine(user: CommandLine) -> None:
 
 def test_a_chat_model_that_is_none_says_so(user: CommandLine) -> None:
     write(user, "chat")
-    assert "/health is fine, but" in user(*UP, status=5).err
+    assert "kind: chat, and the flags are of embedding" in user("lint", NAME, status=1).out
+    assert "/health is fine, but" in user(*UP, "--force", status=5).err
     write(user, "transcription")
-    assert "transcription: " in user(*UP, status=5).err
+    assert "transcription: " in user(*UP, "--force", status=5).err
 
 
 def test_a_chat_model_behind_a_recipe_for_embedding(user: CommandLine) -> None:
