@@ -79,7 +79,8 @@ def _files(context: str, files: dict[str, BuildFile]) -> Iterator[Resource]:
     for folder in sorted(folders):
         yield Directory(f"{context}/{folder}", mode=0o755)
     for path, file in files.items():
-        yield File(f"{context}/{path}", content=LaptopFile(file.file))
+        # A script may run another one; tools that copy the folder keep what each file may.
+        yield File(f"{context}/{path}", content=LaptopFile(file.file), mode=0o755)
 
 
 def bases(dockerfile: str) -> list[str]:

@@ -35,7 +35,10 @@ PURPOSES = ("latency", "throughput", "capacity")
     help="A `docker run` or `vllm serve` line, instead of a recipe.",
 )
 @click.option(
-    "--tp", type=click.IntRange(1, 64), metavar="N", help="Number of nodes to split the model over."
+    "--tp",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Number of nodes to split each layer over.",
 )
 @click.option(
     "--offline",

@@ -121,6 +121,7 @@ def document(
         "valid": True,
         "description": recipe.description,
         "model": recipe.model.name,
+        "kind": recipe.kind,
         "base": recipe.model.base,
         "quantization": recipe.model.quantization,
         "tensor_parallel": recipe.tensor_parallel.model_dump(exclude_none=True),

@@ -74,8 +74,8 @@ def _show(app: App, found: Status) -> None:
     verdict = painted(found.state, f"bold {STYLES[found.state]}")
     if found.model:
         kind = f"{found.kind}, " if found.kind not in (None, "chat") else ""
-        text = "  {} at {}  [dim]{}tp {}[/]"
-        verdict += styled(text, found.model, found.endpoint, kind, found.tp)
+        shown = (found.model, found.endpoint, kind, found.tp)
+        verdict += styled("  {} at {}  [dim]{}tp {}[/]", *shown)
         if found.overrides:
             verdict += styled("  [dim]{}[/]", found.overrides)
     console.print(verdict, soft_wrap=True)

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--tp", type=int, metavar="N", help="Number of nodes to split the model over; default: all."
+    "--tp",
+    type=int,
+    metavar="N",
+    help="Number of nodes to split each layer over (default: the recipe's, else all).",
 )
 @click.option(
     "--recipe", "recipe_name", metavar="NAME", help="Recipe to serve, instead of the inventory's."

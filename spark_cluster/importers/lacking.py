@@ -50,8 +50,6 @@ def lacking(
 def _pulled(image: Mapping[str, Any]) -> str:
     """The image that must be there before anything is built on it."""
     build = image.get("build")
-    if isinstance(build, dict) and isinstance(build.get("base"), dict):
-        return str(build["base"].get("ref", ""))
     words = str(build.get("dockerfile", "")).split() if isinstance(build, dict) else []
     names = [word for word in words[1:] if not word.startswith("--")]
     return names[0] if names else str(image["ref"])

@@ -56,10 +56,18 @@ class Mod:
     @property
     def text(self) -> str:
         """The text of its scripts, in which it is looked for what they need."""
+        return self._text((".sh", ".py"))
+
+    @property
+    def shell(self) -> str:
+        """The text of its shell scripts, without comments."""
+        return _without_comments(self._text((".sh",)))
+
+    def _text(self, endings: tuple[str, ...]) -> str:
         return "\n".join(
             content.decode("utf-8", errors="replace")
             for path, content in self.files.items()
-            if path.endswith((".sh", ".py"))
+            if path.endswith(endings)
         )
 
     @property
@@ -177,10 +185,9 @@ def _checked(mod: Mod) -> Mod:
     Raises:
         NotCarried: it leaves a process running, changes the kernel, or holds a secret.
     """
-    text = _without_comments(mod.text)
-    if _BACKGROUND.search(text):
+    if _BACKGROUND.search(mod.shell):
         raise NotCarried("it leaves a process running next to the server, which an image cannot")
-    if _KERNEL.search(text):
+    if _KERNEL.search(mod.shell):
         raise NotCarried("it changes settings of the running kernel, which an image cannot")
     if looks_secret(mod.text):
         raise NotCarried("it contains what looks like a secret, which would stay in the image")

@@ -63,8 +63,9 @@ def write(
     parts = sort(source.launch)
     parts.left_out[:0] = source.left_out
     data = _data(parts, source, name, model, image)
+    image_named = data["image"]
     files = carry_over(data, source, parts, mods)
-    parts.left_out[:0] = lacking(source, parts, data["image"], named=image is not None)
+    parts.left_out[:0] = lacking(source, parts, image_named, named=image is not None)
     data["not_carried_over"] = [left.entry for left in parts.left_out if left.consequence]
     if not data["not_carried_over"]:
         del data["not_carried_over"]

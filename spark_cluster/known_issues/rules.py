@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from spark_cluster.facts.model import Facts
     from spark_cluster.models import Geometry
 
-MODULES = ("rules_container", "rules_flags", "rules_memory", "rules_model", "rules_pair")
+MODULES = (
+    "rules_container",
+    "rules_flags",
+    "rules_kind",
+    "rules_memory",
+    "rules_model",
+    "rules_pair",
+)
 """Where rules are, next to this file."""
 
 RuleResult = KnownIssueMatch | None

@@ -81,6 +81,7 @@ def from_config(config: Mapping[str, Any], name: str) -> Geometry:
     shape = Geometry(
         name=name,
         model_type=keys.model_type or str(config.get("model_type", "")),
+        architectures=_architectures(config),
         layers=len(of_layers),
         hidden=keys.positive("hidden_size", "n_embd", "d_model"),
         vocab=keys.positive("vocab_size"),
@@ -109,6 +110,12 @@ def _mtp_layers(keys: Keys) -> int:
     return keys.number(
         "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", default=0
     )
+
+
+def _architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
+    found = config.get("architectures")
+    names = found if isinstance(found, list) else []
+    return tuple(name for name in names if isinstance(name, str))
 
 
 def _attention(keys: Keys, of_layers: list[str], heads: int) -> tuple[Attention, ...]:

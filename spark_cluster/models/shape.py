@@ -119,6 +119,7 @@ class Geometry:
             both in one layer); `dense_layers` have one.
         tied: the output layer is the embedding.
         max_positions: longest context, tokens.
+        architectures: classes of the model, as its config names them; empty where it is not read.
         other_parameters: vision and audio towers and what else is read once a request at most.
         quantization: as its own config says; None for plain BF16.
         kv_dtype: what the checkpoint asks for its KV cache (`fp8`), which is what vLLM's `auto`
@@ -147,6 +148,7 @@ class Geometry:
     experts: Experts | None = None
     tied: bool = False
     max_positions: int = 0
+    architectures: tuple[str, ...] = ()
     other_parameters: int = 0
     quantization: str | None = None
     kv_dtype: str | None = None

@@ -172,4 +172,5 @@ def _reranked(client: Client) -> object:
         return client.document("reranking", "/score", pairs)
     except NoSuchPath as error:
         message = "reranking: neither /v1/rerank nor /rerank nor /score is there (status 404)"
-        raise client.wrong(message, POOLING) from error
+        hint = f"{POOLING}; a classifier with several labels has none of them, and is not verified"
+        raise client.wrong(message, hint) from error

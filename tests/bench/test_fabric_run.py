@@ -288,7 +288,7 @@ def test_when_it_is_refused(monkeypatch):
     with pytest.raises(Refused, match="lab-paris is up: it holds the GPU's memory") as caught:
         must_be_possible(Busy(spark2=up), plan)  # type: ignore[arg-type]
     assert "spark-cluster down" in caught.value.hint
-    one = SimpleNamespace(tp=1, recipe=make_recipe("gemma4-31b-fp8"))
+    one = SimpleNamespace(nodes=("spark1",), recipe=make_recipe("gemma4-31b-fp8"))
     with pytest.raises(Refused, match="between nodes"):
         must_be_possible(Busy(), one)  # type: ignore[arg-type]
     joined = plan_for(make_recipe("gemma4-31b-fp8", executor="mp"), *pair())

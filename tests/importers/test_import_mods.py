@@ -171,9 +171,10 @@ def test_links_out_of_the_folder_and_large_folders(
 def test_scripts_that_are_no_trouble(tmp_path: Path) -> None:
     text = "# nohup and curl are words of a comment\npatch -p1 < x 2>&1 && true\nif a && b; then\n"
     put(tmp_path / "m/run.sh", text)
+    put(tmp_path / "m/patch.py", "both = (a > 1) &\\\n    (b > 1)\nmask = left &\n")
     found = mods.find("m", None, [tmp_path])
     assert not found.fetches
-    assert list(found.files) == ["run.sh"]
+    assert list(found.files) == ["patch.py", "run.sh"]
 
 
 def test_the_origin_of_a_real_checkout(tmp_path: Path) -> None:

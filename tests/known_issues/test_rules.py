@@ -183,6 +183,13 @@ FOUND = [
      recipe(GEMMA, quantization="nvfp4", vllm="0.18.0", env={"VLLM_NVFP4_GEMM_BACKEND": "marlin"})),
     ("fp8-31b-scale-keys", recipe("protoLabsAI/gemma-4-31B-it-FP8", vllm="0.19.1rc1.dev31"),
      recipe("protoLabsAI/gemma-4-31B-it-FP8", vllm="0.28.0")),
+    ("kind-contradicts-model", recipe(kind="chat", args={"runner": "pooling"}),
+     recipe(kind="embedding", args={"runner": "pooling"})),
+    ("kind-contradicts-model", recipe(kind="embedding", args={"convert": "classify"}),
+     recipe(kind="reranking", args={"runner": "pooling"})),
+    ("kind-contradicts-model", recipe(kind="embedding", args={"task": "generate"}),
+     recipe(kind="chat", args={"task": "generate"})),
+    ("kind-not-served", recipe(kind="image"), recipe(kind="transcription")),
     ("quantization-twice",
      recipe("RedHatAI/gemma-4-26B-A4B-it-FP8-Dynamic", args={"quantization": "fp8"}),
      recipe("RedHatAI/gemma-4-26B-A4B-it-FP8-Dynamic")),
@@ -371,3 +378,24 @@ def test_an_fp8_kv_cache_on_two_nodes():
     assert name in {f.id for f in lint(launch)}
     for other in (replace(launch, tp=1, nodes=1), replace(launch, vllm="0.22.1")):
         assert name not in {f.id for f in lint(other)}
+
+
+WHISPER, RERANKER, BERT = (
+    shape(architectures=(name,))
+    for name in ("WhisperForConditionalGeneration", "Qwen3ForSequenceClassification", "BertModel")
+)
+
+
+@pytest.mark.parametrize(
+    ("sick", "well", "geometry"),
+    [
+        (recipe(), recipe(kind="transcription"), WHISPER),
+        (recipe(kind="embedding"), recipe(kind="embedding", args={"convert": "embed"}), RERANKER),
+        (recipe(), recipe(kind="reranking"), BERT),
+        (recipe(kind="transcription"), recipe(kind="embedding"), BERT),
+    ],
+)
+def test_a_kind_that_the_architecture_contradicts(sick, well, geometry):
+    assert "kind-contradicts-model" in ids(sick, geometry)
+    assert "kind-contradicts-model" not in ids(sick)
+    assert "kind-contradicts-model" not in ids(well, geometry)

@@ -9,18 +9,24 @@ import math
 import threading
 import wave
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from factories import make_node
 from hypothesis import given
 from hypothesis import strategies as st
+from serve_plans import plan_for
 
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import parse
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node.http import ask
 from spark_cluster.runner.session import Answer, carried_body
-from spark_cluster.serving import embedding_size, kind_probe, kind_rungs, vector_checks
+from spark_cluster.serving import embedding_size, kind_probe, kind_rungs, rungs, vector_checks
 from spark_cluster.serving.client import Client
 from spark_cluster.serving.endpoint import Endpoint
 
@@ -328,3 +334,31 @@ def test_any_reply_gets_a_verdict(document: Any, rung: str) -> None:
 def test_a_cosine_is_a_cosine(vector: list[float]) -> None:
     found = vector_checks.cosine(vector, vector)
     assert found == 0.0 or math.isclose(found, 1.0, rel_tol=1e-6)
+
+
+class Head(Node):
+    """The head's session: requests, and the files of the model."""
+
+    def __init__(self, files: dict[str, str]) -> None:
+        self.files = files
+
+    def request(self, _op: str, files: dict[str, str]) -> dict[str, Any]:
+        return {"files": {name: self.files.get(path) for name, path in files.items()}}
+
+
+@pytest.mark.parametrize(("hidden", "verified"), [(3, True), (1024, False)])
+def test_up_climbs_with_the_size_that_the_models_files_say(
+    server: Server, hidden: int, verified: bool
+) -> None:
+    model = {"name": "org/embed", "served_name": "m"}
+    recipe = parse(Recipe, {"name": "r", "model": model, "image": {"ref": "i:1"}})
+    node = make_node("spark1")
+    plan = replace(plan_for(recipe, node), endpoint=server.endpoint)
+    head = Head({"/srv/models/org--embed/config.json": json.dumps({"hidden_size": hidden})})
+    play = SimpleNamespace(head=node, session=lambda _node: head, bus=Mock())
+    if verified:
+        assert rungs.climb(play, plan).startswith("3 numbers; cosine")  # type: ignore[arg-type]
+        assert plan.deployment.labels[kind_probe.KIND_LABEL] == "embedding"
+        return
+    with pytest.raises(VerificationFailed, match="3 numbers, expected 1024"):
+        rungs.climb(play, plan)  # type: ignore[arg-type]
