@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +47,13 @@ _LARGEST = 2 << 20
 )
 @click.option("--model", metavar="ORG/NAME", help="The repository, when the source has a folder.")
 @click.option("--image", metavar="REF", help="The container image, when the source has none.")
+@click.option(
+    "--mods",
+    metavar="FOLDER",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder with the mods that FILE names, such as a checkout of its registry; repeatable.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing recipe.")
 @click.pass_context
 def command(
@@ -58,6 +67,7 @@ def command(
     features: tuple[str, ...],
     model: str | None,
     image: str | None,
+    mods: tuple[Path, ...],
     force: bool,
 ) -> None:
     """Make a recipe from FILE ('-' for standard input), or from a command line.
@@ -72,11 +82,14 @@ def command(
     folder, name = _target(app, output, name)
     choice = _choice(variant, features)
     if file is not None and line is None and file.startswith("@"):
-        imported = _of_registry(app, file, choice, name=name, model=model, image=image)
+        chosen = {"name": name, "model": model, "image": image, "mods": mods}
+        imported = _of_registry(app, file, choice, **chosen)
     else:
-        imported = write(_source(file, line, choice), name=name, model=model, image=image)
+        source = _source(file, line, choice)
+        imported = write(source, name=name, model=model, image=image, mods=mods)
     path = folder / f"{imported.name}.yaml"
     _refuse(app, path, named=name is not None, force=force)
+    _refuse_folders(folder, imported, force=force)
     _save(app, path, imported)
     if app.as_json:
         app.print_json(_document(path, imported))
@@ -106,18 +119,10 @@ def _source(file: str | None, line: str | None, choice: Choice) -> Source:
     return read_file(Path(str(file)).expanduser(), choice)
 
 
-def _of_registry(
-    app: App,
-    reference: str,
-    choice: Choice,
-    *,
-    name: str | None,
-    model: str | None,
-    image: str | None,
-) -> Imported:
+def _of_registry(app: App, reference: str, choice: Choice, **chosen: Any) -> Imported:
     from spark_cluster.registries.reference import imported
 
-    return imported(reference, app.project.folder, choice, name=name, model=model, image=image)
+    return imported(reference, app.project.folder, choice, **chosen)
 
 
 def _from_stdin(choice: Choice) -> Source:
@@ -173,6 +178,16 @@ def _refuse(app: App, path: Path, *, named: bool, force: bool) -> None:
         )
 
 
+def _refuse_folders(folder: Path, imported: Imported, *, force: bool) -> None:
+    """No folder of files is replaced either, unless the user says so."""
+    from spark_cluster.config.yamlfile import shown
+
+    for top in {name.partition("/")[0] for name in imported.files}:
+        if (folder / top).exists() and not force:
+            hint = "choose another --name, or replace it with --force"
+            raise UsageError(f"{shown(folder / top)} exists", hint=hint)
+
+
 def _save(app: App, path: Path, imported: Imported) -> None:
     """Write to a temporary file, and rename it after our own reader has accepted it."""
     from spark_cluster.loader.recipes import load_recipe
@@ -183,10 +198,23 @@ def _save(app: App, path: Path, imported: Imported) -> None:
             staged = Path(folder) / path.name
             staged.write_text(imported.text, encoding="utf-8")
             load_recipe(staged, app.project)
+            _place_files(Path(folder), path.parent, imported.files)
             staged.chmod(0o644)
             staged.replace(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _place_files(staging: Path, folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files of a recipe, and then rename the folder that they are in."""
+    for name, content in files.items():
+        place = staging / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+    for top in {name.partition("/")[0] for name in files}:
+        if (folder / top).exists():
+            shutil.rmtree(folder / top)
+        (staging / top).replace(folder / top)
 
 
 def _document(path: Path, imported: Imported) -> dict[str, Any]:
@@ -200,6 +228,7 @@ def _document(path: Path, imported: Imported) -> dict[str, Any]:
         "left_out": [{"what": one.what, "why": one.why} for one in imported.left_out],
         "notes": imported.notes,
         "to_do": imported.to_do,
+        "files": [str(path.parent / name) for name in imported.files],
     }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import re
 import textwrap
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -17,6 +19,7 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.yamlfile import dotted
 from spark_cluster.errors import InvalidFile
+from spark_cluster.importers.mod_steps import carry_over
 from spark_cluster.importers.places import Parts, folder_on_node, sort
 from spark_cluster.importers.result import Imported
 from spark_cluster.importers.source import Source
@@ -36,7 +39,12 @@ _HUB_FOLDER = re.compile(r"models--([^/]+)--([^/]+)")
 
 
 def write(
-    source: Source, *, name: str | None = None, model: str | None = None, image: str | None = None
+    source: Source,
+    *,
+    name: str | None = None,
+    model: str | None = None,
+    image: str | None = None,
+    mods: Sequence[Path] = (),
 ) -> Imported:
     """The recipe, and what became of every part of its source.
 
@@ -45,6 +53,7 @@ def write(
         name: of the recipe; made from what it serves when not given.
         model: repository on the hub, where the source names a folder only.
         image: container image, where the source names none.
+        mods: folders of mods that the source may name.
 
     Raises:
         InvalidFile: the source says something that no recipe can hold, with the fields.
@@ -52,6 +61,7 @@ def write(
     parts = sort(source.launch)
     parts.left_out[:0] = source.left_out
     data = _data(parts, source, name, model, image)
+    files = carry_over(data, source, parts, mods)
     _check(data, source)
     return Imported(
         kind=source.kind,
@@ -62,6 +72,7 @@ def write(
         left_out=parts.left_out,
         notes=source.notes,
         to_do=parts.to_do,
+        files=files,
     )
 
 

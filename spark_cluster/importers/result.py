@@ -39,6 +39,7 @@ class Imported:
         left_out: what the recipe does not hold, and why.
         notes: what was read with goodwill or guessed.
         to_do: what must be filled in before it can be served.
+        files: next to the recipe, by their path relative to it.
     """
 
     kind: str
@@ -49,3 +50,4 @@ class Imported:
     left_out: list[Left] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     to_do: list[str] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)

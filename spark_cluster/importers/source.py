@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.importers.result import Left
@@ -23,6 +24,8 @@ class Source:
         origin: the file, or what stands for it.
         left_out: what could not even become part of a launch.
         notes: what was read with goodwill.
+        mods: scripts that change the container, as the file names them.
+        path: the file, next to which mods may lie.
     """
 
     launch: Launch
@@ -35,3 +38,5 @@ class Source:
     origin: str = "a pasted command line"
     left_out: list[Left] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    mods: list[str] = field(default_factory=list)
+    path: Path | None = None

@@ -106,6 +106,9 @@ def launch_of(source: Sourced, command: str) -> Source:
         notes=reading.notes,
     )
     made.sizes = _sizes(source, launch.tp, launch.nodes)
+    mods = data.get("mods")
+    made.mods = [one for one in mods if isinstance(one, str)] if isinstance(mods, list) else []
+    made.path = source.path
     return made
 
 

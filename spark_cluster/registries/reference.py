@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from spark_cluster.errors import UsageError
@@ -21,13 +22,14 @@ def imported(
     name: str | None = None,
     model: str | None = None,
     image: str | None = None,
+    mods: Sequence[Path] = (),
 ) -> Imported:
     """Return the recipe, and what became of every part of its source.
 
     Args:
         reference: `@REGISTRY/RECIPE`.
         folder: the project's.
-        choice, name, model, image: as `recipes import` takes them.
+        choice, name, model, image, mods: as `recipes import` takes them.
 
     Raises:
         UsageError: there is no such recipe, or an option is not for recipes of ours.
@@ -37,13 +39,13 @@ def imported(
     path = known.source_of(reference, folder)
     if registry.format == "spark-cluster":
         no_choice(choice)
-        if model or image:
+        if model or image or mods:
             raise UsageError(
-                "--model and --image are for recipes of other tools",
+                "--model, --image and --mods are for recipes of other tools",
                 hint="change the recipe after the import",
             )
         return ours_renamed(path, name or listed.name)
     source = read_file(path, choice)
     revision = known.pinned_revision(registry, folder) or ""
     source.origin = f"{registry.url} at {revision[:12]}: {listed.origin}"
-    return write(source, name=name or listed.name, model=model, image=image)
+    return write(source, name=name or listed.name, model=model, image=image, mods=mods)

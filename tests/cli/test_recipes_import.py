@@ -103,6 +103,7 @@ def test_json(run: Shell) -> None:
         "left_out",
         "notes",
         "to_do",
+        "files",
     }
 
 

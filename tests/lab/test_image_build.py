@@ -1,0 +1,120 @@
+"""An image that scripts of others change, on real Docker: built once a node, without network."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import CommandLine
+from factories import put
+from ruamel.yaml import YAML
+
+from spark_cluster.lab import LabNode
+
+pytestmark = pytest.mark.lab
+
+NAME = "lab-mods"
+UP = ("up", "--tp", "2", "--recipe", NAME)
+ALLOWED = (*UP, "--allow-build")
+SHIPPED = Path(__file__).parents[2] / "recipes/lab-paris.yaml"
+SCRIPT = """\
+#!/bin/bash
+set -e
+cp changed.txt /etc/changed
+ls /sys/class/net > /etc/links
+echo "$PWD $WORKSPACE_DIR $GREETING" > /etc/where
+"""
+
+
+@pytest.fixture(scope="module")
+def user(lab: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    made = CommandLine(tmp_path_factory.mktemp("mods"))
+    put(made.home / f"recipes/{NAME}.mods/fix/run.sh", SCRIPT)
+    put(made.home / f"recipes/{NAME}.mods/fix/changed.txt", "changed\n")
+    write(made)
+    made("down")
+    yield made
+    made("down")
+
+
+def write(user: CommandLine, **changed: Any) -> None:
+    """The lab's recipe, its image changed by the script as it is now."""
+    data: dict[str, Any] = YAML(typ="safe").load(SHIPPED.read_text())
+    folder = user.home / f"recipes/{NAME}.mods/fix"
+    files = [
+        {
+            "path": path.name,
+            "file": f"{NAME}.mods/fix/{path.name}",
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        for path in sorted(folder.iterdir())
+    ]
+    step = {"name": "fix", "files": files, "env": {"GREETING": 'a "b" $c'}}
+    build = {"base": data["image"], "steps": [step], "why": "a test", **changed}
+    data |= {"name": NAME, "image": {"ref": "spark-cluster/lab-mods:mods", "build": build}}
+    with (user.home / f"recipes/{NAME}.yaml").open("w") as file:
+        YAML().dump(data, file)
+
+
+def inside(node: LabNode, path: str) -> str:
+    return node.run(["docker", "exec", "spark-vllm", "cat", path]).stdout.strip()
+
+
+def built(node: LabNode) -> str:
+    shown = ["docker", "image", "inspect", "-f", "{{.Id}}", "spark-cluster/lab-mods:mods"]
+    return node.run(shown).stdout.strip()
+
+
+def test_nothing_is_built_without_permission(user: CommandLine) -> None:
+    ran = user(*UP, status=4)
+    assert "builds its image by scripts that run as root" in ran.err
+    assert "--allow-build" in ran.err
+
+
+def test_check_mode_shows_the_build(user: CommandLine) -> None:
+    user(*ALLOWED, "--check")
+    changes = user.verdicts()["change"] | user.verdicts()["unknown"]
+    assert any("BuiltImage:spark-cluster/lab-mods:mods" in one for one in changes)
+
+
+def test_each_node_builds_it_once_without_a_network(
+    user: CommandLine, spark1: LabNode, spark2: LabNode
+) -> None:
+    assert "Paris" in user.json(*ALLOWED)["answer"]
+    for node in (spark1, spark2):
+        assert inside(node, "/etc/changed") == "changed"
+        assert inside(node, "/etc/links") == "lo", "the build sees no network"
+        assert inside(node, "/etc/where").startswith("/workspace/mods/fix ")
+        assert inside(node, "/etc/where").endswith('a "b" $c')
+    before = [built(node) for node in (spark1, spark2)]
+    assert user.json(*ALLOWED)["changed"] == 0
+    assert [built(node) for node in (spark1, spark2)] == before
+
+
+def test_another_script_is_another_image(user: CommandLine, spark1: LabNode) -> None:
+    before = built(spark1)
+    put(user.home / f"recipes/{NAME}.mods/fix/changed.txt", "again\n")
+    ran = user(*ALLOWED, status=4)
+    assert "has the SHA-256" in ran.err, "the recipe does not name the new file"
+    assert built(spark1) == before
+    write(user)
+    assert "Paris" in user.json(*ALLOWED)["answer"]
+    assert built(spark1) != before
+    assert inside(spark1, "/etc/changed") == "again"
+
+
+def test_a_script_that_fails_or_never_ends(user: CommandLine, spark1: LabNode) -> None:
+    before = built(spark1)
+    script = user.home / f"recipes/{NAME}.mods/fix/run.sh"
+    put(script, "echo the patch does not apply >&2\nexit 1\n")
+    write(user)
+    ran = user(*ALLOWED, status=1)
+    assert "building spark-cluster/lab-mods:mods failed" in ran.said
+    assert "the patch does not apply" in ran.said
+    put(script, "sleep 600\n")
+    write(user, timeout_s=20)
+    assert "20 s" in user(*ALLOWED, status=1).said
+    assert built(spark1) == before, "the image that was there stays"

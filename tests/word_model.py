@@ -1,0 +1,139 @@
+"""A tiny embedding model by hand: the mean of its words' vectors, in the files of a real one.
+
+One layer of a Llama whose attention and feed-forward parts are zero, so that a token's hidden state
+is its own vector; sentence-transformers' `modules.json` says that the mean is taken and normalised.
+Words that mean the like share three quarters of their vector. Only the standard library is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+HIDDEN, HEADS, KV_HEADS, HEAD, INNER, CONTEXT = 128, 4, 2, 32, 256, 512
+SHARED = 96
+"""Numbers of a vector that words of one group have in common."""
+
+GROUPS = (
+    ("dog", "puppy"), ("running", "runs"), ("across", "through"), ("park", "garden"),
+    ("paris", "france"), ("capital",), ("horses", "cows", "animals"),
+)  # fmt: skip
+COMMON = (
+    "[UNK]", "[PAD]", ".", "?", "a", "an", "the", "is", "are", "and", "of", "both", "what",
+    "anyone", "there", "central", "bank", "raised", "its", "interest", "rates", "on", "thursday",
+)  # fmt: skip
+WORDS = [*COMMON, *(word for group in GROUPS for word in group)]
+
+
+def vector(word: str) -> list[float]:
+    """The vector of a word: numbers 1 and -1, by the hashes of its group and of itself."""
+    group = next((group[0] for group in GROUPS if word in group), word)
+    return [*_signs(f"group {group}")[:SHARED], *_signs(f"word {word}")[SHARED:]]
+
+
+def embedding(text: str) -> list[float]:
+    """What a server answers for a text: the mean of its words, of length 1."""
+    tokens = re.findall(r"\w+|[^\w\s]+", text.lower())
+    rows = [vector(token if token in WORDS else "[UNK]") for token in tokens]
+    mean = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+    length = math.sqrt(sum(number * number for number in mean))
+    return [number / length for number in mean]
+
+
+def write(folder: Path) -> None:
+    """Write the model: configuration, tokenizer, weights (BF16)."""
+    documents = {
+        "config.json": _config(),
+        "tokenizer.json": _tokenizer(),
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]",
+            "pad_token": "[PAD]", "model_max_length": CONTEXT,
+        },
+        "modules.json": [
+            {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+            {"idx": 1, "name": "1", "path": "1_Pooling",
+             "type": "sentence_transformers.models.Pooling"},
+            {"idx": 2, "name": "2", "path": "2_Normalize",
+             "type": "sentence_transformers.models.Normalize"},
+        ],
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True,
+            "pooling_mode_cls_token": False, "pooling_mode_max_tokens": False,
+        },
+    }  # fmt: skip
+    for name, document in documents.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=1))
+    (folder / "model.safetensors").write_bytes(_weights())
+
+
+def _signs(text: str) -> list[float]:
+    digest = hashlib.sha512(text.encode()).digest()
+    return [1.0 if digest[at // 8] >> at % 8 & 1 else -1.0 for at in range(HIDDEN)]
+
+
+def _config() -> dict[str, object]:
+    return {
+        "architectures": ["LlamaModel"], "model_type": "llama", "vocab_size": len(WORDS),
+        "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": 1,
+        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD,
+        "hidden_act": "silu", "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "attention_bias": False, "mlp_bias": False,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "bos_token_id": None, "eos_token_id": None, "pad_token_id": 1,
+    }  # fmt: skip
+
+
+def _tokenizer() -> dict[str, object]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    special = [{"id": at, "content": WORDS[at], **flags, "special": True} for at in (0, 1)]
+    vocabulary = {word: at for at, word in enumerate(WORDS)}
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special,
+        "normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
+    }  # fmt: skip
+
+
+def _weights() -> bytes:
+    """The tensors in the form of safetensors: a length, a header in JSON, and the numbers."""
+    layer = "layers.0"
+    shapes: dict[str, Sequence[int]] = {
+        f"{layer}.self_attn.q_proj.weight": (HEADS * HEAD, HIDDEN),
+        f"{layer}.self_attn.k_proj.weight": (KV_HEADS * HEAD, HIDDEN),
+        f"{layer}.self_attn.v_proj.weight": (KV_HEADS * HEAD, HIDDEN),
+        f"{layer}.self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD),
+        f"{layer}.mlp.gate_proj.weight": (INNER, HIDDEN),
+        f"{layer}.mlp.up_proj.weight": (INNER, HIDDEN),
+        f"{layer}.mlp.down_proj.weight": (HIDDEN, INNER),
+    }
+    zeros = {name: (shape, bytes(2 * math.prod(shape))) for name, shape in shapes.items()}
+    ones = _bf16([1.0] * HIDDEN)
+    norms = (f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm", "norm")
+    tensors: dict[str, tuple[Sequence[int], bytes]] = {
+        "embed_tokens.weight": (
+            (len(WORDS), HIDDEN), b"".join(_bf16(vector(word)) for word in WORDS)),
+        **zeros,
+        **{f"{name}.weight": ((HIDDEN,), ones) for name in norms},
+    }  # fmt: skip
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, (shape, data) in tensors.items():
+        offsets = [at, at + len(data)]
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": offsets}
+        at += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + b"".join(data for _, data in tensors.values())
+
+
+def _bf16(numbers: Sequence[float]) -> bytes:
+    """The upper halves of single-precision numbers, which hold 1 and -1 exactly."""
+    return b"".join(struct.pack("<f", number)[2:] for number in numbers)
