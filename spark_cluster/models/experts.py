@@ -36,7 +36,6 @@ def experts(keys: Keys, layers: int) -> tuple[Experts | None, int]:
         layers=with_experts,
         intermediate=intermediate,
         shared_intermediate=_shared(keys, intermediate),
-        latent=keys.number("moe_latent_size", default=0),
     )
     if keys.model_type in SIDE_BY_SIDE:
         return found, layers

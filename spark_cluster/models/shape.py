@@ -92,8 +92,6 @@ class Experts:
         layers: how many layers have them.
         intermediate: of one expert.
         shared_intermediate: of what works on every token next to them; 0 without it.
-        latent: width of the vectors that experts see, where it is not the model's own (Nemotron 3
-            Super projects them down before and up after); 0 otherwise.
     """
 
     count: int
@@ -101,7 +99,6 @@ class Experts:
     layers: int
     intermediate: int
     shared_intermediate: int = 0
-    latent: int = 0
 
 
 @dataclass(frozen=True)

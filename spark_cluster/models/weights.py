@@ -10,7 +10,7 @@ from types import MappingProxyType
 from spark_cluster.config.recipe_schema import Quantization
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import UsageError
-from spark_cluster.models import Experts, Geometry
+from spark_cluster.models import Geometry
 
 BYTES: Mapping[Quantization, float] = MappingProxyType(
     {
@@ -66,8 +66,7 @@ class Parameters:
 def parameters(geometry: Geometry) -> Parameters:
     """Counts of a model, from its shape."""
     hidden, experts = geometry.hidden, geometry.experts
-    network = UNGATED.get(geometry.model_type, 3)
-    matrices = network * hidden
+    matrices = UNGATED.get(geometry.model_type, 3) * hidden
     attention = 0
     for part in geometry.attention:
         values = 0 if part.k_is_v else part.value_dim
@@ -77,23 +76,13 @@ def parameters(geometry: Geometry) -> Parameters:
         attention=attention + _latent(geometry),
         recurrent=sum(part.layers * part.weights for part in geometry.recurrent),
         mlp=matrices * geometry.intermediate * geometry.dense_layers,
-        shared=_shared(experts, matrices, hidden) if experts else 0,
-        experts=_experts(experts, network, hidden) if experts else 0,
+        shared=matrices * experts.shared_intermediate * experts.layers if experts else 0,
+        experts=matrices * experts.intermediate * experts.count * experts.layers if experts else 0,
         router=hidden * experts.count * experts.layers if experts else 0,
         embedding=geometry.vocab * hidden,
         output=0 if geometry.tied else geometry.vocab * hidden,
         other=geometry.other_parameters,
     )
-
-
-def _experts(experts: Experts, network: int, hidden: int) -> int:
-    width = experts.latent or hidden
-    return network * width * experts.intermediate * experts.count * experts.layers
-
-
-def _shared(experts: Experts, matrices: int, hidden: int) -> int:
-    """Return what every token passes: next to the experts, and on the way to their width."""
-    return (matrices * experts.shared_intermediate + 2 * hidden * experts.latent) * experts.layers
 
 
 def _latent(geometry: Geometry) -> int:
