@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from spark_cluster.models.stored_tensors import StoredWeights
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -118,6 +120,8 @@ class Geometry:
             becomes then; None: nothing.
         dtype: of activations, and of a KV cache that is not quantized.
         known: False when the family is guessed by its shape only: constants are less sure.
+        stored: its weights as counted from the tensors of the checkpoint; None when they are not
+            at hand.
     """
 
     name: str
@@ -138,6 +142,7 @@ class Geometry:
     kv_dtype: str | None = None
     dtype: str = "bfloat16"
     known: bool = True
+    stored: StoredWeights | None = None
 
     @property
     def is_moe(self) -> bool:

@@ -11,6 +11,7 @@ from spark_cluster.config.recipe_schema import Quantization
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import UsageError
 from spark_cluster.models import Geometry
+from spark_cluster.models.stored_tensors import PARTS, REPLICATED, StoredPart, StoredWeights
 
 BYTES: Mapping[Quantization, float] = MappingProxyType(
     {
@@ -138,6 +139,39 @@ def must_be_known(quantization: str) -> Quantization:
             return known
     raise UsageError(
         f"no quantization '{quantization}'", hint=did_you_mean(quantization, list(BYTES), "names")
+    )
+
+
+def weights_of(geometry: Geometry, quantization: Quantization) -> StoredWeights:
+    """The weights in memory, by part: from the checkpoint's tensors where they are at hand and lie
+    in this quantization, else from the shape.
+    """
+    stored = geometry.stored
+    if stored is not None and stored.quantization == quantization:
+        return stored
+    counts, lies, sizes = (
+        parameters(geometry),
+        formats(geometry, quantization),
+        part_bytes(geometry, quantization),
+    )
+    parts = tuple(
+        StoredPart(
+            name,
+            getattr(counts, name),
+            sizes[name],
+            whole=sizes[name] if name in REPLICATED else 0.0,
+            format=lies.get(name, "bf16"),
+        )
+        for name in PARTS
+        if sizes.get(name)
+    )
+    experts = geometry.experts
+    return StoredWeights(
+        parts,
+        quantization,
+        experts=experts.count if experts else 0,
+        top_k=experts.top_k if experts else 0,
+        tied=geometry.tied,
     )
 
 
