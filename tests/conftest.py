@@ -30,6 +30,11 @@ pytest_plugins = ["hang_limit"]
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# No test asks the real hub, nor sees what its user's own commands have read from it; those that
+# have a hub of their own say so (tests/models/conftest.py).
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["SPARK_CLUSTER_CACHE"] = os.devnull
+
 # How long an example takes decides nothing; where CI is set, each run has the same examples.
 settings.register_profile(
     "spark",
@@ -47,6 +52,21 @@ def pytest_configure() -> None:
     interrupt the programs that they start, and an ignored signal is inherited."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def hub_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The hub's library may ask, for tests that give it a hub of this machine; it has no token, and
+    what is read is kept in the test's own folder.
+    """
+    from huggingface_hub import constants
+
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # read from the environment once
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setenv("SPARK_CLUSTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

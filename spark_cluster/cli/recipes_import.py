@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.hub_option import hub, offline_option
+from spark_cluster.cli.imported_model import about_model
 from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ _LARGEST = 2 << 20
     help="Folder with the mods that FILE names, such as a checkout of its registry; repeatable.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing recipe.")
+@offline_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -69,6 +72,7 @@ def command(
     image: str | None,
     mods: tuple[Path, ...],
     force: bool,
+    offline: bool,
 ) -> None:
     """Make a recipe from FILE ('-' for standard input), or from a command line.
 
@@ -91,6 +95,7 @@ def command(
     _refuse(app, path, named=name is not None, force=force)
     _refuse_folders(folder, imported, force=force)
     _save(app, path, imported)
+    imported.notes.append(about_model(path, app.project, hub(offline=offline)))
     if app.as_json:
         app.print_json(_document(path, imported))
     else:

@@ -20,6 +20,9 @@ BODY_LIMIT = 16 * 1024 * 1024
 BLOCK = 64 * 1024
 """Bytes read at once."""
 
+LONGEST_HEADER = 4000
+"""Characters of a header of an answer that are returned."""
+
 Reply = dict[str, Any]
 
 
@@ -31,7 +34,9 @@ def ask(request: Mapping[str, Any]) -> Reply:
             timeout (seconds for all of it: looking up the name, connecting, sending, and the
             answer to its last byte), and two files of this node: `bearer_file`, whose content is
             the bearer token (without the file the request goes without a token), and
-            `certificate`, in PEM form (exactly this one is accepted, and its SHA-256 is returned).
+            `certificate`, in PEM form (exactly this one is accepted, and its SHA-256 is returned);
+            `encoding` of the body (latin-1 keeps every byte), and `keep`, names of headers of the
+            answer that are returned.
     """
     timeout = float(request.get("timeout", 10.0))
     call = _Call(request, time.monotonic() + timeout)
@@ -124,7 +129,10 @@ class _Call:
                 headers,
             )
             answer = connection.getresponse()
-            return {**_read(answer), **seen}
+            wanted = self._request.get("keep", ())
+            kept = {name: answer.getheader(name, "")[:LONGEST_HEADER] for name in wanted}
+            told = {"headers": kept} if kept else {}
+            return {**_read(answer, self._request.get("encoding", "utf-8")), **told, **seen}
 
 
 def _body(request: Mapping[str, Any]) -> bytes | None:
@@ -134,7 +142,7 @@ def _body(request: Mapping[str, Any]) -> bytes | None:
     return None if text is None else str(text).encode()
 
 
-def _read(answer: http.client.HTTPResponse) -> Reply:
+def _read(answer: http.client.HTTPResponse, encoding: str) -> Reply:
     data = bytearray()
     while part := answer.read(BLOCK):
         data += part
@@ -142,7 +150,7 @@ def _read(answer: http.client.HTTPResponse) -> Reply:
             return _no_answer(
                 f"the answer (status {answer.status}) has more than {BODY_LIMIT >> 20} MiB"
             )
-    return {"status": answer.status, "body": data.decode(errors="replace")}
+    return {"status": answer.status, "body": data.decode(encoding, errors="replace")}
 
 
 def _no_answer(reason: str) -> Reply:
