@@ -83,8 +83,8 @@ def command(
         found = lint_target.findings(chosen, chosen.text, app.project, asked)
         if app.as_json:
             issues = [finding.to_dict() for finding in found]
-            asked = {"variables": list(chosen.variables), "builds": list(chosen.builds)}
-            app.print_json({"issues": issues, **asked})
+            wants = {"variables": list(chosen.variables), "builds": list(chosen.builds)}
+            app.print_json({"issues": issues, **wants})
         else:
             _show(app.console, chosen.title, found, verbose=app.verbose)
             _say_what_is_asked_for(app, chosen, allow)
