@@ -164,8 +164,10 @@ def _place(app: App, chosen: LintTarget, output: Path | None) -> Path | None:
     """Return where to write; None for the screen.
 
     Raises:
-        UsageError: it cannot be fixed, or what is shipped would be overwritten.
+        UsageError: it cannot be fixed, or what is shipped or a registry's would be overwritten.
     """
+    from spark_cluster.loader.registries import is_of_registry
+
     if not chosen.text:
         raise UsageError(
             f"{chosen.title} is another tool's file and cannot be fixed here",
@@ -178,6 +180,11 @@ def _place(app: App, chosen: LintTarget, output: Path | None) -> Path | None:
         raise UsageError(
             f"{chosen.title} is a shipped recipe, which is never changed",
             hint=f"--output {own} writes a copy of your own, which takes precedence",
+        )
+    if is_of_registry(chosen.path):
+        raise UsageError(
+            f"{chosen.title} is a recipe of a registry, which is never changed",
+            hint="spark-cluster recipes import makes it one of your own, which can be fixed",
         )
     return chosen.path
 

@@ -167,5 +167,5 @@ class _Decision:
             for text in skipped:
                 out(styled("  [dim]not taken:[/] {}", text), soft_wrap=True)
         elif broken or skipped:
-            text = "  [dim]{} cannot be used, {} files were not taken (-v says why)[/]"
-            out(styled(text, len(broken), len(skipped)))
+            counts = (len(broken), len(skipped))
+            out(styled("  [dim]{} cannot be used, {} files not taken (-v says why)[/]", *counts))

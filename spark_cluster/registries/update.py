@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from spark_cluster import __version__
 from spark_cluster.config.registries import Registry
+from spark_cluster.errors import InvalidFile
 from spark_cluster.loader import registries as known
 from spark_cluster.loader.registries import Index, Listed
 from spark_cluster.registries import archive, git, snapshot
@@ -95,7 +97,7 @@ def update(registry: Registry, folder: Path, agree: Agree) -> Update:
     Raises:
         UsageError: there is no such commit or branch, git is missing, or files cannot be written.
         Failed: it cannot be fetched within the limits.
-        InvalidFile: the cache or the file of pins is damaged.
+        InvalidFile: the file of pins is damaged.
     """
     found = look(registry, folder)
     taken = found.in_use or agree(found)
@@ -111,8 +113,7 @@ def look(registry: Registry, folder: Path) -> Update:
         UsageError, Failed, InvalidFile: as `update`.
     """
     fixed, taken = registry.fixed, known.last_taken(registry, folder)
-    before = known.index_of(registry, taken) if taken else None
-    here = known.index_of(registry, fixed) if fixed else None
+    before, here = _cached(registry, taken), _cached(registry, fixed)
     if here is not None:
         found, rewritten = _current(registry, here), False
     else:
@@ -131,11 +132,18 @@ def _fetch(registry: Registry, taken: str | None) -> tuple[Index, bool]:
     with git.fetched(registry, registry.commit) as fetched:
         moves = taken is not None and registry.commit is None
         rewritten = moves and not fetched.has_in_history(taken or "")
-        here = known.index_of(registry, fetched.commit)
+        here = _cached(registry, fetched.commit)
         if here is not None:
             return _current(registry, here), rewritten
         files = fetched.files(chosen)
     return snapshot.store(registry, fetched.commit, files, chosen.skipped), rewritten
+
+
+def _cached(registry: Registry, revision: str | None) -> Index | None:
+    """The list of a snapshot; a damaged one counts as none, so that an update makes it anew."""
+    with contextlib.suppress(InvalidFile):
+        return known.index_of(registry, revision) if revision else None
+    return None
 
 
 def _current(registry: Registry, index: Index) -> Index:

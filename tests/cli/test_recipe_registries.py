@@ -134,6 +134,17 @@ def test_a_reference_is_planned_linted_and_imported(theirs: Repository, project:
     assert theirs.git("rev-parse", "HEAD")[:12] in written
 
 
+def test_a_recipe_of_a_registry_is_not_changed(theirs: Repository, project: Path) -> None:
+    theirs.commit(wren=sparkrun())
+    call(project, "recipes", "update")
+    (cached,) = (project.parent / "cache").rglob("recipes/wren.yaml")
+    before = cached.read_bytes()
+    status, text = call(project, "lint", "@theirs/wren", "--fix")
+    assert status == 2
+    assert "recipes import" in text
+    assert cached.read_bytes() == before
+
+
 def test_a_recipe_of_ours_is_imported_under_another_name(theirs: Repository, project: Path) -> None:
     name_registry(project, theirs.url)
     theirs.commit(wren=ours("wren") + "# a comment\n")

@@ -72,8 +72,8 @@ def test_experts_of_a_latent_mixture_see_narrower_vectors() -> None:
     assert found.experts is not None
     assert (found.experts.layers, found.experts.latent) == (40, 1024)
     assert parameters(found).total / 1e9 == pytest.approx(120.6, abs=0.5)
-    # vllm-project/recipes asks for 75 GB; 247 GiB would follow from the model's own width.
-    assert memory_bytes(found, "nvfp4") / 2**30 == pytest.approx(72, rel=0.03)
+    # A server showed 69.5 GiB (kubis.ai); 247 would follow from the model's own width.
+    assert memory_bytes(found, "nvfp4") / 2**30 == pytest.approx(69.5, rel=0.03)
 
 
 @pytest.mark.parametrize(

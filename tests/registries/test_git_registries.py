@@ -316,7 +316,9 @@ def test_a_registry_that_was_never_fetched_says_how(theirs: Repository, project:
     assert caught.value.hint == "spark-cluster recipes update theirs"
 
 
-def test_a_damaged_cache_is_said_and_mended_by_an_update(theirs: Repository, project: Path) -> None:
+def test_a_damaged_cache_is_said_and_repaired_by_an_update(
+    theirs: Repository, project: Path
+) -> None:
     theirs.commit(one=ours("one"))
     found = taken(project)
     (registry,) = registries.registries(project)
@@ -328,6 +330,8 @@ def test_a_damaged_cache_is_said_and_mended_by_an_update(theirs: Repository, pro
     with pytest.raises(InvalidFile) as caught:
         load_recipe("@theirs/one", Project(project))
     assert "recipes update theirs" in str(caught.value)
+    taken(project)
+    assert load_recipe("@theirs/one", Project(project)).name == "one"
 
 
 def test_an_older_conversion_is_made_anew(
