@@ -245,8 +245,9 @@ class Planner:
             if near.launch is None
             or (low <= near.launch.tp <= high and prevented(near.launch, geometry) <= had)
         ]
+        known = Planner(self.project)  # a proposal is not worth asking anyone else
         for name, launch in builds(subject.launch, self.project):
-            other = self._build(Subject(name, launch), fitted, rooms)
+            other = known._build(Subject(name, launch), fitted, rooms)
             if other is not None and prevented(launch, other.serving.geometry) <= had:
                 why = f"{other.serving.quantization}, {other.weights_gib:.1f} GiB of weights"
                 able.append(Nearest(name, why, launch))
