@@ -192,11 +192,8 @@ class Planner:
             concurrency=question.concurrency,
             acceptance=subject.acceptance,
         )
-        at_a_time = launch.number("max-num-seqs")
-        if at_a_time and question.concurrency > at_a_time:
-            remark = f"--max-num-seqs {at_a_time:g}: further requests wait for their turn"
-            fitted = replace(fitted, remarks=(*fitted.remarks, remark))
-        fitted = replace(fitted, remarks=(*fitted.remarks, *subject.all_remarks))
+        waiting = _waiting(launch, question)
+        fitted = replace(fitted, remarks=(*fitted.remarks, *waiting, *subject.all_remarks))
         reasons = (*_size(subject), *fitted.reasons)
         near = self._nearest(subject, fitted, rooms, facts) if fitted.reasons else []
         if not fitted.reasons and _size(subject):
@@ -289,6 +286,13 @@ class Planner:
             constants=self.constants,
             sizes=subject.sizes,
         )
+
+
+def _waiting(launch: Launch, question: Question) -> list[str]:
+    at_a_time = launch.number("max-num-seqs")
+    if at_a_time and question.concurrency > at_a_time:
+        return [f"--max-num-seqs {at_a_time:g}: further requests wait for their turn"]
+    return []
 
 
 def _size(subject: Subject) -> list[str]:
