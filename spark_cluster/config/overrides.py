@@ -37,7 +37,8 @@ _UNIT = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 _ON = ("true", "yes", "on", "1")
 _OFF = ("false", "no", "off", "0")
-_AT_LEAST_ONE = ("max-num-seqs", "max-num-batched-tokens")
+_COUNTS = ("max-num-seqs", "block-size")
+"""Numbers that are whole and at least 1; sizes are, too."""
 
 
 Overrides = Mapping[str, EngineValue | None]
@@ -144,13 +145,12 @@ def _number(flag: str, text: str, kind: str) -> EngineValue:
         number = float(with_unit[1]) * _UNIT[with_unit[2]] if with_unit else float(text)
     except ValueError:
         number = float("nan")
-    least = 1 if kind == "size" or flag in _AT_LEAST_ONE else 0
-    if not least <= number < LARGEST:
+    counts = kind == "size" or flag in _COUNTS
+    if not abs(number) < LARGEST or (counts and (number < 1 or number != int(number))):
+        what = "a whole number from 1" if counts else "a number below 2**64"
         also = ", also such as 32k" if kind == "size" else ""
-        raise UsageError(
-            f"-o {flag}: found {described(text)}, expected a number from {least}{also}"
-        )
-    return int(number) if number == int(number) and "." not in text.rstrip("kKmMgG") else number
+        raise UsageError(f"-o {flag}: found {described(text)}, expected {what}{also}")
+    return int(number) if counts or text.lstrip("-").isdecimal() else number
 
 
 def _mapping(flag: str, text: str) -> EngineValue:

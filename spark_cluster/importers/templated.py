@@ -36,6 +36,9 @@ USED = (
 )
 """Fields that go into the launch or into the recipe's head."""
 
+LONGEST = 9
+"""Digits of a number of nodes that is written as text."""
+
 _NODES = 2
 """`cluster_only` without a number means two at least."""
 
@@ -61,11 +64,7 @@ def checked(source: Sourced) -> dict[str, Any]:
         ("min_nodes", int, "a whole number"),
         ("max_nodes", int, "a whole number"),
     ):
-        found = data.get(name)
-        if kind is dict and found in ([], ""):
-            data[name] = {}
-            source.notes.append(f"{name}: found {described(found)}, read as an empty mapping")
-            continue
+        found = _with_goodwill(source, name, kind)
         if found is not None and (not isinstance(found, kind) or isinstance(found, bool)):
             problems.append(Problem((name,), f"found {described(found)}, expected {what}"))
     if not data.get("command") and not data.get("model"):
@@ -73,6 +72,22 @@ def checked(source: Sourced) -> dict[str, Any]:
     if problems:
         raise source.invalid(problems)
     return data
+
+
+def _with_goodwill(source: Sourced, name: str, kind: type) -> Any:
+    """The value of a field; one of another type that can mean one thing only is read as that."""
+    found = source.data.get(name)
+    read = found
+    if kind is dict and found in ([], ""):
+        read = {}
+    elif name == "name" and isinstance(found, int | float) and not isinstance(found, bool):
+        read = str(found)
+    elif kind is int and isinstance(found, str) and found.isdecimal() and len(found) < LONGEST:
+        read = int(found)
+    if read is not found:
+        source.data[name] = read
+        source.notes.append(f"{name}: found {described(found)}, read as {described(read)}")
+    return read
 
 
 def launch_of(source: Sourced, command: str) -> Source:

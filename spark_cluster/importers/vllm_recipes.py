@@ -57,6 +57,7 @@ class _Layers:
         Raises:
             InvalidFile: they are none, with the line of `key`.
         """
+        args, env = args or None, env or None  # `env: []` and `args: {}` say nothing
         if args is not None and not isinstance(args, list):
             raise self.source.invalid(
                 [Problem(key, f"found {described(args)}, expected a list of words")]
@@ -140,6 +141,9 @@ def _types(source: Sourced) -> None:
         problems.append(Problem(("model", "model_id"), "expected the repository on the hub"))
     for name in ("variants", "features", "hardware_overrides", "meta"):
         value = data.get(name)
+        if value in ([], ""):
+            source.notes.append(f"{name}: found {described(value)}, read as an empty mapping")
+            value = data[name] = {}
         if value is not None and not isinstance(value, dict):
             problems.append(Problem((name,), f"found {described(value)}, expected a mapping"))
             continue

@@ -253,12 +253,8 @@ class Planner:
             acceptance=subject.acceptance,
             own=self.measured(launch, question.concurrency, question.context),
         )
-        at_a_time = launch.number("max-num-seqs")
-        if at_a_time and question.concurrency > at_a_time:
-            remark = f"--max-num-seqs {at_a_time:g}: further requests wait for their turn"
-            fitted = replace(fitted, remarks=(*fitted.remarks, remark))
-        remarks = (*fitted.remarks, *self._of_hub(launch), *subject.all_remarks)
-        fitted = replace(fitted, remarks=remarks)
+        more = (*_waiting(launch, question), *self._of_hub(launch), *subject.all_remarks)
+        fitted = replace(fitted, remarks=(*fitted.remarks, *more))
         if launch.kind != "chat":
             remark = f"a model of kind {launch.kind} generates nothing: no tokens/s apply to it"
             fitted = replace(fitted, remarks=(*fitted.remarks, remark))
@@ -310,8 +306,9 @@ class Planner:
             if near.launch is None
             or (low <= near.launch.tp <= high and prevented(near.launch, geometry) <= had)
         ]
+        known = Planner(self.project)  # a proposal is not worth asking anyone else
         for name, launch in builds(subject.launch, self.project):
-            other = self._build(Subject(name, launch), fitted, rooms)
+            other = known._build(Subject(name, launch), fitted, rooms)
             if other is not None and prevented(launch, other.serving.geometry) <= had:
                 why = f"{other.serving.quantization}, {other.weights_gib:.1f} GiB of weights"
                 able.append(Nearest(name, why, launch))
@@ -388,6 +385,13 @@ def _must_generate(subject: Subject) -> None:
             f"{subject.title} is of kind {kind}: it generates no tokens to compare by --for",
             hint="leave --for out: the plan shows what fits",
         )
+
+
+def _waiting(launch: Launch, question: Question) -> list[str]:
+    at_a_time = launch.number("max-num-seqs")
+    if at_a_time and question.concurrency > at_a_time:
+        return [f"--max-num-seqs {at_a_time:g}: further requests wait for their turn"]
+    return []
 
 
 def _size(subject: Subject) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given as given_any
+from hypothesis import strategies as st
 
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.overrides import apply, apply_to_launch, read, text
@@ -45,6 +47,9 @@ def given(*texts: str, engine: str = "vllm") -> dict[str, Any]:
         ("max-model-len=auto", {"max-model-len": "auto"}),
         ("max-model-len=-1", {"max-model-len": -1}),
         ("--max-num-seqs=4", {"max-num-seqs": 4}),
+        ("max-num-seqs=4.0", {"max-num-seqs": 4}),
+        ("max-logprobs=-1", {"max-logprobs": -1}),
+        ("video-pruning-rate=0.5", {"video-pruning-rate": 0.5}),
         ("gpu-memory-utilization=0.5", {"gpu-memory-utilization": 0.5}),
         ("gpu-memory-utilization=auto", {"gpu-memory-utilization": "auto"}),
         ("kv-cache-dtype=fp8", {"kv-cache-dtype": "fp8"}),
@@ -74,11 +79,13 @@ def test_another_engine_has_names_of_its_own() -> None:
     [
         ("max-num-seqs", "expected KEY=VALUE", "max-num-seqs=4"),
         ("max-num-seq=4", "vLLM has no flag of this name", "did you mean 'max-num-seqs'?"),
-        ("max-num-seqs=0", "expected a number from 1", ""),
-        ("max-num-seqs=four", "found 'four', expected a number", ""),
-        ("max-num-seqs=nan", "expected a number", ""),
-        ("max-model-len=1e400", "expected a number", ""),
-        ("max-num-seqs=4k", "expected a number", ""),
+        ("max-num-seqs=0", "expected a whole number from 1", ""),
+        ("max-num-seqs=1.5", "expected a whole number from 1", ""),
+        ("seed=1e30", "expected a number below 2**64", ""),
+        ("max-num-seqs=four", "found 'four', expected a whole number", ""),
+        ("max-num-seqs=nan", "expected a whole number", ""),
+        ("max-model-len=1e400", "expected a whole number", ""),
+        ("max-num-seqs=4k", "expected a whole number", ""),
         ("gpu-memory-utilization=1", "'auto' or 0.05 to 0.95", ""),
         ("enforce-eager=maybe", "expected true or false", ""),
         ("hf-overrides=[1]", "expected a JSON object", ""),
@@ -149,3 +156,22 @@ def test_a_pasted_command() -> None:
     assert "gpu-memory-utilization" not in changed.args
     assert changed.args["max-num-seqs"] == 2
     assert changed.quantization == "fp8-online"
+
+
+@given_any(
+    key=st.sampled_from(["max-model-len", "max-num-seqs", "hf-overrides", "seed", "quantization"]),
+    value=st.text(max_size=40) | st.floats().map(str) | st.integers().map(str),
+)
+def test_any_text_is_a_value_or_refused(key: str, value: str) -> None:
+    try:
+        found = given(f"{key}={value}")
+    except UsageError:
+        return
+    recipe = recipe_of()
+    try:
+        changed = apply(recipe, found)
+    except UsageError:  # what looks like a secret
+        return
+    again = apply(recipe, found)
+    assert text(changed.overrides) == text(again.overrides)
+    assert all(isinstance(word, str) for word in changed.args_for(1))

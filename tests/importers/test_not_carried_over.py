@@ -90,7 +90,7 @@ def test_mods_and_what_only_they_bring(tmp_path: Path) -> None:
     others = {entry.what for entry in recipe.not_carried_over if not entry.blocks}
     assert others == {"mods: mods/fix-wren", "build_args: --tf5"}
     assert "recipe_version: 1" in imported.text, "what is not needed stays a comment"
-    assert "env: found a list, read as an empty mapping" in imported.notes
+    assert "env: found a list, read as a mapping" in imported.notes
 
 
 def test_without_mods_an_unknown_flag_is_the_images_own_matter(tmp_path: Path) -> None:
@@ -153,3 +153,24 @@ def test_a_shells_own_variable_is_no_placeholder(tmp_path: Path) -> None:
     )
     recipe, _ = made(tmp_path, text)
     assert recipe.tensor_parallel.default == 2
+
+
+def test_a_type_that_can_mean_one_thing_only(tmp_path: Path) -> None:
+    text = (
+        "recipe_version: 2\nname: 27\nmodel: example/m\nruntime: vllm\ncontainer: example/c\n"
+        "min_nodes: '2'\nmetadata: []\n"
+    )
+    recipe, imported = made(tmp_path, text)
+    assert (recipe.name, recipe.tensor_parallel.min) == ("27", 2)
+    assert {note.partition(":")[0] for note in imported.notes} >= {"name", "min_nodes", "metadata"}
+    with pytest.raises(InvalidFile, match="min_nodes: found 'two', expected a whole number"):
+        made(tmp_path, text.replace("'2'", "two"))
+
+
+def test_empty_lists_in_a_model_file(tmp_path: Path) -> None:
+    text = MODEL_FILE.replace("features: {}", "features: []").replace(
+        "{precision: bf16}", "{precision: bf16, extra_env: [], extra_args: {}}"
+    )
+    recipe, imported = made(tmp_path, text)
+    assert recipe.model.name == "example/Lark-70B"
+    assert "features: found a list, read as an empty mapping" in imported.notes
