@@ -222,8 +222,8 @@ def decoded(done: Output, what: str) -> bytes:
         Failed: the command failed, its output was cut, or it is no base64.
     """
     if done.status != 0 or done.left_out:
-        said = done.stderr.strip() or "the answer is too long"
-        raise Failed(f"fetching {what}: {said}")
+        reason = done.stderr.strip() or "the answer is too long"
+        raise Failed(f"fetching {what}: {reason}")
     try:
         return base64.b64decode(done.stdout, validate=True)
     except binascii.Error as error:

@@ -156,8 +156,8 @@ class LateParquetWriter:
         self._lines.close()
         lines = lines_path(self._path)
         new = self._path.with_name(f".new-{self._path.name}")
-        with lines.open(encoding="utf-8") as told:
-            write_parquet(new, filter(None, map(row_of_line, told)))
+        with lines.open(encoding="utf-8") as data:
+            write_parquet(new, filter(None, map(row_of_line, data)))
         processes_path(new).replace(processes_path(self._path))
         new.replace(self._path)
         lines.unlink()
@@ -175,11 +175,11 @@ def lines_path(path: Path) -> Path:
 def row_of_line(line: str) -> Row | None:
     """Return the row that `JsonLinesWriter` wrote; None for a line that was cut."""
     try:
-        told = json.loads(line)
-        held = told.pop("processes")
+        data = json.loads(line)
+        held = data.pop("processes")
         processes = None if held is None else tuple(ProcessMemory(**one) for one in held)
-        time, notes = datetime.fromisoformat(told.pop("time")), tuple(told.pop("notes"))
-        return Row(time=time, processes=processes, notes=notes, **told)
+        time, notes = datetime.fromisoformat(data.pop("time")), tuple(data.pop("notes"))
+        return Row(time=time, processes=processes, notes=notes, **data)
     except (ValueError, TypeError, LookupError, AttributeError):
         return None
 
@@ -223,12 +223,12 @@ def read_parquet(path: Path) -> Iterator[Row]:
     held: dict[tuple[Any, str], list[ProcessMemory]] = {}
     beside = processes_path(path)
     if beside.exists():
-        for told in pyarrow.parquet.read_table(beside).to_pylist():
-            process = ProcessMemory(**{name: told[name] for name in ("pid", "name", "used_mib")})
-            held.setdefault((told["time"], told["node"]), []).append(process)
-    for told in pyarrow.parquet.read_table(path).to_pylist():
-        processes = held.get((told["time"], told["node"]))
-        known = {name: told.get(name) for name in COLUMNS}
+        for data in pyarrow.parquet.read_table(beside).to_pylist():
+            process = ProcessMemory(**{name: data[name] for name in ("pid", "name", "used_mib")})
+            held.setdefault((data["time"], data["node"]), []).append(process)
+    for data in pyarrow.parquet.read_table(path).to_pylist():
+        processes = held.get((data["time"], data["node"]))
+        known = {name: data.get(name) for name in COLUMNS}
         yield Row(**known, processes=None if processes is None else tuple(processes))
 
 

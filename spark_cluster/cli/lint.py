@@ -168,8 +168,8 @@ def _write(app: App, chosen: LintTarget, done: Fixed, place: Path | None) -> Non
         return
     console = app.console if place is not None else Console(stderr=True)
     for finding in done.fixed:
-        told = (mark("ok"), finding.title, finding.id)
-        console.print(styled("{} [green]fixed[/] {}  [dim]{}[/]", *told))
+        words = (mark("ok"), finding.title, finding.id)
+        console.print(styled("{} [green]fixed[/] {}  [dim]{}[/]", *words))
     if not done.fixed:
         console.print("no issue can be fixed by a change of the text")
     _show(console, chosen.title, done.remaining, verbose=app.verbose)
@@ -201,8 +201,8 @@ def _show(console: Console, title: str, found: list[KnownIssueMatch], *, verbose
             show(console, finding)
     notes = [f for f in found if f.severity == "info"] if not verbose else []
     for finding in notes:
-        told = (mark("info"), finding.title, finding.found, finding.id)
-        console.print(styled("{} {}: {}  [dim]{}[/]", *told))
+        words = (mark("info"), finding.title, finding.found, finding.id)
+        console.print(styled("{} {}: {}  [dim]{}[/]", *words))
 
 
 def _verdict(title: str, found: list[KnownIssueMatch]) -> Text:

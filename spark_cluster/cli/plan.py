@@ -146,12 +146,12 @@ def _subject(
     size = sizes.min if offline else min(max(len(app.nodes), sizes.min), sizes.max)
     subject = planner.of_a_recipe(recipe, of_recipe(recipe, tp or size))
     inventory = None if app.inventory_is_missing else app.inventory
-    told = firewall.remarks(inventory, recipe, subject.launch.tp)
+    firewalled = firewall.remarks(inventory, recipe, subject.launch.tp)
     asked = [
         f"the recipe asks for {variable} of this machine: `up` needs --allow-env {variable}"
         for _, variable in missing_variables(recipe)
     ]
-    return replace(subject, remarks=(*told, *asked))
+    return replace(subject, remarks=(*firewalled, *asked))
 
 
 def _rooms(

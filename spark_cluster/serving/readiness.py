@@ -173,7 +173,7 @@ def ask_once(session: Session, endpoint: Endpoint, probe: Probe, *, timeout: flo
     if answer.status != 200:
         return Reply(answer.status, why=answer.reason or replies.error(answer.body))
     try:
-        return Reply(200, replies.said(answer.body))
+        return Reply(200, replies.message_of(answer.body))
     except replies.NotACompletion as error:
         return Reply(200, why=str(error))
 

@@ -36,7 +36,7 @@ def run(connection, *argv):
     found = b""
     while data := channel.receive(HANG_S):
         found += data
-    assert channel.status() == 0, channel.said()
+    assert channel.status() == 0, channel.stderr()
     channel.close()
     return found.decode()
 
