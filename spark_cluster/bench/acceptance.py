@@ -97,7 +97,7 @@ def _grown(
     found: Sequence[Counters], started: datetime, finished: datetime
 ) -> tuple[float, float, float]:
     """Return by how much drafts, drafted and accepted tokens grew; where an engine was started
-    anew in between, what it counted before is left out."""
+    again in between, what it counted before is left out."""
     begin, end = started.timestamp(), finished.timestamp()
     before = [one for one in found if one.time <= begin][-1:]
     within = [one for one in found if begin < one.time <= end + SETTLED_S]

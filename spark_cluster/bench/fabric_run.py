@@ -92,7 +92,7 @@ def must_be_possible(play: Play, plan: ServePlan) -> None:
     for node in plan.nodes:
         if on_node.is_busy(play.session(node)):
             raise Refused(
-                "a benchmark is being measured there",
+                "a benchmark is running there",
                 where=node.name,
                 hint="wait for its end, or `spark-cluster bench stop` with the folder of that run",
             )

@@ -262,14 +262,14 @@ def is_done_there(play: Play, run: BenchRun, step: Step) -> bool:
     """Wait for what the nodes still measure of a step; True when nothing of it is left then.
 
     Raises:
-        Failed: another run is being measured on one of them, or they do not come to an end.
+        Failed: another benchmark is running on one of them, or they do not come to an end.
     """
     loaders = loaders_of(play, run, step)
     _wait(play, run, step)
     for loader in loaders:
         if on_node.is_busy(loader.session):
             raise Failed(
-                "another run is being measured there",
+                "another benchmark is running there",
                 where=loader.name,
                 hint="`spark-cluster bench attach` or `bench stop` with the folder of that run",
             )

@@ -75,7 +75,7 @@ class BenchRun:
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.record.id):
             raise InvalidFile(
-                f"id: {self.record.id[:40]!r} is no name of a run",
+                f"id: {self.record.id[:40]!r} is not the id of a run",
                 where=str(self.folder / RECORD),
                 hint="letters, digits, '-', '_' and '.': folders on the nodes have this name",
             )

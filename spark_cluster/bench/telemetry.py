@@ -223,7 +223,7 @@ def _seconds(before: Mapping[str, Any], now: Mapping[str, Any]) -> float | None:
 
 
 def _grown(before: float | None, now: float | None) -> float | None:
-    """Return by how much a counter has grown; None where it began anew."""
+    """Return by how much a counter has grown; None where it began again."""
     return None if before is None or now is None or now < before else now - before
 
 

@@ -192,12 +192,12 @@ def writer(path: Path) -> Writer:
         OSError: it cannot be written.
     """
     if path.exists():
-        raise UsageError(f"{path} is there already", hint="name a new file, or remove it first")
+        raise UsageError(f"{path} exists", hint="name a new file, or remove it first")
     if path.suffix != ".parquet":
         return JsonLinesWriter(path)
     if lines_path(path).exists():
         raise UsageError(
-            f"{lines_path(path)} is there already, of a recording that was killed",
+            f"{lines_path(path)} exists, of a recording that was killed",
             hint="it has all samples as JSON lines; name a new file, or move it away first",
         )
     return LateParquetWriter(path)
@@ -221,9 +221,9 @@ def read_parquet(path: Path) -> Iterator[Row]:
     import pyarrow.parquet
 
     held: dict[tuple[Any, str], list[ProcessMemory]] = {}
-    beside = processes_path(path)
-    if beside.exists():
-        for data in pyarrow.parquet.read_table(beside).to_pylist():
+    companion = processes_path(path)
+    if companion.exists():
+        for data in pyarrow.parquet.read_table(companion).to_pylist():
             process = ProcessMemory(**{name: data[name] for name in ("pid", "name", "used_mib")})
             held.setdefault((data["time"], data["node"]), []).append(process)
     for data in pyarrow.parquet.read_table(path).to_pylist():

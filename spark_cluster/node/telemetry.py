@@ -157,7 +157,7 @@ class Pipe:
     """Standard output; a line for which the reader has no room is dropped.
 
     Raises (when written to):
-        BrokenPipeError: nobody reads it any more.
+        BrokenPipeError: no one reads it any more.
     """
 
     def __init__(self, handle: int) -> None:

@@ -105,7 +105,7 @@ def healthy(
         log = logs.read(session, SERVER, lines=20)
         if time.monotonic() > deadline:
             raise VerificationFailed(
-                f"the server is not healthy after {timeout:g} s; it last said: "
+                f"the server is not healthy after {timeout:g} s; its log ends with: "
                 f"{logs.last_line(log)}",
                 where=play.head.name,
                 hint="it is slow, not hung, while the log moves: spark-cluster logs --follow",
