@@ -182,7 +182,7 @@ def pair() -> list[Any]:
 
 
 def told(**changed: Any) -> dict[str, Any]:
-    """What the program prints."""
+    """The output of the program."""
     rates = {"bytes": 1, "copy": [2e11, 2.2e11, 2.1e11], "triad": [2.3e11]}
     one = {"device": "NVIDIA GB10", "memory": rates, "log": list(RDMA)}
     rows = [{"bytes": 10752, "seconds": [4e-5, 5e-5, 6e-5]}, {"bytes": 8, "seconds": [3e-5]}]

@@ -1,4 +1,4 @@
-"""What comes back from the node: foreign input."""
+"""Files that come back from the node: foreign input."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def runs(node: LabNode, pattern: str) -> bool:
 
 
 def asked(user: CommandLine) -> dict[str, Any]:
-    """What `status` says, whatever it is."""
+    """Return what `status` prints, whatever it is."""
     out, _ = user.start("status", "--json").process.communicate(timeout=WAIT_S)
     found: dict[str, Any] = json.loads(out)
     return found
@@ -243,7 +243,7 @@ def own_file(path: Path, text: str) -> None:
 
 
 def incorrect_attempts(node: LabNode) -> list[str]:
-    """How many wrong passwords each refused sudo of this boot got."""
+    """Return how many wrong passwords each refused sudo of this boot got."""
     told = node.run(["journalctl", "-b", "--no-pager", "-o", "cat", "-t", "sudo"]).stdout
     return re.findall(r"(\d+) incorrect password attempt", told)
 

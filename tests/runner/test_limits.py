@@ -211,7 +211,7 @@ def test_a_stream_waits_for_a_slow_reader_and_loses_nothing(agent):
 
 
 def settled(mailbox):
-    """How many characters wait, once they get no more."""
+    """Return how many characters wait, once they get no more."""
     before = mailbox.qsize()
     time.sleep(0.5)
     waiting = list(mailbox.queue)

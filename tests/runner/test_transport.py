@@ -31,7 +31,7 @@ ME = getpass.getuser()
 
 
 def run(connection, *argv):
-    """What a command prints, through a bare channel."""
+    """Return what a command prints, through a bare channel."""
     channel = connection.channel(argv)
     found = b""
     while data := channel.receive(HANG_S):
