@@ -131,17 +131,17 @@ def _own_host_keys(play: Play, bootstrap: RoleCall, done: Provisioned) -> None:
     written next to the old ones first, and the old ones go when a new one was seen.
     """
     ready = play.apply(play.nodes, play.role("bootstrap", prepare_host_keys=True), fail_fast=False)
-    told = {}
+    printed = {}
     for node in play.nodes:
         if node.name in ready.results:
             path, prints = play.connections.announce_host_keys(node.name)
-            told.update({node.name: (path, prints)} if prints else {})
+            printed.update({node.name: (path, prints)} if prints else {})
     play.apply(play.nodes, bootstrap, fail_fast=False)
     play.refresh(play.nodes, fail_fast=False)
     for node in play.nodes:
-        if node.name not in told:
+        if node.name not in printed:
             continue
-        path, prints = told[node.name]
+        path, prints = printed[node.name]
         done.notes.setdefault(node.name, []).append(
             f"it has new SSH host keys ({', '.join(prints)}); they came over the connection that "
             f"was verified with the old one, and are in {path} now. Other machines that know the "
@@ -180,11 +180,11 @@ def _read(applied: Applied, done: Provisioned, *, changed: bool) -> None:
     """Notes on what was changed, and the firmware's versions."""
     for node, results in applied.results.items():
         ids = applied.changes(node) if changed else []
-        said = [
+        remarks = [
             text for start, text in UNKNOWN_BEFORE.items() if any(i.startswith(start) for i in ids)
         ]
-        if said:
-            done.notes.setdefault(node, []).extend(said)
+        if remarks:
+            done.notes.setdefault(node, []).extend(remarks)
         result = results.get("Command:firmware state")
         if result is not None and result.output:
             done.firmware[node] = {d["Name"]: d.get("Version", "") for d in devices(result.output)}
@@ -288,10 +288,10 @@ def _explained(bad: pins.Bad, node: str) -> str:
 def _drivers(play: Play, node: Node) -> list[SparkClusterError]:
     """nvidia-smi answers, and what is pinned is what runs."""
     settings: Any = play.project.load_role("drivers").settings_for(play.inventory.nodes[node.name])
-    said = pins.waiting(settings.pinned, node.facts)
+    remarks = pins.waiting(settings.pinned, node.facts)
     if node.facts.nvml_error:
-        said.insert(0, f"nvidia-smi does not answer: {node.facts.nvml_error.splitlines()[0]}")
-    return [VerificationFailed(text, where=node.name, hint=_in_force(text)) for text in said]
+        remarks.insert(0, f"nvidia-smi does not answer: {node.facts.nvml_error.splitlines()[0]}")
+    return [VerificationFailed(text, where=node.name, hint=_in_force(text)) for text in remarks]
 
 
 def _in_force(text: str) -> str:

@@ -55,13 +55,13 @@ class Ping:
 
     Attributes:
         small, full: whether a small and a full-size one came back; None without the program.
-        said: last line of the full-size one.
+        message: last line of the full-size one.
     """
 
     hop: Hop
     small: bool | None
     full: bool | None
-    said: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def pings(hops: Sequence[Hop], sessions: Mapping[str, Session]) -> list[Ping]:
 def _send(
     hops: Sequence[Hop], sessions: Mapping[str, Session]
 ) -> list[dict[str, dict[str, Any] | None]]:
-    """Return what ping said of each size along each hop, in one request for each node."""
+    """Return what ping printed for each size along each hop, in one request for each node."""
     sizes = [{"small": SMALL, "full": hop.source.mtu} for hop in hops]
     asked = {}
     for source in dict.fromkeys(hop.source.name for hop in hops):
@@ -165,7 +165,7 @@ def _failure(ping: Ping) -> VerificationFailed:
             hint=_known("mtu-differs", hop),
         )
     return VerificationFailed(
-        f"no packet gets from {hop}: {ping.said}",
+        f"no packet gets from {hop}: {ping.message}",
         where=hop.source.name,
         hint=_known("link-silent", hop),
     )

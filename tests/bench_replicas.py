@@ -63,7 +63,7 @@ class Session:
 
 
 class Play:
-    """What is asked of a play by those who look at a run."""
+    """A play as far as looking at a run asks it."""
 
     check = False
 

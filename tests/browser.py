@@ -25,12 +25,12 @@ LIMIT = 60.0
 
 
 def installed() -> str | None:
-    """Where a browser is."""
+    """Return the path of a browser."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Browser:
-    """One page of a browser, and what it complained of."""
+    """A page of a browser, and its errors."""
 
     def __init__(self, write: int, read: int) -> None:
         self._write, self._read, self._unread, self._count = write, read, b"", 0

@@ -1,4 +1,4 @@
-"""What several folders of tests share: hang limits, real agents on scratch roots."""
+"""Fixtures that several folders of tests share: hang limits, real agents on scratch roots."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def time_limit() -> None:
 
 @pytest.fixture(scope="session")
 def agents_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where agents keep their code, one for all tests, so that it is sent and compiled once."""
+    """The folder of the agents' code, one for all tests, so that it is sent and compiled once."""
     return tmp_path_factory.mktemp("agents")
 
 

@@ -1,4 +1,4 @@
-"""What tests of several folders make: files, inventories, nodes, recipes, logs."""
+"""Makers that tests of several folders share: files, inventories, nodes, recipes, logs."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class PipeChannel:
             self._listener.join(timeout=1)  # its last words are part of the end
         return data
 
-    def said(self) -> str:
+    def stderr(self) -> str:
         return "".join(self._said)
 
     def status(self) -> int | None:

@@ -19,7 +19,7 @@ from spark_cluster.cli import cli, main
 
 @dataclass
 class Done:
-    """What a shell sees."""
+    """A command's end as a shell sees it."""
 
     returncode: int
     stdout: str

@@ -18,11 +18,11 @@ ones; `predict --calibrate` writes your own into `calibration.json`, which comes
 
 def render() -> str:
     """The page."""
-    told = docstring.parse(SPEED)
+    doc = docstring.parse(SPEED)
     defaults = SPEED()
     rows = [
         (code(name), code(f"{getattr(defaults, name):g}"), plain(meaning))
-        for name, meaning in told.arguments.items()
+        for name, meaning in doc.arguments.items()
         if isinstance(getattr(defaults, name), float)
     ]
     speed = table(("constant", "value", "meaning"), rows)
@@ -33,7 +33,7 @@ def render() -> str:
     return page(
         "Planning constants",
         INTRODUCTION,
-        paragraphs("## Speed", plain(told.text), speed),
+        paragraphs("## Speed", plain(doc.text), speed),
         paragraphs("## Memory", memory),
     )
 

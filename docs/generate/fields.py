@@ -50,12 +50,12 @@ def inner(model: type[BaseModel]) -> dict[str, Schema]:
 
 def section(name: str, schema: Schema, level: int = 2) -> str:
     """The heading, meaning and table of a model that is inside another."""
-    told = docstring.of_text(schema.get("description", ""))
+    doc = docstring.of_text(schema.get("description", ""))
     return paragraphs(
         f"{'#' * level} {name}",
-        plain(told.summary),
-        plain(told.text),
-        _table(schema, told.arguments),
+        plain(doc.summary),
+        plain(doc.text),
+        _table(schema, doc.arguments),
     )
 
 
@@ -118,8 +118,8 @@ def _range(schema: Schema) -> str:
         f"at most {high}" if high is not None else "",
         f"less than {below}" if below is not None else "",
     ]
-    told = ", ".join(bound for bound in bounds if bound)
-    return f" ({told})" if told else ""
+    doc = ", ".join(bound for bound in bounds if bound)
+    return f" ({doc})" if doc else ""
 
 
 def _order(whole: Schema, definitions: Schema) -> list[str]:

@@ -77,11 +77,11 @@ def role_settings() -> str:
 def _role(role: object) -> str:
     name, function = role.name, role.function  # type: ignore[attr-defined]
     module = sys.modules[function.__module__]
-    told = docstring.parse(module)
+    doc = docstring.parse(module)
     return paragraphs(
         f"## {name}",
-        plain(told.summary),
-        plain(told.text),
+        plain(doc.summary),
+        plain(doc.text),
         fields.fields_table(role.settings_model)  # type: ignore[attr-defined]
         or "It has no settings.",
     )

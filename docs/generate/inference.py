@@ -96,11 +96,11 @@ class _Method:
                 self._assign(node.targets[0], node.value)
             elif isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict):
                 self._assign(node.target, node.value)
-        told = [node.value for node in nodes if isinstance(node, ast.Return)]
+        returns = [node.value for node in nodes if isinstance(node, ast.Return)]
         return union(
             *(
                 self._dictionary(value) if isinstance(value, ast.Dict) else {"type": "object"}
-                for value in told
+                for value in returns
             )
         )
 
@@ -180,7 +180,7 @@ class _Method:
                     self.names[name.id] = kind
 
     def _type(self, node: ast.expr) -> Any:
-        """The type of an expression; Any when it cannot be told."""
+        """The type of an expression; Any when it is not known."""
         match node:
             case ast.Name(id=name):
                 return self.names.get(name, Any)

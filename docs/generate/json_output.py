@@ -45,10 +45,10 @@ def _documents() -> str:
 def _events() -> str:
     rows = []
     for kind in event_classes():
-        told = docstring.parse(kind)
+        doc = docstring.parse(kind)
         properties = TypeAdapter(kind).json_schema(mode="serialization")["properties"]
         listed = [f"{code(n)} {fields.kind(s)}" for n, s in properties.items() if n != "at"]
-        meanings = [f"{code(name)}: {plain(text)}" for name, text in told.arguments.items()]
-        meaning = " ".join([plain(told.summary), *meanings])
+        meanings = [f"{code(name)}: {plain(text)}" for name, text in doc.arguments.items()]
+        meaning = " ".join([plain(doc.summary), *meanings])
         rows.append((code(kind.__name__), ", ".join(listed), meaning))
     return table(("event", "fields", "meaning"), rows)

@@ -27,24 +27,24 @@ def arguments(kind: type[Resource]) -> list[dataclasses.Field[object]]:
 
 
 def _section(kind: type[Resource]) -> str:
-    told = docstring.parse(kind)
+    doc = docstring.parse(kind)
     rows = [
         (
             code(field.name),
             code(str(field.type)),
             _default(field),
-            plain(told.arguments[field.name]),
+            plain(doc.arguments[field.name]),
         )
         for field in arguments(kind)
     ]
-    raised = [(code(name), plain(why)) for name, why in told.raises.items()]
+    raised = [(code(name), plain(why)) for name, why in doc.raises.items()]
     return paragraphs(
         f"## {kind.__name__}",
-        plain(told.summary),
-        plain(told.text),
+        plain(doc.summary),
+        plain(doc.text),
         table(("argument", "type", "default", "meaning"), rows),
         table(("error", "when"), raised),
-        block(told.example, "python") if told.example else "",
+        block(doc.example, "python") if doc.example else "",
         f"After a revert: {plain(kind.reverts)}." if kind.reverts else "`revert` undoes all of it.",
     )
 

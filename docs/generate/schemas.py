@@ -92,8 +92,8 @@ def event() -> Schema:
 def error() -> Schema:
     """Return the schema of `--json` when a command ends with an error before it has a result."""
     text = {"type": "string"}
-    told = {"message": text, "where": text, "hint": text}
-    return _titled("An error", _closed({"ok": {"const": False}, "error": _closed(told)}))
+    fields = {"message": text, "where": text, "hint": text}
+    return _titled("An error", _closed({"ok": {"const": False}, "error": _closed(fields)}))
 
 
 def output(name: str) -> Schema:

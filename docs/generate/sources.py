@@ -38,8 +38,8 @@ def links(source: str) -> str:
     Raises:
         ValueError: it is not made of keys.
     """
-    told = [
+    listed = [
         f"[{key}](../sources.md#{key.replace('.', '')})" + (f" ({plain(note)})" if note else "")
         for key, note in split(source)
     ]
-    return ", ".join(told)
+    return ", ".join(listed)

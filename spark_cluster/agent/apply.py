@@ -117,10 +117,10 @@ class Document:
         changes = self._changes(resource, actual)
         if not changes:
             return {"verdict": OK, **_output(actual)}
-        said = resource.permit(host, changes)
+        refusal = resource.permit(host, changes)
         event: dict[str, Any] = {"verdict": CHANGE, "changes": self._told(resource, changes)}
-        if said:
-            event["reason"] = said
+        if refusal:
+            event["reason"] = refusal
         text = shortened(resource.diff(host, actual), DIFF_LIMIT) if self.diff else ""
         if text:
             secret = self._is_secret(resource)
@@ -181,11 +181,11 @@ class Document:
 
     def _told(self, resource: Resource, changes: Changes) -> dict[str, list[Any]]:
         """Return the changes as they may be shown: without what a secret file holds now."""
-        told = {name: [is_now, then] for name, (is_now, then) in changes.items()}
+        masked = {name: [is_now, then] for name, (is_now, then) in changes.items()}
         if self._is_secret(resource):
-            for name in told.keys() - _OF_ANY_FILE:
-                told[name][0] = None if told[name][0] is None else MASK
-        return told
+            for name in masked.keys() - _OF_ANY_FILE:
+                masked[name][0] = None if masked[name][0] is None else MASK
+        return masked
 
     def _waiting(self) -> Iterator[tuple[str, Sequence[str]]]:
         """Yield each resource that acts when others change: its id, and the ids that trigger it."""

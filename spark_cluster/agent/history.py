@@ -79,13 +79,13 @@ class History:
         when it was killed.
         """
         entries = self.entries(run)
-        told = self._told(run)
+        header = self._told(run)
         began, ended = _revert_of(entries)
         return {
             "run": run,
-            "since": told.get("since") or (entries[0]["time"] if entries else None),
-            "user": told.get("user"),
-            "command": told.get("command"),
+            "since": header.get("since") or (entries[0]["time"] if entries else None),
+            "user": header.get("user"),
+            "command": header.get("command"),
             "changes": sum(e["action"] == "converged" for e in entries),
             "paths": len({e["path"] for e in entries if e["action"] == "file"}),
             "reverts": ended,
@@ -140,10 +140,10 @@ class History:
 
     def _told(self, run: str) -> dict[str, Any]:
         try:
-            told = json.loads((self.folder / run / "run.json").read_text())
+            header = json.loads((self.folder / run / "run.json").read_text())
         except (OSError, ValueError):
             return {}
-        return told if isinstance(told, dict) else {}
+        return header if isinstance(header, dict) else {}
 
 
 def _revert_of(entries: list[Entry]) -> tuple[str | None, str | None]:

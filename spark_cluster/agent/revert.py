@@ -142,15 +142,17 @@ def _event(step: Step) -> dict[str, Any]:
     """Return the event for one path."""
     now, then = step.now, step.then
     names = ("kind", "sha256", "link", "mode", "uid", "gid")
-    told = {
+    shown = {
         name: [_plain(name, (now or {}).get(name)), _plain(name, (then or {}).get(name))]
         for name in names
         if (now or {}).get(name) != (then or {}).get(name)
     }
     if now is None or then is None:
-        told = {"kind": [(now or {"kind": "absent"})["kind"], (then or {"kind": "absent"})["kind"]]}
+        shown = {
+            "kind": [(now or {"kind": "absent"})["kind"], (then or {"kind": "absent"})["kind"]]
+        }
     name = _named(step.path, then or now)
-    return {"event": "result", "id": name, "path": step.path, "verdict": "change", "changes": told}
+    return {"event": "result", "id": name, "path": step.path, "verdict": "change", "changes": shown}
 
 
 def _diff(host: Host, journal: Journal, step: Step) -> str:

@@ -14,7 +14,7 @@ from spark_cluster.node.values import ResourceError
 UNIT = re.compile(r"spark-cluster-telemetry-[A-Za-z0-9_-]{1,100}")
 
 LONGEST_S = 7 * 24 * 3600.0
-"""Seconds after which systemd ends a sampler that nobody ended."""
+"""Seconds after which systemd ends a sampler that no one ended."""
 
 
 def argv(host: Host, request: Mapping[str, Any]) -> list[str]:

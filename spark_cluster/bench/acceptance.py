@@ -42,20 +42,20 @@ def counters(lines: Iterable[str]) -> Iterator[Counters]:
     """Yield the counters in a sampler's lines; none where the engine has no drafter."""
     for line in lines:
         try:
-            told = json.loads(line)
+            line_data = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(told, dict) and told.get("format") == FORMAT:
-            found = _of_line(told)
+        if isinstance(line_data, dict) and line_data.get("format") == FORMAT:
+            found = _of_line(line_data)
             if found is not None:
                 yield found
 
 
-def _of_line(told: Mapping[str, Any]) -> Counters | None:
-    engine = told.get("engine")
+def _of_line(line_data: Mapping[str, Any]) -> Counters | None:
+    engine = line_data.get("engine")
     if not isinstance(engine, dict):
         return None
-    time = number(told.get("time"))
+    time = number(line_data.get("time"))
     drafts, drafted, accepted = (
         number(engine.get(name)) for name in ("drafts", "draft_tokens", "accepted_tokens")
     )
@@ -97,7 +97,7 @@ def _grown(
     found: Sequence[Counters], started: datetime, finished: datetime
 ) -> tuple[float, float, float]:
     """Return by how much drafts, drafted and accepted tokens grew; where an engine was started
-    anew in between, what it counted before is left out."""
+    again in between, what it counted before is left out."""
     begin, end = started.timestamp(), finished.timestamp()
     before = [one for one in found if one.time <= begin][-1:]
     within = [one for one in found if begin < one.time <= end + SETTLED_S]

@@ -124,10 +124,10 @@ def _metrics(cell: PlannedCell, found: Sequence[Answer]) -> dict[MetricName, Met
 
 def _speed(answers: Sequence[Answer]) -> float | None:
     """Return the tokens a second of answers, their prefill included."""
-    told = [(a.tokens, a.total_ms) for a in answers if a.tokens is not None and a.total_ms > 0]
-    if not told:
+    counted = [(a.tokens, a.total_ms) for a in answers if a.tokens is not None and a.total_ms > 0]
+    if not counted:
         return None
-    return sum(tokens for tokens, _ in told) / sum(ms for _, ms in told) * 1e3
+    return sum(tokens for tokens, _ in counted) / sum(ms for _, ms in counted) * 1e3
 
 
 def _mean(values: Iterable[float]) -> float | None:
@@ -170,7 +170,7 @@ def answer_of(question: Question, entry: Mapping[str, Any]) -> Answer:
         failed = "it was not asked"
     run, times = number(entry.get("run")), [number(one.get("total_ms")) for one in rounds]
     counts = [number(at(one, "usage", "completion_tokens")) for one in rounds]
-    told = [count for count in counts if count is not None]
+    counted = [count for count in counts if count is not None]
     return Answer(
         question=question.id,
         run=int(run or 0),
@@ -178,7 +178,7 @@ def answer_of(question: Question, entry: Mapping[str, Any]) -> Answer:
         wrong=failed or why_wrong(question, [one.get("message") for one in rounds]),
         total_ms=sum(time for time in times if time is not None),
         first_ms=number(rounds[0].get("first_ms")) if rounds else None,
-        tokens=sum(told) if told and len(told) == len(rounds) else None,
+        tokens=sum(counted) if counted and len(counted) == len(rounds) else None,
     )
 
 
@@ -200,8 +200,8 @@ def _calls(message: Any) -> list[Any]:
 
 def _wrong_calls(question: Question, calls: Sequence[Any], text: str) -> str:
     if question.tools and not calls:
-        said = f'; it says "{short(text)}"' if text.strip() else ""
-        return f"no tool was called{said}"
+        text_part = f'; it says "{short(text)}"' if text.strip() else ""
+        return f"no tool was called{text_part}"
     left = list(calls)
     for expected in question.calls:
         match = next((call for call in left if _fits(expected, call)), None)

@@ -76,8 +76,8 @@ def answer(work: dict[str, Any], question: dict[str, Any]) -> list[dict[str, Any
         calls = found["message"].get("tool_calls") or []
         if found["error"] or not calls or not question.get("results"):
             break
-        said = {name: found["message"][name] for name in ("role", "content", "tool_calls")}
-        messages += [said, *_results(calls, question["results"])]
+        own = {name: found["message"][name] for name in ("role", "content", "tool_calls")}
+        messages += [own, *_results(calls, question["results"])]
     return rounds
 
 

@@ -114,14 +114,14 @@ def nodes_of(play: Play, served: Served) -> tuple[NodeRecord, ...]:
     deployment = served.plan.deployment
     chosen = engine(deployment.engine)
     nodes = [node for node in play.nodes if node.name in deployment.nodes]
-    told = play.on_each(nodes, lambda node: firmware(play.session(node), node))
+    firmwares = play.on_each(nodes, lambda node: firmware(play.session(node), node))
     return tuple(
         NodeRecord(
             name=node.name,
             hardware=node.facts.gpu.name if node.facts.gpu else node.facts.arch,
             driver=node.facts.gpu.driver if node.facts.gpu else "",
-            firmware=told[node.name].link,
-            bios=told[node.name].bios,
+            firmware=firmwares[node.name].link,
+            bios=firmwares[node.name].bios,
             kernel=node.facts.kernel,
             dgx=node.facts.dgx_version or "",
             mtu=max((i.mtu for i in node.facts.interfaces if i.name in _link(node)), default=None),

@@ -106,8 +106,10 @@ def program_versions(session: Session, deployment: Deployment) -> dict[str, str]
         python = ["docker", "exec", SERVER, "python3"]
     else:
         python = [f"{deployment.venv}/bin/python"]
-    told = (line.partition("=") for line in _output(session, [*python, "-c", VERSIONS]).split("\n"))
-    return {name: _short(value) for name, _, value in told if name in ("torch", "nccl") and value}
+    lines = (
+        line.partition("=") for line in _output(session, [*python, "-c", VERSIONS]).split("\n")
+    )
+    return {name: _short(value) for name, _, value in lines if name in ("torch", "nccl") and value}
 
 
 def repo_digest(session: Session, image_id: str, reference: str) -> str:

@@ -92,7 +92,7 @@ def must_be_possible(play: Play, plan: ServePlan) -> None:
     for node in plan.nodes:
         if on_node.is_busy(play.session(node)):
             raise Refused(
-                "a benchmark is being measured there",
+                "a benchmark is running there",
                 where=node.name,
                 hint="wait for its end, or `spark-cluster bench stop` with the folder of that run",
             )
@@ -214,7 +214,7 @@ def record_of(
             )
             for row in result["allreduce"]
         ]
-        told = {key: str(result[key]) for key in ("backend", "torch", "nccl", "ray")}
+        reported = {key: str(result[key]) for key in ("backend", "torch", "nccl", "ray")}
         return FabricRecord(
             id=name,
             spark_cluster=__version__,
@@ -225,7 +225,7 @@ def record_of(
             nodes=tuple(_node(node, one) for node, one in zip(nodes, result["nodes"], strict=True)),
             allreduce=tuple(sorted(rows, key=lambda row: row.bytes)),
             left_out=tuple(sorted(map(int, result["left_out"]))),
-            **told,  # type: ignore[arg-type]
+            **reported,  # type: ignore[arg-type]
         )
     # pydantic's own is a ValueError; a text of what is nested deeply ends in a RecursionError.
     except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
@@ -233,20 +233,20 @@ def record_of(
         raise Failed(f"the job's result cannot be read: {why}", where=nodes[0].name) from None
 
 
-def _node(node: Node, told: Mapping[str, Any]) -> FabricNode:
+def _node(node: Node, reported: Mapping[str, Any]) -> FabricNode:
     names = {link.interface for link in node.links}
     mtus = [face.mtu for face in node.facts.interfaces if face.name in names]
-    memory = told["memory"]
+    memory = reported["memory"]
     return FabricNode(
         name=node.name,
-        device=str(told["device"]),
+        device=str(reported["device"]),
         driver=node.facts.gpu.driver if node.facts.gpu else "",
         kernel=node.facts.kernel,
         mtu=min(mtus, default=None),
         hcas=tuple(link.hca for link in node.links if link.hca),
         copy_gb_s=_middle(memory["copy"]),
         triad_gb_s=_middle(memory["triad"]),
-        nccl_log=tuple(map(str, told["log"])),
+        nccl_log=tuple(map(str, reported["log"])),
     )
 
 

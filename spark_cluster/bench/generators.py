@@ -159,9 +159,9 @@ def results(
     found: list[dict[str, Any] | str] = [
         read_json(folder / vllm_bench.file_name(cell, run)) for run in range(1, cell.runs + 1)
     ]
-    said = _last_line(output)
-    if said:
-        found = [f"{one}; it said: {said}" if isinstance(one, str) else one for one in found]
+    last = _last_line(output)
+    if last:
+        found = [f"{one}; it said: {last}" if isinstance(one, str) else one for one in found]
     return [vllm_bench.parse(cell, found, suite.slo, raw)]
 
 

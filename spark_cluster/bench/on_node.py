@@ -26,7 +26,7 @@ LOCK = "/var/lib/spark-cluster/bench-lock"
 """Folder whose lock a run holds: at most one is measured on a node. Root's alone, as whoever can
 open it can hold the lock."""
 
-BUSY_TEXT = "another run is being measured on this node"
+BUSY_TEXT = "another benchmark is running on this node"
 
 LOCKED = f"""\
 exec 9<"$0" || exit
@@ -222,12 +222,12 @@ def decoded(done: Output, what: str) -> bytes:
         Failed: the command failed, its output was cut, or it is no base64.
     """
     if done.status != 0 or done.left_out:
-        said = done.stderr.strip() or "the answer is too long"
-        raise Failed(f"fetching {what}: {said}")
+        reason = done.stderr.strip() or "the answer is too long"
+        raise Failed(f"fetching {what}: {reason}")
     try:
         return base64.b64decode(done.stdout, validate=True)
     except binascii.Error as error:
-        raise Failed(f"fetching {what}: what came is no base64: {error}") from None
+        raise Failed(f"fetching {what}: the answer is not base64: {error}") from None
 
 
 def _unpack(data: bytes, wanted: set[str], into: Path) -> None:
@@ -241,4 +241,4 @@ def _unpack(data: bytes, wanted: set[str], into: Path) -> None:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(content.read() if content else b"")
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise Failed(f"fetching from the node: what came is no archive: {error}") from None
+        raise Failed(f"fetching from the node: the answer is not a tar archive: {error}") from None

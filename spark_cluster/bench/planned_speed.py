@@ -71,7 +71,7 @@ def predictions(
     if found is None or setup.served is None:
         return ()
     constants = load_constants(project)
-    told: list[Prediction] = []
+    made: list[Prediction] = []
     for key in keys:
         if key.kind != "load" or key.concurrency != 1 or key.request_rate is not None:
             continue
@@ -82,12 +82,12 @@ def predictions(
             each = of_recipe.expected(setup.served, found, context=context, constants=constants)
         except SparkClusterError:  # the plan has no figure for it
             continue
-        told += [
+        made += [
             _prediction(key, "tg_tps", each),
             _prediction(key, "pp_tps", first.tokens_s),
             _prediction(key, "ttfr_ms", first.seconds, 1000.0),
         ]
-    return tuple(told)
+    return tuple(made)
 
 
 def _prediction(

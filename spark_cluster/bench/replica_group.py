@@ -337,9 +337,9 @@ class Group:
             return False
         return True
 
-    def _admit(self, one: Newcomer, told: dict[str, Any]) -> None:
+    def _admit(self, one: Newcomer, hello: dict[str, Any]) -> None:
         """Take a worker in that knows the token; raises Lost for anyone else."""
-        index, proof, nonce = (told.get(name) for name in ("replica", "proof", "nonce"))
+        index, proof, nonce = (hello.get(name) for name in ("replica", "proof", "nonce"))
         if type(index) is not int or not isinstance(proof, str) or not isinstance(nonce, str):
             raise Lost("it is no worker")
         wanted = self._proof("replica", str(index), one.nonce)

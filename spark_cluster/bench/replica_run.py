@@ -262,14 +262,14 @@ def is_done_there(play: Play, run: BenchRun, step: Step) -> bool:
     """Wait for what the nodes still measure of a step; True when nothing of it is left then.
 
     Raises:
-        Failed: another run is being measured on one of them, or they do not come to an end.
+        Failed: another benchmark is running on one of them, or they do not come to an end.
     """
     loaders = loaders_of(play, run, step)
     _wait(play, run, step)
     for loader in loaders:
         if on_node.is_busy(loader.session):
             raise Failed(
-                "another run is being measured there",
+                "another benchmark is running there",
                 where=loader.name,
                 hint="`spark-cluster bench attach` or `bench stop` with the folder of that run",
             )
@@ -344,12 +344,12 @@ def _add(run: BenchRun, step: Step, setup: Setup, too_large: Mapping[str, list[s
         parts = []
         for server in setup.servers:
             into = run.raw(step) / server.nodes[0]
-            told = read_json(into / "cells" / f"{cell.id}.json")
-            if isinstance(told, dict) and server.nodes[0] in too_large:
+            ended_cell = read_json(into / "cells" / f"{cell.id}.json")
+            if isinstance(ended_cell, dict) and server.nodes[0] in too_large:
                 part = replica_split.share(cell, len(setup.servers))
                 missing = too_large[server.nodes[0]]
-                results = alone.results_of(run, part, told, into, missing)
-                parts.append(ReplicaPart(server.nodes[0], part, told, into / "raw", results))
+                results = alone.results_of(run, part, ended_cell, into, missing)
+                parts.append(ReplicaPart(server.nodes[0], part, ended_cell, into / "raw", results))
         if parts and len(parts) == len(setup.servers):
             found += combined(cell, parts, run.suite.settings)
     run.add(alone.with_telemetry(run, step, found))

@@ -52,9 +52,9 @@ def _measure_next(worker: Any, folder: Path, plan: dict[str, Any], group: Any) -
     cells = plan["cells"]
     results = {cell["id"]: folder / "cells" / f"{cell['id']}.json" for cell in cells}
     own = {id: _attempt(path) for id, path in results.items()}
-    told = [found["attempts"] for found in group.exchange(attempts=own)]
+    known = [found["attempts"] for found in group.exchange(attempts=own)]
     # Where attempts differ, a replica was cut before it could keep the result of the last one.
-    left = [id for id in results if not own[id] or any(one.get(id) != own[id] for one in told)]
+    left = [id for id in results if not own[id] or any(one.get(id) != own[id] for one in known)]
     if not left:
         return False
     number, cell = next((n, c) for n, c in enumerate(cells, 1) if c["id"] == left[0])

@@ -75,7 +75,7 @@ class BenchRun:
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.record.id):
             raise InvalidFile(
-                f"id: {self.record.id[:40]!r} is no name of a run",
+                f"id: {self.record.id[:40]!r} is not the id of a run",
                 where=str(self.folder / RECORD),
                 hint="letters, digits, '-', '_' and '.': folders on the nodes have this name",
             )
@@ -213,14 +213,16 @@ def _describe(
     """Record what the server is, what runs on its nodes, and what the plan predicts for it."""
     keys = [cell.key for cell in run.expansion.cells if cell.setup == step.setup.id]
     caching = run.suite.settings.prefix_caching
-    told = predictions(play.project, step.setup, keys, prefix_caching=caching)
+    predicted = predictions(play.project, step.setup, keys, prefix_caching=caching)
     logs = startup_logs.keep(play, run.folder, run.raw(step).name)
     setup = describe.setup_of(play, step.setup, served, startup_s, logs)
     before = recorded(run, step)
     if before is not None:  # of an earlier turn, or before the run was interrupted
         kept = tuple(dict.fromkeys((*before.logs, *setup.logs)))
         setup = setup.model_copy(update={"vram": (*before.vram, *setup.vram), "logs": kept})
-    run.add_setup(setup.model_copy(update={"predictions": told}), describe.nodes_of(play, served))
+    run.add_setup(
+        setup.model_copy(update={"predictions": predicted}), describe.nodes_of(play, served)
+    )
     run.add_version(served.versions.get("vllm", ""))
     base = engine_base(served.plan)
     run.add_round_trip(environment.round_trip_ms(play.session(play.head), base))
@@ -325,8 +327,8 @@ def with_telemetry(run: BenchRun, step: Step, found: Sequence[CellResult]) -> li
     rows = list(rows_of(lines))
     telemetry_parts.write_part(into, rows)
     engines = [list(acceptance.counters(text.splitlines())) for text in lines.values()]
-    told = acceptance.with_acceptance(found, engines)
-    return run_telemetry.flagged(told, rows, _nodes(run, step), step.setup.tp)
+    accepted = acceptance.with_acceptance(found, engines)
+    return run_telemetry.flagged(accepted, rows, _nodes(run, step), step.setup.tp)
 
 
 def fetch(play: Play, run: BenchRun, step: Step) -> None:
@@ -345,12 +347,12 @@ def _bring_back(play: Play, head: Node, run: BenchRun, step: Step, recording: Re
 
 
 def results_of(
-    run: BenchRun, cell: PlannedCell, told: dict[str, object], into: Path, too_large: list[str]
+    run: BenchRun, cell: PlannedCell, ended: dict[str, object], into: Path, too_large: list[str]
 ) -> list[CellResult]:
     """Return what came of a cell that the node has measured.
 
     Args:
-        told: what the worker says of it.
+        ended: what the worker says of it.
         into: the laptop's copy of the node's folder.
         too_large: files that were not copied.
     """
@@ -360,11 +362,11 @@ def results_of(
         str(path.relative_to(run.folder)) for path in sorted((into / "raw").glob(f"{cell.id}.*"))
     )
     found = generators.results(run.suite, cell, into / "raw", output, names)
-    error = str(told.get("error") or "")
+    error = str(ended.get("error") or "")
     written = (name for name in too_large if not name.endswith(".log"))
     if any(name.startswith(f"raw/{cell.id}.") for name in written):
         error = "its result is too large to be copied; it is still on the node"
-    times = {name: moment(number(told.get(name))) for name in ("started", "finished")}
+    times = {name: moment(number(ended.get(name))) for name in ("started", "finished")}
     changed: dict[str, object] = {**times}
     if error:
         changed |= {"status": "failed", "reason": error, "metrics": {}}

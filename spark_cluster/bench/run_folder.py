@@ -20,7 +20,7 @@ TELEMETRY = "telemetry.parquet"
 
 MAX_RECORD_BYTES = 256 * 1024**2
 MAX_NUMBER = 1e15
-"""Nothing that is measured comes near it; a plot of more fails in ways that help nobody."""
+"""Nothing that is measured comes near it; a plot of more fails in ways that help no one."""
 
 
 MOST = {"cells": 20_000, "setups": 200, "nodes": 64}

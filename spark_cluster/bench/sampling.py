@@ -138,11 +138,11 @@ class Sampling:
             Failed: the sampler has ended.
         """
         session = self._connected(node)
-        reader, said = LineReader(node.name), ""
+        reader, last = LineReader(node.name), ""
         rest = ""
 
         def take(event: dict[str, Any]) -> None:
-            nonlocal rest, said
+            nonlocal rest, last
             *lines, rest = (rest + event.get("text", "")).split("\n")
             rest = rest[-LINE_LIMIT:]
             for line in lines:
@@ -150,10 +150,10 @@ class Sampling:
                 if row is not None:
                     self._updates.put(row)
                 else:
-                    said = line or said
+                    last = line or last
 
         reply = session.submit("telemetry", **self._settings).wait(take)
-        why = said[:200] or f"status {reply.get('status')}"
+        why = last[:200] or f"status {reply.get('status')}"
         raise Failed(f"the sampler has ended: {why}", where=node.name)
 
     def _connected(self, node: InventoryNode) -> Session:

@@ -120,23 +120,23 @@ class LineReader:
     def row(self, line: str) -> Row | None:
         """Return the row of a line; None for one that is not the sampler's."""
         try:
-            told = json.loads(line)
-            at = datetime.fromtimestamp(float(told["time"]), UTC)
-            known = told["format"] == FORMAT
+            sample = json.loads(line)
+            at = datetime.fromtimestamp(float(sample["time"]), UTC)
+            known = sample["format"] == FORMAT
         except (ValueError, LookupError, TypeError, OverflowError):
             return None
         if not known:
             return None
         try:
-            row = self._row(at, told)
+            row = self._row(at, sample)
         except (ValueError, TypeError, LookupError, AttributeError):
             return None
-        self._before = told
+        self._before = sample
         return row
 
-    def _row(self, at: datetime, told: Mapping[str, Any]) -> Row:
-        gpu, engine = _part(told, "gpu"), _part(told, "engine")
-        processes = _processes(told.get("processes"))
+    def _row(self, at: datetime, sample: Mapping[str, Any]) -> Row:
+        gpu, engine = _part(sample, "gpu"), _part(sample, "engine")
+        processes = _processes(sample.get("processes"))
         if processes is not None:
             self._gpu_mem_mib = sum(process.used_mib or 0 for process in processes)
         reasons = gpu.get("throttle")
@@ -145,23 +145,23 @@ class LineReader:
             node=self.node,
             **{name: gpu.get(name) for name in _GPU},
             throttle=",".join(reasons) if isinstance(reasons, list) else None,
-            **_memory(_part(told, "memory")),
+            **_memory(_part(sample, "memory")),
             gpu_mem_mib=self._gpu_mem_mib,
-            **self._rates(told),
+            **self._rates(sample),
             running=_whole(engine.get("running")),
             waiting=_whole(engine.get("waiting")),
             kv_usage=engine.get("kv_usage"),
-            rdma_errors=self._new_errors(told.get("rdma_errors")),
+            rdma_errors=self._new_errors(sample.get("rdma_errors")),
             processes=processes,
-            notes=tuple(map(str, told.get("notes", ()))),
+            notes=tuple(map(str, sample.get("notes", ()))),
         )
 
-    def _rates(self, told: Mapping[str, Any]) -> dict[str, Any]:
+    def _rates(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         before = self._before
-        seconds = _seconds(before, told)
+        seconds = _seconds(before, sample)
 
         def grown(count: Any) -> float | None:
-            return None if seconds is None else _grown(count(before), count(told))
+            return None if seconds is None else _grown(count(before), count(sample))
 
         def rate(count: Any) -> float | None:
             by = grown(count)
@@ -182,10 +182,10 @@ class LineReader:
             "swap_bytes_s": rate(lambda line: _part(line, "memory").get("swapped_bytes")),
         }
 
-    def _new_errors(self, told: Any) -> int | None:
-        if not isinstance(told, dict) or not any(v is not None for v in told.values()):
+    def _new_errors(self, sample: Any) -> int | None:
+        if not isinstance(sample, dict) or not any(v is not None for v in sample.values()):
             return None
-        before, self._errors = self._errors, sum(value or 0 for value in told.values())
+        before, self._errors = self._errors, sum(value or 0 for value in sample.values())
         return _whole(_grown(before, self._errors))
 
 
@@ -201,17 +201,17 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-def _memory(told: Mapping[str, Any]) -> dict[str, int | None]:
+def _memory(sample: Mapping[str, Any]) -> dict[str, int | None]:
     names = {"mem_available_mib": "available_kib", "mem_total_mib": "total_kib"}
     names["swap_used_mib"] = "swap_used_kib"
-    found = {name: told.get(source) for name, source in names.items()}
+    found = {name: sample.get(source) for name, source in names.items()}
     return {name: None if value is None else value // KIB for name, value in found.items()}
 
 
-def _processes(told: Any) -> tuple[ProcessMemory, ...] | None:
-    if not isinstance(told, list):
+def _processes(sample: Any) -> tuple[ProcessMemory, ...] | None:
+    if not isinstance(sample, list):
         return None
-    return tuple(ProcessMemory(pid=pid, name=name, used_mib=mib) for pid, name, mib in told)
+    return tuple(ProcessMemory(pid=pid, name=name, used_mib=mib) for pid, name, mib in sample)
 
 
 def _seconds(before: Mapping[str, Any], now: Mapping[str, Any]) -> float | None:
@@ -223,7 +223,7 @@ def _seconds(before: Mapping[str, Any], now: Mapping[str, Any]) -> float | None:
 
 
 def _grown(before: float | None, now: float | None) -> float | None:
-    """Return by how much a counter has grown; None where it began anew."""
+    """Return by how much a counter has grown; None where it began again."""
     return None if before is None or now is None or now < before else now - before
 
 

@@ -156,8 +156,8 @@ class LateParquetWriter:
         self._lines.close()
         lines = lines_path(self._path)
         new = self._path.with_name(f".new-{self._path.name}")
-        with lines.open(encoding="utf-8") as told:
-            write_parquet(new, filter(None, map(row_of_line, told)))
+        with lines.open(encoding="utf-8") as data:
+            write_parquet(new, filter(None, map(row_of_line, data)))
         processes_path(new).replace(processes_path(self._path))
         new.replace(self._path)
         lines.unlink()
@@ -175,11 +175,11 @@ def lines_path(path: Path) -> Path:
 def row_of_line(line: str) -> Row | None:
     """Return the row that `JsonLinesWriter` wrote; None for a line that was cut."""
     try:
-        told = json.loads(line)
-        held = told.pop("processes")
+        data = json.loads(line)
+        held = data.pop("processes")
         processes = None if held is None else tuple(ProcessMemory(**one) for one in held)
-        time, notes = datetime.fromisoformat(told.pop("time")), tuple(told.pop("notes"))
-        return Row(time=time, processes=processes, notes=notes, **told)
+        time, notes = datetime.fromisoformat(data.pop("time")), tuple(data.pop("notes"))
+        return Row(time=time, processes=processes, notes=notes, **data)
     except (ValueError, TypeError, LookupError, AttributeError):
         return None
 
@@ -192,12 +192,12 @@ def writer(path: Path) -> Writer:
         OSError: it cannot be written.
     """
     if path.exists():
-        raise UsageError(f"{path} is there already", hint="name a new file, or remove it first")
+        raise UsageError(f"{path} exists", hint="name a new file, or remove it first")
     if path.suffix != ".parquet":
         return JsonLinesWriter(path)
     if lines_path(path).exists():
         raise UsageError(
-            f"{lines_path(path)} is there already, of a recording that was killed",
+            f"{lines_path(path)} exists, of a recording that was killed",
             hint="it has all samples as JSON lines; name a new file, or move it away first",
         )
     return LateParquetWriter(path)
@@ -221,14 +221,14 @@ def read_parquet(path: Path) -> Iterator[Row]:
     import pyarrow.parquet
 
     held: dict[tuple[Any, str], list[ProcessMemory]] = {}
-    beside = processes_path(path)
-    if beside.exists():
-        for told in pyarrow.parquet.read_table(beside).to_pylist():
-            process = ProcessMemory(**{name: told[name] for name in ("pid", "name", "used_mib")})
-            held.setdefault((told["time"], told["node"]), []).append(process)
-    for told in pyarrow.parquet.read_table(path).to_pylist():
-        processes = held.get((told["time"], told["node"]))
-        known = {name: told.get(name) for name in COLUMNS}
+    companion = processes_path(path)
+    if companion.exists():
+        for data in pyarrow.parquet.read_table(companion).to_pylist():
+            process = ProcessMemory(**{name: data[name] for name in ("pid", "name", "used_mib")})
+            held.setdefault((data["time"], data["node"]), []).append(process)
+    for data in pyarrow.parquet.read_table(path).to_pylist():
+        processes = held.get((data["time"], data["node"]))
+        known = {name: data.get(name) for name in COLUMNS}
         yield Row(**known, processes=None if processes is None else tuple(processes))
 
 

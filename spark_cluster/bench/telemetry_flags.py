@@ -55,8 +55,8 @@ def attention(
     """
     known = tuple(rows)
     found = [stretch(known, node, start, end) for node in nodes]
-    said = [text for one in found for text in _of_node(one)]
-    return (*said, *(_roce(found) if tp > 1 else ()))
+    reasons = [text for one in found for text in _of_node(one)]
+    return (*reasons, *(_roce(found) if tp > 1 else ()))
 
 
 def stretch(rows: Iterable[Row], node: str, start: datetime, end: datetime) -> Stretch:
@@ -111,11 +111,11 @@ def _clock(found: Stretch) -> Iterable[str]:
 
 
 def _throttle(found: Stretch) -> Iterable[str]:
-    told: dict[str, float] = {}
+    held: dict[str, float] = {}
     for row, seconds in found.busy:
         for reason in filter(None, (row.throttle or "").split(",")):
-            told[reason] = told.get(reason, 0.0) + seconds
-    for reason, seconds in told.items():
+            held[reason] = held.get(reason, 0.0) + seconds
+    for reason, seconds in held.items():
         if seconds >= LEAST_S:
             yield f"{found.node}: clocks limited for {seconds:.0f} s under load ({reason})"
 

@@ -342,10 +342,10 @@ def go_on(
         cells = made.record.cells
         failed = [cell for cell in cells if cell.status == "failed"]
         if app.as_json:
-            told = made.record.model_dump(mode="json", include={"id", "suite", "status"})
+            about = made.record.model_dump(mode="json", include={"id", "suite", "status"})
             folder = str(made.folder)
             count = {"cells": len(cells), "failed": len(failed)}
-            app.print_json(play_run.to_dict(ok=not failed, run=told, folder=folder, **count))
+            app.print_json(play_run.to_dict(ok=not failed, run=about, folder=folder, **count))
         else:
             play_run.show_recap()
             if not options.check:

@@ -36,14 +36,14 @@ def suites(app: App, name: str | None, recipes: tuple[str, ...]) -> None:
 
     suite = load_suite(name, app.project)
     found = _expanded(app, suite, recipes)
-    told = estimate(found, planned_speeds(app.project), suite.settings)
+    expected = estimate(found, planned_speeds(app.project), suite.settings)
     if app.as_json:
-        app.print_json(suite_document(suite, found, told))
+        app.print_json(suite_document(suite, found, expected))
     else:
-        _show(app, suite, found, told)
+        _show(app, suite, found, expected)
 
 
-def suite_document(suite: Suite, found: Expansion, told: Duration) -> dict[str, Any]:
+def suite_document(suite: Suite, found: Expansion, expected: Duration) -> dict[str, Any]:
     """As in `bench suites NAME --json`."""
     return {
         "suite": suite.name,
@@ -51,7 +51,7 @@ def suite_document(suite: Suite, found: Expansion, told: Duration) -> dict[str, 
         "nodes": found.nodes,
         "setups": [setup.to_dict() for setup in found.setups],
         "cells": [cell.to_dict() for cell in found.cells],
-        "estimate": told.to_dict(),
+        "estimate": expected.to_dict(),
     }
 
 
@@ -96,7 +96,7 @@ def _list(app: App) -> None:
         app.console.print(table)
 
 
-def _show(app: App, suite: Suite, found: Expansion, told: Duration) -> None:
+def _show(app: App, suite: Suite, found: Expansion, expected: Duration) -> None:
     from rich.table import Table
 
     from spark_cluster.cli.console import painted, styled
@@ -105,7 +105,7 @@ def _show(app: App, suite: Suite, found: Expansion, told: Duration) -> None:
     measured = [cell for cell in found.cells if not cell.skip]
     cells = _count(len(measured), "cell")
     servers = _count(sum(not setup.skip for setup in found.setups), "server")
-    verdict = styled("[bold]{}[/]: {} on {}, {}", suite.name, cells, servers, _total(told))
+    verdict = styled("[bold]{}[/]: {} on {}, {}", suite.name, cells, servers, _total(expected))
     console.print(verdict)
     console.print(painted(suite.description, "dim"))
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -113,7 +113,7 @@ def _show(app: App, suite: Suite, found: Expansion, told: Duration) -> None:
     for title in ("nodes", "cells", "runs"):
         table.add_column(title, justify="right")
     table.add_column("time", no_wrap=True)
-    for step, seconds in zip(found.steps, told.steps, strict=True):
+    for step, seconds in zip(found.steps, expected.steps, strict=True):
         table.add_row(*_row(step, seconds))
     console.print(table)
     for reason in dict.fromkeys(cell.skip for cell in found.cells if cell.skip):
@@ -122,7 +122,7 @@ def _show(app: App, suite: Suite, found: Expansion, told: Duration) -> None:
     if app.verbose:
         for cell in found.cells:
             console.print(f"  {cell.id}  {_count(cell.runs, 'run')}", soft_wrap=True)
-    console.print(painted(f"Assumed: {'; '.join(told.assumptions)}.", "dim"))
+    console.print(painted(f"Assumed: {'; '.join(expected.assumptions)}.", "dim"))
 
 
 def _row(step: Step, seconds: float | None) -> tuple[str, ...]:
@@ -138,11 +138,11 @@ def _row(step: Step, seconds: float | None) -> tuple[str, ...]:
     )
 
 
-def _total(told: Duration) -> str:
-    if told.unknown and not told.seconds:
+def _total(expected: Duration) -> str:
+    if expected.unknown and not expected.seconds:
         return "no planned speed, so no estimate"
-    more = f" and what is not known of {_count(len(told.unknown), 'server')}"
-    return f"about {_time(told.seconds)}{more if told.unknown else ''}"
+    more = f" and what is not known of {_count(len(expected.unknown), 'server')}"
+    return f"about {_time(expected.seconds)}{more if expected.unknown else ''}"
 
 
 def _time(seconds: float) -> str:

@@ -26,8 +26,8 @@ def percentiles_table(cells: Iterable[CellResult]) -> Table | None:
             continue
         rows.append((painted(load_text(cell.key), "bold"),))
         for name in found:
-            told = cell.metrics[name].percentiles
-            shown = (figure(told[p]) if p in told else "" for p in SHOWN_PERCENTILES)
+            known = cell.metrics[name].percentiles
+            shown = (figure(known[p]) if p in known else "" for p in SHOWN_PERCENTILES)
             rows.append((f"  {TITLES[name]}", figure(cell.metrics[name].mean), *shown))
     if not rows:
         return None

@@ -152,8 +152,8 @@ class Display:
         word = "would change" if self._check and event.verdict == "change" else WORDS[event.verdict]
         why = event.reason or summary(event.changes)
         took = f"  {event.seconds:.1f} s" if event.seconds >= 1 else ""
-        said = painted(word, STYLES[event.verdict])
-        line = styled("{} {}  [dim]{}{}[/]", said, event.resource, why, took)
+        status = painted(word, STYLES[event.verdict])
+        line = styled("{} {}  [dim]{}{}[/]", status, event.resource, why, took)
         self._line(event.node, line)
         if event.diff:
             show_diff(self.console, event.diff, self._width + 4)

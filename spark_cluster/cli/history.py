@@ -147,8 +147,10 @@ def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
         missing = next(iter(answers.values()))
         raise Failed(missing["missing"], hint=missing["hint"])
     if app.as_json:
-        told = {n: NodeError.of(e) for n, e in errors.items()}
-        document = Runs(runs(found), told) if run_id is None else _details(run_id, found, told)
+        reasons = {n: NodeError.of(e) for n, e in errors.items()}
+        document = (
+            Runs(runs(found), reasons) if run_id is None else _details(run_id, found, reasons)
+        )
         app.print_json(dataclasses.asdict(document))
     elif found:
         (_show_runs if run_id is None else _show_run)(app, found)
@@ -263,11 +265,11 @@ def _show_run(app: App, found: Answers) -> None:
             app.console.print(styled("  [bold]{}[/]  {}", name, note), soft_wrap=True)
         for entry in answer["entries"]:
             at = time.strftime("%H:%M:%S", time.localtime(entry["time"]))
-            line = styled("  [bold]{}[/]  [dim]{}[/]  {}", name, at, told(entry))
+            line = styled("  [bold]{}[/]  [dim]{}[/]  {}", name, at, described(entry))
             app.console.print(line, soft_wrap=True)
 
 
-def told(entry: dict[str, Any]) -> str:
+def described(entry: dict[str, Any]) -> str:
     """Describe one entry of a journal."""
     from spark_cluster.cli.display import summary
 

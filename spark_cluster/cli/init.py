@@ -72,7 +72,7 @@ def command(
             # Ctrl-C at a terminal stays what it is; without one there was no one to ask.
             if sys.stdin.isatty():
                 raise click.Abort from None
-            click.echo(err=True)  # the question's line has no end
+            click.echo("", err=True)  # the question's line has no end
             raise _no_node() from None
     answers = Answers(addresses, user, identity_file, recipe or DEFAULT_RECIPE)
     inventory = write(path, answers, project)

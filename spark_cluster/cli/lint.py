@@ -207,8 +207,8 @@ def _write(app: App, chosen: LintTarget, done: Fixed, place: Path | None) -> Non
         return
     console = app.console if place is not None else Console(stderr=True)
     for finding in done.fixed:
-        told = (mark("ok"), finding.title, finding.id)
-        console.print(styled("{} [green]fixed[/] {}  [dim]{}[/]", *told))
+        words = (mark("ok"), finding.title, finding.id)
+        console.print(styled("{} [green]fixed[/] {}  [dim]{}[/]", *words))
     if not done.fixed:
         console.print("no issue can be fixed by a change of the text")
     _show(console, chosen.title, done.remaining, verbose=app.verbose)
@@ -247,11 +247,11 @@ def _show(console: Console, title: str, found: list[KnownIssueMatch], *, verbose
         return
     for finding in main:
         if finding.severity == "info":
-            told = (mark("info"), finding.title, finding.found, finding.id)
-            console.print(styled("{} {}: {}  [dim]{}[/]", *told))
+            words = (mark("info"), finding.title, finding.found, finding.id)
+            console.print(styled("{} {}: {}  [dim]{}[/]", *words))
     if hygiene:
-        said = "; ".join(f"{f.title} ({f.id})" for f in hygiene)
-        console.print(styled("{} [dim]hygiene: {} (-v shows them in full)[/]", mark("info"), said))
+        short = "; ".join(f"{f.title} ({f.id})" for f in hygiene)
+        console.print(styled("{} [dim]hygiene: {} (-v shows them in full)[/]", mark("info"), short))
 
 
 def _verdict(title: str, found: list[KnownIssueMatch]) -> Text:

@@ -155,8 +155,8 @@ def _subject(app: App, asked: Asked, allow: Allowances) -> Subject:
     tp = asked.tp or max(size, sizes.min)
     subject = planner.of_a_recipe(recipe, of_recipe(recipe, tp))
     inventory = None if app.inventory_is_missing else app.inventory
-    told = firewall.remarks(inventory, recipe, subject.launch.nodes)
-    return replace(subject, remarks=(*told, *_asked_for(recipe)))
+    firewalled = firewall.remarks(inventory, recipe, subject.launch.nodes)
+    return replace(subject, remarks=(*firewalled, *_asked_for(recipe)))
 
 
 def _recipe(app: App, asked: Asked, allow: Allowances) -> Recipe:

@@ -38,19 +38,19 @@ def served_by(
     )
 
     recipe, model, tp = given.get("recipe"), given.get("model"), int(given["tp"] or 1)
-    said, kv_dtype = given.get("quantization"), given.get("kv_dtype")
+    asked, kv_dtype = given.get("quantization"), given.get("kv_dtype")
     if (recipe is None) == (model is None):
         raise UsageError(
             "found both --recipe and --model" if recipe else "give --model or --recipe",
             hint="--recipe NAME is a recipe; --model NAME|DIR a model on the hub or in a folder",
         )
     if recipe is not None:
-        if said or kv_dtype:
+        if asked or kv_dtype:
             raise UsageError("--quantization and --kv-dtype need --model; a recipe sets its own")
         known = load_recipe(recipe, app.project)
         return known, serving_of(known, tp, app.project.folder, hub=hub)
     geometry = shapes.find(str(model), app.project.folder, hub=hub)
-    quantization = must_be_known(said) if said else checkpoint_quantization(geometry)
+    quantization = must_be_known(asked) if asked else checkpoint_quantization(geometry)
     kv_dtype = kv_dtype or checkpoint_kv_dtype(str(model), quantization, geometry)
     return None, Serving(geometry, quantization, kv_dtype, tp)
 

@@ -138,8 +138,8 @@ def _from_stdin(choice: Choice) -> Source:
         try:
             source = read_file(path, choice)
         except SparkClusterError as error:
-            told = [text.replace(str(path), _STDIN) for text in (error.message, error.where)]
-            raise type(error)(told[0], where=told[1], hint=error.hint) from None
+            texts = [text.replace(str(path), _STDIN) for text in (error.message, error.where)]
+            raise type(error)(texts[0], where=texts[1], hint=error.hint) from None
     source.title = "" if source.title == "stdin" else source.title
     source.origin = source.origin.replace("stdin", _STDIN)
     return source

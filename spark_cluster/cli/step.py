@@ -68,8 +68,8 @@ class Stepper:
                 end="",
             )
             try:
-                said = self.read("").strip().lower()
+                typed = self.read("").strip().lower()
             except EOFError:
                 return "stop"
-            if said[:1] in ANSWERS:
-                return ANSWERS[said[:1]]
+            if typed[:1] in ANSWERS:
+                return ANSWERS[typed[:1]]

@@ -35,10 +35,10 @@ FAILED_STATE = 3
 )
 def library_match(seen: Observations) -> Verdict:
     smi = seen.ran("gpu")
-    if "version mismatch" in smi.said:
-        return fail(smi.said)
+    if "version mismatch" in smi.output:
+        return fail(smi.output)
     if smi.status != 0:
-        raise NotSeen(f"nvidia-smi: {smi.said or f'status {smi.status}'}")
+        raise NotSeen(f"nvidia-smi: {smi.output or f'status {smi.status}'}")
     loaded = re.search(r"Module for \S+\s+(\d[\d.]+)", seen.text("nvrm"))
     if loaded is None or seen.facts.gpu is None:
         raise NotSeen("/proc/driver/nvidia/version names no version")
@@ -58,14 +58,14 @@ def gpu_present(seen: Observations) -> Verdict:
     smi = seen.ran("gpu")
     timeouts = xids(seen).count(GSP_TIMEOUT)
     tail = f"; Xid {GSP_TIMEOUT} {timeouts} times since boot" if timeouts else ""
-    if "No devices were found" in smi.said:
+    if "No devices were found" in smi.output:
         return fail("No devices were found" + tail, "driver-torn")
-    if "couldn't communicate" in smi.said:
-        return fail(smi.said + tail, "driver-not-loaded")
+    if "couldn't communicate" in smi.output:
+        return fail(smi.output + tail, "driver-not-loaded")
     if timeouts:
         return fail(tail[2:], "driver-torn")
     if smi.status != 0 or seen.facts.gpu is None:
-        raise NotSeen(f"nvidia-smi: {smi.said or f'status {smi.status}'}")
+        raise NotSeen(f"nvidia-smi: {smi.output or f'status {smi.status}'}")
     return ok(f"{seen.facts.gpu.name}, driver {seen.facts.gpu.driver}")
 
 
@@ -107,7 +107,7 @@ def kho(seen: Observations) -> Verdict:
 def known_bad(seen: Observations) -> Verdict:
     smi = seen.ran("gpu")
     seen.ran("dpkg")
-    shown = f"kernel {seen.kernel}, driver {pins.driver(seen.facts) or smi.said[:80]}"
+    shown = f"kernel {seen.kernel}, driver {pins.driver(seen.facts) or smi.output[:80]}"
     seen.text("cmdline")
     known = _known(seen)
     bad = [catalogue()[found.issue] for found in known.running(seen.facts)]
@@ -166,10 +166,10 @@ def clocks(seen: Observations) -> Verdict:
 )
 def power_off(seen: Observations) -> Verdict:
     done = seen.ran("previous")
-    if NO_EARLIER_BOOT.search(done.said):
+    if NO_EARLIER_BOOT.search(done.output):
         return ok("no earlier boot is on record")
     if done.status != 0:
-        raise NotSeen(f"journalctl -b -1: {done.said[-200:] or f'status {done.status}'}")
+        raise NotSeen(f"journalctl -b -1: {done.output[-200:] or f'status {done.status}'}")
     lines = done.stdout.strip().splitlines()
     if not lines:
         raise NotSeen("journalctl -b -1 printed nothing")
@@ -189,7 +189,7 @@ def power_off(seen: Observations) -> Verdict:
 )
 def firmware_update(seen: Observations) -> Verdict:
     done = seen.ran("history")
-    if done.status != 0 and "No history" in done.said:
+    if done.status != 0 and "No history" in done.output:
         return ok("no update is on record")
     devices = fwupd_devices(done)
     failed = [d for d in devices if d.get("UpdateState") == FAILED_STATE]
@@ -243,7 +243,7 @@ def fwupd_devices(done: Ran) -> list[dict[str, object]]:
         devices = json.loads(done.stdout)["Devices"]
         return [d for d in devices if isinstance(d, dict)]
     except (ValueError, LookupError, TypeError):
-        output = done.said[-200:] or f"status {done.status}"
+        output = done.output[-200:] or f"status {done.status}"
         raise NotSeen(f"fwupdmgr did not answer in JSON: {output}") from None
 
 

@@ -32,8 +32,8 @@ class Ran:
     stderr: str = ""
 
     @property
-    def said(self) -> str:
-        """Its words on either output, in one line."""
+    def output(self) -> str:
+        """Both outputs in one line."""
         return " ".join((self.stdout + " " + self.stderr).split())
 
 
@@ -84,7 +84,7 @@ class Observations:
         """
         done = self.ran(name)
         if done.status != 0:
-            output = done.said[-200:] or "it printed nothing"
+            output = done.output[-200:] or "it printed nothing"
             label = self._prefix + self._sources[name].label
             raise NotSeen(f"{label}: status {done.status}: {output}")
         return done.stdout

@@ -13,13 +13,13 @@ class Ping:
     Attributes:
         link: `spark1 enp1s0f1np1 -> spark2`.
         small, full: whether a small and a full-size one came back; None when it could not be tried.
-        said: what the full-size one said.
+        message: last line that the full-size one printed.
     """
 
     link: str
     small: bool | None
     full: bool | None
-    said: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Transfer:
     Attributes:
         rate: over the link; None when there was none.
         own: what the sending node does to itself over its loopback: the most that can be seen.
-        said: why there is no rate.
+        message: why there is no rate.
     """
 
     link: str
     rate: float | None
     own: float | None = None
-    said: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Rdma:
 
     link: str
     rate: float | None
-    said: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True)

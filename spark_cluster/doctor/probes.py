@@ -26,7 +26,7 @@ def full_size_ping(probed: Probed) -> Verdict:
     pings = _tried(probed, "pings", probed.pings)
     untried = [ping for ping in pings if ping.small is None]
     if untried:
-        raise NotSeen(f"{untried[0].link}: {untried[0].said or 'ping could not be run'}")
+        raise NotSeen(f"{untried[0].link}: {untried[0].message or 'ping could not be run'}")
     dead = [ping.link for ping in pings if not ping.small]
     if dead:
         return fail(f"no answer at all: {', '.join(dead)}", "link-silent")
@@ -47,7 +47,7 @@ def transfer_rate(probed: Probed) -> Verdict:
     transfers = _tried(probed, "transfers", probed.transfers)
     failed = [t for t in transfers if t.rate is None]
     if failed:
-        raise NotSeen(f"{failed[0].link}: {failed[0].said or 'nothing came'}")
+        raise NotSeen(f"{failed[0].link}: {failed[0].message or 'nothing came'}")
     shown = ", ".join(f"{t.link} {t.rate:.1f} Gb/s" for t in transfers)
     slow = [t for t in transfers if t.rate is not None and t.rate < DEGRADED_GBITS]
     for transfer in slow:
@@ -73,7 +73,7 @@ def rdma_rate(probed: Probed) -> Verdict:
     tries = _tried(probed, "rdma", probed.rdma)
     failed = [t for t in tries if t.rate is None]
     if failed:
-        raise NotSeen(f"{failed[0].link}: {failed[0].said or 'ib_write_bw reported no rate'}")
+        raise NotSeen(f"{failed[0].link}: {failed[0].message or 'ib_write_bw reported no rate'}")
     shown = ", ".join(f"{t.link} {t.rate:.1f} Gb/s" for t in tries)
     lowest = min((t.rate for t in tries if t.rate is not None), default=0.0)
     if lowest < DEGRADED_GBITS:

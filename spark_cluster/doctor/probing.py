@@ -80,7 +80,7 @@ def name(hop: Hop) -> str:
 def pings(hops: Sequence[Hop], sessions: Sessions) -> tuple[Ping, ...]:
     """Send small and full-size packets over every hop."""
     found = link_check.pings(hops, sessions)
-    return tuple(Ping(name(one.hop), one.small, one.full, one.said) for one in found)
+    return tuple(Ping(name(one.hop), one.small, one.full, one.message) for one in found)
 
 
 def transfers(hops: Sequence[Hop], sessions: Sessions) -> tuple[Transfer, ...]:

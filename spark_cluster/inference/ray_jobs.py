@@ -86,8 +86,8 @@ class RayJobs:
     def state(self, name: str) -> tuple[str, str]:
         """Return a job's state and Ray's message; two empty texts when Ray does not answer."""
         answer = self._ask(f"{JOBS}{name}")
-        told = decoded(answer.body) if answer.status == 200 else None
-        return text_of(at(told, "status")), text_of(at(told, "message"))
+        job = decoded(answer.body) if answer.status == 200 else None
+        return text_of(at(job, "status")), text_of(at(job, "message"))
 
     def log(self, name: str) -> str | None:
         """Return what a job has printed so far; None when Ray does not answer."""
@@ -131,8 +131,8 @@ class RayJobs:
                 raise Failed(f"the job on Ray: {what}; it last printed: {last}", where=self.where)
             time.sleep(POLL_S)
         if status != "SUCCEEDED":
-            said = last_line(log) or short(message)
-            raise Failed(f"the job on Ray {status.lower()}: {said}", where=self.where)
+            why = last_line(log) or short(message)
+            raise Failed(f"the job on Ray {status.lower()}: {why}", where=self.where)
         return log
 
     def _ask(
@@ -156,5 +156,5 @@ def last_line(log: str) -> str:
 
 
 def _why(answer: Answer) -> str:
-    said: Any = last_line(answer.body) or answer.reason
-    return f"status {answer.status}: {said}" if answer.status else str(said)
+    reason: Any = last_line(answer.body) or answer.reason
+    return f"status {answer.status}: {reason}" if answer.status else str(reason)

@@ -74,7 +74,7 @@ def reasoning(found: dict[str, Any]) -> str:
     return text_of(found.get("reasoning")) or text_of(found.get("reasoning_content"))
 
 
-def said(body: str) -> str:
+def message_of(body: str) -> str:
     """Return the text of a completion, or its reasoning where it came no further.
 
     Raises:

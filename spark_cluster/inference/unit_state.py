@@ -42,9 +42,9 @@ def parse(text: str, name: str = "") -> ContainerState:
     if not text.lstrip().startswith("[Unit]"):
         return parse_state(text)
     known = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    told = declared(text.encode())
+    found = declared(text.encode())
     active = known.get("ActiveState", "")
-    labels, command, env = told.get("labels"), told.get("command"), told.get("env")
+    labels, command, env = found.get("labels"), found.get("command"), found.get("env")
     return ContainerState(
         status=_STATES.get(active, active or "unknown"),
         exit_code=_number(known.get("ExecMainStatus", "")),

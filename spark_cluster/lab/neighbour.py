@@ -39,8 +39,8 @@ class Neighbour:
     def open_ports(self, *addresses: str) -> dict[str, set[int]]:
         """Every TCP port that accepts a connection, by address: all 65535 are tried."""
         scan = [sys.executable, "-I", scanner(), *addresses]
-        told = output(["ip", "netns", "exec", NEIGHBOUR, *scan])
-        return {address: set(ports) for address, ports in json.loads(told).items()}
+        printed = output(["ip", "netns", "exec", NEIGHBOUR, *scan])
+        return {address: set(ports) for address, ports in json.loads(printed).items()}
 
 
 @contextmanager

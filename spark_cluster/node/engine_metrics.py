@@ -85,7 +85,7 @@ def figures(text: str) -> dict[str, float | None] | None:
 
 
 class EngineReader:
-    """Asks a `/metrics` page in a thread of its own, so that nobody waits for the server.
+    """Asks a `/metrics` page in a thread of its own, so that no one waits for the server.
 
     Args:
         url: of the page; empty asks nothing.

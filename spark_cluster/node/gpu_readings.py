@@ -3,7 +3,7 @@ memory of processes.
 
 A call of nvidia-smi takes 17 ms of a core (driver 580.159 on an H100), once a second would be more
 than all else together; one that loops takes under 1 ms a round. In a loop `--query-compute-apps`
-prints nothing while no process holds memory, which a hang would look like: it is asked anew.
+prints nothing while no process holds memory, which a hang would look like: it is asked again.
 """
 
 from __future__ import annotations

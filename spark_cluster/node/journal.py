@@ -125,8 +125,8 @@ class Journal:
         self.folder.parent.chmod(0o700)
         others = [p for p in runs_in_order(self.folder.parent) if p != self.folder]
         number = max(map(_number, others), default=0) + 1
-        told = {"run": self.run, "since": time.time(), **self.owner, "number": number}
-        write_file(self.folder / "run.json", json.dumps(told).encode())
+        about = {"run": self.run, "since": time.time(), **self.owner, "number": number}
+        write_file(self.folder / "run.json", json.dumps(about).encode())
         for old in others[: max(0, len(others) + 1 - KEPT)]:
             if old.name != self.spared:
                 shutil.rmtree(old, ignore_errors=True)

@@ -63,13 +63,13 @@ class Settings:
 def argv(settings: Settings) -> list[str]:
     """Return the command that runs the sampler from this very code."""
     code = str(Path(__file__).resolve().parents[2])
-    told = json.dumps(asdict(settings))
-    return [sys.executable, "-I", "-S", "-B", "-c", CODE, code, told]
+    settings_text = json.dumps(asdict(settings))
+    return [sys.executable, "-I", "-S", "-B", "-c", CODE, code, settings_text]
 
 
-def main(told: str) -> NoReturn:
+def main(settings_text: str) -> NoReturn:
     """Run until the parent has gone, the output is closed, or SIGTERM comes."""
-    settings = Settings(**json.loads(told))
+    settings = Settings(**json.loads(settings_text))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _ended)
     out: Out = File(Path(settings.file)) if settings.file else Pipe(1)
@@ -157,7 +157,7 @@ class Pipe:
     """Standard output; a line for which the reader has no room is dropped.
 
     Raises (when written to):
-        BrokenPipeError: nobody reads it any more.
+        BrokenPipeError: no one reads it any more.
     """
 
     def __init__(self, handle: int) -> None:

@@ -167,8 +167,8 @@ class NftTable(Resource):
         if done.status != 0:
             raise self._refused(done.stderr)
 
-    def _refused(self, said: str) -> ResourceError:
-        lines = [line.strip() for line in said.splitlines() if line.strip()]
+    def _refused(self, printed: str) -> ResourceError:
+        lines = [line.strip() for line in printed.splitlines() if line.strip()]
         why = next((line for line in lines if "Error" in line), lines[-1] if lines else "no reason")
         return ResourceError(
             f"nft refuses the table {self.table}: {why}",

@@ -157,12 +157,12 @@ class Package(Resource):
         unknown = self._unknown(host)
         if not unknown and lists_age_s(host) <= self.lists_max_age_s:
             return
-        said = update(host)
+        printed = update(host)
         unknown = self._unknown(host)
         if not unknown:
             return
         failed = re.search(
-            r"^[WE]: .*(?:Failed to fetch|Could not|Temporary failure).*", said, re.M
+            r"^[WE]: .*(?:Failed to fetch|Could not|Temporary failure).*", printed, re.M
         )
         if failed:
             raise ResourceError(

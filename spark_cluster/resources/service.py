@@ -188,10 +188,10 @@ class Service(Resource):
         if known["ActiveState"] not in ("active", "reloading"):
             raise self._did_not(host, action, f"{known['ActiveState']} ({known['SubState']})")
 
-    def _did_not(self, host: Host, action: str, said: str) -> ResourceError:
+    def _did_not(self, host: Host, action: str, printed: str) -> ResourceError:
         lines = "".join(f"\n    {line}" for line in systemd.end_of_log(host, self._full))
         return ResourceError(
-            f"systemctl {action} {self._full} failed: {said.splitlines()[0] if said else ''}"
+            f"systemctl {action} {self._full} failed: {printed.splitlines()[0] if printed else ''}"
             f"; its log ends:{lines or ' (nothing)'}",
             f"`systemctl status {self._full}` on the node",
         )

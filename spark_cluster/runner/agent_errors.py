@@ -49,7 +49,7 @@ _REFUSALS = (
 )
 
 
-def why_no_agent(node: str, user: str, said: str, status: int | None) -> Failed | None:
+def why_no_agent(node: str, user: str, stderr: str, status: int | None) -> Failed | None:
     """The error of an agent that never spoke.
 
     Args:
@@ -59,8 +59,8 @@ def why_no_agent(node: str, user: str, said: str, status: int | None) -> Failed 
     Returns:
         None while nothing is known yet.
     """
-    low = said.lower()
-    if said.count(PROMPT) > 1:
+    low = stderr.lower()
+    if stderr.count(PROMPT) > 1:
         low += " try again"
     for refusal in _REFUSALS:
         if any(all(word in low for word in words) for words in refusal.signs):
@@ -68,5 +68,5 @@ def why_no_agent(node: str, user: str, said: str, status: int | None) -> Failed 
             return Failed(message, where=node, hint=hint)
     if status is None:
         return None
-    tail = said.strip().splitlines()[-1:] or [f"it ended with status {status}"]
+    tail = stderr.strip().splitlines()[-1:] or [f"it ended with status {status}"]
     return Failed(f"the agent did not start: {tail[0]}", where=node)

@@ -17,7 +17,7 @@ class Channel(Protocol):
     def receive(self, timeout: float) -> bytes:
         """Return what has come; empty at the end. Raises TimeoutError after `timeout` seconds."""
 
-    def said(self) -> str:
+    def stderr(self) -> str:
         """Return what has come on standard error so far."""
 
     def status(self) -> int | None:

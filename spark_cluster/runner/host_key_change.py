@@ -37,19 +37,19 @@ def announce(target: Target, keys: Iterable[str], current: Iterable[str]) -> tup
     name = names_and_files(target)[0].name
     old = {kind_of(blob): blob for blob in map(_blob, current)}
     added: dict[bytes, bytes] = {}
-    said = []
+    fingerprints = []
     for blob in map(_blob, keys):
         kind = kind_of(blob)
         replaced = f" {_REPLACES}{known_hosts.fingerprint(old[kind])}" if kind in old else ""
         added[known_hosts_line(name, kind, blob).encode()] = replaced.encode()
-        said.append(f"{kind} {known_hosts.fingerprint(blob)}")
+        fingerprints.append(f"{kind} {known_hosts.fingerprint(blob)}")
 
     def change(lines: list[bytes]) -> list[bytes]:
         kept = [line for line in lines if not line.startswith(tuple(added))]
         return [*kept, *(line + comment for line, comment in added.items())]
 
     known_hosts_file.update(path, change)
-    return path, said
+    return path, fingerprints
 
 
 def is_under_way(target: Target) -> bool:

@@ -106,8 +106,8 @@ class Pending:
             left = until - time.monotonic()
             if left <= 0 and not self.session.receiving:
                 raise Failed(
-                    f"`{self.op}` got no answer for {self.limit:.0f} s, although the agent there "
-                    "lives: something on the node hangs",
+                    f"`{self.op}` got no answer for {self.limit:.0f} s, although the agent is "
+                    "alive: something on the node hangs",
                     where=self.session.node,
                     hint="look there for processes in uninterruptible sleep (`ps axl`, state D) "
                     "and at `journalctl -k`; a reboot may be all that helps",

@@ -288,9 +288,11 @@ def _broken_role(role: Role, node: Node, error: Exception) -> Failed:
         if trace.tb_frame.f_code.co_filename == str(role.path):
             line = trace.tb_lineno
         trace = trace.tb_next
-    said = "" if isinstance(error, InvalidResource) else f"the role raised {type(error).__name__}: "
+    prefix = (
+        "" if isinstance(error, InvalidResource) else f"the role raised {type(error).__name__}: "
+    )
     return Failed(
-        f"{said}{error}",
+        f"{prefix}{error}",
         where=f"{role.path}:{line}",
         hint=f"this is a bug in the role {role.name}, found for node {node.name}; "
         "none of its resources were sent to any node",

@@ -25,7 +25,7 @@ the last word, of which 15 have passed by then."""
 Tell = Callable[[str], None]
 
 
-def reboot(connections: Connections, name: str, told: Mapping[str, Any], tell: Tell) -> float:
+def reboot(connections: Connections, name: str, wanted: Mapping[str, Any], tell: Tell) -> float:
     """Reboot a connected node, and have it connected and locked again, what is known of it renewed.
 
     Args:
@@ -42,21 +42,21 @@ def reboot(connections: Connections, name: str, told: Mapping[str, Any], tell: T
     session = connections.session(name)
     if session.at_work:
         raise Failed(
-            f"{told['id']}: other work of this run is going on on this node",
+            f"{wanted['id']}: other work of this run is going on on this node",
             where=name,
             hint="in the playbook, run nothing in parallel with what may reboot",
         )
     started = time.monotonic()
     tell("rebooting")
     with contextlib.suppress(Unreachable):  # it may be quicker than its answer
-        session.request("reboot", id=told["id"], run=connections.run)
+        session.request("reboot", id=wanted["id"], run=connections.run)
     connections.drop(name)
-    time.sleep(min(FIRST_TRY_S, told["timeout_s"]))
-    until = started + float(told["timeout_s"])
-    missing = _wait(connections, name, until, tell, booted_before=told["boot_id"])
+    time.sleep(min(FIRST_TRY_S, wanted["timeout_s"]))
+    until = started + float(wanted["timeout_s"])
+    missing = _wait(connections, name, until, tell, booted_before=wanted["boot_id"])
     if missing is not None:
         raise NotBack(
-            f"it did not come back within {told['timeout_s']:g} s after the reboot: {missing}",
+            f"it did not come back within {wanted['timeout_s']:g} s after the reboot: {missing}",
             where=name,
             hint=_advice(name),
         )

@@ -162,8 +162,8 @@ class Session:
             bearer_file=bearer_file,
             certificate=certificate,
         )
-        told = reply.get("certificate", "")
-        return Answer(reply["status"], reply["body"], reply.get("reason", ""), told)
+        fingerprint = reply.get("certificate", "")
+        return Answer(reply["status"], reply["body"], reply.get("reason", ""), fingerprint)
 
     def close(self) -> None:
         """End the conversation; the agent finishes what must be finished and goes."""
@@ -294,7 +294,7 @@ class Session:
 
     def _silence(self, seconds: float) -> SparkClusterError | None:
         if not self._spoken:
-            error = self._explain(self._channel.said(), None)
+            error = self._explain(self._channel.stderr(), None)
             if error is None and seconds > START_WITHIN:
                 error = self._lost(f"no message from the agent after {START_WITHIN:g} s")
             return error
@@ -304,9 +304,9 @@ class Session:
 
     def _ended(self) -> SparkClusterError:
         status = None if self._spoken else self._channel.status()
-        said = self._channel.said()  # after the status: by then all has come
-        error = None if self._spoken else self._explain(said, status)
-        tail = said.strip().splitlines()[-1:] or ["the connection was cut"]
+        output = self._channel.stderr()  # after the status: by then all has come
+        error = None if self._spoken else self._explain(output, status)
+        tail = output.strip().splitlines()[-1:] or ["the connection was cut"]
         return error or self._lost(tail[0])
 
     def _lost(self, why: str) -> Unreachable:

@@ -78,16 +78,16 @@ def lookup(host: str, user: str | None = None, port: int | None = None) -> HostS
     """
     if shutil.which("ssh") is None:
         return _without_ssh(host, user, port)
-    said: dict[str, list[str]] = {}
+    printed: dict[str, list[str]] = {}
     for line in _ask_ssh(host, user, port).splitlines():
         keyword, _, value = line.partition(" ")
-        said.setdefault(keyword.lower(), []).append(value)
-    return _settings(host, said)
+        printed.setdefault(keyword.lower(), []).append(value)
+    return _settings(host, printed)
 
 
-def _settings(alias: str, said: dict[str, list[str]]) -> HostSettings:
+def _settings(alias: str, printed: dict[str, list[str]]) -> HostSettings:
     def one(keyword: str) -> str:
-        value = said.get(keyword, [""])[0]
+        value = printed.get(keyword, [""])[0]
         return "" if value.lower() == "none" else value
 
     host, user, port = one("hostname") or alias, one("user"), int(one("port") or 22)
@@ -101,7 +101,7 @@ def _settings(alias: str, said: dict[str, list[str]]) -> HostSettings:
         host=host,
         user=user,
         port=port,
-        identity_files=tuple(_identities(said.get("identityfile", []), tokens)),
+        identity_files=tuple(_identities(printed.get("identityfile", []), tokens)),
         proxy_jump=one("proxyjump"),
         proxy_command=_expand(one("proxycommand"), tokens),
         host_key_alias=key_alias,
@@ -159,8 +159,8 @@ def _ask_ssh(host: str, user: str | None, port: int | None) -> str:
         )
     if status == 0:
         return os.fsdecode(out)
-    said = [line.strip() for line in err.decode(errors="replace").splitlines()]
-    raise _invalid(host, [line for line in said if line])
+    printed = [line.strip() for line in err.decode(errors="replace").splitlines()]
+    raise _invalid(host, [line for line in printed if line])
 
 
 def _run(argv: list[str]) -> tuple[int | None, bytes, bytes]:
@@ -180,9 +180,9 @@ def _run(argv: list[str]) -> tuple[int | None, bytes, bytes]:
     return process.returncode, out, err
 
 
-def _invalid(host: str, said: list[str]) -> InvalidFile:
+def _invalid(host: str, printed: list[str]) -> InvalidFile:
     """ssh's own words: `FILE line 3: invalid quotes`, and a last line that only counts them."""
-    lines = [line for line in said if ": terminating, " not in line] or said or ["no output"]
+    lines = [line for line in printed if ": terminating, " not in line] or printed or ["no output"]
     found = re.match(r"(?P<file>\S.*?):? line (?P<line>\d+): (?P<what>.*)", lines[-1])
     where = f"{found['file']}:{found['line']}" if found else "ssh_config"
     return InvalidFile(

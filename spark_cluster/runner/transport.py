@@ -60,7 +60,7 @@ class SshChannel:
         self._channel.settimeout(timeout)
         return bytes(self._channel.recv(65536))
 
-    def said(self) -> str:
+    def stderr(self) -> str:
         while self._channel.recv_stderr_ready():
             self._said += self._channel.recv_stderr(65536)
         return self._said.decode(errors="replace")

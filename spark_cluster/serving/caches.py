@@ -25,9 +25,9 @@ def root_of_all(nodes: Iterable[InventoryNode]) -> str:
     """
     roots = {node.name: root_on(node) for node in nodes}
     if len(set(roots.values())) > 1:
-        told = ", ".join(f"{root} on {name}" for name, root in roots.items())
+        listed = ", ".join(f"{root} on {name}" for name, root in roots.items())
         raise Refused(
-            f"the caches of nodes that serve together have different roots: {told}",
+            f"the caches of nodes that serve together have different roots: {listed}",
             hint="give `caches: {root: ...}` once, under `settings` of the inventory; a second "
             "disk can be mounted at the same path on each node",
         )

@@ -105,7 +105,7 @@ def healthy(
         log = logs.read(session, SERVER, lines=20)
         if time.monotonic() > deadline:
             raise VerificationFailed(
-                f"the server is not healthy after {timeout:g} s; it last said: "
+                f"the server is not healthy after {timeout:g} s; its log ends with: "
                 f"{logs.last_line(log)}",
                 where=play.head.name,
                 hint="it is slow, not hung, while the log moves: spark-cluster logs --follow",
@@ -173,7 +173,7 @@ def ask_once(session: Session, endpoint: Endpoint, probe: Probe, *, timeout: flo
     if answer.status != 200:
         return Reply(answer.status, why=answer.reason or replies.error(answer.body))
     try:
-        return Reply(200, replies.said(answer.body))
+        return Reply(200, replies.message_of(answer.body))
     except replies.NotACompletion as error:
         return Reply(200, why=str(error))
 

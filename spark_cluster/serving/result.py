@@ -73,8 +73,10 @@ def served(
         answer: to the recipe's own question; of another kind than chat, what its rung found.
         before, peak: VRAM before the run, and the largest while loading.
     """
-    now, (told, found) = play.together(lambda: sample(play.sessions), lambda: _versions(play, plan))
-    return Served(plan, answer, before, largest(peak, now), now, found, told.certificate)
+    now, (answered, found) = play.together(
+        lambda: sample(play.sessions), lambda: _versions(play, plan)
+    )
+    return Served(plan, answer, before, largest(peak, now), now, found, answered.certificate)
 
 
 def _versions(play: Play, plan: ServePlan) -> tuple[Answer, dict[str, str]]:

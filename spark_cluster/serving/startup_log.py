@@ -45,8 +45,8 @@ def must_fit(play: Play, nodes: Sequence[Node], wanted: Readiness) -> None:
     """
     if not (wanted.log_expect or wanted.log_forbid):
         return
-    told = [read(play.session(node), name) for node in nodes for name in (SERVER, RAY)]
-    missed = unmet("\n".join(told), wanted.log_expect, wanted.log_forbid)
+    texts = [read(play.session(node), name) for node in nodes for name in (SERVER, RAY)]
+    missed = unmet("\n".join(texts), wanted.log_expect, wanted.log_forbid)
     if not missed:
         return
     first, *others = missed

@@ -61,9 +61,11 @@ def sample(sessions: Mapping[str, Session]) -> list[NodeVram]:
         if processes is None:
             done = answer["commands"]["apps"]
             hangs = answer.get("late", {}).get("apps")
-            said = "no such command" if done is None else (done["stdout"] + done["stderr"]).strip()
+            printed = (
+                "no such command" if done is None else (done["stdout"] + done["stderr"]).strip()
+            )
             raise Failed(
-                f"nvidia-smi does not answer: {hangs or said or 'it printed nothing'}",
+                f"nvidia-smi does not answer: {hangs or printed or 'it printed nothing'}",
                 where=name,
                 hint="the driver hangs: `journalctl -k` there, and a reboot"
                 if hangs

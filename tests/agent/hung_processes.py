@@ -51,7 +51,7 @@ class FrozenDisk:
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
     def holds(self) -> bool:
-        """Whether one of them is in uninterruptible sleep."""
+        """Return whether one of them is in uninterruptible sleep."""
         return any(state(pid) == "D" for pid in self.pids())
 
 
@@ -105,7 +105,7 @@ def _checked(*argv: str) -> None:
 
 
 def lives(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Return whether a process is there and no zombie."""
     return state(pid) not in ("", "Z", "X")
 
 

@@ -124,7 +124,7 @@ def in_child(action, hook):
 
 
 def killed_before_change(number, action):
-    """Whether a child that does `action` was killed just before its change of that number."""
+    """Return whether a child that does `action` was killed before that change."""
     seen = 0
 
     def hook(event, arguments):

@@ -1,4 +1,4 @@
-"""Which answers are right, and pictures that are what their questions say."""
+"""Judging answers, and pictures that are what their questions say."""
 
 from __future__ import annotations
 

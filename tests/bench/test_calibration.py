@@ -1,4 +1,4 @@
-"""What a run would change in the constants of the speed formulas."""
+"""Changes that a run would make in the constants of the speed formulas."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def pair() -> list[Any]:
 
 
 def told(**changed: Any) -> dict[str, Any]:
-    """What the program prints."""
+    """The output of the program."""
     rates = {"bytes": 1, "copy": [2e11, 2.2e11, 2.1e11], "triad": [2.3e11]}
     one = {"device": "NVIDIA GB10", "memory": rates, "log": list(RDMA)}
     rows = [{"bytes": 10752, "seconds": [4e-5, 5e-5, 6e-5]}, {"bytes": 8, "seconds": [3e-5]}]
@@ -296,7 +296,7 @@ def test_when_it_is_refused(monkeypatch):
         must_be_possible(Busy(), joined)  # type: ignore[arg-type]
     for one in plan.nodes:  # a replica's load generator is on its own node
         monkeypatch.setattr(on_node, "is_busy", lambda session, busy=one: session is busy)
-        with pytest.raises(Refused, match="being measured") as caught:
+        with pytest.raises(Refused, match="a benchmark is running") as caught:
             must_be_possible(Busy(), plan)  # type: ignore[arg-type]
         assert caught.value.where == one.name
 

@@ -1,4 +1,4 @@
-"""What comes back from the node: foreign input."""
+"""Files that come back from the node: foreign input."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_many_files_come_in_parts_and_huge_ones_stay(tmp_path):
 
 @pytest.mark.parametrize("answer", ["not base64!", b"no archive", b""])
 def test_nonsense_is_said_and_nothing_is_written(tmp_path, answer):
-    with pytest.raises(Failed, match="what came is no"):
+    with pytest.raises(Failed, match="the answer is not"):
         fetch(FakeSession("2 raw/a\n", answer), tmp_path)
     assert list(tmp_path.rglob("*")) == []
 
@@ -119,4 +119,4 @@ def test_an_archive_that_is_damaged(tmp_path):
         except Failed as error:
             said.append(error.message)
     assert said
-    assert all("what came is no archive" in text for text in said)
+    assert all("the answer is not a tar archive" in text for text in said)

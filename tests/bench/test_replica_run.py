@@ -78,7 +78,7 @@ def test_one_that_still_measures_is_seen_and_stopped(play, run):
     stop(play, run, step)
     stopped = {n for n, s in play.all.items() if any("touch" in argv for argv in s.asked)}
     assert stopped == {"spark2"}
-    with pytest.raises(Failed, match="another run is being measured") as caught:
+    with pytest.raises(Failed, match="another benchmark is running") as caught:
         wait_for_another_run(play, run, step)
     assert caught.value.where == "spark2"
 

@@ -1,4 +1,4 @@
-"""Which load and which nodes each replica gets, and where they meet."""
+"""The load and the nodes that each replica gets, and where they meet."""
 
 from __future__ import annotations
 

@@ -200,5 +200,5 @@ def test_the_id_of_a_run_is_a_plain_name(tmp_path, id):
     """It names folders of the nodes, some of them root's; the record may be somebody else's."""
     run = made(tmp_path)
     record = run.record.model_copy(update={"id": id})
-    with pytest.raises(InvalidFile, match="no name of a run"):
+    with pytest.raises(InvalidFile, match="is not the id of a run"):
         BenchRun(record, run.suite, run.expansion, tmp_path)

@@ -67,7 +67,7 @@ def sweep(folder: Path) -> BenchRun:
 
 
 class Cluster:
-    """What happens to each server, in place of the nodes."""
+    """A stand-in for the nodes that keeps what happens to each server."""
 
     def __init__(self, run: BenchRun) -> None:
         self.errors: dict[int, SparkClusterError] = {}

@@ -146,7 +146,7 @@ def test_json_lines_are_there_at_once(tmp_path):
     out.write(rows(line(0))[0])
     assert json.loads((tmp_path / "t.jsonl").read_text())["node"] == "spark1"
     out.close()
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists"):
         writer(tmp_path / "t.jsonl")
 
 

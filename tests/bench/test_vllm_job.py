@@ -1,4 +1,4 @@
-"""What the head gets for `vllm bench serve`: its container, its arguments, and no secret."""
+"""The job of `vllm bench serve` on the head: its container, its arguments, and no secret."""
 
 from __future__ import annotations
 

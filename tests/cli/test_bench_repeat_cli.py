@@ -46,7 +46,7 @@ def theirs(tmp_path):
 
 @pytest.fixture
 def went_on(monkeypatch):
-    """What would have been run."""
+    """The runs that would have been started."""
     found = []
     monkeypatch.setattr(bench_repeat, "go_on", lambda _app, made, *_a, **_o: found.append(made))
     monkeypatch.setattr("spark_cluster.cli.app.App.connect_early", lambda _app: None)

@@ -1,4 +1,4 @@
-"""How the program ends when its machine does not play along: no reader, a full disk, Ctrl-C."""
+"""The program's end when its machine does not cooperate: no reader, a full disk, Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is imported when: nothing heavy for --help, and little before the first packet."""
+"""Imports and their moment: nothing heavy for --help, and little before the first packet."""
 
 from __future__ import annotations
 

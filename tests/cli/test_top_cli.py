@@ -60,7 +60,7 @@ def test_a_record(run, nodes, name):
     assert clocks[-1] == 2411.0
     status, _, err = run("top", "--count", "1", "--record", name)
     assert status == 2
-    assert f"{name} is there already" in err
+    assert f"{name} exists" in err
 
 
 def test_a_node_that_is_away_is_told_and_the_others_go_on(run, nodes):

@@ -34,7 +34,7 @@ class Ran:
     seconds: float
 
     @property
-    def said(self) -> str:
+    def printed(self) -> str:
         """All of it, in one line a line however the terminal would have folded it."""
         return self.out + self.err
 
@@ -150,9 +150,9 @@ def ended(started: Started, status: int | None, timeout: float) -> Ran:
             f"{started.words} is not done after {timeout} s:\n{out}{err}"
         ) from None
     ran = Ran(started.words, started.process.returncode, out, err, time.monotonic() - started.began)
-    assert "Traceback" not in ran.said, ran.said
+    assert "Traceback" not in ran.printed, ran.printed
     fits = ran.status != 0 if status is None else ran.status == status
-    assert fits, f"status {ran.status}, not {status}:\n{ran.said}"
+    assert fits, f"status {ran.status}, not {status}:\n{ran.printed}"
     return ran
 
 

@@ -1,4 +1,4 @@
-"""What a machine next to the nodes reaches of them: every port of every address."""
+"""Ports of the nodes that a machine next to them reaches: every port of every address."""
 
 from __future__ import annotations
 

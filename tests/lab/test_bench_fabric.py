@@ -81,14 +81,14 @@ def test_a_ray_of_a_killed_run_is_ended_by_its_nodes(user, lab):
 
 def test_figures_of_cpus_calibrate_nothing(user):
     ran = user("predict", "--calibrate", "fabric", status=2)
-    assert "measured with gloo on CPUs" in ran.said
+    assert "measured with gloo on CPUs" in ran.printed
 
 
 def test_a_run_is_repeated_from_its_record(user):
     run_bench(user, "run", "one-cell", "--out", "first", "--keep")
     (user.home / "suites/one-cell.yaml").unlink()  # the record has all that it takes
     ran = user("bench", "fabric", status=4)
-    assert "lab-paris is up" in ran.said
+    assert "lab-paris is up" in ran.printed
     said = run_bench(user, "repeat", "first", "--out", "second")
     assert "bench compare second/repeated.json second" in said
     first, second = record(user.home / "first"), record(user.home / "second")

@@ -68,13 +68,13 @@ def test_a_full_disk_ends_the_run_and_it_continues_with_room(user, spark1):
         until(lambda: started(spark1), what="the first result")
         spark1.run(["fallocate", "-l", "30M", f"{FOLDER}/other-data"])
         ran = run.end(status=1)
-        assert "less than 64 MiB are free" in ran.said
+        assert "less than 64 MiB are free" in ran.printed
         assert record(user.home / "full")["status"] == "failed"
         before = started(spark1)
         assert 0 < len(before) < 6
 
         again = user("bench", "attach", "full", "--keep", status=1)
-        assert "less than 64 MiB are free" in again.said
+        assert "less than 64 MiB are free" in again.printed
         assert started(spark1) == before
 
         spark1.run(["rm", f"{FOLDER}/other-data"])
@@ -93,7 +93,7 @@ def test_the_head_is_rebooted_in_the_middle_of_a_run(user, spark1):
     before = started(spark1)
     spark1.poweroff(orderly=False)  # away for longer than a run waits for it
     ran = run.end(status=3)
-    assert "spark1" in ran.said
+    assert "spark1" in ran.printed
     assert record(user.home / "reboot")["status"] == "failed"
     spark1.boot()
     before |= started(spark1)  # one more may have come between the look and the reboot
@@ -135,7 +135,7 @@ def test_a_sweep_goes_on_after_a_variant_that_cannot_start(user):
     assert bad["status"] == "failed"
     assert bad["reason"].startswith("the server did not start: ")
     assert "Load format `nonsense` is not supported" in bad["reason"]
-    assert bad["reason"] in ran.said
+    assert bad["reason"] in ran.printed
     for value in ("auto", "safetensors"):
         cell = cells[f"load-format={value}"]
         assert cell["status"] == "ok" or cell["reason"].endswith("runs were dropped")

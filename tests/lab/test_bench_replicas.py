@@ -100,7 +100,7 @@ def test_the_record_has_both_replicas(user):
         assert total == pytest.approx([sum(run) for run in zip(*parts, strict=True)])
         assert not any("RoCE" in text for text in cell["attention"]), "each is on one node"
     assert (user.home / "one/telemetry.parquet").stat().st_size > 1000
-    assert "2 replicas on spark1, spark2" in user("bench", "show", "one").said
+    assert "2 replicas on spark1, spark2" in user("bench", "show", "one").printed
 
 
 @pytest.mark.soak
@@ -110,8 +110,8 @@ def test_a_server_that_ends_is_no_half_a_result(user, spark1, spark2):
     until(lambda: len(files(spark2, "raw/*.log")) > CELLS, what="a load of this run")
     spark2.run(["docker", "kill", "spark-vllm"])
     ran = run.end(status=None)
-    assert "spark2" in ran.said
-    assert "the head is not in this run" not in ran.said
+    assert "spark2" in ran.printed
+    assert "the head is not in this run" not in ran.printed
     kept = {cell["id"]: cell["started"] for cell in record(user.home / "two")["cells"]}
     assert len(kept) < CELLS
     assert user.json("bench", "status", "two")["measuring"] == ""

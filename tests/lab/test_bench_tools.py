@@ -63,7 +63,7 @@ def test_requests_at_a_rate(user, spark1):
     done = user("bench", "run", "open", "--out", "open", "--keep")
     told = record(user.home / "open")
     (cell,) = told["cells"]
-    assert cell["status"] == "ok", cell["reason"] + done.said
+    assert cell["status"] == "ok", cell["reason"] + done.printed
     metrics = cell["metrics"]
     assert len(metrics["goodput"]["values"]) == 2
     assert metrics["goodput"]["mean"] > 0
@@ -74,7 +74,7 @@ def test_requests_at_a_rate(user, spark1):
     assert {Path(name).suffixes[-2] for name in cell["raw"] if name.endswith(".json")} == {
         ".1", ".2",
     }  # fmt: skip
-    assert "p99" in user("bench", "show", "open").said
+    assert "p99" in user("bench", "show", "open").printed
     assert CONTAINER not in containers(spark1)
 
 
@@ -123,7 +123,7 @@ def test_wrong_tool_calls_are_measured(user):
     assert asked == {"one": (0, 1), "one-streamed": (0, 1)}
     assert all(one["wrong"].startswith("no tool was called") for one in cell["questions"])
     assert [name for name in cell["raw"] if name.endswith(".json")]
-    assert "one-streamed" in user("bench", "show", "tools").said
+    assert "one-streamed" in user("bench", "show", "tools").printed
 
 
 @pytest.mark.soak

@@ -99,8 +99,8 @@ def test_a_node_that_does_not_come_back_and_one_that_goes_on(shell, spark1, spar
     until(lambda: spark1.state != "running" or not _answers(spark1), what="it goes down")
     spark1.poweroff(orderly=False)
     ran = started.end(status=3)
-    assert "did not come back within 15 s" in ran.said
-    assert "from AC for 60 s" in ran.said
+    assert "did not come back within 15 s" in ran.printed
+    assert "from AC for 60 s" in ran.printed
     assert text(spark2, "/etc/engine-later") == "3"
     spark1.boot()
     document = shell.json("playbook", shell.playbook(REBOOT.format(timeout=600)))
@@ -156,7 +156,7 @@ def test_a_run_that_was_killed_is_picked_up_by_the_next_one(shell, spark1, slow_
     started.process.kill()
     started.process.communicate()
     ran = shell(*slow_apt)
-    assert "apt-get is still running there since" in ran.said
+    assert "apt-get is still running there since" in ran.printed
     assert "install ok installed" in text_of_package(spark1)
     assert spark1.run(["ls", "/var/lib/spark-cluster/units"]).stdout == ""
     assert shell.json(*slow_apt)["changed"] == 0
@@ -167,7 +167,7 @@ def test_ctrl_c_leaves_apt_at_work(shell, spark1, slow_apt):
     _at_work(started, spark1)
     started.interrupt()
     ran = started.end(status=130)
-    assert "a package manager or an image pull finishes there by itself" in ran.said
+    assert "a package manager or an image pull finishes there by itself" in ran.printed
     assert _unit(spark1)
     shell(*slow_apt)
     assert "install ok installed" in text_of_package(spark1)
@@ -222,7 +222,7 @@ def test_a_full_disk(shell, spark1):
     spark1.run(["sh", "-c", "echo old > /mnt/engine/f"])
     resources = 'File("/mnt/engine/f", content="x" * 200000)'
     ran = shell(*one(shell, resources), "--limit", "spark1", status=1)
-    assert "no space left on the disk of /mnt/engine" in ran.said
+    assert "no space left on the disk of /mnt/engine" in ran.printed
     assert spark1.run(["ls", "-A", "/mnt/engine"]).stdout == "f\n"
     assert text(spark1, "/mnt/engine/f") == "old\n"
 
@@ -233,7 +233,7 @@ def test_apt_on_a_full_disk(shell, spark1):
     options = ["-o", "size=16k", "tmpfs", "/var/cache/apt/archives"]
     spark1.run(["mount", "-t", "tmpfs", *options])
     ran = shell(*one(shell, 'Package("tree")'), "--limit", "spark1", status=1)
-    assert "the disk is full" in ran.said or "no space left" in ran.said.lower()
+    assert "the disk is full" in ran.printed or "no space left" in ran.printed.lower()
 
 
 def test_a_held_dpkg_lock_is_waited_for(shell, spark1):
@@ -302,10 +302,10 @@ def test_what_was_changed_since_is_refused(shell, spark1):
     spark1.run(["sh", "-c", "echo mine >> /etc/engine-f"])
     left = spark1.run(TREE).stdout
     ran = shell("revert", run, "--limit", "spark1", status=1)
-    assert "/etc/engine-f was changed since, by something other than spark-cluster" in ran.said
+    assert "/etc/engine-f was changed since, by something other than spark-cluster" in ran.printed
     assert spark1.run(TREE).stdout == left
 
 
 def test_step_wants_a_terminal(shell):
     ran = shell(*one(shell, 'File("/etc/engine-x", content="")'), "--step", status=2)
-    assert "there is no terminal to ask on" in ran.said
+    assert "there is no terminal to ask on" in ran.printed

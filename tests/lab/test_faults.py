@@ -93,7 +93,7 @@ def runs(node: LabNode, pattern: str) -> bool:
 
 
 def asked(user: CommandLine) -> dict[str, Any]:
-    """What `status` says, whatever it is."""
+    """Return what `status` prints, whatever it is."""
     out, _ = user.start("status", "--json").process.communicate(timeout=WAIT_S)
     found: dict[str, Any] = json.loads(out)
     return found
@@ -113,7 +113,7 @@ def refused_with(user: CommandLine, status: int, *said: str, words: tuple[str, .
     command = words or ("playbook", user.playbook(MARK))
     ran = user(*command, status=status)
     for text in said:
-        assert text in ran.err + ran.out, ran.said
+        assert text in ran.err + ran.out, ran.printed
     document = user.json(*command, status=status)
     assert document["ok"] is False
     told = " ".join(document["error"].values())
@@ -190,12 +190,12 @@ def test_changed_host_key(user, lab, spark2):
     spark2.reset(new_host_keys=True)
     try:
         ran = user("--limit", "spark2", "playbook", user.playbook(MARK), status=3)
-        assert "THE HOST KEY HAS CHANGED" in ran.said
-        assert "spark-cluster trust --replace --limit spark2" in ran.said
+        assert "THE HOST KEY HAS CHANGED" in ran.printed
+        assert "spark-cluster trust --replace --limit spark2" in ran.printed
         assert not is_there(spark2, "/srv/mark")
         before = known.read_text()
         refused = user("trust", "--yes", "--limit", "spark2", status=1)
-        assert "--replace" in refused.said
+        assert "--replace" in refused.printed
         assert known.read_text() == before
         user("trust", "--replace", "--yes", "--limit", "spark2")
         assert len(known.read_text().splitlines()) == 2
@@ -243,7 +243,7 @@ def own_file(path: Path, text: str) -> None:
 
 
 def incorrect_attempts(node: LabNode) -> list[str]:
-    """How many wrong passwords each refused sudo of this boot got."""
+    """Return how many wrong passwords each refused sudo of this boot got."""
     told = node.run(["journalctl", "-b", "--no-pager", "-o", "cat", "-t", "sudo"]).stdout
     return re.findall(r"(\d+) incorrect password attempt", told)
 
@@ -265,7 +265,7 @@ def test_sudo_password(user, spark1):
         assert not is_there(spark1, "/srv/mark")
         ran = right("playbook", right.playbook(MARK), "--diff", "--json")
         assert ran.document["changed"] == 1
-        assert OWN_PASSWORD not in ran.said + user.record.read_text()
+        assert OWN_PASSWORD not in ran.printed + user.record.read_text()
     # A password that nobody asks for does no harm.
     assert right.json("playbook", right.playbook(MARK))["changed"] == 0
 
@@ -328,9 +328,9 @@ def main(play):
     try:
         ran = started.end(status=3)
         assert time.monotonic() - pulled < HANG_S, "found, and looked for in vain"
-        assert "spark2" in ran.said
-        assert "the connection was lost" in ran.said
-        assert "run the same command again" in ran.said
+        assert "spark2" in ran.printed
+        assert "the connection was lost" in ran.printed
+        assert "run the same command again" in ran.printed
         assert is_there(spark1, "/srv/last"), "the other node's work is done"
         # Nobody is told on the node: it notices by itself that the laptop is silent.
         until(lambda: not agents(spark2), what="the lock is free")
@@ -358,7 +358,7 @@ def main(play):
     time.sleep(4)
     spark2.plug()
     ran = started.end(status=0)
-    assert "FAILED" not in ran.said
+    assert "FAILED" not in ran.printed
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -572,7 +572,7 @@ def own_recipe(user: CommandLine, old: str, new: str) -> None:
 
 def test_server_that_cannot_start(user):
     own_recipe(user, "  enforce-eager: true\n", "  enforce-eager: true\n  no-such-flag: 1\n")
-    said = user("up", "--tp", "1", status=1).said  # once: the server takes half a minute to fail
+    said = user("up", "--tp", "1", status=1).printed  # once: the server takes half a minute to fail
     assert "while loading: vllm: error: unrecognized arguments: --no-such-flag 1" in said
     assert "spark1 spark-vllm" in said
     assert "spark-cluster logs" in said
@@ -607,8 +607,8 @@ def test_worker_that_cannot_reach_the_head(user, spark1, spark2):
     spark2.run(["ip", "route", "add", "blackhole", "192.168.177.11/32"])
     try:
         ran = user("up", "--tp", "2", status=5)
-        assert "Ray shows 1 of 2 nodes after 15 s; missing: spark2" in ran.said
-        assert "ping the head's fabric address from the worker" in ran.said
+        assert "Ray shows 1 of 2 nodes after 15 s; missing: spark2" in ran.printed
+        assert "ping the head's fabric address from the worker" in ran.printed
         status = user.json("status", status=5)
         assert status["state"] == "failed"
         assert "spark-vllm" not in spark1.run(["docker", "ps", "--format", "{{.Names}}"]).stdout

@@ -209,7 +209,7 @@ def runs_here(call: ast.Call) -> bool:
 
 
 def takes_text(call: ast.Call) -> bool:
-    """Whether a text is a program there, and not the name of a role or a playbook."""
+    """Return whether a text is a program there, and not the name of a role or a playbook."""
     return ast.unparse(call.func).startswith("subprocess.") or ast.unparse(call.func).endswith(
         "which"
     )

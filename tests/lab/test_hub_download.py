@@ -141,7 +141,7 @@ def test_at_its_limit_a_download_ends_with_its_container(
 ) -> None:
     spark1.run(["sh", "-c", "rm -rf /run/lab-hub/go /run/lab-hub/seen /srv/models/hub"])
     ran = user("playbook", play(user, limit=12), status=1)
-    assert "not done after 12 s" in ran.said
+    assert "not done after 12 s" in ran.printed
     assert at_work(spark1)
     until(lambda: downloads(spark1) == [], 60, "its container is gone")
     assert spark1.run(["sh", "-c", "ls -A /run/spark-cluster-downloads"]).stdout == ""

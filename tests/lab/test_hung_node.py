@@ -68,7 +68,7 @@ def test_the_limit_of_a_unit_ends_all_of_it(shell, spark1):
     script = "trap '' TERM; (setsid sleep 993 &) ; while :; do sleep 993; done"
     resource = f'Command("long", ("sh", "-c", {script!r}), creates="/none", long=True, timeout_s=5)'
     ran = shell(*words(shell, resource), status=1)
-    assert "sh: not done after 5 s" in ran.said
+    assert "sh: not done after 5 s" in ran.printed
     assert not stubborn(spark1)
     assert spark1.run(["ls", "/var/lib/spark-cluster/units"]).stdout == ""
 

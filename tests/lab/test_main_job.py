@@ -234,7 +234,7 @@ def test_the_plan_said_what_the_engine_prints(user):
 
 
 def test_logs(user):
-    assert "Application startup complete" in user("logs").said
+    assert "Application startup complete" in user("logs").printed
 
 
 # --- who can reach what -------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_rays_token_is_nowhere_to_be_read(user, spark1, spark2):
             assert path.startswith("/var/lib/spark-cluster/secrets/spark-")
             assert node.run(["stat", "-c", "%a %U", path]).stdout == "600 root\n"
     assert token not in "".join(p.read_text() for p in (user.home / "state").rglob("*.jsonl"))
-    assert token not in user("logs", "--tail", "4000").said
+    assert token not in user("logs", "--tail", "4000").printed
 
 
 def test_a_firewall_that_someone_flushed_is_reported_and_restored(user, spark1, spark2):
@@ -375,7 +375,7 @@ def test_switch_to_one_node_with_a_key(user, keyed, story, spark1, spark2):
     assert "Paris" in ran.document["answer"]
     assert ran.document["endpoint"] == f"{URL}/v1"
     assert ran.document["access"] == {"api_key": True, "tls": None}
-    assert KEY not in ran.said
+    assert KEY not in ran.printed
     assert set(containers(spark1)) == {"spark-vllm"}
     assert containers(spark2) == {}
     assert KEY not in "".join(p.read_text() for p in (user.home / "state").rglob("*.jsonl"))
@@ -513,7 +513,7 @@ def test_the_key_is_nowhere_to_be_read(keyed, spark1):
     assert "/srv/models/paris" in told
     assert KEY not in told
     assert "VLLM_API_KEY" not in told
-    assert KEY not in keyed("logs").said
+    assert KEY not in keyed("logs").printed
     owner = spark1.run(["ps", "-o", "user=", "-C", "haproxy"]).stdout.split()
     assert owner
     assert "root" not in owner

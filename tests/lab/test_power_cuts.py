@@ -102,7 +102,7 @@ def cut(node: LabNode, started: Started | None = None) -> None:
 
 
 def files(node: LabNode) -> dict[str, bytes | None]:
-    """What is in the folder of the tests, links as their target."""
+    """Return the content of the tests' folder, links as their target."""
     folder = node.root / "etc/cut"
     found: dict[str, bytes | None] = {}
     for path in sorted(folder.rglob("*")):
@@ -198,7 +198,7 @@ def must_be_whole(node: LabNode, old: dict[str, bytes | None]) -> None:
 
 
 def is_inside(name: str) -> bool:
-    """Whether it is in a folder that was on its way out."""
+    """Return whether it is in a folder that was on its way out."""
     return any(is_temporary(part) for part in name.split("/"))
 
 

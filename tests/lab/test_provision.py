@@ -86,7 +86,7 @@ class CommandLine:
         return document
 
     def changed(self, *words: str) -> int:
-        """How much a run changed; and the next one has nothing left to do."""
+        """Return how much a run changed; and the next one has nothing left to do."""
         count = int(self.provision(*words)["changed"])
         assert self.provision(*words)["changed"] == 0
         return count

@@ -36,7 +36,7 @@ def parsed(file: str) -> list[ast.stmt]:
 
 
 def named(test_id: str) -> bool:
-    """Whether a test of this id is written down."""
+    """Return whether a test of this id is written down."""
     file, *names = test_id.split("::")
     if not (CHECKOUT / file).is_file():
         return False

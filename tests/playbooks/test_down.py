@@ -19,7 +19,7 @@ HELD = [NodeVram("spark1", (Process(7, "VLLM::Worker", 900),), 1000, 100), FREE[
 
 
 class Play:
-    """What `down` asks of a play; keeps what was applied."""
+    """A play as far as `down` asks it; keeps what was applied."""
 
     check = False
 
@@ -45,7 +45,7 @@ class Play:
 
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[list[NodeVram]]:
-    """What the GPUs say, one look after another; the last one stays."""
+    """Readings of the GPUs, one after another; the last one stays."""
     told: list[list[NodeVram]] = []
     monkeypatch.setattr(vram, "sample", lambda _sessions: told.pop(0) if told[1:] else told[0])
     monkeypatch.setattr(vram.time, "sleep", lambda _seconds: None)

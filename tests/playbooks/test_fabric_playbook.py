@@ -26,7 +26,7 @@ DOWN = "down"
 
 
 class Play:
-    """What the playbook asks of a play; keeps what was done."""
+    """A play as far as the playbook asks it; keeps what was done."""
 
     def __init__(self, ray: ContainerState, *, check: bool = False) -> None:
         link = Link("eth0", IPv4Interface("192.168.177.11/24"))

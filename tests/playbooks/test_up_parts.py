@@ -28,7 +28,7 @@ UP = SHIPPED.load_playbook("up").function.__globals__
 
 
 class Play:
-    """What the parts of `up` ask of a play."""
+    """A play as far as the parts of `up` ask it."""
 
     def __init__(self, *nodes):
         self.nodes, self.check = list(nodes), False

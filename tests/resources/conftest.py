@@ -35,7 +35,7 @@ COMMANDS = {
 
 @dataclass
 class Result:
-    """What came of one resource."""
+    """The result of one resource."""
 
     event: dict[str, Any]
 

@@ -62,7 +62,7 @@ class FakeProcesses(Processes):
         return Completed(tuple(argv), status, out, err)
 
     def _is_fake(self, command: str, options: dict[str, Any]) -> bool:
-        """Whether a process would be this fake, unchanged, and nothing but its words matters."""
+        """Return whether a process would be this fake, of which only its words matter."""
         if command not in self.fakes or options.get("cwd") or options.get("user"):
             return False
         found = shutil.which(command, path=options["env"]["PATH"])

@@ -112,7 +112,7 @@ def _accepted(head: str) -> str:
 
 
 def resources(node: Any, **settings: Any) -> list[Resource]:
-    """What the role endpoint yields."""
+    """The resources that the role endpoint yields."""
     loaded = Project().load_role("endpoint")
     return list(loaded.function(node, loaded.settings_model(**settings)))
 

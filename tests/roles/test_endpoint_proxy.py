@@ -320,7 +320,7 @@ def silent(port: int, count: int, source: str = "127.0.0.1") -> Iterator[list[so
 
 
 def reset(connections: list[socket.socket]) -> int:
-    """How many of these connections the other side has ended."""
+    """Return how many of these connections the other side has ended."""
     return sum(bool(select.select([c], [], [], 0)[0]) for c in connections)
 
 

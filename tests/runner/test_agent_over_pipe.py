@@ -236,7 +236,7 @@ def web(answer):
     class Handler(http.server.BaseHTTPRequestHandler):
         def reply(self):
             size = int(self.headers.get("Content-Length", 0))
-            self.said = self.rfile.read(size).decode()
+            self.received = self.rfile.read(size).decode()
             status, headers, body = answer(self)
             self.send_response(status)
             for name, value in headers.items():
@@ -268,7 +268,7 @@ def test_http(agent, monkeypatch):
             return 302, {"Location": "/"}, b"moved"
         if request.path == "/none":
             return 404, {}, b"not here"
-        return 200, {}, f"{request.command} {request.headers['X']} {request.said}".encode()
+        return 200, {}, f"{request.command} {request.headers['X']} {request.received}".encode()
 
     session = agent()
     with web(answer) as url:

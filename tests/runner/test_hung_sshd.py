@@ -248,7 +248,7 @@ def ignoring_errors(use):
 
 
 def stays_full(sock):
-    """Whether nothing more can be sent, now and a little later."""
+    """Return whether nothing more can be sent, now and a little later."""
     for _ in range(20):
         if select.select([], [sock], [], 0)[1]:
             return False

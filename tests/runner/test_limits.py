@@ -58,7 +58,7 @@ def test_a_request_far_over_its_limit_is_given_up(fake, monkeypatch, op):
     with pytest.raises(Failed) as caught:
         session.request(op, **what)
     assert f"`{op}` got no answer for " in caught.value.message
-    assert "although the agent there lives" in caught.value.message
+    assert "although the agent is alive" in caught.value.message
     assert (caught.value.where, "state D" in caught.value.hint) == ("spark1", True)
 
 
@@ -211,7 +211,7 @@ def test_a_stream_waits_for_a_slow_reader_and_loses_nothing(agent):
 
 
 def settled(mailbox):
-    """How many characters wait, once they get no more."""
+    """Return how many characters wait, once they get no more."""
     before = mailbox.qsize()
     time.sleep(0.5)
     waiting = list(mailbox.queue)

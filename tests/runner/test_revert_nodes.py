@@ -95,7 +95,7 @@ def test_history_of_all_nodes(changed, nodes, capsys):
     assert first.nodes == {n: history_command.RunOnNode(2, 1, []) for n in nodes}
     assert (first.reverted_by, second.reverts) == ("r2", "r1")
     entries = play.connections.session("spark1").request("history", of="r1")["entries"]
-    told = [history_command.told(entry) for entry in entries]
+    told = [history_command.described(entry) for entry in entries]
     assert told[0] == "  /config: content"
     assert told[1].startswith("File:/config  content")
     json.dumps(answers)

@@ -31,12 +31,12 @@ ME = getpass.getuser()
 
 
 def run(connection, *argv):
-    """What a command prints, through a bare channel."""
+    """Return what a command prints, through a bare channel."""
     channel = connection.channel(argv)
     found = b""
     while data := channel.receive(HANG_S):
         found += data
-    assert channel.status() == 0, channel.said()
+    assert channel.status() == 0, channel.stderr()
     channel.close()
     return found.decode()
 

@@ -42,7 +42,7 @@ class Session:
 
 
 class Play:
-    """What admission asks of a play."""
+    """A play as far as admission asks it."""
 
     def __init__(self, *nodes, check=False):
         self.nodes, self.check, self.done, self.notes = list(nodes), check, [], []

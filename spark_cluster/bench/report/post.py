@@ -29,11 +29,11 @@ ENGINES = {"vllm": "vllm serve", "sglang": "python -m sglang.launch_server --mod
 def post(results: Results) -> str:
     """The whole post."""
     record = results.record
-    said = verdict(results)
+    found = verdict(results)
     parts = [
-        f"# {escape(said.title)}",
+        f"# {escape(found.title)}",
         escape(headline(results)),
-        escape(said.text),
+        escape(found.text),
         _section(headline_table(results)),
         "\n".join(_answers(results)),
         *(_section(table) for table in comparison_tables(results)),

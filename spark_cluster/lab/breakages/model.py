@@ -142,8 +142,8 @@ def sh(node: LabNode, text: str, *words: str) -> str:
     """
     done = node.run(["sh", "-c", text, "lab", *words], check=False)
     if done.returncode:
-        said = (done.stderr + done.stdout).strip().splitlines()[-1:]
-        raise Failed(said[0] if said else f"status {done.returncode}", where=node.name)
+        last = (done.stderr + done.stdout).strip().splitlines()[-1:]
+        raise Failed(last[0] if last else f"status {done.returncode}", where=node.name)
     return done.stdout
 
 

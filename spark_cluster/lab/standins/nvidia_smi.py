@@ -211,9 +211,9 @@ def load_with_clocks() -> dict[str, Any]:
 
 def main(argv: list[str]) -> int:
     state = load_with_clocks()
-    said, status = failure(state)
+    text, status = failure(state)
     if status:
-        print(said)
+        print(text)
         return status
     done = set_clocks(argv)
     if done is not None:

@@ -91,5 +91,5 @@ def carrier(interface: str) -> bool:
 
 def hca_active(hca: str, state: dict[str, Any]) -> bool:
     """Return whether an HCA's port is active: as a test says, else as its interface is."""
-    said = state["hca_states"].get(hca)
-    return carrier(HCAS[hca]) if said is None else said == "ACTIVE"
+    given = state["hca_states"].get(hca)
+    return carrier(HCAS[hca]) if given is None else given == "ACTIVE"
