@@ -94,12 +94,13 @@ def _show(app: App, explanation: Explanation) -> None:
     console.print(_verdict(explanation), soft_wrap=True)
     now = [p for p in explanation.problems if not p.overcome]
     main = [p for p in now if not p.follows or p is cause]
-    shown = [p for p in main if p is cause or (not p.weak and p.finding.severity != "info")]
+    certain = explanation.verdict == "cause"
+    other = [p for p in main if p is not cause and not p.known and (certain or p.weak)]
+    shown = [p for p in main if p is cause or (p not in other and p.finding.severity != "info")]
     for seen in shown:
         show(console, seen.finding, place=_place(seen))
-    if explanation.verdict not in ("cause", "no-error"):
-        weak = [p for p in main if p.weak and p is not cause]
-        _list_seen(app, "other lines that look like errors", weak)
+    if explanation.verdict != "no-error":
+        _list_seen(app, "other errors" if certain else "other lines that look like errors", other)
     _list_seen(app, "consequences of the above", [p for p in now if p.follows and p is not cause])
     past = [p for p in explanation.problems if p.overcome]
     _list_seen(app, "earlier errors, before the server last came up", past)

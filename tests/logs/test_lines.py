@@ -59,6 +59,34 @@ PREFIXED = [
     ("2026-11-20T14:12:18+0000 spark1 dockerd[9]: OSError: x",
      ParsedLine("OSError: x", "11-20 14:12:18.000000",
                 "2026-11-20T14:12:18+0000")),
+    ("2026-11-20T14:12:18+01:00 spark1 vllm[812]: OSError: x",
+     ParsedLine("OSError: x", "11-20 14:12:18.000000", "2026-11-20T14:12:18+01:00")),
+    ("2026-11-20T14:12:18.123456789Z vllm serve: error: argument --port: expected one argument",
+     ParsedLine("vllm serve: error: argument --port: expected one argument",
+                "11-20 14:12:18.123456", "2026-11-20T14:12:18.123456789Z")),
+    ("Nov 20 14:12:18.123456 spark1 vllm[812]: (W pid=1) OSError: x",
+     ParsedLine("OSError: x", "11-20 14:12:18.123456", speaker="W pid=1")),
+    ("Fri 2026-11-20 14:12:18 CET spark1 vllm[812]: OSError: x",
+     ParsedLine("OSError: x", "11-20 14:12:18.000000")),
+    ("[ 1234.567890] spark1 vllm[812]: OSError: x", ParsedLine("OSError: x")),
+    ('{"MESSAGE":"OSError: x","__REALTIME_TIMESTAMP":"1795183938123456","_PID":"1"}',
+     ParsedLine("OSError: x", "11-20 14:12:18.123456", "2026-11-20T14:12:18.123456Z")),
+    ('{"MESSAGE":[79,83,69,114,114,111,114,58,32,255]}', ParsedLine("OSError: \ufffd")),
+    ('{"MESSAGE":null}', ParsedLine('{"MESSAGE":null}')),
+    ("vllm-1  | 2026-11-20T14:12:18.5Z OSError: x",
+     ParsedLine("OSError: x", "11-20 14:12:18.500000", "2026-11-20T14:12:18.5Z")),
+    ("\x1b[36mvllm-1  |\x1b[0m OSError: x", ParsedLine("OSError: x")),
+    ("vllm.1.x@spark1    | OSError: x", ParsedLine("OSError: x")),
+    ("[pod/vllm-0/server] OSError: x", ParsedLine("OSError: x")),
+    ("[2025-06-13 01:49:41,730 E 1 1] gcs_rpc_client.h:179: Failed",
+     ParsedLine("gcs_rpc_client.h:179: Failed", "06-13 01:49:41.730000", level="ERROR")),
+    ("(raylet) [2025-04-02 15:02:00,117 W 13 13] (raylet) node_manager.cc:3069: x",
+     ParsedLine("(raylet) node_manager.cc:3069: x", "04-02 15:02:00.117000", speaker="raylet",
+                level="WARNING")),
+    ("(autoscaler +10m11s, ip=1.2.3.4) Error: x",
+     ParsedLine("Error: x", speaker="autoscaler +10m11s, ip=1.2.3.4")),
+    ("ERROR 06-25 15:28:30 worker_base.py:148] OSError: x",
+     ParsedLine("OSError: x", "06-25 15:28:30.000000", level="ERROR")),
     ("", ParsedLine("")),
 ]  # fmt: skip
 
@@ -66,6 +94,12 @@ PREFIXED = [
 @pytest.mark.parametrize(("raw", "line"), PREFIXED)
 def test_the_layers(raw, line):
     assert read(raw) == line
+
+
+@pytest.mark.parametrize("before", ["", "(E pid=1) ", "(E pid=1) ERROR 11-20 14:14:29 [a.py:1] "])
+def test_a_traceback_is_indented_and_its_error_is_not(before):
+    assert read(f"{before}  File 'x.py', line 1").indented
+    assert not read(f"{before}OSError: x").indented
 
 
 @given(st.text())
@@ -92,6 +126,14 @@ def test_no_layer_hides_an_error(said, first, second, third):
 ERRORS = [
     ("torch.OutOfMemoryError: CUDA out of memory.", "torch.OutOfMemoryError: CUDA out of memory."),
     ("NotImplementedError", "NotImplementedError"),
+    (
+        "[2024-04-17 20:07:13,727] [ERROR] [MainThread] [asyncio] >>> AssertionError",
+        "AssertionError",
+    ),
+    (
+        "Worker proc VllmWorker-1 died unexpectedly (exit code: None)",
+        "Worker proc VllmWorker-1 died unexpectedly",
+    ),
     ("worker failed: ValueError('no room')", "ValueError('no room')"),
     ("Segmentation fault (core dumped)", "Segmentation fault"),
     ('    raise RuntimeError("not the text of an error")', ""),

@@ -135,6 +135,36 @@ def test_nothing_to_read(tmp_path):
     assert explain([log_of("")]).problems == []
 
 
+def test_a_folder_of_logs(tmp_path):
+    """As Ray's session_latest: many files, some of them packed, empty, or no logs."""
+    logs = tmp_path / "session_1" / "logs"
+    (logs / "old").mkdir(parents=True)
+    (logs / "raylet.out").write_text("[2025-06-13 01:49:41,730 E 1 1] x.cc:1: late\n")
+    (logs / "worker-1.err").write_text("")
+    (logs / "gcs_server.out.1").write_text("fine\n")
+    (logs / "old" / "worker-2.log.gz").write_bytes(gzip.compress(b"OSError: packed\n"))
+    (logs / "events.json").write_text("OSError: not a log\n")
+    (logs / "link.log").symlink_to("/etc/hostname")
+    latest = tmp_path / "session_latest"
+    latest.symlink_to("session_1")
+    found = reading.sources([str(latest)], short=True)
+    assert [s.name for s in found] == ["gcs_server.out.1", "worker-2.log.gz", "raylet.out"]
+    assert explain(found).cause.finding.found == "OSError: packed"
+
+
+def test_a_folder_without_logs(tmp_path):
+    with pytest.raises(InvalidFile, match="no log in this folder") as caught:
+        reading.sources([str(tmp_path)])
+    assert ".log" in caught.value.hint
+    for number in range(3):
+        (tmp_path / f"{number}.log").write_text("x\n")
+    with (
+        patch.object(reading, "MOST_FILES", 2),
+        pytest.raises(InvalidFile, match="more than 2 logs"),
+    ):
+        reading.sources([str(tmp_path)])
+
+
 def test_an_anchor_that_is_dropped_is_looked_for_no_more():
     reader = Reader(source(b"KV cache\n" * 3), ["KV cache"])
     with patch.object(reading, "CHUNK", 8):
