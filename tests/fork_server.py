@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -36,8 +37,15 @@ import http.client, importlib, io, ipaddress, itertools, pathlib, pwd, queue, re
 import shlex, shutil, stat, struct, subprocess, tempfile, textwrap, threading, time, traceback
 import runpy, secrets, typing, urllib.parse, urllib.request, zipfile
 channel = socket.socket(fileno=int(sys.argv[1]))
+ended, tell = os.pipe()
+os.set_blocking(ended, False)
+os.set_blocking(tell, False)
+signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+signal.signal(signal.SIGCHLD, lambda *_: None)
 
-def tell_the_ended(*_):
+def tell_the_ended():
+    with contextlib.suppress(BlockingIOError):
+        os.read(ended, 4096)
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -47,22 +55,26 @@ def tell_the_ended(*_):
             return
         channel.send(json.dumps([pid, os.waitstatus_to_exitcode(status)]).encode())
 
-signal.signal(signal.SIGCHLD, tell_the_ended)
 while True:
+    ready, _, _ = select.select([channel, ended], [], [])
+    if ended in ready:
+        tell_the_ended()
+    if channel not in ready:
+        continue
     data, files, _, _ = socket.recv_fds(channel, 1 << 20, 3)
     if not data:
         os._exit(0)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     pid = os.fork()
     if pid == 0:
         break
     channel.send(json.dumps([pid]).encode())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     for file in files:
         os.close(file)
 channel.close()
+signal.set_wakeup_fd(-1)
 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+os.close(ended)
+os.close(tell)
 for number, file in enumerate(files):
     os.dup2(file, number)
     os.close(file)
@@ -82,23 +94,30 @@ exec(code)
 class Forked:
     """A started process, as far as the tests need one; see `subprocess.Popen`."""
 
-    def __init__(self, server: ForkServer, pid: int, pipes: Sequence[int]) -> None:
+    def __init__(self, pid: int, end: Future[int], pipes: Sequence[int]) -> None:
         self.pid = pid
-        self.returncode: int | None = None
         self.stdin: BinaryIO = os.fdopen(pipes[0], "wb")
         self.stdout: BinaryIO = os.fdopen(pipes[1], "rb")
         self.stderr: BinaryIO | None = os.fdopen(pipes[2], "rb") if pipes[2:] else None
-        self._server = server
+        self._end = end
+
+    @property
+    def returncode(self) -> int | None:
+        return self._end.result() if self._end.done() else None
 
     def poll(self) -> int | None:
-        with suppress(subprocess.TimeoutExpired):
-            self.wait(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None:
-            self.returncode = self._server.status_of(self.pid, timeout)
-        return self.returncode
+        """Wait for its end, also in several threads.
+
+        Raises:
+            subprocess.TimeoutExpired: it goes on after `timeout` seconds.
+        """
+        try:
+            return self._end.result(timeout)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(["agent"], timeout or 0.0) from None
 
     def communicate(self, timeout: float) -> tuple[str, str]:
         """Return what it prints to its end, and wait for that."""
@@ -138,9 +157,8 @@ class ForkServer:
         other.close()
         atexit.register(self._process.kill)
         self._one_at_a_time = threading.Lock()
-        self._started: queue.Queue[int] = queue.Queue()
-        self._ended = threading.Condition()
-        self._statuses: dict[int, int] = {}
+        self._started: queue.Queue[tuple[int, Future[int]]] = queue.Queue()
+        self._ends: dict[int, Future[int]] = {}
         threading.Thread(target=self._listen, daemon=True).start()
 
     def start(self, code: str, words: Sequence[str] = (), *, stderr: str = "pipe") -> Forked:
@@ -159,31 +177,19 @@ class ForkServer:
             theirs.append(os.dup(2 if stderr == "ours" else theirs[1]))
         with self._one_at_a_time:
             socket.send_fds(self._channel, [json.dumps(request).encode()], theirs)
-            pid = self._started.get(timeout=HANG_S)
+            pid, end = self._started.get(timeout=HANG_S)
         for file in theirs:
             os.close(file)
-        return Forked(self, pid, [inputs[1], *(pipe[0] for pipe in outputs)])
-
-    def status_of(self, pid: int, timeout: float | None) -> int:
-        """Wait for the end of a process.
-
-        Raises:
-            subprocess.TimeoutExpired: it goes on after `timeout` seconds.
-        """
-        with self._ended:
-            if not self._ended.wait_for(lambda: pid in self._statuses, timeout):
-                raise subprocess.TimeoutExpired(["agent"], timeout or 0.0)
-            return self._statuses.pop(pid)
+        return Forked(pid, end, [inputs[1], *(pipe[0] for pipe in outputs)])
 
     def _listen(self) -> None:
         while data := self._channel.recv(1 << 16):
             pid, *status = json.loads(data)
-            if not status:
-                self._started.put(pid)
-                continue
-            with self._ended:
-                self._statuses[pid] = status[0]
-                self._ended.notify_all()
+            if status:
+                self._ends.pop(pid).set_result(status[0])
+            else:
+                self._ends[pid] = Future()
+                self._started.put((pid, self._ends[pid]))
 
 
 @functools.cache

@@ -14,7 +14,7 @@ import time
 import pytest
 from hung_processes import ended, frozen_disk, lives, pid_in, state
 from unstartable import UNSTARTABLE, unstartable
-from waiting import FAR_S, until, with_a_limit
+from waiting import FAR_S, HANG_S, until, with_a_limit
 
 from spark_cluster.agent import gathering, main
 from spark_cluster.agent.operations import Laptop, Node, carry_out
@@ -343,6 +343,7 @@ def test_a_parent_that_waits_for_its_child_of_vfork_is_looked_at_again(monkeypat
                 return really(pid)
 
             monkeypatch.setattr(descendants, "process", process)
+            monkeypatch.setattr(descendants, "UNKNOWN_S", HANG_S / 4)  # a busy machine takes long
             strangers = found._replace(pid=2**30, session=2**30)  # one that has ended
             assert left.pid in {p.pid for p in descendants.belonging(strangers, "this-one")}
         finally:

@@ -27,6 +27,16 @@ def test_plain_data_and_places(tmp_path: Path) -> None:
     assert type(source.data["a"]["d"]) is str
 
 
+def test_a_text_that_is_read_again_is_data_of_its_own(tmp_path: Path) -> None:
+    text = "a: &x {b: [1, 0x1F]}\nc: *x\n"
+    first, second = (load(put(tmp_path / name, text)) for name in ("x.yaml", "y.yaml"))
+    first.data["a"]["b"].append(2)
+    again = load(first.path)
+    assert again.data == second.data == {"a": {"b": [1, 31]}, "c": {"b": [1, 31]}}
+    assert again.origins == second.origins
+    assert second.where(("c",)) == f"{shown(tmp_path / 'y.yaml')}:2"
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [

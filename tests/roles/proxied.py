@@ -24,7 +24,7 @@ from spark_cluster.serving import proxy
 
 HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 HANG_S = 120.0
-LATE_S = 4.0
+LATE_S = 2.0
 
 
 class Engine:

@@ -303,7 +303,7 @@ SHORT = {
     "timeout client 60s": "timeout client 1s",
     "timeout http-request 15s": "timeout http-request 1s",
 }
-"""Far less than `LATE_S`."""
+"""Half of `LATE_S`."""
 
 
 @contextlib.contextmanager
