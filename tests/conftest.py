@@ -30,6 +30,11 @@ pytest_plugins = ["hang_limit"]
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# No test asks the real hub, nor sees what its user's own commands have read from it; those that
+# have a hub of their own say so (tests/models/conftest.py).
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["SPARK_CLUSTER_CACHE"] = os.devnull
+
 # How long an example takes decides nothing; where CI is set, each run has the same examples.
 settings.register_profile(
     "spark",

@@ -103,7 +103,7 @@ def _serving(setup: PlannedSetup, project: Project) -> Serving | None:
         return None
     try:
         found = of_recipe.serving_of(setup.served, setup.tp, project.folder)
+        is_toy = step_bytes(found.geometry, found.quantization) < SMALLEST
     except SparkClusterError:  # the model's shape is not known, say
         return None
-    is_toy = step_bytes(found.geometry, found.quantization) < SMALLEST
     return None if is_toy else found

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App, allowing
+from spark_cluster.cli.hub_option import hub, offline_option
 from spark_cluster.cli.visible import visible
 from spark_cluster.errors import UsageError
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="With --fix: write the fixed text to this file instead of the original.",
 )
+@offline_option
 @allowing
 @click.pass_context
 def command(
@@ -54,6 +56,7 @@ def command(
     tp: int | None,
     fix: bool,
     output: Path | None,
+    offline: bool,
     allow: Allowances,
 ) -> None:
     """Find known issues in a recipe (by default the inventory's), a file of another tool, or a
@@ -70,13 +73,14 @@ def command(
     if output is not None and not fix:
         raise UsageError("--output needs --fix", hint="--output FILE is where --fix writes")
     chosen = _target(app, target, text, tp, allow)
+    asked = hub(offline=offline)
     if fix:
         place = _place(app, chosen, output)
-        done = lint_target.fix(chosen, app.project)
+        done = lint_target.fix(chosen, app.project, asked)
         found = done.remaining
         _write(app, chosen, done, place)
     else:
-        found = lint_target.findings(chosen, chosen.text, app.project)
+        found = lint_target.findings(chosen, chosen.text, app.project, asked)
         if app.as_json:
             issues = [finding.to_dict() for finding in found]
             app.print_json({"issues": issues, "variables": list(chosen.variables)})

@@ -35,7 +35,11 @@ PURPOSES = ("latency", "throughput", "capacity")
 @click.option(
     "--tp", type=click.IntRange(1, 64), metavar="N", help="Number of nodes to split the model over."
 )
-@click.option("--offline", is_flag=True, help="Connect to no node; assume idle Sparks.")
+@click.option(
+    "--offline",
+    is_flag=True,
+    help="Connect to no node, assume idle Sparks, and do not ask the hub for the model.",
+)
 @click.option(
     "--available",
     type=Finite(1, 4096),
@@ -85,6 +89,7 @@ def command(
     from functools import partial
 
     from spark_cluster.bench.own_speeds import own_evidence
+    from spark_cluster.cli.hub_option import hub
     from spark_cluster.planning.planner import Planner, Question
 
     app: App = ctx.obj
@@ -92,7 +97,7 @@ def command(
         raise UsageError(
             "--available needs --offline; otherwise the nodes are asked", hint="add --offline"
         )
-    planner = Planner(app.project, partial(own_evidence, app.project))
+    planner = Planner(app.project, hub(offline=offline), partial(own_evidence, app.project))
     subject = _subject(app, recipe_name, text, tp, app.allowances(allow), offline=offline)
     least = 2 if purpose else 1
     rooms, facts = _rooms(app, subject, max(least, tp or 1), available, offline=offline)

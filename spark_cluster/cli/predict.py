@@ -10,6 +10,7 @@ import click
 from spark_cluster.cli.app import App
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.groups import Group
+from spark_cluster.cli.hub_option import hub, offline_option
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ def command(
     help="Share of all drafted tokens that is accepted, as vLLM's metrics report it; instead of "
     "--acceptance.",
 )
+@offline_option
 @click.pass_obj
 def speed(
     app: App,
@@ -166,6 +168,7 @@ def speed(
     draft_tokens: int | None,
     acceptance: str | None,
     accepted_share: float | None,
+    offline: bool,
 ) -> None:
     """Predict tokens/s and the time to the first response, with ranges.
 
@@ -183,7 +186,7 @@ def speed(
     given = {"recipe": recipe, "model": model, "quantization": quantization, "kv_dtype": kv_dtype}
     from spark_cluster.cli.predict_options import evidence_of, served_by, too_large
 
-    known, serving = served_by(app, {**given, "tp": str(tp)})
+    known, serving = served_by(app, {**given, "tp": str(tp)}, hub(offline=offline))
     constants = load_constants(app.project)
     seen = cached + prompt + ANSWER // 2 if context is None else context
     plain = decode(serving, seen, concurrency, constants)

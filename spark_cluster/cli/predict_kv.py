@@ -9,6 +9,7 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.finite import Finite
+from spark_cluster.cli.hub_option import hub, offline_option
 
 if TYPE_CHECKING:
     from spark_cluster.models import Geometry
@@ -101,6 +102,7 @@ ROWS = {
     "against; gpu: two batches in flight, as on a Spark since vLLM 0.26. Default: cpu, and next to "
     "it `on_a_spark`.",
 )
+@offline_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -114,6 +116,7 @@ def command(
     block_size: int | None,
     prefix_caching: bool | None,
     device: Literal["cpu", "gpu"] | None,
+    offline: bool,
 ) -> None:
     """Compute how many requests and tokens a KV cache of a given size holds.
 
@@ -125,7 +128,7 @@ def command(
     from spark_cluster.planning import kv
 
     app: App = ctx.obj
-    geometry = find(model, app.project.folder)
+    geometry = find(model, app.project.folder, hub=hub(offline=offline))
     length = max_model_len if max_model_len is not None else geometry.max_positions
     if not length:
         raise UsageError(f"{model} does not state its context length; give --max-model-len")

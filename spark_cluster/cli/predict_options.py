@@ -11,12 +11,18 @@ from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
+    from spark_cluster.models.hub import Hub
     from spark_cluster.planning.evidence import Evidence
     from spark_cluster.planning.speed.serving import Serving
 
 
-def served_by(app: App, given: Mapping[str, str | None]) -> tuple[Recipe | None, Serving]:
+def served_by(
+    app: App, given: Mapping[str, str | None], hub: Hub | None = None
+) -> tuple[Recipe | None, Serving]:
     """Return the recipe, if one is named, and what is served by the options.
+
+    Args:
+        hub: where the model is looked up; None: what is kept on this machine.
 
     Raises:
         UsageError: they contradict each other, or name what is not known.
@@ -42,8 +48,8 @@ def served_by(app: App, given: Mapping[str, str | None]) -> tuple[Recipe | None,
         if said or kv_dtype:
             raise UsageError("--quantization and --kv-dtype need --model; a recipe sets its own")
         known = load_recipe(recipe, app.project)
-        return known, serving_of(known, tp, app.project.folder)
-    geometry = shapes.find(str(model), app.project.folder)
+        return known, serving_of(known, tp, app.project.folder, hub=hub)
+    geometry = shapes.find(str(model), app.project.folder, hub=hub)
     quantization = must_be_known(said) if said else checkpoint_quantization(geometry)
     kv_dtype = kv_dtype or checkpoint_kv_dtype(str(model), quantization, geometry)
     return None, Serving(geometry, quantization, kv_dtype, tp)

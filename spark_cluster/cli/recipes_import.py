@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.hub_option import hub, offline_option
+from spark_cluster.cli.imported_model import about_model
 from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ _LARGEST = 2 << 20
 @click.option("--model", metavar="ORG/NAME", help="The repository, when the source has a folder.")
 @click.option("--image", metavar="REF", help="The container image, when the source has none.")
 @click.option("--force", is_flag=True, help="Replace an existing recipe.")
+@offline_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -59,6 +62,7 @@ def command(
     model: str | None,
     image: str | None,
     force: bool,
+    offline: bool,
 ) -> None:
     """Make a recipe from FILE ('-' for standard input), or from a command line.
 
@@ -75,6 +79,7 @@ def command(
     path = folder / f"{imported.name}.yaml"
     _refuse(app, path, named=name is not None, force=force)
     _save(app, path, imported)
+    imported.notes.append(about_model(path, app.project, hub(offline=offline)))
     if app.as_json:
         app.print_json(_document(path, imported))
     else:

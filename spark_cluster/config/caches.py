@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 CACHES = {
     "VLLM_CACHE_ROOT": "vllm",
     "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
@@ -13,3 +16,13 @@ CACHES = {
 
 CACHE_ROOT = "/var/cache/spark-cluster/engine"
 """Folder of the caches on a node, unless the setting `root` of the role `caches` names another."""
+
+
+def laptop_cache() -> Path:
+    """`$SPARK_CLUSTER_CACHE`, else `$XDG_CACHE_HOME/spark-cluster`, by default under ~/.cache: what
+    can be asked for again.
+    """
+    if given := os.environ.get("SPARK_CLUSTER_CACHE"):
+        return Path(given).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "spark-cluster"

@@ -21,6 +21,7 @@ from spark_cluster.known_issues.rules import lint
 if TYPE_CHECKING:
     from spark_cluster.loader.project import Project
     from spark_cluster.models import Geometry
+    from spark_cluster.models.hub import Hub
 
 YAML = (".yaml", ".yml", ".json")
 
@@ -145,12 +146,18 @@ def _of_recipe(path: Path, project: Project, tp: int | None, allow: Allowances) 
     )
 
 
-def findings(target: LintTarget, text: str, project: Project) -> list[KnownIssueMatch]:
-    """Return the known issues of the text, over all sizes, each once."""
+def findings(
+    target: LintTarget, text: str, project: Project, hub: Hub | None = None
+) -> list[KnownIssueMatch]:
+    """Return the known issues of the text, over all sizes, each once.
+
+    Args:
+        hub: where the model is looked up; None: what is kept on this machine.
+    """
     launches = target.launches(text)
     found: dict[str, KnownIssueMatch] = {}
     for launch in launches:
-        for finding in lint(launch, _geometry(launch, target, project)):
+        for finding in lint(launch, _geometry(launch, target, project, hub)):
             if finding.id not in found:
                 only = len(launches) > 1 and launch.tp > launches[0].tp
                 at = f" (at --tp {launch.tp})" if only else ""
@@ -158,11 +165,11 @@ def findings(target: LintTarget, text: str, project: Project) -> list[KnownIssue
     return ordered(list(found.values()))
 
 
-def fix(target: LintTarget, project: Project) -> Fixed:
+def fix(target: LintTarget, project: Project, hub: Hub | None = None) -> Fixed:
     """Return the text with every error and warning fixed that can be."""
     text, done = target.text, dict[str, KnownIssueMatch]()
     for _ in range(ROUNDS):
-        found = findings(target, text, project)
+        found = findings(target, text, project, hub)
         todo = [f for f in found if f.severity != "info" and f.edit is not None]
         todo = [f for f in todo if f.edit and target.can(f.edit) and f.id not in done]
         if not todo:
@@ -192,12 +199,16 @@ def write(path: Path, text: str) -> None:
         raise InvalidFile(f"cannot be written: {error.strerror}", where=shown(path)) from None
 
 
-def _geometry(launch: Launch, target: LintTarget, project: Project) -> Geometry | None:
-    """Return the model's shape, when it is known."""
+def _geometry(
+    launch: Launch, target: LintTarget, project: Project, hub: Hub | None
+) -> Geometry | None:
+    """Return the model's shape, when it is known, and its size too."""
     from spark_cluster import models
 
     with contextlib.suppress(UsageError):
         if target.folder is not None and (target.folder / "config.json").is_file():
-            return models.find(target.folder)
-        return models.find(launch.model, project.folder, base=launch.base)
+            found = models.find(target.folder)
+        else:
+            found = models.find(launch.model, project.folder, base=launch.base, hub=hub)
+        return found if found.stored is not None or not found.not_understood else None
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from spark_cluster.models.experts import experts
@@ -76,7 +77,7 @@ def from_config(config: Mapping[str, Any], name: str) -> Geometry:
     mixture, dense = experts(keys, len(of_layers))
     heads = keys.positive("num_attention_heads", "n_head", "num_heads")
     latent = _latent(keys, of_layers, heads)
-    return Geometry(
+    shape = Geometry(
         name=name,
         model_type=keys.model_type or str(config.get("model_type", "")),
         layers=len(of_layers),
@@ -97,6 +98,15 @@ def from_config(config: Mapping[str, Any], name: str) -> Geometry:
         kv_dtype=kv_dtype(config),
         dtype=str(keys.get("dtype", "torch_dtype", default="bfloat16")).removeprefix("torch."),
         known=keys.model_type in KNOWN,
+        mtp_layers=_mtp_layers(keys),
+    )
+    return replace(shape, not_understood=keys.not_understood())
+
+
+def _mtp_layers(keys: Keys) -> int:
+    """Layers that draft the next tokens, as the checkpoint has them."""
+    return keys.number(
+        "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", default=0
     )
 
 

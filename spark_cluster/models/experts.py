@@ -36,6 +36,7 @@ def experts(keys: Keys, layers: int) -> tuple[Experts | None, int]:
         layers=with_experts,
         intermediate=intermediate,
         shared_intermediate=_shared(keys, intermediate),
+        latent=keys.number("moe_latent_size", default=0),
     )
     if keys.model_type in SIDE_BY_SIDE:
         return found, layers
@@ -76,7 +77,8 @@ def _shared(keys: Keys, intermediate: int) -> int:
         return given
     if keys.model_type.startswith("llama4"):
         return intermediate
-    return keys.number("n_shared_experts", "num_shared_experts", default=0) * intermediate
+    named = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+    return keys.number(*named, default=0) * intermediate
 
 
 def _written(keys: Keys, letter: str, word: str, default: int) -> int:

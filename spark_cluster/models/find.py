@@ -1,55 +1,71 @@
-"""The search for a model's config: a folder, the hub's cache on this machine, our table."""
+"""The search for a model's shape: a folder, the hub and what is kept of it, our table."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.config.suggest import did_you_mean
-from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.models.config import from_config
+from spark_cluster.errors import UsageError
+from spark_cluster.models.checkpoint import Checkpoint
+from spark_cluster.models.hub import Hub, HubError, cached, is_repository
+from spark_cluster.models.local import (
+    hub_cache,
+    looks_like_path,
+    own_folder,
+    read_folder,
+    snapshot,
+)
 from spark_cluster.models.shape import Geometry
 from spark_cluster.models.tables import table
 
 
 def find(
-    name: str | Path, *folders: Path, cache_dir: Path | None = None, base: str | None = None
+    name: str | Path,
+    *folders: Path,
+    cache_dir: Path | None = None,
+    base: str | None = None,
+    hub: Hub | None = None,
+    revision: str = "main",
 ) -> Geometry:
-    """The geometry of a model by its name or folder. Nothing is asked over a network.
+    """The geometry of a model by its name or folder.
 
-    Looked for in this order: a folder of that name (as given, then below each of `folders`), the
-    hub's cache, the table that is shipped, and the same for `base`.
+    Looked for in this order: a folder of that name (as given, then below each of `folders`), a
+    whole download in the hub's cache, what `hub` has, a download without weights, the table that
+    is shipped; and the same for `base`, of which only the shape is taken.
 
     Args:
         name: repository on the hub (`google/gemma-4-31B-it`), or a folder with a config.json.
         folders: where relative names are looked for too (the project's folder).
         cache_dir: the hub's cache; by default as HF_HUB_CACHE or HF_HOME say.
         base: the model that it is a build of, when its own name is not known.
+        hub: what may be asked; by default only what was read from it before, so that nothing goes
+            over a network.
+        revision: of the model, on the hub.
 
     Raises:
-        UsageError: it is nowhere; a name that is near is suggested.
+        UsageError: it is nowhere; a name that is near is suggested, and what the hub said.
         InvalidFile: its config.json cannot be read or lacks a key.
     """
-    text = str(name)
+    text, asked = str(name), hub or cached()
+    problem: HubError | None = None
     for candidate in (text, base):
         if candidate is None:
             continue
-        config = _config(candidate, folders, cache_dir or hub_cache())
-        if config is not None:
-            return from_config(config, text)
-    if looks_like_path(text):
-        raise UsageError(
-            f"there is no folder with a config.json at {text}",
-            hint="give the folder that holds the model's config.json, or its name on the hub",
-        )
-    raise UsageError(
-        f"the shape of the model {text!r} is not known here",
-        hint=f"{did_you_mean(text, known_models())}\n  or give the folder with its config.json "
-        "(models in the hub's cache are found automatically)",
-    )
+        try:
+            at = revision if candidate == text else "main"
+            found = _checkpoint(candidate, folders, cache_dir or hub_cache(), asked, at)
+        except HubError as error:
+            problem = problem or error
+            continue
+        if found is not None:
+            shape = found.geometry(text)
+            return shape if candidate == text else replace(shape, stored=None)
+    if problem is not None:
+        raise problem
+    raise _not_known(text)
 
 
 def known_models() -> list[str]:
@@ -57,69 +73,48 @@ def known_models() -> list[str]:
     return sorted(name for entry in _table() for name in (entry["name"], *entry.get("aliases", ())))
 
 
-def model_folder(
-    name: str, folders: Iterable[Path] = (), cache_dir: Path | None = None
-) -> Path | None:
-    """The folder of this machine that holds the model's config.json (and maybe its weights)."""
-    for parent in (Path(), *folders):
-        folder = parent / Path(name).expanduser()
-        if (folder / "config.json").is_file():
-            return folder
-    return _snapshot(name, cache_dir or hub_cache())
+def _checkpoint(
+    name: str, folders: Sequence[Path], cache_dir: Path, hub: Hub, revision: str
+) -> Checkpoint | None:
+    """What is known of a model, the best source first.
+
+    Raises:
+        HubError: the hub does not give it, and nothing else has it.
+    """
+    if folder := own_folder(name, folders):
+        return read_folder(folder)
+    kept = snapshot(name, cache_dir)
+    downloaded = read_folder(kept) if kept else None
+    if downloaded is not None and downloaded.tensors:
+        return downloaded
+    listed = next((entry["config"] for entry in _table() if _is_named(entry, name)), None)
+    otherwise = downloaded or (Checkpoint(listed, {}, None) if listed is not None else None)
+    if not is_repository(name) or looks_like_path(name):
+        return otherwise
+    try:
+        return hub.checkpoint(name, revision) or otherwise
+    except HubError:
+        if otherwise is None:
+            raise
+        return otherwise
 
 
-def hub_cache() -> Path:
-    """Return where the hub's library keeps its downloads, by its own variables."""
-    if given := os.environ.get("HF_HUB_CACHE"):
-        return Path(given)
-    home = os.environ.get("HF_HOME") or Path(
-        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface"
+def _not_known(text: str) -> UsageError:
+    if looks_like_path(text):
+        return UsageError(
+            f"there is no folder with a config.json at {text}",
+            hint="give the folder that holds the model's config.json, or its name on the hub",
+        )
+    return UsageError(
+        f"the shape of the model {text!r} is not known here",
+        hint=f"{did_you_mean(text, known_models())}\n  or give the folder with its config.json "
+        "(models in the hub's cache are found automatically)",
     )
-    return Path(home) / "hub"
-
-
-def looks_like_path(text: str) -> bool:
-    """Return whether a name can only be meant as a folder."""
-    return text.startswith(("/", "./", "../", "~")) or text in (".", "..")
-
-
-def _config(name: str, folders: Iterable[Path], cache_dir: Path) -> Mapping[str, Any] | None:
-    folder = model_folder(name, folders, cache_dir)
-    if folder is not None:
-        return _read(folder / "config.json")
-    return next((entry["config"] for entry in _table() if _is_named(entry, name)), None)
 
 
 def _is_named(entry: Mapping[str, Any], name: str) -> bool:
     wanted = name.casefold()
     return any(wanted == known.casefold() for known in (entry["name"], *entry.get("aliases", ())))
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidFile(f"is not JSON: {error}", where=str(path)) from error
-    if not isinstance(config, dict):
-        raise InvalidFile("should be a JSON object", where=str(path))
-    return config
-
-
-def _snapshot(name: str, cache_dir: Path) -> Path | None:
-    """The newest snapshot in the hub's cache; that of `main` first."""
-    if name.count("/") != 1 or looks_like_path(name):
-        return None
-    repository = cache_dir / f"models--{name.replace('/', '--')}"
-    main = repository / "refs" / "main"
-    snapshots = sorted(
-        (repository / "snapshots").glob("*/config.json"),
-        key=lambda path: path.stat().st_mtime,
-        reverse=True,
-    )
-    if main.is_file():
-        first = repository / "snapshots" / main.read_text().strip() / "config.json"
-        snapshots = [first, *snapshots] if first.is_file() else snapshots
-    return snapshots[0].parent if snapshots else None
 
 
 def _table() -> list[dict[str, Any]]:

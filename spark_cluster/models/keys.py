@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -61,6 +62,27 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 (Gemma 3 4B names neither its heads nor their size). Its configuration classes are the source."""
 
 
+_SIZE = re.compile(
+    r"(_size|_dims?|_rank|_width|_channels|_heads|_experts|_layers|_inputs|_streams)$|^(num|n|d)_"
+)
+_NO_SIZE = re.compile(
+    r"token|position|logit|window|chunk|freq|interval|period|offset|step|patch|image|max_|min_"
+    r"|top_?k|beam|return|bits|block_size|batch|cache|rope|vocab|nextn|mtp|n_predict|labels|_tp$"
+    r"|^ep_size|pretrain|timescale|dropout|sink|_group$|query_pre|local|loss|prefix|bucket|every_n|ctx|rotary_dim"
+)
+SIZES_KNOWN = frozenset(
+    (
+        *("hidden_size", "intermediate_size", "ffn_hidden_size", "moe_intermediate_size"),
+        *("head_dim", "qk_head_dim", "num_attention_heads", "num_key_value_heads"),
+        *("num_hidden_layers", "num_kv_heads", "n_groups", "ssm_state_size", "mamba_d_state"),
+        *("num_shared_experts", "n_shared_experts", "num_kv_shared_layers", "mamba_head_dim"),
+        *("mamba_n_heads", "num_query_groups", "num_channels"),
+    )
+)
+"""Keys that are understood, and not asked for where a model has no use for them (a config of a
+mixture of experts has an `intermediate_size` that no layer uses)."""
+
+
 class Keys:
     """The config of a language model; what it does not say itself, its multimodal parent may.
 
@@ -71,12 +93,15 @@ class Keys:
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
         self.name = name
         self.outer = config
+        self._asked: set[str] = set()
         self._chain = [*_innermost_first(config)]
         self.model_type = str(self.get("model_type", default="") or "")
+        self._described = self._chain[0]
         self._chain.append(DEFAULTS.get(self.model_type, {}))
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The first of these keys that is there and not null."""
+        self._asked.update(names)
         for level in self._chain:
             for name in names:
                 if level.get(name) is not None:
@@ -121,9 +146,25 @@ class Keys:
             raise self.wrong(f"{names[0]!r} should be above 0")
         return found
 
+    def not_understood(self) -> tuple[str, ...]:
+        """Keys of the language model that bear on its size and that nobody asked for, sorted."""
+        return tuple(
+            sorted(
+                key
+                for key, value in self._described.items()
+                if _bears_on_size(key, value) and key not in self._asked | SIZES_KNOWN
+            )
+        )
+
     def wrong(self, message: str, hint: str = "") -> InvalidFile:
         """The error that says what is wrong with this config."""
         return InvalidFile(message, where=f"config of {self.name}", hint=hint)
+
+
+def _bears_on_size(key: str, value: Any) -> bool:
+    """Return whether a key, by its name and value, may say how large something is."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and value > 1
+    return whole and bool(_SIZE.search(key)) and not _NO_SIZE.search(key)
 
 
 def _innermost_first(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

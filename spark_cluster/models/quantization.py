@@ -21,9 +21,44 @@ def quantization(config: Mapping[str, Any]) -> str | None:
     if method == "compressed-tensors":
         return _compressed_tensors(found)
     if method in ("awq", "gptq"):
-        bits = found.get("bits", FOUR_BITS)
-        return f"{method}-int{bits if isinstance(bits, int) and bits in range(1, 17) else '?'}"
+        return _named(method, found.get("bits", FOUR_BITS))
+    if method == "auto-round":  # packed as one of the two
+        packing = _word(found, "packing_format")
+        return _named("awq" if "awq" in packing else "gptq", found.get("bits", FOUR_BITS))
     return {"fbgemm_fp8": "fp8"}.get(method, method) or None
+
+
+def _named(method: str, width: Any) -> str:
+    return f"{method}-int{width if isinstance(width, int) and width in range(1, 17) else '?'}"
+
+
+def bits(config: Mapping[str, Any]) -> int:
+    """Bits of a weight that is packed in whole numbers, as the config says; 4 when it does not."""
+    found = _section(config)
+    given = found.get("bits", found.get("w_bit"))
+    groups = found.get("config_groups")
+    if given is None and isinstance(groups, Mapping):
+        widths = [_weights(group).get("num_bits") for group in groups.values()]
+        given = next((width for width in widths if isinstance(width, int)), None)
+    whole = isinstance(given, int) and not isinstance(given, bool)
+    return given if whole and given in range(1, 17) else FOUR_BITS
+
+
+def with_quantization(
+    config: Mapping[str, Any], name: str, document: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The config with what a document next to it says of the quantization; its own goes first.
+
+    Args:
+        name: `hf_quant_config.json` (NVIDIA's Model Optimizer), `quantize_config.json` (AutoGPTQ)
+            or `quant_config.json` (AutoAWQ).
+    """
+    if _section(config):
+        return config
+    inner = document.get("quantization")
+    section = inner if isinstance(inner, Mapping) else document
+    method = {"hf_quant_config.json": "modelopt", "quant_config.json": "awq"}.get(name, "gptq")
+    return {**config, "quantization_config": {"quant_method": method, **section}}
 
 
 def kv_dtype(config: Mapping[str, Any]) -> str | None:
@@ -70,8 +105,7 @@ def _compressed_tensors(found: Mapping[str, Any]) -> str:
             return word
     groups = found.get("config_groups")
     first: Any = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-    weights: Any = first.get("weights") if isinstance(first, Mapping) else None
-    weights = weights if isinstance(weights, Mapping) else {}
+    weights = _weights(first)
     bits, kind = weights.get("num_bits"), weights.get("type")
     if kind == "float" and bits == EIGHT_BITS:
         return "fp8"
@@ -80,3 +114,8 @@ def _compressed_tensors(found: Mapping[str, Any]) -> str:
     if kind == "int" and bits == FOUR_BITS:
         return "awq-int4"
     return "compressed-tensors"
+
+
+def _weights(group: Any) -> Mapping[str, Any]:
+    weights: Any = group.get("weights") if isinstance(group, Mapping) else None
+    return weights if isinstance(weights, Mapping) else {}

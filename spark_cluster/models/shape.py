@@ -96,6 +96,8 @@ class Experts:
         layers: how many layers have them.
         intermediate: of one expert.
         shared_intermediate: of what works on every token next to them; 0 without it.
+        latent: width of the space that they work in, where that is not the model's own: two
+            matrices a layer lead there and back (Nemotron 3 Super); 0 otherwise.
     """
 
     count: int
@@ -103,6 +105,7 @@ class Experts:
     layers: int
     intermediate: int
     shared_intermediate: int = 0
+    latent: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,11 @@ class Geometry:
             becomes then; None: nothing.
         dtype: of activations, and of a KV cache that is not quantized.
         known: False when the family is guessed by its shape only: constants are less sure.
+        mtp_layers: that draft the next tokens, where the checkpoint has some (multi-token
+            prediction); not among `layers`.
+        drafter: the model that drafts for it, where that is one of its own and known; plans set it.
+        not_understood: keys of its config that bear on its size and that nothing here knows; then
+            only its tensors say how large it is.
         stored: its weights as counted from the tensors of the checkpoint; None when they are not
             at hand.
     """
@@ -144,6 +152,9 @@ class Geometry:
     kv_dtype: str | None = None
     dtype: str = "bfloat16"
     known: bool = True
+    mtp_layers: int = 0
+    drafter: Geometry | None = None
+    not_understood: tuple[str, ...] = ()
     stored: StoredWeights | None = None
 
     @property

@@ -7,7 +7,7 @@ from the shape. Whoever asks for sizes or for bytes a step asks here and need no
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 Part = Literal[
@@ -35,6 +35,9 @@ output: the output layer of its own. lookup: tables of which a token needs a row
 """
 
 PARTS: tuple[Part, ...] = get_args(Part)
+
+MATRICES: tuple[Part, ...] = ("attention", "recurrent", "mlp", "shared", "experts")
+"""Parts made of matrices that quantization applies to."""
 
 EVERY_TOKEN: tuple[Part, ...] = (
     "attention",
@@ -113,8 +116,7 @@ class StoredWeights:
         read.append(self.part("embedding" if self.tied else "output"))
         found = sum(part.whole + (part.bytes - part.whole) / tp for part in read)
         experts = self.part("experts")
-        if experts.bytes and self.experts:
-            found += experts.bytes * self.experts_share(tokens) / tp
+        found += experts.bytes * self.experts_share(tokens) / tp
         return found
 
     def drafter_step_bytes(self, tp: int = 1) -> float:
@@ -124,10 +126,25 @@ class StoredWeights:
         part = self.part("drafter")
         return part.whole + (part.bytes - part.whole) / tp
 
+    def quantized_online(self) -> StoredWeights:
+        """The same in FP8, made of BF16 while it is loaded: matrices of layers and experts are,
+        embedding, output layer, routers, norms and towers stay as they are (vLLM:
+        `quantization/fp8.py`, `Fp8OnlineLinearMethod` and `Fp8OnlineMoEMethod`).
+        """
+        parts = tuple(
+            replace(part, bytes=part.bytes / 2, whole=part.whole / 2, format="fp8")
+            if part.name in MATRICES and part.format == "bf16"
+            else part
+            for part in self.parts
+        )
+        return replace(self, parts=parts, quantization="fp8-online")
+
     def experts_share(self, tokens: float) -> float:
         """The share of a layer's experts that some tokens need together.
 
         Each token picks `top_k` of all independently, so an expert is spared with probability
-        (1 - k/E)^tokens.
+        (1 - k/E)^tokens. All, where their number is not known.
         """
+        if not 0 < self.top_k <= self.experts:
+            return 1.0
         return 1.0 - math.pow(1.0 - self.top_k / self.experts, tokens)

@@ -1,19 +1,19 @@
-"""The size of a model's weights, without reading them."""
+"""The tensors of a model in a folder of this machine, without reading its weights."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from spark_cluster.errors import InvalidFile
-
-INDEX = "model.safetensors.index.json"
-LENGTH_BYTES = 8
-"""A safetensors file begins with the length of its header, little-endian."""
-LARGEST_WEIGHTS = 10**15
-"""Bytes; an index that says more says nothing."""
-LONGEST_HEADER = 100_000_000
-"""More than this the format does not allow, bytes."""
+from spark_cluster.models.safetensors_header import (
+    LENGTH_BYTES,
+    Tensor,
+    folded,
+    header_length,
+    tensors,
+    total_bytes,
+)
+from spark_cluster.models.weight_files import INDEX, indexed, total_size, weight_files
 
 
 def weights_bytes(folder: Path) -> int | None:
@@ -25,40 +25,40 @@ def weights_bytes(folder: Path) -> int | None:
         InvalidFile: the index or a header cannot be read.
     """
     index = folder / INDEX
-    if index.is_file():
-        try:
-            document = json.loads(index.read_text())
-            total = document.get("metadata", {}).get("total_size")
-        except (OSError, ValueError, AttributeError, RecursionError) as error:
-            raise InvalidFile(f"is not a safetensors index: {error}", where=str(index)) from error
-        if isinstance(total, int | float) and 0 < total <= LARGEST_WEIGHTS:
-            return int(total)
+    if index.is_file() and (total := total_size(_text(index), str(index))):
+        return total
     files = sorted(folder.glob("*.safetensors"))
-    if not files:
+    return sum(total_bytes(_tensors(path)) for path in files) if files else None
+
+
+def stored_tensors(folder: Path) -> list[Tensor] | None:
+    """The tensors of a model, experts together; None when not all of its files are here.
+
+    Raises:
+        InvalidFile: the index or a header cannot be read.
+    """
+    index = folder / INDEX
+    if index.is_file():
+        names = indexed(_text(index), str(index))
+    else:
+        names = weight_files(path.name for path in folder.glob("*.safetensors"))
+    files = [folder / name for name in names]
+    if not files or not all(path.is_file() for path in files):
         return None
-    return sum(_tensors(path) for path in files)
+    return list(folded(tensor for path in files for tensor in _tensors(path)))
 
 
-def _tensors(path: Path) -> int:
-    """Bytes of the tensors that a file's header lists."""
+def _text(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidFile(f"cannot be read: {error}", where=str(path)) from error
+
+
+def _tensors(path: Path) -> list[Tensor]:
     try:
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-            if not 0 < length <= LONGEST_HEADER:
-                raise ValueError(f"its header would be {length} bytes long")
-            header = json.loads(file.read(length))
-        ends = [
-            int(entry["data_offsets"][1])
-            for name, entry in header.items()
-            if name != "__metadata__"
-        ]
-        return min(max(ends, default=0), LARGEST_WEIGHTS)
-    except (
-        *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError),
-        *(OverflowError, RecursionError),
-    ) as error:
-        raise InvalidFile(
-            f"has no safetensors header: {error}",
-            where=str(path),
-            hint="the file may be cut short, or a pointer of git-lfs; download it again",
-        ) from error
+            length = header_length(file.read(LENGTH_BYTES), str(path))
+            return tensors(file.read(length), str(path))
+    except OSError as error:
+        raise InvalidFile(f"cannot be read: {error}", where=str(path)) from error

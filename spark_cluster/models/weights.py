@@ -26,6 +26,8 @@ BYTES: Mapping[Quantization, float] = MappingProxyType(
 )
 """Bytes a parameter of a quantized layer takes, scales included."""
 
+SHOWN_KEYS = 3
+
 LINEAR = ("attention", "recurrent", "mlp", "shared", "experts")
 """Parts made of matrices that quantization applies to. The router, the embedding, the output layer
 and the vision tower stay BF16 in every build that was looked at."""
@@ -67,20 +69,23 @@ class Parameters:
 def parameters(geometry: Geometry) -> Parameters:
     """Counts of a model, from its shape."""
     hidden, experts = geometry.hidden, geometry.experts
-    matrices = UNGATED.get(geometry.model_type, 3) * hidden
+    matrices = UNGATED.get(geometry.model_type, 3)
     attention = 0
     for part in geometry.attention:
         values = 0 if part.k_is_v else part.value_dim
         own = (part.layers - part.borrowed) * part.kv_heads * (part.head_dim + values)
         each = (2 if part.gated else 1) * part.head_dim + part.value_dim
         attention += hidden * (part.layers * part.q_heads * each + own)
+    width = (experts.latent if experts else 0) or hidden
+    routed = experts.count * experts.layers if experts else 0
+    latent = 2 * hidden * experts.latent * experts.layers if experts else 0
     return Parameters(
         attention=attention + _latent(geometry),
         recurrent=sum(part.layers * part.weights for part in geometry.recurrent),
-        mlp=matrices * geometry.intermediate * geometry.dense_layers,
-        shared=matrices * experts.shared_intermediate * experts.layers if experts else 0,
-        experts=matrices * experts.intermediate * experts.count * experts.layers if experts else 0,
-        router=hidden * experts.count * experts.layers if experts else 0,
+        mlp=matrices * hidden * geometry.intermediate * geometry.dense_layers + latent,
+        shared=matrices * hidden * experts.shared_intermediate * experts.layers if experts else 0,
+        experts=matrices * width * experts.intermediate * routed if experts else 0,
+        router=hidden * routed,
         embedding=geometry.vocab * hidden,
         output=0 if geometry.tied else geometry.vocab * hidden,
         other=geometry.other_parameters,
@@ -164,30 +169,35 @@ def must_be_known(quantization: str) -> Quantization:
 
 def weights_of(geometry: Geometry, quantization: Quantization) -> StoredWeights:
     """The weights in memory, by part: from the checkpoint's tensors where they are at hand and lie
-    in this quantization, else from the shape.
+    in this quantization (or become it while they are loaded), else from the shape.
+
+    Raises:
+        UsageError: the tensors are not at hand, and the shape does not say it either: its config
+            has keys that bear on size and are not known here.
     """
     stored = geometry.stored
     if stored is not None and stored.quantization == quantization:
         return stored
-    counts, lies, sizes = (
-        parameters(geometry),
-        formats(geometry, quantization),
-        part_bytes(geometry, quantization),
-    )
-    parts = tuple(
-        StoredPart(
-            name,
-            getattr(counts, name),
-            sizes[name],
-            whole=sizes[name] if name in REPLICATED else 0.0,
-            format=lies.get(name, "bf16"),
-        )
-        for name in PARTS
-        if sizes.get(name)
-    )
+    if stored is not None and quantization == "fp8-online" and stored.quantization == "bf16":
+        return stored.quantized_online()
+    return _computed(geometry, quantization)
+
+
+def _computed(geometry: Geometry, quantization: Quantization) -> StoredWeights:
+    if geometry.not_understood:
+        raise _size_not_known(geometry)
+    counts, lies = parameters(geometry), formats(geometry, quantization)
     experts = geometry.experts
+    parts = []
+    for name in PARTS:
+        number = getattr(counts, name, 0)
+        if number:
+            label = lies.get(name, "bf16")
+            size = number * BYTES[label]
+            whole = size if name in REPLICATED else 0.0
+            parts.append(StoredPart(name, number, size, whole, label))
     return StoredWeights(
-        parts,
+        tuple(parts),
         quantization,
         experts=experts.count if experts else 0,
         top_k=experts.top_k if experts else 0,
@@ -195,23 +205,29 @@ def weights_of(geometry: Geometry, quantization: Quantization) -> StoredWeights:
     )
 
 
+def _size_not_known(geometry: Geometry) -> UsageError:
+    keys = ", ".join(repr(key) for key in geometry.not_understood[:SHOWN_KEYS])
+    return UsageError(
+        f"the size of {geometry.name} is not known: its config has {keys}, which nothing here "
+        "understands, and its tensors are not at hand",
+        hint="without --offline they are looked up on the hub; or give the folder with its files",
+    )
+
+
 def part_bytes(geometry: Geometry, quantization: Quantization) -> dict[str, float]:
     """Bytes in memory by part, on all nodes together."""
-    counts, lies = parameters(geometry), formats(geometry, quantization)
-    return {
-        part.name: getattr(counts, part.name) * BYTES[lies.get(part.name, "bf16")]
-        for part in fields(counts)
-    }
+    found = weights_of(geometry, quantization)
+    return {name: found.part(name).bytes for name in PARTS}
 
 
 def memory_bytes(geometry: Geometry, quantization: Quantization) -> float:
-    """Return the bytes that the loaded weights take, on all nodes together.
+    """Return the bytes that the loaded weights take, on all nodes together, without MTP layers.
 
     A server's log shows up to 4 % more for quantized builds (scales of scales, padding for the
     kernels): 15.76 GiB for 15.2 (source: muninn-gemma4-26b). What was measured is better;
     see `Launch.weights_gib`.
     """
-    return sum(part_bytes(geometry, quantization).values())
+    return weights_of(geometry, quantization).memory_bytes()
 
 
 def load_peak_bytes(geometry: Geometry, quantization: Quantization) -> float:
@@ -240,10 +256,4 @@ def step_bytes(geometry: Geometry, quantization: Quantization, tokens: float = 1
     Args:
         tokens: in the step: one a request, more with drafted ones or in a prefill.
     """
-    parts = part_bytes(geometry, quantization)
-    read = sum(parts[name] for name in ("attention", "recurrent", "mlp", "shared", "router"))
-    if geometry.experts:
-        experts = geometry.experts
-        wanted = experts_read(experts.count, experts.top_k, tokens)
-        read += parts["experts"] * wanted / experts.count
-    return read + parts["embedding" if geometry.tied else "output"]
+    return weights_of(geometry, quantization).step_bytes(tokens)

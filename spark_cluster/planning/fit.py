@@ -12,6 +12,7 @@ from spark_cluster.models import Geometry, memory
 from spark_cluster.models.memory import GIB
 from spark_cluster.models.weights import load_peak_bytes
 from spark_cluster.planning import kv
+from spark_cluster.planning.kv.drafter import DrafterLayers, drafter_layers
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.serving import Serving, of_launch
 
@@ -194,6 +195,7 @@ def _rule(launch: Launch, serving: Serving) -> kv.Options:
         prefix_caching=_switch(launch, "enable-prefix-caching"),
         mamba_cache_mode=launch.text("mamba-cache-mode") or None,
         drafted_tokens=launch.drafted_tokens,
+        drafter=_drafter(launch, serving.geometry),
         async_scheduling=_switch(launch, "async-scheduling") is not False,
         device="cpu" if _on_cpu(launch) else "gpu",
     )
@@ -303,7 +305,7 @@ def _remarks(fitted: Fit) -> list[str]:
         if cached >= 1:
             dropped = f"{cached:.1f} GiB of page cache are dropped before the start"
             found.append(f"{room.name}: {dropped}")
-    found += _drafter_remarks(fitted.launch)
+    found += _drafter_remarks(fitted)
     found += _engine_remarks(fitted.launch)
     if _on_cpu(fitted.launch):
         found.append(
@@ -324,17 +326,14 @@ def _remarks(fitted: Fit) -> list[str]:
     return found
 
 
-def _drafter_remarks(launch: Launch) -> list[str]:
-    """A drafter with a KV cache of its own takes some of what is counted for the model.
+def _drafter(launch: Launch, geometry: Geometry) -> DrafterLayers:
+    """Return the layers of its drafter that keep a cache."""
+    return drafter_layers(geometry, launch.speculative, launch.model)
 
-    Gemma 4's drafters read the model's (vllm-project/speculators 586), n-grams need none.
-    """
-    config = launch.speculative
-    if not config:
-        return []
-    method, name = str(config.get("method", "")), str(config.get("model", ""))
-    shares = "gemma" in f"{method} {name} {launch.model} {launch.base}".lower() and "mtp" in method
-    if shares or method in ("ngram", "ngram_gpu", "suffix"):
+
+def _drafter_remarks(fitted: Fit) -> list[str]:
+    """A drafter whose shape is not known takes some of the cache that is counted for the model."""
+    if _drafter(fitted.launch, fitted.serving.geometry).known:
         return []
     return ["the KV cache of the drafter's own layers is not counted: somewhat fewer tokens fit"]
 

@@ -12,12 +12,14 @@ from spark_cluster import models as shapes
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe_schema import MOST_NODES
 from spark_cluster.config.yamlfile import described
-from spark_cluster.errors import UsageError
+from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.facts.model import Facts
+from spark_cluster.models.hub import Hub, cached
 from spark_cluster.models.memory import GIB
-from spark_cluster.models.weights import memory_bytes
+from spark_cluster.models.weights import memory_bytes, must_be_known, weights_of
 from spark_cluster.planning.evidence import Evidence
 from spark_cluster.planning.fit import Fit, fit
+from spark_cluster.planning.kv.drafter import is_mtp
 from spark_cluster.planning.nearest import Nearest, nearest
 from spark_cluster.planning.plan import Plan, speed
 from spark_cluster.planning.purpose import Advice, Purpose, Users, advise
@@ -94,6 +96,8 @@ class Planner:
     """Plans with the user's own calibration and the models of this machine.
 
     Args:
+        hub: where models that are not on this machine are looked up; by default only what was
+            read from it before.
         measured: gives what the user measured of a launch, for so many users and tokens of context;
             it comes before what others measured.
 
@@ -101,8 +105,11 @@ class Planner:
         InvalidFile: the project's calibration is wrong.
     """
 
-    def __init__(self, project: Project, measured: Measured | None = None) -> None:
+    def __init__(
+        self, project: Project, hub: Hub | None = None, measured: Measured | None = None
+    ) -> None:
         self.project = project
+        self.hub = hub or cached()
         self.measured: Measured = measured or (lambda *_: None)
         self.constants: Constants = load_constants(project)
 
@@ -113,34 +120,60 @@ class Planner:
             UsageError: it is known nowhere.
             InvalidFile: its config.json is wrong.
         """
+        launch = subject.launch
+        shape = self._model(subject)
+        drafter = self._drafter(launch)
+        return replace(shape, drafter=drafter) if drafter is not None else shape
+
+    def _model(self, subject: Subject) -> shapes.Geometry:
+        launch = subject.launch
         for folder in subject.folders:
             if (folder / "config.json").is_file():
                 return shapes.find(folder)
-        launch = subject.launch
-        return shapes.find(launch.model, self.project.folder, base=launch.base)
+        return shapes.find(
+            launch.model,
+            self.project.folder,
+            base=launch.base,
+            hub=self.hub,
+            revision=launch.revisions.get(launch.model) or "main",
+        )
 
     def weights_gib(self, subject: Subject, geometry: shapes.Geometry) -> float:
-        """Return the weights of the whole model and its drafter, GiB: of the files where they are
-        on this machine and are loaded as they are, else as a server logged it, else computed.
-        """
-        launch, found = subject.launch, None
-        if launch.quantization != "fp8-online":
-            here = shapes.model_folder(launch.model, [self.project.folder])
-            folders = [*subject.folders, *([here] if here else [])]
-            sizes = (shapes.weights_bytes(folder) for folder in folders)
-            found = next((size / GIB for size in sizes if size), None)
-        quantization = of_launch(launch, geometry).quantization
-        whole = found or launch.weights_gib or memory_bytes(geometry, quantization) / GIB
-        return whole + self._drafter_gib(launch)
+        """Return the weights of the whole model and its drafter, GiB: of the tensors where they
+        are known and lie in the format that is served, else as a server logged it, else computed.
 
-    def _drafter_gib(self, launch: Launch) -> float:
-        """A drafter that is not known is left out: they are small."""
+        Raises:
+            UsageError: nothing says it.
+        """
+        launch = subject.launch
+        quantization = of_launch(launch, geometry).quantization
+        if geometry.stored is not None:
+            found = weights_of(geometry, quantization)
+            if found.counted:
+                mtp = is_mtp(launch.speculative, launch.model)
+                return found.memory_bytes(drafter=mtp) / GIB + _drafter_gib(geometry.drafter)
+        whole = launch.weights_gib or memory_bytes(geometry, quantization) / GIB
+        return whole + _drafter_gib(geometry.drafter)
+
+    def _of_hub(self, launch: Launch) -> list[str]:
+        """Say where figures are less sure because the hub could not be asked."""
+        problem = self.hub.problem(launch.model)
+        if not problem:
+            return []
+        return [f"{problem}; the model's shape is what is known of it here"]
+
+    def _drafter(self, launch: Launch) -> shapes.Geometry | None:
+        """The shape of a drafter that is a model of its own."""
         if launch.drafter is None:
-            return 0.0
-        with contextlib.suppress(UsageError):
-            drafter = shapes.find(launch.drafter, self.project.folder)
-            return memory_bytes(drafter, "bf16") / GIB
-        return 0.0
+            return None
+        with contextlib.suppress(UsageError, InvalidFile):
+            return shapes.find(
+                launch.drafter,
+                self.project.folder,
+                hub=self.hub,
+                revision=launch.revisions.get(launch.drafter) or "main",
+            )
+        return None
 
     def fit(self, subject: Subject, rooms: Sequence[NodeMemory]) -> Fit:
         """Compute what the launch takes on the first `tp` of the nodes.
@@ -184,7 +217,7 @@ class Planner:
         if at_a_time and question.concurrency > at_a_time:
             remark = f"--max-num-seqs {at_a_time:g}: further requests wait for their turn"
             fitted = replace(fitted, remarks=(*fitted.remarks, remark))
-        fitted = replace(fitted, remarks=(*fitted.remarks, *subject.remarks))
+        fitted = replace(fitted, remarks=(*fitted.remarks, *self._of_hub(launch), *subject.remarks))
         reasons = (*_size(subject), *fitted.reasons)
         near = nearest(fitted, geometry, rooms, subject.sizes[1]) if fitted.reasons else []
         if not fitted.reasons and reasons:
@@ -225,6 +258,16 @@ class Planner:
             sizes=subject.sizes,
             own=own,
         )
+
+
+def _drafter_gib(drafter: shapes.Geometry | None) -> float:
+    """The weights of a drafter, GiB; one that is not known is left out: they are small."""
+    if drafter is None:
+        return 0.0
+    quantization = drafter.stored.quantization if drafter.stored else "bf16"
+    with contextlib.suppress(UsageError):
+        return memory_bytes(drafter, must_be_known(quantization)) / GIB
+    return 0.0
 
 
 def _size(subject: Subject) -> list[str]:

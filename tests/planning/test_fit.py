@@ -112,7 +112,7 @@ HYBRID = find("Qwen/Qwen3.6-35B-A3B")
         ({"block-size": 64}, {"block_size": 64}),
         ({"mamba-cache-mode": "align"}, {"mamba_cache_mode": "align"}),
         (
-            {"speculative-config": {"method": "mtp", "num_speculative_tokens": 3}},
+            {"speculative-config": {"method": "ngram", "num_speculative_tokens": 3}},
             {"drafted_tokens": 3},
         ),
         ({"no-async-scheduling": True}, {"async_scheduling": False}),

@@ -19,7 +19,7 @@ from spark_cluster.models import (
     known_models,
     weights_bytes,
 )
-from spark_cluster.models.find import hub_cache
+from spark_cluster.models.local import hub_cache
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -8,6 +8,7 @@ from typing import Literal, TypedDict, Unpack
 
 from spark_cluster.errors import UsageError
 from spark_cluster.models import Geometry
+from spark_cluster.planning.kv.drafter import NO_DRAFTER, DrafterLayers
 from spark_cluster.planning.kv.dtypes import element
 from spark_cluster.planning.kv.groups import Pool, pool
 from spark_cluster.planning.kv.layers import KvDemand, KvLayout, pages
@@ -29,6 +30,7 @@ class Options(TypedDict, total=False):
     prefix_caching: None: the version's default, which matters for recurrent layers only.
     mamba_cache_mode: `align`, `all` or `none`; None: what vLLM takes for prefix caching.
     drafted_tokens: of speculative decoding, for recurrent layers (default 0).
+    drafter: the layers of a drafter with a cache of its own (default none).
     async_scheduling: the next batch is scheduled while one runs, vLLM's default on GPUs.
     device: `gpu` (default) or `cpu`, where the same version has other kernels, float32 states of
         GDN layers and no async scheduling.
@@ -42,6 +44,7 @@ class Options(TypedDict, total=False):
     prefix_caching: bool | None
     mamba_cache_mode: str | None
     drafted_tokens: int
+    drafter: DrafterLayers
     async_scheduling: bool
     device: Literal["gpu", "cpu"]
 
@@ -169,6 +172,7 @@ def _pool(geometry: Geometry, rule: Rule, length: int, options: Options) -> Pool
         rule=rule,
         mode=_mode(rule, options),
         drafted=options.get("drafted_tokens", 0),
+        drafter=options.get("drafter", NO_DRAFTER),
         float_states=options.get("device") == "cpu",
     )
     parts = pages(cut)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from spark_cluster.errors import UsageError
-from spark_cluster.planning.kv.layers import KvDemand, Pages, ceil
+from spark_cluster.planning.kv.layers import KvDemand, Pages, ceil, together
 from spark_cluster.planning.kv.rules import Rule
 
 
@@ -48,7 +48,7 @@ def pool(parts: list[Pages], rule: Rule) -> Pool:
     if len({_uniform(part) for part in parts}) == 1:
         size = sum(part.layers * part.page for part in parts)
         return Pool(((parts[0], 1),), size)
-    alike = _merged(_one_size(parts, rule))
+    alike = together(_one_size(parts, rule))
     fewest = min(part.layers for part in alike)
     most = max(part.layers for part in alike)
     size = most if most < fewest * rule.padding_limit else fewest
@@ -77,13 +77,3 @@ def _one_size(parts: list[Pages], rule: Rule) -> list[Pages]:
                 hint="0.24 and newer pad it; or take another KV cache type",
             )
     return found
-
-
-def _merged(parts: list[Pages]) -> list[Pages]:
-    """Kinds that have become alike, together."""
-    found: dict[tuple[object, ...], Pages] = {}
-    for part in parts:
-        key = (part.kind, part.block, part.page, part.window, part.fixed, part.more)
-        before = found.get(key)
-        found[key] = replace(part, layers=part.layers + before.layers) if before else part
-    return list(found.values())

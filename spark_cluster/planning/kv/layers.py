@@ -9,6 +9,7 @@ from typing import Literal
 
 from spark_cluster.errors import UsageError
 from spark_cluster.models import Attention, Geometry, Latent, Recurrent
+from spark_cluster.planning.kv.drafter import NO_DRAFTER, DrafterLayers
 from spark_cluster.planning.kv.dtypes import FP8_DS_MLA, FP8_DS_MLA_BYTES, Element, state_bytes
 from spark_cluster.planning.kv.rules import Rule
 
@@ -73,6 +74,7 @@ class KvLayout:
         mode: of recurrent layers: `none`, `align` (prefix caching) or `all`.
         drafted: tokens that are drafted ahead.
         float_states: recurrent states are float32 whatever the model says (GDN on CPUs).
+        drafter: layers of a drafter, which draw from the same pool.
     """
 
     geometry: Geometry
@@ -84,6 +86,7 @@ class KvLayout:
     mode: str = "none"
     drafted: int = 0
     float_states: bool = False
+    drafter: DrafterLayers = NO_DRAFTER
 
 
 def pages(cut: KvLayout) -> list[Pages]:
@@ -93,10 +96,31 @@ def pages(cut: KvLayout) -> list[Pages]:
         UsageError: the model cannot be divided by the tensor-parallel size.
     """
     attention = [*_attention(cut), *_latent(cut)]
+    if cut.drafter.attention or cut.drafter.latent:
+        attention = together([*attention, *_drafter(cut)])
     if not cut.geometry.recurrent:
         return attention
     states = [_state(cut, part) for part in cut.geometry.recurrent]
     return [*_lengthened(cut, attention, states), *_padded(cut, attention, states)]
+
+
+def together(parts: list[Pages]) -> list[Pages]:
+    """Kinds that are alike in all but the number of layers, as one."""
+    found: dict[tuple[object, ...], Pages] = {}
+    for part in parts:
+        key = (part.kind, part.block, part.page, part.window, part.fixed, part.more)
+        before = found.get(key)
+        found[key] = replace(part, layers=part.layers + before.layers) if before else part
+    return list(found.values())
+
+
+def _drafter(cut: KvLayout) -> Iterator[Pages]:
+    yield from _attention(
+        replace(cut, geometry=replace(cut.geometry, attention=cut.drafter.attention))
+    )
+    if cut.drafter.latent and cut.geometry.latent:
+        latent = replace(cut.geometry.latent, layers=cut.drafter.latent)
+        yield from _latent(replace(cut, geometry=replace(cut.geometry, latent=latent)))
 
 
 def _attention(cut: KvLayout) -> Iterator[Pages]:

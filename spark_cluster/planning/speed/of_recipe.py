@@ -7,6 +7,7 @@ from pathlib import Path
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.models import find
+from spark_cluster.models.hub import Hub
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import decode
 from spark_cluster.planning.speed.estimate import Estimate
@@ -18,11 +19,12 @@ CONTEXT = 1024
 of 512 and half an answer."""
 
 
-def serving_of(recipe: Recipe, tp: int, *folders: Path) -> Serving:
+def serving_of(recipe: Recipe, tp: int, *folders: Path, hub: Hub | None = None) -> Serving:
     """Return what a recipe serves.
 
     Args:
         folders: where the folders of models are looked for, too.
+        hub: where the model is looked up; None: what is kept on this machine.
 
     Raises:
         UsageError: the model's shape, its quantization or the type of its cache is not known, or
@@ -31,7 +33,9 @@ def serving_of(recipe: Recipe, tp: int, *folders: Path) -> Serving:
     """
     launch = of_recipe(recipe, tp)
     where = recipe.model.directory or recipe.model.name
-    return of_launch(launch, find(where, *folders, base=recipe.model.base))
+    revision = launch.revisions.get(recipe.model.name) or "main"
+    shape = find(where, *folders, base=recipe.model.base, hub=hub, revision=revision)
+    return of_launch(launch, shape)
 
 
 def expected(

@@ -105,7 +105,8 @@ def of_launch(launch: Launch, geometry: Geometry) -> Serving:
     Raises:
         UsageError: its quantization, or the type of its cache, is not known here.
     """
-    quantization = launch.quantization or _quantization(launch, geometry)
+    quantization = _of_tensors(launch, geometry) or launch.quantization
+    quantization = quantization or _quantization(launch, geometry)
     kv_dtype = launch.text("kv-cache-dtype") or "auto"
     if kv_dtype == "auto":
         kv_dtype = checkpoint_kv_dtype(launch.model, quantization, geometry)
@@ -136,6 +137,15 @@ def _unpacked(launch: Launch) -> bool:
     return flags or str(launch.env.get(MARLIN_VARIABLE, "")) == "1"
 
 
+def _of_tensors(launch: Launch, geometry: Geometry) -> Quantization | None:
+    """Return the quantization by the checkpoint's own tensors, which know better than names."""
+    if geometry.stored is None:
+        return None
+    stored = must_be_known(geometry.stored.quantization)
+    asked = launch.quantization == "fp8-online" or launch.text("quantization") == "fp8"
+    return "fp8-online" if stored == "bf16" and asked else stored
+
+
 def _quantization(launch: Launch, geometry: Geometry) -> Quantization:
     if launch.text("quantization") == "fp8" and geometry.quantization is None:
         return "fp8-online"
@@ -148,6 +158,8 @@ def checkpoint_quantization(geometry: Geometry) -> Quantization:
     Raises:
         UsageError: it says something that is not known here.
     """
+    if geometry.stored is not None:
+        return must_be_known(geometry.stored.quantization)
     try:
         return must_be_known(geometry.quantization or "bf16")
     except UsageError:

@@ -1,0 +1,203 @@
+"""The hub, asked from this machine with its own library: tokens, proxies and endpoint are its."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote
+
+from spark_cluster.models.hub.documents import (
+    MOST_NAMES,
+    HubError,
+    Listing,
+    busy,
+    gated,
+    is_commit,
+    missing,
+    no_revision,
+    unreachable,
+    wrong_answer,
+)
+
+REQUEST_S = 10.0
+"""Longest wait for the next bytes of an answer, seconds."""
+TOTAL_S = 45.0
+"""Longest that one document may take, seconds."""
+LARGEST_LISTING = 16 << 20
+"""Bytes of the description of a repository."""
+OK, PARTIAL, TOO_MANY, NOT_SATISFIABLE = 200, 206, 429, 416
+
+
+class HubLibrary:
+    """The hub as `huggingface_hub` reaches it.
+
+    Args:
+        endpoint: of another hub than HF_ENDPOINT names.
+        known: names of models, for suggestions.
+    """
+
+    def __init__(self, endpoint: str | None = None, known: tuple[str, ...] = ()) -> None:
+        self._endpoint = endpoint
+        self._known = known
+
+    def listing(self, repository: str, revision: str) -> Listing:
+        """The files of a revision.
+
+        Raises:
+            HubError: there is no such repository, or it cannot be asked.
+        """
+        from huggingface_hub import constants
+
+        base = (self._endpoint or constants.ENDPOINT).rstrip("/")
+        url = f"{base}/api/models/{repository}/revision/{quote(revision, safe='')}"
+        text, whole = self._get(url, repository, revision, 0, LARGEST_LISTING)
+        if not whole:
+            raise wrong_answer(f"the description of {repository} is too long")
+        return _listing(text, repository)
+
+    def read(
+        self, repository: str, commit: str, name: str, *, begin: int = 0, most: int
+    ) -> tuple[bytes, bool]:
+        """Bytes of a file from a place on, `most` at most, and whether the file ends there.
+
+        Raises:
+            HubError: it cannot be read.
+        """
+        from huggingface_hub import hf_hub_url
+
+        url = hf_hub_url(repository, name, revision=commit, endpoint=self._endpoint)
+        return self._get(url, repository, commit, begin, most, ranged=True)
+
+    def _get(
+        self,
+        url: str,
+        repository: str,
+        revision: str,
+        begin: int,
+        most: int,
+        *,
+        ranged: bool = False,
+    ) -> tuple[bytes, bool]:
+        from huggingface_hub import get_session
+        from huggingface_hub.utils import build_hf_headers
+
+        headers = dict(build_hf_headers(library_name="spark-cluster"))
+        if ranged:
+            headers["Range"] = f"bytes={begin}-{begin + most - 1}"
+        with (
+            self._explained(repository, revision),
+            get_session().stream("GET", url, headers=headers, timeout=REQUEST_S) as response,
+        ):
+            if response.status_code == NOT_SATISFIABLE:
+                return b"", True
+            if response.status_code not in (OK, PARTIAL):
+                self._refused(response)
+            if begin and response.status_code == OK:
+                raise wrong_answer("it does not give parts of files")
+            body, ended = _bounded(response.iter_bytes(), most)
+            if response.status_code == PARTIAL and ended:
+                ended = _is_the_end(response.headers.get("Content-Range", ""), begin + len(body))
+            return body, ended
+
+    def _refused(self, response: Any) -> None:
+        """Raise what the library makes of an answer that is none."""
+        import httpx2
+        from huggingface_hub.utils import hf_raise_for_status
+
+        if response.status_code == TOO_MANY:
+            wait = response.headers.get("Retry-After", "")
+            raise busy(wait if wait.isdecimal() and len(wait) < 6 else "")
+        # Its words come with the headers; the body, of any length, is not read.
+        left_out = ("content-encoding", "content-length", "transfer-encoding")
+        headers = [(k, v) for k, v in response.headers.items() if k.lower() not in left_out]
+        hf_raise_for_status(
+            httpx2.Response(response.status_code, headers=headers, request=response.request)
+        )
+        raise wrong_answer(f"status {response.status_code}")
+
+    @contextmanager
+    def _explained(self, repository: str, revision: str) -> Iterator[None]:
+        """Turn what the library raises into what the user can do."""
+        import httpx2
+        from huggingface_hub import errors
+
+        try:
+            yield
+        except errors.GatedRepoError as error:
+            raise gated(repository) from error
+        except errors.RepositoryNotFoundError as error:
+            raise missing(repository, self._known) from error
+        except errors.RevisionNotFoundError as error:
+            raise no_revision(repository, revision) from error
+        except errors.EntryNotFoundError as error:
+            raise HubError("file", f"{repository} has no such file on the hub") from error
+        except errors.DisabledRepoError as error:
+            raise HubError("gated", f"the hub has disabled access to {repository!r}") from error
+        except errors.HfHubHTTPError as error:
+            raise _by_status(error, repository) from error
+        except errors.OfflineModeIsEnabled as error:
+            raise unreachable("HF_HUB_OFFLINE is set") from error
+        except errors.HFValidationError as error:
+            raise missing(repository, self._known) from error
+        except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
+            raise unreachable(_words(error)) from error
+        except OSError as error:
+            raise unreachable(_words(error)) from error
+
+
+def _by_status(error: Any, repository: str) -> HubError:
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    if status in (401, 403):
+        return HubError(
+            "gated",
+            f"the hub refuses to show {repository!r} ({status})",
+            hint="the token in HF_TOKEN is not valid or may not read it: make one with read access "
+            "at https://huggingface.co/settings/tokens, or unset it",
+        )
+    return wrong_answer(f"status {status}")
+
+
+def _words(error: Exception) -> str:
+    """The first line of an error, or its kind where it has no words."""
+    first = str(error).strip().partition("\n")[0][:200]
+    timed_out = "Timeout" in type(error).__name__
+    return f"no answer within {REQUEST_S:g} s" if timed_out else first or type(error).__name__
+
+
+def _bounded(chunks: Iterator[bytes], most: int) -> tuple[bytes, bool]:
+    """Return what comes, `most` bytes at most, and whether that was all.
+
+    Raises:
+        HubError: it comes too slowly.
+    """
+    until, found, size = time.monotonic() + TOTAL_S, [], 0
+    for chunk in chunks:
+        found.append(chunk)
+        size += len(chunk)
+        if size > most:
+            return b"".join(found)[:most], False
+        if time.monotonic() > until:
+            raise unreachable(f"an answer took more than {TOTAL_S:g} s")
+    return b"".join(found), True
+
+
+def _is_the_end(content_range: str, place: int) -> bool:
+    """Return whether a file ends there, by `bytes 0-99/1234`."""
+    total = content_range.rpartition("/")[2]
+    return not total.isdecimal() or int(total) <= place
+
+
+def _listing(text: bytes, repository: str) -> Listing:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise wrong_answer(f"the description of {repository} is not JSON") from error
+    document = document if isinstance(document, dict) else {}
+    commit, files = document.get("sha"), document.get("siblings")
+    if not isinstance(commit, str) or not is_commit(commit) or not isinstance(files, list):
+        raise wrong_answer(f"the description of {repository} lacks its commit or its files")
+    names = (f.get("rfilename") for f in files[:MOST_NAMES] if isinstance(f, dict))
+    return Listing(commit, tuple(name for name in names if isinstance(name, str)))

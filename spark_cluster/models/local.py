@@ -1,0 +1,88 @@
+"""A model's checkpoint in a folder of this machine, or in the hub's own cache there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.errors import InvalidFile
+from spark_cluster.models.checkpoint import QUANTIZATION_FILES, Checkpoint
+from spark_cluster.models.quantization import with_quantization
+from spark_cluster.models.stored_weights import stored_tensors
+
+
+def read_folder(folder: Path) -> Checkpoint:
+    """Read what a folder tells of its model.
+
+    Raises:
+        InvalidFile: its config.json, or a header of its weights, cannot be read.
+    """
+    config = _read(folder / "config.json")
+    for name in QUANTIZATION_FILES:
+        if (folder / name).is_file():
+            config = with_quantization(config, name, _read(folder / name))
+    beside = folder / "generation_config.json"
+    generation = _read(beside) if beside.is_file() else {}
+    found = stored_tensors(folder)
+    return Checkpoint(config, generation, tuple(found) if found is not None else None)
+
+
+def model_folder(
+    name: str, folders: Iterable[Path] = (), cache_dir: Path | None = None
+) -> Path | None:
+    """The folder of this machine that holds the model's config.json (and maybe its weights)."""
+    return own_folder(name, folders) or snapshot(name, cache_dir or hub_cache())
+
+
+def own_folder(name: str, folders: Iterable[Path] = ()) -> Path | None:
+    """A folder of that name with a config.json, as given or below one of `folders`."""
+    for parent in (Path(), *folders):
+        folder = parent / Path(name).expanduser()
+        if (folder / "config.json").is_file():
+            return folder
+    return None
+
+
+def hub_cache() -> Path:
+    """Return where the hub's library keeps its downloads, by its own variables."""
+    if given := os.environ.get("HF_HUB_CACHE"):
+        return Path(given)
+    home = os.environ.get("HF_HOME") or Path(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface"
+    )
+    return Path(home) / "hub"
+
+
+def looks_like_path(text: str) -> bool:
+    """Return whether a name can only be meant as a folder."""
+    return text.startswith(("/", "./", "../", "~")) or text in (".", "..")
+
+
+def snapshot(name: str, cache_dir: Path) -> Path | None:
+    """The newest snapshot in the hub's cache; that of `main` first."""
+    if name.count("/") != 1 or looks_like_path(name):
+        return None
+    repository = cache_dir / f"models--{name.replace('/', '--')}"
+    main = repository / "refs" / "main"
+    snapshots = sorted(
+        (repository / "snapshots").glob("*/config.json"),
+        key=lambda path: path.stat().st_mtime,
+        reverse=True,
+    )
+    if main.is_file():
+        first = repository / "snapshots" / main.read_text().strip() / "config.json"
+        snapshots = [first, *snapshots] if first.is_file() else snapshots
+    return snapshots[0].parent if snapshots else None
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidFile(f"is not JSON: {error}", where=str(path)) from error
+    if not isinstance(config, dict):
+        raise InvalidFile("should be a JSON object", where=str(path))
+    return config

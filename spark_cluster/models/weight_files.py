@@ -1,0 +1,69 @@
+"""Which files of a repository or folder hold the weights of a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from spark_cluster.errors import InvalidFile
+from spark_cluster.models.safetensors_header import LARGEST_WEIGHTS
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+SUFFIX = ".safetensors"
+
+MOST_FILES = 2000
+"""The largest models have about 200."""
+
+
+def weight_files(names: Iterable[str]) -> list[str]:
+    """The files that hold the weights, where no index says it.
+
+    Mistral's `consolidated` files hold them a second time, so they count only without others.
+    """
+    files = sorted(n for n in names if n.endswith(SUFFIX) and "/" not in n)
+    if SINGLE in files:
+        return [SINGLE]
+    usual = [name for name in files if not name.startswith("consolidated")]
+    return usual or files
+
+
+def indexed(text: bytes, where: str) -> list[str]:
+    """The files that an index names.
+
+    Raises:
+        InvalidFile: it is not an index, or names files outside its folder.
+    """
+    mapping = _document(text, where).get("weight_map")
+    if not isinstance(mapping, dict):
+        raise InvalidFile("is not a safetensors index: it lacks 'weight_map'", where=where)
+    names = sorted({str(name) for name in mapping.values()})
+    strange = [n for n in names if "/" in n or "\\" in n or not n.endswith(SUFFIX)]
+    if strange or len(names) > MOST_FILES:
+        found = repr(strange[0][:100]) if strange else f"{len(names)} files"
+        raise InvalidFile(f"is not a safetensors index: it names {found}", where=where)
+    return names
+
+
+def total_size(text: bytes, where: str) -> int | None:
+    """Bytes of all tensors by an index; None when it does not say it.
+
+    Raises:
+        InvalidFile: it is not an index.
+    """
+    metadata = _document(text, where).get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if isinstance(total, int | float) and 0 < total <= LARGEST_WEIGHTS:
+        return int(total)
+    return None
+
+
+def _document(text: bytes, where: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidFile(f"is not a safetensors index: {error}", where=where) from error
+    if not isinstance(document, dict):
+        raise InvalidFile("is not a safetensors index: it should be an object", where=where)
+    return document
