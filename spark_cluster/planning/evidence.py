@@ -59,7 +59,7 @@ class Evidence:
             "low": round(self.low, 2),
             "high": round(self.high, 2),
             "contradicts_prediction": self.contradicts(predicted),
-            "sources": [{"title": s.title, "link": s.link} for s in self.sources],
+            "sources": [{"key": s.key, "title": s.title, "link": s.link} for s in self.sources],
         }
 
 
