@@ -29,6 +29,10 @@ run that is so far off, as a share."""
 ROUNDS = 40
 
 
+Column = Callable[[Measured, Step | Work], float]
+"""What the formula multiplies with a constant's coefficient, seconds."""
+
+
 @dataclass(frozen=True)
 class Term:
     """A constant in the equations.
@@ -41,7 +45,7 @@ class Term:
     name: str
     prior: float
     spread: float
-    column: Callable[[Measured, Step | Work], float]
+    column: Column
     inverse: bool
 
 
@@ -52,21 +56,19 @@ def _decode_terms() -> tuple[Term, ...]:
     """What a step's time is made of; the prior says that matrices reach 0.82 of the bandwidth, as
     copying memory does, pieces as small as experts 0.65, and an all-reduce 60 us."""
 
-    def read(name: str) -> Callable[[Measured, Step | Work], float]:
-        return lambda _, one: float(getattr(one.read, name)) / BANDWIDTH
+    def read(name: str) -> Column:
+        return lambda _, one: float(getattr(_of_step(one).read, name)) / BANDWIDTH
+
+    def dense(one: Measured, cost: Step | Work) -> float:
+        drafted = one.run.drafted * draft_read(one.serving)
+        return (_of_step(cost).read.dense + drafted) / BANDWIDTH
 
     return (
-        Term(
-            "dense",
-            0.82,
-            0.15,
-            lambda m, one: (one.read.dense + m.run.drafted * draft_read(m.serving)) / BANDWIDTH,
-            True,
-        ),
+        Term("dense", 0.82, 0.15, dense, True),
         Term("dense_fp4", 0.70, 0.20, read("dense_fp4"), True),
         Term("experts", 0.65, 0.20, read("experts"), True),
         Term("experts_4bit", 0.70, 0.20, read("experts_4bit"), True),
-        Term("eta_kv", 0.80, 0.20, lambda _, one: one.cache / BANDWIDTH, True),
+        Term("eta_kv", 0.80, 0.20, lambda _, one: _of_step(one).cache / BANDWIDTH, True),
         Term("step_ms", 2.0, 0.7, _once, False),
         Term("allreduce_us", 60.0, 0.2, lambda _, one: _reduces(one, sockets=False), False),
         Term("allreduce_socket_us", 180.0, 0.5, lambda _, one: _reduces(one, sockets=True), False),
@@ -78,19 +80,29 @@ def _once(_: Measured, __: Step | Work) -> float:
     return 1e-3
 
 
-def _reduces(one: Step | Work, *, sockets: bool) -> float:
+def _of_step(one: Step | Work) -> Step:
     assert isinstance(one, Step)
+    return one
+
+
+def _of_work(one: Step | Work) -> Work:
+    assert isinstance(one, Work)
+    return one
+
+
+def _reduces(cost: Step | Work, *, sockets: bool) -> float:
+    one = _of_step(cost)
     return one.allreduces * 1e-6 if one.sockets is sockets else 0.0
 
 
 def _prefill_terms() -> tuple[Term, ...]:
     """What a prefill's time is made of; priors from the data sheet's ratio of formats."""
 
-    def tera(name: str) -> Callable[[Measured, Step | Work], float]:
-        return lambda _, one: float(getattr(one, name)) / 1e12 / one.tp
+    def tera(name: str) -> Column:
+        return lambda _, one: float(getattr(one, name)) / 1e12 / _of_work(one).tp
 
-    def _passes(_: Measured, one: Step | Work) -> float:
-        assert isinstance(one, Work)
+    def passes(_: Measured, cost: Step | Work) -> float:
+        one = _of_work(cost)
         return one.activations / BANDWIDTH / one.tp
 
     return (
@@ -101,9 +113,9 @@ def _prefill_terms() -> tuple[Term, ...]:
         Term("prefill_moe_tflops", 50.0, 0.15, tera("experts"), True),
         Term("attention_tflops", 15.0, 0.5, tera("attention"), True),
         Term("flash_tflops", 80.0, 0.2, tera("flash"), True),
-        Term("activation_passes", 15.0, 0.15, _passes, False),
+        Term("activation_passes", 15.0, 0.15, passes, False),
         Term("prefill_ms", 20.0, 0.7, _once, False),
-        Term("prefill_read", 1.5, 0.15, lambda _, one: one.read / BANDWIDTH, False),
+        Term("prefill_read", 1.5, 0.15, lambda _, one: _of_work(one).read / BANDWIDTH, False),
     )
 
 

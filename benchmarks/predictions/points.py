@@ -91,14 +91,14 @@ def serving_of(run: MeasuredRun) -> Serving:
 
 
 def geometry_of(shape: str, name: str) -> Geometry:
-    """Return the shape of a model under the name of its build."""
+    """Return the shape of a model under the name of its build, whatever this machine has of it."""
     config = _shapes().get(shape)
     if config is not None:
         return from_config(config, name)
     try:
-        return replace(find(name, base=shape), name=name)
+        return replace(find(name, cache_dir=SHAPES.parent, base=shape), name=name)
     except UsageError:
-        return replace(find(shape), name=name)
+        return replace(find(shape, cache_dir=SHAPES.parent), name=name)
 
 
 @cache

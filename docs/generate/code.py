@@ -52,6 +52,7 @@ from spark_cluster.loader.project import Project
 from spark_cluster.models import memory
 from spark_cluster.planning import fit, plan
 from spark_cluster.planning.calibrate import Calibration
+from spark_cluster.planning.evidence import Comparison
 from spark_cluster.planning.plan import Plan
 from spark_cluster.planning.purpose import Advice
 from spark_cluster.planning.speed.constants import Constants
@@ -105,6 +106,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
             "tp": int,
             "command": list[str],
             "expected_tok_s": dict[str, Estimate],
+            "measured_by_others": dict[str, Comparison],
         },
     ),
     "plan": ("plan", Plan),

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from spark_cluster.planning.speed.speculative import Speculative
 
 MS = 1e3
-SPEEDS = ("decode_tok_s", "total_tok_s", "prefill_tok_s", "ttfr_ms", "speculative")
-"""What is null where the model does not fit."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +40,9 @@ class PredictedSpeed:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `predict speed --json`."""
-        found = self._figures()
-        return {**found, **dict.fromkeys(SPEEDS)} if self.too_large else found
-
-    def _figures(self) -> dict[str, Any]:
         plain, first, drafted = self.plain, self.first, self.drafted
         best, evidence = (drafted.found if drafted else plain).request, self.evidence
+        fits = not self.too_large
         return {
             "recipe": self.recipe,
             "model": self.model,
@@ -58,14 +53,14 @@ class PredictedSpeed:
             "cached": self.cached,
             "context": self.context,
             "concurrency": self.concurrency,
-            "decode_tok_s": plain.request.to_dict(),
-            "total_tok_s": plain.total.to_dict(),
+            "decode_tok_s": plain.request.to_dict() if fits else None,
+            "total_tok_s": plain.total.to_dict() if fits else None,
             "bytes_per_token": round(plain.bytes_per_token),
-            "prefill_tok_s": first.tokens_s.to_dict(0),
-            "ttfr_ms": first.seconds.times(MS).to_dict(0),
-            "speculative": None if drafted is None else drafted.to_dict(),
-            "measured": evidence.to_dict(best) if evidence else None,
-            "fits": not self.too_large,
+            "prefill_tok_s": first.tokens_s.to_dict(0) if fits else None,
+            "ttfr_ms": first.seconds.times(MS).to_dict(0) if fits else None,
+            "speculative": drafted.to_dict() if drafted and fits else None,
+            "measured": evidence.to_dict(best) if evidence and fits else None,
+            "fits": fits,
             "why_not": self.too_large,
             "basis": self.basis(),
         }

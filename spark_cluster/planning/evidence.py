@@ -19,6 +19,23 @@ the speeds of what was measured by a few percent."""
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """Evidence next to a prediction, as `--json` prints it.
+
+    Attributes:
+        own: by the user's own runs.
+        low, high: tokens/s of one request.
+        contradicts_prediction: nothing that was measured lies in the predicted range.
+    """
+
+    own: bool
+    low: float
+    high: float
+    contradicts_prediction: bool
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Tokens/s of one request as measured.
 
@@ -59,7 +76,7 @@ class Evidence:
             "low": round(self.low, 2),
             "high": round(self.high, 2),
             "contradicts_prediction": self.contradicts(predicted),
-            "sources": [{"title": s.title, "link": s.link} for s in self.sources],
+            "sources": [{"key": s.key, "title": s.title, "link": s.link} for s in self.sources],
         }
 
 

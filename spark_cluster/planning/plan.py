@@ -27,16 +27,6 @@ LOAD_GIB_S = (0.13, 0.19)
 """From disk into memory, GiB/s: 48.07 GiB in 371 s and 15.76 in 84 s (vLLM's default loader)."""
 
 
-SPEEDS = (
-    "decode_tok_s",
-    "decode_total_tok_s",
-    "decode_without_drafter_tok_s",
-    "prefill_tok_s",
-    "ttfr_s",
-)
-"""What is null in `plan --json` where it does not fit."""
-
-
 @dataclass(frozen=True)
 class Speed:
     """The predicted speed.
@@ -62,19 +52,15 @@ class Speed:
 
     def to_dict(self, *, fits: bool = True) -> dict[str, Any]:
         """Return it as `plan --json` prints it; what does not fit has no speed."""
-        found = self._figures()
-        return found if fits else {**found, **dict.fromkeys(SPEEDS)}
-
-    def _figures(self) -> dict[str, Any]:
         best, evidence = self.best, self.evidence
         return {
-            "decode_tok_s": best.request.to_dict(),
-            "decode_total_tok_s": best.total.to_dict(),
-            "decode_without_drafter_tok_s": self.decode.request.to_dict(),
+            "decode_tok_s": best.request.to_dict() if fits else None,
+            "decode_total_tok_s": best.total.to_dict() if fits else None,
+            "decode_without_drafter_tok_s": self.decode.request.to_dict() if fits else None,
             "bytes_per_token": round(self.decode.bytes_per_token),
-            "prefill_tok_s": self.prefill.tokens_s.to_dict(),
-            "ttfr_s": self.prefill.seconds.to_dict(3),
-            "measured": evidence.to_dict(best.request) if evidence else None,
+            "prefill_tok_s": self.prefill.tokens_s.to_dict() if fits else None,
+            "ttfr_s": self.prefill.seconds.to_dict(3) if fits else None,
+            "measured": evidence.to_dict(best.request) if evidence and fits else None,
             "context": self.context,
             "prompt": self.prompt,
             "concurrency": self.concurrency,

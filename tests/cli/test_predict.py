@@ -86,6 +86,32 @@ def test_a_model_and_a_folder(run, tmp_path):
         assert "a model that was not measured" in found["basis"]["decode"]
 
 
+def test_what_does_not_fit_gets_no_speed(run, tmp_path):
+    folder = tmp_path / "large"
+    folder.mkdir()
+    config = {
+        "model_type": "llama",
+        "hidden_size": 16384,
+        "intermediate_size": 53248,
+        "num_hidden_layers": 126,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    status, out, _ = run("predict", "speed", "--model", str(folder), "--json")
+    assert status == 0
+    found = json.loads(out)
+    assert found["fits"] is False
+    assert found["decode_tok_s"] is None
+    assert found["prefill_tok_s"] is None
+    assert "the weights take" in found["why_not"]
+    _, out, _ = run("predict", "speed", "--model", str(folder))
+    assert "does not fit" in out
+    assert "tok/s" not in out
+
+
 def test_drafting_as_asked(run):
     model = ("--model", "google/gemma-4-26B-A4B-it", "--quantization", "fp8", "--json")
     options = ("--draft-tokens", "4", "--acceptance", "0.91,0.90,0.89,0.85")

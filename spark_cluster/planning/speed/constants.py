@@ -65,7 +65,8 @@ class Constants:
             FP4 with native kernels was at hand.
         prefill_bf16_tflops: the same in BF16.
         prefill_unpacked_tflops: the same where weights of 4 bits are unpacked to BF16 (INT4, and
-            others with Marlin); `prefill_unpacked_fp8_tflops` where those in FP8 are.
+            others with Marlin).
+        prefill_unpacked_fp8_tflops: the same where weights in FP8 are unpacked to BF16 (Marlin).
         prefill_moe_tflops: experts in any format.
         attention_tflops: what attention reaches with heads above 256, forced to Triton.
         flash_tflops: the same with smaller heads.

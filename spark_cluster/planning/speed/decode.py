@@ -149,7 +149,7 @@ def known(serving: Serving, constants: Constants, situation: str) -> Correction:
     """
     usual = Constants()
     link = {name: getattr(usual, name) for name in OF_LINK}
-    if replace(constants, **link) != usual:  # type: ignore[arg-type]
+    if replace(constants, **link) != usual:
         return Correction()
     return correction(serving, situation)
 
