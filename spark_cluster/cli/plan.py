@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.facts.model import Facts
-    from spark_cluster.planning.planner import Planner, Question, Subject
+    from spark_cluster.planning.planner import Planner, Question
     from spark_cluster.planning.purpose import Purpose
     from spark_cluster.planning.room import NodeMemory
+    from spark_cluster.planning.subject import Subject
 
 NAME_ONE = "name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME}` in the inventory"
 PURPOSES = ("latency", "throughput", "capacity")
@@ -137,7 +138,7 @@ class Asked:
 
 def _subject(app: App, asked: Asked, allow: Allowances) -> Subject:
     """Return what is planned, and at which size: as asked, else over all nodes that it can use."""
-    from spark_cluster.planning import planner
+    from spark_cluster.planning.subject import of_a_command, of_a_recipe
 
     if asked.text is not None:
         from spark_cluster.importers import commandline
@@ -145,7 +146,7 @@ def _subject(app: App, asked: Asked, allow: Allowances) -> Subject:
         if asked.name is not None:
             raise UsageError("a recipe and --command contradict each other", hint="leave one out")
         launch = changed_launch(commandline.parse(asked.text), asked.changes)
-        return planner.of_a_command(launch, asked.tp)
+        return of_a_command(launch, asked.tp)
     from spark_cluster.config.launch import of_recipe
     from spark_cluster.serving import firewall
 
@@ -153,7 +154,7 @@ def _subject(app: App, asked: Asked, allow: Allowances) -> Subject:
     sizes = recipe.tensor_parallel
     size = (sizes.default or sizes.min) if asked.offline else recipe.size_for(len(app.nodes))
     tp = asked.tp or max(size, sizes.min)
-    subject = planner.of_a_recipe(recipe, of_recipe(recipe, tp))
+    subject = of_a_recipe(recipe, of_recipe(recipe, tp))
     inventory = None if app.inventory_is_missing else app.inventory
     firewalled = firewall.remarks(inventory, recipe, subject.launch.nodes)
     return replace(subject, remarks=(*firewalled, *_asked_for(recipe)))

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spark_cluster import models as shapes
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.model_kind import must_be_served
-from spark_cluster.config.overrides import Overrides
-from spark_cluster.config.parallelism import MOST_NODES, REPLICAS_REFUSED
-from spark_cluster.config.yamlfile import described
-from spark_cluster.errors import InvalidFile, Refused, UsageError
+from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.facts.model import Facts
 from spark_cluster.models.hub import DocumentSource, Hub, cached
 from spark_cluster.models.memory import GIB
@@ -29,54 +25,14 @@ from spark_cluster.planning.purpose import Advice, Purpose, Users, advise
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.constants import Constants, load_constants
 from spark_cluster.planning.speed.serving import of_launch
+from spark_cluster.planning.subject import Subject, allowed, must_generate, wrong_size
 
 if TYPE_CHECKING:
-    from spark_cluster.config.not_carried_over import NotCarriedOver
-    from spark_cluster.config.recipe import Recipe
     from spark_cluster.loader.project import Project
 
 
 Measured = Callable[[Launch, int, float], Evidence | None]
 """What the user measured of a launch, with so many users and tokens of context."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """The subject of a plan.
-
-    Attributes:
-        sizes: fewest and most nodes that it is known to run on.
-        acceptance: of drafted tokens by position, where it was measured.
-        folders: where the model's own files may be on this machine.
-        node_path: the model's folder on the nodes.
-        remarks: what to know about it besides, for the plan to say.
-        not_carried_over: what an import could not take over; some of it may be needed.
-        overrides: engine arguments that are not those of the recipe's file.
-    """
-
-    title: str
-    launch: Launch
-    sizes: tuple[int, int] = (1, 2)
-    acceptance: tuple[float, ...] = ()
-    folders: tuple[Path, ...] = ()
-    node_path: str = ""
-    remarks: tuple[str, ...] = ()
-    not_carried_over: tuple[NotCarriedOver, ...] = ()
-    overrides: Overrides = field(default_factory=dict)
-
-    @property
-    def obstacles(self) -> tuple[str, ...]:
-        """The reasons, besides memory, why it cannot be started as it is."""
-        found = [str(entry) for entry in self.not_carried_over if entry.blocks]
-        if self.launch.origin == "recipe" and self.launch.dp > 1:
-            found.append(REPLICAS_REFUSED.format(self.launch.dp))
-        return tuple(found)
-
-    @property
-    def all_remarks(self) -> tuple[str, ...]:
-        """The remarks, with what was not carried over and may be missed."""
-        left = (str(entry) for entry in self.not_carried_over if not entry.blocks)
-        return (*self.remarks, *left)
 
 
 @dataclass(frozen=True)
@@ -86,34 +42,6 @@ class Question:
     context: int = 1024
     prompt: int = 2048
     concurrency: int = 1
-
-
-def of_a_recipe(recipe: Recipe, launch: Launch) -> Subject:
-    """A recipe's launch at a size, also one that it is not known to run at (the plan says so)."""
-    directory = recipe.model.directory
-    return Subject(
-        recipe.name,
-        launch,
-        (recipe.tensor_parallel.min, recipe.tensor_parallel.max),
-        tuple(recipe.drafter.acceptance) if recipe.drafter else (),
-        (directory,) if directory else (),
-        recipe.model.node_path,
-        not_carried_over=tuple(recipe.not_carried_over),
-        overrides=recipe.overrides,
-    )
-
-
-def of_a_command(launch: Launch, tp: int | None) -> Subject:
-    """A command line at its own size, or at another one.
-
-    Raises:
-        UsageError: the size is beyond what can be planned.
-    """
-    chosen = launch if tp in (None, launch.tp) else launch.at_size(tp or 1)
-    if chosen.tp > MOST_NODES:
-        found = described(chosen.tp)
-        raise UsageError(f"--tensor-parallel-size {found}: expected {MOST_NODES} at most")
-    return Subject(launch.model, chosen, (1, MOST_NODES))
 
 
 class Planner:
@@ -258,9 +186,9 @@ class Planner:
         if launch.kind != "chat":
             remark = f"a model of kind {launch.kind} generates nothing: no tokens/s apply to it"
             fitted = replace(fitted, remarks=(*fitted.remarks, remark))
-        reasons = (*_size(subject), *fitted.reasons)
+        reasons = (*wrong_size(subject), *fitted.reasons)
         near = self._nearest(subject, fitted, rooms, facts) if fitted.reasons else []
-        if not fitted.reasons and _size(subject):
+        if not fitted.reasons and wrong_size(subject):
             near = self._known_size(subject, rooms)
         from spark_cluster.known_issues.rules import lint
 
@@ -316,7 +244,7 @@ class Planner:
 
     def _known_size(self, subject: Subject, rooms: Sequence[NodeMemory]) -> list[Nearest]:
         """Return the nearest size that the recipe is known to run, where it fits."""
-        launch = subject.launch.at_size(_allowed(subject))
+        launch = subject.launch.at_size(allowed(subject))
         fitted = self.fit(replace(subject, launch=launch), rooms)
         why = "a size that the recipe is known to run"
         return [Nearest(f"--tp {launch.tp}", why, launch)] if fitted.fits else []
@@ -341,7 +269,7 @@ class Planner:
         Raises:
             Refused: the model generates nothing.
         """
-        _must_generate(subject)
+        must_generate(subject)
         geometry = self.geometry(subject)
         weights = self.weights_gib(subject, geometry)
         own = {
@@ -377,33 +305,8 @@ def _drafter_gib(drafter: shapes.Geometry | None) -> float:
     return 0.0
 
 
-def _must_generate(subject: Subject) -> None:
-    kind = subject.launch.kind
-    must_be_served(kind, subject.title)
-    if kind != "chat":
-        raise Refused(
-            f"{subject.title} is of kind {kind}: it generates no tokens to compare by --for",
-            hint="leave --for out: the plan shows what fits",
-        )
-
-
 def _waiting(launch: Launch, question: Question) -> list[str]:
     at_a_time = launch.number("max-num-seqs")
     if at_a_time and question.concurrency > at_a_time:
         return [f"--max-num-seqs {at_a_time:g}: further requests wait for their turn"]
     return []
-
-
-def _size(subject: Subject) -> list[str]:
-    (low, high), tp = subject.sizes, subject.launch.tp
-    if low <= tp <= high:
-        return []
-    sizes = f"{low}" if low == high else f"{low} to {high}"
-    if high == MOST_NODES:
-        sizes = f"{low} or more"
-    return [f"{subject.title} is known to run with --tp {sizes} only, not {tp}"]
-
-
-def _allowed(subject: Subject) -> int:
-    low, high = subject.sizes
-    return min(max(subject.launch.tp, low), high)

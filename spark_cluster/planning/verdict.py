@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.planning.planner import Planner, Question, of_a_recipe
+from spark_cluster.planning.planner import Planner, Question
 from spark_cluster.planning.room import assumed
 from spark_cluster.planning.speed.estimate import SMALLEST, Estimate
+from spark_cluster.planning.subject import of_a_recipe
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe

@@ -27,7 +27,7 @@ from spark_cluster.serving.patches import MountedPatch, mounted_patches
 from spark_cluster.topology import Node
 
 if TYPE_CHECKING:
-    from spark_cluster.planning.planner import Subject
+    from spark_cluster.planning.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ServePlan:
     def subject(self) -> Subject:
         """The subject for the planner."""
         # Late: formulas and rules are not read for looking that all is up.
-        from spark_cluster.planning.planner import of_a_recipe
+        from spark_cluster.planning.subject import of_a_recipe
 
         return of_a_recipe(self.recipe, self.launch)
 

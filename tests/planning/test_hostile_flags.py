@@ -17,9 +17,9 @@ from spark_cluster.importers import commandline
 from spark_cluster.known_issues.rules import lint
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.planning import planner
 from spark_cluster.planning.planner import Planner, Question
 from spark_cluster.planning.room import assumed
+from spark_cluster.planning.subject import Subject, of_a_command
 
 RECIPE = """\
 name: r
@@ -91,7 +91,7 @@ def test_a_recipe_for_too_many_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flag", NUMBERS)
 def test_figures_of_a_command(flag: str, value: str) -> None:
     words = f"vllm serve google/gemma-4-31B-it --{flag}={value}"
-    plan(lambda: planner.of_a_command(commandline.parse(words), None))
+    plan(lambda: of_a_command(commandline.parse(words), None))
 
 
 SPEC = "vllm serve google/gemma-4-31B-it --speculative-config "
@@ -100,7 +100,7 @@ SPEC = "vllm serve google/gemma-4-31B-it --speculative-config "
 @pytest.mark.parametrize("tokens", ["-1", "0", DIGITS, "9" * 5000, "1e400", "[]", "true", "1001"])
 def test_drafted_tokens_of_a_command(tokens: str) -> None:
     text = f"""{SPEC}'{{"method": "mtp", "num_speculative_tokens": {tokens}}}'"""
-    plan(lambda: planner.of_a_command(commandline.parse(text), None))
+    plan(lambda: of_a_command(commandline.parse(text), None))
 
 
 @settings(max_examples=60)
@@ -108,8 +108,8 @@ def test_drafted_tokens_of_a_command(tokens: str) -> None:
 @example({"max-model-len": math.inf})
 @example({"max-model-len": 10**400, "max-num-seqs": 2**64 - 1})
 def test_any_figures_of_a_launch(args: dict[str, float]) -> None:
-    def subject() -> planner.Subject:
+    def subject() -> Subject:
         launch = commandline.parse("vllm serve google/gemma-4-31B-it")
-        return planner.of_a_command(launch.with_flags(args), None)
+        return of_a_command(launch.with_flags(args), None)
 
     plan(subject)
