@@ -109,7 +109,7 @@ def _list(app: App, rows: list[tuple[Entry, dict[int, Estimate]]]) -> None:
     from spark_cluster.cli.console import mark, painted, styled
 
     sources: dict[str, int] = {}
-    app.console.print(_table(rows, sources, models=app.console.width >= WIDE))
+    app.console.print(_table(rows, sources, wide=app.console.width >= WIDE))
     for source, number in sources.items():
         app.console.print(painted(f"[{number}] {source}", "dim"), soft_wrap=True)
     for entry, _ in rows:
@@ -118,16 +118,16 @@ def _list(app: App, rows: list[tuple[Entry, dict[int, Estimate]]]) -> None:
 
 
 def _table(
-    rows: list[tuple[Entry, dict[int, Estimate]]], sources: dict[str, int], *, models: bool
+    rows: list[tuple[Entry, dict[int, Estimate]]], sources: dict[str, int], *, wide: bool
 ) -> Table:
-    """Return the list; with `models` each recipe's model below its name."""
+    """Return the list; a wide one has each recipe's model below its name, and its sizes."""
     from rich.table import Table
 
     from spark_cluster.cli.console import joined, painted, styled
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("recipe", no_wrap=True)
-    for title in ("weights", "TP", "expected tok/s", "measured tok/s"):
+    for title in ("weights", *(["TP"] if wide else []), "expected\ntok/s", "measured\ntok/s"):
         table.add_column(title, overflow="fold")
     for entry, speeds in rows:
         name = styled("{}[cyan]{}[/]", entry.name, " (yours)" if entry.own else "")
@@ -135,11 +135,11 @@ def _table(
             table.add_row(name, painted("invalid", "red"))
             continue
         recipe = entry.recipe
-        sizes = recipe.tensor_parallel
+        sizes = str(recipe.tensor_parallel).replace(" to ", "-").replace(" or more", "+")
         table.add_row(
-            joined([name, painted(recipe.model.name, "dim")]) if models else name,
+            joined([name, painted(recipe.model.name, "dim")]) if wide else name,
             recipe.model.quantization or "",
-            str(sizes).replace(" to ", "-").replace(" or more", "+"),
+            *([sizes] if wide else []),
             _speeds(speeds),
             _measured(recipe, sources),
         )
@@ -149,9 +149,14 @@ def _table(
 def _speeds(speeds: dict[int, Estimate]) -> Text:
     from spark_cluster.cli.console import joined, painted
 
-    spans = {tp: f"{one.low:.1f} to {one.high:.1f}" for tp, one in speeds.items()}
-    lines = [_sized(tp, painted(span)) for tp, span in spans.items()]
+    lines = [_sized(tp, painted(_span(one))) for tp, one in speeds.items()]
     return joined(lines or [painted("not predicted", "dim")])
+
+
+def _span(speed: Estimate) -> str:
+    """A range in few characters: it stands in a table of 80 columns."""
+    digits = 0 if speed.low >= 10 else 1
+    return f"{speed.low:.{digits}f}-{speed.high:.{digits}f}"
 
 
 def _measured(recipe: Recipe, sources: dict[str, int]) -> Text:

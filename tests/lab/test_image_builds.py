@@ -60,7 +60,8 @@ def write(user: CommandLine, **changed: Any) -> None:
 
 
 def inside(node: LabNode, path: str) -> str:
-    return node.run(["docker", "exec", "spark-vllm", "cat", path]).stdout.strip()
+    look = ["docker", "run", "--rm", "--entrypoint", "cat", "spark-cluster/lab-mods:mods", path]
+    return node.run(look).stdout.strip()
 
 
 def built(node: LabNode) -> str:
@@ -112,9 +113,9 @@ def test_a_script_that_fails_or_never_ends(user: CommandLine, spark1: LabNode) -
     put(script, "echo the patch does not apply >&2\nexit 1\n")
     write(user)
     ran = user(*ALLOWED, status=1)
-    assert "building spark-cluster/lab-mods:mods failed" in ran.said
-    assert "the patch does not apply" in ran.said
+    assert "building spark-cluster/lab-mods:mods failed" in ran.printed
+    assert "the patch does not apply" in ran.printed
     put(script, "sleep 600\n")
     write(user, timeout_s=20)
-    assert "20 s" in user(*ALLOWED, status=1).said
+    assert "20 s" in user(*ALLOWED, status=1).printed
     assert built(spark1) == before, "the image that was there stays"
