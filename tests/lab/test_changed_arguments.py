@@ -58,6 +58,7 @@ def test_a_key_that_is_not_known(user):
     assert "did you mean 'max-num-seqs'?" in ran.printed
 
 
+@pytest.mark.soak
 def test_stages_on_both_nodes(user, spark1):
     """Both stages are loaded; vLLM 0.32 has no answer from stages on CPUs, by Ray or without it."""
     ran = user("up", "--tp", "1", "--recipe", STAGED, status=5)
