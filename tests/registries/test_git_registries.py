@@ -221,6 +221,16 @@ def test_a_repository_that_is_too_large_is_given_up(
     assert registries.pins(project) == {}
 
 
+def test_a_tree_that_lists_its_own_content_over_and_over_is_given_up(
+    theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs.commit_files({"one": ours("one")} | {f"{n}/{n}.txt": "" for n in range(40)})
+    monkeypatch.setattr(git, "LARGEST_LISTING", 1 << 10)
+    with pytest.raises(Failed, match="lists more files"):
+        taken(project)
+    assert registries.pins(project) == {}
+
+
 def test_a_server_that_hangs_is_given_up(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
