@@ -28,11 +28,11 @@ if command -v docker >/dev/null; then
     docker container ls --all --quiet --filter "name=^/?$1$" --filter "label=$2=$3" |
         xargs --no-run-if-empty docker rm --force
 fi
-if grep --quiet --no-messages --fixed-strings "$3" "$4"; then
+if grep --quiet --no-messages --fixed-strings --regexp="\\"$2\\": \\"$3\\"" "$4"; then
     systemctl disable --now "$1.service"
 fi
 """
-"""Ends the Ray of a run, as a container or as a unit."""
+"""Ends the Ray of a run, as a container or as a unit; the file of a unit has its labels in JSON."""
 
 ARM = 'systemctl stop "$0.timer" 2>/dev/null; exec systemd-run --unit "$0" "$@"'
 

@@ -59,6 +59,12 @@ def test_a_unit_of_the_run_is_ended(node):
     ]
 
 
+def test_a_unit_that_only_has_the_letters_of_the_run_stays(node):
+    """`up` has made it since; its run is another one, or none."""
+    (listed,) = node("", '# {"spark-cluster.fabric": "r10", "spark-cluster.recipe": "r1"}\n')
+    assert listed.startswith("docker container ls")
+
+
 def test_the_limit_is_later_than_any_measurement():
     assert fabric_end.limit_s(300) > 300 + LIMIT_S
 
