@@ -174,3 +174,11 @@ def test_empty_lists_in_a_model_file(tmp_path: Path) -> None:
     recipe, imported = made(tmp_path, text)
     assert recipe.model.name == "example/Lark-70B"
     assert "features: found a list, read as an empty mapping" in imported.notes
+
+
+def test_a_comment_with_an_endless_word_names_no_image() -> None:
+    """A registry's file is read without anyone looking at it: no expression may take minutes."""
+    for word, image in (("org/vllm:1", "org/vllm:1"), ("/" * 19_000, "")):
+        guide = f"# DGX Spark\n```\n# image {word}\nvllm serve org/m\n```\n"
+        (command,) = spark_commands(guide)
+        assert command.image == image
