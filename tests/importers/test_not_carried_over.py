@@ -13,6 +13,7 @@ from spark_cluster.importers.guide import spark_commands
 from spark_cluster.importers.importer import Choice
 from spark_cluster.importers.recipe_text import write
 from spark_cluster.importers.result import Imported
+from spark_cluster.importers.template import fill
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 
@@ -182,3 +183,11 @@ def test_a_comment_with_an_endless_word_names_no_image() -> None:
         guide = f"# DGX Spark\n```\n# image {word}\nvllm serve org/m\n```\n"
         (command,) = spark_commands(guide)
         assert command.image == image
+
+
+def test_many_places_of_a_long_value_are_refused_before_they_are_filled() -> None:
+    """200 KB of a recipe would stand for gigabytes of a command."""
+    values = {"a": "x" * 1000}
+    with pytest.raises(InvalidFile, match="longer than 200000 characters"):
+        fill("vllm serve m " + "{a}" * 201, values, "r.yaml:1")
+    assert fill("vllm serve {a}", values, "r.yaml:1").endswith("x" * 1000)
