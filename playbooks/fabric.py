@@ -70,6 +70,8 @@ def _start(play: Play, plan: ServePlan, name: str) -> None:
             seconds = fabric_end.limit_s(plan.recipe.ray.join_timeout_s)
             fabric_end.arm(_sessions(play, plan), name, seconds)
         start_ray_alone(play, plan, str(guarded.given["state"]), {fabric_end.LABEL: name})
+        if not play.check:
+            fabric_end.start_no_more(_sessions(play, plan))
 
 
 def _end(play: Play, plan: ServePlan) -> None:

@@ -28,11 +28,21 @@ if command -v docker >/dev/null; then
     docker container ls --all --quiet --filter "name=^/?$1$" --filter "label=$2=$3" |
         xargs --no-run-if-empty docker rm --force
 fi
-if grep --quiet --no-messages --fixed-strings "$3" "$4"; then
+if grep --quiet --no-messages --fixed-strings --regexp="\\"$2\\": \\"$3\\"" "$4"; then
     systemctl disable --now "$1.service"
 fi
 """
-"""Ends the Ray of a run, as a container or as a unit."""
+"""Ends the Ray of a run, as a container or as a unit; the file of a unit has its labels in JSON."""
+
+ONCE = r"""\
+if command -v docker >/dev/null && docker container inspect "$1" >/dev/null 2>&1; then
+    docker update --restart no "$1" >/dev/null || exit
+fi
+if test -e "$2"; then
+    systemctl --quiet disable "$1.service"
+fi
+"""
+"""Keeps Ray from coming back with the node: its timer would not."""
 
 ARM = 'systemctl stop "$0.timer" 2>/dev/null; exec systemd-run --unit "$0" "$@"'
 
@@ -66,6 +76,23 @@ def arm(sessions: Iterable[Session], run: str, seconds: float) -> None:
                 f"systemd-run: {done.stderr.strip()[:200] or f'status {done.status}'}",
                 where=session.node,
                 hint="`bench fabric` starts Ray only where the node ends it by itself",
+            )
+
+
+def start_no_more(sessions: Iterable[Session]) -> None:
+    """Have no node start Ray again after a reboot or a power cut, of which no timer is left.
+
+    Only when its nodes have joined: until then Ray's programs may have to be started again.
+
+    Raises:
+        SparkClusterError: a node does not do so.
+    """
+    for session in sessions:
+        done = session.run(["sh", "-c", ONCE, "once", RAY, f"{FOLDER}/{RAY}.service"])
+        if done.status != 0:
+            raise Failed(
+                f"Ray would start again with the node: {done.stderr.strip()[:200]}",
+                where=session.node,
             )
 
 

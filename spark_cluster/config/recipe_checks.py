@@ -25,7 +25,7 @@ ADVICE = "put what is needed into a folder of its own, such as /srv/NAME"
 
 def check(recipe: Recipe) -> list[Problem]:
     """Every problem of that kind; the messages never repeat what may be a secret."""
-    found = (_kind, _engine, _runtime, _secrets, _ports, _mounts, _models, _patches)
+    found = (_kind, _engine, _runtime, _secrets, _step_secrets, _ports, _mounts, _models, _patches)
     return [problem for look in found for problem in look(recipe)]
 
 
@@ -105,6 +105,18 @@ def _secrets(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(
             ("image", "build", key), "it contains a secret, which would stay in the image"
         )
+
+
+def _step_secrets(recipe: Recipe) -> Iterator[Problem]:
+    """Yield the secret variables of a build's steps: they stay in the image's history."""
+    build = recipe.image.build
+    for index, step in enumerate(build.steps if build is not None else ()):
+        for name, value in step.env.items():
+            if is_secret_setting(name, value):
+                yield Problem(
+                    ("image", "build", "steps", index, "env", name),
+                    "a secret, which would stay in the image; give it to the containers, under env",
+                )
 
 
 def _ports(recipe: Recipe) -> Iterator[Problem]:

@@ -12,8 +12,11 @@ from spark_cluster.importers import commandline
 _HEADING = re.compile(r"(#+)\s+(.*)")
 _FENCE = re.compile(r"\s*(```|~~~)")
 _SPARK = re.compile(r"\bDGX Spark\b|\bGB10\b", re.IGNORECASE)
-_IMAGE = re.compile(r"^\s*#.*\b(?:container|image)\b:?\s+(\S+[:/]\S+)\s*$", re.MULTILINE)
-"""A comment that names the image of the command below it."""
+_IMAGE = re.compile(
+    r"^[ \t]*#.*\b(?:container|image)\b:?[ \t]+(\S{1,200}[:/]\S{1,200})[ \t]*$", re.MULTILINE
+)
+"""A comment that names the image of the command below it; of a limited length, as a long word could
+be split in as many ways as its length squared."""
 
 LONGEST = 20_000
 """Characters of a code block that is looked at."""

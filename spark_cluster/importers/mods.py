@@ -33,7 +33,7 @@ _NETWORK = re.compile(
 _BACKGROUND = re.compile(r"(?m)\bnohup\b|\bsetsid\b|\bdisown\b|(?<![&>|])&[ \t]*(?:#.*)?$")
 """What leaves a process behind, which ends with the build."""
 
-_KERNEL = re.compile(r">+\s*/(?:proc|sys)/|\bsysctl\s+-w\b")
+_KERNEL = re.compile(r">[ \t]*/(?:proc|sys)/|\bsysctl\s+-w\b")
 """What changes the running kernel, of which nothing is in an image."""
 
 _SKIPPED = ("__pycache__",)
@@ -204,4 +204,4 @@ def _named(text: str, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _without_comments(text: str) -> str:
-    return re.sub(r"(?m)^\s*#.*$", "", text)
+    return re.sub(r"(?m)^[ \t]*#.*$", "", text)

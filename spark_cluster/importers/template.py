@@ -34,19 +34,15 @@ def fill(template: str, values: Mapping[str, Any], where: str) -> str:
         where: file and line, for messages.
 
     Raises:
-        InvalidFile: a placeholder has no value, or there is a circular reference.
+        InvalidFile: a placeholder has no value, there is a circular reference, or it is too long.
     """
     pattern = _PLACE_OR_DOUBLED if "{{" in template else _PLACE
-    text = _round(pattern, template, values)
+    text = _round(pattern, template, values, where)
     for _ in range(_ROUNDS):
         asked = places(text) & set(values)
         if not asked:
             break
-        text = _round(_PLACE, text, values)
-        if len(text) > _LONGEST:
-            raise InvalidFile(
-                "circular reference among the values of the command's placeholders", where=where
-            )
+        text = _round(_PLACE, text, values, where)
     missing = sorted(places(text))
     if missing:
         raise InvalidFile(
@@ -58,13 +54,23 @@ def fill(template: str, values: Mapping[str, Any], where: str) -> str:
     return text
 
 
-def _round(pattern: re.Pattern[str], text: str, values: Mapping[str, Any]) -> str:
+def _round(pattern: re.Pattern[str], text: str, values: Mapping[str, Any], where: str) -> str:
+    size = len(text)
+
     def one(found: re.Match[str]) -> str:
         if found[0] in ("{{", "}}"):
             return found[0][0]
         if found[1] not in values:
             return found[0]
         value = as_word(values[found[1]])
+        nonlocal size
+        size += len(value)
+        if size > _LONGEST:  # before it is made: many places of a long value take all memory
+            raise InvalidFile(
+                f"the command is longer than {_LONGEST} characters with its values: is there a "
+                "circular reference among them?",
+                where=where,
+            )
         inside = text[found.start() - 1 : found.start()] in ("'", '"')
         return shlex.quote(value) if value.startswith(("{", "[")) and not inside else value
 

@@ -28,6 +28,10 @@ TIMEOUT_S = 120.0
 LARGEST_PACK = 256 << 20
 """Bytes of any file that git may write."""
 
+LARGEST_LISTING = 32 << 20
+"""Bytes of the list of files, some 400,000 of them. A small pack can list the same folder over and
+over, and each entry takes a multiple of its length while it is read."""
+
 HISTORY = 200
 """Commits of a branch that are fetched, to see whether the taken one is still among them."""
 
@@ -67,12 +71,17 @@ class Fetched:
         """Return the files that are taken.
 
         Raises:
-            Failed: git does not read them.
+            Failed: git does not read them, or there are too many.
         """
-        listed = list(_entries(self.git.output("ls-tree", "-rlz", self.commit, "--")))
+        data = self.git.output("ls-tree", "-rlz", self.commit, "--")
+        if len(data) > LARGEST_LISTING:
+            raise Failed(
+                f"the registry '{self.git.registry.name}' lists more files than can be looked at",
+                where=self.git.registry.url,
+            )
         taken = [
             (path, number)
-            for mode, number, size, path in listed
+            for mode, number, size, path in _entries(data)
             if chosen.takes(path, size, regular=mode in _REGULAR)
         ]
         contents = self.git.contents([number for _, number in taken])

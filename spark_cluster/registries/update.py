@@ -113,11 +113,12 @@ def look(registry: Registry, folder: Path) -> Update:
         UsageError, Failed, InvalidFile: as `update`.
     """
     fixed, taken = registry.fixed, known.last_taken(registry, folder)
-    before, here = _cached(registry, taken), _cached(registry, fixed)
+    here = _cached(registry, fixed)
     if here is not None:
         found, rewritten = _current(registry, here), False
     else:
         found, rewritten = _fetch(registry, taken)
+    before = _cached(registry, taken)
     same = found.revision == taken and before is not None
     changes = Changes() if same else Changes.between(before, found)
     return Update(registry, taken, found, changes, rewritten, bool(fixed), bool(fixed) or same)
@@ -132,11 +133,21 @@ def _fetch(registry: Registry, taken: str | None) -> tuple[Index, bool]:
     with git.fetched(registry, registry.commit) as fetched:
         moves = taken is not None and registry.commit is None
         rewritten = moves and not fetched.has_in_history(taken or "")
+        if taken is not None and moves and not rewritten:
+            _keep(registry, git.Fetched(fetched.git, taken))
         here = _cached(registry, fetched.commit)
         if here is not None:
             return _current(registry, here), rewritten
         files = fetched.files(chosen)
     return snapshot.store(registry, fetched.commit, files, chosen.skipped), rewritten
+
+
+def _keep(registry: Registry, pinned: git.Fetched) -> None:
+    """Put the commit in use into the cache where it is not (another machine, an emptied cache), so
+    that it can be used without agreeing to what the branch has now."""
+    if _cached(registry, pinned.commit) is None:
+        chosen = Chosen(registry)
+        snapshot.store(registry, pinned.commit, pinned.files(chosen), chosen.skipped)
 
 
 def _cached(registry: Registry, revision: str | None) -> Index | None:

@@ -50,7 +50,8 @@ class NodeDocuments:
 
     def __init__(self, session: Session, endpoint: str | None = None) -> None:
         self._session = session
-        self._endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+        named = (endpoint or os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+        self._endpoint = _without_password(named)
 
     def listing(self, repository: str, revision: str) -> Listing:
         """The files of a revision.
@@ -147,6 +148,12 @@ class NodeDocuments:
         if not own and (where.scheme, where.netloc) != (home.scheme, home.netloc):
             raise wrong_answer(f"it sends on to {(where.hostname or 'nowhere')[:100]!r}")
         return target
+
+
+def _without_password(url: str) -> str:
+    """Return an address without user and password: those are the laptop's, as its token is."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _path(repository: str, commit: str, name: str) -> str:

@@ -21,14 +21,14 @@ DOCKER = PROGRAM + 'case "$*" in *ls*label=spark-cluster.fabric=r1) cat "$STATE/
 
 @pytest.fixture
 def node(tmp_path: Path) -> Any:
-    """`node(ids, unit)`: run the command with stand-ins; returns what was called."""
+    """`node(ids, unit)`: run the command (by default the end's) with stand-ins; what was called."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in (("docker", DOCKER), ("systemctl", PROGRAM)):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
 
-    def run(ids: str, unit: str | None) -> list[str]:
+    def run(ids: str, unit: str | None, command: list[str] | None = None) -> list[str]:
         (tmp_path / "ids").write_text(ids)
         file = tmp_path / "ray.service"
         if unit is not None:
@@ -36,7 +36,8 @@ def node(tmp_path: Path) -> Any:
         *words, _ = fabric_end.end_command("r1")
         path = f"{programs}:{os.environ['PATH']}"
         env = {**os.environ, "PATH": path, "STATE": str(tmp_path)}
-        subprocess.run([*words, str(file)], check=False, env=env, timeout=60)
+        argv = command or [*words, str(file)]
+        subprocess.run(argv, check=False, env=env, timeout=60)
         return (tmp_path / "calls").read_text().splitlines()
 
     return run
@@ -59,8 +60,30 @@ def test_a_unit_of_the_run_is_ended(node):
     ]
 
 
+def test_a_unit_that_only_has_the_letters_of_the_run_stays(node):
+    """`up` has made it since; its run is another one, or none."""
+    (listed,) = node("", '# {"spark-cluster.fabric": "r10", "spark-cluster.recipe": "r1"}\n')
+    assert listed.startswith("docker container ls")
+
+
 def test_the_limit_is_later_than_any_measurement():
     assert fabric_end.limit_s(300) > 300 + LIMIT_S
+
+
+@pytest.mark.parametrize("unit", [None, "[Unit]\n"])
+def test_ray_does_not_come_back_with_a_node_that_was_cut_off(node, tmp_path, unit):
+    """A transient timer is gone then, so that nothing would end it."""
+
+    def run(argv: list[str]) -> Output:
+        *words, _ = argv
+        calls = node("", unit, [*words, str(tmp_path / "ray.service")])
+        assert "docker update --restart no spark-ray" in calls
+        assert ("systemctl --quiet disable spark-ray.service" in calls) == bool(unit)
+        return Output(1, "", "no such container\n")
+
+    sessions: list[Any] = [SimpleNamespace(run=run, node="spark1")]
+    with pytest.raises(Failed, match="start again with the node: no such container"):
+        fabric_end.start_no_more(sessions)
 
 
 def test_a_node_that_does_not_take_the_timer():

@@ -13,6 +13,7 @@ from spark_cluster.importers.guide import spark_commands
 from spark_cluster.importers.importer import Choice
 from spark_cluster.importers.recipe_text import write
 from spark_cluster.importers.result import Imported
+from spark_cluster.importers.template import fill
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 
@@ -174,3 +175,19 @@ def test_empty_lists_in_a_model_file(tmp_path: Path) -> None:
     recipe, imported = made(tmp_path, text)
     assert recipe.model.name == "example/Lark-70B"
     assert "features: found a list, read as an empty mapping" in imported.notes
+
+
+def test_a_comment_with_an_endless_word_names_no_image() -> None:
+    """A registry's file is read without anyone looking at it: no expression may take minutes."""
+    for word, image in (("org/vllm:1", "org/vllm:1"), ("/" * 19_000, "")):
+        guide = f"# DGX Spark\n```\n# image {word}\nvllm serve org/m\n```\n"
+        (command,) = spark_commands(guide)
+        assert command.image == image
+
+
+def test_many_places_of_a_long_value_are_refused_before_they_are_filled() -> None:
+    """200 KB of a recipe would stand for gigabytes of a command."""
+    values = {"a": "x" * 1000}
+    with pytest.raises(InvalidFile, match="longer than 200000 characters"):
+        fill("vllm serve m " + "{a}" * 201, values, "r.yaml:1")
+    assert fill("vllm serve {a}", values, "r.yaml:1").endswith("x" * 1000)

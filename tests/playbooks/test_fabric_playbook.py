@@ -58,7 +58,9 @@ class Play:
 
     def session(self, node: Any) -> Any:
         def run(argv: list[str]) -> Output:
-            self.done.append(f"{node.name}: {'arm' if fabric_end.ARM in argv else 'disarm'}")
+            known = {fabric_end.ARM: "arm", fabric_end.ONCE: "once"}
+            what = next((known[word] for word in argv if word in known), "disarm")
+            self.done.append(f"{node.name}: {what}")
             return Output(0, "", "")
 
         return SimpleNamespace(run=run, node=node.name)
@@ -100,6 +102,8 @@ def test_ray_is_started_and_ended(playbook):
     ray = "Ray, firewall present, {'spark-cluster.fabric': 'r1'}"
     armed = ["spark1: arm", "spark2: arm"]
     assert play.done[play.done.index(ray) - 2 : play.done.index(ray)] == armed
+    once = ["spark1: once", "spark2: once"]
+    assert play.done[play.done.index(ray) + 1 : play.done.index("measure")] == once
     assert play.done.index("network") < play.done.index("images") < play.done.index("measure")
     assert play.done[-4:] == ["job r1 at 8265", DOWN, "spark1: disarm", "spark2: disarm"]
     assert "models" not in play.done, "no model is fetched for it"

@@ -87,6 +87,31 @@ def test_what_moved_is_named_and_taken_only_when_agreed(theirs: Repository, proj
     assert not taken(project).changes, "nothing has moved since"
 
 
+def test_what_is_pinned_is_fetched_again_where_the_cache_lacks_it(
+    theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another machine, or an emptied cache: it need not agree to what the branch has now."""
+    first = theirs.commit(old=ours("old"))
+    taken(project)
+    theirs.commit(old=None, new=ours("new"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another cache"))
+    found = taken(project, agree=False)
+    assert (found.taken, found.in_use) == (first, False)
+    assert (found.changes.added, found.changes.removed) == (("new",), ("old",))
+    assert list(listed(project)) == ["old"]
+    assert registries.pins(project) == {f"{theirs.url} main": first}
+
+
+def test_what_is_pinned_and_has_not_moved_is_in_use_at_once(
+    theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    theirs.commit(one=ours("one"))
+    taken(project)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another cache"))
+    assert taken(project, agree=False).in_use
+    assert list(listed(project)) == ["one"]
+
+
 def test_a_rewritten_branch_is_recognised(theirs: Repository, project: Path) -> None:
     theirs.commit(one=ours("one"))
     theirs.commit(two=ours("two"))
@@ -217,6 +242,16 @@ def test_a_repository_that_is_too_large_is_given_up(
     theirs.commit_files({"one": ours("one"), "data.bin": os.urandom(1 << 20)})
     monkeypatch.setattr(git, "LARGEST_PACK", 64 << 10)
     with pytest.raises(Failed, match="larger than"):
+        taken(project)
+    assert registries.pins(project) == {}
+
+
+def test_a_tree_that_lists_its_own_content_over_and_over_is_given_up(
+    theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs.commit_files({"one": ours("one")} | {f"{n}/{n}.txt": "" for n in range(40)})
+    monkeypatch.setattr(git, "LARGEST_LISTING", 1 << 10)
+    with pytest.raises(Failed, match="lists more files"):
         taken(project)
     assert registries.pins(project) == {}
 

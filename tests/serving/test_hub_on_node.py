@@ -159,3 +159,12 @@ def test_a_node_without_a_network(node: Node, tmp_path: Path) -> None:
     documents = NodeDocuments(node, "http://127.0.0.1:1")  # type: ignore[arg-type]
     with pytest.raises(HubError, match="from the node"):
         Hub(documents, ModelStore(tmp_path)).checkpoint("org/small")
+
+
+def test_a_password_of_the_laptop_for_its_mirror_is_not_sent_to_the_node(
+    hub: LabHub, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("://", "://me:p%40ss@"))
+    documents = NodeDocuments(node)  # type: ignore[arg-type]
+    assert documents.listing("org/small", "main").names
+    assert node.asked == [f"{hub.url}/api/models/org/small/revision/main"]

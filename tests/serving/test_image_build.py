@@ -86,6 +86,7 @@ WRONG = [
     ({"base": {"ref": "$BASE"}}, "base.ref"),
     ({"steps": [step(env={"A B": "c"})]}, "env"),
     ({"steps": [step(env={"K": "hf_abcdefghijklmnopqrstuvwxyz0123456789"})]}, "a secret"),
+    ({"steps": [step(env={"DB_PASSWORD": "hunter22"})]}, "DB_PASSWORD: a secret"),
 ]
 
 
