@@ -142,6 +142,10 @@ class Model(Schema):
         return self.path or f"/srv/models/{self.name.replace('/', '--')}"
 
 
+BUILT = ("spark-cluster/", "local/")
+"""Where images that are built on the nodes have their names: no registry's image is there."""
+
+
 class Image(Schema):
     """The container image."""
 
@@ -161,6 +165,11 @@ class Image(Schema):
     def _one_origin(self) -> Image:
         if self.build and (self.digest or self.archive):
             raise ValueError("build: the image is built, so it has no digest or archive to take")
+        if self.build and not self.ref.startswith(BUILT):
+            raise ValueError(
+                f"ref: {self.ref}, which is built here, could be taken for the image of that name "
+                f"by other recipes; expected a name below {' or '.join(BUILT)}"
+            )
         return self
 
     @property

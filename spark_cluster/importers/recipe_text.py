@@ -17,6 +17,7 @@ from spark_cluster.config.launch import Launch
 from spark_cluster.config.node_paths import why_refused
 from spark_cluster.config.parallelism import MOST_NODES
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import BUILT
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.yamlfile import dotted
 from spark_cluster.errors import InvalidFile
@@ -126,6 +127,11 @@ def _sizes(source: Source) -> dict[str, int]:
     return sizes
 
 
+def _last(image: str) -> str:
+    """Return name and tag of an image without its registry and repository's folders."""
+    return image.partition("@")[0].rpartition("/")[2]
+
+
 def slug(text: str) -> str:
     """A name for a recipe: `google/Gemma 4 31B` becomes `gemma-4-31b`."""
     last = text.rstrip("/").rpartition("/")[2]
@@ -192,7 +198,8 @@ def _served(parts: Parts, launch: Launch, name: str) -> str:
 def _image(parts: Parts, launch: Launch, given: str | None) -> dict[str, Any]:
     if launch.dockerfile:
         build = {"dockerfile": launch.dockerfile, "why": "as the source has it"}
-        return {"ref": launch.image, "build": build}
+        ref = launch.image if launch.image.startswith(BUILT) else f"local/{_last(launch.image)}"
+        return {"ref": ref, "build": build}
     reference = given or launch.image
     if not reference or "$" in reference:
         default = DEFAULT_IMAGES.get(launch.engine, DEFAULT_IMAGES[DEFAULT])

@@ -264,7 +264,6 @@ def test_the_measured_configurations_are_all_there() -> None:
         ("gemma4-31b-fp8", 2, 11.2),
         ("gemma4-31b-fp8-eager", 1, 6.24),
         ("gemma4-26b-a4b-nvfp4", 1, 51.6),
-        ("gemma4-26b-a4b-nvfp4-nvidia", 1, 50.0),
         ("gemma4-26b-a4b-fp8", 1, 36.9),
         ("gemma4-26b-a4b-fp8", 1, 35.0),
         ("gemma4-26b-a4b-fp8-mtp", 1, 75.7),

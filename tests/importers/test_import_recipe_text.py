@@ -328,6 +328,7 @@ class TestModel:
         launch = Launch("org/m", image="mine:1", dockerfile="FROM x\nRUN y\n")
         imported = write(Source(launch))
         assert recipe_of(imported).image.build is not None
+        assert recipe_of(imported).image.ref == "local/mine:1", "never somebody else's name"
         assert "dockerfile: |\n" in imported.text
 
 
