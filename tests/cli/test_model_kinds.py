@@ -67,6 +67,12 @@ def test_the_plan_of_an_embedding_model_says_that_no_speed_of_generation_applies
     assert (
         "a model of kind embedding generates nothing: no tokens/s apply to it" in found["remarks"]
     )
+    decode = ("decode_tok_s", "decode_total_tok_s", "decode_without_drafter_tok_s", "measured")
+    assert [found[key] for key in decode] == [None] * 4
+    assert found["prefill_tok_s"]["expected"] > 0
+    text = invoke("plan", "r", "--offline").stdout
+    assert "read for a token" not in text
+    assert "prefill" in text
     error = invoke("plan", "r", "--offline", "--for", "latency").exception
     assert isinstance(error, Refused)
     assert "leave --for out" in error.hint
