@@ -271,6 +271,12 @@ def test_found_and_not_found(name, sick, well):
     assert name not in ids(well)
 
 
+def test_a_pasted_line_says_no_kind_that_its_model_could_contradict():
+    bert = shape(architectures=("BertModel",))
+    assert "kind-contradicts-model" in ids(recipe("org/m"), bert)
+    assert "kind-contradicts-model" not in ids(recipe("org/m", origin="command"), bert)
+
+
 @pytest.mark.parametrize(("asked", "twice"), [("awq", True), ("fp8", True), ("mxfp4", False)])
 def test_what_the_checkpoint_says_goes_before_the_flag_of_a_pasted_line(asked, twice):
     kind = {"awq": "awq-int4", "fp8": "fp8-online"}.get(asked, asked)
