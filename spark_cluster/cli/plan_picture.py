@@ -99,13 +99,17 @@ def _figures(plan: Plan) -> Table:
         table.add_row("decode", painted("does not fit: no speed", "red"))
         table.add_row("before", _before(plan))
         return table
-    _speeds(table, speed)
+    if fit.launch.kind == "chat":
+        _speeds(table, speed)
+    else:
+        table.add_row("decode", painted(f"none: kind {fit.launch.kind}", "dim"))
+    _first_response(table, speed)
     table.add_row("before", _before(plan))
     return table
 
 
 def _speeds(table: Table, speed: Speed) -> None:
-    """Add the rows of the speeds, and of what was measured."""
+    """Add the rows of decoding, and of what was measured."""
     from spark_cluster.planning.evidence import said
 
     best = speed.best
@@ -129,6 +133,9 @@ def _speeds(table: Table, speed: Speed) -> None:
         f"would give {speed.decode.request.roofline:,.1f}"
     )
     table.add_row("", painted(bandwidth, "dim"))
+
+
+def _first_response(table: Table, speed: Speed) -> None:
     first = speed.prefill
     table.add_row(
         "prefill",

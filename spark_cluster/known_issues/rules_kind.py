@@ -16,6 +16,8 @@ def contradicts_model(about: RuleContext, case: Case) -> RuleResult:
         if _goes(kind, asked):
             return None
         return about.found(f"kind: {kind}, and the flags are of {asked}")
+    if case.launch.origin == "command":  # it says no kind: what it is read as was a guess
+        return None
     architectures = case.geometry.architectures if case.geometry is not None else ()
     shown = model_kind.of_architectures(architectures)
     if shown is None or _goes(kind, shown):

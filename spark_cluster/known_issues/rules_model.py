@@ -27,6 +27,13 @@ SAME = {
 }
 """Values of --quantization that vLLM takes for it."""
 
+EXCLUDES = {
+    "fp8": ("nvfp4", "mxfp4", "awq-int4", "gptq-int4"),
+    "awq": ("nvfp4", "mxfp4", "fp8"),
+    "gptq": ("nvfp4", "mxfp4", "fp8"),
+}
+"""Values of --quantization, and checkpoints that vLLM refuses to load with them."""
+
 VISION_TOKENS = 2496
 """Of one image in Gemma 4, at most (vLLM's own message)."""
 
@@ -77,9 +84,11 @@ def quantization_twice(about: RuleContext, case: Case) -> RuleResult:
     made_by = next((f for f, names in FORMATS.items() if case.matches(names, [model])), None)
     if made_by is not None and asked not in SAME[made_by]:
         return about.found(f"--quantization {asked}, and {model} is {made_by}")
-    kind = case.launch.quantization
-    if asked == "fp8" and kind in ("nvfp4", "mxfp4", "awq-int4", "gptq-int4"):
-        return about.found(f"--quantization fp8, and {model} is {kind}")
+    kind: str | None = case.launch.quantization
+    if case.geometry is not None and case.launch.base is None:  # of a pasted line, it is the flag
+        kind = case.geometry.quantization or kind
+    if kind in EXCLUDES.get(asked.removesuffix("_marlin"), ()):
+        return about.found(f"--quantization {asked}, and {model} is {kind}")
     return None
 
 

@@ -106,6 +106,10 @@ def _candidates(fitted: Fit, sizes: range) -> Iterator[tuple[Launch, str, str]]:
 def _less(fitted: Fit) -> Iterator[tuple[Launch, str, str]]:
     """Yield shorter requests, fewer of them, and smaller batches."""
     launch, cache = fitted.launch, fitted.cache
+    made_for = fitted.serving.geometry.max_positions
+    if made_for and (launch.number("max-model-len") or 0) > made_for:
+        shorter = launch.with_flags({"max-model-len": made_for})
+        yield shorter, f"--max-model-len {made_for}", "what the model was made for"
     if cache is not None and cache.max_concurrency < 1:
         length = cache.max_model_len // STEP * STEP
         if length >= SHORTEST:

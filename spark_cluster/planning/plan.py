@@ -50,17 +50,20 @@ class Speed:
         """The speed with the drafter where there is one."""
         return self.drafted or self.decode
 
-    def to_dict(self, *, fits: bool = True) -> dict[str, Any]:
-        """Return it as `plan --json` prints it; what does not fit has no speed."""
+    def to_dict(self, *, fits: bool = True, generates: bool = True) -> dict[str, Any]:
+        """Return it as `plan --json` prints it; what does not fit has no speed, and
+        what generates nothing none of decoding.
+        """
         best, evidence = self.best, self.evidence
+        decodes = fits and generates
         return {
-            "decode_tok_s": best.request.to_dict() if fits else None,
-            "decode_total_tok_s": best.total.to_dict() if fits else None,
-            "decode_without_drafter_tok_s": self.decode.request.to_dict() if fits else None,
+            "decode_tok_s": best.request.to_dict() if decodes else None,
+            "decode_total_tok_s": best.total.to_dict() if decodes else None,
+            "decode_without_drafter_tok_s": self.decode.request.to_dict() if decodes else None,
             "bytes_per_token": round(self.decode.bytes_per_token),
             "prefill_tok_s": self.prefill.tokens_s.to_dict() if fits else None,
             "ttfr_s": self.prefill.seconds.to_dict(3) if fits else None,
-            "measured": evidence.to_dict(best.request) if evidence and fits else None,
+            "measured": evidence.to_dict(best.request) if evidence and decodes else None,
             "context": self.context,
             "prompt": self.prompt,
             "concurrency": self.concurrency,
@@ -125,7 +128,7 @@ class Plan:
             "kv_rule": cache.rule if cache else None,
             "max_concurrency": round(cache.max_concurrency, 2) if cache else 0,
             "max_model_len": fit.max_model_len,
-            **self.speed.to_dict(fits=not fit.reasons),
+            **self.speed.to_dict(fits=not fit.reasons, generates=fit.launch.kind == "chat"),
             "times_s": {name: round(value) for name, value in times(fit).items()},
             "disk_gib": round(disk_gib(fit), 1),
             "nodes": [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from spark_cluster import models as shapes
 from spark_cluster.config.launch import Launch
-from spark_cluster.config.model_kind import must_be_served
+from spark_cluster.config.model_kind import inferred, must_be_served
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.facts.model import Facts
 from spark_cluster.models.hub import DocumentSource, Hub, cached
@@ -168,7 +168,11 @@ class Planner:
             Refused: models of this kind are not served.
         """
         must_be_served(subject.launch.kind, subject.title)
-        launch, geometry = subject.launch, self.geometry(subject)
+        geometry = self.geometry(subject)
+        if subject.launch.origin == "command":  # it says no kind; the model's config does
+            kind = inferred(subject.launch.args, subject.launch.model, geometry.architectures)
+            subject = replace(subject, launch=replace(subject.launch, kind=kind))
+        launch = subject.launch
         fitted = self._fit(subject, geometry, rooms)
         if fitted.share is not None and launch.origin == "recipe":  # by hand no one computes it
             launch = launch.with_flags({"gpu-memory-utilization": fitted.share})

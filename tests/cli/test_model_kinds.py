@@ -67,9 +67,28 @@ def test_the_plan_of_an_embedding_model_says_that_no_speed_of_generation_applies
     assert (
         "a model of kind embedding generates nothing: no tokens/s apply to it" in found["remarks"]
     )
+    decode = ("decode_tok_s", "decode_total_tok_s", "decode_without_drafter_tok_s", "measured")
+    assert [found[key] for key in decode] == [None] * 4
+    assert found["prefill_tok_s"]["expected"] > 0
+    text = invoke("plan", "r", "--offline").stdout
+    assert "read for a token" not in text
+    assert "prefill" in text
     error = invoke("plan", "r", "--offline", "--for", "latency").exception
     assert isinstance(error, Refused)
     assert "leave --for out" in error.hint
+
+
+def test_a_pasted_line_has_the_kind_that_the_config_in_its_folder_shows(tmp_path: Path) -> None:
+    config = {
+        **{"architectures": ["BertModel"], "model_type": "bert", "hidden_size": 64},
+        **{"intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2},
+        **{"vocab_size": 99, "max_position_embeddings": 512},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    line = f"vllm serve {tmp_path} --gpu-memory-utilization 0.5 --host 127.0.0.1"
+    found = json.loads(invoke("plan", "--offline", "--json", "--command", line).stdout)
+    assert found["feasible"]
+    assert found["decode_tok_s"] is None
 
 
 def test_suites_measure_chat_models_only(folder: Path) -> None:

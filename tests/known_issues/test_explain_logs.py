@@ -243,3 +243,17 @@ def test_how_often_an_error_was_seen_is_counted_exactly():
 def test_a_number_that_no_program_prints(line):
     """Python refuses to read one of more than 4,300 digits."""
     explain(line.format("9" * 7000)).to_dict()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "KeyError: 'layers.0.mlp.experts.w13_weight_scale_2'",
+        "KeyError: 'layers.0.mlp.down_proj.weight_scale'",
+    ],
+)
+def test_scales_that_are_missing_of_any_model_are_not_taken_for_gemma(line):
+    issue = explain(f"{line}\n").cause.to_dict()
+    assert "gemma" not in issue["title"].lower()
+    assert "31B" not in issue["title"]
+    assert issue["fix"].startswith("a newer vLLM")

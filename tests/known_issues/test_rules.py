@@ -200,6 +200,8 @@ FOUND = [
     ("quantization-twice",
      recipe("RedHatAI/gemma-4-31B-it-NVFP4", args={"quantization": "modelopt"}),
      recipe("nvidia/Gemma-4-31B-IT-NVFP4", args={"quantization": "modelopt"})),
+    ("quantization-twice", recipe("x", quantization="mxfp4", args={"quantization": "awq"}),
+     recipe("x", quantization="awq-int4", args={"quantization": "awq_marlin"})),
     ("online-fp8-load-peak", recipe(GEMMA, quantization="fp8-online"),
      recipe(GEMMA, quantization="fp8")),
     ("fp8-moe-cutlass", recipe(MOE, quantization="fp8", args={"moe-backend": "cutlass"}),
@@ -267,6 +269,19 @@ FOUND = [
 def test_found_and_not_found(name, sick, well):
     assert name in ids(sick)
     assert name not in ids(well)
+
+
+def test_a_pasted_line_says_no_kind_that_its_model_could_contradict():
+    bert = shape(architectures=("BertModel",))
+    assert "kind-contradicts-model" in ids(recipe("org/m"), bert)
+    assert "kind-contradicts-model" not in ids(recipe("org/m", origin="command"), bert)
+
+
+@pytest.mark.parametrize(("asked", "twice"), [("awq", True), ("fp8", True), ("mxfp4", False)])
+def test_what_the_checkpoint_says_goes_before_the_flag_of_a_pasted_line(asked, twice):
+    kind = {"awq": "awq-int4", "fp8": "fp8-online"}.get(asked, asked)
+    line = recipe("org/m", quantization=kind, args={"quantization": asked})
+    assert ("quantization-twice" in ids(line, shape(quantization="mxfp4"))) is twice
 
 
 @pytest.mark.parametrize("launch", [command(), docker(), pair(), recipe()])

@@ -239,3 +239,8 @@ def test_what_fits_starts_and_leaves_the_node_alive(available, tp, seqs, length)
         assert room.available_gib - found.share * room.total_gib >= 4 + 5.6 - 1e-6
     assert found.cache is not None
     assert found.cache.max_concurrency >= 1
+
+
+def test_a_length_that_the_model_was_not_made_for_is_made_shorter():
+    too_long = launch(max_model_len=1_000_000)
+    assert f"--max-model-len {DENSE.max_positions}" in changes(too_long, assumed(1))
