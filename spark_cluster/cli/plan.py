@@ -152,7 +152,8 @@ def _subject(app: App, asked: Asked, allow: Allowances) -> Subject:
 
     recipe = _recipe(app, asked, allow)
     sizes = recipe.tensor_parallel
-    size = (sizes.default or sizes.min) if asked.offline else recipe.size_for(len(app.nodes))
+    known = not (asked.offline or app.inventory_is_missing)
+    size = recipe.size_for(len(app.nodes)) if known else sizes.default or sizes.min
     tp = asked.tp or max(size, sizes.min)
     subject = of_a_recipe(recipe, of_recipe(recipe, tp))
     inventory = None if app.inventory_is_missing else app.inventory
@@ -202,7 +203,7 @@ def _rooms(
     """The nodes, the head first, and their facts; where they are unknown, Sparks are assumed."""
     from spark_cluster.planning.room import assumed
 
-    if offline:
+    if offline or app.inventory_is_missing:
         return assumed(max(least, 2), available), []
     from spark_cluster.runner.options import Options
     from spark_cluster.serving.hub_on_node import NodeDocuments

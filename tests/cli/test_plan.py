@@ -34,7 +34,7 @@ def test_every_recipe_has_a_plan(name, tp):
     assert found["recipe"] == name
     speed = found["decode_tok_s"]
     if speed is None:
-        assert not found["fits"], "what does not fit gets no speed"
+        assert not found["fits"] or "embedding" in name, "what does not fit gets no speed"
     else:
         assert 0 < speed["low"] <= speed["expected"] <= speed["high"]
     assert found["fits"] is not bool(found["reasons"])
