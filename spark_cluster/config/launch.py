@@ -6,13 +6,12 @@ A recipe becomes one (`of_recipe`), and so does a command line that someone past
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from spark_cluster.config.engines import DEFAULT
-from spark_cluster.config.model_kind import ModelKind
+from spark_cluster.config.model_kind import ModelKind, json_object
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import LARGEST, EngineValue, Quantization
 from spark_cluster.config.yamlfile import described
@@ -84,13 +83,7 @@ class Launch:
     @property
     def speculative(self) -> Mapping[str, object]:
         """`--speculative-config`, whoever wrote it; empty without one."""
-        value = self.args.get("speculative-config")
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except ValueError:
-                return {}
-        return value if isinstance(value, dict) else {}
+        return json_object(self.args.get("speculative-config"))
 
     @property
     def drafted_tokens(self) -> int:

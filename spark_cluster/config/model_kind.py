@@ -80,7 +80,7 @@ def of_flags(flags: Mapping[str, Any]) -> ModelKind | None:
     for flag in ("task", "convert"):
         if found := _TASKS.get(str(flags.get(flag, "")).lower()):
             return found
-    overridden = _overrides(flags.get("hf-overrides")).get("architectures")
+    overridden = json_object(flags.get("hf-overrides")).get("architectures")
     if isinstance(overridden, list) and (found := of_architectures(map(str, overridden))):
         return found
     if flags.get("runner") == "generate":
@@ -140,7 +140,8 @@ def must_be_served(kind: ModelKind, what: str) -> None:
         )
 
 
-def _overrides(value: object) -> Mapping[str, Any]:
+def json_object(value: object) -> Mapping[str, Any]:
+    """Return an argument that is an object, or the JSON text of one; empty for anything else."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
