@@ -14,7 +14,7 @@ from spark_cluster.node.store.manifest import Manifest, StoredFile
 
 PART = 8 << 20
 """Bytes of one request: small enough for a resume, large enough that asking costs nothing."""
-AHEAD = 16
+AHEAD = 8
 """Parts that may wait in memory for the one before them."""
 PIECE = 4 << 20
 
