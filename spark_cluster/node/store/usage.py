@@ -76,6 +76,7 @@ class RepositoryUsage:
     blobs: Mapping[str, Blob] = field(default_factory=dict)
     holders: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Commit to the names of its blobs."""
+    refs: Mapping[str, str] = field(default_factory=dict)
 
     def freed(self, commits: Collection[str]) -> int:
         """Bytes that removing these revisions would free; with all of them, all blobs go."""
@@ -126,10 +127,9 @@ def usage(cache: HubCache, records: Records, proc: Path = Path("/proc")) -> Usag
         ResourceError: our own notes cannot be read.
     """
     repositories = {name: _repository(cache, name) for name in cache.repositories()}
-    used, pins = records.used(), records.pins()
-    busy = in_use(proc, repositories)
+    known = _Known(records.used(), records.pins(), in_use(proc, repositories))
     revisions = [
-        _revision(cache, records, repository, commit, used, pins, busy)
+        _revision(repository, commit, known, problem_of(cache, records, repository.name, commit))
         for repository in repositories.values()
         for commit in repository.holders
     ]
@@ -162,7 +162,7 @@ def _repository(cache: HubCache, name: str) -> RepositoryUsage:
         for commit in cache.commits(name)
         if not cache.snapshot(name, commit).is_symlink()
     }
-    return RepositoryUsage(name, blobs, holders)
+    return RepositoryUsage(name, blobs, holders, cache.refs(name))
 
 
 def _blobs(folder: Path) -> dict[str, Blob]:
@@ -196,33 +196,33 @@ def _linked(snapshot: Path, blobs: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def _revision(
-    cache: HubCache,
-    records: Records,
-    repository: RepositoryUsage,
-    commit: str,
-    used: Mapping[str, float],
-    pins: Collection[str],
-    busy: Mapping[str, str],
-) -> Revision:
+@dataclass(frozen=True)
+class _Known:
+    """What is known of revisions by their names; see `Records` and `in_use`."""
+
+    used: Mapping[str, float]
+    pins: Collection[str]
+    busy: Mapping[str, str]
+
+
+def _revision(repository: RepositoryUsage, commit: str, known: _Known, problem: str) -> Revision:
     name = repository.name
     own = repository.holders[commit]
     here = [repository.blobs[blob] for blob in own if blob in repository.blobs]
     whole = f"{name}@{commit}"
-    served = whole in used
     read = max((blob.used for blob in here), default=0.0)
     return Revision(
         name,
         commit,
-        refs=tuple(sorted(r for r, c in cache.refs(name).items() if c == commit)),
+        refs=tuple(ref for ref, its_commit in repository.refs.items() if its_commit == commit),
         files=len(own),
         size=sum(blob.size for blob in here),
         freed=repository.freed({commit}),
-        last_used=used.get(whole, read),
-        served=served,
-        pinned=name in pins or whole in pins,
-        in_use=busy.get(whole) or busy.get(name, ""),
-        problem=problem_of(cache, records, name, commit),
+        last_used=known.used.get(whole, read),
+        served=whole in known.used,
+        pinned=name in known.pins or whole in known.pins,
+        in_use=known.busy.get(whole) or known.busy.get(name, ""),
+        problem=problem,
     )
 
 
