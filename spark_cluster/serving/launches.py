@@ -1,0 +1,193 @@
+"""Launches as the nodes remember them: asked before a start, recorded when a server is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.config.flags import words
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.inference import compile_key, runtime, unit_state
+from spark_cluster.inference.process import SERVER
+from spark_cluster.node import launch_records
+from spark_cluster.node.launch_records import LaunchRecord, short
+from spark_cluster.serving import warmth
+from spark_cluster.serving.startup_log import BEGINNING
+
+if TYPE_CHECKING:
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.inference.containers import ContainerState
+    from spark_cluster.runner.play import Play
+    from spark_cluster.serving.plan import ServePlan
+    from spark_cluster.serving.warmth import NodeWarmth, Warmth
+    from spark_cluster.topology import Node
+
+RECORD_S = 60.0
+"""Seconds that writing a record may take, the sizes of the caches counted."""
+
+RECORDS, COMPILED, IMAGE = "launches", "compiled", "image_id"
+
+
+def wanted(recipe: Recipe, tp: int) -> LaunchRecord:
+    """Return the launch of a recipe, as far as the laptop knows it: no version, image id and GPU.
+
+    The path of a model that is found by its revision is only known to `up`, and left out.
+    """
+    flags = {
+        flag: short(" ".join(words({flag: value})[1:])) for flag, value in recipe.flags(tp).items()
+    }
+    env = {
+        name: short(value)
+        for name, value in recipe.plain_env.items()
+        if compile_key.variable_enters(name)
+    }
+    venv = recipe.venv
+    made_of = f"{venv.path} {' '.join(venv.requirements)}".strip() if venv else ""
+    return LaunchRecord(
+        recipe=recipe.name,
+        engine=recipe.engine,
+        reference=short(made_of or recipe.image.reference),
+        model=recipe.model.path or "",
+        tp=tp,
+        nodes=recipe.nodes_for(tp),
+        flags=flags,
+        env=env,
+    )
+
+
+def planned(plan: ServePlan) -> LaunchRecord:
+    """Return the launch of a plan, with the path of the model that it is given."""
+    return replace(wanted(plan.recipe, plan.tp), model=plan.deployment.model_path)
+
+
+def question(folder: str, reference: str) -> dict[str, dict[str, Any]]:
+    """Return what to gather on a node: its records, the compiled code there, the image's id.
+
+    Args:
+        folder: of the caches.
+        reference: of the image; empty without one.
+    """
+    compiled = f"{folder}/vllm/{compile_key.FOLDER}"
+    find = ["find", compiled, "-mindepth", "2", "-maxdepth", "3", "-type", "d", "-name", "rank_*"]
+    image = ["docker", "image", "inspect", "--format", "{{.Id}}", reference]
+    return {
+        "commands": {
+            COMPILED: [*find, "-printf", "%P\\n"],
+            **({IMAGE: image} if reference else {}),
+        },
+        "files": {RECORDS: launch_records.FILE},
+    }
+
+
+def read(answer: Mapping[str, Any], launch: LaunchRecord) -> NodeWarmth:
+    """Judge a launch by a node's answer to `question`."""
+    records = launch_records.parse(answer["files"].get(RECORDS))
+    image = answer["commands"].get(IMAGE)
+    if image is not None and image["status"] == 0:
+        launch = replace(launch, image=image["stdout"].strip())
+    return warmth.judge(launch, records, _compiled(answer["commands"].get(COMPILED)))
+
+
+def _compiled(done: Mapping[str, Any] | None) -> set[str] | None:
+    """Return the keys in which a rank has a folder; none where nothing was ever compiled."""
+    if done is None:
+        return None
+    paths = (line.rpartition("/")[0] for line in done["stdout"].splitlines())
+    return {path for path in paths if path}
+
+
+@dataclass(frozen=True)
+class Upcoming:
+    """The recipe that is started next, and where the nodes have their caches.
+
+    Attributes:
+        folders: node to the folder of its caches.
+    """
+
+    recipe: Recipe
+    folders: Mapping[str, str]
+
+    def question(self, node: str) -> dict[str, dict[str, Any]]:
+        """Return what to gather on a node."""
+        return question(self.folders[node], _reference(self.recipe))
+
+    def judge(
+        self, answers: Mapping[str, Mapping[str, Any]], tp: int, gpus: Mapping[str, str]
+    ) -> Warmth:
+        """Judge the next launch.
+
+        Args:
+            answers: of the nodes that will serve.
+            gpus: node to the name of its GPU; empty where it is not known.
+        """
+        launch = wanted(self.recipe, tp)
+        found = {
+            name: read(answer, replace(launch, gpu=gpus.get(name, "")))
+            for name, answer in answers.items()
+        }
+        return warmth.whole(self.recipe.name, found)
+
+
+def _reference(recipe: Recipe) -> str:
+    return "" if recipe.venv is not None else recipe.image.reference
+
+
+def before_start(play: Play, plan: ServePlan, running: ContainerState) -> None:
+    """Tell whether a start finds its compiled code; nothing where the server runs already."""
+    args = set(plan.deployment.args)
+    if play.check or (running.status == "running" and args <= set(running.command)):
+        return
+    asked = question(plan.deployment.cache_root, _reference(plan.recipe))
+    waiting = {node.name: play.session(node).submit("gather", **asked) for node in plan.nodes}
+    launch = planned(plan)
+    found = {
+        node.name: read(waiting[node.name].wait(), replace(launch, gpu=_gpu(node)))
+        for node in plan.nodes
+    }
+    told = warmth.whole(plan.recipe.name, found)
+    play.note(f"compile cache: {told.state}" + _why(told))
+
+
+def _why(told: Warmth) -> str:
+    return f" ({'; '.join(told.reasons)})" if told.reasons else ""
+
+
+def _gpu(node: Node) -> str:
+    return node.facts.gpu.name if node.facts.gpu else ""
+
+
+def unrecorded(play: Play, plan: ServePlan) -> LaunchRecord | None:
+    """Return the record of the server that runs; None when the head has it already."""
+    session = play.session(play.head)
+    asked = session.request("gather", commands={"inspect": runtime.question(SERVER)})
+    done = asked["commands"]["inspect"]
+    state = unit_state.parse(done["stdout"] if done is not None else "")
+    run = f"{state.id[:12]} {state.started}".strip()
+    answer = session.request(
+        "caches",
+        what="known",
+        run=run,
+        log=runtime.beginning(SERVER, BEGINNING),
+        pattern=compile_key.KEY.pattern,
+    )
+    if answer["known"]:
+        return None
+    return replace(planned(plan), image=state.image, run=run, keys=tuple(answer["found"]))
+
+
+def record(play: Play, plan: ServePlan, made: LaunchRecord | None, version: str) -> None:
+    """Write the record of a launch on each node that serves; what fails there is only noted."""
+    if made is None:
+        return
+    folder = plan.deployment.cache_root
+    waiting = []
+    for node in plan.nodes:
+        one = replace(made, version=version, gpu=_gpu(node)).to_dict()
+        asked = {"what": "record", "folder": folder, "record": one, "timeout": RECORD_S}
+        waiting.append((node, play.session(node).submit("caches", **asked)))
+    for node, pending in waiting:
+        try:
+            pending.wait()
+        except SparkClusterError as error:
+            play.note(f"the launch could not be recorded: {error.message}", warning=True, node=node)
