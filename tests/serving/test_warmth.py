@@ -1,4 +1,4 @@
-"""Whether the next launch finds its compiled code: launches compared with earlier ones on record."""
+"""Whether the next launch finds its compiled code: compared with earlier launches on record."""
 
 from __future__ import annotations
 
