@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from spark_cluster.inference.process import SERVER
 from spark_cluster.node import launch_records
 from spark_cluster.node.launch_records import LaunchRecord, short
 from spark_cluster.serving import warmth
+from spark_cluster.serving.caches import root_on
 from spark_cluster.serving.startup_log import BEGINNING
 
 if TYPE_CHECKING:
@@ -138,15 +139,37 @@ def before_start(play: Play, plan: ServePlan, running: ContainerState) -> None:
     args = set(plan.deployment.args)
     if play.check or (running.status == "running" and args <= set(running.command)):
         return
-    asked = question(plan.deployment.cache_root, _reference(plan.recipe))
-    waiting = {node.name: play.session(node).submit("gather", **asked) for node in plan.nodes}
-    launch = planned(plan)
-    found = {
-        node.name: read(waiting[node.name].wait(), replace(launch, gpu=_gpu(node)))
-        for node in plan.nodes
-    }
-    told = warmth.whole(plan.recipe.name, found)
+    folders = dict.fromkeys(plan.deployment.nodes, plan.deployment.cache_root)
+    told = _ask(play, plan.nodes, planned(plan), folders, _reference(plan.recipe))
     play.note(f"compile cache: {told.state}" + _why(told))
+
+
+def of_recipe(play: Play, recipe: Recipe, tp: int) -> Warmth | None:
+    """Judge the next launch of a recipe; None where there are fewer nodes than it takes."""
+    count = recipe.nodes_for(tp)
+    nodes = sorted(play.nodes, key=lambda node: not node.is_head)[:count]
+    if len(nodes) < count:
+        return None
+    folders = {node.name: root_on(play.inventory.nodes[node.name]) for node in nodes}
+    return _ask(play, nodes, wanted(recipe, tp), folders, _reference(recipe))
+
+
+def _ask(
+    play: Play,
+    nodes: Sequence[Node],
+    launch: LaunchRecord,
+    folders: Mapping[str, str],
+    reference: str,
+) -> Warmth:
+    waiting = [
+        (node, play.session(node).submit("gather", **question(folders[node.name], reference)))
+        for node in nodes
+    ]
+    found = {
+        node.name: read(pending.wait(), replace(launch, gpu=_gpu(node)))
+        for node, pending in waiting
+    }
+    return warmth.whole(launch.recipe, found)
 
 
 def _why(told: Warmth) -> str:
