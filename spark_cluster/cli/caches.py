@@ -134,7 +134,9 @@ def _idle(part: CachePart) -> str:
 
 
 def _size(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+    if size >= 2**30:
+        return f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
 
 
 def _show_sums(app: App, found: Sequence[CachePart]) -> None:

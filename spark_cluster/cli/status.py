@@ -114,8 +114,6 @@ def _show(app: App, found: Status) -> None:
     if found.ray:
         gpus = sum(node.gpus for node in found.ray)
         console.print(styled("[dim]Ray: {} nodes, {:g} GPUs[/]", len(found.ray), gpus))
-    if found.caches is not None:
-        console.print(painted(str(found.caches), "dim"), soft_wrap=True)
     _show_rest(console, found)
 
 

@@ -51,7 +51,8 @@ class CacheEntry:
         path: below the folder of the caches.
         bytes: on the disk.
         files: how many.
-        modified: when a file in it was last written, seconds since 1970 (UTC).
+        modified: when a file in it was last written, seconds since 1970 (UTC); of an empty folder
+            when it was.
         whole: False when not all of it could be counted.
     """
 
@@ -86,7 +87,7 @@ class Count:
             size += found.st_blocks * 512
             files += 1
             modified = max(modified, found.st_mtime)
-        return CacheEntry(kind, path, size, files, modified, whole)
+        return CacheEntry(kind, path, size, files, modified or _modified(root / path), whole)
 
 
 def places(root: Path) -> list[tuple[str, str]]:
@@ -211,6 +212,13 @@ def _is_folder(root: Path, path: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _files(path: Path) -> Iterator[os.stat_result]:

@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.inference.containers import ContainerState
     from spark_cluster.runner.play import Play
+    from spark_cluster.runner.session import Session
     from spark_cluster.serving.plan import ServePlan
     from spark_cluster.serving.warmth import NodeWarmth, Warmth
     from spark_cluster.topology import Node
 
 RECORD_S = 60.0
 """Seconds that writing a record may take, the sizes of the caches counted."""
+
+NOT_RECORDED = "the launch could not be recorded, so the next one's warmth is unknown: {}"
 
 RECORDS, COMPILED, IMAGE = "launches", "compiled", "image_id"
 
@@ -181,8 +184,18 @@ def _gpu(node: Node) -> str:
 
 
 def unrecorded(play: Play, plan: ServePlan) -> LaunchRecord | None:
-    """Return the record of the server that runs; None when the head has it already."""
-    session = play.session(play.head)
+    """Return the record of the server that runs; None when the head has it already.
+
+    A server that serves is not failed for its record: what goes wrong here is only noted.
+    """
+    try:
+        return _unrecorded(play.session(play.head), plan)
+    except SparkClusterError as error:
+        play.note(NOT_RECORDED.format(error.message), warning=True, node=play.head)
+        return None
+
+
+def _unrecorded(session: Session, plan: ServePlan) -> LaunchRecord | None:
     asked = session.request("gather", commands={"inspect": runtime.question(SERVER)})
     done = asked["commands"]["inspect"]
     state = unit_state.parse(done["stdout"] if done is not None else "")
@@ -213,4 +226,4 @@ def record(play: Play, plan: ServePlan, made: LaunchRecord | None, version: str)
         try:
             pending.wait()
         except SparkClusterError as error:
-            play.note(f"the launch could not be recorded: {error.message}", warning=True, node=node)
+            play.note(NOT_RECORDED.format(error.message), warning=True, node=node)

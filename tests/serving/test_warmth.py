@@ -231,3 +231,32 @@ def test_a_launch_is_recorded_once_on_each_node() -> None:
     assert launches.unrecorded(play, plan) is None
     launches.record(play, plan, None, "0.32.0")
     assert len(session.recorded) == 1
+
+
+def test_a_record_that_cannot_be_written_fails_no_launch() -> None:
+    from spark_cluster.errors import Failed
+    from tests.factories import make_node
+    from tests.serve_plans import plan_for
+
+    node = make_node("spark1")
+    notes: list[str] = []
+
+    class Broken(Node):
+        def request(self, op: str, **what: object) -> dict[str, object]:
+            if op == "caches":
+                raise Failed("the log hangs")
+            return super().request(op, **what)
+
+        def submit(self, op: str, **what: object) -> SimpleNamespace:
+            def wait() -> None:
+                raise Failed("No space left on device")
+
+            return SimpleNamespace(wait=wait)
+
+    plan, session = plan_for(make_recipe(), node), Broken(known=False)
+    play = SimpleNamespace(
+        head=node, session=lambda _node: session, note=lambda text, **_: notes.append(text)
+    )
+    assert launches.unrecorded(play, plan) is None
+    launches.record(play, plan, launches.planned(plan), "0.32.0")
+    assert ["the log hangs" in notes[0], "No space left" in notes[1]] == [True, True]
