@@ -19,7 +19,7 @@ LOG_S = 30.0
 
 
 def caches(host: Host, request: Mapping[str, Any]) -> Reply:
-    """Answer one question; `what` is known, record, usage or remove."""
+    """Answer one question; `what` is state, known, record, usage or remove."""
     question = QUESTIONS.get(str(request.get("what")))
     if question is None:
         return {"error": f"the operation caches has no question {request.get('what')!r}"}
@@ -28,6 +28,14 @@ def caches(host: Host, request: Mapping[str, Any]) -> Reply:
 
 def _folder(host: Host, request: Mapping[str, Any]) -> Path:
     return host.path(str(request["folder"]))
+
+
+def _state(host: Host, request: Mapping[str, Any]) -> Reply:
+    """The records, and the compiled configurations that are there; sizes take longer."""
+    return {
+        "launches": [record.to_dict() for record in launch_records.read(host.root)],
+        "compiled": cache_usage.compiled_keys(_folder(host, request)),
+    }
 
 
 def _known(host: Host, request: Mapping[str, Any]) -> Reply:
@@ -69,6 +77,7 @@ def _remove(host: Host, request: Mapping[str, Any]) -> Reply:
 
 
 QUESTIONS: dict[str, Callable[[Host, Mapping[str, Any]], Reply]] = {
+    "state": _state,
     "known": _known,
     "record": _record,
     "usage": _usage,

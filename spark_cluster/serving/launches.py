@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_cluster.config.flags import words
 from spark_cluster.errors import SparkClusterError
@@ -19,6 +19,7 @@ from spark_cluster.serving.startup_log import BEGINNING
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.inference.containers import ContainerState
+    from spark_cluster.runner.pending import Pending
     from spark_cluster.runner.play import Play
     from spark_cluster.runner.session import Session
     from spark_cluster.serving.plan import ServePlan
@@ -29,8 +30,6 @@ RECORD_S = 60.0
 """Seconds that writing a record may take, the sizes of the caches counted."""
 
 NOT_RECORDED = "the launch could not be recorded, so the next one's warmth is unknown: {}"
-
-RECORDS, COMPILED, IMAGE = "launches", "compiled", "image_id"
 
 
 def wanted(recipe: Recipe, tp: int) -> LaunchRecord:
@@ -65,40 +64,40 @@ def planned(plan: ServePlan) -> LaunchRecord:
     return replace(wanted(plan.recipe, plan.tp), model=plan.deployment.model_path)
 
 
-def question(folder: str, reference: str) -> dict[str, dict[str, Any]]:
-    """Return what to gather on a node: its records, the compiled code there, the image's id.
+@dataclass(frozen=True)
+class Asked:
+    """What a node was asked about a launch; both requests are on their way in one turn."""
+
+    state: Pending
+    image: Pending | None
+
+    def answer(self, launch: LaunchRecord) -> NodeWarmth:
+        """Wait, and judge the launch.
+
+        Raises:
+            SparkClusterError: the node does not answer.
+        """
+        state = self.state.wait()
+        done = self.image.wait()["commands"]["image"] if self.image is not None else None
+        if done is not None and done["status"] == 0:
+            launch = replace(launch, image=done["stdout"].strip())
+        found = (launch_records.from_dict(one) for one in state["launches"])
+        records = [record for record in found if record is not None]
+        return warmth.judge(launch, records, set(state["compiled"]))
+
+
+def ask(session: Session, folder: str, reference: str) -> Asked:
+    """Ask a node for its records, the compiled code that is there, and the id of the image.
 
     Args:
         folder: of the caches.
         reference: of the image; empty without one.
     """
-    compiled = f"{folder}/vllm/{compile_key.FOLDER}"
-    find = ["find", compiled, "-mindepth", "2", "-maxdepth", "3", "-type", "d", "-name", "rank_*"]
-    image = ["docker", "image", "inspect", "--format", "{{.Id}}", reference]
-    return {
-        "commands": {
-            COMPILED: [*find, "-printf", "%P\\n"],
-            **({IMAGE: image} if reference else {}),
-        },
-        "files": {RECORDS: launch_records.FILE},
-    }
-
-
-def read(answer: Mapping[str, Any], launch: LaunchRecord) -> NodeWarmth:
-    """Judge a launch by a node's answer to `question`."""
-    records = launch_records.parse(answer["files"].get(RECORDS))
-    image = answer["commands"].get(IMAGE)
-    if image is not None and image["status"] == 0:
-        launch = replace(launch, image=image["stdout"].strip())
-    return warmth.judge(launch, records, _compiled(answer["commands"].get(COMPILED)))
-
-
-def _compiled(done: Mapping[str, Any] | None) -> set[str] | None:
-    """Return the keys in which a rank has a folder; none where nothing was ever compiled."""
-    if done is None:
-        return None
-    paths = (line.rpartition("/")[0] for line in done["stdout"].splitlines())
-    return {path for path in paths if path}
+    state = session.submit("caches", what="state", folder=folder)
+    if not reference:
+        return Asked(state, None)
+    inspect = ["docker", "image", "inspect", "--format", "{{.Id}}", reference]
+    return Asked(state, session.submit("gather", commands={"image": inspect}))
 
 
 @dataclass(frozen=True)
@@ -112,23 +111,23 @@ class Upcoming:
     recipe: Recipe
     folders: Mapping[str, str]
 
-    def question(self, node: str) -> dict[str, dict[str, Any]]:
-        """Return what to gather on a node."""
-        return question(self.folders[node], _reference(self.recipe))
+    def ask(self, node: str, session: Session) -> Asked:
+        """Ask a node about the next launch."""
+        return ask(session, self.folders[node], _reference(self.recipe))
 
-    def judge(
-        self, answers: Mapping[str, Mapping[str, Any]], tp: int, gpus: Mapping[str, str]
-    ) -> Warmth:
+    def judge(self, asked: Mapping[str, Asked], tp: int, gpus: Mapping[str, str]) -> Warmth:
         """Judge the next launch.
 
         Args:
-            answers: of the nodes that will serve.
-            gpus: node to the name of its GPU; empty where it is not known.
+            asked: the nodes that will serve.
+            gpus: node to the name of its GPU; without those where it is not known.
+
+        Raises:
+            SparkClusterError: a node does not answer.
         """
         launch = wanted(self.recipe, tp)
         found = {
-            name: read(answer, replace(launch, gpu=gpus.get(name, "")))
-            for name, answer in answers.items()
+            name: one.answer(replace(launch, gpu=gpus.get(name, ""))) for name, one in asked.items()
         }
         return warmth.whole(self.recipe.name, found)
 
@@ -164,14 +163,8 @@ def _ask(
     folders: Mapping[str, str],
     reference: str,
 ) -> Warmth:
-    waiting = [
-        (node, play.session(node).submit("gather", **question(folders[node.name], reference)))
-        for node in nodes
-    ]
-    found = {
-        node.name: read(pending.wait(), replace(launch, gpu=_gpu(node)))
-        for node, pending in waiting
-    }
+    asked = [(node, ask(play.session(node), folders[node.name], reference)) for node in nodes]
+    found = {node.name: one.answer(replace(launch, gpu=_gpu(node))) for node, one in asked}
     return warmth.whole(launch.recipe, found)
 
 

@@ -23,7 +23,7 @@ from spark_cluster.serving.kind_probe import ANSWERS, kind_of, probe_once
 from spark_cluster.serving.proxy import DESCRIPTION, UNIT, Access, described, refused_by_proxy
 
 if TYPE_CHECKING:
-    from spark_cluster.serving.launches import Upcoming
+    from spark_cluster.serving.launches import Asked, Upcoming
     from spark_cluster.serving.warmth import Warmth
 
 A = TypeVar("A")
@@ -54,7 +54,7 @@ class NodeState:
         firewall: what is wrong with it; nothing when it is in force.
         proxy: state of the proxy's unit, as systemd calls it.
         description: what the proxy's own file says of the endpoint; None without such a file.
-        caches: its answer to what `Upcoming` asks; empty where that was not asked.
+        caches: what it was asked about the next launch; None where it was not.
     """
 
     name: str
@@ -64,7 +64,7 @@ class NodeState:
     firewall: str = ""
     proxy: str = ""
     description: str | None = None
-    caches: Mapping[str, Any] = field(default_factory=dict)
+    caches: Asked | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -148,8 +148,8 @@ def _warmth(play: Play, nodes: list[NodeState], upcoming: Upcoming) -> Warmth:
         tp = _number_of(labels, "spark-cluster.tp", tp)
     _, chosen = _serving(play, upcoming.recipe.nodes_for(tp))
     gpus = {n.name: n.facts.gpu.name for n in play.nodes if n.facts.gpu is not None}
-    answers = {node.name: node.caches for node in nodes if node.name in chosen and node.caches}
-    return upcoming.judge(answers, tp, gpus)
+    asked = {node.name: node.caches for node in nodes if node.name in chosen and node.caches}
+    return upcoming.judge(asked, tp, gpus)
 
 
 def _serving_state(
@@ -223,27 +223,23 @@ def _state(*, answer: bool, problems: list[str], loading: bool) -> str:
     return "starting" if loading else "failed"
 
 
-def _question(upcoming: Upcoming | None, node: str) -> dict[str, dict[str, Any]]:
-    more = upcoming.question(node) if upcoming is not None else {}
-    return {
-        "commands": {
-            **{n: runtime.question(n) for n in (SERVER, RAY)},
-            "firewall": list(firewall.LIST),
-            UNIT: ["systemctl", "is-active", UNIT],
-            **more.get("commands", {}),
-        },
-        "files": {"firewall": firewall.KEPT, "endpoint": DESCRIPTION, **more.get("files", {})},
-    }
-
-
 def _nodes(play: Play, upcoming: Upcoming | None) -> list[NodeState]:
     found = []
     here = {node.name for node in play.nodes}
     names = list(play.connections.nodes)
+    reachable = [(name, play.connections.session(name)) for name in names if name in here]
+    caches = {name: upcoming.ask(name, s) for name, s in reachable} if upcoming else {}
     asked = {
-        name: play.connections.session(name).submit("gather", **_question(upcoming, name))
-        for name in names
-        if name in here
+        name: session.submit(
+            "gather",
+            commands={
+                **{n: runtime.question(n) for n in (SERVER, RAY)},
+                "firewall": list(firewall.LIST),
+                UNIT: ["systemctl", "is-active", UNIT],
+            },
+            files={"firewall": firewall.KEPT, "endpoint": DESCRIPTION},
+        )
+        for name, session in reachable
     }
     for name in names:
         if name not in asked:
@@ -260,7 +256,7 @@ def _nodes(play: Play, upcoming: Upcoming | None) -> list[NodeState]:
                 firewall=firewall.wrong_with(commands["firewall"], files["firewall"]),
                 proxy=outputs[UNIT].strip(),
                 description=files["endpoint"],
-                caches=answer if upcoming is not None else {},
+                caches=caches.get(name),
             )
         )
     return found

@@ -152,40 +152,45 @@ def test_the_worst_node_is_the_state_of_the_launch() -> None:
 # -- launches of recipes -------------------------------------------------------------------------
 
 
-def answer(records: list[LaunchRecord], compiled: str, image: str = "") -> dict[str, object]:
-    """What a node gathers for the question."""
-    text = json.dumps({"launches": [record.to_dict() for record in records]})
-    return {
-        "commands": {
-            launches.COMPILED: {"status": 0, "stdout": compiled, "stderr": ""},
-            launches.IMAGE: {"status": 0 if image else 1, "stdout": f"{image}\n", "stderr": ""},
-        },
-        "files": {launches.RECORDS: text},
-    }
+def asked(records: list[LaunchRecord], compiled: list[str], image: str = "") -> launches.Asked:
+    """A node that answers with these records and keys, and has an image of this id."""
+    state = {"launches": [record.to_dict() for record in records], "compiled": compiled}
+    inspect = {"status": 0 if image else 1, "stdout": f"{image}\n", "stderr": ""}
+    return launches.Asked(
+        SimpleNamespace(wait=lambda: state),  # type: ignore[arg-type]
+        SimpleNamespace(wait=lambda: {"commands": {"image": inspect}}),  # type: ignore[arg-type]
+    )
 
 
 def test_a_recipe_is_judged_by_what_its_nodes_answer() -> None:
     recipe = make_recipe()
     image = "sha256:" + "3" * 64
     made = replace(launches.wanted(recipe, 2), image=image, keys=("0123456789", KEY), last=1.0)
-    compiled = f"0123456789/rank_0_0\n{KEY}/rank_0_0\n"
     upcoming = launches.Upcoming(recipe, {"spark1": "/var/cache/x", "spark2": "/var/cache/x"})
-    here = answer([made], compiled, image)
+    here = asked([made], ["0123456789", KEY], image)
     assert upcoming.judge({"spark1": here, "spark2": here}, 2, {}).state == "warm"
-    found = upcoming.judge({"spark1": here, "spark2": answer([made], "", image)}, 2, {})
+    found = upcoming.judge({"spark1": here, "spark2": asked([made], [], image)}, 2, {})
     assert found.state == "cold"
     assert found.to_dict()["nodes"] == {"spark1": "warm", "spark2": "cold"}
-    broken = {**here, "files": {launches.RECORDS: "{"}}
-    assert upcoming.judge({"spark1": broken}, 2, {}).state == "unknown"
+    assert upcoming.judge({"spark1": asked([], [KEY], image)}, 2, {}).state == "unknown"
     smaller = upcoming.judge({"spark1": here}, 1, {})
     assert "--tensor-parallel-size changed from 2 to 1" in smaller.reasons
+    other = upcoming.judge({"spark1": asked([made], [KEY], "sha256:4")}, 2, {})
+    assert other.state == "unknown"
 
 
-def test_the_question_names_the_folder_and_the_image() -> None:
-    asked = launches.question("/srv/caches", "vllm/vllm-openai:v1")
-    assert asked["commands"][launches.COMPILED][1] == "/srv/caches/vllm/torch_compile_cache"
-    assert asked["commands"][launches.IMAGE][-1] == "vllm/vllm-openai:v1"
-    assert launches.IMAGE not in launches.question("/srv/caches", "")["commands"]
+def test_a_virtual_environment_has_no_image_to_ask_for() -> None:
+    sent: list[str] = []
+
+    class Asking:
+        def submit(self, op: str, **what: object) -> SimpleNamespace:
+            sent.append(op)
+            return SimpleNamespace(wait=lambda: {"launches": [], "compiled": [], "commands": what})
+
+    launches.ask(Asking(), "/srv/caches", "")  # type: ignore[arg-type]
+    assert sent == ["caches"]
+    launches.ask(Asking(), "/srv/caches", "vllm/vllm-openai:v1")  # type: ignore[arg-type]
+    assert sent == ["caches", "caches", "gather"]
 
 
 def test_secrets_are_no_part_of_a_record() -> None:
