@@ -35,11 +35,11 @@ NOT_RECORDED = "the launch could not be recorded, so the next one's warmth is un
 def wanted(recipe: Recipe, tp: int) -> LaunchRecord:
     """Return the launch of a recipe, as far as the laptop knows it: no version, image id and GPU.
 
-    The path of a model that is found by its revision is only known to `up`, and left out.
+    The path of a model that is found by its revision is only known to `up`, and left out; a drafter
+    from the hub stands by its name for the same reason.
     """
-    flags = {
-        flag: short(" ".join(words({flag: value})[1:])) for flag, value in recipe.flags(tp).items()
-    }
+    given = _drafter_by_name(recipe).flags(tp)
+    flags = {flag: short(" ".join(words({flag: value})[1:])) for flag, value in given.items()}
     env = {
         name: short(value)
         for name, value in recipe.plain_env.items()
@@ -57,6 +57,13 @@ def wanted(recipe: Recipe, tp: int) -> LaunchRecord:
         flags=flags,
         env=env,
     )
+
+
+def _drafter_by_name(recipe: Recipe) -> Recipe:
+    drafter = recipe.drafter
+    if drafter is None or drafter.name is None:
+        return recipe
+    return recipe.model_copy(update={"drafter": drafter.model_copy(update={"path": drafter.name})})
 
 
 def planned(plan: ServePlan) -> LaunchRecord:

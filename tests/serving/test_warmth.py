@@ -198,6 +198,17 @@ def test_secrets_are_no_part_of_a_record() -> None:
     assert launches.wanted(recipe, 1).env == {"VLLM_X": "2"}
 
 
+def test_a_drafter_from_the_hub_stands_by_its_name() -> None:
+    """Its folder has a revision in it, which only `up` knows."""
+    from spark_cluster.config.recipe_schema import Drafter
+
+    drafter = Drafter(method="eagle3", name="some/drafter", tokens=3)
+    moved = drafter.model_copy(update={"path": "/cache/models--some--drafter/snapshots/1"})
+    one = launches.wanted(make_recipe(drafter=drafter), 1)
+    assert '"model":"some/drafter"' in one.flags["speculative-config"]
+    assert launches.wanted(make_recipe(drafter=moved), 1) == one
+
+
 class Node:
     """A session of a node that runs a server, with an agent's answers to `caches`."""
 
