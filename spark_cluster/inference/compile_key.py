@@ -20,8 +20,9 @@ is the same on all nodes of a launch; R in `rank_R_D` is the rank of the world (
 node's place), D the index of the replica. A node reads the folder of its own rank only.
 
 What vLLM hashes, it hashes by leaving out, so a flag that is in no list here counts as one that may
-enter. Source: vllm-source (docs/sources.md), read for 0.32.0; the two layouts and the lists of
-exceptions are those of 0.19 to 0.32 with few differences.
+enter. Source: vllm-source (docs/sources.md), read for 0.32.0, where the lists below were also
+compared with what `compute_hash` returns (tests/lab/test_compile_key.py). Other versions differ in
+some exceptions.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ AOT = "torch_aot_compile"
 
 ENTERS = frozenset(
     {
+        "async-scheduling",
         "attention-backend",
         "block-size",
         "code-revision",
@@ -52,6 +54,7 @@ ENTERS = frozenset(
         "enforce-eager",
         "fully-sharded-loras",
         "generation-config",
+        "hf-overrides",
         "kernel-config",
         "kv-cache-dtype",
         "language-model-only",
@@ -64,6 +67,7 @@ ENTERS = frozenset(
         "max-num-batched-tokens",
         "max-num-seqs",
         "moe-backend",
+        "no-async-scheduling",
         "override-generation-config",
         "pipeline-parallel-size",
         "quantization",
@@ -73,7 +77,22 @@ ENTERS = frozenset(
         "trust-remote-code",
     }
 )
-"""Flags without dashes that are fields of a configuration that is hashed."""
+"""Flags without dashes that change a configuration that is hashed."""
+
+OFF_BY_DEFAULT = frozenset(
+    {
+        "enable-expert-parallel",
+        "enable-lora",
+        "enforce-eager",
+        "hf-overrides",
+        "language-model-only",
+        "pipeline-parallel-size",
+        "speculative-config",
+        "trust-remote-code",
+    }
+)
+"""Those of them that surely make another key when they are new; another one may be given the value
+that it had by default."""
 
 DOES_NOT_ENTER = frozenset(
     {
@@ -129,12 +148,14 @@ DOES_NOT_ENTER = frozenset(
         "nnodes",
         "node-rank",
         # fields of the scheduler, of loading, structured outputs and observability
-        "async-scheduling",
+        "disable-cascade-attn",
+        "enable-chunked-prefill",
         "load-format",
-        "no-async-scheduling",
+        "no-enable-chunked-prefill",
         "reasoning-parser",
         "safetensors-load-strategy",
         "scheduling-policy",
+        "stream-interval",
     }
 )
 """Flags that are no part of the key: `compute_hash` leaves their field out, or no configuration
@@ -200,9 +221,9 @@ def flag_effect(flag: str) -> Effect:
 
 
 def variable_enters(name: str) -> bool:
-    """Return whether a variable of the environment is a part of the key, or decides on compiling.
+    """Return whether a variable of the environment may be a part of the key, or stops compiling.
 
-    A variable of vLLM counts as one: what is not on vLLM's list of exceptions is hashed.
+    What vLLM knows and does not have on its list of exceptions is hashed, by its value or default.
     """
     if name in _IGNORED_VARIABLES or name in _PLACES:
         return False

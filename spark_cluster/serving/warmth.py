@@ -19,6 +19,9 @@ State = Literal["warm", "cold", "unknown", "not compiled"]
 SHOWN = 60
 """Characters of a value that a reason shows."""
 
+UNLISTED = "whether that is a part of the key is not known"
+DEFAULT = "the same only if that is the default"
+
 _ORDER: tuple[State, ...] = ("cold", "unknown", "warm", "not compiled")
 """The state of several nodes is the first of these that one of them has."""
 
@@ -115,7 +118,7 @@ def differences(wanted: LaunchRecord, record: LaunchRecord) -> tuple[list[str], 
     for name in names:
         was, now = record.env.get(name), wanted.env.get(name)
         if was != now and compile_key.variable_enters(name):
-            certain.append(f"{name} {_change(was, now)}")
+            possible.append(f"{name} {_change(was, now)}")
     for what, was, now in (
         ("the model's path", record.model, wanted.model),
         ("the GPU", record.gpu, wanted.gpu),
@@ -129,15 +132,19 @@ def differences(wanted: LaunchRecord, record: LaunchRecord) -> tuple[list[str], 
 
 
 def _flags(now: Mapping[str, str], was: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    found: dict[str, list[str]] = {"enters": [], "unknown": []}
+    certain, possible = list[str](), list[str]()
     for flag in sorted({*now, *was}):
         effect = compile_key.flag_effect(flag)
-        if effect != "none" and now.get(flag) != was.get(flag):
-            found[effect].append(f"--{flag} {_change(was.get(flag), now.get(flag))}")
-    maybe = [
-        f"{text} (whether that is a part of the key is not known)" for text in found["unknown"]
-    ]
-    return found["enters"], maybe
+        if effect == "none" or now.get(flag) == was.get(flag):
+            continue
+        text = f"--{flag} {_change(was.get(flag), now.get(flag))}"
+        if effect == "unknown":
+            possible.append(f"{text} ({UNLISTED})")
+        elif (flag in now and flag in was) or flag in compile_key.OFF_BY_DEFAULT:
+            certain.append(text)
+        else:
+            possible.append(f"{text} ({DEFAULT})")
+    return certain, possible
 
 
 def _image(wanted: LaunchRecord, record: LaunchRecord) -> list[str]:

@@ -55,11 +55,8 @@ def test_the_same_launch_is_warm_while_its_code_is_there() -> None:
     ("now", "reason"),
     [
         (flags(max_model_len="16384"), "--max-model-len changed from 8192 to 16384"),
-        (flags(max_model_len=None), "--max-model-len is gone (was 8192)"),
-        (flags(kv_cache_dtype="fp8"), "--kv-cache-dtype is new: fp8"),
         (flags(trust_remote_code=""), "--trust-remote-code is new"),
         (flags(tensor_parallel_size="1"), "--tensor-parallel-size changed from 2 to 1"),
-        (replace(NOW, env={}), "VLLM_USE_FLASHINFER_MOE_FP4 is gone (was 1)"),
         (
             replace(NOW, model="/srv/models/other"),
             "the model's path changed from /srv/models/gemma to /srv/models/other",
@@ -85,12 +82,18 @@ def test_what_is_no_part_of_the_key_keeps_it_warm(now: LaunchRecord) -> None:
     assert warmth.judge(now, [EARLIER], {KEY}).state == "warm"
 
 
-def test_a_flag_that_no_list_knows_makes_it_unknown() -> None:
-    found = warmth.judge(flags(brand_new_flag="7"), [EARLIER], {KEY})
-    assert found.state == "unknown"
-    assert found.reasons == (
-        "--brand-new-flag is new: 7 (whether that is a part of the key is not known)",
-    )
+@pytest.mark.parametrize(
+    ("now", "reason"),
+    [
+        (flags(brand_new_flag="7"), f"--brand-new-flag is new: 7 ({warmth.UNLISTED})"),
+        (flags(kv_cache_dtype="fp8"), f"--kv-cache-dtype is new: fp8 ({warmth.DEFAULT})"),
+        (flags(max_model_len=None), f"--max-model-len is gone (was 8192) ({warmth.DEFAULT})"),
+        (replace(NOW, env={}), "VLLM_USE_FLASHINFER_MOE_FP4 is gone (was 1)"),
+    ],
+)
+def test_what_may_make_another_key_makes_it_unknown(now: LaunchRecord, reason: str) -> None:
+    """A flag that is new may have the value that it had by default; a variable may be unread."""
+    assert warmth.judge(now, [EARLIER], {KEY}) == warmth.NodeWarmth("unknown", (reason,))
 
 
 def test_another_image_makes_it_unknown() -> None:
@@ -112,7 +115,7 @@ def test_the_nearest_record_counts() -> None:
     )
     assert warmth.judge(NOW, [longer, EARLIER], {KEY, "0123456789"}).state == "warm"
     between = warmth.judge(flags(max_model_len="16384", dtype="half"), [longer, EARLIER], {KEY})
-    assert between.reasons == ("--dtype is new: half",)
+    assert between.reasons == (f"--dtype is new: half ({warmth.DEFAULT})",)
 
 
 def test_what_cannot_be_known_is_unknown() -> None:
@@ -276,3 +279,33 @@ def test_a_record_that_cannot_be_written_fails_no_launch() -> None:
     assert launches.unrecorded(play, plan) is None
     launches.record(play, plan, launches.planned(plan), "0.32.0")
     assert ["the log hangs" in notes[0], "No space left" in notes[1]] == [True, True]
+
+
+def test_up_tells_before_a_start_and_not_of_a_server_that_runs() -> None:
+    from spark_cluster.inference.containers import ContainerState
+    from tests.factories import make_node
+    from tests.serve_plans import plan_for
+
+    node = make_node("spark1")
+    plan = plan_for(make_recipe(), node)
+    image = "sha256:7"
+    made = replace(launches.planned(plan), image=image, keys=(KEY,), last=1.0)
+    notes: list[str] = []
+
+    class Asking:
+        def submit(self, op: str, **what: object) -> SimpleNamespace:
+            answer = {
+                "launches": [made.to_dict()],
+                "compiled": [KEY],
+                "commands": {"image": {"status": 0, "stdout": image}},
+            }
+            return SimpleNamespace(wait=lambda: answer)
+
+    play = SimpleNamespace(check=False, session=lambda _node: Asking(), note=notes.append)
+    launches.before_start(play, plan, ContainerState("absent"))
+    assert notes == ["compile cache: warm"]
+    same = ContainerState("running", command=("vllm", "serve", *plan.deployment.args))
+    launches.before_start(play, plan, same)
+    assert len(notes) == 1
+    launches.before_start(play, plan, replace(same, command=("vllm", "serve", "--other")))
+    assert len(notes) == 2
