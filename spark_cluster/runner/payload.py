@@ -34,7 +34,7 @@ USER_FOLDER = "~/.cache/spark-cluster/agent"
 def _shipped() -> dict[str, bytes]:
     paths = [PACKAGE / "__init__.py"]
     for folder in ("agent", "node", "resources"):
-        paths += (PACKAGE / folder).glob("*.py")
+        paths += (PACKAGE / folder).rglob("*.py")
     return {str(path.relative_to(PACKAGE.parent)): path.read_bytes() for path in sorted(paths)}
 
 

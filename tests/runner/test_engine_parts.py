@@ -58,13 +58,14 @@ def test_payload_holds_agent_node_and_resources_only():
         "spark_cluster",
         "spark_cluster/agent",
         "spark_cluster/node",
+        "spark_cluster/node/store",
         "spark_cluster/resources",
     }
     assert [n for n in names if n.count("/") == 1] == ["spark_cluster/__init__.py"]
     here = Path(payload.PACKAGE)
     for folder in ("agent", "node", "resources"):
-        for path in (here / folder).glob("*.py"):
-            assert f"spark_cluster/{folder}/{path.name}" in names
+        for path in (here / folder).rglob("*.py"):
+            assert str(path.relative_to(here.parent)) in names
     assert len(payload.code()) < 200_000, "it is sent over slow links"
 
 

@@ -1,0 +1,1 @@
+"""Models, images and caches between the hub, the nodes and the laptop."""
