@@ -152,13 +152,16 @@ def read(root: Path) -> list[LaunchRecord]:
 def add(root: Path, record: LaunchRecord) -> LaunchRecord:
     """Keep a record; one of the same launch is replaced, and keeps its first time and its keys.
 
+    A warm start loads the outer layout and logs that one only; both are of this launch.
+
     Raises:
         OSError: the disk is full, or not writable; the file is as it was.
     """
     known = read(root)
     same = next((one for one in known if one.launch == record.launch), None)
     if same is not None:
-        record = replace(record, first=same.first, keys=record.keys or same.keys)
+        keys = tuple(dict.fromkeys([*record.keys, *same.keys]))[:MOST_ENTRIES]
+        record = replace(record, first=same.first, keys=keys)
     write(root, [record, *(one for one in known if one is not same)])
     return record
 

@@ -106,9 +106,16 @@ def _on_disk(record: LaunchRecord, on_disk: Collection[str] | None) -> NodeWarmt
     if on_disk is None:
         return NodeWarmth("unknown", ("the folder of the compiled code could not be read",))
     gone = [key for key in record.keys if key not in on_disk]
+    if gone == list(record.keys):
+        return NodeWarmth("cold", (f"its compiled code is gone ({_key(gone[0])})",))
     if gone:
-        return NodeWarmth("cold", (f"its compiled code is gone ({gone[0]})",))
+        # Whether the second layout needs the first depends on vLLM's and torch's versions.
+        return NodeWarmth("unknown", (f"a part of its compiled code is gone ({_key(gone[0])})",))
     return NodeWarmth("warm")
+
+
+def _key(key: str) -> str:
+    return key.rpartition("/")[2][:10]
 
 
 def differences(wanted: LaunchRecord, record: LaunchRecord) -> tuple[list[str], list[str]]:

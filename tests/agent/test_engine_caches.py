@@ -55,10 +55,10 @@ def test_a_repeated_launch_keeps_its_first_time_and_its_keys(tmp_path: Path) -> 
     """A warm start may log less than the cold one did."""
     launch_records.add(tmp_path, replace(ONE, first=10.0))
     launch_records.add(tmp_path, replace(ONE, flags={"max-model-len": "4096"}, last=20.0))
-    launch_records.add(tmp_path, replace(ONE, keys=(), first=30.0, last=30.0, run="new"))
+    launch_records.add(tmp_path, replace(ONE, keys=(AOT,), first=30.0, last=30.0, run="new"))
     found = launch_records.read(tmp_path)
     assert [record.last for record in found] == [30.0, 20.0]
-    assert (found[0].first, found[0].keys, found[0].run) == (10.0, (SHORT,), "new")
+    assert (found[0].first, found[0].keys, found[0].run) == (10.0, (AOT, SHORT), "new")
 
 
 def test_records_are_bounded(tmp_path: Path) -> None:

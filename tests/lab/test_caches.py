@@ -62,7 +62,7 @@ def test_parts_are_listed_and_pruned(user, spark1):
     assert all(part["kept"] for part in shared), "a server runs"
     user("down")
     assert user.json("caches", "prune")["applied"] is False
-    assert spark1.run(["test", "-d", COMPILED]).status == 0
+    assert spark1.run(["test", "-d", COMPILED], check=False).returncode == 0
     done = user.json("caches", "prune", "--apply")
     assert KEY in [part["path"].rpartition("/")[2] for part in done["parts"]]
-    assert spark1.run(["test", "-d", COMPILED], check=False).status != 0
+    assert spark1.run(["test", "-d", COMPILED], check=False).returncode != 0

@@ -48,6 +48,11 @@ def test_the_same_launch_is_warm_while_its_code_is_there() -> None:
     gone = warmth.judge(NOW, [EARLIER], {"0123456789"})
     assert gone.state == "cold"
     assert "is gone" in gone.reasons[0]
+    both = replace(EARLIER, keys=(KEY, "0123456789"))
+    part = warmth.judge(NOW, [both], {KEY})
+    assert part == warmth.NodeWarmth(
+        "unknown", ("a part of its compiled code is gone (0123456789)",)
+    )
     assert warmth.judge(NOW, [EARLIER], None).state == "unknown"
 
 
