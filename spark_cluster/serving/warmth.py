@@ -67,6 +67,16 @@ class Warmth:
         return f"next launch of {self.recipe}: {self.state}{why}"
 
 
+def without_nodes(wanted: LaunchRecord) -> NodeWarmth | None:
+    """Return the state that the launch has on any node; None where nodes must be asked."""
+    if wanted.engine != "vllm":
+        why = f"what makes another key of {wanted.engine}'s caches is not known here"
+        return NodeWarmth("unknown", (why,))
+    if setting := compile_key.compiles_nothing(wanted.flags, wanted.env):
+        return NodeWarmth("not compiled", (f"{setting}: there is nothing to keep",))
+    return None
+
+
 def judge(
     wanted: LaunchRecord, records: Iterable[LaunchRecord], on_disk: Collection[str] | None
 ) -> NodeWarmth:
@@ -77,11 +87,8 @@ def judge(
         records: of the node, newest first.
         on_disk: keys below `torch_compile_cache` that are there; None when it was not asked.
     """
-    if wanted.engine != "vllm":
-        why = f"what makes another key of {wanted.engine}'s caches is not known here"
-        return NodeWarmth("unknown", (why,))
-    if setting := compile_key.compiles_nothing(wanted.flags, wanted.env):
-        return NodeWarmth("not compiled", (f"{setting}: there is nothing to keep",))
+    if settled := without_nodes(wanted):
+        return settled
     earlier = [record for record in records if record.recipe == wanted.recipe]
     if not earlier:
         return NodeWarmth("unknown", ("no launch of it is on record here",))
