@@ -79,11 +79,13 @@ class Asked:
     image: Pending | None
 
     def answer(self, launch: LaunchRecord) -> NodeWarmth:
-        """Wait, and judge the launch.
+        """Wait, and judge the launch; unknown where the node does not answer."""
+        try:
+            return self._judged(launch)
+        except SparkClusterError as error:
+            return warmth.NodeWarmth("unknown", (error.message,))
 
-        Raises:
-            SparkClusterError: the node does not answer.
-        """
+    def _judged(self, launch: LaunchRecord) -> NodeWarmth:
         state = self.state.wait()
         done = self.image.wait()["commands"]["image"] if self.image is not None else None
         if done is not None and done["status"] == 0:
@@ -128,9 +130,6 @@ class Upcoming:
         Args:
             asked: the nodes that will serve.
             gpus: node to the name of its GPU; without those where it is not known.
-
-        Raises:
-            SparkClusterError: a node does not answer.
         """
         launch = wanted(self.recipe, tp)
         found = {

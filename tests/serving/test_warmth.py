@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from spark_cluster.errors import Failed
 from spark_cluster.node.launch_records import LaunchRecord
 from spark_cluster.serving import launches, warmth
 from tests.factories import make_recipe
@@ -187,6 +188,14 @@ def test_a_recipe_is_judged_by_what_its_nodes_answer() -> None:
     assert other.state == "unknown"
 
 
+def test_a_node_that_does_not_answer_is_unknown() -> None:
+    def broken() -> None:
+        raise Failed("the agent ended")
+
+    asked_of = launches.Asked(SimpleNamespace(wait=broken), None)  # type: ignore[arg-type]
+    assert asked_of.answer(NOW) == warmth.NodeWarmth("unknown", ("the agent ended",))
+
+
 def test_a_virtual_environment_has_no_image_to_ask_for() -> None:
     sent: list[str] = []
 
@@ -258,7 +267,6 @@ def test_a_launch_is_recorded_once_on_each_node() -> None:
 
 
 def test_a_record_that_cannot_be_written_fails_no_launch() -> None:
-    from spark_cluster.errors import Failed
     from tests.factories import make_node
     from tests.serve_plans import plan_for
 
