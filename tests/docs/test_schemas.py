@@ -200,7 +200,7 @@ def test_a_node_of_the_lab_fits(lab, monkeypatch):
 
 
 def test_what_provision_prints_fits():
-    """One node that is ready, one that was lost, and a measured link."""
+    """Return a result with a node that is ready, one that was lost, and a measured link."""
     recap = Recap()
     recap.take(RunStarted("20261120-1", "provision", ("spark1", "spark2")))
     nodes = [SimpleNamespace(name=name) for name in ("spark1", "spark2")]

@@ -1,4 +1,4 @@
-"""What logs of whole launches mean: the cause first, effects last, what was healthy."""
+"""`explain` on logs of whole launches: the cause first, effects last, healthy lines left out."""
 
 from __future__ import annotations
 

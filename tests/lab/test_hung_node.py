@@ -35,7 +35,7 @@ def tidy(spark1: LabNode) -> Iterator[None]:
 
 
 def stubborn(node: LabNode) -> str:
-    """What runs of the command that does not take SIGTERM."""
+    """Return the processes of the command that ignores SIGTERM."""
     return node.run(["pgrep", "-f", "sleep 99[3]"], check=False).stdout.strip()
 
 

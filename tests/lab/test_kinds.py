@@ -75,7 +75,7 @@ def test_a_chat_model_that_is_none_says_so(user: CommandLine) -> None:
 
 @pytest.mark.soak
 def test_a_model_that_hears_nothing(user: CommandLine) -> None:
-    """What a rung says of a path that is not there is tested without vLLM."""
+    """The message for a path that is not there is tested without vLLM too."""
     write(user, "transcription")
     assert "transcription: " in user(*UP, "--force", status=5).err
 

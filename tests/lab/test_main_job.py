@@ -42,7 +42,7 @@ command -v docker
 
 
 class Story:
-    """What the steps of this file tell each other."""
+    """State that the steps of this file hand on."""
 
     broken = ""
     would: dict[str, set[str]]
