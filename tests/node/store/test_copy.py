@@ -287,7 +287,7 @@ def test_what_never_comes_has_a_limit(source, target):
 
 def test_a_server_without_receivers_ends(source):
     server = BlobServer(*source, "token", idle_s=0.1)
-    server.run([LOOPBACK])
+    server.run(addresses=[LOOPBACK])
     assert server.bound
 
 
