@@ -252,8 +252,16 @@ def do_store(node: Node, request: Request, laptop: Laptop) -> Reply:
     return model_store.answer(node.host(request, laptop), request)
 
 
+def do_copy(node: Node, request: Request, laptop: Laptop) -> Reply:
+    """Do this node's part in the copy of a model: `what` of agent/model_copy.py."""
+    from spark_cluster.agent import model_copy  # late: few runs want it
+
+    return model_copy.answer(node.host(request, laptop), request)
+
+
 OPERATIONS: dict[str, Callable[[Node, Request, Laptop], Reply]] = {
     "apply": do_apply,
+    "copy": do_copy,
     "gather": do_gather,
     "history": do_history,
     "http": do_http,
