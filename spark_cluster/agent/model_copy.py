@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from spark_cluster.node import units
@@ -50,7 +51,7 @@ def _lacking(host: Host, request: Request) -> Reply:
     return {"bytes": lacking.size, "nothing": lacking.nothing}
 
 
-def _place(host: Host, manifest: Manifest) -> Any:
+def _place(host: Host, manifest: Manifest) -> Path:
     name = hashlib.sha256(f"{manifest.repository}@{manifest.commit}".encode()).hexdigest()[:16]
     return host.path(SECRETS) / f"{name}.json"
 
@@ -78,7 +79,7 @@ def _secrets(host: Host, request: Request) -> Reply:
 def _work(host: Host, request: Request) -> Reply:
     """Receive, send, or both, in a unit that goes on when the laptop is gone."""
     manifest = _manifest(request)
-    given = {
+    given: dict[str, Any] = {
         "hub": str(host.path(str(request["hub"]))),
         "manifest": manifest.document(),
         "receive": request.get("receive"),

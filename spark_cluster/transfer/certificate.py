@@ -29,7 +29,7 @@ def make_certificate() -> Pair:
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "spark-cluster copy")])
-    now, day = datetime.datetime.now(datetime.timezone.utc), datetime.timedelta(days=1)
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
     made = (
         x509.CertificateBuilder()
         .subject_name(name)

@@ -1,4 +1,4 @@
-"""Copying a model from a node that has it to nodes that lack it, over the fabric where there is one.
+"""Copying a model from a node that has it to nodes that lack it, over the fabric if possible.
 
 The nodes form a chain: the source sends to the first, which sends on what has arrived. Each node's
 part is a unit that goes on when the laptop is gone; the next call joins it.
@@ -125,7 +125,7 @@ def copy(
     """
     if source.name in {node.name for node in targets}:
         raise UsageError(f"{source.name} would copy to itself", hint="name other nodes with --to")
-    base = {"hub": hub, "manifest": manifest.document()}
+    base: dict[str, Any] = {"hub": hub, "manifest": manifest.document()}
     asked = play.on_each(targets, lambda n: play.session(n).request("copy", what="lacking", **base))
     lacking = [node for node in targets if not asked[node.name]["nothing"]]
     if play.check or not lacking:

@@ -93,11 +93,11 @@ class BlobClient:
     def leave(self) -> None:
         """Tell the sender that it can end; one that is not there any more need not be told."""
         for address in self.addresses:
-            with contextlib.suppress(OSError, EOFError, wire.WireError):
-                with connected(self, address) as stream:
-                    wire.send(stream, {"done": True})
-                    stream.recv(1)  # it closes the stream when it has understood
-                    return
+            gone = contextlib.suppress(OSError, EOFError, wire.WireError)
+            with gone, connected(self, address) as stream:
+                wire.send(stream, {"done": True})
+                stream.recv(1)  # it closes the stream when it has understood
+                return
 
     def _must_fit(self, size: int) -> None:
         free = room(self.cache.root)
