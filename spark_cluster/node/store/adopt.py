@@ -28,6 +28,7 @@ def adopt(
     records: Records,
     repository: str,
     commit: str,
+    *,
     revision: str = "",
     progress: Progress = lambda _read: None,
 ) -> Manifest:
@@ -86,7 +87,9 @@ def _take(
 def _hard_link(handle: int, target: Path) -> bool:
     """Give the very file that is open another name; False where that cannot be."""
     try:
-        os.link(f"/proc/self/fd/{handle}", target, follow_symlinks=True)
+        # With a folder given, the link is followed (linkat), which without one it is not.
+        source = f"/proc/self/fd/{handle}"
+        os.link(source, target, src_dir_fd=handle, follow_symlinks=True)
     except OSError:  # another disk, or a file system without hard links
         return False
     return True

@@ -44,6 +44,7 @@ def argv(request: Mapping[str, Any]) -> list[str]:
 
 def main(text: str) -> None:
     """Do it; the last line of output is a JSON object with `result`, or `error` and `hint`."""
+    answer: dict[str, Any]
     try:
         answer = {"result": done(json.loads(text))}
     except ResourceError as error:
@@ -61,7 +62,9 @@ def done(request: Mapping[str, Any]) -> dict[str, Any]:
         other = HubCache(Path(request["other"]))
         progress = Progress(0)
         revision = str(request.get("revision", ""))
-        manifest = adopt(other, cache, records, repository, commit, revision, progress.add)
+        manifest = adopt(
+            other, cache, records, repository, commit, revision=revision, progress=progress.add
+        )
         return {"manifest": manifest.document()}
     manifest = manifest_of(cache, records, repository, commit)
     records.keep(manifest)  # what is removed as damaged is still known to belong to it
