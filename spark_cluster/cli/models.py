@@ -9,6 +9,7 @@ from spark_cluster.cli.groups import Group
 _MODULES = {
     "list": "models_list",
     "size": "models_size",
+    "copy": "models_copy",
     "verify": "models_verify",
     "prune": "models_prune",
     "pin": "models_pin",
