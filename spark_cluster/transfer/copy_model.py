@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from spark_cluster.errors import Refused, UsageError
+from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.play import Play
 from spark_cluster.serving.caches import root_of_all
 from spark_cluster.topology import Node
@@ -39,9 +40,7 @@ def copy_model(
     hub = hub_folder(root_of_all(play.inventory.nodes[name] for name in nodes))
     senders = [nodes[source]] if source else list(nodes.values())
     here = models_on(play, senders, wanted, hub)
-    sender = _sender(senders, here, wanted)
-    manifest = here[sender.name].manifest
-    assert manifest is not None  # it is whole
+    sender, manifest = _sender(senders, here, wanted)
     chosen = [nodes[name] for name in dict.fromkeys(targets or nodes)]
     others = [node for node in chosen if targets or node.name != sender.name]
     if not others:
@@ -61,15 +60,18 @@ def copy_model(
     )
 
 
-def _sender(nodes: Sequence[Node], here: Mapping[str, Have], wanted: Wanted) -> Node:
-    """The first node that has the model whole.
+def _sender(
+    nodes: Sequence[Node], here: Mapping[str, Have], wanted: Wanted
+) -> tuple[Node, Manifest]:
+    """The first node that has the model whole, and the model's files.
 
     Raises:
         Refused: none has.
     """
     for node in nodes:
-        if here[node.name].whole:
-            return node
+        manifest = here[node.name].manifest
+        if manifest is not None and here[node.name].whole:
+            return node, manifest
     name = f"{wanted.repository}@{wanted.revision}"
     reasons = [f"{node.name}: {_state(here[node.name])}" for node in nodes]
     raise Refused(
