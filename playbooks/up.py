@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.runtime import absent
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import admission, readiness, rungs, startup_log, vram
+from spark_cluster.serving import admission, launches, readiness, rungs, startup_log, vram
 from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.serving.result import Served, served
 from spark_cluster.serving.start import fetch, guard, start
@@ -31,6 +33,7 @@ def main(play: Play, *, recipe: Recipe, tp: int, force: bool = False) -> Served 
     with play.stage("fetch"):
         fetch(play, plan)
     with play.stage("start"):
+        launches.before_start(play, plan, running)
         share = admission.share(play, plan, running)
         start(play, plan, share, guarded)
     if play.check:
@@ -46,7 +49,12 @@ def main(play: Play, *, recipe: Recipe, tp: int, force: bool = False) -> Served 
     with play.stage("verify"):
         startup_log.must_fit(play, plan.nodes, recipe.readiness)
         answer = rungs.climb(play, plan)
-        return served(play, plan, answer, before, peak)
+        result, made = play.together(
+            lambda: served(play, plan, answer, before, peak),
+            lambda: launches.unrecorded(play, plan),
+        )
+    launches.record(play, plan, made, result.versions.get(recipe.engine, ""))
+    return cast("Served", result)
 
 
 def announce(play: Play, plan: ServePlan) -> None:

@@ -53,8 +53,10 @@ gc.disable()
 
 
 def pytest_runtestloop() -> None:
-    """Collect garbage from here on, without looking at what is there now."""
+    """Collect garbage from here on, without looking at what is there now, and less often than
+    Python does: a tenth of the time of tests that read many files."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
     gc.enable()
 
 

@@ -45,7 +45,7 @@ def make_inventory(folder: Path, text: str) -> Inventory:
 
 
 def error_of(read: Callable[..., object], *args: Any, folder: Path) -> str:
-    """What is said of a file that cannot be used; names of files relative to the folder."""
+    """Return the message about a file that cannot be used, with file names below the folder."""
     with pytest.raises(InvalidFile) as caught:
         read(*args)
     assert caught.value.exit_code == 2

@@ -91,7 +91,7 @@ def test_one_twin_and_a_pool_of_one(inventory):
 
 
 def test_addresses_that_the_user_gave_are_kept(inventory):
-    """What a user configured is never fought; what an earlier run gave is still ours."""
+    """Addresses that a user configured are not changed; those of an earlier run are still ours."""
     made = inventory()
     theirs = {PORT_1[0]: ["10.1.1.5/24"], PORT_1[1]: ["192.168.178.12/24"]}
     assert told(links(made, made.nodes["spark2"], facts(PORT_1, theirs))) == [

@@ -37,7 +37,7 @@ def vector(word: str) -> list[float]:
 
 
 def embedding(text: str) -> list[float]:
-    """What a server answers for a text: the mean of its words, of length 1."""
+    """Return a server's vector for a text: the mean of its words, of length 1."""
     tokens = re.findall(r"\w+|[^\w\s]+", text.lower())
     rows = [vector(token if token in WORDS else "[UNK]") for token in tokens]
     mean = [sum(column) / len(rows) for column in zip(*rows, strict=True)]

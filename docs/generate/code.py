@@ -61,6 +61,7 @@ from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.registries.update import Update
 from spark_cluster.resources import Resource
 from spark_cluster.runner import events
+from spark_cluster.serving.cache_parts import CachePart
 from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
 from spark_cluster.serving.vram import NodeVram
@@ -158,6 +159,8 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "down": ("down", (Stopped | None, _RUN)),
     "status": ("status", Status),
     "logs": ("logs", {"logs": [{"node": str, "container": str, "text": str}]}),
+    "caches-list": ("caches list", {"parts": [CachePart]}),
+    "caches-prune": ("caches prune", {"applied": bool, "bytes": int, "parts": [CachePart]}),
     "vram": ("vram", {"nodes": [NodeVram]}),
     "top": ("top", Row),
     "exec": ("exec", {"nodes": [exec_command._document]}),

@@ -259,8 +259,16 @@ def do_copy(node: Node, request: Request, laptop: Laptop) -> Reply:
     return model_copy.answer(node.host(request, laptop), request)
 
 
+def do_caches(node: Node, request: Request, laptop: Laptop) -> Reply:
+    """Answer a question about the engine's caches, or remove parts of them."""
+    from spark_cluster.agent.caches import caches  # late: few runs want it
+
+    return caches(node.host(request, laptop), request)
+
+
 OPERATIONS: dict[str, Callable[[Node, Request, Laptop], Reply]] = {
     "apply": do_apply,
+    "caches": do_caches,
     "copy": do_copy,
     "gather": do_gather,
     "history": do_history,

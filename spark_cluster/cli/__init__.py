@@ -44,6 +44,7 @@ COMMANDS = {
     "logs": "Show the logs of the serving containers.",
     "explain": "Explain logs: the cause first, its consequences last.",
     "bench": "Measure suites of loads, compare runs, and report.",
+    "caches": "List and prune the engines' compiled code and kernels.",
     "vram": "Show each node's GPU memory by process.",
     "top": "Show the nodes live: GPU, clocks, power, memory, link, tokens.",
     "exec": "Run a command on the nodes.",

@@ -99,6 +99,7 @@ def command(
     from spark_cluster.bench.own_speeds import own_evidence
     from spark_cluster.cli.hub_option import hub
     from spark_cluster.planning.planner import Planner, Question
+    from spark_cluster.planning.room import assumed
 
     app: App = ctx.obj
     if available is not None and not offline:
@@ -107,10 +108,13 @@ def command(
         )
     planner = Planner(app.project, hub(offline=offline), partial(own_evidence, app.project))
     asked = Asked(recipe_name, text, tp, changes, offline=offline)
-    subject = _subject(app, asked, app.allowances(allow))
+    subject, recipe = _subject(app, asked, app.allowances(allow))
     least = 2 if purpose else 1
     least = max(least, subject.launch.nodes)
-    rooms, facts = _rooms(app, planner, subject, least, available, offline=offline)
+    rooms, facts = assumed(max(least, 2), available), list["Facts"]()
+    if not (offline or app.inventory_is_missing):
+        rooms, facts, told = _rooms(app, planner, subject, least, recipe)
+        subject = replace(subject, remarks=(*subject.remarks, *told))
     question = Question(context, prompt, users)
     if purpose is not None:
         _advise(ctx, planner, subject, rooms, question, cast("Purpose", purpose))
@@ -136,8 +140,10 @@ class Asked:
     offline: bool
 
 
-def _subject(app: App, asked: Asked, allow: Allowances) -> Subject:
-    """Return what is planned, and at which size: as asked, else over all nodes that it can use."""
+def _subject(app: App, asked: Asked, allow: Allowances) -> tuple[Subject, Recipe | None]:
+    """Return what is planned, and at which size: as asked, else over all nodes that it can use;
+    and the recipe that it is made of, if it is.
+    """
     from spark_cluster.planning.subject import of_a_command, of_a_recipe
 
     if asked.text is not None:
@@ -146,7 +152,7 @@ def _subject(app: App, asked: Asked, allow: Allowances) -> Subject:
         if asked.name is not None:
             raise UsageError("a recipe and --command contradict each other", hint="leave one out")
         launch = changed_launch(commandline.parse(asked.text), asked.changes)
-        return of_a_command(launch, asked.tp)
+        return of_a_command(launch, asked.tp), None
     from spark_cluster.config.launch import of_recipe
     from spark_cluster.serving import firewall
 
@@ -158,7 +164,7 @@ def _subject(app: App, asked: Asked, allow: Allowances) -> Subject:
     subject = of_a_recipe(recipe, of_recipe(recipe, tp))
     inventory = None if app.inventory_is_missing else app.inventory
     firewalled = firewall.remarks(inventory, recipe, subject.launch.nodes)
-    return replace(subject, remarks=(*firewalled, *_asked_for(recipe)))
+    return replace(subject, remarks=(*firewalled, *_asked_for(recipe))), recipe
 
 
 def _recipe(app: App, asked: Asked, allow: Allowances) -> Recipe:
@@ -196,22 +202,21 @@ def _rooms(
     planner: Planner,
     subject: Subject,
     least: int,
-    available: float | None,
-    *,
-    offline: bool,
-) -> tuple[list[NodeMemory], list[Facts]]:
-    """The nodes, the head first, and their facts; where they are unknown, Sparks are assumed."""
+    recipe: Recipe | None,
+) -> tuple[list[NodeMemory], list[Facts], list[str]]:
+    """The nodes, the head first, and their facts; where there are too few, Sparks are assumed.
+    And of a recipe whether its next launch finds what it compiled.
+    """
     from spark_cluster.planning.room import assumed
-
-    if offline or app.inventory_is_missing:
-        return assumed(max(least, 2), available), []
     from spark_cluster.runner.options import Options
+    from spark_cluster.serving import launches
     from spark_cluster.serving.hub_on_node import NodeDocuments
     from spark_cluster.serving.survey import survey
 
     with app.play("plan", app.nodes, Options(), change=False) as run:
         play = run.open()
         rooms, facts = survey(play, subject.node_path)
+        told = launches.of_recipe(play, recipe, subject.launch.tp) if recipe is not None else None
         first = min(play.nodes, key=lambda node: not node.is_head)
         planner.look_up(subject, NodeDocuments(play.session(first)))
         run.finish()
@@ -220,7 +225,7 @@ def _rooms(
         rooms += [
             room for room in assumed(least + missing) if room.name not in {r.name for r in rooms}
         ][:missing]
-    return rooms, facts
+    return rooms, facts, [str(told)] if told is not None else []
 
 
 def _advise(

@@ -10,7 +10,10 @@ from spark_cluster.cli.app import App
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
+    from spark_cluster.cli.console import Console
+    from spark_cluster.config.recipe import Recipe
     from spark_cluster.config.recipe_schema import Probe
+    from spark_cluster.serving.launches import Upcoming
     from spark_cluster.serving.state import Status
 
 STYLES = {
@@ -44,7 +47,8 @@ def command(ctx: click.Context) -> None:
         )
     with app.play("status", app.nodes, Options(), change=False) as run:
         app.import_meanwhile()
-        found = state.status(run.open(fail_fast=False), key, _probe(app))
+        recipe = _recipe(app)
+        found = state.status(run.open(fail_fast=False), key, _probe(recipe), _upcoming(app, recipe))
         run.finish()
     if app.as_json:
         app.print_json(found.to_dict())
@@ -54,21 +58,36 @@ def command(ctx: click.Context) -> None:
         ctx.exit(5)
 
 
-def _probe(app: App) -> Probe:
-    from spark_cluster.config.recipe import Recipe
+def _recipe(app: App) -> Recipe | None:
+    """The inventory's recipe; None when it names none."""
     from spark_cluster.loader.recipes import load_recipe
 
     name = app.inventory.serve.recipe
-    if name is None:
-        usual: Probe = Recipe.model_fields["probe"].default
-        return usual
-    return load_recipe(name, app.project).probe
+    return None if name is None else load_recipe(name, app.project)
+
+
+def _probe(recipe: Recipe | None) -> Probe:
+    if recipe is not None:
+        return recipe.probe
+    from spark_cluster.config.recipe import Recipe
+
+    usual: Probe = Recipe.model_fields["probe"].default
+    return usual
+
+
+def _upcoming(app: App, recipe: Recipe | None) -> Upcoming | None:
+    if recipe is None:
+        return None
+    from spark_cluster.serving.caches import root_on
+    from spark_cluster.serving.launches import Upcoming
+
+    return Upcoming(recipe, {node.name: root_on(node) for node in app.nodes})
 
 
 def _show(app: App, found: Status) -> None:
     from rich.table import Table
 
-    from spark_cluster.cli.console import mark, painted, styled
+    from spark_cluster.cli.console import painted, styled
 
     console = app.console
     verdict = painted(found.state, f"bold {STYLES[found.state]}")
@@ -95,6 +114,14 @@ def _show(app: App, found: Status) -> None:
     if found.ray:
         gpus = sum(node.gpus for node in found.ray)
         console.print(styled("[dim]Ray: {} nodes, {:g} GPUs[/]", len(found.ray), gpus))
+    _show_rest(console, found)
+
+
+def _show_rest(console: Console, found: Status) -> None:
+    from spark_cluster.cli.console import mark, painted, styled
+
+    if found.caches is not None:
+        console.print(painted(str(found.caches), "dim"), soft_wrap=True)
     for problem in found.problems:
         console.print(styled("{} {}", mark("fail"), problem), soft_wrap=True)
     if found.problems:

@@ -14,6 +14,9 @@ CACHES = {
 }
 """Variable to folder; the compile cache's key hashes the launch flags."""
 
+PRUNED_KINDS = ("compile", "triton", "inductor", "flashinfer", "vllm")
+"""Kinds of parts of the caches that `caches prune` can remove; models are not among them."""
+
 CACHE_ROOT = "/var/cache/spark-cluster/engine"
 """Folder of the caches on a node, unless the setting `root` of the role `caches` names another."""
 

@@ -156,20 +156,22 @@ def _normal(path: str) -> PurePosixPath:
 
 
 def _system(path: PurePosixPath, *, read_only: bool) -> str:
+    text = str(path)
     for folder, holds in _SYSTEM.items():
-        if path.is_relative_to(folder):
+        if _is_in(text, folder):
             return f"{folder} holds {holds}"
-        if PurePosixPath(folder).is_relative_to(path):
+        if _is_in(folder, text):
             return f"{folder} is in it: {holds}"
     if path.name == "docker.sock":
         return "who may use Docker's socket is root on the node"
-    if not read_only and any(_overlap(path, folder) for folder in _PROGRAMS):
+    if not read_only and any(_is_in(text, f) or _is_in(f, text) for f in _PROGRAMS):
         return "the node's programs are there, and it could change them"
     return ""
 
 
-def _overlap(path: PurePosixPath, folder: str) -> bool:
-    return path.is_relative_to(folder) or PurePosixPath(folder).is_relative_to(path)
+def _is_in(path: str, folder: str) -> bool:
+    """Return whether a normalised path is the folder or below it; neither is `/`."""
+    return path == folder or path.startswith(f"{folder}/")
 
 
 def _in_a_home(path: PurePosixPath) -> str | None:

@@ -198,10 +198,11 @@ def _compose(path: Path, text: str) -> tuple[YamlNode | None, SafeConstructor]:
         raise InvalidFile("nested too deeply", where=shown(path)) from None
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)
 def _nodes(text: str) -> tuple[YamlNode | None, SafeConstructor]:
     """Return the node tree of a text, which nobody changes: a recipe that several parts of a
-    command read is parsed once."""
+    command read is parsed once. As many are kept as ship, and those of a project: with fewer, who
+    reads them all twice in order would find none."""
     from ruamel.yaml import YAML
 
     yaml = YAML(typ="safe", pure=True)

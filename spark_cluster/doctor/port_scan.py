@@ -103,6 +103,8 @@ class _Scanner:
             raise
         made.setblocking(False)
         status = made.connect_ex(where)
+        if status in IN_PROGRESS:  # the answer of a node that is near may have come already
+            status = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or status
         if status in IN_PROGRESS:
             self._selector.register(made, selectors.EVENT_WRITE, target)
             self._waiting.append((time.monotonic(), made))

@@ -7,9 +7,11 @@ how Linux answers: it has routes to the fabric's addresses by way of the nodes' 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +39,17 @@ class Neighbour:
         return subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def open_ports(self, *addresses: str) -> dict[str, set[int]]:
-        """Every TCP port that accepts a connection, by address: all 65535 are tried."""
-        scan = [sys.executable, "-I", scanner(), *addresses]
-        printed = output(["ip", "netns", "exec", NEIGHBOUR, *scan])
-        return {address: set(ports) for address, ports in json.loads(printed).items()}
+        """Every TCP port that accepts a connection, by address: all 65535 are tried.
+
+        A scan is work for a processor, so the addresses are divided among those of this machine.
+        """
+        scan = ["ip", "netns", "exec", NEIGHBOUR, sys.executable, "-I", scanner()]
+        count = min(os.cpu_count() or 1, len(addresses))
+        with ThreadPoolExecutor(count) as pool:
+            shares = [[*scan, *addresses[first::count]] for first in range(count)]
+            printed = list(pool.map(output, shares))
+        found = [row for text in printed for row in json.loads(text).items()]
+        return {address: set(ports) for address, ports in found}
 
 
 @contextmanager

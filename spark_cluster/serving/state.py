@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.ports import EnginePorts
@@ -21,6 +21,10 @@ from spark_cluster.serving import firewall, logs
 from spark_cluster.serving.endpoint import Endpoint, running
 from spark_cluster.serving.kind_probe import ANSWERS, kind_of, probe_once
 from spark_cluster.serving.proxy import DESCRIPTION, UNIT, Access, described, refused_by_proxy
+
+if TYPE_CHECKING:
+    from spark_cluster.serving.launches import Asked, Upcoming
+    from spark_cluster.serving.warmth import Warmth
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -50,6 +54,7 @@ class NodeState:
         firewall: what is wrong with it; nothing when it is in force.
         proxy: state of the proxy's unit, as systemd calls it.
         description: what the proxy's own file says of the endpoint; None without such a file.
+        caches: what it was asked about the next launch; None where it was not.
     """
 
     name: str
@@ -59,6 +64,7 @@ class NodeState:
     firewall: str = ""
     proxy: str = ""
     description: str | None = None
+    caches: Asked | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -84,6 +90,7 @@ class Status:
         problems: what is wrong, as text; empty when nothing is.
         kind: of the model: chat, embedding, reranking or transcription; None without a server.
         overrides: engine arguments that `up` was given in place of the recipe's, as options.
+        caches: whether the next launch of the inventory's recipe is warm; None without a recipe.
     """
 
     state: str
@@ -96,6 +103,7 @@ class Status:
     problems: tuple[str, ...] = ()
     kind: ModelKind | None = None
     overrides: str = ""
+    caches: Warmth | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `status --json` prints it."""
@@ -109,18 +117,44 @@ class Status:
             "kind": self.kind,
             "tp": self.tp,
             "overrides": self.overrides,
+            "caches": self.caches.to_dict() if self.caches is not None else None,
             "problems": list(self.problems),
         }
 
 
-def status(play: Play, endpoint_key: str | None, probe: Probe) -> Status:
+def status(
+    play: Play, endpoint_key: str | None, probe: Probe, upcoming: Upcoming | None = None
+) -> Status:
     """Look at everything; nothing is changed.
 
     Args:
         endpoint_key: the endpoint's API key, when it has one.
         probe: the question of the completion.
+        upcoming: what is started next; None leaves the caches out.
     """
-    nodes = _nodes(play)
+    nodes = _nodes(play, upcoming)
+    found = _serving_state(play, nodes, endpoint_key, probe)
+    if upcoming is None:
+        return found
+    return replace(found, caches=_warmth(play, nodes, upcoming))
+
+
+def _warmth(play: Play, nodes: list[NodeState], upcoming: Upcoming) -> Warmth:
+    """Judge the next launch at the size at which the recipe runs, else at its usual one."""
+    server = _server(play, {node.name: node for node in nodes})
+    labels = server.labels if server is not None else {}
+    tp = upcoming.recipe.size_for(len(nodes))
+    if labels.get("spark-cluster.recipe") == upcoming.recipe.name:
+        tp = _number_of(labels, "spark-cluster.tp", tp)
+    _, chosen = _serving(play, upcoming.recipe.nodes_for(tp))
+    gpus = {n.name: n.facts.gpu.name for n in play.nodes if n.facts.gpu is not None}
+    asked = {node.name: node.caches for node in nodes if node.name in chosen and node.caches}
+    return upcoming.judge(asked, tp, gpus)
+
+
+def _serving_state(
+    play: Play, nodes: list[NodeState], endpoint_key: str | None, probe: Probe
+) -> Status:
     known = {node.name: node for node in nodes}
     server = _server(play, known)
     if server is None:
@@ -189,12 +223,14 @@ def _state(*, answer: bool, problems: list[str], loading: bool) -> str:
     return "starting" if loading else "failed"
 
 
-def _nodes(play: Play) -> list[NodeState]:
+def _nodes(play: Play, upcoming: Upcoming | None) -> list[NodeState]:
     found = []
     here = {node.name for node in play.nodes}
     names = list(play.connections.nodes)
+    reachable = [(name, play.connections.session(name)) for name in names if name in here]
+    caches = {name: upcoming.ask(name, s) for name, s in reachable} if upcoming else {}
     asked = {
-        name: play.connections.session(name).submit(
+        name: session.submit(
             "gather",
             commands={
                 **{n: runtime.question(n) for n in (SERVER, RAY)},
@@ -203,8 +239,7 @@ def _nodes(play: Play) -> list[NodeState]:
             },
             files={"firewall": firewall.KEPT, "endpoint": DESCRIPTION},
         )
-        for name in names
-        if name in here
+        for name, session in reachable
     }
     for name in names:
         if name not in asked:
@@ -221,6 +256,7 @@ def _nodes(play: Play) -> list[NodeState]:
                 firewall=firewall.wrong_with(commands["firewall"], files["firewall"]),
                 proxy=outputs[UNIT].strip(),
                 description=files["endpoint"],
+                caches=caches.get(name),
             )
         )
     return found
@@ -303,7 +339,11 @@ def _without_link(play: Play, size: int) -> list[str]:
 
 def _number(server: ContainerState, label: str, otherwise: int) -> int:
     """A number among the container's labels; another one where it is none."""
-    text = server.labels.get(label, "")
+    return _number_of(server.labels, label, otherwise)
+
+
+def _number_of(labels: Mapping[str, str], label: str, otherwise: int) -> int:
+    text = labels.get(label, "")
     return int(text) if text.isascii() and text.isdigit() else otherwise
 
 

@@ -1,4 +1,4 @@
-"""What is on the disk when, so that a power cut at any moment leaves all of it or nothing."""
+"""The order in which files reach the disk: a power cut at any moment leaves all or nothing."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def silent(agent):
 
 
 def half_open(agent):
-    """What the agent sends is taken (by the kernel of a laptop that froze), and never answered."""
+    """The agent's messages are taken (by the kernel of a laptop that froze), and never answered."""
     agent.fall_silent()
     threading.Thread(target=agent.drain, daemon=True).start()
 

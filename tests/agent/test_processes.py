@@ -33,7 +33,7 @@ FAR = FAR_S / 2
 
 @pytest.fixture(autouse=True)
 def graces(monkeypatch):
-    """What takes a signal is waited for: a busy machine may be late with its end."""
+    """A process that takes a signal is waited for: a busy machine may be late with its end."""
     monkeypatch.setattr(processes, "TERM_GRACE", 0.3)
     monkeypatch.setattr(processes, "KILL_GRACE", 30.0)
 

@@ -1,4 +1,4 @@
-"""What a run changed is reverted byte for byte, all of it or nothing; and that, too, can be."""
+"""`revert` of runs: byte for byte, all of it or nothing; and a revert can be reverted too."""
 
 import json
 import tempfile
@@ -404,7 +404,7 @@ def test_a_folder_that_something_else_made_again_is_not_filled(node):
 
 
 def test_a_large_folder_that_a_run_made_again_is_named(node, monkeypatch):
-    """What it held is gone, however alike the new folder looks."""
+    """The folder's content is gone, however alike the new folder looks."""
     monkeypatch.setattr(journal_module, "TREE_LIMIT", 10)
     node.put("/opt/big/file", "more than ten bytes")
     node.run("r1", Directory("/opt/big", state="absent"))

@@ -140,7 +140,7 @@ def test_pictures_show_what_they_are_asked_about():
 
 
 def test_digits_are_those_of_a_display():
-    """Of 4 the top bar is missing, of 0 the middle one, of 7 all but the right side."""
+    """Bars of the digits: 4 lacks the top one, 0 the middle one, 7 all but the right side."""
     url, size, top = pictures.number(), 70, 98
     lit = {}
     for place, digit in enumerate("407"):

@@ -89,7 +89,7 @@ def test_throughputs_are_summed_run_by_run_and_times_are_those_of_all(tmp_path):
 
 
 def test_prefill_is_counted_as_with_several_requests_on_one_server(tmp_path):
-    """One request at once has the latency taken off its time, several have not."""
+    """The latency is taken off the time of a single request, not off those of several at once."""
     (found,) = combined(CELL, [part(tmp_path, "a"), part(tmp_path, "b")], SETTINGS)
     e2e = json.loads((DATA / "ok.json").read_text())["benchmarks"][0]["e2e_ttft"]["values"]
     tokens = 45  # of the prompt, by the server's own count

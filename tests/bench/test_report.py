@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from bench_records import dual_record, sweep_record, write_run
 from bench_runs import answered, record, served
 from browser import browser, installed
 from click.testing import CliRunner
+from made_once import made_once
 from ruamel.yaml import YAML
 
 from spark_cluster.bench.record import CellKey, CellResult, Metric, Record, Tool
@@ -50,14 +52,17 @@ EVIL = (
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a run on one and on two Sparks, made by the command."""
-    run = write_run(tmp_path_factory.mktemp("bench") / "run", dual_record())
-    take_globals(command)
-    result = CliRunner().invoke(command, [str(run), "--json"], obj=App())
-    assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout)
-    assert document["verdict"] == "bad"
-    assert all((run / "report" / name).is_file() for name in document["files"])
-    return run / "report"
+
+    def make(folder: Path) -> None:
+        run = write_run(folder / "run", dual_record())
+        take_globals(command)
+        result = CliRunner().invoke(command, [str(run), "--json"], obj=App())
+        assert result.exit_code == 0, result.output
+        document = json.loads(result.stdout)
+        assert document["verdict"] == "bad"
+        assert all((run / "report" / name).is_file() for name in document["files"])
+
+    return made_once(tmp_path_factory, "bench-report", make) / "run" / "report"
 
 
 class Page(HTMLParser):
@@ -254,11 +259,16 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | bytes]:
         setup["model"] = data["setups"][0]["model"]
         for cell in data["cells"]:
             cell["setup"] = setup["id"] if cell["setup"] == old else cell["setup"]
-    folder = tmp_path_factory.mktemp("evil")
-    (folder / "run.json").write_text(json.dumps(data))
-    run = read_run(folder)
-    with no_png():
-        return build(Results(run.record), run)
+
+    def make(folder: Path) -> None:
+        (folder / "run.json").write_text(json.dumps(data))
+        run = read_run(folder)
+        with no_png():
+            (folder / "files").write_bytes(pickle.dumps(build(Results(run.record), run)))
+
+    made = made_once(tmp_path_factory, "evil-report", make)
+    files: dict[str, str | bytes] = pickle.loads((made / "files").read_bytes())
+    return files
 
 
 def test_foreign_text_is_no_markup(evil):

@@ -157,7 +157,7 @@ def test_a_record_that_is_none(tmp_path, text, said):
 
 
 def test_a_record_of_an_earlier_version_is_read(tmp_path):
-    """What came later (BIOS, round trip, logs of the start) is not known of it."""
+    """Later fields (BIOS, round trip, logs of the start) are unknown in an old record."""
     run = made(tmp_path)
     run.add_setup(
         Setup(id="r-tp1", recipe="r", model="m", tp=1, nodes=("spark1",)),
@@ -182,7 +182,7 @@ def test_the_round_trip_is_noted(tmp_path):
     "time", [1e300, -1e300, pytest.param(10**400, id="long"), float("nan"), True, "now"]
 )
 def test_times_that_no_clock_shows(tmp_path, time):
-    """What a node's worker says is foreign input."""
+    """The output of a node's worker is untrusted input."""
     run = made(tmp_path)
     (step, *_) = run.expansion.steps
     told: dict[str, object] = {"status": 0, "started": time, "finished": time}

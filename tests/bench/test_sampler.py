@@ -190,7 +190,7 @@ def test_one_that_hangs_is_noted_ended_and_never_waited_for(root, monkeypatch):
 
 
 def test_none_is_started_next_to_one_that_the_kernel_holds():
-    """One in uninterruptible sleep does not end, and they must not become many."""
+    """A process in uninterruptible sleep does not end, and they must not become many."""
 
     class Held:
         ends = False

@@ -1,4 +1,4 @@
-"""What the engine benchmark makes of its measurements."""
+"""Figures of the engine benchmark from its measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of the engine benchmark costs, those that outlive it included."""
+"""Cost of a run of the engine benchmark, with the processes that outlive it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine benchmark reads from the tools' words, and that all get the same play."""
+"""Results that the engine benchmark reads from other tools, which all get the same play."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recipe may have of this machine and of the nodes only when the user says so."""
+"""Access to this machine and to the nodes that a recipe has only with the user's permission."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ VENV = "runtime: venv\nvenv: {path: /opt/engine, requirements: [vllm==0.32.0]}\n
 
 
 def test_a_recipe_runs_outside_a_container_only_when_that_is_allowed(folder: Path) -> None:
-    """What it installs and loads runs as root on the node itself."""
+    """A virtual environment's packages run as root on the node itself."""
     text = "\n".join(line for line in TEXT.splitlines() if not line.startswith("image:"))
     (folder / "recipes/r.yaml").write_text(f"{text}\n{VENV}")
     with pytest.raises(Refused, match="outside a container, as root on the nodes") as e:

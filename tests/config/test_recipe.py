@@ -250,7 +250,7 @@ def test_what_the_articles_had_wrong_is_right(name: str, tmp_path: Path) -> None
 
 
 def test_the_measured_configurations_are_all_there() -> None:
-    """One row of each, as the articles print it: decode tokens/s of one request."""
+    """A row for each recipe, as the articles print it: decode tokens/s of one request."""
     found = {
         (name, m.tp, m.decode_tok_s)
         for name in SHIPPED

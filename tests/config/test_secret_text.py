@@ -1,4 +1,4 @@
-"""What is taken for a secret, and what is not."""
+"""Texts that are taken for a secret, and texts that are not."""
 
 from __future__ import annotations
 

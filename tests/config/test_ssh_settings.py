@@ -1,4 +1,4 @@
-"""What is known of how to reach nodes before the inventory has been checked."""
+"""SSH settings of nodes, read before the inventory has been checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two healthy Sparks that serve over their link answer, from captured texts."""
+"""Answers of two healthy Sparks that serve over their link, from captured texts."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def gids(number: int) -> dict[str, dict[str, str]]:
 
 
 def environment(number: int) -> dict[str, str]:
-    """Of the engine's containers on a node."""
+    """The engine's containers on a node, as Docker lists them."""
     return {
         "VLLM_HOST_IP": f"192.168.177.{10 + number}",
         "RAY_NODE_IP_ADDRESS": f"192.168.177.{10 + number}",
@@ -190,7 +190,7 @@ def containers(number: int) -> list[dict[str, Any]]:
 
 
 def ray_nodes(*addresses: str, state: str = "ALIVE") -> str:
-    """What the dashboard's /api/v0/nodes answers."""
+    """The reply of the dashboard's /api/v0/nodes."""
     nodes = [{"node_ip": address, "state": state} for address in addresses]
     return json.dumps({"result": True, "msg": "", "data": {"result": {"result": nodes}}})
 

@@ -1,4 +1,4 @@
-"""What a node is asked, asked for real: shell scripts, and the whole question to a real agent."""
+"""Questions to a node, run for real: shell scripts, and the whole question to a real agent."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_node_keeps_the_line_of_each_rule(
 
 
 def test_the_journal_of_our_units_costs_few_lines(run: Callable[..., str], tmp_path: Path) -> None:
-    """Of units that are there only; a journal that cannot be read is told."""
+    """Logs of units that exist only; a journal that cannot be read is reported."""
     journalctl = tmp_path / "journalctl"
     lines = [f"2026-11-20T14:00:00.{n:06}+00:00 spark1 spark-vllm[7]: {n}" for n in range(1000)]
     (tmp_path / "journal").write_text("\n".join([*lines, lines[0] + " EngineDeadError"]) + "\n")

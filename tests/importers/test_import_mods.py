@@ -178,7 +178,7 @@ def test_scripts_that_are_no_trouble(tmp_path: Path) -> None:
 
 
 def test_the_origin_of_a_real_checkout(tmp_path: Path) -> None:
-    """What git itself writes, loose and packed."""
+    """Objects that git itself writes, loose and packed."""
 
     def git(*words: str) -> str:
         who = ("-c", "user.name=a", "-c", "user.email=a@b")

@@ -1,4 +1,4 @@
-"""What an import lacks stays with the recipe, and what it can offer for a DGX Spark is found."""
+"""Parts that an import lacks stay with the recipe; builds of other tools are found."""
 
 from __future__ import annotations
 

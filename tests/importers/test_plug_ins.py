@@ -163,7 +163,7 @@ def test_ours_cannot_be_taken(file: Path, install: Install) -> None:
 
 
 def test_a_text_file(install: Install, tmp_path: Path) -> None:
-    """Of no YAML at all; a package is asked before a command line is looked for in it."""
+    """Files that are not YAML; a package is asked before a command line is looked for in it."""
     code = (
         "from spark_cluster.importers.command_file import read_text\n"
         "class Y:\n    name = 'an rc file'\n"

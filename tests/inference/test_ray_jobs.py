@@ -183,7 +183,7 @@ def test_the_last_line(log, line):
 
 
 def test_the_log_of_a_job_that_has_ended_is_asked_for_again(dashboard, jobs, monkeypatch):
-    """What it has measured is in its log alone."""
+    """The job's measurements are in its log alone."""
     dashboard.log_fails = 2
     jobs.submit("exec python3 probe.py", "fabric-1")
     assert jobs.wait("fabric-1", 60, lambda _line: None) == "one\ntwo\nthree\n"

@@ -1,4 +1,4 @@
-"""What a node is asked about an engine's programs, run for real with stand-ins of the two tools."""
+"""Questions to a node about an engine's programs, run for real with stand-ins of both tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lint says of the articles' own command lines, to the last finding, and of our recipes."""
+"""Findings of lint in the articles' own command lines, all of them, and in our recipes."""
 
 from __future__ import annotations
 

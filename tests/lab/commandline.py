@@ -94,7 +94,7 @@ class CommandLine:
         return sorted((self.home / "state/spark-cluster/runs").glob("*.jsonl"))[-1]
 
     def verdicts(self) -> dict[str, set[str]]:
-        """Of the last run: verdict to `node resource`."""
+        """Return the resources of the last run by verdict, each as `node resource`."""
         found: dict[str, set[str]] = {"ok": set(), "change": set(), "unknown": set()}
         for line in self.record.read_text().splitlines():
             event = json.loads(line)
@@ -164,5 +164,5 @@ def until(
 
 
 def processes(document: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Of a `vram` document: node to its processes."""
+    """Return the processes of each node of a `vram` document."""
     return {node["name"]: node["processes"] for node in document["nodes"]}

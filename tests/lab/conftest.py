@@ -16,7 +16,7 @@ WHY_NOT = (
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One clear line, rather than one a test."""
+    """Print why the lab's tests were skipped once, rather than for each test."""
     if WHY_NOT and terminalreporter.stats.get("skipped"):
         terminalreporter.write_line(f"tests/lab: {WHY_NOT}")
 

@@ -24,16 +24,23 @@ class Exposure:
     nodes: Sequence[LabNode]
     addresses: Mapping[str, LabNode]
 
-    def open(self) -> set[tuple[str, str, int]]:
-        """(node, program, port) of all that answers, but what the system itself has."""
-        found = self.neighbour.open_ports(*self.addresses)
-        programs = {node.name: listeners(node) for node in self.nodes}
+    def open(self, *nodes: LabNode) -> set[tuple[str, str, int]]:
+        """(node, program, port) of all that answers, but what the system itself has.
+
+        Args:
+            nodes: only these; all of them otherwise.
+        """
+        tried = nodes or self.nodes
+        names = {node.name for node in tried}
+        addresses = {at: node for at, node in self.addresses.items() if node.name in names}
+        found = self.neighbour.open_ports(*addresses)
+        programs = {node.name: listeners(node) for node in tried}
         answers = {
             (node.name, programs[node.name].get(port, "?"), port)
-            for address, node in self.addresses.items()
+            for address, node in addresses.items()
             for port in found[address]
         }
-        for node in self.nodes:  # or the scan saw nothing at all
+        for node in tried:  # or the scan saw nothing at all
             assert (node.name, "sshd", 22) in answers
         return {row for row in answers if row[1] not in OWN}
 

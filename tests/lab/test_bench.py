@@ -19,7 +19,7 @@ pytestmark = pytest.mark.lab
 SUITE = """\
 name: small
 recipes: [lab-paris]
-prompt: [16, 32, 48, 64, 80, 96]
+prompt: [16, 32, 48, 64]
 output: [512]
 runs: 2
 settings: {coherence: false}
@@ -57,7 +57,7 @@ def test_a_run_survives_the_laptop_and_its_server(user, spark1):
     attached = user.start("bench", "attach", "one", "--json")
     out, err = attached.process.communicate(timeout=WAIT_S)
     document = json.loads(out)
-    assert document["cells"] == 6, out + err
+    assert document["cells"] == 4, out + err
     assert attached.process.returncode == (1 if document["failed"] else 0)
     cells = record(user.home / "one")["cells"]
     # A busy machine may get all tokens of a run at once, of which there is no speed.
@@ -72,7 +72,7 @@ def test_the_record_says_what_was_measured_and_on_what(user):
     told = record(user.home / "one")
     assert told["status"] == "complete"
     measured = [cell for cell in told["cells"] if cell["status"] == "ok"]
-    assert len(measured) > 2
+    assert len(measured) > 1
     assert all(cell["metrics"]["tg_tps"]["mean"] > 0 for cell in measured)
     (setup,) = told["setups"]
     assert setup["versions"]["vllm"].startswith("0.")

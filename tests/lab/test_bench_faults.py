@@ -22,10 +22,10 @@ pytestmark = pytest.mark.lab
 ROOM = "80m"
 """Of the disk that becomes full: with less than 64 MiB free no cell is begun."""
 
-SIX_CELLS = """\
-name: six
+FOUR_CELLS = """\
+name: four
 recipes: [lab-paris]
-prompt: [16, 32, 48, 64, 80, 96]
+prompt: [16, 32, 48, 64]
 output: [512]
 runs: 2
 settings: {coherence: false}
@@ -46,7 +46,7 @@ sweep:
 @pytest.fixture(scope="module")
 def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
     with bench_user(
-        lab, tmp_path_factory.mktemp("bench-faults"), {"six": SIX_CELLS, "variants": SWEEP}
+        lab, tmp_path_factory.mktemp("bench-faults"), {"four": FOUR_CELLS, "variants": SWEEP}
     ) as made:
         yield made
 
@@ -64,14 +64,14 @@ def started(node: LabNode) -> dict[str, float]:
 def test_a_full_disk_ends_the_run_and_it_continues_with_room(user, spark1):
     """The server stays up when a run fails, so the next run needs no start."""
     with small_disk(spark1, FOLDER, ROOM):
-        run = user.start("bench", "run", "six", "--out", "full", "--keep")
+        run = user.start("bench", "run", "four", "--out", "full", "--keep")
         until(lambda: started(spark1), what="the first result")
         spark1.run(["fallocate", "-l", "30M", f"{FOLDER}/other-data"])
         ran = run.end(status=1)
         assert "less than 64 MiB are free" in ran.printed
         assert record(user.home / "full")["status"] == "failed"
         before = started(spark1)
-        assert 0 < len(before) < 6
+        assert 0 < len(before) < 4
 
         again = user("bench", "attach", "full", "--keep", status=1)
         assert "less than 64 MiB are free" in again.printed
@@ -81,14 +81,14 @@ def test_a_full_disk_ends_the_run_and_it_continues_with_room(user, spark1):
         attached = user.start("bench", "attach", "full", "--keep", "--json")
         out, err = attached.process.communicate(timeout=600)
         document = json.loads(out)
-        assert document["cells"] == 6, out + err
+        assert document["cells"] == 4, out + err
         after = started(spark1)
         assert {id: after[id] for id in before} == before, "no cell was measured twice"
     assert record(user.home / "full")["status"] == "complete"
 
 
 def test_the_head_is_rebooted_in_the_middle_of_a_run(user, spark1):
-    run = user.start("bench", "run", "six", "--out", "reboot", "--keep")
+    run = user.start("bench", "run", "four", "--out", "reboot", "--keep")
     until(lambda: len(started(spark1)) > 1, what="two results")
     before = started(spark1)
     spark1.poweroff(orderly=False)  # away for longer than a run waits for it
@@ -97,12 +97,12 @@ def test_the_head_is_rebooted_in_the_middle_of_a_run(user, spark1):
     assert record(user.home / "reboot")["status"] == "failed"
     spark1.boot()
     before |= started(spark1)  # one more may have come between the look and the reboot
-    assert len(before) < 6, "the reboot came after the last cell: the test shows nothing"
+    assert len(before) < 4, "the reboot came after the last cell: the test shows nothing"
 
     attached = user.start("bench", "attach", "reboot", "--keep", "--json")
     out, err = attached.process.communicate(timeout=600)
     document = json.loads(out)
-    assert document["cells"] == 6, out + err
+    assert document["cells"] == 4, out + err
     told = record(user.home / "reboot")
     assert told["status"] == "complete"
     after = started(spark1)

@@ -38,7 +38,6 @@ runs: 1
 kind: tool_call
 questions: [one, one-streamed]
 runs: 1
-sweep: {engine_args: {enable-auto-tool-choice: [true], tool-call-parser: [pythonic]}}
 """,
     "sight": """\
 kind: vision
@@ -46,11 +45,14 @@ questions: [colour]
 runs: 1
 """,
 }
+FLAGS = "sweep: {engine_args: {enable-auto-tool-choice: [true], tool-call-parser: [pythonic]}}\n"
+"""Of the one server of all suites: that of the tool calls needs them, the others do not mind."""
 
 
 @pytest.fixture(scope="module")
 def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
-    suites = {name: f"name: {name}\nrecipes: [lab-paris]\n{text}" for name, text in SUITES.items()}
+    head = f"recipes: [lab-paris]\n{FLAGS}"
+    suites = {name: f"name: {name}\n{head}{text}" for name, text in SUITES.items()}
     with bench_user(lab, tmp_path_factory.mktemp("bench-tools"), suites) as made:
         yield made
 

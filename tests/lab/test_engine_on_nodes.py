@@ -253,7 +253,7 @@ def test_a_held_dpkg_lock_is_waited_for(shell, spark1):
 
 
 def _record(shell: CommandLine) -> str:
-    """What the last run that began has told so far."""
+    """Return the events of the last run that began, so far."""
     records = sorted((shell.home / "state/spark-cluster/runs").glob("*.jsonl"))
     return records[-1].read_text() if records else ""
 

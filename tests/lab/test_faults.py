@@ -1,4 +1,4 @@
-"""What goes wrong around the tool: what it says, with which status, and what it leaves behind.
+"""Faults around the tool: the message, the exit status, and what is left behind.
 
 Each fault goes through the command line, on real nodes. The nodes stay from one test to the next;
 each test repairs what it broke, and `quiet` holds at its end.
@@ -464,7 +464,7 @@ def test_no_room_for_the_agent(user, spark1):
 
 
 def test_no_room_for_the_journal(user, spark1):
-    """What cannot be written down is not done."""
+    """A change that cannot be journaled is not made."""
     user = user.with_inventory("one", only_one())
     change = 'def main(play):\n    play.apply(play.nodes, [File("/srv/mark", content="{}\\n")])\n'
     user("playbook", user.playbook(change.format("old")))

@@ -32,6 +32,9 @@ NODES = r"(node|spark\d|session|agent|shell|user|play|connection|recorded|accoun
 """Whose methods run a program on a node."""
 
 RUNS = {"run", "output", "Popen", "check_call", "check_output", "call", "which"}
+CALLS = re.compile(rf"\b(?:{'|'.join(RUNS)})\(")
+"""What a module has to hold that runs a program; others are not parsed."""
+
 ALWAYS_THERE = {"apt-get", "apt-config", "systemctl", "systemd-analyze", "sh"} | {
     "cat", "chroot", "cp", "env", "sleep", "sync", "true",
 }  # fmt: skip
@@ -168,7 +171,8 @@ def test_what_runs_on_a_node_is_not_this_machines(source: str) -> None:
 
 def programs_of(folder: Path) -> set[str]:
     here = (p for p in folder.rglob("*.py") if not ELSEWHERE & {x.name for x in p.parents})
-    return {name for path in sorted(here) for name in programs(path.read_text())}
+    sources = (path.read_text() for path in sorted(here))
+    return {name for source in sources if CALLS.search(source) for name in programs(source)}
 
 
 def programs(source: str) -> set[str]:
@@ -178,9 +182,9 @@ def programs(source: str) -> set[str]:
     programs: as it is, by a name that it was given anywhere in the module, or as what a function of
     the module returns; and what `which` is asked for. Receivers in `NODES` run it elsewhere.
     """
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     known: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:
@@ -189,7 +193,7 @@ def programs(source: str) -> set[str]:
         elif isinstance(node, ast.FunctionDef):
             returned = (r.value for r in ast.walk(node) if isinstance(r, ast.Return) and r.value)
             known.setdefault(node.name, []).extend(returned)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
     return {
         word
         for call in calls

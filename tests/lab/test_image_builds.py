@@ -95,6 +95,7 @@ def test_each_node_builds_it_once_without_a_network(
     assert [built(node) for node in (spark1, spark2)] == before
 
 
+@pytest.mark.soak
 def test_another_script_is_another_image(user: CommandLine, spark1: LabNode) -> None:
     before = built(spark1)
     put(user.home / f"recipes/{NAME}.mods/fix/changed.txt", "again\n")

@@ -71,10 +71,16 @@ def test_a_chat_model_that_is_none_says_so(user: CommandLine) -> None:
     write(user, "chat")
     assert "kind: chat, and the flags are of embedding" in user("lint", NAME, status=1).out
     assert "/health is fine, but" in user(*UP, "--force", status=5).err
+
+
+@pytest.mark.soak
+def test_a_model_that_hears_nothing(user: CommandLine) -> None:
+    """The message for a path that is not there is tested without vLLM too."""
     write(user, "transcription")
     assert "transcription: " in user(*UP, "--force", status=5).err
 
 
+@pytest.mark.soak
 def test_a_chat_model_behind_a_recipe_for_embedding(user: CommandLine) -> None:
     data: dict[str, Any] = YAML(typ="safe").load(SHIPPED.read_text())
     write(user, "embedding", model=data["model"], engine_args=data["engine_args"])

@@ -42,7 +42,7 @@ command -v docker
 
 
 class Story:
-    """What the steps of this file tell each other."""
+    """State that the steps of this file hand on."""
 
     broken = ""
     would: dict[str, set[str]]
@@ -297,7 +297,7 @@ def test_rays_token_is_nowhere_to_be_read(user, spark1, spark2):
 def test_a_firewall_that_someone_flushed_is_reported_and_restored(user, spark1, spark2):
     spark1.run(["nft", "flush", "ruleset"])
     with exposure(spark1, spark2) as seen:
-        reached = {program for node, program, _ in seen.open() if node == "spark1"}
+        reached = {program for _, program, _ in seen.open(spark1)}
         assert {"gcs_server", "raylet"} <= reached, "the scan sees what is open"
         assert submit_a_job(seen) == "401", "and Ray still asks for its token"
     told = user.json("status", status=5)["problems"]

@@ -313,9 +313,9 @@ def cut_from_fresh(
     assert at_work >= cuts // 2
 
 
-@pytest.mark.parametrize("cuts", [1, pytest.param(SOAK_CUTS // 2 + 5, marks=pytest.mark.soak)])
-def test_provision_whose_power_is_cut(lab, node, shell, cuts):
-    cut_from_fresh(lab, node, shell, cuts, PROVISION, seed=4)
+@pytest.mark.soak
+def test_provision_whose_power_is_cut(lab, node, shell):
+    cut_from_fresh(lab, node, shell, SOAK_CUTS // 2 + 5, PROVISION, seed=4)
 
 
 @pytest.mark.soak

@@ -219,19 +219,31 @@ DRIFT = {
     "machine id": ("cp /root/others-machine-id /etc/machine-id",),
 }
 
+TOGETHER = (
+    ("files", "accounts"), ("services", "addresses"), ("packages", "netplan", "public key"),
+    ("key", "machine id"),
+)  # fmt: skip
+"""Kinds that leave each other alone, so that one run repairs them all. (Without a node's public
+key, check mode does not know what becomes of the files and accounts with it.)"""
 
-@pytest.mark.parametrize("kind", DRIFT)
-def test_drift_is_repaired(provisioned, first, second, kind):
+
+def test_each_kind_of_drift_is_tried() -> None:
+    assert sorted(kind for kinds in TOGETHER for kind in kinds) == sorted(DRIFT)
+
+
+@pytest.mark.parametrize("kinds", TOGETHER, ids=lambda kinds: kinds[0])
+def test_drift_is_repaired(provisioned, first, second, kinds):
     machine_id = (first.root / "etc/machine-id").read_text()
     (second.root / "root/others-machine-id").write_text(machine_id)
-    for shell in DRIFT[kind]:
+    shells = [shell for kind in kinds for shell in DRIFT[kind]]
+    for shell in shells:
         root(second, f"{{ {shell}; }} > /dev/null 2>&1")
     foreseen = provisioned.provision("--check")
-    assert foreseen["changed"] >= len(DRIFT[kind])
+    assert foreseen["changed"] >= len(shells)
     assert foreseen["nodes"][first.name]["change"] == 0
-    assert provisioned.changed() >= len(DRIFT[kind])
+    assert provisioned.changed() >= len(shells)
     assert as_user(first, "ssh", "-o", "BatchMode=yes", second.name, "hostname") == second.name
-    if kind == "files":
+    if "files" in kinds:
         assert json.loads(root(second, "cat /etc/docker/daemon.json"))["debug"] is False
 
 

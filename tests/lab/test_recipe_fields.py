@@ -1,4 +1,4 @@
-"""What a recipe can ask for beyond the plain: an image built on the nodes, a patch, ranks without
+"""Rarer fields of a recipe: an image built on the nodes, a patch, ranks without
 Ray, assertions about the log, and rungs; on real Docker and real vLLM."""
 
 from __future__ import annotations

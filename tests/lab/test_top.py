@@ -26,7 +26,7 @@ def sampled(text: str, node: str) -> list[dict[str, Any]]:
 
 
 def left(node: LabNode) -> str:
-    """What still runs of samplers on a node."""
+    """Return the samplers that still run on a node."""
     patterns = "spark_cluster.node.telemetr[y]|query-gpu=utilizatio[n]"
     return node.run(["pgrep", "-f", patterns], check=False).stdout.strip()
 

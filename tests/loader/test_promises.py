@@ -14,7 +14,7 @@ IDS = sorted(set(re.findall(r"`(tests/[^`]+)`", PROMISES)))
 
 
 def section(text: str, title: str) -> str:
-    """What stands under a heading of the second level."""
+    """Return the text under a heading of the second level."""
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 

@@ -78,7 +78,7 @@ def test_what_everybody_can_write_is_not_run(folder: Path, part: str, mode: int)
 
 @pytest.mark.parametrize("part", [".", "roles", "roles/drivers/__init__.py"])
 def test_nor_in_a_checkout(folder: Path, tmp_path: Path, part: str) -> None:
-    """What ships lies in folders of the user there, and what `recipes import` writes."""
+    """Shipped files lie in folders of the user there, as do the recipes of `recipes import`."""
     path = folder / part
     path.chmod(path.stat().st_mode | 0o002)
     for where in (folder, Path(__file__).parent):

@@ -1,4 +1,4 @@
-"""What was measured, next to what is predicted."""
+"""Measured speeds next to predicted ones."""
 
 from __future__ import annotations
 

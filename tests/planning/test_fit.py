@@ -1,4 +1,4 @@
-"""What fits: published figures, each reason why not, and the nearest configuration that would."""
+"""Fit in memory: published figures, each reason against it, the nearest configuration that fits."""
 
 from __future__ import annotations
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from spark_cluster.importers import commandline
 from spark_cluster.known_issues.rules import lint
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.planning import builds
 from spark_cluster.planning.planner import Planner, Question
 from spark_cluster.planning.room import assumed
 from spark_cluster.planning.subject import Subject, of_a_command
@@ -32,6 +35,7 @@ NUMBERS = (
     "kv-cache-memory-bytes", "block-size", "tensor-parallel-size", "pipeline-parallel-size",
     "nnodes", "swap-space", "long-prefill-token-threshold",
 )  # fmt: skip
+PROJECT = Project(Path(__file__).parent)
 DIGITS = "9" * 400
 ODD = (
     "1e400", "-1e400", "inf", "-inf", "nan", DIGITS, f"-{DIGITS}", f"{DIGITS}G", "9" * 5000, "1e30",
@@ -40,15 +44,21 @@ ODD = (
 YAML = (".inf", "-.inf", ".nan", "1e400", DIGITS, "9" * 5000, "99999999999999999999", "1e300")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def shipped_recipes_are_read_once() -> Iterator[None]:
+    """Each plan that does not work looks through them for another build."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builds, "load_recipe", functools.cache(load_recipe))
+        yield
+
+
 def plan(launch_of: Any) -> None:
     """The whole plan, and lint, of what a function gives; a clear error is as good."""
     try:
         subject = launch_of()
         rooms = assumed(max(2, subject.launch.tp))
         lint(subject.launch)
-        json.dumps(
-            Planner(Project(Path(__file__).parent)).plan(subject, rooms, Question()).to_dict()
-        )
+        json.dumps(Planner(PROJECT).plan(subject, rooms, Question()).to_dict())
     except SparkClusterError as error:
         assert len(str(error)) < 2000
 
@@ -88,10 +98,17 @@ def test_a_recipe_for_too_many_nodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ODD, ids=lambda v: v[:12])
-@pytest.mark.parametrize("flag", NUMBERS)
+@pytest.mark.parametrize("flag", ["max-model-len", "gpu-memory-utilization"])
 def test_figures_of_a_command(flag: str, value: str) -> None:
     words = f"vllm serve google/gemma-4-31B-it --{flag}={value}"
     plan(lambda: of_a_command(commandline.parse(words), None))
+
+
+@pytest.mark.parametrize("flag", NUMBERS)
+def test_figures_of_each_flag_of_a_command(flag: str) -> None:
+    for value in ("1e400", "-inf", "nan", DIGITS, "9" * 5000, "0", "-1", "1G", "99999999999"):
+        words = f"vllm serve google/gemma-4-31B-it --{flag}={value}"
+        plan(lambda words=words: of_a_command(commandline.parse(words), None))
 
 
 SPEC = "vllm serve google/gemma-4-31B-it --speculative-config "

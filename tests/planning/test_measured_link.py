@@ -37,7 +37,7 @@ def test_neither_link_nor_runs():
 
 
 def test_runs_over_two_nodes_have_the_last_word():
-    """What an engine adds to an all-reduce is in the runs only."""
+    """The time that an engine adds to an all-reduce is in the runs only."""
     found = fitted(points(replace(Constants(), allreduce_us=80.0), tp=2), LINK)
     assert found.constants.allreduce_us == pytest.approx(80, rel=0.05)
     assert found.measured == ("link",)

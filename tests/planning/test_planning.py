@@ -1,4 +1,4 @@
-"""What is planned: the share of the memory, and which nodes serve."""
+"""Plans: the share of the memory, and the nodes that serve."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_more_memory_is_never_a_smaller_share(memory, more):
 
 @given(memories)
 def test_no_room_is_given_away(memory):
-    """One hundredth more would not fit any more."""
+    """The share is the largest that fits: a hundredth more would not."""
     total, available = memory
     share = utilization(Memory(total, available))
     free = available - (OUTSIDE_GIB + RESERVE_GIB) * GIB_KIB

@@ -1,4 +1,4 @@
-"""One Spark, TP=2 or two replicas: what is advised for which purpose."""
+"""Advice for a purpose: one Spark, TP=2 or two replicas."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def test_other_types_of_cache():
 
 
 def test_without_cuda_graphs():
-    """What launches kernels is the limit of a model with experts, not of a large dense one."""
+    """Launching kernels is the limit of a model with experts, not of a large dense one."""
     dense, moe = Serving(GEMMA_31B, "fp8"), Serving(find("openai/gpt-oss-120b"), "mxfp4")
     for serving in (dense, moe):
         with_graphs, eager = decode(serving, 500), decode(replace(serving, eager=True), 500)

@@ -1,4 +1,4 @@
-"""What a plan asks nodes, and what it makes of the answers."""
+"""Questions of a plan to nodes, and how the answers are used."""
 
 from __future__ import annotations
 

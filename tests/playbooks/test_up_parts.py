@@ -273,7 +273,7 @@ class Starting(Play):
     ],
 )
 def test_ranks_begin_together_or_not_at_all(changes, after):
-    """One that is new does not join others that have begun; nobody waits for Ray here."""
+    """A new rank does not join others that have begun; no one waits for Ray here."""
     nodes = [make_node("a"), make_node("b", head=False)]
     play = Starting(*nodes, changes=changes)
     start(play, plan_for(make_recipe(executor="mp"), *nodes), 0.7, "present")

@@ -8,7 +8,7 @@ DIGEST, WRONG = "sha256:" + "d" * 64, "sha256:" + "e" * 64
 
 
 def image(architecture=MACHINE, number="1", digest=DIGEST):
-    """What `docker image inspect` tells of an image."""
+    """The output of `docker image inspect` for an image."""
     return {
         "Id": f"sha256:{number * 64}",
         "RepoDigests": [f"vllm/vllm-openai@{digest}"] if digest else [],

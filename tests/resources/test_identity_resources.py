@@ -221,7 +221,7 @@ def test_host_keys_are_made_ready_and_then_put_into_force(node, shared):
 
 @needs_keygen
 def test_host_keys_go_on_where_a_run_was_cut(node, shared):
-    """One kind in force, one not; half a key ready; and all in force with the rest left behind."""
+    """A kind in force and one not; half a key ready; all in force with the others left behind."""
     folder, made = node.path("/etc/ssh"), node.path("/etc/ssh/spark-cluster-next")
     (made / "ecdsa").mkdir(parents=True)
     (made / "ecdsa" / "key").write_text("half of one")

@@ -333,7 +333,7 @@ def test_the_old_mode_and_owner_come_back_too(network):
 
 @pytest.mark.parametrize("before", [OLD, None])
 def test_the_timer_acts_while_netplan_apply_hangs(network, before, monkeypatch):
-    """What the timer has restored stays: the agent does not restore it a second time."""
+    """A file that the timer has restored stays: the agent does not restore it a second time."""
     if before:
         network.put(PATH, before, mode=0o600)
     run, hung = Host.run, []

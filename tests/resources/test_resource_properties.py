@@ -1,4 +1,4 @@
-"""What holds for any value: the way over the wire, and Line."""
+"""Properties that hold for any value: encoding for the wire, and Line."""
 
 import dataclasses
 import json

@@ -116,7 +116,7 @@ class Node:
         return marker.read_text() if marker.exists() else ""
 
     def left(self) -> list[Path]:
-        """What a download has left next to the model."""
+        """Return the files that a download has left next to the model."""
         return list(self.work.iterdir()) if self.work.is_dir() else []
 
 

@@ -1,4 +1,4 @@
-"""What passes a real HAProxy with the role's configuration, and what does not without the key."""
+"""Requests to a real HAProxy with the role's configuration: which pass, and which need the key."""
 
 from __future__ import annotations
 
@@ -325,7 +325,7 @@ def reset(connections: list[socket.socket]) -> int:
 
 
 def health(port: int, *, tls: bool, source: str = "127.0.0.2", timeout: float = HANG_S) -> str:
-    """What an honest client is told; empty when it does not get that far."""
+    """Return the reply to an honest client; empty when it does not get that far."""
     address = ("127.0.0.1", port)
     try:
         with socket.create_connection(address, timeout, (source, 0)) as plain:

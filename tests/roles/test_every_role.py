@@ -1,4 +1,4 @@
-"""What holds for every role: documented settings with defaults, and documents that are whole."""
+"""Rules for every role: documented settings with defaults, and documents that are whole."""
 
 import pytest
 from role_samples import a_spark, together

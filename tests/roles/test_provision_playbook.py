@@ -33,7 +33,7 @@ SMI = "Failed to initialize NVML: Driver/library version mismatch\nNVML library 
 
 
 class Play:
-    """What `apply` is called with, and nodes whose commands always end with `status`."""
+    """Record the calls of `apply`; the nodes' commands always end with `status`."""
 
     def __init__(self, nodes, inventory, *, check=False, changes=(), status=0, output="") -> None:
         self.nodes, self.inventory, self.check = nodes, inventory, check

@@ -499,7 +499,7 @@ def test_two_documents_at_once_on_one_session(agent, root):
 
 
 def test_two_documents_at_once_replace_the_same_content(agent, root):
-    """What is replaced is kept under its digest: one place for both."""
+    """Replaced content is kept under its digest: one place for both."""
     session = agent()
     files = [f"/{i}" for i in range(40)]
     for name in files:

@@ -76,7 +76,7 @@ def site(tmp_path_factory):
 
 @dataclass(frozen=True)
 class Row:
-    """One case.
+    """A case for both programs.
 
     Attributes:
         known: the user's known_hosts.

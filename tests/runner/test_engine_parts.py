@@ -1,4 +1,4 @@
-"""What is sent and how: payload and bootstrap, documents, selection, the run record, events."""
+"""Parts of the runner: payload and bootstrap, documents, selection, the run record, events."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_a_node_that_stays_away_is_lost(start, nodes, monkeypatch):
 
 
 def test_in_check_mode_a_lost_connection_is_the_end(start, nodes):
-    """What earlier resources would have made was known to the lost agent only."""
+    """The lost agent alone knew what earlier resources would have made."""
     play, _ = start("spark1", options=Options(check=True), change=False)
     die = Command("die", ("sh", "-c", "kill -9 $PPID"), reads=True)
     with pytest.raises(Unreachable):

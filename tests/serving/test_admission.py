@@ -1,4 +1,4 @@
-"""What `up` refuses before anything is fetched, and the share of memory that a server gets."""
+"""Refusals of `up` before anything is fetched, and the share of memory that a server gets."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_too_little_memory():
 
 
 def test_a_server_that_runs_keeps_its_share():
-    """What it holds itself is no reason to start it anew."""
+    """Memory that the server itself holds is no reason to restart it."""
     running = serving("gemma4-31b-nvfp4", 1, "x", "--gpu-memory-utilization", "0.61")
     play = Play(make_node("a", 5))
     assert share(play, make_recipe(), running) == 0.61

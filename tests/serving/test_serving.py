@@ -1,4 +1,4 @@
-"""What serves and what is wrong: logs, states, readings; on real logs and on fake nodes."""
+"""State and problems of what serves: logs, states, readings; on real logs and on fake nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine told of its start, on real logs and on lines of them."""
+"""Facts in the engine's start-up log, on real logs and on lines of them."""
 
 from __future__ import annotations
 

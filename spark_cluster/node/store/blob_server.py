@@ -95,7 +95,6 @@ class BlobServer:
             # A stranger or a receiver that is gone must not end the others.
             with suppress(OSError, EOFError, wire.WireError), connection:
                 wire.fast(connection)
-                connection.settimeout(wire.HANDSHAKE_S)
                 stream = connection
                 if self.tls is not None:
                     stream = self.tls.wrap_socket(connection, server_side=True)
@@ -109,12 +108,12 @@ class BlobServer:
 
     def _serve(self, stream: socket.socket) -> None:
         while not self.ended.is_set():
-            stream.settimeout(self.idle_s)
+            wire.patience(stream, self.idle_s)
             asked = wire.receive(stream)
             if asked.get("done") is True:
                 self.ended.set()
                 return
-            stream.settimeout(wire.STALLED_S)
+            wire.patience(stream, wire.STALLED_S)
             self._answer(stream, asked)
 
     def _answer(self, stream: socket.socket, asked: dict[str, object]) -> None:
@@ -165,27 +164,12 @@ class BlobServer:
                 stream.sendall(piece)
                 taken = len(piece)
             else:
-                taken = _sendfile(stream, handle, at, end - at)
+                taken = os.sendfile(stream.fileno(), handle, at, end - at)
             if not taken:
                 raise EOFError("the file became shorter")
             at += taken
         with self._lock:
             self.sent += end - begin
-
-
-def _sendfile(stream: socket.socket, handle: int, begin: int, length: int) -> int:
-    """Have the kernel send a part; return how much it took.
-
-    A socket with a limit in time does not block, so that it is waited for here.
-    """
-    while True:
-        try:
-            return os.sendfile(stream.fileno(), handle, begin, length)
-        except BlockingIOError:
-            with selectors.DefaultSelector() as selector:
-                selector.register(stream, selectors.EVENT_WRITE)
-                if not selector.select(timeout=stream.gettimeout()):
-                    raise TimeoutError("the receiver takes nothing") from None
 
 
 def _listen(host: str, port: int) -> socket.socket:

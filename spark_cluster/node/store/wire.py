@@ -13,6 +13,7 @@ import json
 import secrets
 import socket
 import ssl
+import struct
 from typing import Any
 
 LARGEST_MESSAGE = 64 * 1024
@@ -70,8 +71,11 @@ def fill(connection: socket.socket, view: memoryview) -> None:
     Raises:
         EOFError: fewer bytes came.
     """
+    # One call of the kernel for all of it: threads that come back to Python for every packet wait
+    # for each other. TLS gives 16 KiB at most.
+    wait = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
     while view:
-        taken = connection.recv_into(view)
+        taken = connection.recv_into(view, 0, wait)
         if not taken:
             raise EOFError("the connection was closed")
         view = view[taken:]
@@ -142,4 +146,16 @@ def fast(connection: socket.socket) -> None:
     """Send small messages at once; find out about a peer whose power is gone."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.settimeout(STALLED_S)
+    patience(connection, STALLED_S)
+
+
+def patience(connection: socket.socket, seconds: float) -> None:
+    """Wait so long for the next bytes, or for room to send.
+
+    The kernel keeps the limit (socket(7)), so that a call can wait for many bytes at once; a
+    socket with a limit of Python's own returns after each packet.
+    """
+    connection.settimeout(None)
+    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, limit)

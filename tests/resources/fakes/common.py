@@ -1,4 +1,4 @@
-"""What the fake commands share: state in a file, a log of calls, refusal of unknown options."""
+"""Common parts of the fake commands: state in a file, a log of calls, unknown options refused."""
 
 import json
 import sys

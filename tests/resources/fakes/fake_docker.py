@@ -112,7 +112,7 @@ def build(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
 
 
 def copied(context: Path, step: str) -> bool:
-    """Whether all sources of a COPY in JSON are in the context."""
+    """Return whether all sources of a COPY in JSON are in the context."""
     *sources, _ = json.loads(step.removeprefix("COPY "))
     return all((context / source).is_file() for source in sources)
 

@@ -1,0 +1,85 @@
+"""The operation `caches`: records of launches, and what this node's engine caches hold."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.node import cache_usage, launch_records
+from spark_cluster.node.host import Host
+
+Reply = dict[str, Any]
+
+LOG_S = 30.0
+"""Seconds that reading a server's log may take."""
+
+
+def caches(host: Host, request: Mapping[str, Any]) -> Reply:
+    """Answer one question; `what` is state, known, record, usage or remove."""
+    question = QUESTIONS.get(str(request.get("what")))
+    if question is None:
+        return {"error": f"the operation caches has no question {request.get('what')!r}"}
+    return question(host, request)
+
+
+def _folder(host: Host, request: Mapping[str, Any]) -> Path:
+    return host.path(str(request["folder"]))
+
+
+def _state(host: Host, request: Mapping[str, Any]) -> Reply:
+    """The records, and the compiled configurations that are there; sizes take longer."""
+    return {
+        "launches": [record.to_dict() for record in launch_records.read(host.root)],
+        "compiled": cache_usage.compiled_keys(_folder(host, request)),
+    }
+
+
+def _known(host: Host, request: Mapping[str, Any]) -> Reply:
+    """Whether the newest record is of this run, and otherwise what its log matches.
+
+    The log is searched here, so that it need not travel.
+    """
+    newest = next(iter(launch_records.read(host.root)), None)
+    if newest is not None and newest.run == request["run"]:
+        return {"known": True, "found": []}
+    done = host.run(request["log"], timeout=LOG_S)
+    found = re.findall(str(request["pattern"]), done.stdout)
+    return {"known": False, "found": list(dict.fromkeys(found))[: launch_records.MOST_ENTRIES]}
+
+
+def _record(host: Host, request: Mapping[str, Any]) -> Reply:
+    """Keep a record, with this node's clock and the sizes of its caches."""
+    record = launch_records.from_dict(request["record"])
+    if record is None:
+        return {"error": "the record of the launch does not have the form of one"}
+    now = time.time()
+    sizes = cache_usage.sizes(_folder(host, request))
+    launch_records.add(host.root, replace(record, sizes=sizes, first=now, last=now))
+    return {"sizes": sizes}
+
+
+def _usage(host: Host, request: Mapping[str, Any]) -> Reply:
+    entries = cache_usage.usage(_folder(host, request))
+    records = launch_records.read(host.root)
+    return {
+        "entries": [entry.to_dict() for entry in entries],
+        "launches": [record.to_dict() for record in records],
+        "now": time.time(),
+    }
+
+
+def _remove(host: Host, request: Mapping[str, Any]) -> Reply:
+    return {"removed": cache_usage.remove(_folder(host, request), set(request["paths"]))}
+
+
+QUESTIONS: dict[str, Callable[[Host, Mapping[str, Any]], Reply]] = {
+    "state": _state,
+    "known": _known,
+    "record": _record,
+    "usage": _usage,
+    "remove": _remove,
+}

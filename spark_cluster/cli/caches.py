@@ -1,0 +1,156 @@
+"""`caches`: what engines keep on the nodes for the next start, and its removal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.cli.finite import Finite
+from spark_cluster.cli.groups import Group
+from spark_cluster.config.caches import PRUNED_KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.table import Table
+
+    from spark_cluster.runner.play import Play
+    from spark_cluster.serving.cache_parts import CachePart
+
+
+@click.group(cls=Group)
+def command() -> None:
+    """List and prune what engines keep on the nodes for the next start: compiled code, kernels."""
+
+
+@command.command("list")
+@click.pass_obj
+def list_(app: App) -> None:
+    """List the parts of the caches by node: size, recipes, and how long they have not been used.
+
+    The part that was used longest ago comes first.
+    """
+    from spark_cluster.runner.options import Options
+
+    app.connect_early()
+    with app.play("caches list", app.nodes, Options(), change=False, gather_facts=False) as run:
+        found = _parts(app, run.open())
+        run.finish()
+    if app.as_json:
+        app.print_json({"parts": [part.to_dict() for part in found]})
+        return
+    app.console.print(table(found))
+    _show_sums(app, found)
+
+
+@command.command()
+@click.option(
+    "--older-than",
+    "days",
+    type=Finite(0, 36500),
+    default=30.0,
+    metavar="DAYS",
+    help="Only what has not been used for so long (default 30).",
+)
+@click.option(
+    "--kind",
+    "kinds",
+    type=click.Choice(PRUNED_KINDS),
+    multiple=True,
+    help="Only parts of this kind (default: compile and flashinfer).",
+)
+@click.option("--recipe", metavar="NAME", help="Only compiled code that no other recipe used.")
+@click.option("--apply", "act", is_flag=True, help="Remove it; without this it is only listed.")
+@click.pass_obj
+def prune(app: App, days: float, kinds: tuple[str, ...], recipe: str | None, act: bool) -> None:
+    """Remove parts of the caches that were not used lately, the oldest first.
+
+    Never what a server uses, nor compiled code of the inventory's recipe. What is removed is made
+    again by the next start that wants it, which takes its time.
+    """
+    from spark_cluster.runner.options import Options
+    from spark_cluster.serving import cache_parts
+
+    app.connect_early()
+    options = Options()
+    with app.play("caches prune", app.nodes, options, change=act, gather_facts=False) as run:
+        play = run.open()
+        found = _parts(app, play)
+        chosen = cache_parts.prunable(
+            found, days=days, kinds=kinds or cache_parts.USUAL, recipe=recipe
+        )
+        if act:
+            removed = cache_parts.remove(play.sessions, _folders(app), chosen)
+            chosen = [part for part in chosen if part.path in removed[part.node]]
+        run.finish()
+    total = sum(part.bytes for part in chosen)
+    if app.as_json:
+        listed = [part.to_dict() for part in chosen]
+        app.print_json({"applied": act, "bytes": total, "parts": listed})
+        return
+    _show_pruned(app, chosen, total, act=act)
+
+
+def _folders(app: App) -> dict[str, str]:
+    from spark_cluster.serving.caches import root_on
+
+    return {node.name: root_on(node) for node in app.nodes}
+
+
+def _parts(app: App, play: Play) -> list[CachePart]:
+    from spark_cluster.serving.cache_parts import parts
+
+    return parts(play.sessions, _folders(app), app.inventory.serve.recipe)
+
+
+def table(found: Iterable[CachePart]) -> Table:
+    """Return the table of parts; a key is shown by its beginning."""
+    from rich.table import Table
+
+    result = Table(box=None, pad_edge=False, header_style="bold")
+    result.add_column("node", no_wrap=True)
+    result.add_column("kind", no_wrap=True)
+    result.add_column("part", overflow="fold")
+    result.add_column("size", justify="right", no_wrap=True)
+    result.add_column("idle", justify="right", no_wrap=True)
+    result.add_column("recipes", overflow="fold")
+    result.add_column("kept", overflow="fold")
+    for part in found:
+        more = "" if part.whole else "+"
+        cells = (part.node, part.kind, _name(part), f"{_size(part.bytes)}{more}", _idle(part))
+        result.add_row(*cells, ", ".join(part.recipes), part.kept)
+    return result
+
+
+def _name(part: CachePart) -> str:
+    name = part.path.rpartition("/")[2]
+    return name[:10] if part.kind == "compile" else name
+
+
+def _idle(part: CachePart) -> str:
+    return f"{part.idle_days:.0f} d" if part.idle_days >= 1 else "today"
+
+
+def _size(size: int) -> str:
+    if size >= 2**30:
+        return f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
+
+
+def _show_sums(app: App, found: Sequence[CachePart]) -> None:
+    sums: dict[str, int] = {}
+    for part in found:
+        sums[part.kind] = sums.get(part.kind, 0) + part.bytes
+    listed = ", ".join(f"{kind} {_size(size)}" for kind, size in sorted(sums.items()))
+    app.console.print(f"by kind: {listed}" if listed else "the caches are empty", soft_wrap=True)
+
+
+def _show_pruned(app: App, chosen: Sequence[CachePart], total: int, *, act: bool) -> None:
+    if not chosen:
+        app.console.print("there is nothing to remove")
+        return
+    app.console.print(table(chosen))
+    verb = "removed" if act else "would be removed; --apply removes it"
+    app.console.print(f"{_size(total)} {verb}", soft_wrap=True)

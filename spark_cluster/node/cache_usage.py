@@ -1,0 +1,236 @@
+"""Usage of the engine's caches on this node, and the removal of what is chosen from it.
+
+The entries are what can be removed by itself: a compiled configuration of vLLM, the kernels of a
+version of FlashInfer, Triton's and Inductor's folders as wholes. Containers wrote all of it, so
+names, links and sizes in there are not trusted: links are neither followed nor counted.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+WALK_S = 20.0
+"""Seconds that counting may take; what was not counted by then makes the sum a lower bound."""
+
+MOST_FILES = 2_000_000
+"""Files that are counted."""
+
+MOST_ENTRIES = 2000
+"""Entries of one kind that are listed."""
+
+COMPILED_IN = "torch_compile_cache"
+"""vLLM's folder of compiled configurations, one for each key."""
+
+_FLASHINFER = "flashinfer/.cache/flashinfer"
+_HEX = frozenset("0123456789abcdef")
+_LEFTOVER = ".removing-"
+_REMOVED_FROM = (
+    "vllm",
+    f"vllm/{COMPILED_IN}",
+    f"vllm/{COMPILED_IN}/torch_aot_compile",
+    "triton",
+    "torchinductor",
+    _FLASHINFER,
+)
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """A part of the caches that can be removed by itself.
+
+    Attributes:
+        kind: compile, triton, inductor, flashinfer, vllm (its other files) or huggingface.
+        path: below the folder of the caches.
+        bytes: on the disk.
+        files: how many.
+        modified: when a file in it was last written, seconds since 1970 (UTC); of an empty folder
+            when it was.
+        whole: False when not all of it could be counted.
+    """
+
+    kind: str
+    path: str
+    bytes: int
+    files: int
+    modified: float
+    whole: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as it is sent."""
+        return dict(vars(self))
+
+
+class Count:
+    """A count of files that ends at its limits, shared by all folders of one question."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + WALK_S
+        self._left = MOST_FILES
+
+    def entry(self, kind: str, root: Path, path: str) -> CacheEntry:
+        """Count one folder or file below `root`."""
+        size = files = 0
+        modified, whole = 0.0, True
+        for found in _files(root / path):
+            self._left -= 1
+            if self._left < 0 or time.monotonic() > self._until:
+                whole = False
+                break
+            size += found.st_blocks * 512
+            files += 1
+            modified = max(modified, found.st_mtime)
+        return CacheEntry(kind, path, size, files, modified or _modified(root / path), whole)
+
+
+def places(root: Path) -> list[tuple[str, str]]:
+    """Return kind and path of every entry below the folder of the caches."""
+    single = (("triton", "triton"), ("inductor", "torchinductor"), ("huggingface", "huggingface"))
+    return [
+        *_compiled(root),
+        *(("vllm", f"vllm/{name}") for name in _names(root, "vllm") if name != COMPILED_IN),
+        *((kind, name) for kind, name in single if _is_folder(root, name)),
+        *_flashinfer(root),
+    ]
+
+
+def usage(root: Path) -> list[CacheEntry]:
+    """Return every entry with its size."""
+    count = Count()
+    return [count.entry(kind, root, path) for kind, path in places(root)]
+
+
+def sizes(root: Path) -> dict[str, int]:
+    """Return the bytes of each kind but that of models."""
+    count = Count()
+    found: dict[str, int] = {}
+    for kind, path in places(root):
+        if kind != "huggingface":
+            found[kind] = found.get(kind, 0) + count.entry(kind, root, path).bytes
+    return found
+
+
+def compiled_keys(root: Path) -> list[str]:
+    """Return the compiled configurations, as records name them (`KEY` or `torch_aot_compile/KEY`).
+
+    Only those in which a rank has left something.
+    """
+    prefix = f"vllm/{COMPILED_IN}/"
+    return [path.removeprefix(prefix) for _, path in _compiled(root) if _has_rank(root, path)]
+
+
+def remove(root: Path, chosen: Collection[str]) -> list[str]:
+    """Remove entries; what is none of them is left alone. Also what a cut left of an earlier one.
+
+    A whole folder that the containers expect (Triton's, Inductor's) is left there, empty.
+
+    Returns:
+        What was removed.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    removed = []
+    for kind, path in places(root):
+        if path not in chosen or kind == "huggingface":
+            continue
+        keep = kind in ("triton", "inductor")
+        for part in [f"{path}/{name}" for name in _names(root, path)] if keep else [path]:
+            _remove(root / part)
+        removed.append(path)
+    for folder in _REMOVED_FROM:
+        for name in _all_names(root, folder):
+            if name.startswith(_LEFTOVER):
+                _remove_tree(root / folder / name)
+    return removed
+
+
+def _remove(path: Path) -> None:
+    """Give it another name first: what is half removed must not be taken for a cache."""
+    aside = path.with_name(f"{_LEFTOVER}{uuid.uuid4().hex[:12]}")
+    path.rename(aside)
+    _remove_tree(aside)
+
+
+def _remove_tree(path: Path) -> None:
+    if stat.S_ISDIR(path.lstat().st_mode):
+        shutil.rmtree(path)  # opens folder by folder, and follows no link
+    else:
+        path.unlink()
+
+
+def _compiled(root: Path) -> Iterator[tuple[str, str]]:
+    for folder in (f"vllm/{COMPILED_IN}", f"vllm/{COMPILED_IN}/torch_aot_compile"):
+        for name in _names(root, folder):
+            if len(name) in (10, 64) and set(name) <= _HEX:
+                yield "compile", f"{folder}/{name}"
+
+
+def _flashinfer(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield a folder for each version, in which there is one for each set of architectures.
+
+    Source: flashinfer/jit/env.py, `_get_workspace_dir_name`.
+    """
+    for version in _names(root, _FLASHINFER):
+        if _is_folder(root, f"{_FLASHINFER}/{version}"):
+            yield "flashinfer", f"{_FLASHINFER}/{version}"
+
+
+def _has_rank(root: Path, path: str) -> bool:
+    return any(n.startswith("rank_") and _names(root, f"{path}/{n}") for n in _names(root, path))
+
+
+def _names(root: Path, path: str) -> list[str]:
+    return [name for name in _all_names(root, path) if not name.startswith(_LEFTOVER)]
+
+
+def _all_names(root: Path, path: str) -> list[str]:
+    """Return the names in a folder that is reached without a link; as many as are listed."""
+    if not _is_folder(root, path):
+        return []
+    try:
+        return sorted(at.name for at in (root / path).iterdir())[:MOST_ENTRIES]
+    except OSError:
+        return []
+
+
+def _is_folder(root: Path, path: str) -> bool:
+    """Return True for a folder, none of whose parents below `root` is a link."""
+    at = root
+    for part in path.split("/"):
+        at /= part
+        try:
+            if not stat.S_ISDIR(at.lstat().st_mode):
+                return False
+        except OSError:
+            return False
+    return True
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _files(path: Path) -> Iterator[os.stat_result]:
+    """Yield the files at or below a path, without those that go away meanwhile."""
+    waiting = [path]
+    while waiting:
+        at = waiting.pop()
+        try:
+            found = at.lstat()
+            if stat.S_ISREG(found.st_mode):
+                yield found
+            elif stat.S_ISDIR(found.st_mode):
+                waiting += at.iterdir()
+        except OSError:
+            continue

@@ -1,0 +1,227 @@
+"""The engine's caches on a node: records of launches, sizes of what is there, removal of parts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_cluster.agent.caches import caches
+from spark_cluster.node import cache_usage, durable, launch_records
+from spark_cluster.node.host import Host
+from spark_cluster.node.launch_records import LaunchRecord
+from tests.factories import put
+
+SHORT, AOT = "0a1b2c3d4e", "torch_aot_compile/" + "cd" * 32
+ONE = LaunchRecord("gemma", "vllm", flags={"max-model-len": "8192"}, keys=(SHORT,), last=10.0)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Caches as vLLM 0.32, Triton, Inductor and FlashInfer leave them."""
+    compiled = tmp_path / "vllm/torch_compile_cache"
+    put(compiled / SHORT / "rank_0_0/backbone/cache_key_factors.json", "{}")
+    put(compiled / SHORT / "rank_0_0/backbone/computation_graph.py", "x" * 9000)
+    put(compiled / AOT / "rank_0_0/model", "y" * 20_000)
+    put(compiled / AOT / "inductor_cache/fx/artifact", "z" * 100)
+    put(compiled / "not-a-key/rank_0_0/model", "n")
+    put(tmp_path / "vllm/modelinfos/gemma.json", "{}")
+    put(tmp_path / "triton/KERNEL/__grp__kernel.json", "{}")
+    put(tmp_path / "torchinductor/aa/kernel.py", "k")
+    put(tmp_path / "flashinfer/.cache/flashinfer/0.6.1/121a/cached_ops/op/op.so", "s" * 5000)
+    put(tmp_path / "huggingface/hub/models--a--b/blobs/1", "w" * 5000)
+    return tmp_path
+
+
+def entries(root: Path) -> dict[str, cache_usage.CacheEntry]:
+    return {entry.path: entry for entry in cache_usage.usage(root)}
+
+
+# -- records -------------------------------------------------------------------------------------
+
+
+def test_a_record_is_kept_for_root_alone(tmp_path: Path) -> None:
+    launch_records.add(tmp_path, ONE)
+    path = tmp_path / launch_records.FILE.lstrip("/")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert launch_records.read(tmp_path) == [ONE]
+
+
+def test_a_repeated_launch_keeps_its_first_time_and_its_keys(tmp_path: Path) -> None:
+    """A warm start may log less than the cold one did."""
+    launch_records.add(tmp_path, replace(ONE, first=10.0))
+    launch_records.add(tmp_path, replace(ONE, flags={"max-model-len": "4096"}, last=20.0))
+    launch_records.add(tmp_path, replace(ONE, keys=(AOT,), first=30.0, last=30.0, run="new"))
+    found = launch_records.read(tmp_path)
+    assert [record.last for record in found] == [30.0, 20.0]
+    assert (found[0].first, found[0].keys, found[0].run) == (10.0, (AOT, SHORT), "new")
+
+
+def test_records_are_bounded(tmp_path: Path) -> None:
+    many = [replace(ONE, recipe=f"r{n}", last=float(n)) for n in range(launch_records.MOST + 9)]
+    launch_records.write(tmp_path, many)
+    found = launch_records.read(tmp_path)
+    assert len(found) == launch_records.MOST
+    assert found[0].recipe == many[-1].recipe
+    large = {f"flag-{n}": "v" * launch_records.LONGEST for n in range(150)}
+    launch_records.write(tmp_path, [replace(record, flags=large) for record in many])
+    path = tmp_path / launch_records.FILE.lstrip("/")
+    assert path.stat().st_size <= launch_records.LARGEST
+    assert launch_records.read(tmp_path)[0].recipe == many[-1].recipe
+
+
+def test_a_long_value_is_kept_as_its_hash() -> None:
+    value = "x" * (launch_records.LONGEST + 1)
+    assert launch_records.short(value).startswith("sha256:")
+    assert launch_records.short(value) != launch_records.short(value + "x")
+    assert launch_records.short("8192") == "8192"
+
+
+def test_a_full_disk_leaves_the_records_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch_records.add(tmp_path, ONE)
+
+    def full(_handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(durable.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        launch_records.add(tmp_path, replace(ONE, recipe="qwen"))
+    assert launch_records.read(tmp_path) == [ONE]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "{",
+        "[]",
+        '{"launches": 1}',
+        "[" * 100_000,
+        '{"launches": [1, {"recipe": 5}, {"recipe": ""}, {}]}',
+        '{"launches": [{"recipe": "a", "tp": true}, {"recipe": "a", "flags": {"b": 1}}]}',
+        '{"launches": [{"recipe": "a", "keys": [1]}, {"recipe": "a", "last": "now"}]}',
+    ],
+)
+def test_what_is_no_record_is_left_out(text: str | None) -> None:
+    assert launch_records.parse(text) == []
+
+
+def test_a_record_of_another_version_is_read(tmp_path: Path) -> None:
+    text = json.dumps({"launches": [{"recipe": "a", "engine": "vllm", "added_later": [1]}]})
+    assert launch_records.parse(text) == [LaunchRecord("a", "vllm")]
+
+
+# -- usage ---------------------------------------------------------------------------------------
+
+
+def test_every_entry_has_its_kind_and_size(root: Path) -> None:
+    found = entries(root)
+    assert {path: entry.kind for path, entry in found.items()} == {
+        f"vllm/torch_compile_cache/{SHORT}": "compile",
+        f"vllm/torch_compile_cache/{AOT}": "compile",
+        "vllm/modelinfos": "vllm",
+        "triton": "triton",
+        "torchinductor": "inductor",
+        "huggingface": "huggingface",
+        "flashinfer/.cache/flashinfer/0.6.1": "flashinfer",
+    }
+    large = found[f"vllm/torch_compile_cache/{AOT}"]
+    assert (large.files, large.whole) == (2, True)
+    assert large.bytes >= 20_000
+    assert "huggingface" not in cache_usage.sizes(root)
+
+
+def test_a_key_counts_once_a_rank_has_left_something(root: Path) -> None:
+    (root / "vllm/torch_compile_cache" / ("f" * 10) / "rank_1_0").mkdir(parents=True)
+    assert sorted(cache_usage.compiled_keys(root)) == sorted([SHORT, AOT])
+
+
+def test_links_are_not_followed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    put(outside / "0123456789/rank_0_0/model", "o" * 50_000)
+    (root / "triton/away").symlink_to(outside)
+    assert entries(root)["triton"].bytes < 50_000
+    compiled = root / "vllm/torch_compile_cache"
+    compiled.rename(root / "vllm/elsewhere")
+    compiled.symlink_to(outside)
+    assert not [entry for entry in entries(root).values() if entry.kind == "compile"]
+    cache_usage.remove(root, {"vllm/torch_compile_cache/0123456789", "triton"})
+    assert (outside / "0123456789/rank_0_0/model").exists()
+    assert list((root / "triton").iterdir()) == []
+
+
+def test_a_count_that_takes_too_long_is_a_lower_bound(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_usage, "MOST_FILES", 3)
+    assert not all(entry.whole for entry in cache_usage.usage(root))
+
+
+def test_caches_that_are_not_there_are_none(tmp_path: Path) -> None:
+    assert cache_usage.usage(tmp_path / "none") == []
+    assert cache_usage.compiled_keys(tmp_path / "none") == []
+
+
+# -- removal -------------------------------------------------------------------------------------
+
+
+def test_only_what_is_chosen_is_removed(root: Path) -> None:
+    chosen = {f"vllm/torch_compile_cache/{AOT}", "triton", "huggingface", "../etc", "vllm", ""}
+    removed = cache_usage.remove(root, chosen)
+    assert sorted(removed) == ["triton", f"vllm/torch_compile_cache/{AOT}"]
+    assert (root / "triton").is_dir(), "the containers mount what is above it"
+    assert (root / "huggingface/hub/models--a--b/blobs/1").exists()
+    assert cache_usage.compiled_keys(root) == [SHORT]
+
+
+def test_what_a_cut_left_of_a_removal_goes_with_the_next(root: Path) -> None:
+    left = root / "vllm/torch_compile_cache/.removing-0123456789ab/rank_0_0/model"
+    put(left, "x")
+    assert not any(".removing-" in path for path in entries(root))
+    cache_usage.remove(root, set())
+    assert not left.parent.parent.exists()
+
+
+# -- the operation -------------------------------------------------------------------------------
+
+
+def ask(host: Host, **request: Any) -> dict[str, Any]:
+    return caches(host, request)
+
+
+def test_a_launch_is_recorded_with_the_keys_of_its_log(tmp_path: Path) -> None:
+    host = Host(root=tmp_path)
+    put(tmp_path / "caches/triton/a/b", "x" * 10_000)
+    log = tmp_path / "server.log"
+    lines = [
+        f"INFO Using cache directory: /c/vllm/torch_compile_cache/{SHORT}/rank_0_0/backbone for",
+        f"INFO saved AOT compiled function to /c/vllm/torch_compile_cache/{AOT}/rank_0_0/model",
+        f"(pid=2) Using cache directory: /c/vllm/torch_compile_cache/{SHORT}/rank_1_0/backbone for",
+    ]
+    log.write_text("\n".join(lines))
+    from spark_cluster.inference.compile_key import KEY
+
+    asked = {"what": "known", "log": ["cat", str(log)], "pattern": KEY.pattern}
+    found = ask(host, run="c1", **asked)
+    assert found == {"known": False, "found": [SHORT, AOT]}
+    record = replace(ONE, keys=tuple(found["found"]), run="c1").to_dict()
+    answer = ask(host, what="record", folder="/caches", record=json.loads(json.dumps(record)))
+    assert answer["sizes"]["triton"] >= 10_000
+    kept = launch_records.read(tmp_path)[0]
+    assert kept.keys == (SHORT, AOT)
+    assert kept.first == kept.last > 1e9
+    assert ask(host, run="c1", **asked) == {"known": True, "found": []}
+    log.unlink()
+    assert ask(host, run="c2", **asked)["found"] == []
+
+
+def test_a_question_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    assert "no question" in ask(Host(root=tmp_path), what="else")["error"]
+    assert "form" in ask(Host(root=tmp_path), what="record", folder="/c", record={"a": 1})["error"]
