@@ -30,7 +30,11 @@ def have(*, whole: bool, problem: str = "") -> Have:
 
 @pytest.fixture
 def play(tmp_path: Path) -> Any:
-    hosts = "".join(f"  {name}: {{address: 10.0.0.{n}}}\n" for n, name in enumerate(NAMES, 1))
+    head = {"spark1": ", roles: [head]"}
+    hosts = "".join(
+        f"  {name}: {{address: 10.0.0.{n}{head.get(name, str())}}}\n"
+        for n, name in enumerate(NAMES, 1)
+    )
     inventory = make_inventory(tmp_path, f"nodes:\n{hosts}")
     return SimpleNamespace(nodes=[make_node(name) for name in NAMES], inventory=inventory)
 
