@@ -252,6 +252,13 @@ def do_store(node: Node, request: Request, laptop: Laptop) -> Reply:
     return model_store.answer(node.host(request, laptop), request)
 
 
+def do_copy(node: Node, request: Request, laptop: Laptop) -> Reply:
+    """Do this node's part in the copy of a model: `what` of agent/model_copy.py."""
+    from spark_cluster.agent import model_copy  # late: few runs want it
+
+    return model_copy.answer(node.host(request, laptop), request)
+
+
 def do_caches(node: Node, request: Request, laptop: Laptop) -> Reply:
     """Answer a question about the engine's caches, or remove parts of them."""
     from spark_cluster.agent.caches import caches  # late: few runs want it
@@ -262,6 +269,7 @@ def do_caches(node: Node, request: Request, laptop: Laptop) -> Reply:
 OPERATIONS: dict[str, Callable[[Node, Request, Laptop], Reply]] = {
     "apply": do_apply,
     "caches": do_caches,
+    "copy": do_copy,
     "gather": do_gather,
     "history": do_history,
     "http": do_http,

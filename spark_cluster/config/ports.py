@@ -25,6 +25,10 @@ REPLICAS = 18950
 """Where the load generators of a benchmark's replicas wait for each other, on the first replica's
 node. It is no port of the engine, and is listened on only until all have come."""
 
+COPY = 18960
+"""Where a node sends a model to another one, while it does: on the fabric, encrypted or not, and
+only for who knows the token of this copy."""
+
 SERVICES = 9
 """Ports of Ray that follow each other, from `first_port`."""
 

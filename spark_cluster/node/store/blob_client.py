@@ -90,6 +90,15 @@ class BlobClient:
             self.cache.publish(self.manifest, self.revision)
         return Received(self.moved, kept, time.monotonic() - begun)
 
+    def leave(self) -> None:
+        """Tell the sender that it can end; one that is not there any more need not be told."""
+        for address in self.addresses:
+            gone = contextlib.suppress(OSError, EOFError, wire.WireError)
+            with gone, connected(self, address) as stream:
+                wire.send(stream, {"done": True})
+                stream.recv(1)  # it closes the stream when it has understood
+                return
+
     def _must_fit(self, size: int) -> None:
         free = room(self.cache.root)
         if free < size + self.kept_free:
@@ -132,7 +141,7 @@ class _Stream:
         """Fetch parts until all are there."""
         while not self.work.ended.is_set():
             try:
-                with self._connected() as stream:
+                with connected(self.client, self.address) as stream:
                     self._serve(stream)
             except ResourceError as error:
                 self.work.fail(error)
@@ -141,22 +150,6 @@ class _Stream:
             except (OSError, EOFError) as error:
                 self.work.said = f"{self.address[0]}: {error}"
                 self.work.ended.wait(RECONNECT_S)
-
-    @contextlib.contextmanager
-    def _connected(self) -> Iterator[socket.socket]:
-        import ssl
-
-        with socket.create_connection(self.address, timeout=wire.HANDSHAKE_S) as connection:
-            wire.fast(connection)
-            stream = connection
-            if self.client.tls is not None:
-                try:
-                    stream = self.client.tls.wrap_socket(connection)
-                except ssl.SSLCertVerificationError as error:
-                    raise wire.WireError("it has another certificate") from error
-            with stream:
-                wire.greet_as_receiver(stream, self.client.token)
-                yield stream
 
     def _serve(self, stream: socket.socket) -> None:
         while not self.work.ended.is_set():
@@ -191,6 +184,29 @@ class _Stream:
         wire.fill(stream, view)
         _disk(lambda: self.work.put(arriving, part, view))
         return True
+
+
+@contextlib.contextmanager
+def connected(client: BlobClient, address: tuple[str, int]) -> Iterator[socket.socket]:
+    """A stream to the sender, both sides proven.
+
+    Raises:
+        WireError: it is not the sender.
+        OSError, EOFError: it is not there.
+    """
+    import ssl
+
+    with socket.create_connection(address, timeout=wire.HANDSHAKE_S) as connection:
+        wire.fast(connection)
+        stream = connection
+        if client.tls is not None:
+            try:
+                stream = client.tls.wrap_socket(connection)
+            except ssl.SSLCertVerificationError as error:
+                raise wire.WireError("it has another certificate") from error
+        with stream:
+            wire.greet_as_receiver(stream, client.token)
+            yield stream
 
 
 def _disk(job: Callable[[], T]) -> T:

@@ -56,7 +56,7 @@ class BlobServer:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def run(self, addresses: Sequence[tuple[str, int]]) -> None:
-        """Listen on these addresses and no others until no receiver has come for a while.
+        """Listen on these addresses only, until the receiver leaves or none comes for a while.
 
         Args:
             addresses: host and port; port 0 for a free one.
@@ -110,6 +110,9 @@ class BlobServer:
         while not self.ended.is_set():
             wire.patience(stream, self.idle_s)
             asked = wire.receive(stream)
+            if asked.get("done") is True:
+                self.ended.set()
+                return
             wire.patience(stream, wire.STALLED_S)
             self._answer(stream, asked)
 

@@ -1,0 +1,85 @@
+"""`models copy`: a model from the node that has it to those that lack it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.cli.models_nodes import gigabytes
+
+if TYPE_CHECKING:
+    from spark_cluster.transfer.copy import Copied
+
+
+@click.command()
+@click.argument("model", metavar="ORG/NAME[@REVISION]")
+@click.option(
+    "--from", "source", default="", metavar="NODE", help="Node to copy from (default: the first "
+    "that has the whole model).",
+)  # fmt: skip
+@click.option(
+    "--to", "targets", multiple=True, metavar="NODE", help="Node to copy to; repeatable (default: "
+    "all others).",
+)  # fmt: skip
+@click.option(
+    "--encrypt/--no-encrypt",
+    default=True,
+    help="Encrypt with TLS (default). Without it a copy takes less CPU time; contents are still "
+    "checked, but whoever listens on the way can read them.",
+)
+@click.option(
+    "--streams",
+    type=click.IntRange(1, 16),
+    help="Connections to each address of a sender (default: 4).",
+)
+@click.pass_obj
+def command(
+    app: App,
+    model: str,
+    source: str,
+    targets: tuple[str, ...],
+    encrypt: bool,
+    streams: int | None,
+) -> None:
+    """Copy a model between nodes, over the fabric where there is one.
+
+    Only what is missing is moved, each file is checked by the hub's hash as it arrives, and a copy
+    that was cut goes on where it ended. It goes on when this command is interrupted; run the
+    command again to see it.
+    """
+    app.connect_early()
+    from spark_cluster.runner.options import Options
+    from spark_cluster.transfer.copy_model import copy_model
+    from spark_cluster.transfer.state import Wanted
+
+    name, _, revision = model.partition("@")
+    with app.play("models copy", app.nodes, Options()) as run:
+        done = copy_model(
+            run.open(),
+            Wanted(name, revision or "main"),
+            source=source,
+            targets=targets,
+            encrypt=encrypt,
+            streams=streams or 0,
+        )
+        run.finish()
+        if app.as_json:
+            app.print_json(run.to_dict(model=model, copies=[one.to_dict() for one in done]))
+            return
+        for one in done:
+            app.console.print(described(one), soft_wrap=True, markup=False, highlight=False)
+
+
+def described(one: Copied) -> str:
+    """Return a line about the copy to one node."""
+    if not one.sender:
+        return f"{one.node}: nothing to copy, {gigabytes(one.kept)} are there"
+    way = "the fabric" if one.fabric else "the management network"
+    speed = f", {gigabytes(round(one.moved / one.seconds))}/s" if one.seconds else ""
+    kept = f"; {gigabytes(one.kept)} were there" if one.kept else ""
+    return (
+        f"{one.node}: {gigabytes(one.moved)} from {one.sender} over {way} in "
+        f"{one.seconds:.1f} s{speed}{kept}"
+    )

@@ -1,0 +1,243 @@
+"""Copying a model from a node that has it to nodes that lack it, over the fabric if possible.
+
+The nodes form a chain: the source sends to the first, which sends on what has arrived. Each node's
+part is a unit that goes on when the laptop is gone; the next call joins it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.ports import COPY
+from spark_cluster.errors import Refused, UsageError
+from spark_cluster.link_check import hops
+from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.runner.events import Progress
+from spark_cluster.runner.play import Play
+from spark_cluster.topology import Link, Node
+from spark_cluster.transfer.certificate import Pair, make_certificate
+
+HUB = f"{CACHE_ROOT}/huggingface/hub"
+LIMIT_S = 24 * 3600.0
+"""Seconds; the nodes keep the same limit."""
+MANAGEMENT_MB_S = 110
+"""MB/s of payload over an Ethernet of 1 Gbit/s."""
+FABRIC_GB_S = 5
+"""GB/s that a link of 2 x 100 Gbit/s takes with ease: far more than most disks write."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What a copy has done for one node.
+
+    Attributes:
+        node: its name.
+        sender: the name of the node that it came from; empty when nothing was lacking.
+        moved: bytes that came over the network.
+        kept: bytes that were there already.
+        seconds: of wall time.
+        fabric: it went over the fabric.
+    """
+
+    node: str
+    sender: str = ""
+    moved: int = 0
+    kept: int = 0
+    seconds: float = 0.0
+    fabric: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way from a node to the next one.
+
+    Attributes:
+        addresses: of the sender: its twins, else its management address.
+        fabric: they are twins.
+    """
+
+    source: Node
+    target: Node
+    addresses: tuple[str, ...]
+    fabric: bool
+
+
+def route(source: Node, target: Node) -> Route:
+    """The sender's addresses that the receiver reaches: the twins that have them, else management.
+
+    Raises:
+        Refused: there is no address at all.
+    """
+    found = hops([source, target])
+    twins = tuple(
+        str(hop.ours.address.ip)
+        for hop in found
+        if hop.source.name == source.name
+        and _present(source, hop.ours)
+        and _present(target, hop.theirs)
+    )
+    if twins:
+        return Route(source, target, twins, fabric=True)
+    if not source.address:
+        raise Refused(f"{source.name} has no address that {target.name} could copy from")
+    return Route(source, target, (source.address,), fabric=False)
+
+
+def _present(node: Node, link: Link) -> bool:
+    """Return whether a twin is up and already has its address."""
+    interface = node.facts.interface(link.interface)
+    return interface is not None and interface.up and link.address in interface.addresses
+
+
+def copy(
+    play: Play,
+    manifest: Manifest,
+    source: Node,
+    targets: Sequence[Node],
+    *,
+    hub: str = HUB,
+    revision: str = "",
+    follow: bool = False,
+    encrypt: bool = True,
+    streams: int = 0,
+) -> list[Copied]:
+    """Have a revision on the targets, each blob checked by its hash; one result for each target.
+
+    Args:
+        revision: a branch or tag that gets the commit on the targets.
+        follow: the source is still downloading: what it does not have yet is waited for.
+        encrypt: with TLS; without, the token is proven and the content checked all the same, but
+            who listens on the way can read it.
+        streams: to each address of a sender; 0 for the usual number.
+
+    Raises:
+        UsageError: the source is a target.
+        SparkClusterError: a node cannot send or receive, with the reason and the fix.
+    """
+    if source.name in {node.name for node in targets}:
+        raise UsageError(f"{source.name} would copy to itself", hint="name other nodes with --to")
+    base: dict[str, Any] = {"hub": hub, "manifest": manifest.document()}
+    asked = play.on_each(targets, lambda n: play.session(n).request("copy", what="lacking", **base))
+    lacking = [node for node in targets if not asked[node.name]["nothing"]]
+    if play.check or not lacking:
+        return [Copied(node.name, kept=manifest.size) for node in targets if node not in lacking]
+    routes = [route(a, b) for a, b in pairwise([source, *lacking])]
+    for way in routes:
+        if not way.fabric:
+            _warn(play, way, int(asked[way.target.name]["bytes"]))
+    chain = _Chain(play, base, routes, revision, follow, encrypt, streams)
+    done = chain.run()
+    ways = {way.target.name: way for way in routes}
+    return [_copied(node, ways.get(node.name), done.get(node.name), manifest) for node in targets]
+
+
+def _copied(
+    node: Node, way: Route | None, done: Mapping[str, Any] | None, manifest: Manifest
+) -> Copied:
+    if way is None or done is None:
+        return Copied(node.name, kept=manifest.size)
+    moved, kept, seconds = int(done["moved"]), int(done["kept"]), float(done["seconds"])
+    return Copied(node.name, way.source.name, moved, kept, seconds, way.fabric)
+
+
+def _warn(play: Play, way: Route, size: int) -> None:
+    slow, quick = size / (MANAGEMENT_MB_S * 1e6), size / (FABRIC_GB_S * 1e9)
+    play.note(
+        f"no fabric between {way.source.name} and {way.target.name}: {size / 1e9:.1f} GB go over "
+        f"{way.addresses[0]}, on 1 Gbit/s about {_duration(slow)} instead of {_duration(quick)}; "
+        "`spark-cluster provision` sets the link up",
+        warning=True,
+        node=way.target,
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{max(1.0, seconds):.0f} s"
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """A copy along a chain of nodes."""
+
+    play: Play
+    base: Mapping[str, Any]
+    routes: Sequence[Route]
+    revision: str
+    follow: bool
+    encrypt: bool
+    streams: int
+
+    def run(self) -> dict[str, Any]:
+        """Have all nodes do their part at the same time; name to result."""
+        offered = make_certificate() if self.encrypt else Pair("", "")
+        senders = [way.source for way in self.routes]
+        known = self.play.on_each(senders, lambda node: self._secrets(node, offered))
+        nodes = [self.routes[0].source, *(way.target for way in self.routes)]
+        return self.play.on_each(nodes, lambda node: self._work(node, known))
+
+    def _secrets(self, node: Node, offered: Pair) -> dict[str, str]:
+        """The secrets of a node's sender: those that run already, else new ones."""
+        new = {
+            "token": secrets.token_hex(32),
+            "certificate": offered.certificate,
+            "key": offered.key,
+        }
+        reply = self.play.session(node).request("copy", what="secrets", offered=new, **self.base)
+        found: dict[str, str] = reply["secrets"]
+        return found
+
+    def _work(self, node: Node, known: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+        before = next((way for way in self.routes if way.target.name == node.name), None)
+        after = next((way for way in self.routes if way.source.name == node.name), None)
+        names = (before.source.name if before else "", after.target.name if after else "")
+        manifest = self.base["manifest"]
+        return self.play.session(node).request(
+            "copy",
+            self._shown(node),
+            what="work",
+            label=f"{manifest['repository']}@{manifest['commit']} from {names[0]} to {names[1]}",
+            receive=self._receive(before, known) if before else None,
+            serve=self._serve(after, known, first=before is None) if after else None,
+            timeout=LIMIT_S,
+            **self.base,
+        )
+
+    def _receive(self, way: Route, known: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+        ours = known[way.source.name]
+        return {
+            "sender": way.source.name,
+            "addresses": [[address, COPY] for address in way.addresses],
+            "token": ours["token"],
+            "certificate": ours["certificate"],
+            "streams": self.streams,
+            "revision": self.revision,
+        }
+
+    def _serve(
+        self, way: Route, known: Mapping[str, Mapping[str, str]], *, first: bool
+    ) -> dict[str, Any]:
+        return {
+            "addresses": [[address, COPY] for address in way.addresses],
+            "follow": self.follow or not first,
+            **known[way.source.name],
+        }
+
+    def _shown(self, node: Node) -> Any:
+        what = f"copy of {self.base['manifest']['repository']}"
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event.get("event") == "progress":
+                self.play.bus.emit(Progress(node.name, what, event["text"]))
+            elif event.get("event") == "note":
+                self.play.note(event["text"], node=node)
+
+        return on_event
