@@ -10,6 +10,7 @@ _MODULES = {
     "list": "models_list",
     "size": "models_size",
     "verify": "models_verify",
+    "repair": "models_repair",
     "prune": "models_prune",
     "pin": "models_pin",
     "unpin": "models_unpin",

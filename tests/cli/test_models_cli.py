@@ -14,6 +14,7 @@ from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner import agents as agents_module
 from spark_cluster.runner import head_start
+from spark_cluster.transfer import repair
 from spark_cluster.transfer.state import hub_folder
 
 COMMIT = "c" * 40
@@ -120,3 +121,26 @@ def test_a_model_that_is_nowhere_is_said(run, cache):
     status, _, err = run("models", "verify", "org/other")
     assert status == 1
     assert "org/other is on no node" in err
+
+
+def test_repair_has_only_the_damaged_file_again(run, cache, monkeypatch):
+    blob = cache.blob("org/model", hashlib.sha256(WEIGHTS).hexdigest())
+    assert run("models", "verify")[0] == 0
+    blob.write_bytes(b"Weights" * 1000)
+    pulled = []
+
+    def pull(_node, wanted):
+        assert not blob.exists(), "what is damaged is gone before"
+        pulled.append((wanted.repository, wanted.revision))
+        blob.write_bytes(WEIGHTS)
+
+    again = repair.Fetching(pull, lambda *_: pytest.fail("no other node has it"))
+    monkeypatch.setattr(repair, "fetching", lambda *_: again)
+    status, out, err = run("models", "repair", "--json")
+    assert status == 0, err
+    [model] = json.loads(out)["models"]
+    assert pulled == [("org/model", COMMIT)]
+    assert (model["removed"], model["fetched"], model["source"]) == (1, 7000, "hub")
+    assert run("models", "verify")[0] == 0
+    assert "all models are sound" in run("models", "repair")[1]
+    assert len(pulled) == 1
