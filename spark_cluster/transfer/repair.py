@@ -55,8 +55,7 @@ def fetching(play: Play, hubs: Mapping[str, str]) -> Fetching:
     copying = import_module("spark_cluster.transfer.copy")
 
     def pull(node: Node, wanted: Wanted) -> object:
-        model = pulling.WantedModel(wanted.repository, wanted.revision, hubs[node.name])
-        return pulling.pull(play, node, model)
+        return pulling.pull(play, node, wanted, hub=hubs[node.name])
 
     def copy(manifest: Manifest, source: Node, targets: Sequence[Node]) -> object:
         return copying.copy(play, manifest, source, targets, hub=hubs[source.name])

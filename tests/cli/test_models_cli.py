@@ -144,3 +144,22 @@ def test_repair_has_only_the_damaged_file_again(run, cache, monkeypatch):
     assert run("models", "verify")[0] == 0
     assert "all models are sound" in run("models", "repair")[1]
     assert len(pulled) == 1
+
+
+def test_repair_copies_from_the_node_that_is_sound(run, cache, project, monkeypatch):
+    put(project / "inventory.yaml", INVENTORY + "  spark2: {address: 10.0.0.2}\n")
+    with_model(HubCache(project / "spark2" / hub_folder().lstrip("/")))
+    blob = cache.blob("org/model", hashlib.sha256(WEIGHTS).hexdigest())
+    blob.write_bytes(b"Weights" * 1000)
+    copied = []
+
+    def copy(manifest, source, targets):
+        copied.append((manifest.size, source.name, [node.name for node in targets]))
+        blob.write_bytes(WEIGHTS)
+
+    again = repair.Fetching(lambda *_: pytest.fail("the hub was asked"), copy)
+    monkeypatch.setattr(repair, "fetching", lambda *_: again)
+    status, out, err = run("models", "repair", "org/model", "--json")
+    assert status == 0, err
+    assert copied == [(7000, "spark2", ["spark1"])]
+    assert [one["node"] for one in json.loads(out)["models"]] == ["spark1"]
