@@ -66,6 +66,7 @@ from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
+from spark_cluster.transfer.repair import RepairedModel
 from spark_cluster.transfer.upkeep import Pruned, StoredModels, VerifiedModel
 
 CHECKOUT = Path(__file__).parents[2]
@@ -152,6 +153,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "models-list": ("models list", {"nodes": [StoredModels]}),
     "models-size": ("models size", {"nodes": [ModelSizes]}),
     "models-verify": ("models verify", {"models": [VerifiedModel]}),
+    "models-repair": ("models repair", {**_RUN, "models": [RepairedModel]}),
     "models-prune": ("models prune", {"applied": bool, "nodes": [Pruned]}),
     "models-pin": ("models pin", {"model": str, "changed": dict[str, bool]}),
     "models-unpin": ("models unpin", {"model": str, "changed": dict[str, bool]}),

@@ -11,6 +11,7 @@ _MODULES = {
     "size": "models_size",
     "copy": "models_copy",
     "verify": "models_verify",
+    "repair": "models_repair",
     "prune": "models_prune",
     "pin": "models_pin",
     "unpin": "models_unpin",

@@ -5,28 +5,40 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from factories import put
 
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.runner import agents as agents_module
+from spark_cluster.runner import head_start
+from spark_cluster.transfer import repair
 from spark_cluster.transfer.state import hub_folder
 
 COMMIT = "c" * 40
 WEIGHTS = b"weights" * 1000
 
 
+INVENTORY = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n"
+
+
 @pytest.fixture
-def cache(project: Path, run) -> HubCache:
+def cache(project: Path, agent, monkeypatch) -> HubCache:
     """The hub cache of spark1, with one model, which no recipe needs."""
-    from factories import put
 
+    def ssh(node):
+        def session(_run, become=True):
+            return agent(node.name)
+
+        return SimpleNamespace(session=session, close=lambda: None)
+
+    monkeypatch.setattr(agents_module, "ssh", ssh)
+    monkeypatch.setattr(head_start, "begin", lambda *_: None)
+    monkeypatch.setenv("COLUMNS", "200")
     put(project / "inventory.yaml", INVENTORY)
-    root = project / "spark1" / hub_folder().lstrip("/")
-    return with_model(HubCache(root))
-
-
-INVENTORY = "nodes:\n  spark1: {host: 192.0.2.1}\n"
+    return with_model(HubCache(project / "spark1" / hub_folder().lstrip("/")))
 
 
 def with_model(cache: HubCache) -> HubCache:
@@ -79,16 +91,14 @@ def test_a_pinned_model_stays(run, cache):
 
 def test_what_an_own_recipe_needs_stays(run, cache, project):
     recipe = "name: mine\nmodel: {name: org/model, served_name: m}\nimage: {ref: a/b:c}\n"
-    (project / "recipes").mkdir()
-    (project / "recipes" / "mine.yaml").write_text(recipe)
+    put(project / "recipes" / "mine.yaml", recipe)
     found = json.loads(run("models", "prune", "--apply", "--json")[1])["nodes"][0]
     assert [one["reason"] for one in found["kept"]] == ["a recipe needs it"]
     assert cache.commits("org/model") == [COMMIT]
 
 
 def test_nothing_is_pruned_while_an_own_recipe_cannot_be_read(run, cache, project):
-    (project / "recipes").mkdir()
-    (project / "recipes" / "mine.yaml").write_text("model: {")
+    put(project / "recipes" / "mine.yaml", "model: {")
     status, _, err = run("models", "prune", "--apply")
     assert status == 2
     assert "mine.yaml" in err
@@ -111,3 +121,45 @@ def test_a_model_that_is_nowhere_is_said(run, cache):
     status, _, err = run("models", "verify", "org/other")
     assert status == 1
     assert "org/other is on no node" in err
+
+
+def test_repair_has_only_the_damaged_file_again(run, cache, monkeypatch):
+    blob = cache.blob("org/model", hashlib.sha256(WEIGHTS).hexdigest())
+    assert run("models", "verify")[0] == 0
+    blob.write_bytes(b"Weights" * 1000)
+    pulled = []
+
+    def pull(_node, wanted):
+        assert not blob.exists(), "what is damaged is gone before"
+        pulled.append((wanted.repository, wanted.revision))
+        blob.write_bytes(WEIGHTS)
+
+    again = repair.Fetching(pull, lambda *_: pytest.fail("no other node has it"))
+    monkeypatch.setattr(repair, "fetching", lambda *_: again)
+    status, out, err = run("models", "repair", "--json")
+    assert status == 0, err
+    [model] = json.loads(out)["models"]
+    assert pulled == [("org/model", COMMIT)]
+    assert (model["removed"], model["fetched"], model["source"]) == (1, 7000, "hub")
+    assert run("models", "verify")[0] == 0
+    assert "all models are sound" in run("models", "repair")[1]
+    assert len(pulled) == 1
+
+
+def test_repair_copies_from_the_node_that_is_sound(run, cache, project, monkeypatch):
+    put(project / "inventory.yaml", INVENTORY + "  spark2: {address: 10.0.0.2}\n")
+    with_model(HubCache(project / "spark2" / hub_folder().lstrip("/")))
+    blob = cache.blob("org/model", hashlib.sha256(WEIGHTS).hexdigest())
+    blob.write_bytes(b"Weights" * 1000)
+    copied = []
+
+    def copy(manifest, source, targets):
+        copied.append((manifest.size, source.name, [node.name for node in targets]))
+        blob.write_bytes(WEIGHTS)
+
+    again = repair.Fetching(lambda *_: pytest.fail("the hub was asked"), copy)
+    monkeypatch.setattr(repair, "fetching", lambda *_: again)
+    status, out, err = run("models", "repair", "org/model", "--json")
+    assert status == 0, err
+    assert copied == [(7000, "spark2", ["spark1"])]
+    assert [one["node"] for one in json.loads(out)["models"]] == ["spark1"]
