@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     "all others).",
 )  # fmt: skip
 @click.option(
-    "--encrypt/--no-encrypt",
-    default=True,
-    help="Encrypt with TLS (default). Without it a copy takes less CPU time; contents are still "
-    "checked, but whoever listens on the way can read them.",
+    "--no-encrypt",
+    is_flag=True,
+    help="Leave TLS out, which takes less CPU time. Contents are still checked, but whoever "
+    "listens on the way can read them.",
 )
 @click.option(
     "--streams",
@@ -40,7 +40,7 @@ def command(
     model: str,
     source: str,
     targets: tuple[str, ...],
-    encrypt: bool,
+    no_encrypt: bool,
     streams: int | None,
 ) -> None:
     """Copy a model between nodes, over the fabric where there is one.
@@ -61,7 +61,7 @@ def command(
             Wanted(name, revision or "main"),
             source=source,
             targets=targets,
-            encrypt=encrypt,
+            encrypt=not no_encrypt,
             streams=streams or 0,
         )
         run.finish()

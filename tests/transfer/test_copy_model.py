@@ -32,7 +32,7 @@ def have(*, whole: bool, problem: str = "") -> Have:
 def play(tmp_path: Path) -> Any:
     head = {"spark1": ", roles: [head]"}
     hosts = "".join(
-        f"  {name}: {{address: 10.0.0.{n}{head.get(name, str())}}}\n"
+        f"  {name}: {{address: 10.0.0.{n}{head.get(name, '')}}}\n"
         for n, name in enumerate(NAMES, 1)
     )
     inventory = make_inventory(tmp_path, f"nodes:\n{hosts}")
