@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import memory_folder
 import pytest
 from hypothesis import HealthCheck, settings
 from pipe_channel import PipeChannel
@@ -72,6 +73,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_configure() -> None:
     """Have Ctrl-C mean something, also where a shell started the tests in the background: tests
     interrupt the programs that they start, and an ignored signal is inherited."""
+    memory_folder.use()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

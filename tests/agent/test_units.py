@@ -39,7 +39,8 @@ def gate(systemd):
     class Gate:
         begun, way = systemd.root / "begun", systemd.root / "way"
         script = (
-            f"echo begun; touch {begun}; while ! test -e {way}; do sleep 0.02; done; "
+            f"echo begun; touch {begun}; "
+            f"while test -e {begun} && ! test -e {way}; do sleep 0.02; done; "
             "echo finished; echo so-so >&2; exit 3"
         )
         argv = ("sh", "-c", script)

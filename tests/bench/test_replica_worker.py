@@ -100,7 +100,9 @@ def test_each_cell_is_measured_on_all_at_the_same_time(nodes):
 
 
 def test_one_that_is_killed_ends_the_other_and_all_measure_the_cell_again(nodes):
-    hang = f"{MEET}if sys.argv[1] == 'b' and not (me / 'again').exists(): time.sleep(600)\n"
+    # As long as the test: nothing ends the program of a killed worker, which a unit does on a node.
+    wait = "for _ in range(6000):\n        if me.exists(): time.sleep(0.1)\n"
+    hang = f"{MEET}if sys.argv[1] == 'b' and not (me / 'again').exists():\n    {wait}"
     nodes.plan("a", "b", "c", more=hang)
     one, two = nodes.start(0), nodes.start(1)
     waiting.until(lambda: all((f / "raw/b.log").exists() for f in nodes.folders))
