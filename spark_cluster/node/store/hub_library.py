@@ -23,7 +23,7 @@ from spark_cluster.node.store.needed_files import needed
 
 ROOM_LEFT = 5 << 30
 """Bytes that a pull leaves free."""
-CHUNK = 256 << 10
+CHUNK = 64 << 10
 """Bytes after which what came is written: more would be lost when the connection is cut."""
 LONGEST_WAIT_S = 300
 """Seconds; a hub that asks for more (`Retry-After` of a 429) ends the pull with its words."""
