@@ -100,8 +100,7 @@ def main(rounds: int, runs: int, json_file: Path | None) -> None:
             spark_cluster(folder, "down", "--json")
     judged = found.verdicts()
     for one in judged:
-        state = "met" if one.met else "not met"
-        click.echo(f"{one.name:<36} {one.shown:>8}, wanted under {one.wanted:g}: {state}")
+        click.echo(f"{one.name:<36} {one.shown:>8}, wanted under {one.wanted:g}: {one.text}")
     if json_file:
         document = {"verdicts": [one.to_dict() for one in judged], **vars(found)}
         json_file.write_text(json.dumps(document, indent=2), encoding="utf-8")

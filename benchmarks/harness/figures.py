@@ -20,32 +20,66 @@ SAMPLER = 0.01
 """Share of a core that the sampler may take."""
 
 
-Figures = Mapping[str, list[float]]
-"""Of each repetition, by cell."""
-
-
 @dataclass(frozen=True)
 class Verdict:
     """A figure next to what is wanted.
 
     Attributes:
         value, wanted: the figure must be under `wanted`; not a number where it is not known.
+        unclear: it scatters too much to say that it is not met.
     """
 
     name: str
     value: float
     wanted: float
     shown: str
+    unclear: bool = False
 
     @property
     def met(self) -> bool:
         """True if it is what is wanted."""
         return self.value < self.wanted
 
+    @property
+    def text(self) -> str:
+        """What is said of it."""
+        if self.met:
+            return "met"
+        return "not shown: it scatters too much" if self.unclear else "not met"
+
     def to_dict(self) -> dict[str, object]:
         """As in the JSON file."""
         value = self.value if math.isfinite(self.value) else None
         return {"name": self.name, "value": value, "wanted": self.wanted, "met": self.met}
+
+
+SMALLEST_SAMPLE = 5
+"""Repetitions of a cell below which no interval is given."""
+
+Figures = Mapping[str, list[float]]
+"""Of each repetition, by cell."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """By which share throughput under `bench run` is more than that by hand.
+
+    Attributes:
+        low, high: its interval; not a number where repetitions are too few.
+    """
+
+    share: float
+    low: float = math.nan
+    high: float = math.nan
+
+    @property
+    def verdict(self) -> Verdict:
+        """It is met where the interval is within what is wanted, not only the share."""
+        farthest = max(abs(self.low), abs(self.high))
+        clear = self.low > DEVIATION or self.high < -DEVIATION
+        shown = f"{self.share:+.2%} ({self.low:+.2%} to {self.high:+.2%})"
+        name = "throughput differs from by hand"
+        return Verdict(name, farthest, DEVIATION, shown, unclear=not clear)
 
 
 def throughputs(record: Mapping[str, Any]) -> dict[str, list[float]]:
@@ -65,19 +99,45 @@ def by_hand(results: Mapping[str, Mapping[str, Any]]) -> dict[str, list[float]]:
     }
 
 
-def deviation(ours: Sequence[Figures], theirs: Sequence[Figures]) -> float:
+def deviation(ours: Sequence[Figures], theirs: Sequence[Figures]) -> Deviation:
     """Return by which share throughput differs: ratios of medians, their geometric mean over cells.
+
+    The interval is a percentile bootstrap of 95 %, over the repetitions of each cell.
 
     Args:
         ours, theirs: of each round, by cell.
     """
-    logs = []
+    import numpy
+    from scipy.stats import bootstrap
+
+    samples: list[list[float]] = []
     for id in sorted({id for found in (*ours, *theirs) for id in found}):
         a = [value for found in ours for value in found.get(id, [])]
         b = [value for found in theirs for value in found.get(id, [])]
-        if a and b:
-            logs.append(math.log(statistics.median(a) / statistics.median(b)))
-    return abs(math.exp(statistics.fmean(logs)) - 1) if logs else math.nan
+        samples += [a, b] if a and b else []
+    if not samples:
+        return Deviation(math.nan)
+    share = _share_over(*samples)
+    if min(map(len, samples)) < SMALLEST_SAMPLE:
+        return Deviation(share)
+    drawn = bootstrap(
+        samples,
+        _share_over,
+        vectorized=False,
+        method="percentile",
+        n_resamples=2000,
+        rng=numpy.random.default_rng(0),
+    ).confidence_interval
+    return Deviation(share, float(drawn.low), float(drawn.high))
+
+
+def _share_over(*samples: Sequence[float]) -> float:
+    """The share for samples that follow each other as ours, theirs, ours, theirs."""
+    logs = [
+        math.log(statistics.median(a) / statistics.median(b))
+        for a, b in zip(samples[::2], samples[1::2], strict=True)
+    ]
+    return math.exp(statistics.fmean(logs)) - 1
 
 
 def gaps(record: Mapping[str, Any]) -> list[float]:
@@ -105,12 +165,11 @@ def _spans(record: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
 
 
 def verdicts(
-    differs: float, between: Sequence[float], each: Sequence[float], sampler: Sequence[float]
+    differs: Deviation, between: Sequence[float], each: Sequence[float], sampler: Sequence[float]
 ) -> list[Verdict]:
     """Return all figures, the worst of each kind.
 
     Args:
-        differs: share, of throughput.
         between, each: seconds between cells, and around each of them by rounds.
         sampler: shares of a core, by node and round.
     """
@@ -118,7 +177,7 @@ def verdicts(
     whole = max(each, default=math.nan)
     share = max(sampler, default=math.nan)
     return [
-        Verdict("throughput differs from by hand", differs, DEVIATION, f"{differs:.2%}"),
+        differs.verdict,
         Verdict("longest time between two cells", gap, AROUND_S, f"{gap:.1f} s"),
         Verdict("time around a cell, of the stage", whole, AROUND_S, f"{whole:.1f} s"),
         Verdict("sampler's share of a core", share, SAMPLER, f"{share:.2%}"),

@@ -245,6 +245,13 @@ def do_http(_node: Node, request: Request, _laptop: Laptop) -> Reply:
     return ask(request)
 
 
+def do_store(node: Node, request: Request, laptop: Laptop) -> Reply:
+    """Answer about the models on this node, or change them: `what` of agent/model_store.py."""
+    from spark_cluster.agent import model_store  # late: few runs want it
+
+    return model_store.answer(node.host(request, laptop), request)
+
+
 OPERATIONS: dict[str, Callable[[Node, Request, Laptop], Reply]] = {
     "apply": do_apply,
     "gather": do_gather,
@@ -254,6 +261,7 @@ OPERATIONS: dict[str, Callable[[Node, Request, Laptop], Reply]] = {
     "reboot": do_reboot,
     "revert": do_revert,
     "run": do_run,
+    "store": do_store,
     "stream": do_stream,
     "telemetry": do_telemetry,
 }

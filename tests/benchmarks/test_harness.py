@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
@@ -44,19 +45,37 @@ def test_throughput():
 def test_by_how_much_it_differs():
     ours = [{"a": [9.9, 9.9], "b": [20.0]}, {"a": [9.9], "c": [1.0]}]
     theirs = [{"a": [10.0, 10.0], "b": [20.0]}]
-    assert figures.deviation(ours, theirs) == pytest.approx(0.005, abs=1e-4)
-    assert figures.deviation(theirs, ours) == pytest.approx(0.005, abs=1e-4), "in both directions"
-    assert math.isnan(figures.deviation([], []))
+    assert figures.deviation(ours, theirs).share == pytest.approx(-0.005, abs=1e-4)
+    assert figures.deviation(theirs, ours).share == pytest.approx(0.005, abs=1e-4)
+    assert math.isnan(figures.deviation(ours, theirs).low), "two repetitions give no interval"
+    assert math.isnan(figures.deviation([], []).share)
+
+
+@pytest.mark.parametrize(
+    ("factor", "scatter", "text"),
+    [
+        (1.0, 0.001, "met"),
+        (1.05, 0.001, "not met"),
+        (1.0, 0.3, "not shown: it scatters too much"),
+    ],
+)
+def test_scatter_is_no_difference(factor, scatter, text):
+    drawn = random.Random(1)
+    theirs = [{"a": [drawn.gauss(100, 100 * scatter) for _ in range(15)]}]
+    ours = [{"a": [factor * drawn.gauss(100, 100 * scatter) for _ in range(15)]}]
+    assert figures.deviation(ours, theirs).verdict.text == text
 
 
 def test_what_is_met():
-    judged = figures.verdicts(0.004, [1.0, 5.5], [3.0], [0.002, 0.008])
+    same = figures.Deviation(0.004, -0.002, 0.008)
+    judged = figures.verdicts(same, [1.0, 5.5], [3.0], [0.002, 0.008])
     assert [one.met for one in judged] == [True, False, True, True]
+    assert judged[0].shown == "+0.40% (-0.20% to +0.80%)"
     assert judged[1].shown == "5.5 s"
 
 
 def test_what_is_not_known_is_not_met():
-    judged = figures.verdicts(math.nan, [], [], [])
+    judged = figures.verdicts(figures.Deviation(math.nan), [], [], [])
     assert not any(one.met for one in judged)
     assert {one.to_dict()["value"] for one in judged} == {None}
 

@@ -1,1 +1,4 @@
-"""Models in a node's hub cache: what is there, whether it is whole, who uses it, what may go."""
+"""Models on a node's disk: the hub cache, what a revision consists of, copies between nodes.
+
+Used on the laptop and on the node, so it imports the standard library only.
+"""

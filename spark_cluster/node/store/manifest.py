@@ -1,53 +1,50 @@
-"""The files of a model's revision; read from nodes and hubs, so nothing in it is trusted."""
+"""What a revision of a model consists of: its files, their sizes and the hashes of their content.
+
+A manifest comes from a hub or from another node, so that everything in it is checked when it is
+read: a name that leaves the model's folder would be a file anywhere on the node.
+"""
 
 from __future__ import annotations
 
-import json
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePosixPath
 from typing import Any
 
 from spark_cluster.node.values import ResourceError
 
-MOST_FILES = 20_000
-"""Files of a revision; the hub recommends fewer than 100,000 and the largest models have 400."""
-
-LARGEST_FILE = 1 << 43
-"""Bytes (8 TiB); the hub takes files of up to 50 GB, 500 GB on request."""
-
-LONGEST_PATH = 1024
-"""Characters of a file's path within the repository."""
-
 SHA256 = "sha256"
 GIT_SHA1 = "git-sha1"
-ALGORITHMS = {SHA256: 64, GIT_SHA1: 40, "": 0}
-"""Algorithm to the length of its digest in hex; "" is an ETag that is no hash."""
+UNCHECKED = ""
+ALGORITHMS = (SHA256, GIT_SHA1, UNCHECKED)
 
-_REPOSITORY = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+MOST_FILES = 20_000
+LARGEST_FILE = 1 << 43
+"""Bytes (8 TiB); the disk of a Spark has 4 TB at most."""
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_BLOB = re.compile(r"[A-Za-z0-9_][\w.-]{0,199}", re.ASCII)
-_HEX = re.compile(r"[0-9a-f]+")
+_BLOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+_LENGTHS = {SHA256: 64, GIT_SHA1: 40}
 
 
-class BadManifest(ResourceError, ValueError):
-    """What should be a manifest is none, or it names something outside its own folder."""
+class BadManifest(ResourceError):
+    """A manifest that cannot be true, or that would write outside of its folder."""
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One file of a revision.
+    """A file of a revision.
 
-    Args:
-        path: within the repository, relative, with "/".
+    Attributes:
+        path: below the snapshot's folder, with `/`.
         size: bytes.
-        blob: name of the content's file below `blobs/`.
-        algorithm: what `blob` is: "sha256" of the content (LFS and Xet files), "git-sha1" (of
-            "blob SIZE", a zero byte and the content), or "" for an ETag that is no hash, where
-            only the size can be checked.
-
-    Raises:
-        BadManifest: on construction, if a value could not be right.
+        blob: its name below `blobs/`; with an algorithm it is the hash itself, hex.
+        algorithm: `sha256` of large files, `git-sha1` of the others (of `blob SIZE`, a zero byte
+            and the content, as git has it); empty where the name is no hash.
     """
 
     path: str
@@ -55,160 +52,140 @@ class StoredFile:
     blob: str
     algorithm: str
 
-    def __post_init__(self) -> None:
-        check_path(self.path)
-        check_blob(self.blob)
-        if type(self.size) is not int or not 0 <= self.size <= LARGEST_FILE:
-            raise BadManifest(f"{self.path}: size {self.size!r} is not a number of bytes")
-        length = ALGORITHMS.get(self.algorithm) if isinstance(self.algorithm, str) else None
-        if length is None:
-            raise BadManifest(f"{self.path}: unknown algorithm {self.algorithm!r}")
-        if length and not (len(self.blob) == length and _HEX.fullmatch(self.blob)):
-            raise BadManifest(f"{self.path}: {self.blob!r} is not a {self.algorithm} digest")
+    def hasher(self) -> Hasher:
+        """Return what computes the hash of this file, from its first byte on."""
+        return Hasher(self)
 
-    @classmethod
-    def from_document(cls, document: object) -> StoredFile:
-        """Read it from what JSON holds. Raises BadManifest."""
-        if not isinstance(document, Mapping):
-            raise BadManifest(f"a file of the manifest is {type(document).__name__}, not an object")
-        try:
-            return cls(*(document[name] for name in ("path", "size", "blob", "algorithm")))
-        except KeyError as error:
-            raise BadManifest(f"a file of the manifest has no {error.args[0]!r}") from None
 
-    def document(self) -> dict[str, Any]:
-        """Return what JSON holds of it."""
-        return {
-            "path": self.path,
-            "size": self.size,
-            "blob": self.blob,
-            "algorithm": self.algorithm,
-        }
+class Hasher:
+    """The hash of a file, computed as its bytes come."""
+
+    def __init__(self, file: StoredFile) -> None:
+        self._wanted = file.blob if file.algorithm else None
+        if file.algorithm == GIT_SHA1:
+            header = f"blob {file.size}\0".encode()
+            self._hash = hashlib.sha1(header, usedforsecurity=False)
+        else:
+            self._hash = hashlib.sha256()
+
+    @property
+    def update(self) -> Callable[[Any], None]:
+        """Take the next bytes."""
+        return self._hash.update
+
+    def fits(self) -> bool:
+        """Return whether all that was taken is what the name says; True where that is unknown."""
+        return self._wanted is None or self._hash.hexdigest() == self._wanted
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files of one revision that are wanted on a node.
+    """A revision of a repository.
 
-    Args:
-        repository: ORG/NAME, or NAME of the hub's oldest repositories.
+    Attributes:
+        repository: `ORG/NAME` (some old ones have no organisation).
         commit: 40 hex digits.
-        files: in the order in which they are fetched and copied.
-
-    Raises:
-        BadManifest: on construction, if a value could not be right.
+        files: sorted by path.
     """
 
     repository: str
     commit: str
     files: tuple[StoredFile, ...]
 
-    def __post_init__(self) -> None:
-        check_repository(self.repository)
-        check_commit(self.commit)
-        if len(self.files) > MOST_FILES:
-            raise BadManifest(
-                f"{self.repository} has {len(self.files)} files; up to {MOST_FILES} are taken"
-            )
-        self._check_paths()
-        self._check_blobs()
-
-    def _check_paths(self) -> None:
-        paths = {file.path for file in self.files}
-        if len(paths) < len(self.files):
-            raise BadManifest(f"{self.repository}: the manifest names a path twice")
-        for path in paths:
-            parts = path.split("/")
-            for count in range(1, len(parts)):
-                if "/".join(parts[:count]) in paths:
-                    raise BadManifest(f"{self.repository}: {path!r} lies below another file")
-
-    def _check_blobs(self) -> None:
-        known: dict[str, StoredFile] = {}
-        for file in self.files:
-            other = known.setdefault(file.blob, file)
-            if (other.size, other.algorithm) != (file.size, file.algorithm):
-                raise BadManifest(
-                    f"{self.repository}: {other.path} and {file.path} are one blob of two sizes"
-                )
-
-    @classmethod
-    def from_document(cls, document: object) -> Manifest:
-        """Read it from what JSON holds. Raises BadManifest."""
-        if not isinstance(document, Mapping):
-            raise BadManifest(f"the manifest is {type(document).__name__}, not an object")
-        files = document.get("files")
-        if not isinstance(files, list):
-            raise BadManifest("the manifest has no list `files`")
-        if len(files) > MOST_FILES:
-            raise BadManifest(f"the manifest has {len(files)} files; up to {MOST_FILES} are taken")
-        read = tuple(StoredFile.from_document(file) for file in files)
-        try:
-            return cls(document["repository"], document["commit"], read)
-        except KeyError as error:
-            raise BadManifest(f"the manifest has no {error.args[0]!r}") from None
-
-    @classmethod
-    def from_text(cls, text: str | bytes) -> Manifest:
-        """Read it from JSON text. Raises BadManifest."""
-        try:
-            return cls.from_document(json.loads(text))
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, BadManifest):
-                raise
-            raise BadManifest(f"the manifest is not JSON: {error}") from None
-
-    def document(self) -> dict[str, Any]:
-        """Return what JSON holds of it."""
-        return {
-            "repository": self.repository,
-            "commit": self.commit,
-            "files": [file.document() for file in self.files],
-        }
-
-    @property
-    def name(self) -> str:
-        """REPOSITORY@COMMIT, as people are told of it."""
-        return f"{self.repository}@{self.commit}"
+    @cached_property
+    def blobs(self) -> dict[str, StoredFile]:
+        """One file for each blob: several files can have the same content."""
+        return {file.blob: file for file in self.files}
 
     @property
     def size(self) -> int:
-        """Bytes on a disk: a blob of several files counts once."""
-        return sum(file.size for file in self.blobs())
+        """Bytes of all blobs, each counted once."""
+        return sum(file.size for file in self.blobs.values())
 
-    def blobs(self) -> tuple[StoredFile, ...]:
-        """Return the first file of each blob, in the order of the files."""
-        return tuple({file.blob: file for file in reversed(self.files)}.values())[::-1]
+    def document(self) -> dict[str, Any]:
+        """As it is sent and kept."""
+        files = [vars(file) for file in self.files]
+        return {"repository": self.repository, "commit": self.commit, "files": files}
 
+    @classmethod
+    def from_document(cls, found: object) -> Manifest:
+        """Read what another machine has sent or the disk has kept.
 
-def check_path(path: object) -> str:
-    """Return a path within a repository. Raises BadManifest if it could leave the folder."""
-    if not isinstance(path, str) or not path or len(path) > LONGEST_PATH:
-        raise BadManifest(f"{str(path)[:80]!r} is not a path of a file")
-    if any(part in ("", ".", "..") or len(part) > 255 for part in path.split("/")):
-        raise BadManifest(f"the path {path[:200]!r} leads out of the repository's folder")
-    if not path.isprintable() or "\\" in path:
-        raise BadManifest(f"the path {path[:200]!r} has characters that no file of a model has")
-    return path
-
-
-def check_blob(blob: object) -> str:
-    """Return the name of a file below `blobs/`. Raises BadManifest if it could not be one."""
-    if not isinstance(blob, str) or not _BLOB.fullmatch(blob) or blob.endswith(".incomplete"):
-        raise BadManifest(f"{str(blob)[:80]!r} is not the name of a blob")
-    return blob
-
-
-def check_commit(commit: object) -> str:
-    """Return a commit. Raises BadManifest if it is not 40 hex digits."""
-    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise BadManifest(f"{str(commit)[:80]!r} is not a commit (40 hex digits)")
-    return commit
+        Raises:
+            BadManifest: it is none, or names something outside of its folder.
+        """
+        given = _mapping(found, "the manifest")
+        repository = _text(given, "repository", _REPOSITORY)
+        commit = _text(given, "commit", _COMMIT)
+        listed = given.get("files")
+        if not isinstance(listed, list) or not 0 < len(listed) <= MOST_FILES:
+            raise _bad(f"{repository}: expected 1 to {MOST_FILES} files")
+        files = tuple(sorted((_file(one) for one in listed), key=lambda file: file.path))
+        _must_be_a_tree(repository, files)
+        return cls(repository, commit, files)
 
 
-def check_repository(repository: object) -> str:
-    """Return the name of a repository. Raises BadManifest if the hub could not have it."""
-    known = isinstance(repository, str) and _REPOSITORY.fullmatch(repository)
-    if not known or "--" in str(repository) or ".." in str(repository):
-        raise BadManifest(f"{str(repository)[:80]!r} is not a repository (ORG/NAME)")
-    return str(repository)
+def is_repository(text: str) -> bool:
+    """Return whether it can be the name of a repository, and so of a folder in the hub cache."""
+    return bool(_REPOSITORY.fullmatch(text)) and "--" not in text and ".." not in text
+
+
+def is_commit(text: str) -> bool:
+    """Return whether it is a whole commit."""
+    return bool(_COMMIT.fullmatch(text))
+
+
+def _file(found: object) -> StoredFile:
+    given = _mapping(found, "a file")
+    path, size = given.get("path"), given.get("size")
+    if not isinstance(path, str) or not _is_inside(path):
+        raise _bad(f"a file is named {str(path)[:100]!r}")
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= LARGEST_FILE:
+        raise _bad(f"{path}: its size is {str(size)[:40]!r}")
+    algorithm = given.get("algorithm")
+    if algorithm not in ALGORITHMS:
+        raise _bad(f"{path}: its hash is a {str(algorithm)[:40]!r}")
+    blob = _text(given, "blob", _BLOB)
+    digits = _LENGTHS.get(algorithm)
+    if digits and not re.fullmatch(rf"[0-9a-f]{{{digits}}}", blob):
+        raise _bad(f"{path}: {blob[:80]!r} is no {algorithm}")
+    return StoredFile(path, size, blob, algorithm)
+
+
+def _is_inside(path: str) -> bool:
+    """Return whether a path is a plain one below its folder."""
+    parts = PurePosixPath(path).parts
+    plain = path.isprintable() and "\\" not in path and str(PurePosixPath(path)) == path
+    return bool(parts) and plain and path[0] != "/" and ".." not in parts and len(path) <= 1024
+
+
+def _must_be_a_tree(repository: str, files: tuple[StoredFile, ...]) -> None:
+    """Raise BadManifest for a name that is there twice, or that is a file and a folder."""
+    names = {file.path for file in files}
+    folders = {str(parent) for file in files for parent in PurePosixPath(file.path).parents}
+    if len(names) < len(files) or names & folders:
+        raise _bad(f"{repository}: a name is there twice")
+    sizes: dict[str, int] = {}
+    for file in files:
+        if sizes.setdefault(file.blob, file.size) != file.size:
+            raise _bad(f"{file.path}: the same content has two sizes")
+
+
+def _mapping(found: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(found, dict):
+        raise _bad(f"{what} is no object")
+    return found
+
+
+def _text(given: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:
+    value = given.get(key)
+    if not isinstance(value, str) or not pattern.fullmatch(value) or ".." in value:
+        raise _bad(f"{key} is {str(value)[:100]!r}")
+    return value
+
+
+def _bad(what: str) -> BadManifest:
+    return BadManifest(
+        f"the list of the model's files cannot be used: {what}",
+        "what wrote it is not a hub, or it was changed; `models pull` asks for it again",
+    )

@@ -1,0 +1,236 @@
+"""The operation `store`: models on this node, their state, usage, pins, pruning, verification."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from spark_cluster.node import units
+from spark_cluster.node.host import Host
+from spark_cluster.node.store import long_work, prune, records
+from spark_cluster.node.store.adopt import free_bytes, homes
+from spark_cluster.node.store.hub_cache import HubCache, alone
+from spark_cluster.node.store.manifest import is_commit, is_repository
+from spark_cluster.node.store.prune import Pruning, Wish
+from spark_cluster.node.store.records import Records
+from spark_cluster.node.store.revision import adopted, manifest_of
+from spark_cluster.node.store.usage import usage
+from spark_cluster.node.values import ResourceError
+
+LONGEST_S = 6 * 3600.0
+"""Seconds that reading a model may take: 400 GB at 20 MB/s."""
+
+Request = Mapping[str, Any]
+Reply = dict[str, Any]
+
+
+class Store:
+    """The models on a node, for one request.
+
+    Args:
+        request: `hub`, the folder of the hub cache, and what each of the methods says.
+    """
+
+    def __init__(self, host: Host, request: Request) -> None:
+        self.host = host
+        self.request = request
+        self.cache = HubCache(host.path(str(request["hub"])))
+        self.records = Records(host.path(records.FOLDER))
+
+    def state(self) -> Reply:
+        """Return what of the `wanted` (`repository`, `revision`) is here, without reading it."""
+        models = [self._state(dict(wanted)) for wanted in self.request["wanted"]]
+        return {"models": models, "free": free_bytes(self.cache.root)}
+
+    def _state(self, wanted: Request) -> Reply:
+        repository, revision = str(wanted["repository"]), str(wanted.get("revision", "main"))
+        commit = self.cache.commit_of(repository, revision)
+        reply: Reply = {"commit": commit, "manifest": None, "missing": [], "problem": ""}
+        reply |= {"missing_bytes": 0, "begun": 0, "links": [], "elsewhere": ""}
+        if commit is None:
+            return {**reply, **self._elsewhere(repository, revision)}
+        try:
+            manifest = manifest_of(self.cache, self.records, repository, commit)
+        except ResourceError as error:
+            return {**reply, "problem": error.message, **self._elsewhere(repository, revision)}
+        lacking = self.cache.lacking(manifest)
+        return {
+            **reply,
+            "manifest": manifest.document(),
+            "missing": [file.path for file in lacking.blobs],
+            "missing_bytes": lacking.size,
+            "begun": lacking.begun,
+            "links": list(lacking.links),
+        }
+
+    def _elsewhere(self, repository: str, revision: str) -> Reply:
+        """Return the cache of another tool on this node that has it whole, to adopt it."""
+        for folder in homes(self.host.root):
+            other = HubCache(folder)
+            commit = other.commit_of(repository, revision)
+            if folder == self.cache.root or commit is None:
+                continue
+            try:
+                manifest = adopted(other, repository, commit)
+            except ResourceError:
+                continue
+            place = "/" + str(folder.relative_to(self.host.root))
+            return {"elsewhere": place, "commit": commit, "adoptable": manifest.document()}
+        return {}
+
+    def usage(self) -> Reply:
+        """Return all revisions and the totals."""
+        found = usage(self.cache, self.records, self.host.path("/proc"))
+        return {
+            "revisions": [asdict(revision) for revision in found.revisions],
+            "size": found.size,
+            "unfinished": found.unfinished,
+            "unused": found.unused,
+            "free": free_bytes(self.cache.root),
+            "pins": sorted(self.records.pins()),
+        }
+
+    def pin(self) -> Reply:
+        """Pin the model `name` (with `revision`, one revision)."""
+        return {"changed": self.records.pin(self._named(), time.time())}
+
+    def unpin(self) -> Reply:
+        """Unpin it."""
+        return {"changed": self.records.unpin(self._named())}
+
+    def _named(self) -> str:
+        repository, revision = str(self.request["name"]), str(self.request.get("revision", ""))
+        if not is_repository(repository):
+            raise ResourceError(f"{repository[:100]!r} is not the name of a model: ORG/NAME")
+        if not revision:
+            return repository
+        return f"{repository}@{self._commit(repository, revision)}"
+
+    def _commit(self, repository: str, revision: str) -> str:
+        commit = self.cache.commit_of(repository, revision)
+        if commit is None:
+            raise ResourceError(
+                f"the revision {revision[:80]!r} of {repository} is not on this node",
+                "`spark-cluster models list` shows what is there",
+            )
+        return commit
+
+    def used(self) -> Reply:
+        """Note that a revision (`repository`, `commit`) serves now."""
+        self.records.mark_used(*self._revision(), time.time())
+        return {}
+
+    def prune(self) -> Reply:
+        """Plan, and with `apply` remove; see `Wish` for `keep`, `only`, `bytes`, `unused_s`."""
+        wish = Wish(
+            keep=prune.keep_of(self.request.get("keep", [])),
+            only=tuple(self._only(str(name)) for name in self.request.get("only", [])),
+            free=int(self.request.get("bytes", 0)),
+            unused_s=float(self.request.get("unused_s", 0.0)),
+        )
+        found = usage(self.cache, self.records, self.host.path("/proc"))
+        pruning = prune.plan(self.cache, found, wish, time.time())
+        if self.request.get("apply"):
+            pruning = prune.remove(self.cache, self.records, found, pruning)
+        return _pruning(pruning)
+
+    def _only(self, name: str) -> str:
+        repository, _, revision = name.partition("@")
+        return f"{repository}@{self._commit(repository, revision)}" if revision else repository
+
+    def verify(self) -> Reply:
+        """Read a revision (`repository`, `commit`) and compare it with its hashes."""
+        repository, commit = self._revision()
+        return self._long("verify", repository, commit)
+
+    def adopt(self) -> Reply:
+        """Take a revision over from the hub cache `other`, with `revision` as its branch."""
+        repository, commit = self._revision()
+        other = str(self.host.path(str(self.request["other"])))
+        revision = str(self.request.get("revision", ""))
+        return self._long("adopt", repository, commit, other=other, revision=revision)
+
+    def remove_damaged(self) -> Reply:
+        """Remove the blobs of damaged files (`paths`) and make the links that are lacking.
+
+        Each file is known by the manifest; nothing else is removed.
+        """
+        repository, commit = self._revision()
+        manifest = manifest_of(self.cache, self.records, repository, commit)
+        damaged = {str(path) for path in self.request.get("paths", [])}
+        blobs = {file.blob for file in manifest.files if file.path in damaged}
+        with alone(self.cache, repository, prune.LOCK_S):
+            self.records.keep(manifest)
+            for blob in sorted(blobs):
+                self.cache.blob(repository, blob).unlink(missing_ok=True)
+            lacking = self.cache.lacking(manifest)
+            if lacking.links and not lacking.blobs:
+                self.cache.publish(manifest)
+        return {
+            "removed": len(blobs),
+            "links": 0 if lacking.blobs else len(lacking.links),
+            "missing": [file.path for file in lacking.blobs],
+            "missing_bytes": lacking.size,
+        }
+
+    def _revision(self) -> tuple[str, str]:
+        repository, commit = str(self.request["repository"]), str(self.request["commit"])
+        if not is_repository(repository) or not is_commit(commit):
+            raise ResourceError(f"{repository[:100]}@{commit[:60]} is not a model's revision")
+        return repository, commit
+
+    def _long(self, what: str, repository: str, commit: str, **more: str) -> Reply:
+        """Run it in a unit of its own, which goes on when the laptop is gone."""
+        work = {"what": what, "repository": repository, "commit": commit, **more}
+        folders = {"hub": str(self.cache.root), "ours": str(self.records.folder)}
+        argv = long_work.argv({**work, **folders})
+        key = f"{what} {repository}@{commit[:12]}"
+        done = units.run(self.host, key, argv, timeout=LONGEST_S).check(key)
+        return _result(key, done.stdout)
+
+
+def _result(key: str, output: str) -> Reply:
+    try:
+        answer = json.loads(output.strip().rpartition("\n")[2])
+    except ValueError:
+        raise ResourceError(f"{key}: it ended without a result") from None
+    if "error" in answer:
+        raise ResourceError(str(answer["error"]), str(answer.get("hint", "")))
+    result: Reply = answer["result"]
+    return result
+
+
+def _pruning(pruning: Pruning) -> Reply:
+    return {
+        "removed": [asdict(revision) for revision in pruning.removed],
+        "kept": [{**asdict(revision), "reason": why} for revision, why in pruning.kept],
+        "freed": pruning.freed,
+    }
+
+
+ACTIONS: dict[str, Callable[[Store], Reply]] = {
+    "state": Store.state,
+    "usage": Store.usage,
+    "pin": Store.pin,
+    "unpin": Store.unpin,
+    "used": Store.used,
+    "prune": Store.prune,
+    "verify": Store.verify,
+    "adopt": Store.adopt,
+    "remove_damaged": Store.remove_damaged,
+}
+
+
+def answer(host: Host, request: Request) -> Reply:
+    """Carry out `what` of a request.
+
+    Raises:
+        ResourceError: it cannot be done, or is unknown here.
+    """
+    action = ACTIONS.get(str(request.get("what")))
+    if action is None:
+        raise ResourceError(f"this agent's `store` has no action {str(request.get('what'))!r}")
+    return action(Store(host, request))

@@ -1,0 +1,141 @@
+"""A file that arrives in parts over several streams: written and hashed in order, once."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_cluster.node.store.hub_cache import HubCache, make_durable
+from spark_cluster.node.store.manifest import Manifest, StoredFile
+
+PART = 8 << 20
+"""Bytes of one request: small enough for a resume, large enough that asking costs nothing."""
+AHEAD = 8
+"""Parts that may wait in memory for the one before them."""
+PIECE = 4 << 20
+
+
+@dataclass(frozen=True, order=True)
+class Part:
+    """Bytes of a file, from `begin` up to `end`."""
+
+    begin: int
+    end: int
+
+
+class Arriving:
+    """A file on its way into the cache.
+
+    What is on the disk is always the beginning of the file, so that its length says where a later
+    run (or the hub's own library) goes on. The hash of what an earlier run has left is computed
+    from the disk.
+
+    Args:
+        counted: gets the bytes that were written.
+    """
+
+    def __init__(
+        self,
+        cache: HubCache,
+        manifest: Manifest,
+        file: StoredFile,
+        counted: Callable[[int], None] = lambda _bytes: None,
+    ) -> None:
+        self.file = file
+        self.path = cache.incomplete(manifest.repository, file.blob)
+        self.blob = cache.blob(manifest.repository, file.blob)
+        self._counted = counted
+        self._lock = threading.Lock()
+        self._parts: list[Part] = []
+        self._waiting: dict[int, memoryview] = {}
+        self._hasher = file.hasher()
+        self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        self._at = self._resume()
+        self._next = self._at
+
+    def _resume(self) -> int:
+        """Hash what is there; return its length. What is too long is begun again."""
+        length = os.fstat(self._handle).st_size
+        if length > self.file.size:
+            os.ftruncate(self._handle, 0)
+            return 0
+        at = 0
+        while at < length:
+            piece = os.pread(self._handle, min(PIECE, length - at), at)
+            if not piece:
+                break
+            self._hasher.update(piece)
+            at += len(piece)
+        return at
+
+    @property
+    def whole(self) -> bool:
+        """True if every byte is on its way to the disk."""
+        return self._at == self.file.size
+
+    def take(self) -> Part | None:
+        """Return a part to ask for; None while none may be."""
+        with self._lock:
+            if self._parts:
+                return heapq.heappop(self._parts)
+            if self._next >= self.file.size or self._next - self._at >= AHEAD * PART:
+                return None
+            begin = self._next
+            self._next = min(begin + PART, self.file.size)
+            return Part(begin, self._next)
+
+    def give_back(self, part: Part) -> None:
+        """A part did not come; somebody else is to ask for it."""
+        with self._lock:
+            heapq.heappush(self._parts, part)
+
+    def put(self, part: Part, data: memoryview) -> bool:
+        """Write a part when all before it is written; return whether the file is whole.
+
+        Raises:
+            OSError: the disk is full or broken.
+        """
+        with self._lock:
+            self._waiting[part.begin] = data
+            while (ready := self._waiting.pop(self._at, None)) is not None:
+                self._write(ready)
+            return self.whole
+
+    def _write(self, data: memoryview) -> None:
+        self._hasher.update(data)
+        left = data
+        while left:
+            taken = os.pwrite(self._handle, left, self._at)
+            self._at += taken
+            left = left[taken:]
+        self._counted(len(data))
+
+    def finish(self) -> bool:
+        """Give the whole file its name; return False, and throw it away, if its hash is wrong."""
+        with self._lock:
+            os.close(self._handle)
+            self._handle = -1
+            if not self._hasher.fits():
+                self.path.unlink(missing_ok=True)
+                return False
+            make_durable(self.path, self.blob)
+            return True
+
+    def close(self) -> None:
+        """Leave the file as far as it has come, for a later run."""
+        with self._lock:
+            if self._handle >= 0:
+                os.close(self._handle)
+                self._handle = -1
+
+
+def room(folder: Path) -> int:
+    """Bytes that root can still write where a folder is or will be."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    about = os.statvfs(folder)
+    return about.f_bavail * about.f_frsize

@@ -1,0 +1,202 @@
+"""The sender: serves the blobs of one revision to the nodes that lack them, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import ssl
+import stat
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+
+from spark_cluster.node.store import wire
+from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store.manifest import Manifest, StoredFile
+from spark_cluster.node.values import ResourceError
+
+MOST_CLIENTS = 128
+IDLE_S = 60.0
+"""Seconds without a receiver after which it ends."""
+PIECE = 1 << 20
+"""Bytes that are read at a time for TLS; without it the kernel sends the file itself."""
+LARGEST_PART = 64 << 20
+"""Bytes of one request."""
+
+
+@dataclass
+class BlobServer:
+    """A sender.
+
+    Attributes:
+        token: which receivers must know.
+        tls: None: the bytes are sent as they are.
+        follow: a blob that is not there yet will come.
+        limit_s: seconds after which it ends in any case.
+        bound: addresses that it listens on, once `run` has begun.
+        sent: bytes of blobs.
+    """
+
+    cache: HubCache
+    manifest: Manifest
+    token: str = field(repr=False)
+    tls: ssl.SSLContext | None = None
+    follow: bool = False
+    idle_s: float = IDLE_S
+    limit_s: float = 24 * 3600.0
+    bound: list[tuple[str, int]] = field(default_factory=list)
+    sent: int = 0
+    ready: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+    _clients: int = 0
+    _last: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def run(self, addresses: Sequence[tuple[str, int]]) -> None:
+        """Listen on these addresses and no others until no receiver has come for a while.
+
+        Args:
+            addresses: host and port; port 0 for a free one.
+
+        Raises:
+            ResourceError: an address is not one of this node, or its port is taken.
+        """
+        with ExitStack() as stack, selectors.DefaultSelector() as selector:
+            for host, port in addresses:
+                listening = stack.enter_context(_listen(host, port))
+                self.bound.append(listening.getsockname()[:2])
+                selector.register(listening, selectors.EVENT_READ, listening)
+            self._last = time.monotonic()
+            until = self._last + self.limit_s
+            self.ready.set()
+            while not self.ended.is_set() and time.monotonic() < until and not self._is_idle():
+                for key, _ in selector.select(timeout=0.2):
+                    self._accept(key.data)
+
+    def _is_idle(self) -> bool:
+        with self._lock:
+            return not self._clients and time.monotonic() - self._last > self.idle_s
+
+    def _accept(self, listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with self._lock:
+            if self._clients >= MOST_CLIENTS:
+                connection.close()
+                return
+            self._clients += 1
+        threading.Thread(target=self._client, args=(connection,), daemon=True).start()
+
+    def _client(self, connection: socket.socket) -> None:
+        """Serve one stream until the receiver closes it; it may leave at any time."""
+        try:
+            # A stranger or a receiver that is gone must not end the others.
+            with suppress(OSError, EOFError, wire.WireError), connection:
+                wire.fast(connection)
+                connection.settimeout(wire.HANDSHAKE_S)
+                stream = connection
+                if self.tls is not None:
+                    stream = self.tls.wrap_socket(connection, server_side=True)
+                with stream:
+                    wire.greet_as_sender(stream, self.token)
+                    self._serve(stream)
+        finally:
+            with self._lock:
+                self._clients -= 1
+                self._last = time.monotonic()
+
+    def _serve(self, stream: socket.socket) -> None:
+        while not self.ended.is_set():
+            stream.settimeout(self.idle_s)
+            asked = wire.receive(stream)
+            stream.settimeout(wire.STALLED_S)
+            self._answer(stream, asked)
+
+    def _answer(self, stream: socket.socket, asked: dict[str, object]) -> None:
+        file = self.manifest.blobs.get(str(asked.get("blob", "")))
+        begin, end = asked.get("begin"), asked.get("end")
+        if file is None or not isinstance(begin, int) or not isinstance(end, int):
+            raise wire.WireError("something is asked for that is not of this model")
+        if not 0 <= begin < end <= file.size or end - begin > LARGEST_PART:
+            raise wire.WireError("a part is asked for that is not there")
+        try:
+            handle = self._open(file)
+        except OSError as error:
+            wire.send(stream, {"error": f"{file.path}: {error.strerror}"})
+            return
+        if handle is None:
+            wire.send(stream, {"later": True})
+            return
+        try:
+            wire.send(stream, {"bytes": end - begin})
+            self._send(stream, handle, begin, end)
+        finally:
+            os.close(handle)
+
+    def _open(self, file: StoredFile) -> int | None:
+        """Open a blob; None where it is not whole yet and will be.
+
+        Raises:
+            OSError: it is not there, or not what it was.
+        """
+        path = self.cache.blob(self.manifest.repository, file.blob)
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if self.follow:
+                return None
+            raise
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode) or about.st_size != file.size:
+            os.close(handle)
+            raise OSError(0, "its size is not the one of the model's revision")
+        return handle
+
+    def _send(self, stream: socket.socket, handle: int, begin: int, end: int) -> None:
+        at = begin
+        while at < end:
+            if isinstance(stream, ssl.SSLSocket):
+                piece = os.pread(handle, min(PIECE, end - at), at)
+                stream.sendall(piece)
+                taken = len(piece)
+            else:
+                taken = _sendfile(stream, handle, at, end - at)
+            if not taken:
+                raise EOFError("the file became shorter")
+            at += taken
+        with self._lock:
+            self.sent += end - begin
+
+
+def _sendfile(stream: socket.socket, handle: int, begin: int, length: int) -> int:
+    """Have the kernel send a part; return how much it took.
+
+    A socket with a limit in time does not block, so that it is waited for here.
+    """
+    while True:
+        try:
+            return os.sendfile(stream.fileno(), handle, begin, length)
+        except BlockingIOError:
+            with selectors.DefaultSelector() as selector:
+                selector.register(stream, selectors.EVENT_WRITE)
+                if not selector.select(timeout=stream.gettimeout()):
+                    raise TimeoutError("the receiver takes nothing") from None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(MOST_CLIENTS)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        raise ResourceError(
+            f"nothing can be sent from {host} port {port}: {error.strerror}",
+            "another copy may be running; `spark-cluster facts` shows the node's addresses",
+        ) from error
+    return listening

@@ -1,0 +1,152 @@
+"""Our own notes on models, next to the hub cache: manifests, pins, and when a revision served.
+
+They are in a folder of root's; what cannot be read there is said before anything is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.node.durable import make_folder, sync_folder, write_file
+from spark_cluster.node.store.manifest import BadManifest, Manifest, is_commit, is_repository
+from spark_cluster.node.values import ResourceError
+
+FOLDER = "/var/lib/spark-cluster/models"
+
+LARGEST = 64 << 20
+"""Bytes of one of these files; a manifest of 20,000 files has 4 MB."""
+
+_NAME = re.compile(r"(?P<repository>[^@]+)(?:@(?P<commit>[0-9a-f]{40}))?")
+
+
+class Records:
+    """The notes on one node.
+
+    Args:
+        folder: FOLDER, below the root of the node.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def manifest(self, repository: str, commit: str) -> Manifest | None:
+        """The manifest that a pull or copy has kept; None without one, or if it is damaged."""
+        try:
+            found = Manifest.from_document(_json(self._manifest(repository, commit)))
+        except (OSError, ResourceError):
+            return None
+        return found if (found.repository, found.commit) == (repository, commit) else None
+
+    def keep(self, manifest: Manifest) -> None:
+        """Keep a manifest, durably."""
+        path = self._manifest(manifest.repository, manifest.commit)
+        make_folder(path.parent)
+        write_file(path, json.dumps(manifest.document()).encode())
+
+    def forget(self, repository: str, commit: str) -> None:
+        """Forget the manifest and the last use of a revision that was removed."""
+        path = self._manifest(repository, commit)
+        path.unlink(missing_ok=True)
+        if path.parent.is_dir():
+            sync_folder(path.parent)
+        with self._changed("used.json") as used:
+            used.pop(f"{repository}@{commit}", None)
+
+    def pins(self) -> frozenset[str]:
+        """The pinned ones: ORG/NAME for all revisions, ORG/NAME@COMMIT for one.
+
+        Raises:
+            ResourceError: they cannot be read, so that nothing may be removed.
+        """
+        return frozenset(self._read("pins.json"))
+
+    def is_pinned(self, repository: str, commit: str) -> bool:
+        """Return whether this revision, or its repository as a whole, is pinned."""
+        return bool(self.pins() & {repository, f"{repository}@{commit}"})
+
+    def pin(self, name: str, now: float) -> bool:
+        """Pin ORG/NAME or ORG/NAME@COMMIT; False if it was pinned already."""
+        _check(name)
+        with self._changed("pins.json") as pins:
+            new = name not in pins
+            pins.setdefault(name, now)
+        return new
+
+    def unpin(self, name: str) -> bool:
+        """Unpin it; False if it was not pinned."""
+        _check(name)
+        with self._changed("pins.json") as pins:
+            return pins.pop(name, None) is not None
+
+    def used(self) -> dict[str, float]:
+        """When each revision last served, ORG/NAME@COMMIT to seconds since 1970."""
+        return {
+            name: float(when)
+            for name, when in self._read("used.json").items()
+            if isinstance(when, (int, float)) and not isinstance(when, bool)
+        }
+
+    def mark_used(self, repository: str, commit: str, now: float) -> None:
+        """Note that a revision serves now."""
+        name = f"{repository}@{commit}"
+        _check(name)
+        with self._changed("used.json") as used:
+            used[name] = now
+
+    def _manifest(self, repository: str, commit: str) -> Path:
+        if not is_repository(repository) or not is_commit(commit):
+            raise ResourceError(f"{repository[:100]}@{commit[:60]} is not a model's revision")
+        name = f"models--{repository.replace('/', '--')}@{commit}.json"
+        return self.folder / "manifests" / name
+
+    def _read(self, name: str) -> dict[str, Any]:
+        path = self.folder / name
+        try:
+            found = _json(path)
+        except FileNotFoundError:
+            return {}
+        except BadManifest:
+            found = None
+        if not isinstance(found, dict):
+            raise ResourceError(
+                f"{path} cannot be read: it is damaged, or was not written by spark-cluster",
+                f"look at it; without it (rm {path}) nothing is pinned and no use is known",
+            )
+        return found
+
+    @contextlib.contextmanager
+    def _changed(self, name: str) -> Iterator[dict[str, Any]]:
+        """Change one of the files while no one else does."""
+        make_folder(self.folder)
+        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)  # held for the time of one write
+            found = self._read(name)
+            before = dict(found)
+            yield found
+            if found != before:
+                write_file(self.folder / name, json.dumps(found, sort_keys=True).encode())
+        finally:
+            os.close(handle)
+
+
+def _json(path: Path) -> Any:
+    with path.open("rb") as opened:
+        data = opened.read(LARGEST + 1)
+    try:
+        return json.loads(data) if len(data) <= LARGEST else None
+    except (ValueError, RecursionError):
+        raise BadManifest(f"{path} is damaged") from None
+
+
+def _check(name: str) -> None:
+    found = _NAME.fullmatch(name)
+    if found is None or not is_repository(found["repository"]):
+        raise ResourceError(f"{name[:150]!r} is not a model: ORG/NAME or ORG/NAME@COMMIT")

@@ -1,0 +1,237 @@
+"""What the models in a hub cache take, who needs them, and when they were last used."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from spark_cluster.node.store.hub_cache import INCOMPLETE, HubCache
+from spark_cluster.node.store.in_use import in_use
+from spark_cluster.node.store.records import Records
+from spark_cluster.node.store.revision import manifest_of
+from spark_cluster.node.values import ResourceError
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A file below `blobs/`.
+
+    Attributes:
+        size: bytes.
+        shared: another cache has a hard link to it, so that removing it here frees nothing.
+        used: when it was last read or written, seconds since 1970, as far as the disk keeps it.
+        changed: when it was last written.
+        inode: device and number.
+    """
+
+    size: int
+    shared: bool
+    used: float
+    changed: float
+    inode: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A snapshot that is in the cache.
+
+    Attributes:
+        refs: branches and tags that have this commit.
+        size: bytes of its blobs.
+        freed: bytes that removing it alone would free.
+        last_used: when it last served, else when a blob of it was last read or written; seconds
+            since 1970.
+        served: `last_used` is when it served.
+        in_use: the process that has it; empty for none.
+        problem: what is missing or damaged, as far as names and sizes show; empty if it is whole.
+    """
+
+    repository: str
+    commit: str
+    refs: tuple[str, ...]
+    files: int
+    size: int
+    freed: int
+    last_used: float
+    served: bool
+    pinned: bool
+    in_use: str
+    problem: str
+
+    @property
+    def name(self) -> str:
+        """ORG/NAME@COMMIT."""
+        return f"{self.repository}@{self.commit}"
+
+
+@dataclass
+class RepositoryUsage:
+    """The blobs of a repository, and which revision has which."""
+
+    name: str
+    blobs: Mapping[str, Blob] = field(default_factory=dict)
+    holders: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Commit to the names of its blobs."""
+    refs: Mapping[str, str] = field(default_factory=dict)
+
+    def freed(self, commits: Collection[str]) -> int:
+        """Bytes that removing these revisions would free; with all of them, all blobs go."""
+        return sum(self.blobs[blob].size for blob in self.goes(commits) if not self._shared(blob))
+
+    def goes(self, commits: Collection[str]) -> set[str]:
+        """Blobs that no other revision has; half files go with the last revision."""
+        kept = [blobs for commit, blobs in self.holders.items() if commit not in commits]
+        if not kept:
+            return set(self.blobs)
+        own = set().union(*(self.holders.get(commit, frozenset()) for commit in commits))
+        return (own & set(self.blobs)).difference(*kept)
+
+    def _shared(self, blob: str) -> bool:
+        return self.blobs[blob].shared
+
+
+@dataclass(frozen=True)
+class Usage:
+    """All models of a hub cache.
+
+    Attributes:
+        revisions: the least recently used first.
+        size: bytes of all blobs, each counted once.
+        unfinished: bytes of half files.
+        unused: bytes of whole blobs that no revision has.
+    """
+
+    revisions: tuple[Revision, ...]
+    repositories: Mapping[str, RepositoryUsage]
+    size: int
+    unfinished: int
+    unused: int
+
+    def freed(self, revisions: Collection[Revision]) -> int:
+        """Bytes that removing these revisions together would free."""
+        names = {revision.repository for revision in revisions}
+        return sum(
+            self.repositories[name].freed({r.commit for r in revisions if r.repository == name})
+            for name in names
+        )
+
+
+def usage(cache: HubCache, records: Records, proc: Path = Path("/proc")) -> Usage:
+    """Return what is in a hub cache. Names and sizes are read, and no content.
+
+    Raises:
+        ResourceError: our own notes cannot be read.
+    """
+    repositories = {name: _repository(cache, name) for name in cache.repositories()}
+    known = _Known(records.used(), records.pins(), in_use(proc, repositories))
+    revisions = [
+        _revision(repository, commit, known, problem_of(cache, records, repository.name, commit))
+        for repository in repositories.values()
+        for commit in repository.holders
+    ]
+    blobs = [
+        (name, blob, repository)
+        for repository in repositories.values()
+        for name, blob in repository.blobs.items()
+    ]
+    held = {r.name: set().union(*r.holders.values()) for r in repositories.values()}
+    return Usage(
+        tuple(sorted(revisions, key=lambda revision: (revision.last_used, revision.name))),
+        repositories,
+        size=sum({blob.inode: blob.size for _, blob, _ in blobs}.values()),
+        unfinished=sum(blob.size for name, blob, _ in blobs if name.endswith(INCOMPLETE)),
+        unused=sum(
+            blob.size
+            for name, blob, repository in blobs
+            if not name.endswith(INCOMPLETE) and name not in held[repository.name]
+        ),
+    )
+
+
+def _repository(cache: HubCache, name: str) -> RepositoryUsage:
+    folder = cache.folder(name)
+    if folder.is_symlink():  # what is behind it is not this cache's
+        return RepositoryUsage(name)
+    blobs = _blobs(folder / "blobs")
+    holders = {
+        commit: _linked(cache.snapshot(name, commit), folder / "blobs")
+        for commit in cache.commits(name)
+        if not cache.snapshot(name, commit).is_symlink()
+    }
+    return RepositoryUsage(name, blobs, holders, cache.refs(name))
+
+
+def _blobs(folder: Path) -> dict[str, Blob]:
+    found = {}
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            about = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(about.st_mode):
+                found[entry.name] = Blob(
+                    min(about.st_size, about.st_blocks * 512)
+                    if entry.name.endswith(INCOMPLETE)
+                    else about.st_size,
+                    about.st_nlink > 1,
+                    max(about.st_atime, about.st_mtime),
+                    about.st_mtime,
+                    (about.st_dev, about.st_ino),
+                )
+    return found
+
+
+def _linked(snapshot: Path, blobs: Path) -> frozenset[str]:
+    """The names of the blobs that the links of a snapshot lead to, there or not."""
+    found = set()
+    for place, _folders, names in os.walk(snapshot):
+        for name in names:
+            with contextlib.suppress(OSError):  # a file instead of a link is no blob
+                link = os.readlink(f"{place}/{name}")  # noqa: PTH115  (thousands of them)
+                folder, _, blob = os.path.normpath(f"{place}/{link}").rpartition("/")
+                if folder == str(blobs):
+                    found.add(blob)
+    return frozenset(found)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of revisions by their names; see `Records` and `in_use`."""
+
+    used: Mapping[str, float]
+    pins: Collection[str]
+    busy: Mapping[str, str]
+
+
+def _revision(repository: RepositoryUsage, commit: str, known: _Known, problem: str) -> Revision:
+    name = repository.name
+    own = repository.holders[commit]
+    here = [repository.blobs[blob] for blob in own if blob in repository.blobs]
+    whole = f"{name}@{commit}"
+    read = max((blob.used for blob in here), default=0.0)
+    return Revision(
+        name,
+        commit,
+        refs=tuple(ref for ref, its_commit in repository.refs.items() if its_commit == commit),
+        files=len(own),
+        size=sum(blob.size for blob in here),
+        freed=repository.freed({commit}),
+        last_used=known.used.get(whole, read),
+        served=whole in known.used,
+        pinned=name in known.pins or whole in known.pins,
+        in_use=known.busy.get(whole) or known.busy.get(name, ""),
+        problem=problem,
+    )
+
+
+def problem_of(cache: HubCache, records: Records, repository: str, commit: str) -> str:
+    """Return what is missing or damaged in a revision, as names and sizes show; else nothing."""
+    try:
+        lacking = cache.lacking(manifest_of(cache, records, repository, commit))
+    except ResourceError as error:
+        return error.message
+    if lacking.blobs:
+        return f"{len(lacking.blobs)} files with {lacking.size} bytes are missing"
+    return f"{len(lacking.links)} links are missing or broken" if lacking.links else ""

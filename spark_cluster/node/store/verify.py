@@ -1,0 +1,79 @@
+"""Whether what lies on the disk is what the hub's hashes say; each byte is read once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store.manifest import Manifest, StoredFile
+
+PIECE = 4 << 20
+"""Bytes that are read and hashed at a time; hashlib lets other threads run meanwhile."""
+
+AT_A_TIME = 4
+"""Files that are read side by side: one core hashes about 1.5 to 2 GB/s with SHA instructions."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What reading a revision has shown.
+
+    Attributes:
+        damaged: files whose content is not what their hash says, by path.
+        missing: files that are not there, or not whole.
+        unchecked: files whose name is no hash; their size is right.
+        read: bytes.
+    """
+
+    damaged: tuple[str, ...]
+    missing: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    read: int
+
+    @property
+    def sound(self) -> bool:
+        """True if nothing is damaged or missing."""
+        return not self.damaged and not self.missing
+
+
+def verify(
+    cache: HubCache,
+    manifest: Manifest,
+    progress: Callable[[int], None] = lambda _read: None,
+) -> Verified:
+    """Read every blob of a revision once and compare it with its hash.
+
+    Args:
+        progress: gets the bytes of each piece that was read, from several threads.
+    """
+    missing = {file.blob for file in cache.lacking(manifest).blobs}
+    hashed = [f for f in manifest.blobs.values() if f.algorithm and f.blob not in missing]
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        sound = list(pool.map(lambda file: _is_sound(cache, manifest, file, progress), hashed))
+    damaged = {file.blob for file, fits in zip(hashed, sound, strict=True) if not fits}
+    return Verified(
+        damaged=_paths(manifest, damaged),
+        missing=_paths(manifest, missing),
+        unchecked=tuple(f.path for f in manifest.files if not f.algorithm),
+        read=sum(file.size for file in hashed),
+    )
+
+
+def _paths(manifest: Manifest, blobs: set[str]) -> tuple[str, ...]:
+    return tuple(file.path for file in manifest.files if file.blob in blobs)
+
+
+def _is_sound(
+    cache: HubCache, manifest: Manifest, file: StoredFile, progress: Callable[[int], None]
+) -> bool:
+    hasher, buffer = file.hasher(), bytearray(PIECE)
+    view = memoryview(buffer)
+    with cache.blob(manifest.repository, file.blob).open("rb", buffering=0) as opened:
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        while taken := opened.readinto(buffer):
+            hasher.update(view[:taken])
+            progress(taken)
+    return hasher.fits()

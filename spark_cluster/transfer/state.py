@@ -1,0 +1,128 @@
+"""Which models are on which node, and the bytes that are missing; asked in one turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.config.caches import CACHE_ROOT, CACHES
+from spark_cluster.errors import Failed
+from spark_cluster.node.store.manifest import BadManifest, Manifest, is_commit
+
+if TYPE_CHECKING:
+    from spark_cluster.runner.play import Play
+    from spark_cluster.runner.session import Session
+    from spark_cluster.topology import Node
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A model that is to be on nodes.
+
+    Attributes:
+        repository: ORG/NAME.
+        revision: branch, tag or commit.
+    """
+
+    repository: str
+    revision: str = "main"
+
+
+@dataclass(frozen=True)
+class Have:
+    """What a node has of a model.
+
+    Attributes:
+        commit: the revision's commit as the node knows it; None if it does not.
+        manifest: the files that the revision consists of; None where they are not known.
+        missing: paths of files that are not there, or not whole.
+        missing_bytes: what is still to be moved, half files counted as there.
+        begun: bytes of half files.
+        links: paths whose link is missing or broken.
+        problem: why what is there cannot be used; empty when it is whole or simply not there.
+        elsewhere: hub cache of another tool on the node that has it whole; empty for none.
+        adoptable: the files there.
+        free: bytes that are free on the disk of the hub cache.
+    """
+
+    commit: str | None
+    manifest: Manifest | None
+    missing: tuple[str, ...]
+    missing_bytes: int
+    begun: int
+    links: tuple[str, ...]
+    problem: str
+    elsewhere: str
+    adoptable: Manifest | None
+    free: int
+
+    @property
+    def whole(self) -> bool:
+        """True if nothing is missing."""
+        return self.manifest is not None and not self.missing and not self.links
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any], free: int) -> Have:
+        """Read the answer of a node. Raises BadManifest, LookupError, TypeError, ValueError."""
+        commit, manifest, adoptable = found["commit"], found["manifest"], found.get("adoptable")
+        if commit is not None and not is_commit(str(commit)):
+            raise BadManifest(f"{str(commit)[:60]!r} is not a commit")
+        return cls(
+            commit,
+            None if manifest is None else Manifest.from_document(manifest),
+            tuple(map(str, found["missing"])),
+            int(found["missing_bytes"]),
+            int(found["begun"]),
+            tuple(map(str, found["links"])),
+            str(found["problem"]),
+            str(found["elsewhere"]),
+            None if adoptable is None else Manifest.from_document(adoptable),
+            free,
+        )
+
+
+def hub_folder(root: str = CACHE_ROOT) -> str:
+    """The hub cache on a node whose caches are below `root` (serving/caches.py: `root_on`)."""
+    return f"{root}/{CACHES['HF_HOME']}/hub"
+
+
+def models_on(play: Play, nodes: Iterable[Node], wanted: Wanted, hub: str) -> dict[str, Have]:
+    """Return by node what it has of a model; see `all_models_on`."""
+    sessions = {node.name: play.session(node) for node in nodes}
+    found = all_models_on(sessions, [wanted], dict.fromkeys(sessions, hub))
+    return {name: haves[0] for name, haves in found.items()}
+
+
+def all_models_on(
+    sessions: Mapping[str, Session], wanted: Sequence[Wanted], hubs: Mapping[str, str]
+) -> dict[str, list[Have]]:
+    """Return by node what it has of each model, in the order of `wanted`.
+
+    Args:
+        hubs: the hub cache of each node.
+
+    Raises:
+        Failed: a node cannot read it, or its answer is no answer.
+        Unreachable: a node is lost.
+    """
+    asked = [{"repository": one.repository, "revision": one.revision} for one in wanted]
+    pending = {
+        name: session.submit("store", what="state", hub=hubs[name], wanted=asked)
+        for name, session in sessions.items()
+    }
+    return {name: _read(name, one.wait(), len(wanted)) for name, one in pending.items()}
+
+
+def _read(node: str, answer: Mapping[str, Any], count: int) -> list[Have]:
+    try:
+        found = [Have.of(model, int(answer["free"])) for model in answer["models"]]
+    except (BadManifest, LookupError, TypeError, ValueError) as error:
+        raise Failed(
+            f"the list of its models cannot be used: {error}",
+            where=node,
+            hint="`spark-cluster models list` shows what is there",
+        ) from error
+    if len(found) != count:
+        raise Failed(f"asked for {count} models, it answered for {len(found)}", where=node)
+    return found

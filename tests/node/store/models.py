@@ -1,0 +1,60 @@
+"""Models in hub caches, made for tests; with the certificate of a sender."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import subprocess
+from pathlib import Path
+
+from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, Manifest, StoredFile
+
+REPOSITORY = "org/model"
+COMMIT = "c" * 40
+
+
+def file_of(path: str, content: bytes, algorithm: str = SHA256) -> StoredFile:
+    """A file with this content."""
+    if algorithm == GIT_SHA1:
+        header = f"blob {len(content)}\0".encode()
+        blob = hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
+    else:
+        blob = hashlib.sha256(content).hexdigest()
+    return StoredFile(path, len(content), blob, algorithm)
+
+
+def model(root: Path, contents: dict[str, bytes], revision: str = "main") -> Manifest:
+    """A whole model in a hub cache; names that end in .json are small files of git."""
+    cache, files = HubCache(root), []
+    for path, content in contents.items():
+        file = file_of(path, content, GIT_SHA1 if path.endswith(".json") else SHA256)
+        blob = cache.blob(REPOSITORY, file.blob)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(content)
+        files.append(file)
+    document = {"repository": REPOSITORY, "commit": COMMIT, "files": [vars(f) for f in files]}
+    manifest = Manifest.from_document(document)
+    cache.publish(manifest, revision)
+    return manifest
+
+
+def content(size: int, seed: int = 0) -> bytes:
+    """Bytes that no two places have alike."""
+    return random.Random(seed).randbytes(size)
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A self-signed certificate and its key."""
+    pem, key = folder / "sender.pem", folder / "sender.key"
+    subprocess.run(
+        (
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-subj", "/CN=spark-cluster copy", "-days", "2"),
+            *("-keyout", key, "-out", pem),
+        ),
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
+    return pem, key
