@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.node import units
-from spark_cluster.node.store.hub_cache import OURS, Repository, check_revision, folder_name
-from spark_cluster.node.store.manifest import BadManifest, Manifest
+from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store.manifest import is_commit, is_repository
+from spark_cluster.node.store.records import FOLDER, Records
+from spark_cluster.node.store.revision import manifest_of
 from spark_cluster.node.values import InvalidResource, ResourceError, Secret
 from spark_cluster.resources.base import Resource, State, absolute
 
@@ -22,7 +24,6 @@ CODE = (
     "from spark_cluster.node.store.pull import main\n"
     "sys.exit(main())\n"
 )
-COMMIT_LENGTH = 40
 
 
 @dataclass(frozen=True)
@@ -64,28 +65,23 @@ class HubModel(Resource):
         what = f"HubModel {self.repository}"
         absolute(self.cache, what)
         absolute(self.library, what)
-        try:
-            folder_name(self.repository)
-            check_revision(self.revision)
-        except BadManifest as error:
-            raise InvalidResource(f"{what}: {error.message}") from error
+        if not is_repository(self.repository):
+            raise InvalidResource(f"{what}: it is not ORG/NAME")
+        if not self.revision or self.revision.startswith("-"):
+            raise InvalidResource(f"{what}: {self.revision!r} is not a revision")
 
     def desired(self) -> State:
         return {"complete": True}
 
     def observe(self, host: Host) -> State:
-        manifest = self._manifest(host)
-        if manifest is None:
+        if not is_commit(self.revision):  # it may have moved
             return {"complete": False}
-        repository = Repository(host.path(self.cache), self.repository)
-        for file in manifest.files:
-            try:
-                size = repository.link(manifest.commit, file.path).stat().st_size
-            except OSError:
-                return {"complete": False}
-            if size != file.size:
-                return {"complete": False}
-        return {"complete": True}
+        cache, records = HubCache(host.path(self.cache)), Records(host.path(FOLDER))
+        try:
+            manifest = manifest_of(cache, records, self.repository, self.revision)
+        except ResourceError:
+            return {"complete": False}
+        return {"complete": cache.lacking(manifest).nothing}
 
     def converge(self, host: Host, actual: State) -> None:
         result = self._pull(host)
@@ -96,22 +92,7 @@ class HubModel(Resource):
             )
 
     def state_after(self, host: Host) -> State:
-        # A branch's commit is known by its ref, which the pull has written last.
-        return self.observe(host) if self._is_commit() else {"complete": True}
-
-    def _is_commit(self) -> bool:
-        digits = set(self.revision) <= set("0123456789abcdef")
-        return digits and len(self.revision) == COMMIT_LENGTH
-
-    def _manifest(self, host: Host) -> Manifest | None:
-        """What a pull of this commit has noted; None for a branch, which may have moved."""
-        if not self._is_commit():
-            return None
-        name = f"{folder_name(self.repository)}@{self.revision}.json"
-        try:
-            return Manifest.from_text(host.path(f"{OURS}/manifests/{name}").read_bytes())
-        except (OSError, BadManifest):
-            return None
+        return self.observe(host) if is_commit(self.revision) else {"complete": True}
 
     def _pull(self, host: Host) -> dict[str, Any]:
         code = str(Path(__file__).resolve().parents[2])
@@ -131,8 +112,8 @@ class HubModel(Resource):
             "repository": self.repository,
             "revision": self.revision,
             "cache": str(host.path(self.cache)),
-            "ours": str(host.path(OURS)),
-            "token": host.content(self.token).decode() if self.token else "",
+            "ours": str(host.path(FOLDER)),
+            "token": str(self.token or ""),
             "endpoint": self.endpoint,
             "all_files": self.all_files,
         }

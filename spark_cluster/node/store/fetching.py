@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from spark_cluster.node import durable
 from spark_cluster.node.store import hub_problems
+from spark_cluster.node.store.hub_cache import make_durable
 from spark_cluster.node.store.hub_problems import HubProblem
-from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, StoredFile
+from spark_cluster.node.store.manifest import Hasher, StoredFile
 
 READ = 1 << 20
 """Bytes that are read at a time of what is there already."""
@@ -51,8 +50,8 @@ class HashedFile:
         self._raw = os.fdopen(
             os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+b", 0
         )
-        self.size = 0
-        self.seek(0)
+        self.hash: Hasher
+        self.size = self.seek(0)
         self._continue()
 
     def _continue(self) -> None:
@@ -64,8 +63,7 @@ class HashedFile:
 
     def _add(self, data: bytes) -> None:
         self.size += len(data)
-        if self._hash is not None:
-            self._hash.update(data)
+        self.hash.update(data)
 
     def write(self, data: bytes) -> int:
         """Write all of it at the end."""
@@ -88,30 +86,15 @@ class HashedFile:
         if place:
             raise ValueError(f"a file is filled in order; {place} is not its beginning")
         self._raw.seek(0)
-        self.size, self._hash = 0, _hash_of(self._file)
+        self.size, self.hash = 0, self._file.hasher()
         return 0
 
     def truncate(self) -> None:
         """Forget what comes after this place, which is the beginning."""
         self._raw.truncate(self.size)
 
-    def digest(self) -> str:
-        """Return the hash of all that is in it; "" where the file's blob is no hash."""
-        return self._hash.hexdigest() if self._hash is not None else ""
-
-    def close(self, *, sync: bool = False) -> None:
-        """Close it, on the disk if wanted."""
-        if sync:
-            os.fsync(self._raw.fileno())
+    def close(self) -> None:
         self._raw.close()
-
-
-def _hash_of(file: StoredFile) -> Any:
-    if file.algorithm == SHA256:
-        return hashlib.sha256()
-    if file.algorithm == GIT_SHA1:
-        return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
-    return None
 
 
 class Fetcher:
@@ -151,22 +134,17 @@ class Fetcher:
             HubProblem: it cannot be had.
             OSError: it cannot be written.
         """
-        found = ""
         for _ in range(2):
             target = HashedFile(half, file, self._on_bytes)
             try:
                 self._fill(file, target)
-                found = target.digest()
-                right = not file.algorithm or found == file.blob
-                target.close(sync=right)
             finally:
                 target.close()
-            if right:
-                half.replace(blob)
-                durable.sync_folder(blob.parent)
+            if target.hash.fits():
+                make_durable(half, blob)
                 return
             half.unlink()
-        raise hub_problems.wrong_content(self._repository, file.path, file.blob, found)
+        raise hub_problems.wrong_content(self._repository, file.path, file.blob)
 
     def _fill(self, file: StoredFile, target: HashedFile) -> None:
         """Fetch the missing part, again after each failure that may pass."""

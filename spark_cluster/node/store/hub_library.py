@@ -16,9 +16,9 @@ from typing import Any
 
 from spark_cluster.node.store import hub_problems
 from spark_cluster.node.store.fetching import TRIES, HashedFile, wait_of
-from spark_cluster.node.store.hub_cache import Repository
+from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.hub_problems import HubProblem
-from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, Manifest, StoredFile
+from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, UNCHECKED, Manifest, StoredFile
 from spark_cluster.node.store.needed_files import needed
 
 ROOM_LEFT = 5 << 30
@@ -89,7 +89,10 @@ class HubLibrary:
         names = list(files) if self.wanted.all_files else needed(files)
         self.commit = info.sha
         found = tuple(self._stored(files[name]) for name in names)
-        return Manifest(self.wanted.repository, info.sha, found)
+        listed = [vars(file) for file in found]
+        return Manifest.from_document(
+            {"repository": self.wanted.repository, "commit": info.sha, "files": listed}
+        )
 
     def _patiently(self) -> Any:
         """The description of the revision; what may pass is tried again."""
@@ -121,7 +124,7 @@ class HubLibrary:
         if sibling.blob_id is not None and sibling.size is not None:
             return StoredFile(sibling.rfilename, sibling.size, sibling.blob_id, GIT_SHA1)
         found = self._metadata(sibling.rfilename)
-        return StoredFile(sibling.rfilename, found.size, found.etag, "")
+        return StoredFile(sibling.rfilename, found.size, found.etag, UNCHECKED)
 
     def _metadata(self, name: str) -> Any:
         url = self.hub.hf_hub_url(
@@ -176,8 +179,8 @@ class HubLibrary:
 
     def _half(self, file: StoredFile) -> Path:
         """The path of a half file."""
-        repository = Repository(Path(self.wanted.cache), self.wanted.repository)
-        return repository.incomplete(file.blob)
+        cache = HubCache(Path(self.wanted.cache))
+        return cache.incomplete(self.wanted.repository, file.blob)
 
 
 def _limit_waiting() -> None:

@@ -117,12 +117,12 @@ def wrong_answer(what: str) -> HubProblem:
     )
 
 
-def wrong_content(repository: str, name: str, expected: str, found: str) -> HubProblem:
+def wrong_content(repository: str, name: str, expected: str) -> HubProblem:
     """Say that a file's bytes are not those that the hub's own hash names, twice."""
     return HubProblem(
         "content",
-        f"{name} of {repository}: the hub says its hash is {expected}, what it sent twice has "
-        f"{found}; the file was thrown away",
+        f"{name} of {repository}: the hub says that its hash is {expected}, and what it sent, "
+        "twice, has another; it was thrown away",
         "a proxy or mirror in between may change files: unset HF_ENDPOINT and HTTPS_PROXY and "
         "try again; otherwise report it on the model's page",
     )
