@@ -30,6 +30,7 @@ from spark_cluster.cli.app import WOULD_CHANGE
 from spark_cluster.cli.completion import Completion
 from spark_cluster.cli.history import RunDetails, Runs
 from spark_cluster.cli.init import Written
+from spark_cluster.cli.models_size import ModelSizes
 from spark_cluster.cli.playbook import PlaybookError, PlayedNode
 from spark_cluster.cli.predict_kv import KvFigures, KvFiguresOfBoth
 from spark_cluster.cli.predicted_speed import PredictedSpeed
@@ -64,6 +65,7 @@ from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
+from spark_cluster.transfer.upkeep import Pruned, StoredModels, VerifiedModel
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -146,6 +148,12 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
         "playbook",
         {**_RUN, "error": PlaybookError | None, "result": Any, "nodes": dict[str, PlayedNode]},
     ),
+    "models-list": ("models list", {"nodes": [StoredModels]}),
+    "models-size": ("models size", {"nodes": [ModelSizes]}),
+    "models-verify": ("models verify", {"models": [VerifiedModel]}),
+    "models-prune": ("models prune", {"applied": bool, "nodes": [Pruned]}),
+    "models-pin": ("models pin", {"model": str, "changed": dict[str, bool]}),
+    "models-unpin": ("models unpin", {"model": str, "changed": dict[str, bool]}),
     "up": ("up", (Served | None, _RUN)),
     "down": ("down", (Stopped | None, _RUN)),
     "status": ("status", Status),

@@ -10,9 +10,10 @@ from typing import Any
 
 from spark_cluster.node import units
 from spark_cluster.node.host import Host
-from spark_cluster.node.store import long_work, prune, records
+from spark_cluster.node.store import long_work, prune
 from spark_cluster.node.store.adopt import free_bytes, homes
 from spark_cluster.node.store.hub_cache import HubCache, alone
+from spark_cluster.node.store.layout import OURS
 from spark_cluster.node.store.manifest import is_commit, is_repository
 from spark_cluster.node.store.prune import Pruning, Wish
 from spark_cluster.node.store.records import Records
@@ -38,7 +39,7 @@ class Store:
         self.host = host
         self.request = request
         self.cache = HubCache(host.path(str(request["hub"])))
-        self.records = Records(host.path(records.FOLDER))
+        self.records = Records(host.path(OURS))
 
     def state(self) -> Reply:
         """Return what of the `wanted` (`repository`, `revision`) is here, without reading it."""

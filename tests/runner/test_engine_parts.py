@@ -66,7 +66,7 @@ def test_payload_holds_agent_node_and_resources_only():
     for folder in ("agent", "node", "resources"):
         for path in (here / folder).rglob("*.py"):
             assert str(path.relative_to(here.parent)) in names
-    assert len(payload.code()) < 200_000, "it is sent over slow links"
+    assert len(payload.code()) < 250_000, "it is sent over slow links, once a version"
 
 
 @pytest.mark.parametrize("name", sorted(modules()))

@@ -17,9 +17,19 @@ import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from spark_cluster.node.durable import make_folder, sync, sync_folder, write_file
+from spark_cluster.node.store.layout import (
+    HUB,
+    INCOMPLETE,
+    OURS,
+    PREFIX,
+    Repository,
+    check_revision,
+    folder_name,
+    manifest_path,
+)
 from spark_cluster.node.store.manifest import (
     GIT_SHA1,
     SHA256,
@@ -32,18 +42,27 @@ from spark_cluster.node.store.manifest import (
 )
 from spark_cluster.node.values import ResourceError
 
-INCOMPLETE = ".incomplete"
-"""Ending of a blob that is not whole; the hub's library goes on with such a file, too."""
-
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 LARGEST_INDEX = 64 << 20
 """Bytes; that of the largest public models has about 10 MB."""
 
+__all__ = [
+    "HUB",
+    "INCOMPLETE",
+    "OURS",
+    "HubCache",
+    "Lacking",
+    "Repository",
+    "algorithm_of",
+    "alone",
+    "check_revision",
+    "folder_name",
+    "make_durable",
+    "manifest_path",
+]
+
 WAIT_S = 6 * 3600.0
 """Seconds that one writer waits for another one of the same model."""
-
-_PREFIX = "models--"
-_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 
 
 @dataclass(frozen=True)
@@ -87,9 +106,7 @@ class HubCache:
         Raises:
             ResourceError: it cannot be the name of one.
         """
-        if not is_repository(repository):
-            raise ResourceError(f"{repository[:100]!r} is not the name of a repository: ORG/NAME")
-        return self.root / f"{_PREFIX}{repository.replace('/', '--')}"
+        return self.root / folder_name(repository)
 
     def blob(self, repository: str, blob: str) -> Path:
         return self.folder(repository) / "blobs" / blob
@@ -103,8 +120,8 @@ class HubCache:
     def repositories(self) -> list[str]:
         """The repositories that have a folder here, sorted."""
         with contextlib.suppress(OSError):
-            names = [p.name for p in self.root.iterdir() if p.name.startswith(_PREFIX)]
-            found = [name.removeprefix(_PREFIX).replace("--", "/") for name in names]
+            names = [p.name for p in self.root.iterdir() if p.name.startswith(PREFIX)]
+            found = [name.removeprefix(PREFIX).replace("--", "/") for name in names]
             return sorted(name for name in found if is_repository(name))
         return []
 
@@ -167,10 +184,7 @@ class HubCache:
             self._write_ref(repository, revision, commit)
 
     def _write_ref(self, repository: str, revision: str, commit: str) -> None:
-        parts = PurePosixPath(revision).parts
-        if not _REVISION.fullmatch(revision) or ".." in parts or "/" in parts:
-            raise ResourceError(f"{revision[:100]!r} is not the name of a branch or tag")
-        path = self.folder(repository) / "refs" / revision
+        path = Repository(self.root, repository).ref(revision)
         make_folder(path.parent, 0o755)
         write_file(path, commit.encode(), 0o644)
 

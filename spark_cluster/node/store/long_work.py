@@ -44,6 +44,7 @@ def argv(request: Mapping[str, Any]) -> list[str]:
 
 def main(text: str) -> None:
     """Do it; the last line of output is a JSON object with `result`, or `error` and `hint`."""
+    answer: dict[str, Any]
     try:
         answer = {"result": done(json.loads(text))}
     except ResourceError as error:

@@ -7,6 +7,7 @@ read: a name that leaves the model's folder would be a file anywhere on the node
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -52,6 +53,22 @@ class StoredFile:
     blob: str
     algorithm: str
 
+    def __post_init__(self) -> None:
+        """Raises:
+        BadManifest: a value could not be true.
+        """
+        if not isinstance(self.path, str) or not _is_inside(self.path):
+            raise _bad(f"a file is named {str(self.path)[:100]!r}")
+        size = self.size
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= LARGEST_FILE:
+            raise _bad(f"{self.path}: its size is {str(size)[:40]!r}")
+        if self.algorithm not in ALGORITHMS:
+            raise _bad(f"{self.path}: its hash is a {str(self.algorithm)[:40]!r}")
+        check_blob(self.blob)
+        digits = _LENGTHS.get(self.algorithm)
+        if digits and not re.fullmatch(rf"[0-9a-f]{{{digits}}}", self.blob):
+            raise _bad(f"{self.path}: {self.blob[:80]!r} is no {self.algorithm}")
+
     def hasher(self) -> Hasher:
         """Return what computes the hash of this file, from its first byte on."""
         return Hasher(self)
@@ -92,6 +109,14 @@ class Manifest:
     commit: str
     files: tuple[StoredFile, ...]
 
+    def __post_init__(self) -> None:
+        """Raises:
+        BadManifest: a name could not be true, or two of them contradict each other.
+        """
+        check_repository(self.repository)
+        check_commit(self.commit)
+        _must_be_a_tree(self.repository, self.files)
+
     @cached_property
     def blobs(self) -> dict[str, StoredFile]:
         """One file for each blob: several files can have the same content."""
@@ -115,14 +140,21 @@ class Manifest:
             BadManifest: it is none, or names something outside of its folder.
         """
         given = _mapping(found, "the manifest")
-        repository = _text(given, "repository", _REPOSITORY)
-        commit = _text(given, "commit", _COMMIT)
+        repository, commit = str(given.get("repository")), str(given.get("commit"))
         listed = given.get("files")
         if not isinstance(listed, list) or not 0 < len(listed) <= MOST_FILES:
             raise _bad(f"{repository}: expected 1 to {MOST_FILES} files")
         files = tuple(sorted((_file(one) for one in listed), key=lambda file: file.path))
-        _must_be_a_tree(repository, files)
         return cls(repository, commit, files)
+
+    @classmethod
+    def from_text(cls, text: str | bytes) -> Manifest:
+        """Read it from JSON text. Raises BadManifest."""
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            raise _bad("it is not JSON") from None
+        return cls.from_document(found)
 
 
 def is_repository(text: str) -> bool:
@@ -135,21 +167,41 @@ def is_commit(text: str) -> bool:
     return bool(_COMMIT.fullmatch(text))
 
 
-def _file(found: object) -> StoredFile:
-    given = _mapping(found, "a file")
-    path, size = given.get("path"), given.get("size")
+def check_repository(repository: object) -> str:
+    """Return the name of a repository. Raises BadManifest if it cannot be one."""
+    if not isinstance(repository, str) or not is_repository(repository):
+        text = f"{str(repository)[:100]!r} is not the name of a repository: ORG/NAME"
+        raise BadManifest(text)
+    return repository
+
+
+def check_commit(commit: object) -> str:
+    """Return a commit. Raises BadManifest if it is not 40 hex digits."""
+    if not isinstance(commit, str) or not is_commit(commit):
+        raise BadManifest(f"{str(commit)[:80]!r} is not a commit (40 hex digits)")
+    return commit
+
+
+def check_path(path: object) -> str:
+    """Return a path within a repository. Raises BadManifest if it could lead out of it."""
     if not isinstance(path, str) or not _is_inside(path):
         raise _bad(f"a file is named {str(path)[:100]!r}")
-    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= LARGEST_FILE:
-        raise _bad(f"{path}: its size is {str(size)[:40]!r}")
-    algorithm = given.get("algorithm")
-    if algorithm not in ALGORITHMS:
-        raise _bad(f"{path}: its hash is a {str(algorithm)[:40]!r}")
-    blob = _text(given, "blob", _BLOB)
-    digits = _LENGTHS.get(algorithm)
-    if digits and not re.fullmatch(rf"[0-9a-f]{{{digits}}}", blob):
-        raise _bad(f"{path}: {blob[:80]!r} is no {algorithm}")
-    return StoredFile(path, size, blob, algorithm)
+    return path
+
+
+def check_blob(blob: object) -> str:
+    """Return the name of a file below `blobs/`. Raises BadManifest if it cannot be one."""
+    if not isinstance(blob, str) or not _BLOB.fullmatch(blob):
+        raise _bad(f"blob is {str(blob)[:100]!r}")
+    return blob
+
+
+def _file(found: object) -> StoredFile:
+    given = _mapping(found, "a file")
+    try:
+        return StoredFile(*(given[name] for name in ("path", "size", "blob", "algorithm")))
+    except KeyError as error:
+        raise _bad(f"a file has no {error.args[0]!r}") from None
 
 
 def _is_inside(path: str) -> bool:
@@ -175,13 +227,6 @@ def _mapping(found: object, what: str) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise _bad(f"{what} is no object")
     return found
-
-
-def _text(given: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:
-    value = given.get(key)
-    if not isinstance(value, str) or not pattern.fullmatch(value) or ".." in value:
-        raise _bad(f"{key} is {str(value)[:100]!r}")
-    return value
 
 
 def _bad(what: str) -> BadManifest:

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.durable import make_folder, sync_folder, write_file
-from spark_cluster.node.store.manifest import BadManifest, Manifest, is_commit, is_repository
+from spark_cluster.node.store.layout import manifest_path_of
+from spark_cluster.node.store.manifest import BadManifest, Manifest, is_repository
 from spark_cluster.node.values import ResourceError
-
-FOLDER = "/var/lib/spark-cluster/models"
 
 LARGEST = 64 << 20
 """Bytes of one of these files; a manifest of 20,000 files has 4 MB."""
@@ -30,7 +29,7 @@ class Records:
     """The notes on one node.
 
     Args:
-        folder: FOLDER, below the root of the node.
+        folder: OURS of layout.py, below the root of the node.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -101,10 +100,7 @@ class Records:
             used[name] = now
 
     def _manifest(self, repository: str, commit: str) -> Path:
-        if not is_repository(repository) or not is_commit(commit):
-            raise ResourceError(f"{repository[:100]}@{commit[:60]} is not a model's revision")
-        name = f"models--{repository.replace('/', '--')}@{commit}.json"
-        return self.folder / "manifests" / name
+        return manifest_path_of(self.folder, repository, commit)
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.folder / name

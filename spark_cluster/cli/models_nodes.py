@@ -1,0 +1,55 @@
+"""The parts that the commands of `models` share: agents, sizes, names, ages."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from spark_cluster.cli.app import App
+
+if TYPE_CHECKING:
+    from spark_cluster.transfer.upkeep import Need, Nodes
+
+
+@contextlib.contextmanager
+def model_nodes(app: App) -> Iterator[Nodes]:
+    """Start agents on the selected nodes; they end with the block."""
+    app.connect_early("models")
+    from spark_cluster.runner.agents import agents
+    from spark_cluster.serving.caches import root_on
+    from spark_cluster.transfer.state import hub_folder
+    from spark_cluster.transfer.upkeep import Nodes
+
+    hubs = {node.name: hub_folder(root_on(node)) for node in app.nodes}
+    app.import_meanwhile()
+    with agents(app.nodes, "models") as sessions:
+        yield Nodes(sessions, hubs)
+
+
+def needed_by_recipes(app: App) -> list[Need]:
+    """Return what the inventory's recipe and the user's own need."""
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.transfer.upkeep import needed
+
+    return needed(app.project, app.inventory.serve.recipe, app.allowances(Allowances()))
+
+
+def gigabytes(size: int) -> str:
+    """Return a number of bytes as GB, or MB where it is less than one."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def age(when: float) -> str:
+    """Return how long ago something was."""
+    seconds = max(0.0, time.time() - when)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "now" if when else "never"
+
+
+def short(repository: str, commit: str) -> str:
+    """Return ORG/NAME@ and the first digits of the commit."""
+    return f"{repository}@{commit[:8]}"

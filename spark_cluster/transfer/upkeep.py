@@ -1,0 +1,340 @@
+"""Looking after the models on the nodes: usage, pins, pruning, verification."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.config.allowances import Allowances
+from spark_cluster.errors import Failed
+from spark_cluster.loader.recipes import load_recipe
+
+if TYPE_CHECKING:
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.loader.project import Project
+    from spark_cluster.runner.session import Session
+
+OnProgress = Callable[[str, str], None]
+"""Gets a node and a line of progress."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """A model that a recipe needs.
+
+    Attributes:
+        recipe: the recipe's name.
+        revision: branch, tag or commit.
+    """
+
+    recipe: str
+    repository: str
+    revision: str
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A revision in a node's hub cache.
+
+    Attributes:
+        refs: branches and tags that have this commit.
+        size: bytes of its files, each content counted once.
+        freed: bytes that removing it alone would free; other revisions may share its contents.
+        last_used: when it last served, else when its files were last read; seconds since 1970.
+        served: `last_used` is when it served.
+        in_use: the process that was started with it; empty for none.
+        problem: what is missing or damaged, as names and sizes show; empty if it is whole.
+        recipes: recipes that name the model with a revision that this may be.
+    """
+
+    repository: str
+    commit: str
+    refs: list[str]
+    files: int
+    size: int
+    freed: int
+    last_used: float
+    served: bool
+    pinned: bool
+    in_use: str
+    problem: str
+    recipes: list[str]
+
+
+@dataclass(frozen=True)
+class StoredModels:
+    """The hub cache of a node.
+
+    Attributes:
+        models: the least recently used first.
+        size: bytes of all contents, each counted once.
+        unfinished: bytes of half files.
+        unused: bytes of contents that no revision has.
+        free: bytes that are free on the disk.
+    """
+
+    node: str
+    models: list[StoredModel]
+    size: int
+    unfinished: int
+    unused: int
+    free: int
+
+
+@dataclass(frozen=True)
+class KeptModel:
+    """A revision that pruning leaves.
+
+    Attributes:
+        reason: why it stays.
+    """
+
+    repository: str
+    commit: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What pruning removes from a node, or would remove.
+
+    Attributes:
+        removed: in the order in which they go.
+        kept: revisions that stay.
+        freed: bytes.
+    """
+
+    node: str
+    removed: list[StoredModel]
+    kept: list[KeptModel]
+    freed: int
+
+
+@dataclass(frozen=True)
+class VerifiedModel:
+    """A revision on a node, after each byte of it was read.
+
+    Attributes:
+        damaged: files whose content is not what their hash says.
+        missing: files that are not there, or not whole.
+        unchecked: files without a hash; their sizes are right.
+        read: bytes.
+        error: why it could not be read; empty if it was.
+    """
+
+    node: str
+    repository: str
+    commit: str
+    damaged: list[str]
+    missing: list[str]
+    unchecked: list[str]
+    read: int
+    error: str
+
+    @property
+    def sound(self) -> bool:
+        """True if nothing is damaged or missing."""
+        return not (self.damaged or self.missing or self.error)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The agents that are asked.
+
+    Args:
+        sessions: node to agent.
+        hubs: node to its hub cache.
+    """
+
+    sessions: Mapping[str, Session]
+    hubs: Mapping[str, str]
+
+    def ask(
+        self, what: str, on_progress: OnProgress | None = None, **request: Any
+    ) -> dict[str, dict[str, Any]]:
+        """Ask all nodes at the same time; what they answer, by node.
+
+        Raises:
+            Failed: a node cannot do it.
+            Unreachable: a node is lost.
+        """
+        pending = {
+            name: session.submit("store", what=what, hub=self.hubs[name], **request)
+            for name, session in self.sessions.items()
+        }
+        return {
+            name: one.wait(_shown(name, on_progress) if on_progress else None)
+            for name, one in pending.items()
+        }
+
+    def only(self, name: str) -> Nodes:
+        """Return one of them."""
+        return Nodes({name: self.sessions[name]}, self.hubs)
+
+
+def _shown(node: str, on_progress: OnProgress) -> Callable[[dict[str, Any]], None]:
+    def on_event(event: dict[str, Any]) -> None:
+        if event.get("event") == "progress":
+            on_progress(node, str(event.get("text", "")))
+
+    return on_event
+
+
+def needs_of(recipes: Iterable[Recipe]) -> list[Need]:
+    """Return the models of the hub that recipes need, drafters among them."""
+    found = []
+    for recipe in recipes:
+        if recipe.model.source == "hub":
+            found.append(Need(recipe.name, recipe.model.name, recipe.model.revision))
+        if recipe.drafter is not None and recipe.drafter.name:
+            found.append(Need(recipe.name, recipe.drafter.name, recipe.drafter.revision))
+    return found
+
+
+def needed(project: Project, served: str | None, allow: Allowances) -> list[Need]:
+    """Return what the inventory's recipe and the user's own recipes need, which is never pruned.
+
+    Raises:
+        SparkClusterError: one of these recipes cannot be read, so that its needs are unknown.
+    """
+    shipped = project.shipped / "recipes"
+    own = [path for path in project.list("recipes").values() if not path.is_relative_to(shipped)]
+    recipes = [load_recipe(path, project, allow) for path in own]
+    if served is not None:
+        recipes.append(load_recipe(served, project, allow))
+    return list(dict.fromkeys(needs_of(recipes)))
+
+
+def stored(nodes: Nodes, needs: Sequence[Need]) -> list[StoredModels]:
+    """Return the hub cache of each node; no content is read."""
+    found = []
+    for name, answer in nodes.ask("usage").items():
+        with _reading(name):
+            found.append(_stored(name, answer, needs))
+    return found
+
+
+def _stored(node: str, answer: Mapping[str, Any], needs: Sequence[Need]) -> StoredModels:
+    totals = [int(answer[key]) for key in ("size", "unfinished", "unused", "free")]
+    return StoredModels(node, [_model(one, needs) for one in answer["revisions"]], *totals)
+
+
+def _model(found: Mapping[str, Any], needs: Sequence[Need]) -> StoredModel:
+    names = [field.name for field in dataclasses.fields(StoredModel)][:-1]
+    repository, commit, refs = str(found["repository"]), str(found["commit"]), found["refs"]
+    recipes = sorted(
+        {
+            need.recipe
+            for need in needs
+            if need.repository == repository and need.revision in {commit, *refs}
+        }
+    )
+    return StoredModel(**{name: found[name] for name in names}, recipes=recipes)
+
+
+def prune(
+    nodes: Nodes,
+    needs: Sequence[Need],
+    *,
+    only: Sequence[str] = (),
+    free: int = 0,
+    unused_s: float = 0.0,
+    apply: bool = False,
+) -> list[Pruned]:
+    """Remove the least recently used models, or with `apply=False` say which would go.
+
+    Args:
+        needs: what stays.
+        only: ORG/NAME or ORG/NAME@REVISION; empty for all.
+        free: bytes on each node at which it stops; 0 for all that may go.
+        unused_s: only what was not used for so many seconds.
+    """
+    keep = [[need.repository, need.revision] for need in needs]
+    request: dict[str, Any] = {
+        "keep": keep,
+        "only": list(only),
+        "bytes": free,
+        "unused_s": unused_s,
+    }
+    found = []
+    for name, answer in nodes.ask("prune", None, **request, apply=apply).items():
+        with _reading(name):
+            found.append(_pruned(name, answer, needs))
+    return found
+
+
+def _pruned(node: str, answer: Mapping[str, Any], needs: Sequence[Need]) -> Pruned:
+    kept = [KeptModel(*(str(one[k]) for k in _KEPT)) for one in answer["kept"]]
+    removed = [_model(one, needs) for one in answer["removed"]]
+    return Pruned(node, removed, kept, int(answer["freed"]))
+
+
+_KEPT = ("repository", "commit", "reason")
+
+
+def verify(
+    nodes: Nodes, found: Sequence[StoredModels], names: Sequence[str], on_progress: OnProgress
+) -> list[VerifiedModel]:
+    """Read models on their nodes and compare them with their hashes, one a node at a time.
+
+    Args:
+        names: ORG/NAME or ORG/NAME@REVISION; empty for all.
+
+    Raises:
+        Failed: a name is on no node.
+    """
+    chosen = {one.node: [m for m in one.models if matches(m, names)] for one in found}
+    for name in names:
+        if not any(matches(model, [name]) for models in chosen.values() for model in models):
+            raise Failed(f"{name} is on no node", hint="`spark-cluster models list` shows them")
+    from spark_cluster.runner.parallel import in_parallel
+
+    jobs = {
+        node: partial(_verified_on, nodes.only(node), node, models, on_progress)
+        for node, models in chosen.items()
+    }
+    verified: list[VerifiedModel] = []
+    for outcome in in_parallel(jobs).values():
+        if isinstance(outcome, Exception):
+            raise outcome
+        verified += outcome
+    return verified
+
+
+def _verified_on(
+    nodes: Nodes, node: str, models: Sequence[StoredModel], on_progress: OnProgress
+) -> list[VerifiedModel]:
+    return [_verified(nodes, node, model, on_progress) for model in models]
+
+
+def _verified(
+    nodes: Nodes, node: str, model: StoredModel, on_progress: OnProgress
+) -> VerifiedModel:
+    names = (node, model.repository, model.commit)
+    revision = {"repository": model.repository, "commit": model.commit}
+    try:
+        answer = nodes.ask("verify", on_progress, **revision)[node]
+    except Failed as error:
+        return VerifiedModel(*names, [], [], [], 0, str(error.message))
+    keys = ("damaged", "missing", "unchecked")
+    with _reading(node):
+        damaged, missing, unchecked = (list(map(str, answer[key])) for key in keys)
+        return VerifiedModel(*names, damaged, missing, unchecked, int(answer["read"]), "")
+
+
+def matches(model: StoredModel, names: Sequence[str]) -> bool:
+    """Return whether a revision is one of ORG/NAME or ORG/NAME@REVISION; any is where none is."""
+    known = {f"{model.repository}@{ref}" for ref in (model.commit, *model.refs)}
+    return not names or bool({model.repository, *known} & set(names))
+
+
+@contextlib.contextmanager
+def _reading(node: str) -> Iterator[None]:
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:
+        raise Failed(f"its answer about models cannot be read: {error!r}", where=node) from error
