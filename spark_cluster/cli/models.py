@@ -9,6 +9,7 @@ from spark_cluster.cli.groups import Group
 _MODULES = {
     "list": "models_list",
     "size": "models_size",
+    "pull": "models_pull",
     "verify": "models_verify",
     "prune": "models_prune",
     "pin": "models_pin",
@@ -37,4 +38,4 @@ class Models(Group):
 
 @click.group(cls=Models)
 def command() -> None:
-    """Look after the models on the nodes: what is there, whole, used, pinned; verify and prune."""
+    """Look after the models on the nodes: what is there, whole, used, pinned; pull, verify."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.node import units
 from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store.layout import OURS
 from spark_cluster.node.store.manifest import is_commit, is_repository
-from spark_cluster.node.store.records import FOLDER, Records
+from spark_cluster.node.store.records import Records
 from spark_cluster.node.store.revision import manifest_of
 from spark_cluster.node.values import InvalidResource, ResourceError, Secret
 from spark_cluster.resources.base import Resource, State, absolute
@@ -76,7 +77,7 @@ class HubModel(Resource):
     def observe(self, host: Host) -> State:
         if not is_commit(self.revision):  # it may have moved
             return {"complete": False}
-        cache, records = HubCache(host.path(self.cache)), Records(host.path(FOLDER))
+        cache, records = HubCache(host.path(self.cache)), Records(host.path(OURS))
         try:
             manifest = manifest_of(cache, records, self.repository, self.revision)
         except ResourceError:
@@ -112,7 +113,7 @@ class HubModel(Resource):
             "repository": self.repository,
             "revision": self.revision,
             "cache": str(host.path(self.cache)),
-            "ours": str(host.path(FOLDER)),
+            "ours": str(host.path(OURS)),
             "token": str(self.token or ""),
             "endpoint": self.endpoint,
             "all_files": self.all_files,

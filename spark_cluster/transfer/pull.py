@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from spark_cluster.errors import Failed
+from spark_cluster.node.store.layout import OURS
 from spark_cluster.node.store.manifest import Manifest
-from spark_cluster.node.store.records import FOLDER
 from spark_cluster.node.values import ResourceError, Secret
 from spark_cluster.resources.hub_model import CODE, HubModel, result_of
 from spark_cluster.runner.payload import ROOT_FOLDER, digest
@@ -116,7 +116,7 @@ def preview(
         "repository": wanted.repository,
         "revision": wanted.revision,
         "cache": hub or hub_folder(),
-        "ours": FOLDER,
+        "ours": OURS,
         "token": str(source.token or ""),
         "endpoint": source.endpoint,
         "all_files": source.all_files,
