@@ -21,6 +21,8 @@ TRIES = 6
 """Failures in a row, none of which brought a byte, after which a file is given up."""
 
 LONGEST_PAUSE_S = 30.0
+LONGEST_WAIT_S = 300.0
+"""Seconds; a hub that asks for more with a 429 ends the pull with its words."""
 AUTHENTICATION = (401, 403)
 
 
@@ -180,10 +182,10 @@ class Fetcher:
 
 
 def wait_of(error: BaseException) -> float:
-    """Return the seconds that a hub's refusal asks to wait (`Retry-After`); 0 without."""
+    """Return the seconds that a hub's refusal asks to wait, 5 min at most; 0 without."""
     headers = getattr(getattr(error, "response", None), "headers", {})
     text = headers.get("Retry-After", "")
-    return float(text) if text.isdecimal() and len(text) < 6 else 0.0
+    return min(float(text), LONGEST_WAIT_S) if text.isdecimal() and len(text) < 6 else 0.0
 
 
 class Progress:

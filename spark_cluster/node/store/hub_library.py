@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.store import hub_problems
-from spark_cluster.node.store.fetching import TRIES, HashedFile, wait_of
+from spark_cluster.node.store.fetching import LONGEST_WAIT_S, TRIES, HashedFile, wait_of
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.hub_problems import HubProblem
 from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, UNCHECKED, Manifest, StoredFile
@@ -25,8 +25,6 @@ ROOM_LEFT = 5 << 30
 """Bytes that a pull leaves free."""
 CHUNK = 64 << 10
 """Bytes after which what came is written: more would be lost when the connection is cut."""
-LONGEST_WAIT_S = 300
-"""Seconds; a hub that asks for more (`Retry-After` of a 429) ends the pull with its words."""
 REQUEST_S = 30.0
 """Longest wait for the description of a revision, seconds."""
 

@@ -2,7 +2,7 @@
 
 A program, run with the Python of the hub library's environment (`huggingface_hub` with `hf_xet`)
 in a unit of its own. The request comes as JSON on standard input, the token with it: it is in no
-argument list, environment or file. Progress goes to standard output; the last line is the result,
+argument list and no environment. Progress goes to standard output; the last line is the result,
 JSON too.
 """
 
