@@ -30,6 +30,7 @@ from spark_cluster.cli.app import WOULD_CHANGE
 from spark_cluster.cli.completion import Completion
 from spark_cluster.cli.history import RunDetails, Runs
 from spark_cluster.cli.init import Written
+from spark_cluster.cli.models_pull import PulledModel
 from spark_cluster.cli.models_size import ModelSizes
 from spark_cluster.cli.playbook import PlaybookError, PlayedNode
 from spark_cluster.cli.predict_kv import KvFigures, KvFiguresOfBoth
@@ -150,6 +151,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
         "playbook",
         {**_RUN, "error": PlaybookError | None, "result": Any, "nodes": dict[str, PlayedNode]},
     ),
+    "models-pull": ("models pull", {**_RUN, "model": PulledModel}),
     "models-list": ("models list", {"nodes": [StoredModels]}),
     "models-size": ("models size", {"nodes": [ModelSizes]}),
     "models-verify": ("models verify", {"models": [VerifiedModel]}),

@@ -9,6 +9,7 @@ from spark_cluster.cli.groups import Group
 _MODULES = {
     "list": "models_list",
     "size": "models_size",
+    "pull": "models_pull",
     "copy": "models_copy",
     "verify": "models_verify",
     "repair": "models_repair",
@@ -39,4 +40,4 @@ class Models(Group):
 
 @click.group(cls=Models)
 def command() -> None:
-    """Look after the models on the nodes: what is there, whole, used, pinned; verify and prune."""
+    """Look after the models on the nodes: what is there, whole, used, pinned; pull, verify."""

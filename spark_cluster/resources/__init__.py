@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from spark_cluster.resources.host_keys import HostKeys
     from spark_cluster.resources.hostname import Hostname
     from spark_cluster.resources.hosts_entry import HostsEntry
+    from spark_cluster.resources.hub_model import HubModel
     from spark_cluster.resources.image import Image
     from spark_cluster.resources.json_keys import JsonKeys
     from spark_cluster.resources.kernel_module import KernelModule
@@ -61,6 +62,7 @@ __all__ = [
     "HostKeys",
     "Hostname",
     "HostsEntry",
+    "HubModel",
     "Image",
     "InvalidResource",
     "JsonKeys",

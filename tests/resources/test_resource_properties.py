@@ -28,6 +28,7 @@ from spark_cluster.resources import (
     HostKeys,
     Hostname,
     HostsEntry,
+    HubModel,
     Image,
     InvalidResource,
     JsonKeys,
@@ -143,6 +144,14 @@ ANY = {
         secret_files=st.dictionaries(paths, text.map(Secret), max_size=2),
         limits=st.just({"MEMLOCK": "infinity"}),
         restart_when=st.lists(st.one_of(paths, paths.map(Directory))).map(tuple),
+    ),
+    "HubModel": st.builds(
+        HubModel,
+        repository=names.map(lambda name: f"org/{name}"),
+        revision=names,
+        cache=paths,
+        token=st.none() | text.map(Secret),
+        all_files=st.booleans(),
     ),
     "VirtualEnvironment": st.builds(
         VirtualEnvironment,

@@ -73,7 +73,7 @@ def test_the_same_model_as_from_here(hub: LabHub, node: Node, tmp_path: Path) ->
     assert found == here
     assert found is not None
     assert found.tensors
-    assert node.exchanges == 4  # the listing, the config, the index, all headers
+    assert node.exchanges == 5  # the listing, the config, the index, all headers (redirected)
 
 
 def test_where_the_laptop_has_no_way_the_node_is_asked(

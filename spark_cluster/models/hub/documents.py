@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import UsageError
+from spark_cluster.node.store import hub_problems
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -85,60 +86,37 @@ def is_commit(revision: str) -> bool:
 
 def missing(repository: str, known: Sequence[str]) -> HubError:
     """Say that there is no such repository, and what may have been meant."""
-    return HubError(
-        "missing",
-        f"the hub has no model {repository!r} that is visible from here",
-        hint=f"check the spelling ({did_you_mean(repository, known)}); for a private model set "
-        "HF_TOKEN to a token that may read it",
-    )
+    return _error(hub_problems.missing(repository, did_you_mean(repository, known)))
 
 
 def gated(repository: str) -> HubError:
     """Say that the authors must give access first."""
-    return HubError(
-        "gated",
-        f"the model {repository!r} is gated: its authors give access on request",
-        hint=f"accept its conditions at https://huggingface.co/{repository} and set HF_TOKEN to a "
-        "token of that account; or give a folder with its config.json",
-    )
+    return _error(hub_problems.gated(repository))
 
 
 def no_revision(repository: str, revision: str) -> HubError:
     """Say that the repository has no such branch, tag or commit."""
-    return HubError(
-        "revision",
-        f"the model {repository!r} has no revision {revision!r} on the hub",
-        hint="give a branch, tag or commit that the model's page lists under 'Files'",
-    )
+    return _error(hub_problems.no_revision(repository, revision))
 
 
 def busy(wait_s: str) -> HubError:
     """Say that too many requests came from here."""
-    wait = f"wait {wait_s} s" if wait_s else "wait some minutes"
-    return HubError(
-        "busy",
-        "the hub refuses more requests from this address for now (429)",
-        hint=f"{wait}, or set HF_TOKEN, which allows more; --offline uses what is known here",
-    )
+    return _error(hub_problems.busy(wait_s))
 
 
 def unreachable(reason: str) -> HubError:
     """Say that no answer came."""
-    return HubError(
-        "unreachable",
-        f"the hub cannot be reached: {reason}",
-        hint="check the network and HTTPS_PROXY; --offline uses what is known here, and a folder "
-        "with the model's config.json works without the hub",
-    )
+    return _error(hub_problems.unreachable(reason))
 
 
 def wrong_answer(what: str) -> HubError:
     """Say that an answer came that cannot be used."""
-    return HubError(
-        "server",
-        f"the hub's answer cannot be used: {what}",
-        hint="try again later; --offline uses what is known here",
-    )
+    return _error(hub_problems.wrong_answer(what))
+
+
+def _error(problem: hub_problems.HubProblem) -> HubError:
+    """The laptop's error with the words that nodes have, too."""
+    return HubError(cast("HubProblem", problem.kind), problem.message, hint=problem.hint)
 
 
 def listing_of(text: bytes, repository: str) -> Listing:

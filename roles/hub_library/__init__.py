@@ -1,0 +1,33 @@
+"""The hub's own library with Xet, pinned, in an environment of its own on each node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel, Field
+
+from spark_cluster.resources import Package, Resource, VirtualEnvironment
+from spark_cluster.topology import Node
+
+VERSION = "2.4.0"
+XET_VERSION = "1.8.0"
+PATH = "/opt/spark-cluster/hub"
+
+
+class Settings(BaseModel):
+    """Settings of the role `hub_library`."""
+
+    version: str = Field(default=VERSION, description="of huggingface_hub")
+    xet_version: str = Field(default=XET_VERSION, description="of hf_xet")
+    path: str = Field(default=PATH, description="folder of the environment")
+    pip_options: tuple[str, ...] = Field(
+        default=(),
+        description="options of pip, such as --index-url=..., where PyPI cannot be reached",
+    )
+
+
+def role(node: Node, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
+    """The environment: models do not wait for the engine's image."""
+    yield Package("python3-venv")
+    pinned = (f"huggingface_hub=={settings.version}", f"hf_xet=={settings.xet_version}")
+    yield VirtualEnvironment(settings.path, (*settings.pip_options, *pinned))

@@ -1,0 +1,154 @@
+"""`models pull`: fetch a model from the hub into the hub cache of nodes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.errors import Refused, UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.runner.play import Play
+    from spark_cluster.topology import Node
+    from spark_cluster.transfer.pull import From, Preview
+    from spark_cluster.transfer.state import Wanted
+
+LARGE = 50_000_000_000
+"""Bytes to fetch from which on the user is asked."""
+RATE = 100_000_000
+"""Bytes a second at which the time is stated; an access of 1 Gbit/s gives a little more."""
+
+
+@dataclass(frozen=True)
+class PulledModel:
+    """A revision that is whole on a node."""
+
+    node: str
+    repository: str
+    commit: str
+    files: int
+    bytes: int
+
+
+@click.command("pull")
+@click.argument("model", metavar="MODEL[@REVISION]")
+@click.option("--on", "on", metavar="NODE", help="Pull to this node (default: the head).")
+@click.option(
+    "--all-files",
+    is_flag=True,
+    help="Also fetch files that hold the same weights in another format.",
+)
+@click.option("--endpoint", default="", metavar="URL", help="Ask this mirror of the hub.")
+@click.option(
+    "--offline",
+    is_flag=True,
+    help="Ask no network: succeed only if the revision is on the node, whole.",
+)
+@click.option("--yes", is_flag=True, help="Fetch more than 50 GB without asking.")
+@click.pass_obj
+def command(
+    app: App, model: str, on: str | None, all_files: bool, endpoint: str, offline: bool, yes: bool
+) -> None:
+    """Fetch a model from the hub into a node's hub cache, and check it.
+
+    A branch that has moved is followed. What is there is not fetched again, and a pull that was
+    cut goes on where it was. It runs on the node: closing the laptop does not stop it, and the same
+    command finds it again. A hub token is taken from HF_TOKEN.
+    """
+    app.connect_early()
+    from spark_cluster.runner.options import Options
+    from spark_cluster.transfer.pull import From
+    from spark_cluster.transfer.state import Wanted
+
+    repository, _, revision = model.partition("@")
+    wanted = Wanted(_checked(repository), revision or "main")
+    source = From(endpoint=endpoint, all_files=all_files)
+    with app.play("models pull", app.nodes, Options()) as run:
+        play = run.open()
+        node = _node(play, on)
+        if offline:
+            manifest = _there(play, node, wanted)
+        else:
+            manifest = _pulled(app, play, node, wanted, source, yes=yes)
+        run.finish()
+        pulled = PulledModel(
+            node.name, manifest.repository, manifest.commit, len(manifest.files), manifest.size
+        )
+        if app.as_json:
+            app.print_json(run.to_dict(model=vars(pulled)))
+        else:
+            run.show_recap()
+            app.console.print(
+                f"{pulled.repository}@{pulled.commit[:12]} is on {pulled.node}: {pulled.files} "
+                f"files, {pulled.bytes / 1e9:.2f} GB"
+            )
+
+
+def _checked(repository: str) -> str:
+    from spark_cluster.node.store.manifest import is_repository
+
+    if not is_repository(repository):
+        raise UsageError(
+            f"{repository!r} is not the name of a model on the hub",
+            hint="give ORG/NAME or ORG/NAME@REVISION, for example Qwen/Qwen3-0.6B@main",
+        )
+    return repository
+
+
+def _node(play: Play, name: str | None) -> Node:
+    if name is None:
+        return play.head
+    for node in play.nodes:
+        if node.name == name:
+            return node
+    known = ", ".join(node.name for node in play.nodes)
+    raise UsageError(f"--on: no node {name!r} in this run", hint=f"one of: {known}")
+
+
+def _there(play: Play, node: Node, wanted: Wanted) -> Any:
+    """The manifest of what the node has; nothing else is asked."""
+    from spark_cluster.transfer.state import hub_folder, models_on
+
+    have = models_on(play, [node], wanted, hub_folder())[node.name]
+    if not have.whole:
+        why = have.problem or f"{have.missing_bytes / 1e9:.2f} GB are missing"
+        raise Refused(
+            f"{wanted.repository}@{wanted.revision} is not whole: {why}",
+            where=node.name,
+            hint="leave --offline out to fetch it; spark-cluster models copy takes it from "
+            "another node that has it",
+        )
+    return have.manifest
+
+
+def _pulled(app: App, play: Play, node: Node, wanted: Wanted, source: From, *, yes: bool) -> Any:
+    from spark_cluster.transfer.pull import preview, pull
+
+    found = preview(play, node, wanted, source=source)
+    if found.missing > LARGE and not yes:
+        _agree(app, node.name, wanted.repository, found)
+    return pull(play, node, wanted, source=source)
+
+
+def _agree(app: App, node: str, repository: str, found: Preview) -> None:
+    """Ask before a large download. Raises Refused without a yes."""
+    text = warning(repository, node, found)
+    interactive = sys.stdin.isatty() and sys.stdout.isatty() and not app.as_json
+    if interactive:
+        app.console.print(text)
+        if click.confirm("Fetch it?", default=False):
+            return
+    raise Refused(text, where=node, hint="--yes fetches it without asking")
+
+
+def warning(repository: str, node: str, found: Preview) -> str:
+    """Return what a large download costs: bytes, time, space."""
+    hours = found.missing / RATE / 3600
+    return (
+        f"{repository}: {found.missing / 1e9:.0f} GB are to be fetched, which takes "
+        f"{hours:.1f} h at {RATE / 1e6:.0f} MB/s; {node} has {found.free / 1e9:.0f} GB free"
+    )

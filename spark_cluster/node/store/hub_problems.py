@@ -1,0 +1,186 @@
+"""What a hub refuses, in words for the user: the same for a laptop that asks and a node that pulls.
+
+Each problem has a kind, a sentence and the fix. No library is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+TOO_MANY = 429
+TOKENS = "https://huggingface.co/settings/tokens"
+
+
+class HubProblem(Exception):
+    """The hub does not give what is asked for.
+
+    Attributes:
+        kind: `missing` (or private), `gated`, `revision` or `file` (not in the repository), `busy`
+            (too many requests), `unreachable`, `server` (it answers, but not as it should),
+            `token` (no longer valid), `content` (not what the hub's own hash says).
+    """
+
+    def __init__(self, kind: str, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.hint = hint
+
+
+def missing(repository: str, suggestion: str = "") -> HubProblem:
+    """Say that there is no such repository, and what may have been meant."""
+    spelling = f"check the spelling ({suggestion})" if suggestion else "check the spelling"
+    return HubProblem(
+        "missing",
+        f"the hub has no model {repository!r} that is visible from here",
+        f"{spelling}; for a private model set HF_TOKEN to a token that may read it",
+    )
+
+
+def gated(repository: str) -> HubProblem:
+    """Say that the authors must give access first."""
+    return HubProblem(
+        "gated",
+        f"the model {repository!r} is gated: its authors give access on request",
+        f"accept its conditions at https://huggingface.co/{repository} and set HF_TOKEN to a "
+        "token of that account; or give a folder with its config.json",
+    )
+
+
+def no_revision(repository: str, revision: str) -> HubProblem:
+    """Say that the repository has no such branch, tag or commit."""
+    return HubProblem(
+        "revision",
+        f"the model {repository!r} has no revision {revision!r} on the hub",
+        "give a branch, tag or commit that the model's page lists under 'Files'",
+    )
+
+
+def no_file(repository: str, name: str = "") -> HubProblem:
+    """Say that the repository lacks a file."""
+    what = f"no file {name!r}" if name else "no such file"
+    return HubProblem("file", f"{repository} has {what} on the hub")
+
+
+def disabled(repository: str) -> HubProblem:
+    """Say that the hub itself has closed the repository."""
+    return HubProblem("gated", f"the hub has disabled access to {repository!r}")
+
+
+def refused(repository: str, status: int) -> HubProblem:
+    """Say that the token is not accepted."""
+    return HubProblem(
+        "gated",
+        f"the hub refuses to show {repository!r} ({status})",
+        "the token in HF_TOKEN is not valid or may not read it: make one with read access "
+        f"at {TOKENS}, or unset it",
+    )
+
+
+def token_expired(repository: str, status: int) -> HubProblem:
+    """Say that the token was accepted at first and is not any more."""
+    return HubProblem(
+        "token",
+        f"the hub accepted the token for {repository!r} at first and refuses it now ({status}): "
+        "it has expired or was revoked",
+        f"make a token with read access at {TOKENS}, set HF_TOKEN to it and run the command "
+        "again: the files and parts of files that came are kept",
+    )
+
+
+def busy(wait_s: str) -> HubProblem:
+    """Say that too many requests came from here."""
+    wait = f"wait {wait_s} s" if wait_s else "wait some minutes"
+    return HubProblem(
+        "busy",
+        "the hub refuses more requests from this address for now (429)",
+        f"{wait}, or set HF_TOKEN, which allows more; --offline uses what is known here",
+    )
+
+
+def unreachable(reason: str) -> HubProblem:
+    """Say that no answer came."""
+    return HubProblem(
+        "unreachable",
+        f"the hub cannot be reached: {reason}",
+        "check the network and HTTPS_PROXY; --offline uses what is known here, and a folder "
+        "with the model's config.json works without the hub",
+    )
+
+
+def wrong_answer(what: str) -> HubProblem:
+    """Say that an answer came that cannot be used."""
+    return HubProblem(
+        "server",
+        f"the hub's answer cannot be used: {what}",
+        "try again later; --offline uses what is known here",
+    )
+
+
+def wrong_content(repository: str, name: str, expected: str) -> HubProblem:
+    """Say that a file's bytes are not those that the hub's own hash names, twice."""
+    return HubProblem(
+        "content",
+        f"{name} of {repository}: the hub says that its hash is {expected}, and what it sent, "
+        "twice, has another; it was thrown away",
+        "a proxy or mirror in between may change files: unset HF_ENDPOINT and HTTPS_PROXY and "
+        "try again; otherwise report it on the model's page",
+    )
+
+
+def of_library(error: BaseException, repository: str, revision: str) -> HubProblem | None:
+    """Return the problem behind an exception of `huggingface_hub` or its HTTP client.
+
+    Classes are told by their names, so that this module needs neither.
+
+    Returns:
+        None when it is none of these.
+    """
+    names = {kind.__name__ for kind in type(error).__mro__}
+    for known, problem in _PROBLEMS:
+        if known in names:
+            return problem(error, repository, revision)
+    if type(error) is OSError and error.errno is None:  # more or less bytes than it announced
+        return wrong_answer(first_line(error))
+    return None
+
+
+def status_of(error: BaseException) -> int:
+    """Return the HTTP status that an exception carries; 0 without one."""
+    found = getattr(getattr(error, "response", None), "status_code", 0)
+    return found if isinstance(found, int) else 0
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error, or its kind where it has no words."""
+    first = str(error).strip().partition("\n")[0][:200]
+    return first or type(error).__name__
+
+
+def _by_status(error: BaseException, repository: str) -> HubProblem:
+    status = status_of(error)
+    if status == TOO_MANY:
+        wait = error.response.headers.get("Retry-After", "")  # type: ignore[attr-defined]
+        return busy(wait if wait.isdecimal() and len(wait) < 6 else "")
+    if status in (401, 403):
+        return refused(repository, status)
+    return wrong_answer(f"status {status}")
+
+
+_PROBLEMS: tuple[tuple[str, Callable[[BaseException, str, str], HubProblem]], ...] = (
+    ("GatedRepoError", lambda _, name, __: gated(name)),
+    ("RepositoryNotFoundError", lambda _, name, __: missing(name)),
+    ("HFValidationError", lambda _, name, __: missing(name)),
+    ("RevisionNotFoundError", lambda _, name, revision: no_revision(name, revision)),
+    ("EntryNotFoundError", lambda _, name, __: no_file(name)),
+    ("DisabledRepoError", lambda _, name, __: disabled(name)),
+    ("HfHubHTTPError", lambda error, name, _: _by_status(error, name)),
+    ("HTTPStatusError", lambda error, name, _: _by_status(error, name)),
+    ("OfflineModeIsEnabled", lambda *_: unreachable("HF_HUB_OFFLINE is set")),
+    ("FileMetadataError", lambda error, *_: wrong_answer(first_line(error))),
+    *(
+        (kind, lambda error, *_: unreachable(first_line(error)))
+        for kind in ("HTTPError", "InvalidURL", "StreamError")
+    ),
+)
+"""Classes of the library and its HTTP client; the first in an exception's ancestry decides."""

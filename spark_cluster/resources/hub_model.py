@@ -1,0 +1,139 @@
+"""A revision of a model in a node's hub cache, pulled from the hub."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.node import units
+from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store.layout import OURS
+from spark_cluster.node.store.manifest import is_commit, is_repository
+from spark_cluster.node.store.records import Records
+from spark_cluster.node.store.revision import manifest_of
+from spark_cluster.node.values import InvalidResource, ResourceError, Secret
+from spark_cluster.resources.base import Resource, State, absolute
+
+if TYPE_CHECKING:
+    from spark_cluster.node.host import Host
+
+CODE = (
+    "import sys\n"
+    "sys.path.insert(0, sys.argv[1])\n"
+    "from spark_cluster.node.store.pull import main\n"
+    "sys.exit(main())\n"
+)
+
+
+@dataclass(frozen=True)
+class HubModel(Resource):
+    """A revision of a model, whole, in the hub cache; pulled in a unit of its own if it is not.
+
+    A commit that is there is there, without asking the hub. A branch or tag is asked for at each
+    run: this is how one that moved is followed.
+
+    Args:
+        repository: ORG/NAME.
+        revision: branch, tag or commit.
+        cache: folder of the hub cache.
+        library: folder of the virtual environment with `huggingface_hub`.
+        token: of the hub; it goes through standard input only.
+        endpoint: address of a mirror of the hub; it gets the token, too.
+        all_files: also the files that hold the same weights in another format.
+        timeout_s: seconds for the pull.
+
+    Raises:
+        ResourceError: it cannot be had, with the reason and the fix.
+
+    Example:
+        HubModel("Qwen/Qwen3-0.6B", "c1899de289a04d12100db370d81485cdf75e47ca", "/srv/hub")
+    """
+
+    noun = "model"
+
+    repository: str
+    revision: str
+    cache: str
+    library: str = "/opt/spark-cluster/hub"
+    token: Secret | None = field(default=None, kw_only=True)
+    endpoint: str = field(default="", kw_only=True)
+    all_files: bool = field(default=False, kw_only=True)
+    timeout_s: float = field(default=24 * 3600.0, kw_only=True)
+
+    def validate(self) -> None:
+        what = f"HubModel {self.repository}"
+        absolute(self.cache, what)
+        absolute(self.library, what)
+        if not is_repository(self.repository):
+            raise InvalidResource(f"{what}: it is not ORG/NAME")
+        if not self.revision or self.revision.startswith("-"):
+            raise InvalidResource(f"{what}: {self.revision!r} is not a revision")
+
+    def desired(self) -> State:
+        return {"complete": True}
+
+    def observe(self, host: Host) -> State:
+        if not is_commit(self.revision):  # it may have moved
+            return {"complete": False}
+        cache, records = HubCache(host.path(self.cache)), Records(host.path(OURS))
+        try:
+            manifest = manifest_of(cache, records, self.repository, self.revision)
+        except ResourceError:
+            return {"complete": False}
+        return {"complete": cache.lacking(manifest).nothing}
+
+    def converge(self, host: Host, actual: State) -> None:
+        result = self._pull(host)
+        if result["unchecked"]:
+            host.note(
+                f"{self.repository}: the hub gives no hash of {result['unchecked']} files; "
+                "only their size was checked"
+            )
+
+    def state_after(self, host: Host) -> State:
+        return self.observe(host) if is_commit(self.revision) else {"complete": True}
+
+    def _pull(self, host: Host) -> dict[str, Any]:
+        code = str(Path(__file__).resolve().parents[2])
+        work = (self.repository, self.revision, self.cache, *(["all"] if self.all_files else []))
+        done = units.run(
+            host,
+            self.id,
+            (f"{self.library}/bin/python", "-I", "-B", "-c", CODE, code, *work),
+            stdin=host.content(Secret(json.dumps(self._request(host)))),
+            timeout=self.timeout_s,
+            reuse_result=False,
+        )
+        return result_of(done.stdout, done.stderr, self.repository)
+
+    def _request(self, host: Host) -> dict[str, Any]:
+        return {
+            "repository": self.repository,
+            "revision": self.revision,
+            "cache": str(host.path(self.cache)),
+            "ours": str(host.path(OURS)),
+            "token": str(self.token or ""),
+            "endpoint": self.endpoint,
+            "all_files": self.all_files,
+        }
+
+
+def result_of(stdout: str, stderr: str, repository: str) -> dict[str, Any]:
+    """Return the result that a pull has printed last.
+
+    Raises:
+        ResourceError: it failed, or said nothing that can be understood.
+    """
+    last = stdout.strip().rpartition("\n")[2]
+    try:
+        result = json.loads(last)
+    except ValueError:
+        result = None
+    if not isinstance(result, dict):
+        end = stderr.strip().rpartition("\n")[2][:300]
+        raise ResourceError(f"the pull of {repository} ended without a result: {end or last[:300]}")
+    if "error" in result:
+        raise ResourceError(str(result["error"]), str(result.get("hint", "")))
+    return result

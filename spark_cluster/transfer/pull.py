@@ -1,0 +1,134 @@
+"""Pulling a model from the hub to one node; it goes on there when the laptop is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from spark_cluster.errors import Failed
+from spark_cluster.node.store.layout import OURS
+from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.values import ResourceError, Secret
+from spark_cluster.resources.hub_model import CODE, HubModel, result_of
+from spark_cluster.runner.payload import ROOT_FOLDER, digest
+from spark_cluster.runner.play import Play
+from spark_cluster.topology import Node
+from spark_cluster.transfer.state import Wanted, hub_folder, models_on
+
+PREVIEW_S = 300.0
+"""Longest wait for the description of a revision and the look at what is there, seconds."""
+LIBRARY = "/opt/spark-cluster/hub"
+"""Folder of the hub library's environment (role hub_library)."""
+
+
+@dataclass(frozen=True)
+class From:
+    """Where a model is pulled from, and what of it.
+
+    Args:
+        endpoint: address of a mirror of the hub; it gets the token, too.
+        token_env: variable of the laptop with a hub token, when it is set.
+        all_files: also the files that hold the same weights in another format.
+    """
+
+    endpoint: str = ""
+    token_env: str = "HF_TOKEN"  # noqa: S105  (a name)
+    all_files: bool = False
+
+    @property
+    def token(self) -> Secret | None:
+        """The hub token of the laptop's environment."""
+        found = os.environ.get(self.token_env, "")
+        return Secret(found) if found else None
+
+
+HUB = From()
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a pull would do.
+
+    Attributes:
+        commit: of 40 hexadecimal digits.
+        size: bytes of the wanted files.
+        missing: bytes that would be fetched.
+        free: bytes free where the hub cache is.
+    """
+
+    commit: str
+    size: int
+    missing: int
+    free: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return asdict(self)
+
+
+def pull(
+    play: Play, node: Node, wanted: Wanted, *, hub: str | None = None, source: From = HUB
+) -> Manifest:
+    """Have a revision in a node's hub cache, whole and checked.
+
+    The node's work is a unit that outlives this process; the next call finds it running.
+
+    Args:
+        hub: folder of the hub cache on the node; the default one without.
+
+    Raises:
+        SparkClusterError: it cannot be had, with the reason and the fix.
+    """
+    cache = hub or hub_folder()
+    model = HubModel(
+        wanted.repository,
+        wanted.revision,
+        cache,
+        LIBRARY,
+        token=source.token,
+        endpoint=source.endpoint,
+        all_files=source.all_files,
+    )
+    play.apply(node, play.role("hub_library", path=LIBRARY), [model])
+    have = models_on(play, [node], wanted, cache)[node.name]
+    if have.manifest is None:
+        raise Failed(
+            f"{wanted.repository}@{wanted.revision} is not in {cache} after its pull: "
+            f"{have.problem or 'its manifest is not there'}",
+            where=node.name,
+            hint="run the command again; spark-cluster history shows what others changed",
+        )
+    return have.manifest
+
+
+def preview(
+    play: Play, node: Node, wanted: Wanted, *, hub: str | None = None, source: From = HUB
+) -> Preview:
+    """Ask the hub through a node what a pull would fetch; nothing is fetched.
+
+    Raises:
+        SparkClusterError: the hub does not say, or the library cannot be installed.
+    """
+    play.apply(node, play.role("hub_library", path=LIBRARY))
+    request = {
+        "repository": wanted.repository,
+        "revision": wanted.revision,
+        "cache": hub or hub_folder(),
+        "ours": OURS,
+        "token": str(source.token or ""),
+        "endpoint": source.endpoint,
+        "all_files": source.all_files,
+        "preview": True,
+    }
+    code = f"{ROOT_FOLDER}/{digest()}"
+    argv = [f"{LIBRARY}/bin/python", "-I", "-B", "-c", CODE, code]
+    done = play.session(node).run(argv, stdin=json.dumps(request), timeout=PREVIEW_S)
+    try:
+        result = result_of(done.stdout, done.stderr, wanted.repository)
+        numbers = [int(result[key]) for key in ("size", "missing", "free")]
+        return Preview(str(result["commit"])[:40], *numbers)
+    except (ResourceError, KeyError, TypeError, ValueError) as error:
+        hint = error.hint if isinstance(error, ResourceError) else ""
+        raise Failed(str(error), where=node.name, hint=hint) from error

@@ -1,0 +1,299 @@
+"""Pulling from a real HTTP server, with the real client library, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_cluster.lab.hub import Conduct, LabHub, serve
+
+MODEL = "org/model"
+SHARD = 8 << 20
+LIMIT_S = 60.0
+
+
+@dataclass
+class Puller:
+    """Starts pulls of one model into one cache."""
+
+    hub: LabHub
+    folder: Path
+
+    def start(self, **given: Any) -> subprocess.Popen[str]:
+        request = {
+            "repository": MODEL,
+            "revision": "main",
+            "cache": str(self.folder / "cache"),
+            "ours": str(self.folder / "ours"),
+            "endpoint": self.hub.url,
+            "room_left": 0,
+            "tries": 2,
+            **given,
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "spark_cluster.node.store.pull"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "HF_HOME": str(self.folder / "home"),
+                "HF_HUB_OFFLINE": "0",  # conftest keeps tests from the real hub
+            },
+        )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(request))
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+    def result(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        out, err = process.communicate(timeout=LIMIT_S)
+        assert out, err
+        found = json.loads(out.strip().rpartition("\n")[2])
+        assert isinstance(found, dict)
+        assert process.returncode == ("error" in found), err
+        return {**found, "output": out}
+
+    def pull(self, **given: Any) -> dict[str, Any]:
+        return self.result(self.start(**given))
+
+    @property
+    def repository(self) -> Path:
+        return self.folder / "cache" / "models--org--model"
+
+    def content(self, commit: str) -> dict[str, bytes]:
+        snapshot = self.repository / "snapshots" / commit
+        paths = [path for path in snapshot.rglob("*") if path.is_file()]
+        return {path.relative_to(snapshot).as_posix(): path.read_bytes() for path in paths}
+
+
+@pytest.fixture
+def puller(tmp_path: Path) -> Iterator[Puller]:
+    root = tmp_path / "hub" / MODEL
+    write(root, b"first")
+    with serve(tmp_path / "hub") as hub:
+        yield Puller(hub, tmp_path)
+
+
+def write(root: Path, seed: bytes) -> None:
+    """Write a model of two shards, a small configuration, and a copy in another format."""
+    (root / "nested").mkdir(parents=True)
+    for number in (1, 2):
+        data = (seed + b" %d " % number).ljust(1024, b"x") * (SHARD // 1024)
+        (root / f"model-{number}.safetensors").write_bytes(data)
+    (root / "config.json").write_bytes(b'{"seed": "%s"}' % seed)
+    (root / "nested" / "code.py").write_bytes(b"# " + seed)
+    (root / "pytorch_model.bin").write_bytes(b"the same again")
+
+
+def expected(root: Path) -> dict[str, bytes]:
+    paths = [p for p in root.rglob("*") if p.is_file() and p.suffix != ".bin"]
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in paths}
+
+
+def test_a_revision_arrives_whole_in_the_standard_layout(puller: Puller) -> None:
+    from huggingface_hub import snapshot_download
+
+    found = puller.pull()
+    commit = puller.hub.commit(MODEL)
+    assert found["commit"] == commit
+    assert puller.content(commit) == expected(puller.hub.root / MODEL)
+    assert (puller.repository / "refs" / "main").read_text() == commit
+    # The library finds it without asking anyone.
+    folder = snapshot_download(MODEL, cache_dir=puller.folder / "cache", local_files_only=True)
+    assert Path(folder).name == commit
+    manifests = list((puller.folder / "ours" / "manifests").iterdir())
+    assert [path.name for path in manifests] == [f"models--org--model@{commit}.json"]
+
+
+def test_nothing_is_fetched_twice(puller: Puller) -> None:
+    first = puller.pull()
+    assert puller.pull()["came"] == 0
+    assert puller.hub.sent_of(MODEL) == first["came"] == first["size"]
+
+
+def test_all_files_on_request(puller: Puller) -> None:
+    found = puller.pull(all_files=True)
+    assert "pytorch_model.bin" in puller.content(found["commit"])
+
+
+def test_a_preview_fetches_nothing(puller: Puller) -> None:
+    found = puller.pull(preview=True)
+    assert found["missing"] == found["size"] > 2 * SHARD
+    assert puller.hub.sent_of(MODEL) == 0
+    assert not puller.repository.exists()
+
+
+def test_a_cut_connection_is_resumed_in_the_same_run(puller: Puller) -> None:
+    puller.hub.conduct[MODEL] = Conduct(cut_after=3 << 20)
+    found = puller.pull()
+    assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
+    assert puller.hub.spent[MODEL, "cut"] > 1
+    assert puller.hub.sent_of(MODEL) <= found["size"] * 1.02
+
+
+def test_a_pull_that_was_killed_is_resumed(puller: Puller) -> None:
+    puller.hub.conduct[MODEL] = Conduct(bytes_per_s=1 << 20)
+    process = puller.start()
+    blobs = puller.repository / "blobs"
+    until = time.monotonic() + LIMIT_S
+    while sum(p.stat().st_size for p in blobs.glob("*.incomplete")) < 2 << 20:
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.communicate(timeout=LIMIT_S)
+    before = sum(path.stat().st_size for path in blobs.iterdir())
+    puller.hub.conduct[MODEL] = Conduct()
+    found = puller.pull()
+    assert found["came"] == found["size"] - before  # of what was on the disk nothing came again
+    assert puller.hub.sent_of(MODEL) <= found["size"] * 1.02
+    assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
+
+
+def test_two_pulls_at_once_fetch_each_byte_once(puller: Puller) -> None:
+    puller.hub.conduct[MODEL] = Conduct(bytes_per_s=16 << 20)
+    both = [puller.start(), puller.start()]
+    found = [puller.result(process) for process in both]
+    assert sorted(one["came"] for one in found) == [0, found[0]["size"]]
+    assert puller.hub.sent_of(MODEL) == found[0]["size"]
+
+
+@pytest.mark.parametrize(
+    ("conduct", "given", "kind", "words"),
+    [
+        (Conduct(private=True), {}, "missing", "set HF_TOKEN to a token that may read it"),
+        (Conduct(private=True), {"token": "hf_x"}, "missing", "check the spelling"),
+        (Conduct(gated=True), {}, "gated", "accept its conditions at https://"),
+        (Conduct(gated=True), {"token": "hf_x"}, "gated", "a token of that account"),
+        (Conduct(status=403), {}, "gated", "settings/tokens"),
+        (Conduct(), {"revision": "v9"}, "revision", "no revision 'v9'"),
+        (Conduct(status=429, headers={"Retry-After": "9999"}), {}, "busy", "wait 9999 s"),
+        (Conduct(status=503), {}, "server", "status 503"),
+        (Conduct(status=500, files_only=True), {}, "server", "status 500"),
+        (Conduct(garbage=b"<html>"), {}, "server", "cannot be used"),
+    ],
+)
+def test_a_refusal_says_what_to_do(
+    conduct: Conduct, given: dict[str, Any], kind: str, words: str, puller: Puller
+) -> None:
+    puller.hub.conduct[MODEL] = conduct
+    found = puller.pull(**given)
+    assert found["kind"] == kind
+    assert words in f"{found['error']} {found['hint']}"
+    assert "hf_x" not in found["output"]
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+@pytest.mark.parametrize("files_only", [False, True])
+def test_a_refusal_that_passes_is_waited_for(status: int, files_only: bool, puller: Puller) -> None:
+    puller.hub.conduct[MODEL] = Conduct(
+        status=status, times=1, files_only=files_only, headers={"Retry-After": "1"}
+    )
+    found = puller.pull()
+    assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
+
+
+def test_a_token_opens_a_gated_model_and_is_written_nowhere(puller: Puller) -> None:
+    puller.hub.conduct[MODEL] = Conduct(gated=True, token="hf_secret")
+    process = puller.start(token="hf_secret")
+    shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    shown += Path(f"/proc/{process.pid}/environ").read_bytes()
+    assert b"hf_secret" not in shown
+    found = puller.result(process)
+    assert "hf_secret" not in found["output"]
+    files = [path for path in puller.folder.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"hf_secret" in path.read_bytes()]
+
+
+def test_a_token_that_expires_in_the_middle(puller: Puller) -> None:
+    for number in range(40):
+        (puller.hub.root / MODEL / f"part-{number}.json").write_bytes(b"%d" % number * 100_000)
+    puller.hub.conduct[MODEL] = Conduct(
+        private=True, token="hf_old", expires_after=1_000_000, bytes_per_s=64 << 20
+    )
+    found = puller.pull(token="hf_old")
+    assert found["kind"] == "token"
+    assert "expired" in found["error"]
+    before = puller.hub.sent_of(MODEL)
+    puller.hub.conduct[MODEL] = Conduct(private=True, token="hf_new")
+    again = puller.pull(token="hf_new")
+    assert puller.content(again["commit"]) == expected(puller.hub.root / MODEL)
+    assert before + again["came"] <= again["size"] * 1.02
+
+
+def test_a_hub_that_lies_once_about_a_hash(puller: Puller) -> None:
+    puller.hub.conduct[MODEL] = Conduct(wrong=frozenset({"model-1.safetensors"}), wrong_times=1)
+    found = puller.pull()
+    assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
+    assert found["came"] == found["size"] + SHARD
+
+
+@pytest.mark.parametrize("name", ["model-1.safetensors", "config.json"])
+def test_a_hub_that_lies_about_a_hash(name: str, puller: Puller) -> None:
+    puller.hub.conduct[MODEL] = Conduct(wrong=frozenset({name}))
+    found = puller.pull()
+    assert found["kind"] == "content"
+    assert name in found["error"]
+    commit = puller.hub.commit(MODEL)
+    assert name not in puller.content(commit)
+    assert not (puller.repository / "refs" / "main").exists()
+
+
+def test_a_branch_that_moves(puller: Puller) -> None:
+    old = puller.pull()["commit"]
+    write(puller.folder / "second", b"second")
+    puller.hub.repositories.move(MODEL, "main", puller.folder / "second")
+    new = puller.pull()["commit"]
+    assert new != old
+    assert puller.content(new) == expected(puller.folder / "second")
+    assert (puller.repository / "refs" / "main").read_text() == new
+    again = puller.pull(revision=old)
+    assert (again["came"], again["commit"]) == (0, old)
+    assert (puller.repository / "refs" / "main").read_text() == new
+
+
+def test_a_part_that_another_tool_left_wrong_is_fetched_again(puller: Puller) -> None:
+    blob = puller.pull(preview=True)
+    assert blob["commit"]
+    from spark_cluster.lab.hub_files import hub_file
+
+    file = hub_file(puller.hub.root / MODEL / "model-1.safetensors")
+    half = puller.repository / "blobs" / f"{file.hash}.incomplete"
+    half.parent.mkdir(parents=True)
+    half.write_bytes(bytes(SHARD // 2))
+    found = puller.pull()
+    assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
+
+
+def test_broken_links_are_made_again(puller: Puller) -> None:
+    commit = puller.pull()["commit"]
+    snapshot = puller.repository / "snapshots" / commit
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").symlink_to("../../blobs/nothing")
+    assert puller.pull()["came"] == 0
+    assert puller.content(commit) == expected(puller.hub.root / MODEL)
+
+
+def test_too_little_space_is_said_before_the_first_byte(puller: Puller) -> None:
+    found = puller.pull(room_left=1 << 60)
+    assert found["kind"] == "space"
+    assert "are free" in found["error"]
+    assert puller.hub.sent_of(MODEL) == 0
+
+
+def test_a_server_that_cannot_be_reached(puller: Puller) -> None:
+    found = puller.pull(endpoint="http://127.0.0.1:9")
+    assert found["kind"] == "unreachable"
+    assert "HTTPS_PROXY" in found["hint"]
