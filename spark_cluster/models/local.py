@@ -12,15 +12,17 @@ from spark_cluster.errors import InvalidFile
 from spark_cluster.models.checkpoint import QUANTIZATION_FILES, Checkpoint
 from spark_cluster.models.quantization import with_quantization
 from spark_cluster.models.stored_weights import stored_tensors
+from spark_cluster.models.weight_files import must_not_be_gguf
 
 
 def read_folder(folder: Path) -> Checkpoint:
     """Read what a folder tells of its model; of weights that cannot be read, why.
 
     Raises:
-        InvalidFile: its config.json cannot be read.
+        InvalidFile: its config.json cannot be read, or its weights are in GGUF only.
     """
     config = _read(folder / "config.json")
+    must_not_be_gguf((path.name for path in folder.iterdir()), str(folder))
     for name in QUANTIZATION_FILES:
         if (folder / name).is_file():
             config = with_quantization(config, name, _read(folder / name))

@@ -28,6 +28,23 @@ def weight_files(names: Iterable[str]) -> list[str]:
     return usual or files
 
 
+def must_not_be_gguf(names: Iterable[str], where: str) -> None:
+    """Check that the weights are not in GGUF alone: their size and types are not read here.
+
+    Raises:
+        InvalidFile: they are.
+    """
+    files = [name.lower() for name in names]
+    others = (SUFFIX, INDEX, ".bin", ".pt", ".pth")
+    if any(n.endswith(".gguf") for n in files) and not any(n.endswith(others) for n in files):
+        raise InvalidFile(
+            "has its weights in GGUF only, which is not planned",
+            where=where,
+            hint="name the same model in the safetensors format; vLLM reads GGUF only with its "
+            "plugin vllm-gguf-plugin, and calls that highly experimental",  # source: vllm-gguf
+        )
+
+
 def indexed(text: bytes, where: str) -> list[str]:
     """The files that an index names.
 

@@ -17,7 +17,13 @@ from spark_cluster.models.safetensors_header import (
     header_length,
     tensors,
 )
-from spark_cluster.models.weight_files import INDEX, MOST_FILES, indexed, weight_files
+from spark_cluster.models.weight_files import (
+    INDEX,
+    MOST_FILES,
+    indexed,
+    must_not_be_gguf,
+    weight_files,
+)
 
 LARGEST_DOCUMENT = 4 << 20
 LARGEST_INDEX = 64 << 20
@@ -32,7 +38,7 @@ def read_checkpoint(source: DocumentSource, repository: str, listing: Listing) -
 
     Raises:
         HubError: it has no config.json, or the source does not give it.
-        InvalidFile: its config.json is none.
+        InvalidFile: its config.json is none, or its weights are in GGUF only.
     """
     if "config.json" not in listing.names:
         raise HubError(
@@ -41,6 +47,7 @@ def read_checkpoint(source: DocumentSource, repository: str, listing: Listing) -
             hint="models in other formats (GGUF, LoRA adapters) cannot be planned: name the model "
             "in the safetensors format",
         )
+    must_not_be_gguf(listing.names, repository)
     config = _document(source, repository, listing, "config.json")
     for name in QUANTIZATION_FILES:
         if name in listing.names:
