@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from typing import Any
 
 from spark_cluster.errors import InvalidFile
+from spark_cluster.models.json_object import json_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -51,7 +50,7 @@ def indexed(text: bytes, where: str) -> list[str]:
     Raises:
         InvalidFile: it is not an index, or names files outside its folder.
     """
-    mapping = _document(text, where).get("weight_map")
+    mapping = json_object(text, where).get("weight_map")
     if not isinstance(mapping, dict):
         raise InvalidFile("is not a safetensors index: it lacks 'weight_map'", where=where)
     names = sorted({str(name) for name in mapping.values()})
@@ -60,13 +59,3 @@ def indexed(text: bytes, where: str) -> list[str]:
         found = repr(strange[0][:100]) if strange else f"{len(names)} files"
         raise InvalidFile(f"is not a safetensors index: it names {found}", where=where)
     return names
-
-
-def _document(text: bytes, where: str) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidFile(f"is not a safetensors index: {error}", where=where) from error
-    if not isinstance(document, dict):
-        raise InvalidFile("is not a safetensors index: it should be an object", where=where)
-    return document

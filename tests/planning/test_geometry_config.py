@@ -531,5 +531,5 @@ def test_a_broken_file_of_weights(content: bytes, tmp_path) -> None:
 
 def test_an_index_that_is_none(tmp_path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(InvalidFile, match="not a safetensors index"):
+    with pytest.raises(InvalidFile, match="should be a JSON object"):
         weights_bytes(tmp_path)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from spark_cluster.errors import InvalidFile
 from spark_cluster.models.checkpoint import QUANTIZATION_FILES, Checkpoint
 from spark_cluster.models.hub.documents import DocumentSource, HubError, Listing
+from spark_cluster.models.json_object import json_object
 from spark_cluster.models.quantization import with_quantization
 from spark_cluster.models.safetensors_header import (
     LENGTH_BYTES,
@@ -70,13 +70,7 @@ def _document(
     where = f"{name} of {repository}"
     if not whole:
         raise InvalidFile(f"is longer than {LARGEST_DOCUMENT >> 20} MiB", where=where)
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidFile(f"is not JSON: {error}", where=where) from error
-    if not isinstance(document, dict):
-        raise InvalidFile("should be a JSON object", where=where)
-    return document
+    return json_object(text, where)
 
 
 def _tensors(
