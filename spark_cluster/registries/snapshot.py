@@ -28,7 +28,7 @@ from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.registries.files import SourceFile, names
 
 CONVERTED_S = 120.0
-"""Seconds for the conversion of all files of a registry; a thousand recipes take about 10."""
+"""Seconds for the conversion of all files of a registry; looked at between two files."""
 
 _LONGEST = 400
 """Characters of a text of a registry's recipe that are kept in the list."""
