@@ -10,6 +10,7 @@ from rich.text import Text
 from spark_cluster.cli.console import Console, joined, mark, painted, styled
 from spark_cluster.config.engines import dialect
 from spark_cluster.config.overrides import text
+from spark_cluster.planning.speed.estimate import SHOWN_FROM, range_text
 
 if TYPE_CHECKING:
     from spark_cluster.planning.fit import Fit
@@ -128,9 +129,11 @@ def _speeds(table: Table, speed: Speed) -> None:
         line = said(speed.evidence, best.request)
         contradicts = speed.evidence.contradicts(best.request)
         table.add_row("", painted(line, "yellow" if contradicts else "green"))
+    roofline = speed.decode.request.roofline
+    most = "under 0.1" if roofline < SHOWN_FROM else f"{roofline:,.1f}"
     bandwidth = (
         f"{speed.decode.bytes_per_token / 1e9:.2f} GB read for a token; 273 GB/s by itself "
-        f"would give {speed.decode.request.roofline:,.1f}"
+        f"would give {most}"
     )
     table.add_row("", painted(bandwidth, "dim"))
 
@@ -150,7 +153,10 @@ def _share(fit: Fit) -> str | Text:
         return f"--kv-cache-memory-bytes as given: {fit.kv_gib:.2f} GiB"
     why = f"most that is safe: {fit.highest:.2f}"
     if abs(fit.share - fit.needed) > 0.005:
-        why += f", enough for what is asked: {fit.needed:.2f}"
+        asked = "enough for what is asked"
+        if fit.needed > fit.share:
+            asked = "needed for all requests at full length at a time"
+        why += f", {asked}: {fit.needed:.2f}"
     flag = dialect(fit.launch.engine).own("gpu-memory-utilization")
     return styled("[bold]--{} {:.2f}[/]  [dim]({})[/]", flag, fit.share, why)
 
@@ -191,6 +197,8 @@ def _span(seconds: float) -> str:
 
 
 def _range(estimate: Estimate) -> Text:
+    if estimate.high < SHOWN_FROM:
+        return styled("[bold]{}[/]", range_text(estimate.low, estimate.high))
     figures = (estimate.expected, estimate.low, estimate.high)
     return styled("[bold]{:.1f}[/] ({:.1f} to {:.1f})", *figures)
 
@@ -242,7 +250,7 @@ def _user_figures(one: Topology, users: int) -> tuple[str, str, str]:
     low, high = one.user_range
     star = "*" if one.evidence else ""
     return (
-        f"{low:.1f} to {high:.1f}{star}",
+        f"{range_text(low, high)}{star}",
         f"{low * users:.0f} to {high * users:.0f}{star}",
         f"{one.ttfr_s:.2f} s",
     )

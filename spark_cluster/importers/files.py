@@ -11,6 +11,11 @@ from spark_cluster.importers.importer import Choice, Given
 from spark_cluster.importers.registry import LAST, Importers
 from spark_cluster.importers.source import Source
 
+MISSING = (
+    "give the path of a file, @REGISTRY/RECIPE of a registry, or --command 'vllm serve ...'; "
+    "spark-cluster recipes search WORDS finds recipes by words"
+)
+
 
 def read_file(path: Path, choice: Choice | None = None) -> Source:
     """Return what a file says, whichever kind it is.
@@ -22,6 +27,8 @@ def read_file(path: Path, choice: Choice | None = None) -> Source:
         InvalidFile: it is none of the kinds, or wrong, with the line.
         UsageError: it has no such variant or feature, or `choice` is given for another kind.
     """
+    if not path.exists():
+        raise InvalidFile("no such file", where=str(path), hint=MISSING)
     given, importers = Given(path), Importers()
     importer = importers.find(given)
     if importer is None:

@@ -63,7 +63,7 @@ class Importers:
     @property
     def tried(self) -> str:
         """Return, for a hint, what was looked for and which importers failed."""
-        return "\n  ".join(["tried: " + ", ".join(self._names), *self.broken])
+        return "\n  ".join(["what can be imported: " + ", ".join(self._names), *self.broken])
 
     def _plug_ins(self) -> Iterator[Importer]:
         """Those of other packages, looked up when none of ours reads the file."""

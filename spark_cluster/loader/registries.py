@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from spark_cluster.node.durable import write_file
 FILE = "registries.yaml"
 LOCK = "registries.lock.json"
 """Of the project folder; the second has what was taken of branches that move."""
+
+_REVISION = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+"""A commit, or the checksum of an archive."""
 
 MARK = "@"
 """The first character of a reference to a recipe of a registry."""
@@ -129,6 +133,14 @@ def pins(folder: Path) -> dict[str, str]:
     found = data.get("taken")
     if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
         raise InvalidFile("has no 'taken'", where=shown(path), hint=f"remove it: {FILE} remains")
+    for address, revision in found.items():
+        if not _REVISION.fullmatch(revision):  # it becomes the name of a folder of the cache
+            raise InvalidFile(
+                f"the revision of {address!r} is {revision[:80]!r}, expected 40 or 64 hexadecimal "
+                "digits",
+                where=shown(path),
+                hint=f"remove it: {FILE} remains, and `spark-cluster recipes update` writes it",
+            )
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,17 +9,20 @@ from typing import Any
 
 from spark_cluster.errors import InvalidFile
 from spark_cluster.models.checkpoint import QUANTIZATION_FILES, Checkpoint
+from spark_cluster.models.json_object import json_object
 from spark_cluster.models.quantization import with_quantization
 from spark_cluster.models.stored_weights import stored_tensors
+from spark_cluster.models.weight_files import must_not_be_gguf
 
 
 def read_folder(folder: Path) -> Checkpoint:
     """Read what a folder tells of its model; of weights that cannot be read, why.
 
     Raises:
-        InvalidFile: its config.json cannot be read.
+        InvalidFile: its config.json cannot be read, or its weights are in GGUF only.
     """
     config = _read(folder / "config.json")
+    must_not_be_gguf((path.name for path in folder.iterdir()), str(folder))
     for name in QUANTIZATION_FILES:
         if (folder / name).is_file():
             config = with_quantization(config, name, _read(folder / name))
@@ -78,9 +80,7 @@ def snapshot(name: str, cache_dir: Path) -> Path | None:
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidFile(f"is not JSON: {error}", where=str(path)) from error
-    if not isinstance(config, dict):
-        raise InvalidFile("should be a JSON object", where=str(path))
-    return config
+        text = path.read_bytes()
+    except OSError as error:
+        raise InvalidFile(f"cannot be read: {error.strerror}", where=str(path)) from error
+    return json_object(text, str(path))

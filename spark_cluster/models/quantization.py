@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+MIXED = "mixed-precision"
+UNREADABLE = "not readable"
+
+_SECTIONS = ("quantization_config", "compression_config")
+
 FOUR_BITS = 4
 EIGHT_BITS = 8
 
@@ -12,9 +17,12 @@ EIGHT_BITS = 8
 def quantization(config: Mapping[str, Any]) -> str | None:
     """`nvfp4`, `fp8`, `mxfp4`, `awq-int4`, `gptq-int4`; None when the weights are as trained.
 
-    A method that is none of these comes back under its own name.
+    A method that is none of these comes back under its own name; layers of several formats are
+    `mixed-precision`, and a section that is no object is `not readable`.
     """
     found = _section(config)
+    if not found and _is_not_an_object(config):
+        return UNREADABLE
     method = _word(found, "quant_method")
     if method == "modelopt" or (not method and found.get("quant_algo")):
         return _modelopt(found)
@@ -74,14 +82,18 @@ def kv_dtype(config: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _given(config: Mapping[str, Any]) -> list[Any]:
+    """Return what is said of the quantization, of any type."""
+    levels = [one for one in (config, config.get("text_config")) if isinstance(one, Mapping)]
+    return [level[key] for level in levels for key in _SECTIONS if level.get(key) is not None]
+
+
 def _section(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    for level in (config, config.get("text_config")):
-        if isinstance(level, Mapping):
-            for key in ("quantization_config", "compression_config"):
-                if isinstance(level.get(key), Mapping):
-                    section: Mapping[str, Any] = level[key]
-                    return section
-    return {}
+    return next((given for given in _given(config) if isinstance(given, Mapping)), {})
+
+
+def _is_not_an_object(config: Mapping[str, Any]) -> bool:
+    return any(not isinstance(given, Mapping) for given in _given(config))
 
 
 def _word(section: Mapping[str, Any], key: str) -> str:
@@ -92,23 +104,45 @@ def _word(section: Mapping[str, Any], key: str) -> str:
 
 def _modelopt(found: Mapping[str, Any]) -> str:
     algorithm = _word(found, "quant_algo")
+    if algorithm == "mixed_precision":
+        return _mixed(found)
     for word in ("nvfp4", "mxfp4", "fp8"):
         if word in algorithm:
             return word
-    return {"w4a16_awq": "awq-int4", "mixed_precision": "nvfp4"}.get(algorithm, "modelopt")
+    return {"w4a16_awq": "awq-int4"}.get(algorithm, "modelopt")
+
+
+def _mixed(found: Mapping[str, Any]) -> str:
+    """The format of all layers that ModelOpt lists, where they have the same."""
+    layers = found.get("quantized_layers")
+    listed = layers.values() if isinstance(layers, Mapping) else ()
+    formats = {
+        _modelopt({"quant_algo": _word(one, "quant_algo")})
+        for one in listed
+        if isinstance(one, Mapping)
+    }
+    return formats.pop() if len(formats) == 1 else MIXED
 
 
 def _compressed_tensors(found: Mapping[str, Any]) -> str:
-    style = _word(found, "format")
-    for word in ("nvfp4", "mxfp4"):
-        if word in style:
-            return word
-    groups = found.get("config_groups")
-    first: Any = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-    weights = _weights(first)
+    style, groups = _word(found, "format"), found.get("config_groups")
+    listed = list(groups.values()) if isinstance(groups, Mapping) else []
+    formats = {_of_group(group, style) for group in listed if _weights(group)}
+    if len(formats) > 1:
+        return MIXED
+    return formats.pop() if formats else _of_group({}, style)
+
+
+def _of_group(group: Any, style: str) -> str:
+    """The format of the layers of a group, which may name its own; else it is the file's."""
+    weights = _weights(group)
     bits, kind = weights.get("num_bits"), weights.get("type")
     if kind == "float" and bits == EIGHT_BITS:
         return "fp8"
+    own = _word(group, "format") or style
+    for word in ("nvfp4", "mxfp4"):
+        if word in own:
+            return word
     if kind == "float" and bits == FOUR_BITS:
         return "nvfp4"
     if kind == "int" and bits == FOUR_BITS:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from typing import Any
 
 from spark_cluster.errors import InvalidFile
+from spark_cluster.models.json_object import json_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -28,13 +27,30 @@ def weight_files(names: Iterable[str]) -> list[str]:
     return usual or files
 
 
+def must_not_be_gguf(names: Iterable[str], where: str) -> None:
+    """Check that the weights are not in GGUF alone: their size and types are not read here.
+
+    Raises:
+        InvalidFile: they are.
+    """
+    files = [name.lower() for name in names]
+    others = (SUFFIX, INDEX, ".bin", ".pt", ".pth")
+    if any(n.endswith(".gguf") for n in files) and not any(n.endswith(others) for n in files):
+        raise InvalidFile(
+            "has its weights in GGUF only, which is not planned",
+            where=where,
+            hint="name the same model in the safetensors format; vLLM reads GGUF only with its "
+            "plugin vllm-gguf-plugin, and calls that highly experimental",  # source: vllm-gguf
+        )
+
+
 def indexed(text: bytes, where: str) -> list[str]:
     """The files that an index names.
 
     Raises:
         InvalidFile: it is not an index, or names files outside its folder.
     """
-    mapping = _document(text, where).get("weight_map")
+    mapping = json_object(text, where).get("weight_map")
     if not isinstance(mapping, dict):
         raise InvalidFile("is not a safetensors index: it lacks 'weight_map'", where=where)
     names = sorted({str(name) for name in mapping.values()})
@@ -43,13 +59,3 @@ def indexed(text: bytes, where: str) -> list[str]:
         found = repr(strange[0][:100]) if strange else f"{len(names)} files"
         raise InvalidFile(f"is not a safetensors index: it names {found}", where=where)
     return names
-
-
-def _document(text: bytes, where: str) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidFile(f"is not a safetensors index: {error}", where=where) from error
-    if not isinstance(document, dict):
-        raise InvalidFile("is not a safetensors index: it should be an object", where=where)
-    return document

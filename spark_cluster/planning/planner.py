@@ -185,7 +185,7 @@ class Planner:
             acceptance=subject.acceptance,
             own=self.measured(launch, question.concurrency, question.context),
         )
-        more = (*_waiting(launch, question), *self._of_hub(launch), *subject.all_remarks)
+        more = (*_waiting(fitted, question), *self._of_hub(launch), *subject.all_remarks)
         fitted = replace(fitted, remarks=(*fitted.remarks, *more))
         if launch.kind != "chat":
             remark = f"a model of kind {launch.kind} generates nothing: no tokens/s apply to it"
@@ -309,8 +309,17 @@ def _drafter_gib(drafter: shapes.Geometry | None) -> float:
     return 0.0
 
 
-def _waiting(launch: Launch, question: Question) -> list[str]:
-    at_a_time = launch.number("max-num-seqs")
+def _waiting(fitted: Fit, question: Question) -> list[str]:
+    """Say which of the concurrent requests cannot run at once."""
+    at_a_time, cache = fitted.launch.number("max-num-seqs"), fitted.cache
     if at_a_time and question.concurrency > at_a_time:
         return [f"--max-num-seqs {at_a_time:g}: further requests wait for their turn"]
-    return []
+    if cache is None or not question.context:
+        return []
+    held = max(int(cache.max_concurrency), int(cache.tokens // question.context))
+    if question.concurrency <= held:
+        return []
+    return [
+        f"the KV cache holds {held:,} requests of {question.context:,} tokens: further ones wait, "
+        f"so the speed for {question.concurrency:,} at a time is not reached"
+    ]

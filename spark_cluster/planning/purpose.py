@@ -17,6 +17,7 @@ from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.plan import speed
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.constants import Constants
+from spark_cluster.planning.speed.estimate import range_text
 
 Purpose = Literal["latency", "throughput", "capacity"]
 
@@ -58,7 +59,7 @@ class Topology:
     def range_text(self, users: int = 1) -> str:
         """Return its range in words, tokens/s of so many users."""
         low, high = (users * figure for figure in self.user_range)
-        return f"{self.title} {low:.1f} to {high:.1f}"
+        return f"{self.title} {range_text(low, high)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `plan --for ... --json` prints it."""

@@ -7,6 +7,7 @@ import hashlib
 import io
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from spark_cluster import __version__
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.registries import Registry
 from spark_cluster.config.yamlfile import load
-from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
+from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageError
 from spark_cluster.importers.files import read_file
 from spark_cluster.importers.recipe_text import write
 from spark_cluster.importers.result import Imported
@@ -25,6 +26,9 @@ from spark_cluster.loader import registries as known
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.registries.files import SourceFile, names
+
+CONVERTED_S = 120.0
+"""Seconds for the conversion of all files of a registry; looked at between two files."""
 
 _LONGEST = 400
 """Characters of a text of a registry's recipe that are kept in the list."""
@@ -37,6 +41,7 @@ def store(
 
     Raises:
         UsageError: the cache cannot be written.
+        Failed: its files take too long to convert.
     """
     target = known.snapshot_folder(registry, revision)
     try:
@@ -94,8 +99,14 @@ def _fill(
             stream.write(file.content)
     (folder / "recipes").mkdir(parents=True)
     contents = {file.path: file.content for file in files}
-    listed = []
+    listed, until = [], time.monotonic() + CONVERTED_S
     for path, name in names(sorted(contents)):
+        if time.monotonic() > until:
+            raise Failed(
+                f"the recipes of '{registry.name}' took more than {CONVERTED_S:g} s to convert",
+                where=path,
+                hint=f"name the folders with recipes under 'folders' of its entry in {known.FILE}",
+            )
         origin = f"{registry.url} at {revision[:12]}: {path}"
         row = _converted(folder, path, name, origin, ours=registry.format == "spark-cluster")
         if row is not None:

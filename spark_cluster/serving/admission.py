@@ -11,7 +11,7 @@ from functools import partial
 
 from spark_cluster.config import overrides
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.errors import DoesNotFit, Refused, UsageError
+from spark_cluster.errors import DoesNotFit, InvalidFile, Refused, UsageError
 from spark_cluster.inference import runtime
 from spark_cluster.inference.containers import OVERRIDES, ContainerState
 from spark_cluster.inference.process import RAY, SERVER
@@ -59,6 +59,7 @@ def must_work(play: Play, plan: ServePlan, running: ContainerState, *, force: bo
     must_be_whole(plan.recipe, force=force)
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
     from spark_cluster.planning import planner
+    from spark_cluster.serving import model_lookup
     from spark_cluster.serving.survey import survey
 
     rooms, facts = survey(play, plan.deployment.model_path)
@@ -67,8 +68,9 @@ def must_work(play: Play, plan: ServePlan, running: ContainerState, *, force: bo
         rooms = [_without_ours(room, ours[room.name]) for room in rooms]
         facts = [replace(fact, memory=room.memory) for fact, room in zip(facts, rooms, strict=True)]
     try:
-        found = planner.Planner(play.project).plan(plan.subject, rooms, planner.Question(), facts)
-    except UsageError as error:
+        known = planner.Planner(play.project, model_lookup.hub_for(play, plan.subject))
+        found = known.plan(plan.subject, rooms, planner.Question(), facts)
+    except (UsageError, InvalidFile) as error:
         play.note(f"not planned: {error.message}")
         return
     if found.feasible:
@@ -162,7 +164,7 @@ def _planned(play: Play, plan: ServePlan, nodes: list[Node], highest: float) -> 
     rooms = [NodeMemory(node.name, node.facts.memory) for node in nodes]
     try:
         fitted = planner.Planner(play.project).fit(plan.subject, rooms)
-    except UsageError:  # a shape that no one knows
+    except (UsageError, InvalidFile):  # a shape that no one knows
         return highest
     return highest if fitted.share is None else min(fitted.share, highest)
 

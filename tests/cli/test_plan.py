@@ -235,3 +235,23 @@ def test_an_argument_that_cannot_be(option, message):
     with pytest.raises(UsageError) as caught:
         run("gemma4-31b-nvfp4", "--offline", "-o", option)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [(), ("--for", "throughput"), ("--for", "latency")])
+def test_a_million_users_get_little_and_not_nothing(words):
+    found = run("gemma4-31b-nvfp4", "--offline", "--users", "1000000", *words).output
+    assert "under 0.1" in found
+    assert " 0.0" not in found
+
+
+def test_requests_that_the_cache_cannot_hold_wait():
+    line = "vllm serve Qwen/Qwen3-Embedding-0.6B --max-model-len 1024"
+    found = run("--command", line, "--offline", "--users", "1000000", "--context", "1024")
+    assert "the KV cache holds" in " ".join(found.output.split())
+
+
+def test_what_is_asked_is_not_enough_beside_a_smaller_share():
+    found = " ".join(run("qwen3-embedding-0.6b", "--offline").output.split())
+    assert "--gpu-memory-utilization 0.10" in found
+    assert "enough for what is asked" not in found
+    assert "needed for all requests at full length" in found

@@ -193,6 +193,13 @@ def test_what_is_refused_writes_nothing(run: Shell, words: tuple[str, ...], mess
     assert run.written == []
 
 
+def test_a_file_that_is_missing_is_not_said_to_be_of_no_known_kind(run: Shell) -> None:
+    with pytest.raises(SparkClusterError, match="no such file") as caught:
+        run("MISSING")
+    assert caught.value.hint.startswith("give the path of a file")
+    assert "tried" not in caught.value.hint
+
+
 def test_a_folder_that_cannot_be_written(run: Shell) -> None:
     (run.folder / "recipes").write_text("a file")
     with pytest.raises(UsageError, match="cannot be written"):

@@ -311,3 +311,23 @@ def test_the_lab_hub_serves_downloads(lab_hub: LabHub, tmp_path: Path) -> None:
         hf_hub_download(
             "org/small", "config.json", endpoint=lab_hub.url, cache_dir=tmp_path / "other"
         )
+
+
+def test_a_repository_with_gguf_only_is_refused(lab_hub: LabHub, client: Clients) -> None:
+    folder = lab_hub.root / "org/small"
+    for weights in [*folder.glob("*.safetensors"), *folder.glob("*.index.json")]:
+        weights.unlink()
+    (folder / "small-Q4_K_M.gguf").write_bytes(b"GGUF")
+    with pytest.raises(InvalidFile, match="GGUF only") as error:
+        find("org/small", hub=client())
+    assert "safetensors" in error.value.hint
+
+
+def test_a_folder_with_gguf_only_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    assert find(tmp_path).stored is None
+    (tmp_path / "small.GGUF").write_bytes(b"GGUF")
+    with pytest.raises(InvalidFile, match="GGUF only"):
+        find(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    assert find(tmp_path).stored is None

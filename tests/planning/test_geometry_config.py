@@ -23,6 +23,7 @@ from spark_cluster.models.local import hub_cache
 from spark_cluster.models.safetensors_header import total_bytes
 from spark_cluster.models.stored_weights import stored_tensors
 from spark_cluster.models.weight_files import weight_files
+from spark_cluster.planning.speed.serving import checkpoint_quantization
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -249,6 +250,52 @@ def test_a_mixture_without_a_size_for_its_experts_takes_the_dense_one() -> None:
 )
 def test_quantization(section: dict[str, Any] | None, expected: str | None) -> None:
     assert read(quantization_config=section).quantization == expected
+
+
+def _groups(*weights: dict[str, Any], **more: Any) -> dict[str, Any]:
+    groups = {f"group_{number}": {"weights": each} for number, each in enumerate(weights)}
+    return {"quant_method": "compressed-tensors", "config_groups": groups, **more}
+
+
+FP4, FP8 = {"type": "float", "num_bits": 4}, {"type": "float", "num_bits": 8}
+INT4, INT8 = {"type": "int", "num_bits": 4}, {"type": "int", "num_bits": 8}
+
+
+def _modelopt(*algorithms: object) -> dict[str, Any]:
+    layers = {f"layers.{n}.mlp": {"quant_algo": each} for n, each in enumerate(algorithms)}
+    named = {"quantized_layers": layers} if algorithms else {}
+    return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", **named}
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        (_modelopt(), "mixed-precision"),
+        (_modelopt("FP8", "NVFP4"), "mixed-precision"),
+        (_modelopt("NVFP4", "NVFP4"), "nvfp4"),
+        (_modelopt("NVFP4", {"a": 1}), "mixed-precision"),
+        ({**_modelopt(), "quantized_layers": ["x"]}, "mixed-precision"),
+        (_modelopt("MIXED_PRECISION"), "mixed-precision"),
+        (_groups(FP4, FP8), "mixed-precision"),
+        (_groups(FP8, FP4, format="nvfp4-pack-quantized"), "mixed-precision"),
+        (_groups(INT4, INT8, format="pack-quantized"), "mixed-precision"),
+        (_groups(FP4, FP4, format="nvfp4-pack-quantized"), "nvfp4"),
+        (_groups(FP8, format="mixed-precision"), "fp8"),
+        ("fp8", "not readable"),
+        ([{"quant_method": "fp8"}], "not readable"),
+        (4, "not readable"),
+        ({}, None),
+    ],
+)
+def test_layers_of_several_formats_are_not_taken_for_one(section: Any, expected: str) -> None:
+    assert read(quantization_config=section).quantization == expected
+
+
+@pytest.mark.parametrize("section", [_modelopt("FP8", "NVFP4"), _groups(FP4, FP8), "fp8", ["fp8"]])
+def test_without_tensors_such_a_build_has_no_size(section: Any) -> None:
+    with pytest.raises(UsageError, match="whose size and speed are not known") as error:
+        checkpoint_quantization(read(quantization_config=section))
+    assert "tensors" in error.value.hint
 
 
 def test_a_checkpoint_may_ask_for_its_cache() -> None:
@@ -484,5 +531,5 @@ def test_a_broken_file_of_weights(content: bytes, tmp_path) -> None:
 
 def test_an_index_that_is_none(tmp_path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(InvalidFile, match="not a safetensors index"):
+    with pytest.raises(InvalidFile, match="should be a JSON object"):
         weights_bytes(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from spark_cluster.errors import Failed, InvalidFile, Refused, SparkClusterError
 from spark_cluster.loader import registries
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.registries import files, git
+from spark_cluster.registries import files, git, snapshot
 from spark_cluster.registries.update import Update, look, update
 
 ESCAPE = "\x1b"
@@ -390,3 +391,28 @@ def test_looking_changes_nothing(theirs: Repository, project: Path) -> None:
     assert not (project / registries.LOCK).exists()
     with pytest.raises(SparkClusterError, match="not on this machine"):
         registries.current(registry, project)
+
+
+@pytest.mark.parametrize("revision", ["../../elsewhere", "main", "", "A" * 40, "a" * 39, "\x1b[2J"])
+def test_a_revision_in_the_lock_file_that_is_none(
+    theirs: Repository, project: Path, revision: str
+) -> None:
+    theirs.commit(recipes__one=ours("one"))
+    taken(project)
+    pinned = {"taken": {f"{theirs.url} main": revision}}
+    put(project / registries.LOCK, json.dumps(pinned))
+    with pytest.raises(InvalidFile, match="hexadecimal digits") as error:
+        listed(project)
+    assert registries.LOCK in error.value.where
+    assert ESCAPE not in error.value.message
+
+
+def test_a_registry_that_takes_too_long_to_convert_is_not_taken(
+    theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs.commit(recipes__one=ours("one"))
+    monkeypatch.setattr(snapshot, "CONVERTED_S", -1.0)
+    with pytest.raises(Failed, match="to convert") as error:
+        taken(project)
+    assert "folders" in error.value.hint
+    assert not (project / registries.LOCK).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +11,13 @@ from serve_plans import plan_for
 
 from spark_cluster.config import overrides
 from spark_cluster.config.not_carried_over import NotCarriedOver
-from spark_cluster.errors import Refused
+from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.facts.model import Process
 from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.models.checkpoint import Checkpoint
 from spark_cluster.planning.room import of_facts
-from spark_cluster.serving import admission, vram
+from spark_cluster.serving import admission, model_lookup, vram
 from spark_cluster.serving import survey as surveying
 
 GIB = 2**20
@@ -159,6 +161,47 @@ def test_a_model_of_unknown_shape_is_let_in_with_a_word():
     play = Play(make_node("a"))
     admit(play, unknown.model_copy(update={"model": model}))
     assert play.notes[0].startswith("not planned: the shape of the model 'nobody/knows'")
+
+
+class SlowHub:
+    """A hub that answers only when it is let go."""
+
+    def __init__(self):
+        self.let_go = threading.Event()
+
+    def checkpoint(self, _repository, _revision="main"):
+        self.let_go.wait(60)
+
+    def problem(self, _repository):
+        return ""
+
+
+def test_the_hub_is_asked_for_a_model_that_is_not_known(monkeypatch):
+    config = {
+        **dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 64),
+        **{"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128256},
+        **{"hidden_size": 32768, "intermediate_size": 131072},
+    }
+    hub = SlowHub()
+    hub.checkpoint = lambda *_: Checkpoint(config, {}, None)
+    monkeypatch.setattr(model_lookup, "online", lambda _known: hub)
+    unknown = make_recipe()
+    model = unknown.model.model_copy(update={"name": "nobody/knows", "base": None})
+    with pytest.raises(DoesNotFit):
+        admit(Play(make_node("a")), unknown.model_copy(update={"model": model}))
+
+
+def test_a_hub_that_does_not_answer_holds_nothing_up(monkeypatch):
+    hub = SlowHub()
+    monkeypatch.setattr(model_lookup, "online", lambda _known: hub)
+    monkeypatch.setattr(model_lookup, "LIMIT_S", 0.05)
+    unknown = make_recipe()
+    model = unknown.model.model_copy(update={"name": "nobody/knows", "base": None})
+    play = Play(make_node("a"))
+    admit(play, unknown.model_copy(update={"model": model}))
+    hub.let_go.set()
+    assert "the hub has not described nobody/knows" in play.notes[0]
+    assert play.notes[1].startswith("not planned: ")
 
 
 # -- the share ------------------------------------------------------------------------------------

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from spark_cluster.errors import InvalidFile
 from spark_cluster.models.checkpoint import QUANTIZATION_FILES, Checkpoint
 from spark_cluster.models.hub.documents import DocumentSource, HubError, Listing
+from spark_cluster.models.json_object import json_object
 from spark_cluster.models.quantization import with_quantization
 from spark_cluster.models.safetensors_header import (
     LENGTH_BYTES,
@@ -17,7 +17,13 @@ from spark_cluster.models.safetensors_header import (
     header_length,
     tensors,
 )
-from spark_cluster.models.weight_files import INDEX, MOST_FILES, indexed, weight_files
+from spark_cluster.models.weight_files import (
+    INDEX,
+    MOST_FILES,
+    indexed,
+    must_not_be_gguf,
+    weight_files,
+)
 
 LARGEST_DOCUMENT = 4 << 20
 LARGEST_INDEX = 64 << 20
@@ -32,7 +38,7 @@ def read_checkpoint(source: DocumentSource, repository: str, listing: Listing) -
 
     Raises:
         HubError: it has no config.json, or the source does not give it.
-        InvalidFile: its config.json is none.
+        InvalidFile: its config.json is none, or its weights are in GGUF only.
     """
     if "config.json" not in listing.names:
         raise HubError(
@@ -41,6 +47,7 @@ def read_checkpoint(source: DocumentSource, repository: str, listing: Listing) -
             hint="models in other formats (GGUF, LoRA adapters) cannot be planned: name the model "
             "in the safetensors format",
         )
+    must_not_be_gguf(listing.names, repository)
     config = _document(source, repository, listing, "config.json")
     for name in QUANTIZATION_FILES:
         if name in listing.names:
@@ -63,13 +70,7 @@ def _document(
     where = f"{name} of {repository}"
     if not whole:
         raise InvalidFile(f"is longer than {LARGEST_DOCUMENT >> 20} MiB", where=where)
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidFile(f"is not JSON: {error}", where=where) from error
-    if not isinstance(document, dict):
-        raise InvalidFile("should be a JSON object", where=where)
-    return document
+    return json_object(text, where)
 
 
 def _tensors(

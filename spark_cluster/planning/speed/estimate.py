@@ -13,6 +13,18 @@ SMALLEST = 1e8
 """Bytes of weights read for a token below which other things than reading decide; the smallest
 model that the constants were fitted on reads 2.4 GB."""
 
+SHOWN_FROM = 0.05
+"""Tokens/s below which one decimal would print 0.0."""
+
+
+def range_text(low: float, high: float) -> str:
+    """Return a range of tokens/s in words.
+
+    >>> range_text(1.26, 3.5), range_text(0.001, 0.002)
+    ('1.3 to 3.5', 'under 0.1')
+    """
+    return f"{low:.1f} to {high:.1f}" if high >= SHOWN_FROM else "under 0.1"
+
 
 @dataclass(frozen=True)
 class Estimate:

@@ -166,7 +166,8 @@ def checkpoint_quantization(geometry: Geometry) -> Quantization:
         raise UsageError(
             f"the config of {geometry.name} says its quantization is '{geometry.quantization}', "
             "whose size and speed are not known here",
-            hint=f"give the nearest with --quantization: {', '.join(BYTES)}",
+            hint="its tensors would tell: without --offline they are read from the hub; or give "
+            f"the nearest with --quantization: {', '.join(BYTES)}",
         ) from None
 
 
