@@ -67,6 +67,7 @@ from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
+from spark_cluster.transfer.copy import Copied
 from spark_cluster.transfer.repair import RepairedModel
 from spark_cluster.transfer.upkeep import Pruned, StoredModels, VerifiedModel
 
@@ -152,6 +153,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
         {**_RUN, "error": PlaybookError | None, "result": Any, "nodes": dict[str, PlayedNode]},
     ),
     "models-pull": ("models pull", {**_RUN, "model": PulledModel}),
+    "models-copy": ("models copy", {**_RUN, "model": str, "copies": [Copied]}),
     "models-list": ("models list", {"nodes": [StoredModels]}),
     "models-size": ("models size", {"nodes": [ModelSizes]}),
     "models-verify": ("models verify", {"models": [VerifiedModel]}),
