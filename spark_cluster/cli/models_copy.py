@@ -69,7 +69,7 @@ def command(
             app.print_json(run.to_dict(model=model, copies=[one.to_dict() for one in done]))
             return
         for one in done:
-            app.console.print(described(one), soft_wrap=True, markup=False, highlight=False)
+            app.console.print(described(one), soft_wrap=True)
 
 
 def described(one: Copied) -> str:

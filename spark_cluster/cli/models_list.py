@@ -38,9 +38,9 @@ def _show(app: App, found: StoredModels) -> None:
 
     from spark_cluster.cli.console import styled
 
-    line = "[bold]{}[/]  {} in {} models, {} free"
-    totals = (gigabytes(found.size), len(found.models), gigabytes(found.free))
-    app.console.print(styled(line, found.node, *totals))
+    size, count, free = gigabytes(found.size), len(found.models), gigabytes(found.free)
+    line = styled("[bold]{}[/]  {} in {} models, {} free", found.node, size, count, free)
+    app.console.print(line)
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(overflow="fold")
     for _ in range(2):

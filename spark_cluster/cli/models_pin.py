@@ -26,6 +26,4 @@ def command(app: App, model: str) -> None:
     for node, new in changed.items():
         app.console.print(
             f"{node}: {model} " + ("is pinned now" if new else "was pinned already"),
-            markup=False,
-            highlight=False,
         )

@@ -39,6 +39,6 @@ def command(app: App, models: tuple[str, ...]) -> None:
         name = f"{one.node}  {short(one.repository, one.commit)}"
         again = f", {gigabytes(one.fetched)} from {one.source}" if one.source else ""
         line = f"{name}  {one.removed} damaged removed, {one.links} links made{again}"
-        app.console.print(line, soft_wrap=True, markup=False, highlight=False)
+        app.console.print(line, soft_wrap=True)
     if not found:
         app.console.print("all models are sound")

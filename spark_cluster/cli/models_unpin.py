@@ -26,6 +26,4 @@ def command(app: App, model: str) -> None:
     for node, new in changed.items():
         app.console.print(
             f"{node}: {model} " + ("is unpinned now" if new else "was not pinned"),
-            markup=False,
-            highlight=False,
         )

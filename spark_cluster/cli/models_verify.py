@@ -10,6 +10,7 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.models_nodes import gigabytes, model_nodes, short
+from spark_cluster.cli.visible import visible
 from spark_cluster.errors import VerificationFailed
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def command(ctx: click.Context, models: tuple[str, ...]) -> None:
         app.print_json({"models": [dataclasses.asdict(one) for one in found]})
         ctx.exit(0 if all(one.sound for one in found) else VerificationFailed.exit_code)
     for one in found:
-        app.console.print(described(one), soft_wrap=True, markup=False, highlight=False)
+        app.console.print(described(one), soft_wrap=True)
     bad = [one for one in found if not one.sound]
     if bad:
         raise VerificationFailed(
@@ -45,7 +46,7 @@ def command(ctx: click.Context, models: tuple[str, ...]) -> None:
 
 def progress(node: str, text: str) -> None:
     """Show a line of progress where people look and programs do not."""
-    click.echo(f"{node}: {text}", err=True)
+    click.echo(visible(f"{node}: {text}"), err=True)
 
 
 def described(model: VerifiedModel) -> str:

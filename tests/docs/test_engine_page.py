@@ -40,7 +40,8 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     engines._plug_ins.cache_clear()
     yield
     engines._plug_ins.cache_clear()
-    sys.modules.pop("my_package.tiny", None)
+    for module in ("my_package", "my_package.tiny"):
+        sys.modules.pop(module, None)
 
 
 @pytest.mark.usefixtures("tiny")
