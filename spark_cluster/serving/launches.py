@@ -146,12 +146,17 @@ def _reference(recipe: Recipe) -> str:
 
 
 def before_start(play: Play, plan: ServePlan, running: ContainerState) -> None:
-    """Tell whether a start finds its compiled code; nothing where the server runs already."""
-    args = set(plan.deployment.args)
+    """Tell whether a start finds its compiled code.
+
+    Nothing is told where the server runs already, or where its recipe has nothing compiled.
+    """
+    args, launch = set(plan.deployment.args), planned(plan)
     if play.check or (running.status == "running" and args <= set(running.command)):
         return
+    if warmth.without_nodes(launch) is not None:
+        return
     folders = dict.fromkeys(plan.deployment.nodes, plan.deployment.cache_root)
-    told = _ask(play, plan.nodes, planned(plan), folders, _reference(plan.recipe))
+    told = _ask(play, plan.nodes, launch, folders, _reference(plan.recipe))
     play.note(f"compile cache: {told.state}" + _why(told))
 
 
