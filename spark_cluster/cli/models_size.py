@@ -67,8 +67,8 @@ def sizes_of(found: StoredModels, pruned: Pruned) -> ModelSizes:
 def _show(app: App, sizes: ModelSizes) -> None:
     from spark_cluster.cli.console import styled
 
-    size, free = gigabytes(sizes.size), gigabytes(sizes.free)
-    line = styled("[bold]{}[/]  {} in models, {} free on the disk", sizes.node, size, free)
+    whole, free = gigabytes(sizes.size), gigabytes(sizes.free)
+    line = styled("[bold]{}[/]  {} in models, {} free on the disk", sizes.node, whole, free)
     app.console.print(line)
     for name, size in sorted(sizes.recipes.items()):
         app.console.print(styled("  {}  recipe {}", gigabytes(size).rjust(9), name))
