@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import units
+from spark_cluster.agent.unit_work import result_of
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import copy_work
 from spark_cluster.node.store.hub_cache import HubCache
@@ -88,24 +88,10 @@ def _work(host: Host, request: Request) -> Reply:
     if given["serve"]:
         given["serve"] = {**given["serve"], "state": str(_place(host, manifest))}
     key = f"copy {manifest.repository}@{manifest.commit[:12]}"
-    done = units.run(
+    return result_of(
         host,
         key,
         copy_work.argv(str(request["label"])),
         stdin=json.dumps(given).encode(),
         timeout=LIMIT_S,
-        on_output=lambda line: None if line.startswith("{") else host.progress(line),
-        reuse_result=False,
-    ).check(key)
-    return _result(key, done.stdout)
-
-
-def _result(key: str, output: str) -> Reply:
-    try:
-        found = json.loads(output.strip().rpartition("\n")[2])
-    except ValueError:
-        raise ResourceError(f"{key}: it ended without a result") from None
-    if "error" in found:
-        raise ResourceError(str(found["error"]), str(found.get("hint", "")))
-    result: Reply = found["result"]
-    return result
+    )

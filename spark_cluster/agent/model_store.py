@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from spark_cluster.node import units
+from spark_cluster.agent.unit_work import result_of
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import long_work, prune
 from spark_cluster.node.store.adopt import free_bytes, homes
@@ -189,19 +188,7 @@ class Store:
         folders = {"hub": str(self.cache.root), "ours": str(self.records.folder)}
         argv = long_work.argv({**work, **folders})
         key = f"{what} {repository}@{commit[:12]}"
-        done = units.run(self.host, key, argv, timeout=LONGEST_S).check(key)
-        return _result(key, done.stdout)
-
-
-def _result(key: str, output: str) -> Reply:
-    try:
-        answer = json.loads(output.strip().rpartition("\n")[2])
-    except ValueError:
-        raise ResourceError(f"{key}: it ended without a result") from None
-    if "error" in answer:
-        raise ResourceError(str(answer["error"]), str(answer.get("hint", "")))
-    result: Reply = answer["result"]
-    return result
+        return result_of(self.host, key, argv, timeout=LONGEST_S)
 
 
 def _pruning(pruning: Pruning) -> Reply:
