@@ -1,14 +1,13 @@
-"""Work of ours in a transient unit whose last line of output is its result, as JSON."""
+"""Programs of ours (`node/own_program.py`) in transient units."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from spark_cluster.node import units
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import ResourceError
+from spark_cluster.node.own_program import answer_of
 
 
 def result_of(
@@ -27,11 +26,4 @@ def result_of(
         timeout=timeout,
         on_output=lambda line: None if line.startswith("{") else host.progress(line),
     ).check(key)
-    try:
-        answer = json.loads(done.stdout.strip().rpartition("\n")[2])
-    except ValueError:
-        raise ResourceError(f"{key}: it ended without a result") from None
-    if "error" in answer:
-        raise ResourceError(str(answer["error"]), str(answer.get("hint", "")))
-    result: dict[str, Any] = answer["result"]
-    return result
+    return answer_of(done.stdout, done.stderr, key)

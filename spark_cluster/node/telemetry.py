@@ -11,13 +11,13 @@ import json
 import os
 import select
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from spark_cluster.node import own_program
 from spark_cluster.node.engine_metrics import EngineReader
 from spark_cluster.node.gpu_readings import AppsReader, GpuReader
 from spark_cluster.node.system_readings import SystemReader
@@ -29,13 +29,6 @@ FILE_LIMIT = 64 * 1024 * 1024
 """Bytes of a file after which it is kept as FILE.1, and a new one is begun: more than a day."""
 
 LEAST_EVERY_S = 0.1
-
-CODE = (
-    "import sys\n"
-    "sys.path.insert(0, sys.argv[1])\n"
-    "from spark_cluster.node.telemetry import main\n"
-    "main(sys.argv[2])\n"
-)
 
 
 @dataclass(frozen=True)
@@ -62,9 +55,7 @@ class Settings:
 
 def argv(settings: Settings) -> list[str]:
     """Return the command that runs the sampler from this very code."""
-    code = str(Path(__file__).resolve().parents[2])
-    settings_text = json.dumps(asdict(settings))
-    return [sys.executable, "-I", "-S", "-B", "-c", CODE, code, settings_text]
+    return own_program.argv(__name__, json.dumps(asdict(settings)))
 
 
 def main(settings_text: str) -> NoReturn:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.node import units
+from spark_cluster.node import own_program, units
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.layout import OURS
 from spark_cluster.node.store.manifest import is_commit, is_repository
@@ -19,12 +18,7 @@ from spark_cluster.resources.base import Resource, State, absolute
 if TYPE_CHECKING:
     from spark_cluster.node.host import Host
 
-CODE = (
-    "import sys\n"
-    "sys.path.insert(0, sys.argv[1])\n"
-    "from spark_cluster.node.store.pull import main\n"
-    "sys.exit(main())\n"
-)
+PROGRAM = "spark_cluster.node.store.pull"
 
 
 @dataclass(frozen=True)
@@ -96,17 +90,16 @@ class HubModel(Resource):
         return self.observe(host) if is_commit(self.revision) else {"complete": True}
 
     def _pull(self, host: Host) -> dict[str, Any]:
-        code = str(Path(__file__).resolve().parents[2])
         work = (self.repository, self.revision, self.cache, *(["all"] if self.all_files else []))
         done = units.run(
             host,
             self.id,
-            (f"{self.library}/bin/python", "-I", "-B", "-c", CODE, code, *work),
+            own_program.in_environment(self.library, PROGRAM, *work),
             stdin=host.content(Secret(json.dumps(self._request(host)))),
             timeout=self.timeout_s,
             reuse_result=False,
         )
-        return result_of(done.stdout, done.stderr, self.repository)
+        return own_program.answer_of(done.stdout, done.stderr, f"the pull of {self.repository}")
 
     def _request(self, host: Host) -> dict[str, Any]:
         return {
@@ -118,22 +111,3 @@ class HubModel(Resource):
             "endpoint": self.endpoint,
             "all_files": self.all_files,
         }
-
-
-def result_of(stdout: str, stderr: str, repository: str) -> dict[str, Any]:
-    """Return the result that a pull has printed last.
-
-    Raises:
-        ResourceError: it failed, or said nothing that can be understood.
-    """
-    last = stdout.strip().rpartition("\n")[2]
-    try:
-        result = json.loads(last)
-    except ValueError:
-        result = None
-    if not isinstance(result, dict):
-        end = stderr.strip().rpartition("\n")[2][:300]
-        raise ResourceError(f"the pull of {repository} ended without a result: {end or last[:300]}")
-    if "error" in result:
-        raise ResourceError(str(result["error"]), str(result.get("hint", "")))
-    return result

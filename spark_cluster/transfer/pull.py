@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from spark_cluster.errors import Failed
+from spark_cluster.node import own_program
 from spark_cluster.node.store.layout import OURS
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.values import ResourceError, Secret
-from spark_cluster.resources.hub_model import CODE, HubModel, result_of
+from spark_cluster.resources.hub_model import PROGRAM, HubModel
 from spark_cluster.runner.payload import ROOT_FOLDER, digest
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
@@ -123,10 +124,10 @@ def preview(
         "preview": True,
     }
     code = f"{ROOT_FOLDER}/{digest()}"
-    argv = [f"{LIBRARY}/bin/python", "-I", "-B", "-c", CODE, code]
+    argv = own_program.in_environment(LIBRARY, PROGRAM, code=code)
     done = play.session(node).run(argv, stdin=json.dumps(request), timeout=PREVIEW_S)
     try:
-        result = result_of(done.stdout, done.stderr, wanted.repository)
+        result = own_program.answer_of(done.stdout, done.stderr, f"the pull of {wanted.repository}")
         numbers = [int(result[key]) for key in ("size", "missing", "free")]
         return Preview(str(result["commit"])[:40], *numbers)
     except (ResourceError, KeyError, TypeError, ValueError) as error:

@@ -11,9 +11,9 @@ import pytest
 
 from spark_cluster.cli.models_pull import warning
 from spark_cluster.lab.hub import Conduct, LabHub, serve
+from spark_cluster.node.own_program import answer_of
 from spark_cluster.node.values import ResourceError, Secret
 from spark_cluster.resources import HubModel, InvalidResource
-from spark_cluster.resources.hub_model import result_of
 from spark_cluster.transfer.pull import Preview
 
 
@@ -85,7 +85,7 @@ def test_what_can_never_work_is_refused(repository: str, revision: str) -> None:
 
 
 def test_a_result_is_the_last_line() -> None:
-    assert result_of('progress\n{"commit": "a"}\n', "", "org/m") == {"commit": "a"}
+    assert answer_of('progress\n{"commit": "a"}\n', "", "org/m") == {"commit": "a"}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_result_is_the_last_line() -> None:
 )
 def test_an_end_without_a_result_is_told(stdout: str, stderr: str, words: str) -> None:
     with pytest.raises(ResourceError, match=words):
-        result_of(stdout, stderr, "org/m")
+        answer_of(stdout, stderr, "org/m")
 
 
 def test_a_large_download_states_bytes_time_and_space() -> None:

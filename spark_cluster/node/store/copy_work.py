@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node.faults import explain
+from spark_cluster.node import own_program
 from spark_cluster.node.store import wire
 from spark_cluster.node.store.blob_client import STREAMS, BlobClient
 from spark_cluster.node.store.blob_server import BlobServer
@@ -30,13 +30,6 @@ TMPFS = "/run"
 """The key of the certificate is here for the moment in which the ssl module reads it."""
 BIND_S = 10.0
 
-CODE = (
-    "import sys\n"
-    "sys.path.insert(0, sys.argv[1])\n"
-    "from spark_cluster.node.store.copy_work import main\n"
-    "main()\n"
-)
-
 Given = Mapping[str, Any]
 
 
@@ -46,20 +39,12 @@ def argv(label: str) -> list[str]:
     Args:
         label: the model, and the nodes before and after this one.
     """
-    code = str(Path(__file__).resolve().parents[3])
-    return [sys.executable, "-I", "-S", "-B", "-c", CODE, code, label]
+    return own_program.argv(__name__, label)
 
 
-def main() -> None:
-    """Do it; the last line of output is a JSON object with `result`, or `error` and `hint`."""
-    answer: dict[str, Any]
-    try:
-        answer = {"result": work(json.load(sys.stdin))}
-    except ResourceError as error:
-        answer = {"error": error.message, "hint": error.hint}
-    except OSError as error:
-        answer = {"error": explain(error, Path("/")), "hint": ""}
-    print(json.dumps(answer), flush=True)
+def main(_label: str) -> None:
+    """Do it; the last line of output is JSON: its result, or `error` and `hint`."""
+    own_program.print_answer(lambda: work(json.load(sys.stdin)))
 
 
 def work(given: Given) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -11,23 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node.faults import explain
+from spark_cluster.node import own_program
 from spark_cluster.node.store.adopt import adopt
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.records import Records
 from spark_cluster.node.store.revision import manifest_of
 from spark_cluster.node.store.verify import verify
-from spark_cluster.node.values import ResourceError
 
 EVERY_S = 1.0
 """Seconds between two lines of progress."""
-
-CODE = (
-    "import sys\n"
-    "sys.path.insert(0, sys.argv[1])\n"
-    "from spark_cluster.node.store.long_work import main\n"
-    "main(sys.argv[2])\n"
-)
 
 
 def argv(request: Mapping[str, Any]) -> list[str]:
@@ -37,21 +28,12 @@ def argv(request: Mapping[str, Any]) -> list[str]:
         request: `what` (verify or adopt), `hub`, `ours`, `repository`, `commit`; `other` and
             `revision` to adopt.
     """
-    code = str(Path(__file__).resolve().parents[3])
-    text = json.dumps(dict(request), sort_keys=True)
-    return [sys.executable, "-I", "-S", "-B", "-c", CODE, code, text]
+    return own_program.argv(__name__, json.dumps(dict(request), sort_keys=True))
 
 
 def main(text: str) -> None:
-    """Do it; the last line of output is a JSON object with `result`, or `error` and `hint`."""
-    answer: dict[str, Any]
-    try:
-        answer = {"result": done(json.loads(text))}
-    except ResourceError as error:
-        answer = {"error": error.message, "hint": error.hint}
-    except OSError as error:
-        answer = {"error": explain(error, Path("/")), "hint": ""}
-    print(json.dumps(answer), flush=True)
+    """Do it; the last line of output is JSON: its result, or `error` and `hint`."""
+    own_program.print_answer(lambda: done(json.loads(text)))
 
 
 def done(request: Mapping[str, Any]) -> dict[str, Any]:

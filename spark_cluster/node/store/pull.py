@@ -33,8 +33,11 @@ OTHER_PULL_S = 24 * 3600.0
 """Longest wait for another pull of the repository, seconds."""
 
 
-def main() -> int:
-    """Do what standard input asks for, and print the result; return the exit status."""
+def main(*_labels: str) -> int:
+    """Do what standard input asks for, and print the result; return the exit status.
+
+    The words of its command line only say what it does.
+    """
     wanted = Wanted(**json.load(sys.stdin))
     try:
         result = _Pull(wanted).run()

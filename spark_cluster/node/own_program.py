@@ -1,0 +1,75 @@
+"""Programs of ours as processes of their own: a module's `main`, with the code that runs here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.node.faults import explain
+from spark_cluster.node.values import ResourceError
+
+CODE = (
+    "import sys\n"
+    "from importlib import import_module\n"
+    "sys.path.insert(0, sys.argv[1])\n"
+    "sys.exit(import_module(sys.argv[2]).main(*sys.argv[3:]))\n"
+)
+
+HERE = str(Path(__file__).resolve().parents[2])
+"""The folder or archive of the package."""
+
+
+def argv(module: str, *words: str) -> list[str]:
+    """Return the command that calls `main(*words)` of a module with this interpreter.
+
+    Packages of the machine are left out; `in_environment` has those of a virtual environment.
+    """
+    return [sys.executable, "-I", "-S", "-B", "-c", CODE, HERE, module, *words]
+
+
+def in_environment(folder: str, module: str, *words: str, code: str = HERE) -> list[str]:
+    """Return the same for the interpreter and the packages of a virtual environment.
+
+    Args:
+        code: the folder of the package, where it is called on another machine.
+    """
+    return [f"{folder}/bin/python", "-I", "-B", "-c", CODE, code, module, *words]
+
+
+def print_answer(job: Callable[[], Mapping[str, Any]]) -> None:
+    """Do the work, and print its result as a line of JSON; or `error` and `hint`.
+
+    Lines that it printed before are progress.
+    """
+    try:
+        answer = job()
+    except ResourceError as error:
+        answer = {"error": error.message, "hint": error.hint}
+    except OSError as error:
+        answer = {"error": explain(error, Path("/")), "hint": ""}
+    print(json.dumps(answer), flush=True)
+
+
+def answer_of(stdout: str, stderr: str, what: str) -> dict[str, Any]:
+    """Return the result that such a program has printed last.
+
+    Args:
+        what: the work, for the message.
+
+    Raises:
+        ResourceError: it failed, with its own words, or ended without a result.
+    """
+    last = stdout.strip().rpartition("\n")[2]
+    try:
+        answer = json.loads(last)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        end = stderr.strip().rpartition("\n")[2][:300]
+        raise ResourceError(f"{what} ended without a result: {end or last[:300]}")
+    if "error" in answer:
+        raise ResourceError(str(answer["error"]), str(answer.get("hint", "")))
+    return answer
