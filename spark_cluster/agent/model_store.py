@@ -10,7 +10,7 @@ from typing import Any
 from spark_cluster.agent.unit_work import result_of
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import long_work, prune
-from spark_cluster.node.store.adopt import free_bytes, homes
+from spark_cluster.node.store.adopt import homes
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.layout import OURS
 from spark_cluster.node.store.manifest import is_commit, is_repository
@@ -43,7 +43,7 @@ class Store:
     def state(self) -> Reply:
         """Return what of the `wanted` (`repository`, `revision`) is here, without reading it."""
         models = [self._state(dict(wanted)) for wanted in self.request["wanted"]]
-        return {"models": models, "free": free_bytes(self.cache.root)}
+        return {"models": models, "free": self.cache.free()}
 
     def _state(self, wanted: Request) -> Reply:
         repository, revision = str(wanted["repository"]), str(wanted.get("revision", "main"))
@@ -89,7 +89,7 @@ class Store:
             "size": found.size,
             "unfinished": found.unfinished,
             "unused": found.unused,
-            "free": free_bytes(self.cache.root),
+            "free": self.cache.free(),
             "pins": sorted(self.records.pins()),
         }
 

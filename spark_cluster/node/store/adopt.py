@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -100,10 +99,3 @@ def homes(root: Path) -> list[Path]:
     found = [root / "root", *sorted((root / "home").glob("*"))]
     caches = [home / ".cache" / "huggingface" / "hub" for home in found]
     return [cache for cache in caches if cache.is_dir()]
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that root can still write where a folder is, or will be."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return shutil.disk_usage(folder).free

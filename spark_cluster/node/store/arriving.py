@@ -5,9 +5,7 @@ from __future__ import annotations
 import heapq
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from spark_cluster.node.store.hub_cache import HubCache, make_durable
 from spark_cluster.node.store.manifest import Manifest, StoredFile
@@ -33,22 +31,12 @@ class Arriving:
     What is on the disk is always the beginning of the file, so that its length says where a later
     run (or the hub's own library) goes on. The hash of what an earlier run has left is computed
     from the disk.
-
-    Args:
-        counted: gets the bytes that were written.
     """
 
-    def __init__(
-        self,
-        cache: HubCache,
-        manifest: Manifest,
-        file: StoredFile,
-        counted: Callable[[int], None] = lambda _bytes: None,
-    ) -> None:
+    def __init__(self, cache: HubCache, manifest: Manifest, file: StoredFile) -> None:
         self.file = file
         self.path = cache.incomplete(manifest.repository, file.blob)
         self.blob = cache.blob(manifest.repository, file.blob)
-        self._counted = counted
         self._lock = threading.Lock()
         self._parts: list[Part] = []
         self._waiting: dict[int, memoryview] = {}
@@ -112,7 +100,6 @@ class Arriving:
             taken = os.pwrite(self._handle, left, self._at)
             self._at += taken
             left = left[taken:]
-        self._counted(len(data))
 
     def finish(self) -> bool:
         """Give the whole file its name; return False, and throw it away, if its hash is wrong."""
@@ -131,11 +118,3 @@ class Arriving:
             if self._handle >= 0:
                 os.close(self._handle)
                 self._handle = -1
-
-
-def room(folder: Path) -> int:
-    """Bytes that root can still write where a folder is or will be."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    about = os.statvfs(folder)
-    return about.f_bavail * about.f_frsize

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from spark_cluster.node.durable import make_folder
 from spark_cluster.node.store import wire
-from spark_cluster.node.store.arriving import Arriving, Part, room
+from spark_cluster.node.store.arriving import Arriving, Part
 from spark_cluster.node.store.blob_work import SILENT_S, Work
 from spark_cluster.node.store.hub_cache import HubCache, alone
+from spark_cluster.node.store.layout import KEPT_FREE
 from spark_cluster.node.store.manifest import Manifest, StoredFile
 from spark_cluster.node.values import ResourceError
 
@@ -26,8 +27,6 @@ T = TypeVar("T")
 
 STREAMS = 4
 """Streams to each address of the sender: with one, a core that copies or decrypts is the limit."""
-KEPT_FREE = 5 << 30
-"""Bytes that are left on the disk."""
 RECONNECT_S = 0.5
 
 
@@ -100,7 +99,7 @@ class BlobClient:
                 return
 
     def _must_fit(self, size: int) -> None:
-        free = room(self.cache.root)
+        free = self.cache.free()
         if free < size + self.kept_free:
             raise ResourceError(
                 f"{self.manifest.repository} needs {_gb(size)} more on {self.cache.root}, where "

@@ -175,8 +175,7 @@ class Fetcher:
         status = hub_problems.status_of(error)
         if status in AUTHENTICATION and self._with_token and self._accepted:
             raise hub_problems.token_expired(self._repository, status) from error
-        passing = problem.kind in ("unreachable", "server", "busy")
-        if not passing or failures >= self._tries or self._stopped.is_set():
+        if not problem.passing or failures >= self._tries or self._stopped.is_set():
             raise problem from error
         return problem
 

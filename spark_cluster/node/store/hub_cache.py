@@ -12,7 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
-import re
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -20,23 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_cluster.node.durable import make_folder, sync, sync_folder, write_file
-from spark_cluster.node.store.layout import (
-    HUB,
-    INCOMPLETE,
-    OURS,
-    PREFIX,
-    Repository,
-    check_revision,
-    folder_name,
-    manifest_path,
-)
+from spark_cluster.node.store.layout import INCOMPLETE, PREFIX, check_revision, folder_name
 from spark_cluster.node.store.manifest import (
-    GIT_SHA1,
-    SHA256,
-    UNCHECKED,
     BadManifest,
     Manifest,
     StoredFile,
+    algorithm_of,
     is_commit,
     is_repository,
 )
@@ -45,21 +34,6 @@ from spark_cluster.node.values import ResourceError
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 LARGEST_INDEX = 64 << 20
 """Bytes; that of the largest public models has about 10 MB."""
-
-__all__ = [
-    "HUB",
-    "INCOMPLETE",
-    "OURS",
-    "HubCache",
-    "Lacking",
-    "Repository",
-    "algorithm_of",
-    "alone",
-    "check_revision",
-    "folder_name",
-    "make_durable",
-    "manifest_path",
-]
 
 WAIT_S = 6 * 3600.0
 """Seconds that one writer waits for another one of the same model."""
@@ -116,6 +90,11 @@ class HubCache:
 
     def snapshot(self, repository: str, commit: str) -> Path:
         return self.folder(repository) / "snapshots" / commit
+
+    def free(self) -> int:
+        """Bytes that can still be written where the cache is, or will be."""
+        there = next(path for path in (self.root, *self.root.parents) if path.is_dir())
+        return shutil.disk_usage(there).free
 
     def repositories(self) -> list[str]:
         """The repositories that have a folder here, sorted."""
@@ -184,7 +163,7 @@ class HubCache:
             self._write_ref(repository, revision, commit)
 
     def _write_ref(self, repository: str, revision: str, commit: str) -> None:
-        path = Repository(self.root, repository).ref(revision)
+        path = self.folder(repository) / "refs" / check_revision(revision)
         make_folder(path.parent, 0o755)
         write_file(path, commit.encode(), 0o644)
 
@@ -262,13 +241,6 @@ def _linked(path: Path, name: str, blobs: Path) -> StoredFile:
     if target.parent != blobs or not stat.S_ISREG(about.st_mode):
         raise ResourceError(f"{path}: the link of {name} does not lead to its repository's blobs")
     return StoredFile(name, about.st_size, target.name, algorithm_of(target.name))
-
-
-def algorithm_of(blob: str) -> str:
-    """The hash that a blob's name is: the hub names large files by SHA-256, others as git does."""
-    if re.fullmatch(r"[0-9a-f]{64}", blob):
-        return SHA256
-    return GIT_SHA1 if re.fullmatch(r"[0-9a-f]{40}", blob) else UNCHECKED
 
 
 def _must_have_shards(manifest: Manifest, index: Path) -> None:

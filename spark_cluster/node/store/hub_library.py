@@ -18,11 +18,10 @@ from spark_cluster.node.store import hub_problems
 from spark_cluster.node.store.fetching import LONGEST_WAIT_S, TRIES, HashedFile, wait_of
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.hub_problems import HubProblem
+from spark_cluster.node.store.layout import KEPT_FREE
 from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, UNCHECKED, Manifest, StoredFile
 from spark_cluster.node.store.needed_files import needed
 
-ROOM_LEFT = 5 << 30
-"""Bytes that a pull leaves free."""
 CHUNK = 64 << 10
 """Bytes after which what came is written: more would be lost when the connection is cut."""
 REQUEST_S = 30.0
@@ -54,7 +53,7 @@ class Wanted:
     endpoint: str = ""
     all_files: bool = False
     preview: bool = False
-    room_left: int = ROOM_LEFT
+    room_left: int = KEPT_FREE
     tries: int = TRIES
 
 
@@ -107,10 +106,7 @@ class HubLibrary:
                 problem = hub_problems.of_library(error, repository, revision)
                 if problem is None:
                     raise hub_problems.wrong_answer(hub_problems.first_line(error)) from error
-                if (
-                    problem.kind not in ("unreachable", "server", "busy")
-                    or attempt + 1 == self.wanted.tries
-                ):
+                if not problem.passing or attempt + 1 == self.wanted.tries:
                     raise problem from error
                 time.sleep(wait_of(error) or min(2.0**attempt, 8.0))
         raise AssertionError

@@ -26,6 +26,11 @@ class HubProblem(Exception):
         self.message = message
         self.hint = hint
 
+    @property
+    def passing(self) -> bool:
+        """True if it may pass by waiting."""
+        return self.kind in ("unreachable", "server", "busy")
+
 
 def missing(repository: str, suggestion: str = "") -> HubProblem:
     """Say that there is no such repository, and what may have been meant."""

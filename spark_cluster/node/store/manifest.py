@@ -29,7 +29,8 @@ LARGEST_FILE = 1 << 43
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _BLOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-_LENGTHS = {SHA256: 64, GIT_SHA1: 40}
+_HEX = re.compile(r"[0-9a-f]+")
+_LENGTHS = {64: SHA256, 40: GIT_SHA1}
 
 
 class BadManifest(ResourceError):
@@ -57,16 +58,14 @@ class StoredFile:
         """Raises:
         BadManifest: a value could not be true.
         """
-        if not isinstance(self.path, str) or not _is_inside(self.path):
-            raise _bad(f"a file is named {str(self.path)[:100]!r}")
+        check_path(self.path)
         size = self.size
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= LARGEST_FILE:
             raise _bad(f"{self.path}: its size is {str(size)[:40]!r}")
         if self.algorithm not in ALGORITHMS:
             raise _bad(f"{self.path}: its hash is a {str(self.algorithm)[:40]!r}")
         check_blob(self.blob)
-        digits = _LENGTHS.get(self.algorithm)
-        if digits and not re.fullmatch(rf"[0-9a-f]{{{digits}}}", self.blob):
+        if self.algorithm and algorithm_of(self.blob) != self.algorithm:
             raise _bad(f"{self.path}: {self.blob[:80]!r} is no {self.algorithm}")
 
     def hasher(self) -> Hasher:
@@ -165,6 +164,11 @@ def is_repository(text: str) -> bool:
 def is_commit(text: str) -> bool:
     """Return whether it is a whole commit."""
     return bool(_COMMIT.fullmatch(text))
+
+
+def algorithm_of(blob: str) -> str:
+    """The hash that a blob's name is: the hub names large files by SHA-256, others as git does."""
+    return _LENGTHS.get(len(blob), UNCHECKED) if _HEX.fullmatch(blob) else UNCHECKED
 
 
 def check_repository(repository: object) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from spark_cluster.node.durable import sync_folder
-from spark_cluster.node.store.hub_cache import INCOMPLETE, HubCache, alone
+from spark_cluster.node.store.hub_cache import HubCache, alone
+from spark_cluster.node.store.layout import INCOMPLETE
 from spark_cluster.node.store.records import Records
 from spark_cluster.node.store.usage import RepositoryUsage, Revision, Usage
 from spark_cluster.node.values import ResourceError

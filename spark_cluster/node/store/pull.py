@@ -9,7 +9,6 @@ JSON too.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -77,17 +76,16 @@ class _Pull:
             return {**self._result(manifest, self.cache.lacking(manifest)), "came": came}
 
     def _result(self, manifest: Manifest, lacking: Lacking) -> dict[str, Any]:
-        folder = next(p for p in (self.cache.root, *self.cache.root.parents) if p.is_dir())
         return {
             "commit": manifest.commit,
             "size": manifest.size,
             "missing": lacking.size,
-            "free": shutil.disk_usage(folder).free,
+            "free": self.cache.free(),
             "unchecked": sum(not file.algorithm for file in manifest.files),
         }
 
     def _must_have_room(self, manifest: Manifest, lacking: Lacking) -> None:
-        free = shutil.disk_usage(self.cache.root).free
+        free = self.cache.free()
         if lacking.size and lacking.size + self.wanted.room_left > free:
             raise HubProblem(
                 "space",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.durable import make_folder, sync_folder, write_file
-from spark_cluster.node.store.layout import manifest_path_of
+from spark_cluster.node.store.layout import manifest_path
 from spark_cluster.node.store.manifest import BadManifest, Manifest, is_repository
 from spark_cluster.node.values import ResourceError
 
@@ -100,7 +100,7 @@ class Records:
             used[name] = now
 
     def _manifest(self, repository: str, commit: str) -> Path:
-        return manifest_path_of(self.folder, repository, commit)
+        return manifest_path(self.folder, repository, commit)
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.folder / name

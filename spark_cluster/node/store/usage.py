@@ -9,8 +9,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spark_cluster.node.store.hub_cache import INCOMPLETE, HubCache
+from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.in_use import in_use
+from spark_cluster.node.store.layout import INCOMPLETE
 from spark_cluster.node.store.records import Records
 from spark_cluster.node.store.revision import manifest_of
 from spark_cluster.node.values import ResourceError

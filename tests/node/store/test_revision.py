@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from models import COMMIT, REPOSITORY, model
 
-from spark_cluster.node.store.hub_cache import INCOMPLETE, HubCache
+from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store.layout import INCOMPLETE
 from spark_cluster.node.store.records import Records
 from spark_cluster.node.store.revision import adopted, manifest_of
 from spark_cluster.node.values import ResourceError
