@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel, Field
 
+from spark_cluster.node.store.layout import LIBRARY
 from spark_cluster.resources import Package, Resource, VirtualEnvironment
 from spark_cluster.topology import Node
 
 VERSION = "2.4.0"
 XET_VERSION = "1.8.0"
-PATH = "/opt/spark-cluster/hub"
 
 
 class Settings(BaseModel):
@@ -19,7 +19,7 @@ class Settings(BaseModel):
 
     version: str = Field(default=VERSION, description="of huggingface_hub")
     xet_version: str = Field(default=XET_VERSION, description="of hf_xet")
-    path: str = Field(default=PATH, description="folder of the environment")
+    path: str = Field(default=LIBRARY, description="folder of the environment")
     pip_options: tuple[str, ...] = Field(
         default=(),
         description="options of pip, such as --index-url=..., where PyPI cannot be reached",

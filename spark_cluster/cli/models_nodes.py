@@ -18,14 +18,20 @@ def model_nodes(app: App) -> Iterator[Nodes]:
     """Start agents on the selected nodes; they end with the block."""
     app.connect_early("models")
     from spark_cluster.runner.agents import agents
-    from spark_cluster.serving.caches import root_on
-    from spark_cluster.transfer.state import hub_folder
     from spark_cluster.transfer.upkeep import Nodes
 
-    hubs = {node.name: hub_folder(root_on(node)) for node in app.nodes}
+    hubs = hub_folders(app)
     app.import_meanwhile()
     with agents(app.nodes, "models") as sessions:
         yield Nodes(sessions, hubs)
+
+
+def hub_folders(app: App) -> dict[str, str]:
+    """Return the hub cache of each selected node."""
+    from spark_cluster.serving.caches import root_on
+    from spark_cluster.transfer.state import hub_folder
+
+    return {node.name: hub_folder(root_on(node)) for node in app.nodes}
 
 
 def needed_by_recipes(app: App) -> list[Need]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.models_nodes import hub_folders
 from spark_cluster.errors import Refused, UsageError
 
 if TYPE_CHECKING:
@@ -70,10 +71,11 @@ def command(
     with app.play("models pull", app.nodes, Options()) as run:
         play = run.open()
         node = _node(play, on)
+        hub = hub_folders(app)[node.name]
         if offline:
-            manifest = _there(play, node, wanted)
+            manifest = _there(play, node, wanted, hub)
         else:
-            manifest = _pulled(app, play, node, wanted, source, yes=yes)
+            manifest = _pulled(app, play, node, wanted, hub, source, yes=yes)
         run.finish()
         pulled = PulledModel(
             node.name, manifest.repository, manifest.commit, len(manifest.files), manifest.size
@@ -109,11 +111,11 @@ def _node(play: Play, name: str | None) -> Node:
     raise UsageError(f"--on: no node {name!r} in this run", hint=f"one of: {known}")
 
 
-def _there(play: Play, node: Node, wanted: Wanted) -> Any:
+def _there(play: Play, node: Node, wanted: Wanted, hub: str) -> Any:
     """The manifest of what the node has; nothing else is asked."""
-    from spark_cluster.transfer.state import hub_folder, models_on
+    from spark_cluster.transfer.state import models_on
 
-    have = models_on(play, [node], wanted, hub_folder())[node.name]
+    have = models_on(play, [node], wanted, hub)[node.name]
     if not have.whole:
         why = have.problem or f"{have.missing_bytes / 1e9:.2f} GB are missing"
         raise Refused(
@@ -125,13 +127,15 @@ def _there(play: Play, node: Node, wanted: Wanted) -> Any:
     return have.manifest
 
 
-def _pulled(app: App, play: Play, node: Node, wanted: Wanted, source: From, *, yes: bool) -> Any:
+def _pulled(
+    app: App, play: Play, node: Node, wanted: Wanted, hub: str, source: From, *, yes: bool
+) -> Any:
     from spark_cluster.transfer.pull import preview, pull
 
-    found = preview(play, node, wanted, source=source)
+    found = preview(play, node, wanted, hub=hub, source=source)
     if found.missing > LARGE and not yes:
         _agree(app, node.name, wanted.repository, found)
-    return pull(play, node, wanted, source=source)
+    return pull(play, node, wanted, hub=hub, source=source)
 
 
 def _agree(app: App, node: str, repository: str, found: Preview) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.models_nodes import gigabytes, short
+from spark_cluster.cli.models_nodes import gigabytes, hub_folders, short
 from spark_cluster.cli.models_verify import progress
 
 
@@ -22,12 +22,10 @@ def command(app: App, models: tuple[str, ...]) -> None:
     """
     app.connect_early()
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving.caches import root_on
     from spark_cluster.transfer.repair import fetching, repair
-    from spark_cluster.transfer.state import hub_folder
     from spark_cluster.transfer.upkeep import Nodes
 
-    hubs = {node.name: hub_folder(root_on(node)) for node in app.nodes}
+    hubs = hub_folders(app)
     with app.play("models repair", app.nodes, Options()) as run:
         play = run.open()
         nodes = Nodes(play.sessions, hubs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.node import own_program, units
 from spark_cluster.node.store.hub_cache import HubCache
-from spark_cluster.node.store.layout import OURS
+from spark_cluster.node.store.layout import LIBRARY, OURS
 from spark_cluster.node.store.manifest import is_commit, is_repository
 from spark_cluster.node.store.records import Records
 from spark_cluster.node.store.revision import manifest_of
@@ -50,7 +50,7 @@ class HubModel(Resource):
     repository: str
     revision: str
     cache: str
-    library: str = "/opt/spark-cluster/hub"
+    library: str = LIBRARY
     token: Secret | None = field(default=None, kw_only=True)
     endpoint: str = field(default="", kw_only=True)
     all_files: bool = field(default=False, kw_only=True)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.config.ports import COPY
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.link_check import hops
@@ -22,7 +21,6 @@ from spark_cluster.runner.play import Play
 from spark_cluster.topology import Link, Node
 from spark_cluster.transfer.certificate import Pair, make_certificate
 
-HUB = f"{CACHE_ROOT}/huggingface/hub"
 LIMIT_S = 24 * 3600.0
 """Seconds; the nodes keep the same limit."""
 MANAGEMENT_MB_S = 110
@@ -104,7 +102,7 @@ def copy(
     source: Node,
     targets: Sequence[Node],
     *,
-    hub: str = HUB,
+    hub: str,
     revision: str = "",
     follow: bool = False,
     encrypt: bool = True,
@@ -113,6 +111,7 @@ def copy(
     """Have a revision on the targets, each blob checked by its hash; one result for each target.
 
     Args:
+        hub: folder of the hub cache, the same on all of them.
         revision: a branch or tag that gets the commit on the targets.
         follow: the source is still downloading: what it does not have yet is waited for.
         encrypt: with TLS; without, the token is proven and the content checked all the same, but

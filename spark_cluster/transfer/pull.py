@@ -9,19 +9,17 @@ from typing import Any
 
 from spark_cluster.errors import Failed
 from spark_cluster.node import own_program
-from spark_cluster.node.store.layout import OURS
+from spark_cluster.node.store.layout import LIBRARY, OURS
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.values import ResourceError, Secret
 from spark_cluster.resources.hub_model import PROGRAM, HubModel
 from spark_cluster.runner.payload import ROOT_FOLDER, digest
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
-from spark_cluster.transfer.state import Wanted, hub_folder, models_on
+from spark_cluster.transfer.state import Wanted, models_on
 
 PREVIEW_S = 300.0
 """Longest wait for the description of a revision and the look at what is there, seconds."""
-LIBRARY = "/opt/spark-cluster/hub"
-"""Folder of the hub library's environment (role hub_library)."""
 
 
 @dataclass(frozen=True)
@@ -69,34 +67,31 @@ class Preview:
         return asdict(self)
 
 
-def pull(
-    play: Play, node: Node, wanted: Wanted, *, hub: str | None = None, source: From = HUB
-) -> Manifest:
+def pull(play: Play, node: Node, wanted: Wanted, *, hub: str, source: From = HUB) -> Manifest:
     """Have a revision in a node's hub cache, whole and checked.
 
     The node's work is a unit that outlives this process; the next call finds it running.
 
     Args:
-        hub: folder of the hub cache on the node; the default one without.
+        hub: folder of the hub cache on the node.
 
     Raises:
         SparkClusterError: it cannot be had, with the reason and the fix.
     """
-    cache = hub or hub_folder()
     model = HubModel(
         wanted.repository,
         wanted.revision,
-        cache,
+        hub,
         LIBRARY,
         token=source.token,
         endpoint=source.endpoint,
         all_files=source.all_files,
     )
     play.apply(node, play.role("hub_library", path=LIBRARY), [model])
-    have = models_on(play, [node], wanted, cache)[node.name]
+    have = models_on(play, [node], wanted, hub)[node.name]
     if have.manifest is None:
         raise Failed(
-            f"{wanted.repository}@{wanted.revision} is not in {cache} after its pull: "
+            f"{wanted.repository}@{wanted.revision} is not in {hub} after its pull: "
             f"{have.problem or 'its manifest is not there'}",
             where=node.name,
             hint="run the command again; spark-cluster history shows what others changed",
@@ -104,9 +99,7 @@ def pull(
     return have.manifest
 
 
-def preview(
-    play: Play, node: Node, wanted: Wanted, *, hub: str | None = None, source: From = HUB
-) -> Preview:
+def preview(play: Play, node: Node, wanted: Wanted, *, hub: str, source: From = HUB) -> Preview:
     """Ask the hub through a node what a pull would fetch; nothing is fetched.
 
     Raises:
@@ -116,7 +109,7 @@ def preview(
     request = {
         "repository": wanted.repository,
         "revision": wanted.revision,
-        "cache": hub or hub_folder(),
+        "cache": hub,
         "ours": OURS,
         "token": str(source.token or ""),
         "endpoint": source.endpoint,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from spark_cluster.transfer.state import Wanted, all_models_on
@@ -51,14 +50,14 @@ class Fetching:
 
 def fetching(play: Play, hubs: Mapping[str, str]) -> Fetching:
     """Return the pull and the copy of this run."""
-    pulling = import_module("spark_cluster.transfer.pull")
-    copying = import_module("spark_cluster.transfer.copy")
+    from spark_cluster.transfer.copy import copy as copied
+    from spark_cluster.transfer.pull import pull as pulled
 
     def pull(node: Node, wanted: Wanted) -> object:
-        return pulling.pull(play, node, wanted, hub=hubs[node.name])
+        return pulled(play, node, wanted, hub=hubs[node.name])
 
     def copy(manifest: Manifest, source: Node, targets: Sequence[Node]) -> object:
-        return copying.copy(play, manifest, source, targets, hub=hubs[source.name])
+        return copied(play, manifest, source, targets, hub=hubs[source.name])
 
     return Fetching(pull, copy)
 

@@ -163,3 +163,12 @@ def test_repair_copies_from_the_node_that_is_sound(run, cache, project, monkeypa
     assert status == 0, err
     assert copied == [(7000, "spark2", ["spark1"])]
     assert [one["node"] for one in json.loads(out)["models"]] == ["spark1"]
+
+
+def test_a_pull_looks_where_the_inventory_has_the_caches(run, cache, project):
+    put(project / "inventory.yaml", f"{INVENTORY}settings: {{caches: {{root: /data/engine}}}}\n")
+    assert run("models", "pull", "org/model", "--offline")[0] == 4
+    with_model(HubCache(project / "spark1" / hub_folder("/data/engine").lstrip("/")))
+    status, out, _ = run("models", "pull", "org/model", "--offline", "--json")
+    assert status == 0
+    assert json.loads(out)["model"]["commit"] == COMMIT
