@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.runtime import absent
@@ -49,12 +47,13 @@ def main(play: Play, *, recipe: Recipe, tp: int, force: bool = False) -> Served 
     with play.stage("verify"):
         startup_log.must_fit(play, plan.nodes, recipe.readiness)
         answer = rungs.climb(play, plan)
+        result: Served
         result, made = play.together(
             lambda: served(play, plan, answer, before, peak),
             lambda: launches.unrecorded(play, plan),
         )
     launches.record(play, plan, made, result.versions.get(recipe.engine, ""))
-    return cast("Served", result)
+    return result
 
 
 def announce(play: Play, plan: ServePlan) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.models_nodes import model_nodes
+from spark_cluster.cli.models_pin import change
 
 
 @click.command()
@@ -16,14 +16,4 @@ def command(app: App, model: str) -> None:
 
     With @REVISION (branch, tag or commit) only the commit that it has there now.
     """
-    name, _, revision = model.partition("@")
-    with model_nodes(app) as nodes:
-        answers = nodes.ask("unpin", name=name, revision=revision)
-    changed = {node: bool(answer["changed"]) for node, answer in answers.items()}
-    if app.as_json:
-        app.print_json({"model": model, "changed": changed})
-        return
-    for node, new in changed.items():
-        app.console.print(
-            f"{node}: {model} " + ("is unpinned now" if new else "was not pinned"),
-        )
+    change(app, model, "unpin", "is unpinned now", "was not pinned")

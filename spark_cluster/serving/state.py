@@ -145,7 +145,7 @@ def _warmth(play: Play, nodes: list[NodeState], upcoming: Upcoming) -> Warmth:
     labels = server.labels if server is not None else {}
     tp = upcoming.recipe.size_for(len(nodes))
     if labels.get("spark-cluster.recipe") == upcoming.recipe.name:
-        tp = _number_of(labels, "spark-cluster.tp", tp)
+        tp = _number(labels, "spark-cluster.tp", tp)
     _, chosen = _serving(play, upcoming.recipe.nodes_for(tp))
     gpus = {n.name: n.facts.gpu.name for n in play.nodes if n.facts.gpu is not None}
     asked = {node.name: node.caches for node in nodes if node.name in chosen and node.caches}
@@ -159,8 +159,8 @@ def _serving_state(
     server = _server(play, known)
     if server is None:
         return _without_server(nodes)
-    tp = _number(server, "spark-cluster.tp", 1)
-    size = _number(server, NODES, tp)
+    tp = _number(server.labels, "spark-cluster.tp", 1)
+    size = _number(server.labels, NODES, tp)
     model = server.labels.get("spark-cluster.model", "")
     head = next(node.name for node in play.nodes if node.is_head)
     on_ray = size > 1 and server.labels.get("spark-cluster.executor", "ray") == "ray"
@@ -277,7 +277,7 @@ def _without_server(nodes: list[NodeState]) -> Status:
 
 
 def _ray(play: Play, head: str, server: ContainerState) -> list[RayNode]:
-    port = _number(server, "spark-cluster.dashboard", DASHBOARD)
+    port = _number(server.labels, "spark-cluster.dashboard", DASHBOARD)
     return RayState(play.connections.session(head), port).nodes()
 
 
@@ -337,12 +337,8 @@ def _without_link(play: Play, size: int) -> list[str]:
     return [n for n, found in hcas.items() if size > 1 and found and not any(h.up for h in found)]
 
 
-def _number(server: ContainerState, label: str, otherwise: int) -> int:
-    """A number among the container's labels; another one where it is none."""
-    return _number_of(server.labels, label, otherwise)
-
-
-def _number_of(labels: Mapping[str, str], label: str, otherwise: int) -> int:
+def _number(labels: Mapping[str, str], label: str, otherwise: int) -> int:
+    """A number among a container's labels; another one where it is none."""
     text = labels.get(label, "")
     return int(text) if text.isascii() and text.isdigit() else otherwise
 
