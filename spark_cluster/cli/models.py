@@ -20,24 +20,6 @@ _MODULES = {
 """Commands, which are loaded when they are called, and their modules."""
 
 
-class Models(Group):
-    """A group whose commands are loaded when they are called."""
-
-    def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(_MODULES)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _MODULES and cmd_name not in self.commands:
-            from importlib import import_module
-
-            from spark_cluster.cli import take_globals
-
-            module = import_module(f"spark_cluster.cli.{_MODULES[cmd_name]}")
-            take_globals(module.command)
-            self.add_command(module.command, cmd_name)
-        return super().get_command(ctx, cmd_name)
-
-
-@click.group(cls=Models)
+@click.group(cls=Group, later=_MODULES)
 def command() -> None:
     """Look after the models on the nodes: what is there, whole, used, pinned; pull, verify."""

@@ -27,23 +27,7 @@ ANSWER = 1024
 """Tokens of an answer when --context is not given; half of it is in the cache on average."""
 
 
-class Predict(Group):
-    """A group whose command `kv` is loaded when it is called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(dict.fromkeys([*super().list_commands(ctx), "kv"]))
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name == "kv" and cmd_name not in self.commands:
-            from spark_cluster.cli import take_globals
-            from spark_cluster.cli.predict_kv import command as kv
-
-            take_globals(kv)
-            self.add_command(kv, "kv")
-        return super().get_command(ctx, cmd_name)
-
-
-@click.group(cls=Predict, invoke_without_command=True)
+@click.group(cls=Group, later={"kv": "predict_kv"}, invoke_without_command=True)
 @click.option(
     "--calibrate",
     "results",

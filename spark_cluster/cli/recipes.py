@@ -23,29 +23,11 @@ _LATER = {"search": "recipes_search", "import": "recipes_import", "update": "rec
 """Commands that are loaded when they are called, and their modules: they bring parsers along."""
 
 
-class Recipes(Group):
-    """A group, some of whose commands are loaded when they are called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(dict.fromkeys([*super().list_commands(ctx), *_LATER]))
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _LATER and cmd_name not in self.commands:
-            from importlib import import_module
-
-            from spark_cluster.cli import take_globals
-
-            module = import_module(f"spark_cluster.cli.{_LATER[cmd_name]}")
-            take_globals(module.command)
-            self.add_command(module.command, cmd_name)
-        return super().get_command(ctx, cmd_name)
-
-
 WIDE = 100
 """Columns of a terminal from which on a model's name fits in the list."""
 
 
-@click.group(cls=Recipes)
+@click.group(cls=Group, later=_LATER)
 def command() -> None:
     """List, show, search and import recipes: shipped ones, your own in recipes/, registries'."""
 
