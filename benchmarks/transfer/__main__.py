@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from benchmarks.transfer.links import LINKS, pair
 from benchmarks.transfer.ways import OURS, RSYNC, Setting, WayError, copy
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import SHA256, Manifest
+from spark_cluster.transfer.certificate import make_certificate
 
 REPOSITORY, COMMIT = "benchmark/model", "b" * 40
 PEERS = ("spark-vllm-docker", "sparkrun")
@@ -45,15 +45,9 @@ def make_model(root: Path, size: int, shards: int) -> Manifest:
 
 def certificate(keys: Path) -> None:
     """The certificate of our sender."""
-    subprocess.run(
-        (
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-subj", "/CN=sender", "-days", "2", "-keyout", keys / "sender.key"),
-            *("-out", keys / "sender.pem"),
-        ),
-        check=True,
-        capture_output=True,
-    )
+    made = make_certificate()
+    (keys / "sender.pem").write_text(made.certificate)
+    (keys / "sender.key").write_text(made.key)
 
 
 def nothing_lacking(folder: Path) -> float:

@@ -117,9 +117,8 @@ def _there(play: Play, node: Node, wanted: Wanted, hub: str) -> Any:
 
     have = models_on(play, [node], wanted, hub)[node.name]
     if not have.whole:
-        why = have.problem or f"{have.missing_bytes / 1e9:.2f} GB are missing"
         raise Refused(
-            f"{wanted.repository}@{wanted.revision} is not whole: {why}",
+            f"{wanted.repository}@{wanted.revision} is not whole: {have.shortfall}",
             where=node.name,
             hint="leave --offline out to fetch it; spark-cluster models copy takes it from "
             "another node that has it",

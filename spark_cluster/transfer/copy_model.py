@@ -73,16 +73,8 @@ def _sender(
         if manifest is not None and here[node.name].whole:
             return node, manifest
     name = f"{wanted.repository}@{wanted.revision}"
-    reasons = [f"{node.name}: {_state(here[node.name])}" for node in nodes]
+    reasons = [f"{node.name}: {here[node.name].shortfall}" for node in nodes]
     raise Refused(
         f"no node has {name} whole ({'; '.join(reasons)})",
         hint="`spark-cluster models pull` fetches it from the hub",
     )
-
-
-def _state(have: Have) -> str:
-    if have.problem:
-        return have.problem
-    if have.commit is None:
-        return f"not there, but whole in {have.elsewhere}" if have.elsewhere else "not there"
-    return f"{have.missing_bytes / 1e9:.1f} GB are missing"

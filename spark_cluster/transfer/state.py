@@ -62,6 +62,15 @@ class Have:
         """True if nothing is missing."""
         return self.manifest is not None and not self.missing and not self.links
 
+    @property
+    def shortfall(self) -> str:
+        """Why it is not whole, in words."""
+        if self.problem:
+            return self.problem
+        if self.commit is None:
+            return f"not there, but whole in {self.elsewhere}" if self.elsewhere else "not there"
+        return f"{self.missing_bytes / 1e9:.1f} GB are missing"
+
     @classmethod
     def of(cls, found: Mapping[str, Any], free: int) -> Have:
         """Read the answer of a node. Raises BadManifest, LookupError, TypeError, ValueError."""

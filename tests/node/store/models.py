@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import random
-import subprocess
 from pathlib import Path
 
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, Manifest, StoredFile
+from spark_cluster.transfer.certificate import make_certificate
 
 REPOSITORY = "org/model"
 COMMIT = "c" * 40
@@ -47,14 +47,7 @@ def content(size: int, seed: int = 0) -> bytes:
 def certificate(folder: Path) -> tuple[Path, Path]:
     """A self-signed certificate and its key."""
     pem, key = folder / "sender.pem", folder / "sender.key"
-    subprocess.run(
-        (
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-subj", "/CN=spark-cluster copy", "-days", "2"),
-            *("-keyout", key, "-out", pem),
-        ),
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )
+    made = make_certificate()
+    pem.write_text(made.certificate)
+    key.write_text(made.key)
     return pem, key
