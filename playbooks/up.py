@@ -9,27 +9,33 @@ from spark_cluster.runner.play import Play
 from spark_cluster.serving import admission, launches, readiness, rungs, startup_log, vram
 from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.serving.result import Served, served
-from spark_cluster.serving.start import fetch, guard, start
+from spark_cluster.serving.start import guard, start
+from spark_cluster.transfer.fetch import fetch
+from spark_cluster.transfer.hub_models import mark_used
+from spark_cluster.transfer.stored import stored
 
 
-def main(play: Play, *, recipe: Recipe, tp: int, force: bool = False) -> Served | None:
+def main(
+    play: Play, *, recipe: Recipe, tp: int, force: bool = False, offline: bool = False
+) -> Served | None:
     """Serve `recipe` over `tp` nodes; None where nothing can be verified (check mode, --tags).
 
-    With `force` also what the plan says cannot work.
+    With `force` also what the plan says cannot work; with `offline` from what the nodes have.
     """
-    plan = resolve(recipe, play.inventory, play.nodes, tp)
-    announce(play, plan)
-    running, before = play.together(
+    running, before, models = play.together(
         lambda: readiness.container_state(play, SERVER),
         lambda: [] if play.check else vram.sample(play.sessions),
+        lambda: stored(play, recipe, tp),
     )
+    plan = resolve(recipe.located(models.folders()), play.inventory, play.nodes, tp)
+    announce(play, plan)
     if note := admission.overrides_changed(running, plan):
         play.note(note)
-    admission.must_work(play, plan, running, force=force)
+    admission.must_work(play, plan, running, models.there(), force=force, offline=offline)
     with play.stage("prepare"):
         guarded = prepare(play, plan)
     with play.stage("fetch"):
-        fetch(play, plan)
+        plan = fetch(play, plan, models, offline=offline)
     with play.stage("start"):
         launches.before_start(play, plan, running)
         share = admission.share(play, plan, running)
@@ -53,6 +59,8 @@ def main(play: Play, *, recipe: Recipe, tp: int, force: bool = False) -> Served 
             lambda: launches.unrecorded(play, plan),
         )
     launches.record(play, plan, made, result.versions.get(recipe.engine, ""))
+    if made is not None:
+        mark_used(play, plan)
     return result
 
 

@@ -12,6 +12,8 @@ from spark_cluster.topology import Node
 
 VERSION = "2.4.0"
 XET_VERSION = "1.8.0"
+TAGS = ("models",)
+"""`--tags models` fetches models, for which it is needed."""
 
 
 class Settings(BaseModel):
@@ -28,6 +30,6 @@ class Settings(BaseModel):
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
     """The environment: models do not wait for the engine's image."""
-    yield Package("python3-venv")
+    yield Package("python3-venv", tags=TAGS)
     pinned = (f"huggingface_hub=={settings.version}", f"hf_xet=={settings.xet_version}")
-    yield VirtualEnvironment(settings.path, (*settings.pip_options, *pinned))
+    yield VirtualEnvironment(settings.path, (*settings.pip_options, *pinned), tags=TAGS)

@@ -24,16 +24,13 @@ SCRIPT = Path(__file__).parent / "templates" / "download.sh"
 
 
 class Settings(BaseModel):
-    """Settings of the role `models`; `up` gives the first six from the recipe."""
+    """Settings of the role `models`; `up` gives the first five from the recipe."""
 
     name: str = Field(description="repository on the hub")
     revision: str = Field(default="main", description="branch, tag or commit")
     source: Literal["hub", "directory"] = Field(default="hub", description="source of the model")
     path: str = Field(description="folder on the node")
     directory: Path | None = Field(default=None, description="folder on the laptop")
-    patches: dict[str, Path] = Field(
-        default={}, description="path on the node to the laptop's file that is copied there"
-    )
     image: str = Field(default="", description="image whose `hf` command downloads")
     venv: str = Field(default="", description="virtual environment whose `hf` does it instead")
     mounts: tuple[str, ...] = Field(
@@ -49,20 +46,12 @@ class Settings(BaseModel):
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
-    """The folder with the model in it, and the patches that the laptop has."""
-    yield from _patches(settings.patches)
+    """The folder with the model in it."""
     yield Directory(settings.path, mode=0o755)
     if settings.source == "directory":
         yield from _upload(settings)
     else:
         yield _download(settings)
-
-
-def _patches(patches: dict[str, Path]) -> Iterator[Resource]:
-    for folder in sorted({path.rpartition("/")[0] for path in patches}):
-        yield Directory(folder, mode=0o700)  # containers see the file itself
-    for path, file in patches.items():
-        yield File(path, content=LaptopFile(file))
 
 
 def _upload(settings: Settings) -> Iterator[Resource]:

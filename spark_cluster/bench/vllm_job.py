@@ -20,6 +20,7 @@ from spark_cluster.bench.expansion import REQUESTS, PlannedCell
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.config.caches import CACHES
 from spark_cluster.inference.deployment import Deployment
+from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.resources.program import split_mount
 from spark_cluster.runner.session import Session
 
@@ -136,7 +137,8 @@ def files(
 def create(deployment: Deployment, folder: str) -> tuple[str, ...]:
     """Return the words after `docker create` with name and label, up to the program's own."""
     words = list(CONFINED)
-    model = f"{deployment.model_path}:{deployment.model_path}"
+    seen = whole_folder(deployment.model_path)
+    model = f"{seen}:{seen}"
     for mount in (model, *deployment.mounts):
         words += ["--mount", _mount(mount, ",readonly")]
     words += ["--mount", _mount(f"{folder}/{vllm_runs.OUT}:{OUT}", "")]

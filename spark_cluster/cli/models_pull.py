@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from spark_cluster.topology import Node
     from spark_cluster.transfer.pull import From, Preview
     from spark_cluster.transfer.state import Wanted
-
-LARGE = 50_000_000_000
-"""Bytes to fetch from which on the user is asked."""
-RATE = 100_000_000
-"""Bytes a second at which the time is stated; an access of 1 Gbit/s gives a little more."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +57,22 @@ def command(
     """
     app.connect_early()
     from spark_cluster.runner.options import Options
-    from spark_cluster.transfer.pull import From
+    from spark_cluster.transfer.pull import settings_source
     from spark_cluster.transfer.state import Wanted
 
     repository, _, revision = model.partition("@")
     wanted = Wanted(_checked(repository), revision or "main")
-    source = From(endpoint=endpoint, all_files=all_files)
     with app.play("models pull", app.nodes, Options()) as run:
         play = run.open()
         node = _node(play, on)
         hub = hub_folders(app)[node.name]
+        source = settings_source(app.inventory.nodes[node.name], endpoint)
         if offline:
             manifest = _there(play, node, wanted, hub)
         else:
-            manifest = _pulled(app, play, node, wanted, hub, source, yes=yes)
+            manifest = _pulled(
+                app, play, node, wanted, hub, replace(source, all_files=all_files), yes=yes
+            )
         run.finish()
         pulled = PulledModel(
             node.name, manifest.repository, manifest.commit, len(manifest.files), manifest.size
@@ -129,7 +126,7 @@ def _there(play: Play, node: Node, wanted: Wanted, hub: str) -> Any:
 def _pulled(
     app: App, play: Play, node: Node, wanted: Wanted, hub: str, source: From, *, yes: bool
 ) -> Any:
-    from spark_cluster.transfer.pull import preview, pull
+    from spark_cluster.transfer.pull import LARGE, preview, pull
 
     found = preview(play, node, wanted, hub=hub, source=source)
     if found.missing > LARGE and not yes:
@@ -139,6 +136,8 @@ def _pulled(
 
 def _agree(app: App, node: str, repository: str, found: Preview) -> None:
     """Ask before a large download. Raises Refused without a yes."""
+    from spark_cluster.transfer.pull import warning
+
     text = warning(repository, node, found)
     interactive = sys.stdin.isatty() and sys.stdout.isatty() and not app.as_json
     if interactive:
@@ -146,12 +145,3 @@ def _agree(app: App, node: str, repository: str, found: Preview) -> None:
         if click.confirm("Fetch it?", default=False):
             return
     raise Refused(text, where=node, hint="--yes fetches it without asking")
-
-
-def warning(repository: str, node: str, found: Preview) -> str:
-    """Return what a large download costs: bytes, time, space."""
-    hours = found.missing / RATE / 3600
-    return (
-        f"{repository}: {found.missing / 1e9:.0f} GB are to be fetched, which takes "
-        f"{hours:.1f} h at {RATE / 1e6:.0f} MB/s; {node} has {found.free / 1e9:.0f} GB free"
-    )

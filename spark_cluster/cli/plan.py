@@ -212,10 +212,12 @@ def _rooms(
     from spark_cluster.serving import launches
     from spark_cluster.serving.hub_on_node import NodeDocuments
     from spark_cluster.serving.survey import survey
+    from spark_cluster.transfer.stored import stored_on
 
     with app.play("plan", app.nodes, Options(), change=False) as run:
         play = run.open()
-        rooms, facts = survey(play, subject.node_path)
+        there = stored_on(play, recipe, play.nodes).there() if recipe is not None else {}
+        rooms, facts = survey(play, subject.node_path, there)
         told = launches.of_recipe(play, recipe, subject.launch.tp) if recipe is not None else None
         first = min(play.nodes, key=lambda node: not node.is_head)
         planner.look_up(subject, NodeDocuments(play.session(first)))

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 @click.option(
     "--force", is_flag=True, help="Launch even if the plan says that the configuration cannot work."
 )
+@click.option(
+    "--offline",
+    is_flag=True,
+    help="Ask no hub: serve from what the nodes have; copies between them are made.",
+)
 @overriding
 @allowing
 @changing
@@ -38,6 +43,7 @@ def command(
     tp: int | None,
     recipe_name: str | None,
     force: bool,
+    offline: bool,
     changes: Changes,
     allow: Allowances,
     exit_code: bool,
@@ -72,7 +78,7 @@ def command(
     with app.play(title, app.nodes, options) as run:
         playbook = app.project.load_playbook("up")
         play = run.open()
-        served = playbook.function(play, recipe=recipe, tp=size, force=force)
+        served = playbook.function(play, recipe=recipe, tp=size, force=force, offline=offline)
         run.finish()
         if app.as_json:
             app.print_json(run.to_dict(**(served.to_dict() if served is not None else {})))

@@ -143,6 +143,6 @@ def _written(recipe: Recipe) -> Iterator[tuple[str, str]]:
     for index, mount in enumerate(recipe.mounts):
         if not mount.read_only:
             yield f"mounts[{index}].source", mount.source
-    yield "model.path", recipe.model.node_path
-    if recipe.drafter is not None and recipe.drafter.node_path:
-        yield "drafter.path", recipe.drafter.node_path
+    for key, model in (("model.path", recipe.model), ("drafter.path", recipe.drafter)):
+        if model is not None and model.node_path and not model.in_hub_cache:
+            yield key, model.node_path

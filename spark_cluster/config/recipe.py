@@ -202,6 +202,19 @@ class Recipe(Schema):
         copy._laptop = allowed
         return copy
 
+    def located(self, folders: Mapping[str, str]) -> Recipe:
+        """The recipe with the folders of what is in the nodes' hub cache.
+
+        Args:
+            folders: repository to the folder of its revision; others keep what they have.
+        """
+        model, drafter = self.model, self.drafter
+        if model.in_hub_cache and model.name in folders:
+            model = model.at(folders[model.name])
+        if drafter is not None and drafter.in_hub_cache and drafter.name in folders:
+            drafter = drafter.at(folders[drafter.name or ""])
+        return self.model_copy(update={"model": model, "drafter": drafter})
+
     @property
     def tags(self) -> tuple[str, ...]:
         """Words by which it can be searched for, besides those of its name and description."""

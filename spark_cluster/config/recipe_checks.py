@@ -14,8 +14,9 @@ from spark_cluster.config import engines, node_paths
 from spark_cluster.config.model_kind import RUNGS
 from spark_cluster.config.ports import vllm_ports
 from spark_cluster.config.secret_text import is_secret_setting, looks_secret
-from spark_cluster.config.yamlfile import Key, Problem
+from spark_cluster.config.yamlfile import Problem
 from spark_cluster.errors import UsageError
+from spark_cluster.node.store.manifest import is_repository
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
@@ -143,14 +144,18 @@ def _mounts(recipe: Recipe) -> Iterator[Problem]:
 
 def _models(recipe: Recipe) -> Iterator[Problem]:
     """Folders that are written as root, and with what someone has put on the hub."""
-    folders: list[tuple[Key, str | None]] = [(("model",), recipe.model.node_path)]
-    if recipe.drafter is not None:
-        folders.append((("drafter",), recipe.drafter.node_path))
-    for key, path in folders:
-        why = path and node_paths.why_refused(path, read_only=False)
+    for key, model in (("model", recipe.model), ("drafter", recipe.drafter)):
+        if model is None or model.node_path is None:
+            continue
+        name, path = str(model.name), model.node_path
+        if model.in_hub_cache:
+            if not is_repository(name):
+                yield Problem((key, "name"), f"found {name!r}, expected ORG/NAME of the hub")
+            continue
+        why = node_paths.why_refused(path, read_only=False)
         if why:
             yield Problem(
-                (*key, "path"), f"found {path}, where no model may be put: {why}; {ADVICE}"
+                (key, "path"), f"found {path}, where no model may be put: {why}; {ADVICE}"
             )
 
 

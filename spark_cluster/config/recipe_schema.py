@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
 
 from spark_cluster.config.fields import NodePath, Pattern, Port
 from spark_cluster.config.image_build import Build, Digest
@@ -110,7 +117,9 @@ class Model(Schema):
     )
     revision: str = Field(default="main", min_length=1, description="branch, tag or commit")
     path: NodePath | None = Field(
-        default=None, description="folder on the nodes (default: /srv/models/ and the name)"
+        default=None,
+        description="folder on the nodes (default: the hub cache of the nodes; of a directory "
+        "/srv/models/ and the name)",
     )
     directory: Path | None = Field(
         default=None, description="folder on the laptop, for source: directory"
@@ -128,6 +137,8 @@ class Model(Schema):
         default=None, gt=0, description="memory of the weights as a server logged it, GiB, TP=1"
     )
 
+    _folder: str = PrivateAttr(default="")
+
     @model_validator(mode="after")
     def _directory_given(self) -> Model:
         if self.source == "directory" and self.directory is None:
@@ -137,9 +148,25 @@ class Model(Schema):
         return self
 
     @property
+    def in_hub_cache(self) -> bool:
+        """True if it is kept in the nodes' hub cache, not in a folder of its own."""
+        return self.source == "hub" and self.path is None
+
+    @property
     def node_path(self) -> str:
-        """The folder on the nodes, which is also the path inside the containers."""
+        """The folder on the nodes, which is also the path inside the containers.
+
+        Of a model in the hub cache it is known with its revision (`at`), and its name before.
+        """
+        if self.in_hub_cache:
+            return self._folder or self.name
         return self.path or f"/srv/models/{self.name.replace('/', '--')}"
+
+    def at(self, folder: str) -> Model:
+        """Return the model of the hub cache with the folder of its revision."""
+        copy = self.model_copy()
+        copy._folder = folder
+        return copy
 
 
 BUILT = ("spark-cluster/", "local/")
@@ -289,6 +316,8 @@ class Drafter(Schema):
         default=[], description="measured acceptance of each position, given the ones before"
     )
 
+    _folder: str = PrivateAttr(default="")
+
     @field_validator("options")
     @classmethod
     def _not_fields(cls, options: dict[str, EngineValue]) -> dict[str, EngineValue]:
@@ -298,11 +327,20 @@ class Drafter(Schema):
         return options
 
     @property
+    def in_hub_cache(self) -> bool:
+        """True if it is kept in the nodes' hub cache, not in a folder of its own."""
+        return self.name is not None and self.path is None
+
+    @property
     def node_path(self) -> str | None:
-        """The folder on the nodes, which is also the path inside the containers."""
-        if self.path or self.name is None:
-            return self.path
-        return f"/srv/models/{self.name.replace('/', '--')}"
+        """The folder on the nodes, as of a `Model`; None where the model drafts by itself."""
+        return self.path or self._folder or self.name
+
+    def at(self, folder: str) -> Drafter:
+        """Return the drafter of the hub cache with the folder of its revision."""
+        copy = self.model_copy()
+        copy._folder = folder
+        return copy
 
     @property
     def config(self) -> dict[str, Any]:

@@ -141,7 +141,8 @@ class Examination:
         context = Context(user, words, cache_root=root_on(node), own=own_checks.sources())
         if self.recipe is None:
             return context
-        paths = (self.recipe.model.node_path,)
+        model = self.recipe.model
+        paths = () if model.in_hub_cache else (model.node_path,)
         return replace(context, model_paths=paths, dashboard=self.recipe.ray.dashboard_port)
 
 

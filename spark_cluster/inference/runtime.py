@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from spark_cluster.inference import unit_state
 from spark_cluster.inference.process import SECRET_ENV, WITH_SECRET_ENV, Process
+from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Container, Resource, Unit
 from spark_cluster.resources.unit import FOLDER
@@ -175,7 +176,7 @@ def _with_secrets(
 
 
 def _mounts(process: Process, deployment: Deployment) -> tuple[str, ...]:
-    path = deployment.model_path
+    path = whole_folder(deployment.model_path) if deployment.model_path else ""
     model = (f"{path}:{path}:ro",) if path else ()
     caches = f"{deployment.cache_root}:{deployment.cache_root}"
     return (*model, caches, *deployment.mounts, *process.mounts)

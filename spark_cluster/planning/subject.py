@@ -26,7 +26,7 @@ class Subject:
         sizes: fewest and most nodes that it is known to run on.
         acceptance: of drafted tokens by position, where it was measured.
         folders: where the model's own files may be on this machine.
-        node_path: the model's folder on the nodes.
+        node_path: the model's folder on the nodes, if it has one of its own.
         remarks: what to know about it besides, for the plan to say.
         not_carried_over: what an import could not take over; some of it may be needed.
         overrides: engine arguments that are not those of the recipe's file.
@@ -66,7 +66,7 @@ def of_a_recipe(recipe: Recipe, launch: Launch) -> Subject:
         (recipe.tensor_parallel.min, recipe.tensor_parallel.max),
         tuple(recipe.drafter.acceptance) if recipe.drafter else (),
         (directory,) if directory else (),
-        recipe.model.node_path,
+        "" if recipe.model.in_hub_cache else recipe.model.node_path,
         not_carried_over=tuple(recipe.not_carried_over),
         overrides=recipe.overrides,
     )

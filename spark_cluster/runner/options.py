@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,16 @@ class Selection:
             self._begun.add(node)
         names = {role, *resource.tags}
         return (not self.tags or bool(names & self.tags)) and not names & self.skip_tags
+
+    def wants_part(self, nodes: Iterable[str], name: str) -> bool:
+        """Return whether a part of a run that is no resource is to be done, by its name."""
+        self._seen.add(name)
+        if self.start_at:
+            if fnmatch.fnmatchcase(name, self.start_at):
+                self._begun.update(nodes)
+            if not self._begun.issuperset(nodes):
+                return False
+        return (not self.tags or name in self.tags) and name not in self.skip_tags
 
     def unmatched(self) -> UsageError | None:
         """An error when a name that was asked for was never met in the whole run."""

@@ -6,6 +6,7 @@ What is certain from the plan is refused with its reason, while refusing is chea
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -47,8 +48,20 @@ def overrides_changed(running: ContainerState, plan: ServePlan) -> str:
     )
 
 
-def must_work(play: Play, plan: ServePlan, running: ContainerState, *, force: bool) -> None:
+def must_work(
+    play: Play,
+    plan: ServePlan,
+    running: ContainerState,
+    there: Mapping[str, float],
+    *,
+    force: bool,
+    offline: bool = False,
+) -> None:
     """Refuse what the plan says cannot work, unless forced; what serves already, does.
+
+    Args:
+        there: GiB of the model that nodes have in the hub cache; infinite: all of it.
+        offline: the hub is not asked for the model's shape.
 
     Raises:
         DoesNotFit: with the first reason, and the nearest configuration that would work.
@@ -62,13 +75,14 @@ def must_work(play: Play, plan: ServePlan, running: ContainerState, *, force: bo
     from spark_cluster.serving import model_lookup
     from spark_cluster.serving.survey import survey
 
-    rooms, facts = survey(play, plan.deployment.model_path)
+    rooms, facts = survey(play, plan.deployment.model_path, there)
     if running.status == "running":
         ours = _our_processes(play, [room.name for room in rooms])
         rooms = [_without_ours(room, ours[room.name]) for room in rooms]
         facts = [replace(fact, memory=room.memory) for fact, room in zip(facts, rooms, strict=True)]
     try:
-        known = planner.Planner(play.project, model_lookup.hub_for(play, plan.subject))
+        hub = model_lookup.hub_for(play, plan.subject, offline=offline)
+        known = planner.Planner(play.project, hub)
         found = known.plan(plan.subject, rooms, planner.Question(), facts)
     except (UsageError, InvalidFile) as error:
         play.note(f"not planned: {error.message}")

@@ -19,13 +19,15 @@ LIMIT_S = 30.0
 """Seconds that `up` waits for the hub; a plan is worth no more of its time."""
 
 
-def hub_for(play: Play, subject: Subject) -> Hub:
+def hub_for(play: Play, subject: Subject, *, offline: bool = False) -> Hub:
     """Return where a plan finds its model: what is kept of it, else the hub, asked here.
 
     Nothing fails for it: without an answer in time there is a note, and what is kept is used.
-    HF_HUB_OFFLINE forbids asking.
+    HF_HUB_OFFLINE or `offline` forbids asking.
     """
     kept = cached()
+    if offline:
+        return kept
     with contextlib.suppress(UsageError, InvalidFile):
         Planner(play.project, kept).geometry(subject)
         return kept

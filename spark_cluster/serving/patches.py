@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.errors import Failed, Refused
+from spark_cluster.resources import Directory, File, LaptopFile, Resource
 from spark_cluster.runner.play import Play
 
 if TYPE_CHECKING:
@@ -57,6 +58,16 @@ def mounted_patches(recipe: Recipe) -> tuple[MountedPatch, ...]:
         )
         for patch in recipe.patches
     )
+
+
+def uploads(patches: Sequence[MountedPatch]) -> list[Resource]:
+    """Return the laptop's files as they lie on the nodes."""
+    sent = {patch.source: patch.upload for patch in patches if patch.upload is not None}
+    folders = sorted({path.rpartition("/")[0] for path in sent})
+    return [
+        *(Directory(folder, mode=0o700) for folder in folders),  # containers see the file itself
+        *(File(path, content=LaptopFile(file)) for path, file in sent.items()),
+    ]
 
 
 def require_patches(

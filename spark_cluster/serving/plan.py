@@ -18,6 +18,7 @@ from spark_cluster.errors import Refused
 from spark_cluster.inference.containers import NODES, OVERRIDES
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import engine
+from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.serving import caches, firewall, secret_env
 from spark_cluster.serving.build_steps import build_settings
 from spark_cluster.serving.endpoint import LABEL, Endpoint, endpoint_of
@@ -42,7 +43,7 @@ class ServePlan:
         endpoint: where it answers.
         deployment: what the engine is started with.
         image: settings of the role `images`.
-        models: settings of the role `models`, for the model and for a drafter from the hub.
+        models: settings of the role `models`, for a model and a drafter with folders of their own.
         patches: files mounted over the image's own.
         firewall: settings of the role `firewall`.
     """
@@ -145,7 +146,7 @@ def resolve(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int
         endpoint=endpoint,
         deployment=deployment,
         image=_image(recipe),
-        models=_models(recipe, patches),
+        models=_models(recipe),
         patches=patches,
         firewall=firewall.settings(inventory, recipe, chosen),
     )
@@ -172,12 +173,14 @@ def _must_climb(recipe: Recipe) -> None:
 
 
 def _mounts(recipe: Recipe, patches: Sequence[MountedPatch]) -> tuple[str, ...]:
-    drafter = recipe.drafter.node_path if recipe.drafter else None
-    return (
+    path = recipe.drafter.node_path if recipe.drafter else None
+    drafter = whole_folder(path) if path else ""
+    found = (
         *(mount.volume for mount in recipe.mounts),
         *((f"{drafter}:{drafter}:ro",) if drafter else ()),
         *(patch.volume for patch in patches),
     )
+    return tuple(dict.fromkeys(found))
 
 
 def _labels(recipe: Recipe, tp: int, endpoint: Endpoint) -> dict[str, str]:
@@ -213,15 +216,17 @@ def _image(recipe: Recipe) -> dict[str, Any]:
     return {**given, **build_settings(build)} if build.steps else given
 
 
-def _models(recipe: Recipe, patches: Sequence[MountedPatch]) -> tuple[Mapping[str, Any], ...]:
+def _models(recipe: Recipe) -> tuple[Mapping[str, Any], ...]:
+    """Settings of the role `models`, for what has a folder of its own."""
     model, drafter = recipe.model, recipe.drafter
     mounts = tuple(mount.volume for mount in recipe.mounts)
     venv = recipe.venv.path if recipe.venv else ""
     common = {"image": recipe.image.reference, "mounts": mounts, "venv": venv}
-    chosen = model.model_dump(include={"name", "revision", "source", "directory"})
-    uploads = {patch.source: patch.upload for patch in patches if patch.upload is not None}
-    found = [{**common, **chosen, "path": model.node_path, "patches": uploads}]
-    if drafter is not None and drafter.name is not None:
+    found = []
+    if not model.in_hub_cache:
+        chosen = model.model_dump(include={"name", "revision", "source", "directory"})
+        found.append({**common, **chosen, "path": model.node_path})
+    if drafter is not None and drafter.name is not None and not drafter.in_hub_cache:
         chosen = drafter.model_dump(include={"name", "revision"})
-        found.append({**common, **chosen, "path": drafter.node_path})
+        found.append({**common, **chosen, "source": "hub", "path": drafter.node_path})
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Fetch what a plan needs, and start it: Ray, then the engine, then the proxy."""
+"""Start what a plan serves: Ray, then the engine, then the proxy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import token
 from spark_cluster.runner.play import Play, RoleCall
-from spark_cluster.serving import firewall, patches, readiness
+from spark_cluster.serving import firewall, readiness
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.topology import Node
 
@@ -27,26 +27,6 @@ def guard(play: Play, plan: ServePlan) -> RoleCall:
         play.note(firewall.ALONE_AND_OPEN, warning=True, node=plan.nodes[0])
         return play.role("firewall", state="absent")
     return play.role("firewall", **plan.firewall)
-
-
-def fetch(play: Play, plan: ServePlan) -> None:
-    """Fetch image, model, drafter and patches; at the same time where none needs the image.
-
-    Raises:
-        Refused: a patch is missing; nothing is started then.
-    """
-    images = play.role("images", **plan.image)
-    if plan.recipe.venv is not None:
-        images = play.role("venv", **plan.recipe.venv.model_dump())
-    models = [play.role("models", **given) for given in plan.models]
-    if plan.models[0]["source"] == "hub" or len(models) > 1:
-        play.apply(plan.nodes, images, *models)
-    else:
-        play.together(
-            lambda: play.apply(plan.nodes, images), lambda: play.apply(plan.nodes, *models)
-        )
-    if plan.patches and not play.check:
-        patches.require_patches(play, plan.nodes, plan.deployment.image, plan.patches)
 
 
 def start(play: Play, plan: ServePlan, share: float | None, guarded: str) -> None:

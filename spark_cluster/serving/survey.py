@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_cluster.facts import gather
@@ -15,11 +18,14 @@ DONE = ".complete"
 """What the role `models` leaves in a model's folder when a download is whole."""
 
 
-def survey(play: Play, folder: str) -> tuple[list[NodeMemory], list[Facts]]:
+def survey(
+    play: Play, folder: str, there: Mapping[str, float] | None = None
+) -> tuple[list[NodeMemory], list[Facts]]:
     """The nodes' rooms and facts, the head first: one question each, all at once.
 
     Args:
-        folder: of the model on the nodes.
+        folder: of a model that has one of its own on the nodes.
+        there: GiB of the model that nodes have in the hub cache; infinite: all of it.
     """
     question = {
         **gather.MEMORY,
@@ -31,7 +37,11 @@ def survey(play: Play, folder: str) -> tuple[list[NodeMemory], list[Facts]]:
     for node, pending in waiting:
         answer = pending.wait()
         processes, _ = gather.memory(answer)
-        has_model = answer["files"]["done"] is not None
-        rooms.append(of_facts(node.name, node.facts, processes or (), has_model=has_model))
+        begun = (there or {}).get(node.name, 0.0)
+        has_model = answer["files"]["done"] is not None or math.isinf(begun)
+        room = of_facts(node.name, node.facts, processes or (), has_model=has_model)
+        if room.disk_free_gib is not None and not has_model:
+            room = replace(room, disk_free_gib=room.disk_free_gib + begun)
+        rooms.append(room)
         facts.append(node.facts)
     return rooms, facts

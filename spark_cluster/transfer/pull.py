@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_cluster.errors import Failed
 from spark_cluster.node import own_program
@@ -17,6 +17,9 @@ from spark_cluster.runner.payload import ROOT_FOLDER, digest
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 from spark_cluster.transfer.state import Wanted, models_on
+
+if TYPE_CHECKING:
+    from spark_cluster.config.inventory import InventoryNode
 
 PREVIEW_S = 300.0
 """Longest wait for the description of a revision and the look at what is there, seconds."""
@@ -44,6 +47,24 @@ class From:
 
 
 HUB = From()
+
+LARGE = 50_000_000_000
+"""Bytes to fetch from which on a warning says what they cost."""
+RATE = 100_000_000
+"""Bytes a second at which the time is stated; an access of 1 Gbit/s gives a little more."""
+
+
+def settings_source(node: InventoryNode, endpoint: str = "") -> From:
+    """Return the hub of a node, as the settings of the role `models` have it.
+
+    Args:
+        endpoint: of a mirror that is used instead.
+    """
+    given = node.settings_for("models").data
+    return From(
+        endpoint=endpoint or str(given.get("endpoint", "")),
+        token_env=str(given.get("token_env", HUB.token_env)),
+    )
 
 
 @dataclass(frozen=True)
@@ -86,6 +107,7 @@ def pull(play: Play, node: Node, wanted: Wanted, *, hub: str, source: From = HUB
         token=source.token,
         endpoint=source.endpoint,
         all_files=source.all_files,
+        tags=("models",),
     )
     play.apply(node, play.role("hub_library", path=LIBRARY), [model])
     have = models_on(play, [node], wanted, hub)[node.name]
@@ -126,3 +148,12 @@ def preview(play: Play, node: Node, wanted: Wanted, *, hub: str, source: From = 
     except (ResourceError, KeyError, TypeError, ValueError) as error:
         hint = error.hint if isinstance(error, ResourceError) else ""
         raise Failed(str(error), where=node.name, hint=hint) from error
+
+
+def warning(repository: str, node: str, found: Preview) -> str:
+    """Return what a large download costs: bytes, time, space."""
+    hours = found.missing / RATE / 3600
+    return (
+        f"{repository}: {found.missing / 1e9:.0f} GB are to be fetched, which takes "
+        f"{hours:.1f} h at {RATE / 1e6:.0f} MB/s; {node} has {found.free / 1e9:.0f} GB free"
+    )

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from spark_cluster.node.store import wire
-from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store.hub_cache import HubCache, is_locked
 from spark_cluster.node.store.manifest import Manifest, StoredFile
 from spark_cluster.node.values import ResourceError
 
@@ -23,6 +23,9 @@ IDLE_S = 60.0
 """Seconds without a receiver after which it ends."""
 PIECE = 1 << 20
 """Bytes that are read at a time for TLS; without it the kernel sends the file itself."""
+WRITER_GONE_S = 10.0
+"""Seconds without a writer of the model after which what is not there is not waited for."""
+READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 LARGEST_PART = 64 << 20
 """Bytes of one request."""
 
@@ -34,7 +37,7 @@ class BlobServer:
     Attributes:
         token: which receivers must know.
         tls: None: the bytes are sent as they are.
-        follow: a blob that is not there yet will come.
+        follow: a blob that is not there yet will come; what has come of it is sent.
         limit_s: seconds after which it ends in any case.
         bound: addresses that it listens on, once `run` has begun.
         sent: bytes of blobs.
@@ -53,6 +56,7 @@ class BlobServer:
     ended: threading.Event = field(default_factory=threading.Event)
     _clients: int = 0
     _last: float = 0.0
+    _last_written: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def run(self, addresses: Sequence[tuple[str, int]]) -> None:
@@ -124,7 +128,7 @@ class BlobServer:
         if not 0 <= begin < end <= file.size or end - begin > LARGEST_PART:
             raise wire.WireError("a part is asked for that is not there")
         try:
-            handle = self._open(file)
+            handle = self._open(file, end)
         except OSError as error:
             wire.send(stream, {"error": f"{file.path}: {error.strerror}"})
             return
@@ -137,24 +141,43 @@ class BlobServer:
         finally:
             os.close(handle)
 
-    def _open(self, file: StoredFile) -> int | None:
-        """Open a blob; None where it is not whole yet and will be.
+    def _open(self, file: StoredFile, end: int) -> int | None:
+        """Open a blob; None where it is not there yet up to `end`, and will be.
 
         Raises:
             OSError: it is not there, or not what it was.
         """
         path = self.cache.blob(self.manifest.repository, file.blob)
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            handle = os.open(path, READING)
         except FileNotFoundError:
             if self.follow:
-                return None
+                return self._begun(file, end)
             raise
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode) or about.st_size != file.size:
             os.close(handle)
             raise OSError(0, "its size is not the one of the model's revision")
         return handle
+
+    def _begun(self, file: StoredFile, end: int) -> int | None:
+        """Open a half file that has come far enough: it is written in order (arriving, fetching).
+
+        Raises:
+            OSError: nobody writes it any more.
+        """
+        repository = self.manifest.repository
+        with suppress(FileNotFoundError):
+            handle = os.open(self.cache.incomplete(repository, file.blob), READING)
+            about = os.fstat(handle)
+            if stat.S_ISREG(about.st_mode) and end <= about.st_size <= file.size:
+                return handle
+            os.close(handle)
+        if is_locked(self.cache, repository):
+            self._last_written = time.monotonic()
+        elif time.monotonic() - self._last_written > WRITER_GONE_S:
+            raise OSError(0, "its download there has ended without it")
+        return None
 
     def _send(self, stream: socket.socket, handle: int, begin: int, end: int) -> None:
         at = begin

@@ -50,7 +50,7 @@ class Work:
         self._at_work = 0  # files that are opened or synced just now
         self._tries: dict[str, int] = {}
         self._later: dict[str, float] = {}
-        self._last_byte = self._last_file = time.monotonic()
+        self._last_byte = self._last_come = time.monotonic()
 
     def take(self) -> tuple[Arriving, Part] | None:
         """Return a part to ask for, of the file of which the fewest are asked for in turn."""
@@ -93,7 +93,7 @@ class Work:
         """A part has come."""
         whole = arriving.put(part, data)
         with self._lock:
-            self._last_byte = time.monotonic()
+            self._last_byte = self._last_come = time.monotonic()
             self.client.moved += part.end - part.begin
         if whole:
             self._finish(arriving)
@@ -115,7 +115,7 @@ class Work:
 
     def _settle(self, file: StoredFile, *, sound: bool) -> None:
         if sound:
-            self._last_file = time.monotonic()
+            self._last_come = time.monotonic()
             return
         self._tries[file.blob] = self._tries.get(file.blob, 1) + 1
         if self._tries[file.blob] > TRIES:
@@ -130,7 +130,7 @@ class Work:
             now = time.monotonic()
             self._later[arriving.file.blob] = now + LATER_S
             self._last_byte = now
-            if now - self._last_file > self.client.patience_s:
+            if now - self._last_come > self.client.patience_s:
                 self.fail(_too_late(arriving.file, self.client))
 
     def fail(self, error: ResourceError) -> None:

@@ -20,7 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_cluster.node.durable import make_folder, sync, sync_folder, write_file
-from spark_cluster.node.store.layout import INCOMPLETE, PREFIX, check_revision, folder_name
+from spark_cluster.node.store.layout import (
+    INCOMPLETE,
+    PREFIX,
+    check_revision,
+    folder_name,
+    repository_of,
+)
 from spark_cluster.node.store.manifest import (
     BadManifest,
     Manifest,
@@ -100,7 +106,7 @@ class HubCache:
         """The repositories that have a folder here, sorted."""
         with contextlib.suppress(OSError):
             names = [p.name for p in self.root.iterdir() if p.name.startswith(PREFIX)]
-            found = [name.removeprefix(PREFIX).replace("--", "/") for name in names]
+            found = [repository_of(name) for name in names]
             return sorted(name for name in found if is_repository(name))
         return []
 
@@ -278,9 +284,9 @@ def alone(cache: HubCache, repository: str, limit_s: float = WAIT_S) -> Iterator
     Raises:
         ResourceError: another one has not ended in time.
     """
-    folder = cache.root / ".locks" / cache.folder(repository).name
-    make_folder(folder, 0o755)
-    handle = os.open(folder / "spark-cluster.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    path = _lock_of(cache, repository)
+    make_folder(path.parent, 0o755)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         until = time.monotonic() + limit_s
         while not _locked(handle):
@@ -301,3 +307,19 @@ def _locked(handle: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def is_locked(cache: HubCache, repository: str) -> bool:
+    """Return whether somebody writes into a repository of the cache (`alone`)."""
+    try:
+        handle = os.open(_lock_of(cache, repository), os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _locked(handle)
+    finally:
+        os.close(handle)
+
+
+def _lock_of(cache: HubCache, repository: str) -> Path:
+    return cache.root / ".locks" / cache.folder(repository).name / "spark-cluster.lock"

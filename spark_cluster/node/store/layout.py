@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from spark_cluster.node.store.manifest import BadManifest, check_commit, check_repository
 
@@ -29,6 +29,11 @@ def folder_name(repository: str) -> str:
     return PREFIX + check_repository(repository).replace("/", "--")
 
 
+def repository_of(name: str) -> str:
+    """Return ORG/NAME of `models--ORG--NAME`."""
+    return name.removeprefix(PREFIX).replace("--", "/")
+
+
 def check_revision(revision: str) -> str:
     """Return a branch, tag or commit. Raises BadManifest if its file could lie elsewhere."""
     parts = revision.split("/") if _REVISION.fullmatch(revision) else [""]
@@ -40,3 +45,19 @@ def check_revision(revision: str) -> str:
 def manifest_path(ours: Path, repository: str, commit: str) -> Path:
     """Return the path of a manifest below OURS. Raises BadManifest."""
     return ours / "manifests" / f"{folder_name(repository)}@{check_commit(commit)}.json"
+
+
+def snapshot_folder(hub: str, repository: str, commit: str) -> str:
+    """Return the folder of a revision in the hub cache `hub`. Raises BadManifest."""
+    return f"{hub}/{folder_name(repository)}/snapshots/{check_commit(commit)}"
+
+
+def whole_folder(path: str) -> str:
+    """Return the folder that a program must see to read the model at `path`.
+
+    The files of a revision are links into the `blobs` of its repository.
+    """
+    places = PurePosixPath(path).parents
+    if len(places) > 1 and places[0].name == "snapshots" and places[1].name.startswith(PREFIX):
+        return str(places[1])
+    return path

@@ -1,0 +1,78 @@
+"""What a plan needs on its nodes before the engine starts: image, models, patches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spark_cluster.node.store.layout import folder_name
+from spark_cluster.serving import patches
+from spark_cluster.serving.plan import ServePlan, resolve
+from spark_cluster.transfer import hub_models
+from spark_cluster.transfer.stored import Stored
+
+if TYPE_CHECKING:
+    from spark_cluster.runner.play import Play
+
+ROLE = "models"
+"""Its name stands for all models in `--tags` and `--skip-tags`."""
+
+
+def fetch(play: Play, plan: ServePlan, stored: Stored, *, offline: bool = False) -> ServePlan:
+    """Fetch image, models and patches, side by side where one does not need the other.
+
+    Args:
+        offline: nothing is fetched from the hub; models are copied between nodes.
+
+    Returns:
+        The plan, with the folders of the models.
+
+    Raises:
+        Refused: a patch is missing; nothing is started then.
+    """
+    plain = [play.role(ROLE, **given) for given in plan.models]
+    image = (
+        play.role("venv", **plan.recipe.venv.model_dump())
+        if plan.recipe.venv is not None
+        else play.role("images", **plan.image)
+    )
+    by_image = any(given["source"] == "hub" for given in plan.models)
+    first = [image, *plain] if by_image else [image]
+    uploads = patches.uploads(plan.patches)
+
+    def others() -> dict[str, str]:
+        more = [] if by_image else plain
+        if more or uploads:
+            play.apply(plan.nodes, *more, uploads)
+        return _hub_models(play, plan, stored, offline=offline)
+
+    _, folders = play.together(lambda: play.apply(plan.nodes, *first), others)
+    if folders != stored.folders():
+        recipe = plan.recipe.located(folders)
+        plan = resolve(recipe, play.inventory, play.nodes, plan.tp)
+    if plan.patches and not play.check:
+        patches.require_patches(play, plan.nodes, plan.deployment.image, plan.patches)
+    return plan
+
+
+def _hub_models(play: Play, plan: ServePlan, stored: Stored, *, offline: bool) -> dict[str, str]:
+    """Have the models of the hub cache; repository to folder."""
+    there = stored.folders()
+    whole = all(
+        wanted.repository in there
+        and not stored.lacking(wanted, there[wanted.repository].rpartition("/")[2])
+        for wanted in stored.wanted
+    )
+    if whole:
+        play.options.selection.wants_part((), ROLE)
+        return there
+    names = [node.name for node in plan.nodes]
+    if play.options.selection.wants_part(names, ROLE) and not play.check:
+        return hub_models.bring(play, plan.nodes, stored, offline=offline)
+    lacking = {
+        one.repository: f"{stored.hub}/{folder_name(one.repository)}/snapshots/{one.revision}"
+        for one in stored.wanted
+        if one.repository not in there
+    }
+    if lacking:
+        play.note(f"on no node yet: {', '.join(lacking)}")
+    return lacking | there

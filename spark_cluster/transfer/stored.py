@@ -1,0 +1,112 @@
+"""The models of a recipe in the hub cache of the nodes that serve it: what is there, and where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spark_cluster.node.store.layout import snapshot_folder
+from spark_cluster.serving.caches import root_of_all
+from spark_cluster.serving.nodes import serving
+from spark_cluster.transfer.state import Have, Wanted, all_models_on, hub_folder
+
+if TYPE_CHECKING:
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.node.store.manifest import Manifest
+    from spark_cluster.runner.play import Play
+    from spark_cluster.topology import Node
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What nodes have of the models of a recipe.
+
+    Attributes:
+        hub: folder of the hub cache, the same on all of them.
+        wanted: the model, and a drafter from the hub; only what is kept in the hub cache.
+        on: node to what it has of each of them; the head first.
+    """
+
+    hub: str
+    wanted: tuple[Wanted, ...]
+    on: Mapping[str, Sequence[Have]]
+
+    def of(self, wanted: Wanted) -> dict[str, Have]:
+        """Return by node what it has of one of them."""
+        place = self.wanted.index(wanted)
+        return {node: haves[place] for node, haves in self.on.items()}
+
+    def chosen(self, wanted: Wanted) -> tuple[str, Manifest] | None:
+        """Return the first node that has it whole, with its files; None where none has.
+
+        Where a branch has another commit on other nodes, this node's is the one that serves.
+        """
+        for node, have in self.of(wanted).items():
+            if have.whole and have.manifest is not None:
+                return node, have.manifest
+        return None
+
+    def lacking(self, wanted: Wanted, commit: str) -> list[str]:
+        """Return the nodes that do not have this commit whole."""
+        found = self.of(wanted).items()
+        return [node for node, have in found if not have.whole or have.commit != commit]
+
+    def folders(self) -> dict[str, str]:
+        """Return repository to the folder of the revision that some node has whole."""
+        found = {}
+        for wanted in self.wanted:
+            chosen = self.chosen(wanted)
+            if chosen is not None:
+                found[wanted.repository] = folder(self.hub, wanted, chosen[1].commit)
+        return found
+
+    def there(self) -> dict[str, float]:
+        """Return the GiB that each node has already of the first of them; infinite: all of it."""
+        return {name: _there(haves[0]) for name, haves in self.on.items() if haves}
+
+
+def _there(have: Have) -> float:
+    if have.whole:
+        return math.inf
+    if have.manifest is None:
+        return 0.0
+    return max(0, have.manifest.size - have.missing_bytes) / 2**30
+
+
+def folder(hub: str, wanted: Wanted, commit: str) -> str:
+    """Return the folder of a revision on the nodes."""
+    return snapshot_folder(hub, wanted.repository, commit)
+
+
+def wanted_by(recipe: Recipe) -> tuple[Wanted, ...]:
+    """Return what of a recipe is kept in the hub cache."""
+    model, drafter = recipe.model, recipe.drafter
+    found = []
+    if model.in_hub_cache:
+        found.append(Wanted(model.name, model.revision))
+    if drafter is not None and drafter.name and drafter.in_hub_cache:
+        found.append(Wanted(drafter.name, drafter.revision))
+    return tuple(dict.fromkeys(found))
+
+
+def stored(play: Play, recipe: Recipe, tp: int) -> Stored:
+    """Ask the nodes that will serve what they have; nothing is asked where nothing is wanted.
+
+    Raises:
+        Refused: the nodes cannot serve this, or have their caches in different places.
+        SparkClusterError: a node cannot say what it has.
+    """
+    nodes, _ = serving(play.nodes, tp, recipe.nodes_for(tp))
+    return stored_on(play, recipe, nodes)
+
+
+def stored_on(play: Play, recipe: Recipe, nodes: Sequence[Node]) -> Stored:
+    """Ask these nodes; see `stored`."""
+    wanted = wanted_by(recipe)
+    hub = hub_folder(root_of_all(play.inventory.nodes[node.name] for node in nodes))
+    if not wanted:
+        return Stored(hub, (), {})
+    sessions = {node.name: play.session(node) for node in nodes}
+    return Stored(hub, wanted, all_models_on(sessions, wanted, dict.fromkeys(sessions, hub)))
