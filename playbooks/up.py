@@ -11,7 +11,7 @@ from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.serving.result import Served, served
 from spark_cluster.serving.start import guard, start
 from spark_cluster.transfer.fetch import fetch
-from spark_cluster.transfer.hub_models import mark_used
+from spark_cluster.transfer.hub_models import mark_used, must_be_there
 from spark_cluster.transfer.stored import stored
 
 
@@ -27,6 +27,8 @@ def main(
         lambda: [] if play.check else vram.sample(play.sessions),
         lambda: stored(play, recipe, tp),
     )
+    if offline:
+        must_be_there(models)
     plan = resolve(recipe.located(models.folders()), play.inventory, play.nodes, tp)
     announce(play, plan)
     if note := admission.overrides_changed(running, plan):
@@ -35,7 +37,7 @@ def main(
     with play.stage("prepare"):
         guarded = prepare(play, plan)
     with play.stage("fetch"):
-        plan = fetch(play, plan, models, offline=offline)
+        plan = fetch(play, plan, models)
     with play.stage("start"):
         launches.before_start(play, plan, running)
         share = admission.share(play, plan, running)

@@ -8,8 +8,10 @@ from typing import Any
 from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.node.store.layout import snapshot_folder
 from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.topology import Node
+from spark_cluster.transfer.state import hub_folder
 
 
 def inventory_of(*nodes: Node, **serve: Any) -> Inventory:
@@ -23,6 +25,17 @@ def inventory_of(*nodes: Node, **serve: Any) -> Inventory:
     return Inventory(Path("inventory.yaml"), entries, {}, ServeEntry(**serve), (), 9000)
 
 
+def snapshot_of(repository: str) -> str:
+    """Return the folder of a revision of this model in the hub cache of nodes."""
+    return snapshot_folder(hub_folder(), repository, "c" * 40)
+
+
+def located(recipe: Recipe) -> Recipe:
+    """Return the recipe as it is when its models are on the nodes."""
+    names = [recipe.model.name, recipe.drafter.name if recipe.drafter else None]
+    return recipe.located({name: snapshot_of(name) for name in names if name})
+
+
 def plan_for(recipe: Recipe, *nodes: Node, tp: int | None = None, **serve: Any) -> ServePlan:
-    """Return what serves a recipe on nodes, all of them unless `tp` says less."""
-    return resolve(recipe, inventory_of(*nodes, **serve), nodes, tp or len(nodes))
+    """Return what serves a recipe on nodes that have its models, all unless `tp` says less."""
+    return resolve(located(recipe), inventory_of(*nodes, **serve), nodes, tp or len(nodes))

@@ -17,11 +17,8 @@ ROLE = "models"
 """Its name stands for all models in `--tags` and `--skip-tags`."""
 
 
-def fetch(play: Play, plan: ServePlan, stored: Stored, *, offline: bool = False) -> ServePlan:
+def fetch(play: Play, plan: ServePlan, stored: Stored) -> ServePlan:
     """Fetch image, models and patches, side by side where one does not need the other.
-
-    Args:
-        offline: nothing is fetched from the hub; models are copied between nodes.
 
     Returns:
         The plan, with the folders of the models.
@@ -43,7 +40,7 @@ def fetch(play: Play, plan: ServePlan, stored: Stored, *, offline: bool = False)
         more = [] if by_image else plain
         if more or uploads:
             play.apply(plan.nodes, *more, uploads)
-        return _hub_models(play, plan, stored, offline=offline)
+        return _hub_models(play, plan, stored)
 
     _, folders = play.together(lambda: play.apply(plan.nodes, *first), others)
     if folders != stored.folders():
@@ -54,7 +51,7 @@ def fetch(play: Play, plan: ServePlan, stored: Stored, *, offline: bool = False)
     return plan
 
 
-def _hub_models(play: Play, plan: ServePlan, stored: Stored, *, offline: bool) -> dict[str, str]:
+def _hub_models(play: Play, plan: ServePlan, stored: Stored) -> dict[str, str]:
     """Have the models of the hub cache; repository to folder."""
     there = stored.folders()
     whole = all(
@@ -67,7 +64,7 @@ def _hub_models(play: Play, plan: ServePlan, stored: Stored, *, offline: bool) -
         return there
     names = [node.name for node in plan.nodes]
     if play.options.selection.wants_part(names, ROLE) and not play.check:
-        return hub_models.bring(play, plan.nodes, stored, offline=offline)
+        return hub_models.bring(play, plan.nodes, stored)
     lacking = {
         one.repository: f"{stored.hub}/{folder_name(one.repository)}/snapshots/{one.revision}"
         for one in stored.wanted

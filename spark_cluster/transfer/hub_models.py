@@ -38,35 +38,42 @@ LOOK_S = 1.0
 """Seconds between two looks whether a pull has said what it fetches."""
 
 
-def bring(play: Play, nodes: Sequence[Node], stored: Stored, *, offline: bool) -> dict[str, str]:
+def must_be_there(stored: Stored) -> None:
+    """Refuse to go on without the hub where no node has a model.
+
+    Raises:
+        Refused: with what each of them lacks.
+    """
+    for wanted in stored.wanted:
+        found = stored.of(wanted)
+        if not any(have.whole or have.adoptable for have in found.values()):
+            reasons = "; ".join(f"{node}: {have.shortfall}" for node, have in found.items())
+            raise Refused(
+                f"no node has {wanted.repository}@{wanted.revision} whole ({reasons})",
+                hint="leave --offline out to fetch it from the hub",
+            )
+
+
+def bring(play: Play, nodes: Sequence[Node], stored: Stored) -> dict[str, str]:
     """Have the models of a recipe on all nodes that serve; repository to folder.
 
     A node that has one sends it to the others. One that another tool has downloaded to a node is
     taken over. What no node has is fetched from the hub, by one node.
 
-    Args:
-        offline: ask no hub; copies between nodes are made.
-
     Raises:
-        Refused: a model is on no node, and the hub may not be asked; or a disk is too small.
+        Refused: a disk is too small.
         SparkClusterError: it cannot be fetched or copied, with the reason.
     """
     return {
-        wanted.repository: folder(
-            stored.hub, wanted, _bring(play, nodes, stored, wanted, offline=offline)
-        )
+        wanted.repository: folder(stored.hub, wanted, _bring(play, nodes, stored, wanted))
         for wanted in stored.wanted
     }
 
 
-def _bring(
-    play: Play, nodes: Sequence[Node], stored: Stored, wanted: Wanted, *, offline: bool
-) -> str:
+def _bring(play: Play, nodes: Sequence[Node], stored: Stored, wanted: Wanted) -> str:
     """Have one model on all nodes; return its commit."""
     chosen = stored.chosen(wanted) or _adopt(play, nodes, stored, wanted)
     if chosen is None:
-        if offline:
-            raise _not_there(nodes, stored.of(wanted), wanted)
         return _fetch(play, nodes, stored, wanted).commit
     name, manifest = chosen
     lacking = stored.lacking(wanted, manifest.commit)
@@ -116,14 +123,6 @@ def _shown(play: Play, node: Node, what: str) -> Callable[[dict[str, Any]], None
             play.bus.emit(Progress(node.name, what, str(event["text"])))
 
     return on_event
-
-
-def _not_there(nodes: Sequence[Node], found: Mapping[str, Have], wanted: Wanted) -> Refused:
-    reasons = "; ".join(f"{node.name}: {found[node.name].shortfall}" for node in nodes)
-    return Refused(
-        f"no node has {wanted.repository}@{wanted.revision} whole ({reasons})",
-        hint="leave --offline out to fetch it from the hub",
-    )
 
 
 def _fetch(play: Play, nodes: Sequence[Node], stored: Stored, wanted: Wanted) -> Manifest:

@@ -124,7 +124,9 @@ def test_no_secret_in_a_message(tmp_path: Path) -> None:
 
 def test_defaults(tmp_path: Path) -> None:
     recipe = load(tmp_path, BASE)
-    assert recipe.model.node_path == "/srv/models/org--m"
+    assert recipe.model.in_hub_cache
+    assert recipe.model.node_path == "org/m", "the folder is known with the revision"
+    assert recipe.located({"org/m": "/hub/x"}).model.node_path == "/hub/x"
     assert recipe.image.reference == "repo/image:1"
     assert recipe.gpu_memory_utilization is None
     assert recipe.probe.expect == "Paris"

@@ -53,7 +53,7 @@ class TestSparkrun:
         assert recipe.drafter is not None
         assert recipe.drafter.config == {
             "method": "eagle3",
-            "model": "/srv/models/example--bison-eagle3",
+            "model": "example/bison-eagle3",
             "num_speculative_tokens": 3,
         }
 
@@ -151,7 +151,7 @@ class TestSparkVllmDocker:
         assert recipe.drafter is not None
         assert recipe.drafter.config == {
             "method": "mtp",
-            "model": "/srv/models/example--dove-assistant",
+            "model": "example/dove-assistant",
             "num_speculative_tokens": 4,
             "moe_backend": "triton",
         }

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from factories import SHIPPED, make_inventory, make_node, make_recipe
-from serve_plans import inventory_of, plan_for
+from serve_plans import inventory_of, located, plan_for, snapshot_of
 
 from spark_cluster.config.allowances import Allowances, Allowed
 from spark_cluster.config.caches import CACHES as UP_CACHES
@@ -100,11 +100,12 @@ def test_the_server_has_drafter_and_patches_mounted():
     def mounts(name):
         return plan_for(load_recipe(name, SHIPPED), make_node("a")).deployment.mounts
 
-    drafter = "/srv/models/google--gemma-4-26B-A4B-it-assistant"
+    snapshot = snapshot_of("google/gemma-4-26B-A4B-it-assistant")
+    drafter = snapshot.partition("/snapshots/")[0]  # what the files of a snapshot lead to, too
     assert f"{drafter}:{drafter}:ro" in mounts("gemma4-26b-a4b-fp8-mtp")
     (patch,) = mounts("gemma4-26b-a4b-nvfp4")
     assert patch == (
-        "/srv/models/bg-digitalservices--Gemma-4-26B-A4B-it-NVFP4/gemma4_patched.py:"
+        f"{snapshot_of('bg-digitalservices/Gemma-4-26B-A4B-it-NVFP4')}/gemma4_patched.py:"
         "/usr/local/lib/python3.12/dist-packages/vllm/model_executor/models/gemma4.py:ro"
     )
 
@@ -140,7 +141,7 @@ settings: {caches: {root: /data/caches}}
 def test_the_caches_root_of_the_inventory_reaches_the_containers(tmp_path):
     head = make_node("a")
     play = Started(make_inventory(tmp_path, CACHES), head, make_node("b", head=False))
-    start(play, resolve(make_recipe(), play.inventory, play.nodes, 1), 0.5, "present")
+    start(play, resolve(located(make_recipe()), play.inventory, play.nodes, 1), 0.5, "present")
     play.apply(head, play.role("caches"))
     (server,) = play.made["vllm", "a"]
     assert "/data/caches:/data/caches" in server.mounts
@@ -155,8 +156,8 @@ def test_caches_that_differ_between_nodes_are_refused(tmp_path):
     )
     play = Started(make_inventory(tmp_path, text), make_node("a"), make_node("b", head=False))
     with pytest.raises(Refused, match="/data/caches on a, /x on b"):
-        resolve(make_recipe(), play.inventory, play.nodes, 2)
-    resolve(make_recipe(), play.inventory, play.nodes, 1)
+        resolve(located(make_recipe()), play.inventory, play.nodes, 2)
+    resolve(located(make_recipe()), play.inventory, play.nodes, 1)
 
 
 def test_a_network_that_is_trusted_is_warned_of_each_time(tmp_path):
@@ -165,7 +166,7 @@ def test_a_network_that_is_trusted_is_warned_of_each_time(tmp_path):
         nodes = [make_node("a"), make_node("b", head=False)]
         play = Started(make_inventory(tmp_path, text), *nodes)
         play.note = lambda said, **options: told.append((said, options))
-        _, given = guard(play, resolve(make_recipe(), play.inventory, nodes, 2))
+        _, given = guard(play, resolve(located(make_recipe()), play.inventory, nodes, 2))
         assert given["state"] == state
     ((said, options),) = told
     assert "there is no firewall" in said
@@ -180,7 +181,7 @@ def test_one_node_goes_on_where_nftables_does_not_work(tmp_path, works):
     play.session = lambda _node: SimpleNamespace(
         run=lambda _argv: SimpleNamespace(status=0 if works else 127)
     )
-    _, given = guard(play, resolve(make_recipe(), play.inventory, [alone], 1))
+    _, given = guard(play, resolve(located(make_recipe()), play.inventory, [alone], 1))
     assert given["state"] == ("present" if works else "absent")
     assert ["nftables does not work here" in said for said, _ in told] == [True] * (not works)
 
@@ -188,16 +189,22 @@ def test_one_node_goes_on_where_nftables_does_not_work(tmp_path, works):
 def test_the_label_of_the_containers_says_whether_they_are_guarded(tmp_path):
     for guarded in ("present", "absent"):
         play = Started(make_inventory(tmp_path, CACHES), make_node("a"))
-        start(play, resolve(make_recipe(), play.inventory, play.nodes, 1), 0.5, guarded)
+        start(play, resolve(located(make_recipe()), play.inventory, play.nodes, 1), 0.5, guarded)
         (server,) = play.made["vllm", "a"]
         assert server.labels["spark-cluster.firewall"] == guarded
 
 
-def test_the_drafter_is_a_model_like_others():
-    found = plan_for(load_recipe("gemma4-26b-a4b-fp8-mtp", SHIPPED), make_node("a")).models
-    assert [settings["name"] for settings in found] == [
-        "RedHatAI/gemma-4-26B-A4B-it-FP8-Dynamic",
-        "google/gemma-4-26B-A4B-it-assistant",
+def test_folders_of_their_own_are_downloaded_as_the_recipe_says():
+    recipe = load_recipe("gemma4-26b-a4b-fp8-mtp", SHIPPED)
+    assert plan_for(recipe, make_node("a")).models == (), "both are in the hub cache"
+    changed = {
+        name: getattr(recipe, name).model_copy(update={"path": f"/srv/models/{name}"})
+        for name in ("model", "drafter")
+    }
+    found = plan_for(recipe.model_copy(update=changed), make_node("a")).models
+    assert [(settings["name"], settings["path"]) for settings in found] == [
+        ("RedHatAI/gemma-4-26B-A4B-it-FP8-Dynamic", "/srv/models/model"),
+        ("google/gemma-4-26B-A4B-it-assistant", "/srv/models/drafter"),
     ]
     role = SHIPPED.load_role("models")
     ids = [
@@ -220,7 +227,7 @@ def test_an_engine_in_a_virtual_environment(tmp_path, tp):
     for more in ({}, {"runtime": "venv", "venv": venv}):
         recipe = make_recipe(**more)
         recipe._laptop = Allowed(user=Allowances(venv=True))
-        plan = resolve(recipe, play.inventory, play.nodes, tp)
+        plan = resolve(located(recipe), play.inventory, play.nodes, tp)
         play.made.clear()
         start(play, plan, 0.5, "present")
         made.append([r for role in ("ray", "vllm") for r in play.made[role, "a"]])
@@ -238,7 +245,6 @@ def test_an_engine_in_a_virtual_environment(tmp_path, tp):
     server = in_venv[-1]
     assert server.labels == {**in_docker[-1].labels, "spark-cluster.runtime": "venv"}
     assert server.limits["MEMLOCK"] == "infinity"
-    assert plan.models[0]["venv"] == "/opt/vllm"
 
 
 class Starting(Play):
@@ -306,6 +312,6 @@ def test_each_up_warns_of_an_endpoint_that_is_open(serve, warned):
     play.inventory = inventory_of(*play.nodes, **serve)
     notes = []
     play.note = lambda text, warning=False: notes.append((text, warning))
-    UP["announce"](play, resolve(make_recipe(), play.inventory, play.nodes, 1))
+    UP["announce"](play, resolve(located(make_recipe()), play.inventory, play.nodes, 1))
     assert [w for _, w in notes] == [True] * warned
     assert all("10.0.0.1" in text and "api_key" in text for text, _ in notes)

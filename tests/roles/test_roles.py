@@ -282,16 +282,6 @@ def test_bases_of_a_dockerfile(text, found):
     assert [base.ref for base in bases] == found
 
 
-def test_patches_of_the_laptop_are_sent(tmp_path):
-    (tmp_path / "fix.py").write_bytes(b"x = 1\n")
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m/config.json").write_text("{}")
-    target = "/var/lib/spark-cluster/patches/abc/fix.py"
-    made = model(tmp_path, patches={target: tmp_path / "fix.py"})
-    assert Directory("/var/lib/spark-cluster/patches/abc", mode=0o700) in made
-    assert File(target, content=LaptopFile(tmp_path / "fix.py")) in made
-
-
 # -- ray and vllm ------------------------------------------------------------------------------
 
 

@@ -76,7 +76,7 @@ def nodes_answer(monkeypatch):
     """The survey takes facts as they are; nothing holds memory unless a test says so."""
     held = {}
 
-    def survey(play, _launch):
+    def survey(play, _launch, _there):
         rooms = [
             of_facts(n.name, n.facts, held.get(n.name, ()), has_model=False) for n in play.nodes
         ]
@@ -88,7 +88,7 @@ def nodes_answer(monkeypatch):
 
 
 def admit(play, what, running=FREE, *, force=False):
-    admission.must_work(play, plan_for(what, *play.nodes), running, force=force)
+    admission.must_work(play, plan_for(what, *play.nodes), running, {}, force=force)
 
 
 def share(play, what, running=FREE):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from serve_plans import located, snapshot_of
 
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.resources import LaptopFile
 from spark_cluster.runner.session import Output
 from spark_cluster.serving import patches
 
@@ -21,7 +23,7 @@ patches:
   - {file: mine/other.py, origin: laptop, target: /opt/engine/other.py, why: another}
 """
 IMAGE = "repo/image:1"
-OF_MODEL = "/srv/models/org--m/fix.py"
+OF_MODEL = f"{snapshot_of('org/m')}/fix.py"
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def recipe(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/other.py").write_text("x = 1\n")
     (tmp_path / "r.yaml").write_text(TEXT)
-    return load_recipe(tmp_path / "r.yaml", Project(tmp_path))
+    return located(load_recipe(tmp_path / "r.yaml", Project(tmp_path)))
 
 
 def test_they_are_mounted_read_only(recipe):
@@ -50,6 +52,12 @@ def test_the_laptops_file_lies_relative_to_the_recipe(recipe, tmp_path, monkeypa
     assert path != patches.mounted_patches(recipe)[1].source, (
         "another content is another mount: a new container"
     )
+
+
+def test_the_laptops_file_is_sent_to_a_folder_of_root(recipe, tmp_path):
+    folder, file = patches.uploads(patches.mounted_patches(recipe))
+    assert (folder.path, folder.mode) == (file.path.rpartition("/")[0], 0o700)
+    assert file.content == LaptopFile(tmp_path / "mine/other.py")
 
 
 def test_one_that_the_laptop_lacks(recipe, tmp_path):
