@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.models_nodes import gigabytes
-
-if TYPE_CHECKING:
-    from spark_cluster.transfer.copy import Copied
 
 
 @click.command()
@@ -69,17 +63,4 @@ def command(
             app.print_json(run.to_dict(model=model, copies=[one.to_dict() for one in done]))
             return
         for one in done:
-            app.console.print(described(one), soft_wrap=True)
-
-
-def described(one: Copied) -> str:
-    """Return a line about the copy to one node."""
-    if not one.sender:
-        return f"{one.node}: nothing to copy, {gigabytes(one.kept)} are there"
-    way = "the fabric" if one.fabric else "the management network"
-    speed = f", {gigabytes(round(one.moved / one.seconds))}/s" if one.seconds else ""
-    kept = f"; {gigabytes(one.kept)} were there" if one.kept else ""
-    return (
-        f"{one.node}: {gigabytes(one.moved)} from {one.sender} over {way} in "
-        f"{one.seconds:.1f} s{speed}{kept}"
-    )
+            app.console.print(str(one), soft_wrap=True)

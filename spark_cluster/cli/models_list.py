@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.models_nodes import age, gigabytes, model_nodes, needed_by_recipes, short
+from spark_cluster.cli.models_nodes import age, model_nodes, needed_by_recipes, short
+from spark_cluster.node.sizes import gigabytes
 
 if TYPE_CHECKING:
     from spark_cluster.transfer.upkeep import StoredModel, StoredModels

@@ -42,11 +42,6 @@ def needed_by_recipes(app: App) -> list[Need]:
     return needed(app.project, app.inventory.serve.recipe, app.allowances(Allowances()))
 
 
-def gigabytes(size: int) -> str:
-    """Return a number of bytes as GB, or MB where it is less than one."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-
-
 def age(when: float) -> str:
     """Return how long ago something was."""
     seconds = max(0.0, time.time() - when)

@@ -7,8 +7,9 @@ import dataclasses
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.models_nodes import gigabytes, hub_folders, short
+from spark_cluster.cli.models_nodes import hub_folders, short
 from spark_cluster.cli.models_verify import progress
+from spark_cluster.node.sizes import gigabytes
 
 
 @click.command()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.models_nodes import gigabytes, model_nodes, needed_by_recipes
+from spark_cluster.cli.models_nodes import model_nodes, needed_by_recipes
+from spark_cluster.node.sizes import gigabytes
 
 if TYPE_CHECKING:
     from spark_cluster.transfer.upkeep import Pruned, StoredModels

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.models_nodes import gigabytes, model_nodes, short
+from spark_cluster.cli.models_nodes import model_nodes, short
 from spark_cluster.cli.visible import visible
 from spark_cluster.errors import VerificationFailed
+from spark_cluster.node.sizes import gigabytes
 
 if TYPE_CHECKING:
     from spark_cluster.transfer.upkeep import VerifiedModel

@@ -15,6 +15,7 @@ from typing import Any
 from spark_cluster.config.ports import COPY
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.link_check import hops
+from spark_cluster.node.sizes import gigabytes
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
@@ -48,6 +49,18 @@ class Copied:
     kept: int = 0
     seconds: float = 0.0
     fabric: bool = False
+
+    def __str__(self) -> str:
+        """A line about it."""
+        if not self.sender:
+            return f"{self.node}: nothing to copy, {gigabytes(self.kept)} are there"
+        way = "the fabric" if self.fabric else "the management network"
+        speed = f", {gigabytes(round(self.moved / self.seconds))}/s" if self.seconds else ""
+        kept = f"; {gigabytes(self.kept)} were there" if self.kept else ""
+        return (
+            f"{self.node}: {gigabytes(self.moved)} from {self.sender} over {way} in "
+            f"{self.seconds:.1f} s{speed}{kept}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON."""

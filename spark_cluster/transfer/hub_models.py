@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.errors import Refused, SparkClusterError
+from spark_cluster.node.sizes import gigabytes
 from spark_cluster.node.store.layout import KEPT_FREE, repository_of
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.events import Progress
@@ -64,138 +66,162 @@ def bring(play: Play, nodes: Sequence[Node], stored: Stored) -> dict[str, str]:
         Refused: a disk is too small.
         SparkClusterError: it cannot be fetched or copied, with the reason.
     """
+    names = [node.name for node in nodes]
+    # As they are now: the fabric's addresses may have come in this very run.
+    now = sorted((n for n in play.nodes if n.name in names), key=lambda n: names.index(n.name))
     return {
-        wanted.repository: folder(stored.hub, wanted, _bring(play, nodes, stored, wanted))
+        wanted.repository: folder(
+            stored.hub,
+            wanted,
+            _Model(play, now, stored.hub, wanted, stored.of(wanted)).bring(stored),
+        )
         for wanted in stored.wanted
     }
 
 
-def _bring(play: Play, nodes: Sequence[Node], stored: Stored, wanted: Wanted) -> str:
-    """Have one model on all nodes; return its commit."""
-    chosen = stored.chosen(wanted) or _adopt(play, nodes, stored, wanted)
-    if chosen is None:
-        return _fetch(play, nodes, stored, wanted).commit
-    name, manifest = chosen
-    lacking = stored.lacking(wanted, manifest.commit)
-    source, others = _split(nodes, name)
-    targets = [node for node in others if node.name in lacking]
-    if targets:
-        copy(play, manifest, source, targets, hub=stored.hub, revision=wanted.revision)
-    return manifest.commit
+@dataclass(frozen=True)
+class _Model:
+    """One model that is to be on all nodes that serve.
 
+    Attributes:
+        nodes: the head first.
+        found: node to what it has.
+    """
 
-def _split(nodes: Sequence[Node], name: str) -> tuple[Node, list[Node]]:
-    """Return the node of this name, and the others."""
-    source = next(node for node in nodes if node.name == name)
-    return source, [node for node in nodes if node.name != name]
+    play: Play
+    nodes: Sequence[Node]
+    hub: str
+    wanted: Wanted
+    found: Mapping[str, Have]
 
-
-def _adopt(
-    play: Play, nodes: Sequence[Node], stored: Stored, wanted: Wanted
-) -> tuple[str, Manifest] | None:
-    """Take a model over that another tool has downloaded to a node; None where none has."""
-    for node in nodes:
-        have = stored.of(wanted)[node.name]
-        if have.adoptable is None:
-            continue
-        play.note(
-            f"{wanted.repository} is taken over from {have.elsewhere}, each byte checked", node=node
-        )
-        what = f"{wanted.repository} from {have.elsewhere}"
-        play.session(node).request(
-            "store",
-            _shown(play, node, what),
-            what="adopt",
-            hub=stored.hub,
-            repository=wanted.repository,
-            commit=have.adoptable.commit,
-            other=have.elsewhere,
-            revision=wanted.revision,
-            timeout=ADOPT_S,
-        )
-        return node.name, have.adoptable
-    return None
-
-
-def _shown(play: Play, node: Node, what: str) -> Callable[[dict[str, Any]], None]:
-    def on_event(event: dict[str, Any]) -> None:
-        if event.get("event") == "progress":
-            play.bus.emit(Progress(node.name, what, str(event["text"])))
-
-    return on_event
-
-
-def _fetch(play: Play, nodes: Sequence[Node], stored: Stored, wanted: Wanted) -> Manifest:
-    """Fetch a model by one node, and copy it to the others meanwhile."""
-    found = stored.of(wanted)
-    first = min(nodes, key=lambda node: -_begun(found[node.name]))
-    node, others = _split(nodes, first.name)
-    source = settings_source(play.inventory.nodes[node.name])
-    seen = preview(play, node, wanted, hub=stored.hub, source=source)
-    _must_fit(others, found, seen, wanted)
-    if seen.missing > LARGE:
-        play.note(warning(wanted.repository, node.name, seen), warning=True, node=node)
-    if not others:
-        return pull(play, node, wanted, hub=stored.hub, source=source)
-    ended = threading.Event()
-
-    def pulling() -> Manifest:
-        try:
-            return pull(play, node, wanted, hub=stored.hub, source=source)
-        finally:
-            ended.set()
-
-    def copying() -> str:
-        pinned = Wanted(wanted.repository, seen.commit)
-        manifest = _described(play, node, pinned, stored.hub, ended)
-        if manifest is None:
-            return ""
-        copy(play, manifest, node, others, hub=stored.hub, revision=wanted.revision, follow=True)
+    def bring(self, stored: Stored) -> str:
+        """Have it on all nodes; return its commit."""
+        chosen = stored.chosen(self.wanted) or self._adopt()
+        if chosen is None:
+            return self._fetch().commit
+        name, manifest = chosen
+        lacking = stored.lacking(self.wanted, manifest.commit)
+        source, others = self._split(name)
+        targets = [node for node in others if node.name in lacking]
+        if targets:
+            self._copy(manifest, source, targets)
         return manifest.commit
 
-    pulled: Manifest
-    pulled, copied = play.together(pulling, copying)
-    if copied != pulled.commit:  # the branch has moved meanwhile, or the pull was quicker
-        copy(play, pulled, node, others, hub=stored.hub, revision=wanted.revision)
-    return pulled
+    def _split(self, name: str) -> tuple[Node, list[Node]]:
+        """Return the node of this name, and the others."""
+        source = next(node for node in self.nodes if node.name == name)
+        return source, [node for node in self.nodes if node.name != name]
+
+    def _adopt(self) -> tuple[str, Manifest] | None:
+        """Take over what another tool has downloaded to a node; None where none has."""
+        for node in self.nodes:
+            have = self.found[node.name]
+            if have.adoptable is None:
+                continue
+            what = f"{self.wanted.repository} from {have.elsewhere}"
+            self.play.note(f"takes over {what}, each byte checked", node=node)
+            self.play.session(node).request(
+                "store",
+                self._shown(node, what),
+                what="adopt",
+                hub=self.hub,
+                repository=self.wanted.repository,
+                commit=have.adoptable.commit,
+                other=have.elsewhere,
+                revision=self.wanted.revision,
+                timeout=ADOPT_S,
+            )
+            return node.name, have.adoptable
+        return None
+
+    def _shown(self, node: Node, what: str) -> Callable[[dict[str, Any]], None]:
+        def on_event(event: dict[str, Any]) -> None:
+            if event.get("event") == "progress":
+                self.play.bus.emit(Progress(node.name, what, str(event["text"])))
+
+        return on_event
+
+    def _fetch(self) -> Manifest:
+        """Fetch it by the node that has most of it, and copy it to the others meanwhile."""
+        first = min(self.nodes, key=lambda node: -_begun(self.found[node.name]))
+        node, others = self._split(first.name)
+        source = settings_source(self.play.inventory.nodes[node.name])
+        seen = preview(self.play, node, self.wanted, hub=self.hub, source=source)
+        self._must_fit(others, seen)
+        if seen.missing > LARGE:
+            text = warning(self.wanted.repository, node.name, seen)
+            self.play.note(text, warning=True, node=node)
+        if not others:
+            return pull(self.play, node, self.wanted, hub=self.hub, source=source)
+        ended = threading.Event()
+
+        def pulling() -> Manifest:
+            try:
+                return pull(self.play, node, self.wanted, hub=self.hub, source=source)
+            finally:
+                ended.set()
+
+        def copying() -> str:
+            manifest = self._described(node, seen.commit, ended)
+            if manifest is None:
+                return ""
+            self._copy(manifest, node, others, follow=True)
+            return manifest.commit
+
+        pulled: Manifest
+        pulled, copied = self.play.together(pulling, copying)
+        if copied != pulled.commit:  # the branch has moved meanwhile, or the pull was quicker
+            self._copy(pulled, node, others)
+        return pulled
+
+    def _described(self, node: Node, commit: str, ended: threading.Event) -> Manifest | None:
+        """Wait until the pull has written what it fetches; None if it has ended before."""
+        pinned = Wanted(self.wanted.repository, commit)
+        while not ended.is_set():
+            have = models_on(self.play, [node], pinned, self.hub)[node.name]
+            if have.manifest is not None:
+                return have.manifest
+            ended.wait(LOOK_S)
+        return None
+
+    def _must_fit(self, nodes: Sequence[Node], seen: Preview) -> None:
+        """Look at the disks of those that it is copied to, before the first byte is fetched.
+
+        Raises:
+            Refused: one is too small.
+        """
+        for node in nodes:
+            have = self.found[node.name]
+            missing = seen.size - (_begun(have) if have.commit == seen.commit else 0)
+            if missing + KEPT_FREE > have.free:
+                raise Refused(
+                    f"{self.wanted.repository} needs {gigabytes(missing)} more in the hub cache, "
+                    f"and {gigabytes(KEPT_FREE)} that stay free; {gigabytes(have.free)} are free",
+                    where=node.name,
+                    hint="spark-cluster models prune shows what can be removed",
+                )
+
+    def _copy(
+        self, manifest: Manifest, source: Node, targets: Sequence[Node], *, follow: bool = False
+    ) -> None:
+        """Copy it, and say what was moved."""
+        done = copy(
+            self.play,
+            manifest,
+            source,
+            targets,
+            hub=self.hub,
+            revision=self.wanted.revision,
+            follow=follow,
+        )
+        for one in done:
+            if one.sender:
+                self.play.note(f"{self.wanted.repository} on {one}")
 
 
 def _begun(have: Have) -> int:
     """Bytes that a node has of it, when the files are known."""
     return have.manifest.size - have.missing_bytes if have.manifest is not None else 0
-
-
-def _described(
-    play: Play, node: Node, pinned: Wanted, hub: str, ended: threading.Event
-) -> Manifest | None:
-    """Wait until the pull has written what it fetches; None if it has ended before."""
-    while not ended.is_set():
-        have = models_on(play, [node], pinned, hub)[node.name]
-        if have.manifest is not None:
-            return have.manifest
-        ended.wait(LOOK_S)
-    return None
-
-
-def _must_fit(
-    nodes: Sequence[Node], found: Mapping[str, Have], seen: Preview, wanted: Wanted
-) -> None:
-    """Look at the disks of those that it is copied to, before the first byte is fetched.
-
-    Raises:
-        Refused: one is too small.
-    """
-    for node in nodes:
-        have = found[node.name]
-        there = _begun(have) if have.commit == seen.commit else 0
-        missing = seen.size - there
-        if missing + KEPT_FREE > have.free:
-            raise Refused(
-                f"{wanted.repository} needs {missing / 1e9:.1f} GB more in the hub cache, and "
-                f"{KEPT_FREE / 1e9:.1f} GB that stay free; {have.free / 1e9:.1f} GB are free",
-                where=node.name,
-                hint="spark-cluster models prune shows what can be removed",
-            )
 
 
 def mark_used(play: Play, plan: ServePlan) -> None:

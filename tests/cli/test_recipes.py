@@ -96,7 +96,7 @@ def test_own_recipes_hide_ours(ask):
 
 def test_show_is_a_command_line_that_can_be_copied(ask):
     said = ask("recipes", "show", "gemma4-31b-fp8", "--tp", "2")
-    assert "  vllm serve /srv/models/google--gemma-4-31B-it \\\n" in said
+    assert "  vllm serve google/gemma-4-31B-it \\\n" in said
     assert "    --tensor-parallel-size 2 \\\n" in said
     assert "joined by Ray" in said
     assert "105721, 103161 MiB held" in " ".join(said.split())
@@ -116,7 +116,7 @@ def test_show_tells_of_patch_drafter_build_and_readiness(ask):
 
 def test_show_as_json(ask):
     told = json.loads(ask("recipes", "show", "gemma4-31b-nvfp4", "--json"))
-    assert told["command"][:3] == ["vllm", "serve", "/srv/models/nvidia--Gemma-4-31B-IT-NVFP4"]
+    assert told["command"][:3] == ["vllm", "serve", "nvidia/Gemma-4-31B-IT-NVFP4"]
     assert told["recipe"]["readiness"]["rungs"][0] == "answer"
     assert told["tp"] == 1
 

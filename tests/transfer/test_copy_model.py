@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from factories import make_inventory, make_node
 
-from spark_cluster.cli.models_copy import described
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.transfer import copy_model as module
@@ -90,9 +89,7 @@ def test_one_node_alone_has_nobody_to_copy_to(play, copied):
 
 def test_what_was_done_is_said_in_a_line():
     moved = Copied("spark2", "spark1", 8_000_000_000, 1_000_000_000, 4.0, True)
-    assert described(moved) == (
+    assert str(moved) == (
         "spark2: 8.0 GB from spark1 over the fabric in 4.0 s, 2.0 GB/s; 1.0 GB were there"
     )
-    assert described(Copied("spark2", kept=5_000_000)) == (
-        "spark2: nothing to copy, 5.0 MB are there"
-    )
+    assert str(Copied("spark2", kept=5_000_000)) == ("spark2: nothing to copy, 5.0 MB are there")

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 from models import COMMIT, REPOSITORY, certificate, content, model
+from waiting import until
 
-from spark_cluster.node.store import arriving, wire
+from spark_cluster.node.store import arriving, blob_server, wire
 from spark_cluster.node.store.arriving import PART
 from spark_cluster.node.store.blob_client import BlobClient
 from spark_cluster.node.store.blob_server import BlobServer
-from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.verify import verify
 from spark_cluster.node.values import ResourceError
@@ -278,10 +279,42 @@ def test_what_is_still_downloaded_is_waited_for(source, target):
     assert_whole(target, manifest)
 
 
+def test_what_has_come_of_a_half_file_is_sent(source, target):
+    """Two nodes are ready little after one would be, however few files a model has."""
+    cache, manifest = source
+    largest = max(manifest.files, key=lambda file: file.size)
+    blob, half = (place(REPOSITORY, largest.blob) for place in (cache.blob, cache.incomplete))
+    whole = blob.read_bytes()
+    blob.unlink()
+    half.write_bytes(whole[: 2 * PART + 5])
+    with alone(cache, REPOSITORY), serving(source, follow=True) as server:
+        client = receiver(target, manifest, server.bound)
+        thread = threading.Thread(target=client.run)
+        thread.start()
+        rest = sum(file.size for file in manifest.files) - largest.size
+        until(lambda: client.moved == rest + 2 * PART, 30, "the half of it is there")
+        half.write_bytes(whole)
+        half.rename(blob)
+        thread.join(30)
+    assert_whole(target, manifest)
+
+
+def test_what_nobody_downloads_any_more_is_not_waited_for(source, target, monkeypatch):
+    monkeypatch.setattr(blob_server, "WRITER_GONE_S", 0.3)
+    cache, manifest = source
+    cache.blob(REPOSITORY, manifest.files[0].blob).unlink()
+    with (
+        serving(source, follow=True) as server,
+        pytest.raises(ResourceError, match="its download there has ended without it"),
+    ):
+        receiver(target, manifest, server.bound).run()
+
+
 def test_what_never_comes_has_a_limit(source, target):
     cache, manifest = source
     cache.blob(REPOSITORY, manifest.files[0].blob).unlink()
-    with serving(source, follow=True) as server, pytest.raises(ResourceError, match="has no "):
+    missing = pytest.raises(ResourceError, match="has no ")
+    with alone(cache, REPOSITORY), serving(source, follow=True) as server, missing:
         receiver(target, manifest, server.bound, patience_s=0.5).run()
 
 
