@@ -69,14 +69,11 @@ def bring(play: Play, nodes: Sequence[Node], stored: Stored) -> dict[str, str]:
     names = [node.name for node in nodes]
     # As they are now: the fabric's addresses may have come in this very run.
     now = sorted((n for n in play.nodes if n.name in names), key=lambda n: names.index(n.name))
-    return {
-        wanted.repository: folder(
-            stored.hub,
-            wanted,
-            _Model(play, now, stored.hub, wanted, stored.of(wanted)).bring(stored),
-        )
-        for wanted in stored.wanted
-    }
+    found = {}
+    for wanted in stored.wanted:
+        model = _Model(play, now, stored.hub, wanted, stored.of(wanted))
+        found[wanted.repository] = folder(stored.hub, wanted, model.bring(stored))
+    return found
 
 
 @dataclass(frozen=True)

@@ -49,10 +49,8 @@ class Cluster:
 
     def __init__(self, folder: Path, **on: Have) -> None:
         self.nodes = [make_node("spark1"), make_node("spark2", head=False)]
-        text = (
-            "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n  spark2: {address: 10.0.0.2}\n"
-        )
-        self.inventory = make_inventory(folder, text)
+        hosts = "spark1: {address: 10.0.0.1, roles: [head]}, spark2: {address: 10.0.0.2}"
+        self.inventory = make_inventory(folder, f"nodes: {{{hosts}}}\n")
         self.stored = Stored(HUB, (WANTED,), {name: [what] for name, what in on.items()})
         self.done: list[tuple[str, ...]] = []
         self.notes: list[str] = []
