@@ -1,4 +1,5 @@
-"""`python -m benchmarks.transfer.side send|receive`: one side of our copy, in its namespace."""
+"""`python -m benchmarks.transfer.side send|receive|hub`: one side of our copy, or a hub, in its
+namespace."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.lab import hub as lab_hub
 from spark_cluster.node.store import wire
 from spark_cluster.node.store.blob_client import BlobClient
 from spark_cluster.node.store.blob_server import BlobServer
@@ -15,12 +17,14 @@ from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 
 PORT = 7345
+HUB_PORT = 7347
 
 
 def send(given: dict[str, Any], manifest: Manifest) -> None:
     """Serve until standard input ends; `ready` is printed when it listens."""
     tls = wire.sender_tls(given["certificate"], given["key"]) if given["key"] else None
     server = BlobServer(HubCache(Path(given["root"])), manifest, given["token"], tls)
+    server.follow = bool(given.get("follow"))
     thread = threading.Thread(
         target=server.run, args=([(address, PORT) for address in given["addresses"]],)
     )
@@ -47,9 +51,22 @@ def receive(given: dict[str, Any], manifest: Manifest) -> None:
     print(json.dumps(vars(client.run())))
 
 
+def hub(given: dict[str, Any]) -> None:
+    """Serve models at a limited rate until standard input ends; `ready` is printed."""
+    with lab_hub.serve(Path(given["root"]), port=HUB_PORT) as served:
+        for folder in Path(given["root"]).glob("*/*"):
+            name = str(folder.relative_to(given["root"]))
+            served.conduct[name] = lab_hub.Conduct(bytes_per_s=int(given["rate"]))
+        print("ready", flush=True)
+        sys.stdin.read()
+
+
 def main() -> None:
     """Read the settings, one JSON line, from standard input."""
     given = json.loads(sys.stdin.readline())
+    if sys.argv[1] == "hub":
+        hub(given)
+        return
     manifest = Manifest.from_document(json.loads(Path(given["manifest"]).read_text()))
     (send if sys.argv[1] == "send" else receive)(given, manifest)
 
