@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from factories import make_node, put
-from serve_plans import plan_for
+from serve_plans import plan_for, snapshot_of
 from test_pages import DOCS, blocks
 
 from spark_cluster.config import engines
@@ -54,7 +54,7 @@ def test_the_engine_of_the_page(tmp_path: Path) -> None:
     assert process is not None
     container = RUNTIMES["docker"].resource(process, deployment)
     assert container.command == (
-        *("tiny-serve", "--weights", "/srv/models/org--m", "--context", "4096", "--gpus", "1"),
+        *("tiny-serve", "--weights", snapshot_of("org/m"), "--context", "4096", "--gpus", "1"),
         *("--memory-share", "0.5", "--served-model-name", "m", "--host=127.0.0.1", "--port=8000"),
     )
 
