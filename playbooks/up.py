@@ -33,7 +33,9 @@ def main(
     announce(play, plan)
     if note := admission.overrides_changed(running, plan):
         play.note(note)
-    admission.must_work(play, plan, running, models.there(), force=force, offline=offline)
+    admission.must_work(
+        play, plan, running, models.there(recipe.model.name), force=force, offline=offline
+    )
     with play.stage("prepare"):
         guarded = prepare(play, plan)
     with play.stage("fetch"):

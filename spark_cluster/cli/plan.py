@@ -216,7 +216,9 @@ def _rooms(
 
     with app.play("plan", app.nodes, Options(), change=False) as run:
         play = run.open()
-        there = stored_on(play, recipe, play.nodes).there() if recipe is not None else {}
+        there = {}
+        if recipe is not None:
+            there = stored_on(play, recipe, play.nodes).there(recipe.model.name)
         rooms, facts = survey(play, subject.node_path, there)
         told = launches.of_recipe(play, recipe, subject.launch.tp) if recipe is not None else None
         first = min(play.nodes, key=lambda node: not node.is_head)

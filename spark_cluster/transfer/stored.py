@@ -62,9 +62,13 @@ class Stored:
                 found[wanted.repository] = folder(self.hub, wanted, chosen[1].commit)
         return found
 
-    def there(self) -> dict[str, float]:
-        """Return the GiB that each node has already of the first of them; infinite: all of it."""
-        return {name: _there(haves[0]) for name, haves in self.on.items() if haves}
+    def there(self, repository: str) -> dict[str, float]:
+        """Return the GiB that each node has of one of them, infinite: all of it; empty for another
+        model."""
+        for wanted in self.wanted:
+            if wanted.repository == repository:
+                return {name: _there(have) for name, have in self.of(wanted).items()}
+        return {}
 
 
 def _there(have: Have) -> float:

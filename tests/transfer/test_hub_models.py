@@ -194,7 +194,9 @@ def test_what_is_wanted_in_the_hub_cache():
 
 def test_what_is_there_counts_for_the_plan():
     on = {"spark1": [have(NEW)], "spark2": [have(NEW, missing=SIZE // 2)], "spark3": [have()]}
-    there = Stored(HUB, (WANTED,), on).there()
+    stored = Stored(HUB, (WANTED,), on)
+    assert stored.there("org/drafter") == {}
+    there = stored.there("org/model")
     assert there["spark1"] == float("inf")
     assert there["spark2"] == pytest.approx(SIZE / 2 / 2**30)
     assert there["spark3"] == 0

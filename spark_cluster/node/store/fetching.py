@@ -137,7 +137,7 @@ class Fetcher:
             OSError: it cannot be written.
         """
         for _ in range(2):
-            target = HashedFile(half, file, self._on_bytes)
+            target = HashedFile(half, file, self._came)
             try:
                 self._fill(file, target)
             finally:
@@ -147,6 +147,11 @@ class Fetcher:
                 return
             half.unlink()
         raise hub_problems.wrong_content(self._repository, file.path, file.blob)
+
+    def _came(self, count: int) -> None:
+        """Count bytes; those of one file show that the token was good, for all of them."""
+        self._accepted = True
+        self._on_bytes(count)
 
     def _fill(self, file: StoredFile, target: HashedFile) -> None:
         """Fetch the missing part, again after each failure that may pass."""
@@ -158,7 +163,7 @@ class Fetcher:
                 self._accepted = True
             except Exception as error:
                 if target.size > begin:  # it went on, so it may again
-                    failures, self._accepted = 0, True
+                    failures = 0
                 failures += 1
                 problem = self._must_try_again(error, failures)
                 pause = wait_of(error) or min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
