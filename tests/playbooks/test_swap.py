@@ -201,7 +201,7 @@ def test_a_node_that_is_away_is_not_waited_for(swap):
 
 def test_without_restore_the_failure_is_all(swap):
     play = Play(failing(Failed("no image")), fine)
-    with pytest.raises(Failed, match="^no image$"):
+    with pytest.raises(Failed, match=r"^no image$"):
         swap(play, runs(), restore=False)
     assert play.done[-1] == f"up {NEW}"
 
