@@ -12,7 +12,7 @@ from spark_cluster.errors import SparkClusterError, Unreachable
 from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import admission, launches, readiness, vram
+from spark_cluster.serving import admission, kept_logs, launches, readiness, vram
 from spark_cluster.serving.former import Former, Load, former_of, plan_again
 from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.serving.result import Served
@@ -130,6 +130,8 @@ def _restored(
         )
     play.note(f"the swap failed: {error.message}. {former} is started again", warning=True)
     play.readmit()
+    log = kept_logs.keep(play)
+    hint = f"the log of the failed server: {log}" if log is not None else error.hint
     try:
         with play.stage("restore"):
             _down(play)
@@ -139,10 +141,10 @@ def _restored(
             f"{error.message}; {former} could not be started again either: {again.message}. "
             "Nothing serves",
             where=error.where,
-            hint=f"{again.hint or error.hint}\n  then: {former.command}",
+            hint=f"{hint}\n  {again.hint}\n  then: {former.command}",
         )
     return kind(
         f"{error.message}; {former} was started again, is verified, and serves",
         where=error.where,
-        hint=error.hint,
+        hint=hint,
     )

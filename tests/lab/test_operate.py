@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import CommandLine, processes, until
+from commandline import WAIT_S, CommandLine, processes, until
 
 pytestmark = pytest.mark.lab
 
@@ -108,3 +109,25 @@ def test_supervision_leaves_down_alone(serving, spark1):
     assert user.json("supervise", "status")["installed"] is False
     left = spark1.run(["ls", "/var/lib/spark-cluster/supervise"], check=False)
     assert left.returncode != 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("which", ["spark1", "spark2"])
+def test_a_power_cut_of_either_node(lab, serving, which):
+    """Head or worker: nothing is done on the laptop, and completions come again."""
+    user = supervised(serving)
+    user("up", "--tp", "2", "--recipe", "lab-paris")
+    user("supervise", "install", "--at-boot")
+    node = lab.node(which)
+    node.poweroff(orderly=False)
+    node.boot()
+
+    def state() -> str:
+        out, _ = user.start("status", "--json").process.communicate(timeout=WAIT_S)
+        return str(json.loads(out).get("state"))
+
+    try:
+        until(lambda: state() == "serving", what="it serves again", every=5.0)
+        until(lambda: user.json("supervise", "status")["phase"] == "serving", every=2.0)
+    finally:
+        user("supervise", "remove")

@@ -22,7 +22,7 @@ from spark_cluster.errors import (
     VerificationFailed,
 )
 from spark_cluster.inference.containers import OVERRIDES, ContainerState
-from spark_cluster.serving import admission, readiness
+from spark_cluster.serving import admission, logs, readiness
 from spark_cluster.serving.former import Former, former_of
 
 NEW = "gemma4-31b-nvfp4"
@@ -65,6 +65,9 @@ class Play:
     def note(self, text: str, **_options: Any) -> None:
         self.notes.append(text)
 
+    def session(self, node: Any) -> Any:
+        return node
+
     def readmit(self) -> None:
         self.done.append("readmit")
 
@@ -93,6 +96,7 @@ def swap(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         play: Play,
         running: ContainerState,
         refusal: SparkClusterError | None = None,
+        log: str = "",
         **more: Any,
     ) -> Any:
         def must_work(*_: Any, force: bool) -> None:
@@ -101,6 +105,9 @@ def swap(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
         function = SHIPPED.load_playbook("swap").function
         monkeypatch.setattr(readiness, "container_state", lambda *_: running)
+        monkeypatch.setattr(
+            logs, "read", lambda _session, name, lines: log if "ray" in name else ""
+        )
         monkeypatch.setattr(admission, "must_work", must_work)
         monkeypatch.setitem(function.__globals__, "fetch", lambda p, _plan: p.done.append("fetch"))
         given = {"load": lambda former: make_recipe(former.recipe), **more}
@@ -172,6 +179,21 @@ def test_the_old_one_is_started_again(swap):
         f"the model says nonsense; {OLD} (tp 2) was started again, is verified, and serves"
     )
     assert (caught.value.where, caught.value.hint) == ("spark1", "look at it")
+
+
+def test_the_log_of_the_failed_one_is_kept(swap, tmp_path, monkeypatch):
+    """`down` removes the container, and its log with it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    play = Play(failing(VerificationFailed("no", hint="its log stays")), fine)
+    with pytest.raises(VerificationFailed) as caught:
+        swap(play, runs(), log="RuntimeError: out of memory")
+    (path,) = (tmp_path / "spark-cluster/failed").glob("*.log")
+    assert caught.value.hint == f"the log of the failed server: {path}"
+    text = "".join(
+        f"==> {name} spark-ray\nRuntimeError: out of memory\n" for name in ("spark1", "spark2")
+    )
+    assert path.read_text() == text
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_both_failures_are_stated(swap):

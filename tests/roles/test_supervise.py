@@ -1,4 +1,4 @@
-"""The role `supervise`: a program, its configuration and a unit on the head, and nothing elsewhere."""
+"""The role `supervise`: program, configuration and unit on the head, and nothing elsewhere."""
 
 from __future__ import annotations
 
