@@ -120,8 +120,11 @@ def decide(state: State, look: Look, now: float, limits: Limits) -> tuple[State,
     if look.program != state.program:  # `up` or `swap` made a new one: nothing is held against it
         state = _enter(State(program=look.program, boot=look.boot), "loading", now)
         state = replace(state, crashes=look.crashes)
-    if state.phase in ("waiting", "gave-up") and not look.running:
-        return _not_running(state, look, now)
+    if state.phase in ("waiting", "gave-up"):
+        if not look.running:
+            return _not_running(state, look, now)
+        if look.started == state.started and not look.answers:
+            return state, STOP  # the stop failed
     if look.answers:
         state = replace(state, misses=0, crashes=look.crashes, started=look.started)
         return _enter(state, "serving", now, state), ""
@@ -133,7 +136,9 @@ def decide(state: State, look: Look, now: float, limits: Limits) -> tuple[State,
 def _without_answer(state: State, look: Look, now: float, limits: Limits) -> tuple[State, str]:
     """Judge a server that runs, or has died, and gives no answer."""
     began_again = look.started != state.started
-    state = replace(state, started=look.started)
+    # A start by hand or by us, and perhaps a boot, lets the runtime count from 0.
+    crashes = min(state.crashes, look.crashes)
+    state = replace(state, started=look.started, crashes=crashes)
     if state.phase == "serving" and not began_again:
         if not look.running:
             return _end(state, f"it died: {look.why}", now, limits)
@@ -143,8 +148,9 @@ def _without_answer(state: State, look: Look, now: float, limits: Limits) -> tup
             return state, ""
         return _end(state, f"{misses} times no answer: {look.why}", now, limits)
     if state.phase != "loading":
-        # `crashes` stays: what the runtime starts again after an answer counts from that answer.
-        why = f"its process began again: {look.why}" if state.phase == "serving" else look.why
+        served = state.phase == "serving"  # then crashes count from its last answer
+        why = f"its process began again: {look.why}" if served else look.why
+        state = replace(state, crashes=state.crashes if served else look.crashes)
         state = _enter(state, "loading", now, reason=why)
     times = max(0, look.crashes - state.crashes)
     if times >= limits.crashes:
@@ -159,7 +165,7 @@ def _not_running(state: State, look: Look, now: float) -> tuple[State, str]:
         return state, ""
     if look.obstacle:
         return replace(state, reason=look.obstacle), ""
-    begun = replace(_enter(state, "loading", now), crashes=look.crashes, started="")
+    begun = replace(_enter(state, "loading", now), crashes=look.crashes)
     return begun, START
 
 
@@ -197,5 +203,5 @@ def _at_boot(state: State, look: Look, now: float) -> State:
     if state.phase == "gave-up":
         return replace(_enter(state, "waiting", now, reason=state.reason), due=now)
     if state.phase in ("serving", "loading"):
-        return replace(_enter(state, "loading", now), crashes=0, started="")
+        return replace(_enter(state, "loading", now), crashes=look.crashes)
     return state

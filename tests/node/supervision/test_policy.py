@@ -102,6 +102,29 @@ def test_a_crash_loop_is_ended():
     assert state.reason == "it ended 3 times before it answered"
 
 
+def test_a_stop_that_failed_is_tried_again():
+    state, action = after(GOOD, SILENT, SILENT, SILENT, SILENT)
+    assert (state.phase, action, len(state.restarts)) == ("waiting", STOP, 1)
+
+
+def test_crashes_are_counted_from_the_last_start():
+    """Docker counts from 0 again after `docker start`, and goes on counting where it does not."""
+    state, action = after(GOOD, *[replace(SILENT, started=f"t{n}", crashes=n) for n in (1, 2, 3)])
+    assert action == STOP
+    for first in (0, 3):
+        looks = [replace(SILENT, started=f"u{n}", crashes=first + n) for n in (0, 1, 2)]
+        last = replace(looks[-1], crashes=first + 3)
+        for begin in ([replace(GONE, crashes=3)], []):  # by us, and by hand
+            begun, action = after(*begin, *looks, state=replace(state, due=0.0), every=5)
+            assert (begun.phase, action) == ("loading", "")
+            assert decide(begun, last, 1050.0, LIMITS)[1] == STOP
+
+
+def test_crashes_before_a_boot_do_not_count():
+    rebooted = replace(SILENT, started="t1", boot="b1", crashes=9)
+    assert after(GOOD, rebooted, rebooted)[0].phase == "loading"
+
+
 def test_one_that_never_gets_ready():
     state, action = after(*[SILENT] * 8)
     assert action == STOP
