@@ -71,7 +71,8 @@ def _apply(
 ) -> None:
     app.connect_early()
     name = "install" if state == "present" else "remove"
-    with app.play(f"supervise {name}", app.nodes, options, gather_facts=False) as run:
+    head = app.inventory.head
+    with app.play(f"supervise {name}", [head], options, gather_facts=False) as run:
         playbook = app.project.load_playbook("supervise")
         found = playbook.function(run.open(), state=state, at_boot=at_boot)
         run.finish()
