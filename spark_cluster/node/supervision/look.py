@@ -127,11 +127,11 @@ def _unit(name: str, text: str, declared: str) -> Program | None:
         return None
 
 
-def answer(server: Program, config: Mapping[str, Any], limit_s: float) -> str:
-    """Ask for a real answer; return why there is none, or nothing."""
+def answer(server: Program, config: Mapping[str, Any], limit_s: float) -> tuple[str, bool]:
+    """Ask for a real answer; return why there is none, or nothing, and whether any reply came."""
     base = server.label(config["labels"]["endpoint"]).removesuffix("/v1")
     if not base:
-        return "its labels name no endpoint"
+        return "its labels name no endpoint", False
     kinds = config["requests"]
     request = kinds.get(server.label(config["labels"]["kind"], "chat"), kinds["chat"])
     body = None
@@ -146,10 +146,14 @@ def answer(server: Program, config: Mapping[str, Any], limit_s: float) -> str:
             "timeout": limit_s,
         }
     )
+    replied = reply["status"] != 0
     if reply["status"] != 200:
         told = reply.get("reason") or str(reply.get("body", ""))[:200]
-        return f"{request['path']} answers with status {reply['status']}: {told}"
-    return "" if _has(reply["body"], request["found"]) else f"{request['path']} gives no answer"
+        what = f"answers with status {reply['status']}" if replied else "does not answer"
+        return f"{request['path']} {what}: {told}", replied
+    if not _has(reply["body"], request["found"]):
+        return f"{request['path']} gives no answer", replied
+    return "", replied
 
 
 def _has(body: str, keys: Sequence[str | int]) -> bool:

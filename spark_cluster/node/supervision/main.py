@@ -81,16 +81,19 @@ class Supervisor:
         ]
         why, moving = "", False
         if server.running:
-            why = looking.answer(server, self.config, self.limits.answer_s)
-            tokens = looking.tokens(server, self.config) if why else None
-            moving = tokens is not None and self._tokens is not None and tokens > self._tokens
-            self._tokens = tokens if tokens is not None else self._tokens
+            why, replied = looking.answer(server, self.config, self.limits.answer_s)
+            # After each answer too: the tokens of our own question say nothing of other requests.
+            before, tokens = self._tokens, looking.tokens(server, self.config)
+            if tokens is not None:
+                self._tokens = tokens
+                moving = not replied and before is not None and tokens > before
+            if why and moving:
+                why = f"busy with other requests: {why}"
         elif server.id:
             why = "its process has ended"
         if server.running and not why and self.state.phase != "serving":
             programs = [(self.config["server"], server), (self.config["ray"], ray or Program())]
             self.need_mib = looking.held_mib([(n, p) for n, p in programs if p.id])
-            self._tokens = looking.tokens(server, self.config)
         return Look(
             program=server.id,
             started=server.started,

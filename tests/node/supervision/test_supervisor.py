@@ -8,9 +8,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -58,6 +59,10 @@ class Engine(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert asked["model"] == "paris"
         server: Any = self.server
+        server.tokens += 8 if server.alive else 0
+        if server.slow:
+            server.ended.wait(60)
+            return
         self._answer(200 if server.alive else 500, json.dumps(server.reply))
 
     def _answer(self, status: int, text: str) -> None:
@@ -71,10 +76,11 @@ class Engine(BaseHTTPRequestHandler):
 @pytest.fixture
 def engine() -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
-    server.alive, server.tokens = True, 0
+    server.alive, server.slow, server.tokens, server.ended = True, False, 0, Event()
     server.reply = {"choices": [{"message": {"content": "Paris"}}]}
     Thread(target=server.serve_forever, daemon=True).start()
     yield server
+    server.ended.set()
     server.shutdown()
     server.server_close()
 
@@ -166,10 +172,19 @@ def test_what_it_knows_outlives_a_power_cut(node, engine):
 
 def test_a_busy_server_is_not_dead(node, engine):
     node.look()
-    engine.alive = False
-    for tokens in (5, 6, 7, 8):
-        engine.tokens = tokens
+    node.look()
+    node.supervisor.limits = replace(node.supervisor.limits, answer_s=0.2)
+    engine.alive, engine.slow = False, True
+    for _ in range(4):
+        engine.tokens += 1
         assert node.look() == ""
+    assert [node.look(), node.look()] == ["", STOP]
+
+
+def test_its_own_questions_make_no_server_busy(node, engine):
+    for _ in range(3):
+        node.look()
+    engine.alive = False
     assert [node.look(), node.look()] == ["", STOP]
 
 
