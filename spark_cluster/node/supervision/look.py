@@ -236,15 +236,20 @@ def ray_obstacle(server: Program, config: Mapping[str, Any]) -> str:
     return "" if alive >= int(size) else f"Ray shows {alive} of {size} nodes: is the other one on?"
 
 
-def lost_addresses(ray: Program | None, config: Mapping[str, Any]) -> list[str]:
-    """Return the addresses that were set up for serving and are none of this node's any more."""
+def lost_of_ray(ray: Program | None) -> list[str]:
+    """Return the addresses with which Ray is started here, and that are none of the node's."""
     wanted = _ADDRESS.findall(ray.command) if ray is not None else []
+    return [address for address in wanted if not _is_own(address)]
+
+
+def lost_of_endpoint(config: Mapping[str, Any]) -> list[str]:
+    """Return the address of the proxy in front of the server, if it is none of the node's."""
     try:
         url = json.loads(Path(config["description"]).read_text())["url"]
-        wanted.append(urlsplit(str(url)).hostname or "")
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return [one for one in dict.fromkeys(wanted) if one and not _is_own(one)]
+        host = urlsplit(str(url)).hostname
+    except (OSError, ValueError, KeyError, TypeError):  # there is no proxy
+        return []
+    return [host] if host and not _is_own(host) else []
 
 
 def _is_own(address: str) -> bool:

@@ -24,6 +24,8 @@ ACT_S = 180.0
 EVENTS = 50
 """Events that are kept for `supervise status`."""
 
+LOST = "{} is none of this node's addresses any more: run `spark-cluster up` again"
+
 
 @dataclass
 class Supervisor:
@@ -75,10 +77,8 @@ class Supervisor:
 
     def _look(self, server: Program) -> Look:
         ray = looking.program(self.config["ray"], self.config)
-        self.problems = [
-            f"{address} is none of this node's addresses any more: run `spark-cluster up` again"
-            for address in looking.lost_addresses(ray, self.config)
-        ]
+        lost = looking.lost_of_ray(ray)
+        self.problems = [LOST.format(a) for a in (*lost, *looking.lost_of_endpoint(self.config))]
         why, moving = "", False
         if server.running:
             why, replied = looking.answer(server, self.config, self.limits.answer_s)
@@ -103,15 +103,15 @@ class Supervisor:
             answers=server.running and not why,
             moving=moving,
             why=why,
-            obstacle="" if server.running else self._obstacle(server),
+            obstacle="" if server.running else self._obstacle(server, lost),
             boot=looking.boot(),
         )
 
-    def _obstacle(self, server: Program) -> str:
+    def _obstacle(self, server: Program, lost: list[str]) -> str:
         if self.state.phase != "waiting":
             return ""
         return (
-            "; ".join(self.problems)
+            "; ".join(map(LOST.format, lost))
             or looking.ray_obstacle(server, self.config)
             or looking.memory_obstacle(self.need_mib, self.config["title"])
         )

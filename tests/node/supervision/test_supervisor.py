@@ -42,6 +42,7 @@ elif words[0] in ("stop", "start"):
     known["acts"].append(words[0])
     file.write_text(json.dumps(known))
 """
+OWN = "--node-ip-address"
 SMI = '#!/bin/sh\ncat "{folder}/apps"\n'
 
 
@@ -227,12 +228,26 @@ def test_memory_that_another_program_holds(node):
     assert look.memory_obstacle(1, node.config["title"]) == ""
 
 
-def test_addresses_that_have_changed(node):
+def test_an_endpoint_whose_address_has_changed_is_told_and_restarted(node, engine):
     put(node.folder / "endpoint.json", json.dumps({"url": "https://192.0.2.7:8000/v1"}))
-    ray = look.Program("r", command="ray start --head --node-ip-address=127.0.0.1 --port=1")
-    assert look.lost_addresses(ray, node.config) == ["192.0.2.7"]
     node.look()
     assert "192.0.2.7 is none of this node's addresses any more" in node.supervisor.problems[0]
+    engine.alive = False
+    assert [node.look(), node.look()] == ["", STOP]
+    node.holds()
+    assert node.look() == START
+
+
+def test_ray_whose_address_has_changed_is_waited_for(node, engine):
+    known = node.containers
+    node.write({**known, "spark-ray": {**known["spark-vllm"], "Args": [f"{OWN}=192.0.2.8"]}})
+    node.look()
+    engine.alive = False
+    assert [node.look(), node.look()] == ["", STOP]
+    node.holds()
+    assert node.look() == ""
+    assert "192.0.2.8 is none of this node's addresses" in node.supervisor.state.reason
+    assert look.lost_of_ray(look.Program(command=f"ray start {OWN}=127.0.0.1")) == []
 
 
 def test_ray_without_the_other_node(node, free_rays):
