@@ -176,7 +176,11 @@ class Supervisor:
             yield False
             return
         try:
-            owner = {"command": "supervise", "user": "root", "pid": os.getpid()}
+            # As a run writes it, for the message to one that finds the lock taken.
+            owner = {
+                **{"run": "supervision", "command": "supervise", "user": "the node itself"},
+                **{"since": time.time(), "pid": os.getpid()},
+            }
             os.ftruncate(handle, 0)
             os.pwrite(handle, json.dumps(owner).encode(), 0)
             yield True
