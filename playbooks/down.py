@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from spark_cluster.bench import vllm_runs
@@ -12,7 +14,8 @@ from spark_cluster.inference.ray_node import RAY_HOME
 from spark_cluster.inference.runtime import absent
 from spark_cluster.resources import Container, Directory
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import vram
+from spark_cluster.serving import admission, holders, vram
+from spark_cluster.topology import Node
 
 LOAD = Container(
     vllm_runs.CONTAINER, only_labelled=vllm_runs.LABEL, stop_timeout_s=2, state="absent"
@@ -37,10 +40,16 @@ class Stopped:
         }
 
 
-def main(play: Play) -> Stopped | None:
-    """Stop load and server with its proxy first, then Ray; None in check mode."""
+def main(play: Play, *, unload: Collection[str] = (), keep_others: bool = False) -> Stopped | None:
+    """Stop load and server with its proxy first, then Ray; None in check mode.
+
+    Args:
+        unload: programs whose loaded models are unloaded, too (of `holders.HOLDERS`).
+        keep_others: the memory of programs that are not ours need not be free.
+    """
     sessions = {node.name: play.session(node) for node in play.nodes}
     before = [] if play.check else vram.sample(sessions)
+    others = _others(play, before, unload) if keep_others and not play.check else {}
     with play.stage("stop"):
         play.apply(
             play.nodes,
@@ -55,22 +64,65 @@ def main(play: Play) -> Stopped | None:
             ],
             play.role("firewall", state="absent"),
         )
+        for name in unload:
+            play.on_each(play.nodes, partial(_unload, play, holders.HOLDERS[name]))
     if play.check:
         return None
     with play.stage("prove"):
-        now = vram.until_free(sessions)
-    if any(reading.processes for reading in now):
-        raise _held(now)
+        now = vram.until_free(sessions, before, others)
+    _must_be_free(play, before, now, others)
     return Stopped(before, now)
 
 
-def _held(now: list[vram.NodeVram]) -> VerificationFailed:
-    holders = [
-        f"{p.name} (pid {p.pid}, {p.used_mib} MiB) on {reading.name}"
-        for reading in now
-        for p in reading.processes
-    ]
-    return VerificationFailed(
-        f"memory is still held: {'; '.join(holders)}",
-        hint="these were not started by spark-cluster, or are orphans: end them on their host",
-    )
+def _others(
+    play: Play, before: list[vram.NodeVram], unload: Collection[str]
+) -> dict[str, set[int]]:
+    """Node to the processes that are none of ours and keep their memory."""
+    ours = admission.our_processes(play, [reading.name for reading in before])
+    return {
+        reading.name: {
+            p.pid
+            for p in reading.processes
+            if p.pid not in ours[reading.name] and not any(n in p.name.lower() for n in unload)
+        }
+        for reading in before
+    }
+
+
+def _unload(play: Play, holder: holders.Holder, node: Node) -> None:
+    """Unload what another program has loaded on a node, and say what that was."""
+    session = play.session(node)
+    models = holder.models(session, node.name)
+    shown = ", ".join(map(str, models))
+    if not models:
+        play.note(f"{holder.title} has no model loaded, or is not running", node=node)
+    elif play.check:
+        play.note(f"{holder.title}: would unload {shown}", node=node)
+    else:
+        holder.unload(session, node.name, models)
+        play.note(f"{holder.title}: unloaded {shown}", node=node)
+
+
+def _must_be_free(
+    play: Play, before: list[vram.NodeVram], now: list[vram.NodeVram], others: vram.Pids
+) -> None:
+    """Name what holds memory still.
+
+    Raises:
+        VerificationFailed: a process does; each with its id, its program and its node.
+    """
+    held = holders.held_by(now, others)
+    if held:
+        raise VerificationFailed(
+            f"memory is still held: {holders.described(held)}", hint=holders.advice(held)
+        )
+    known = {reading.name: reading for reading in before}
+    for reading in now:
+        missing = vram.missing_mib(known[reading.name], reading)
+        if missing:
+            play.note(
+                f"{reading.name}: no process holds GPU memory, but MemAvailable is {missing} MiB "
+                f"lower than expected after {vram.FREE_WITHIN_S:g} s: another program of the node "
+                "has taken memory meanwhile, or the driver has not returned it",
+                warning=True,
+            )

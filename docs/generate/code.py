@@ -11,6 +11,7 @@ import click
 from pydantic import BaseModel
 
 from playbooks.down import Stopped
+from playbooks.swap import Swapped
 from spark_cluster import errors, resources
 from spark_cluster.bench.fabric_record import FabricRecord
 from spark_cluster.bench.record import Record
@@ -65,6 +66,7 @@ from spark_cluster.runner import events
 from spark_cluster.serving.cache_parts import CachePart
 from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
+from spark_cluster.serving.supervision import Supervision
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
 from spark_cluster.transfer.copy import Copied
@@ -162,6 +164,10 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "models-pin": ("models pin", {"model": str, "changed": dict[str, bool]}),
     "models-unpin": ("models unpin", {"model": str, "changed": dict[str, bool]}),
     "up": ("up", (Served | None, _RUN)),
+    "swap": ("swap", (Swapped | None, _RUN)),
+    "supervise-install": ("supervise install", {**_RUN, "supervision": Supervision}),
+    "supervise-remove": ("supervise remove", {**_RUN, "supervision": Supervision}),
+    "supervise-status": ("supervise status", Supervision),
     "down": ("down", (Stopped | None, _RUN)),
     "status": ("status", Status),
     "logs": ("logs", {"logs": [{"node": str, "container": str, "text": str}]}),

@@ -39,6 +39,8 @@ COMMANDS = {
     "predict": "Predict speed and KV cache from a model's shape, or fit that to your runs.",
     "models": "Look after the models on the nodes: list, verify, pin, prune.",
     "up": "Bring up a verified vLLM endpoint from any state.",
+    "swap": "Serve another recipe; the old one again if the new one fails.",
+    "supervise": "Restart a dead engine from the head itself, without the laptop.",
     "down": "Stop serving, and verify that the memory is free again.",
     "status": "Show what serves, and what is wrong.",
     "logs": "Show the logs of the serving containers.",

@@ -7,23 +7,26 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App, changing, leave_with
+from spark_cluster.cli.serving_options import unloading
 
 if TYPE_CHECKING:
     from spark_cluster.runner.options import Options
 
 
 @click.command()
+@unloading
 @changing
 @click.pass_obj
-def command(app: App, exit_code: bool, options: Options) -> None:
+def command(app: App, unload: tuple[str, ...], exit_code: bool, options: Options) -> None:
     """Stop the server and Ray on all nodes.
 
-    Succeeds only when `nvidia-smi --query-compute-apps` lists nothing on any of them.
+    Succeeds only when `nvidia-smi --query-compute-apps` lists nothing on any of them; otherwise it
+    names the process ids and programs that hold memory.
     """
     app.connect_early()
     with app.play("down", app.nodes, options, gather_facts=False) as run:
         playbook = app.project.load_playbook("down")
-        stopped = playbook.function(run.open())
+        stopped = playbook.function(run.open(), unload=unload)
         run.finish()
         if app.as_json:
             app.print_json(run.to_dict(**(stopped.to_dict() if stopped is not None else {})))

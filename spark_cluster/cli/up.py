@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
-from spark_cluster.cli.override_options import Changes, changed, overriding
+from spark_cluster.cli.override_options import Changes, overriding
+from spark_cluster.cli.serving_options import recipe_to_serve, size_on
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,11 +56,7 @@ def command(
     GPU, and the model must give the right answer. Running it again changes nothing.
     """
     app.connect_early()
-    from spark_cluster.config.allowance_checks import must_be_allowed
-    from spark_cluster.config.model_kind import must_be_served
     from spark_cluster.config.overrides import text
-    from spark_cluster.loader.recipes import load_recipe
-    from spark_cluster.serving.nodes import serving
 
     name = recipe_name or app.inventory.serve.recipe
     if name is None:
@@ -67,13 +64,8 @@ def command(
             "no recipe is given",
             hint="give --recipe NAME, or `serve: {recipe: NAME}` in the inventory",
         )
-    recipe = changed(load_recipe(name, app.project, app.allowances(allow)), changes)
-    app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {recipe.name}")
-    must_be_served(recipe.kind, f"recipe {recipe.name}")
-    must_be_allowed(recipe)
-    size = tp if tp is not None else recipe.size_for(len(app.nodes))
-    recipe.check_size(size)  # what cannot be is refused before any node is asked
-    serving(app.nodes, size, recipe.nodes_for(size))
+    recipe = recipe_to_serve(app, name, changes, allow)
+    size = size_on(app, recipe, tp)
     title = " ".join(filter(None, [f"up --tp {size}", text(recipe.overrides)]))
     with app.play(title, app.nodes, options) as run:
         playbook = app.project.load_playbook("up")
@@ -85,11 +77,12 @@ def command(
         else:
             run.show_recap()
             if served is not None:
-                _show(app, served)
+                show_served(app, served)
     leave_with(run, exit_code=exit_code)
 
 
-def _show(app: App, served: Served) -> None:
+def show_served(app: App, served: Served) -> None:
+    """Print a verified endpoint: memory, address, answer, versions."""
     from spark_cluster.cli.console import mark, painted, styled
     from spark_cluster.cli.vram import table
 

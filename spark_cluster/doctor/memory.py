@@ -8,7 +8,7 @@ from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.facts.parsers import compute_apps
-from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.inference.process import RAY, SERVER, TITLE
 
 WARN_KIB = 6 * 2**20
 FAIL_KIB = 3 * 2**20
@@ -16,7 +16,6 @@ FAIL_KIB = 3 * 2**20
 
 CALM_SWAPPINESS = 10
 MANY_REFUSALS = 5
-ENGINE_TITLE = re.compile(r"VLLM::(EngineCor|Worker)|ray::|RayWorker|sglang::")
 OWN_UNIT = re.compile(rf"/({SERVER}|{RAY})\.service$")
 CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 
@@ -51,7 +50,7 @@ def orphan(seen: Observations) -> Verdict:
         pid, parent, group, *name = line.split(" ", 3)
         process = processes.get(int(pid))
         container = CONTAINER_ID.search(group)
-        if process is None or not ENGINE_TITLE.match(process.name):
+        if process is None or not TITLE.match(process.name):
             continue
         if container is not None and container[0] in running:
             continue

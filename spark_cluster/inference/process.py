@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,6 +19,9 @@ SERVER, RAY = "spark-vllm", "spark-ray"
 """Names of the engine's server (whatever engine it is) and of Ray: of a container, or of a unit."""
 
 PROGRAMS = (SERVER, RAY)
+
+TITLE = re.compile(r"VLLM::(EngineCor|Worker)|ray::|RayWorker|sglang::")
+"""Beginning of the titles of an engine's own processes, as nvidia-smi shows them."""
 
 LOOPBACK = "127.0.0.1"
 """Where the server listens, with and without a proxy in front of it."""

@@ -130,6 +130,12 @@ class Play:
             if fail_fast:
                 raise error
 
+    def readmit(self) -> None:
+        """Return the nodes on which something failed to the run; unreachable ones stay out."""
+        for name, error in list(self.out.items()):
+            if not isinstance(error, Unreachable):
+                del self.out[name]
+
     def part(self, names: Sequence[str]) -> Play:
         """Return this run over some of its nodes, as if they were a cluster of their own.
 

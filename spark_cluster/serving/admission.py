@@ -77,7 +77,7 @@ def must_work(
 
     rooms, facts = survey(play, plan.deployment.model_path, there)
     if running.status == "running":
-        ours = _our_processes(play, [room.name for room in rooms])
+        ours = our_processes(play, [room.name for room in rooms])
         rooms = [_without_ours(room, ours[room.name]) for room in rooms]
         facts = [replace(fact, memory=room.memory) for fact, room in zip(facts, rooms, strict=True)]
     try:
@@ -190,7 +190,7 @@ def _release(play: Play) -> None:
     vram.until_free(play.sessions)
 
 
-def _our_processes(play: Play, names: list[str]) -> dict[str, set[int]]:
+def our_processes(play: Play, names: list[str]) -> dict[str, set[int]]:
     """Node to the process ids (of the host) in our programs; one question a node, all at once."""
     commands = {name: runtime.processes(name) for name in (SERVER, RAY)}
     waiting = {

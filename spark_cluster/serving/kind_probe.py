@@ -45,7 +45,7 @@ def probe_once(
     """
     if kind == "chat":
         return ask_once(session, endpoint, probe, timeout=timeout)
-    path, body, content_type = _request(kind, endpoint.model)
+    path, body, content_type = request_of(kind, endpoint.model)
     answer = endpoint.request(
         session, path, method="POST", body=body, timeout=timeout, content_type=content_type
     )
@@ -57,8 +57,8 @@ def probe_once(
         return Reply(200, why=str(error))
 
 
-def _request(kind: ModelKind, model: str) -> tuple[str, str | bytes, str]:
-    """Path, body and type of the request."""
+def request_of(kind: ModelKind, model: str) -> tuple[str, str | bytes, str]:
+    """Return path, body and content type of the request of a kind other than chat."""
     if kind == "transcription":
         fields = {"model": model, "response_format": "json"}
         return "/v1/audio/transcriptions", form(fields, "tone.wav", tone(0.5)), FORM_TYPE

@@ -157,7 +157,7 @@ def before_start(play: Play, plan: ServePlan, running: ContainerState) -> None:
         return
     folders = dict.fromkeys(plan.deployment.nodes, plan.deployment.cache_root)
     told = _ask(play, plan.nodes, launch, folders, _reference(plan.recipe))
-    play.note(f"compile cache: {told.state}" + _why(told))
+    play.note(shown(told))
 
 
 def of_recipe(play: Play, recipe: Recipe, tp: int) -> Warmth | None:
@@ -182,8 +182,10 @@ def _ask(
     return warmth.whole(launch.recipe, found)
 
 
-def _why(told: Warmth) -> str:
-    return f" ({'; '.join(told.reasons)})" if told.reasons else ""
+def shown(told: Warmth) -> str:
+    """Return in a line whether a launch finds its compiled code, and why not."""
+    why = f" ({'; '.join(told.reasons)})" if told.reasons else ""
+    return f"compile cache: {told.state}{why}"
 
 
 def _gpu(node: Node) -> str:

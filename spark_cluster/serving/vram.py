@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,13 @@ from spark_cluster.runner.session import Session
 
 FREE_WITHIN_S = 30.0
 """Seconds that the memory of ended processes may take to come back."""
+
+RETURNED = 0.9
+"""Share of the memory of ended processes that MemAvailable must show again before it counts as
+back; other programs of the node take and return memory meanwhile."""
+
+Pids = Mapping[str, Collection[int]]
+"""Node to ids of processes."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +83,40 @@ def sample(sessions: Mapping[str, Session]) -> list[NodeVram]:
     return found
 
 
-def until_free(sessions: Mapping[str, Session]) -> list[NodeVram]:
+def missing_mib(before: NodeVram, now: NodeVram) -> int:
+    """Return how much memory of ended processes MemAvailable does not show yet; 0 when it does."""
+    left = {process.pid for process in now.processes}
+    ended = sum(process.used_mib or 0 for process in before.processes if process.pid not in left)
+    expected = min(before.mem_available_mib + int(ended * RETURNED), before.mem_total_mib)
+    return max(0, expected - now.mem_available_mib) if ended else 0
+
+
+def holding(reading: NodeVram, ignored: Pids) -> list[Process]:
+    """Return the processes that hold memory, without those that are ignored."""
+    return [p for p in reading.processes if p.pid not in ignored.get(reading.name, ())]
+
+
+def until_free(
+    sessions: Mapping[str, Session],
+    before: Iterable[NodeVram] = (),
+    ignored: Pids | None = None,
+) -> list[NodeVram]:
     """Wait for the memory of ended processes to come back, at most `FREE_WITHIN_S`.
+
+    Args:
+        before: readings from before they ended; with them MemAvailable must show it, too.
+        ignored: processes that are not waited for.
 
     Returns:
         The last reading; processes in it hold memory still.
     """
     deadline = time.monotonic() + FREE_WITHIN_S
+    known, others = {reading.name: reading for reading in before}, ignored or {}
     while True:
         now = sample(sessions)
-        if not any(reading.processes for reading in now) or time.monotonic() > deadline:
+        held = any(holding(reading, others) for reading in now)
+        missing = any(missing_mib(known.get(reading.name, reading), reading) for reading in now)
+        if not (held or missing) or time.monotonic() > deadline:
             return now
         time.sleep(0.5)
 

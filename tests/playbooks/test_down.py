@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from factories import SHIPPED
 
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.facts.model import Process
-from spark_cluster.serving import vram
+from spark_cluster.serving import admission, holders, vram
 from spark_cluster.serving.vram import NodeVram
 
 FREE = [NodeVram(name, (), 1000, 990) for name in ("spark1", "spark2")]
@@ -26,9 +27,17 @@ class Play:
     def __init__(self) -> None:
         self.nodes = [SimpleNamespace(name=name) for name in ("spark1", "spark2")]
         self.applied: list[str] = []
+        self.notes: list[str] = []
 
     def session(self, node: SimpleNamespace) -> str:
         return f"session with {node.name}"
+
+    def on_each(self, nodes: list[SimpleNamespace], job: Callable[[Any], None]) -> None:
+        for node in nodes:
+            job(node)
+
+    def note(self, text: str, *, warning: bool = False, node: Any = None) -> None:
+        self.notes.append(f"{node.name}: {text}" if node else text)
 
     @contextmanager
     def stage(self, _name: str) -> Iterator[None]:
@@ -52,10 +61,9 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[list[NodeVram]]:
     return told
 
 
-def down() -> tuple[object, Play]:
-    play = Play()
-    project = SHIPPED
-    return project.load_playbook("down").function(play), play
+def down(play: Play | None = None, **given: object) -> tuple[Any, Play]:
+    play = play or Play()
+    return SHIPPED.load_playbook("down").function(play, **given), play
 
 
 def test_it_waits_until_the_memory_is_back(readings: list[list[NodeVram]]) -> None:
@@ -78,3 +86,65 @@ def test_memory_that_does_not_come_back(
     with pytest.raises(VerificationFailed, match=said) as caught:
         down()
     assert caught.value.exit_code == 5
+
+
+def test_memory_that_is_not_available_again(
+    readings: list[list[NodeVram]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process is listed any more; on a Spark what counts is the memory of the machine."""
+    monkeypatch.setattr(vram, "FREE_WITHIN_S", 0.05)
+    readings += [HELD, [NodeVram("spark1", (), 1000, 500), FREE[1]]]
+    _, play = down()
+    assert "spark1: no process holds GPU memory, but MemAvailable is 410 MiB lower" in play.notes[0]
+
+
+OLLAMA = Process(9, "/usr/local/bin/ollama", 50)
+BESIDE = [NodeVram("spark1", (OLLAMA, *HELD[0].processes), 1000, 50), FREE[1]]
+LEFT = [NodeVram("spark1", (OLLAMA,), 1000, 950), FREE[1]]
+
+
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's process is in our container; Ollama's is not."""
+    found = {"spark1": {7}, "spark2": set[int]()}
+    monkeypatch.setattr(admission, "our_processes", lambda _play, _names: found)
+
+
+@pytest.mark.usefixtures("ours")
+def test_other_programs_may_keep_theirs_in_a_swap(readings: list[list[NodeVram]]) -> None:
+    readings += [BESIDE, BESIDE, LEFT]
+    assert down(keep_others=True)[0].now == LEFT
+
+
+@pytest.mark.usefixtures("ours")
+def test_other_programs_are_named_by_down(
+    readings: list[list[NodeVram]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vram, "FREE_WITHIN_S", 0.05)
+    readings += [BESIDE, LEFT]
+    with pytest.raises(VerificationFailed, match=r"ollama \(pid 9, 50 MiB\) on spark1") as caught:
+        down()
+    assert "--unload ollama" in caught.value.hint
+
+
+@pytest.mark.usefixtures("ours")
+@pytest.mark.parametrize("check", [False, True])
+def test_models_of_ollama_are_unloaded_on_request(
+    readings: list[list[NodeVram]], monkeypatch: pytest.MonkeyPatch, check: bool
+) -> None:
+    loaded = {"spark1": [holders.Loaded("gemma3", 50)], "spark2": []}
+    unloaded: list[str] = []
+    ollama = holders.Holder(
+        "Ollama",
+        lambda _session, where: loaded[where],
+        lambda _session, where, models: unloaded.extend(f"{where} {m}" for m in models),
+    )
+    monkeypatch.setattr(holders, "HOLDERS", {"ollama": ollama})
+    readings += [BESIDE, LEFT, FREE]
+    play = Play()
+    play.check = check
+    down(play, unload=("ollama",), keep_others=True)
+    assert unloaded == ([] if check else ["spark1 gemma3 (50 MiB)"])
+    verb = "would unload" if check else "unloaded"
+    assert f"spark1: Ollama: {verb} gemma3 (50 MiB)" in play.notes
+    assert "spark2: Ollama has no model loaded, or is not running" in play.notes

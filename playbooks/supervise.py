@@ -1,0 +1,18 @@
+"""Install or remove the supervision of what serves, on the head."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from spark_cluster.runner.play import Play
+from spark_cluster.serving import supervision
+from spark_cluster.serving.supervision import Supervision
+
+
+def main(
+    play: Play, *, state: Literal["present", "absent"], at_boot: bool = False
+) -> Supervision | None:
+    """Bring the head's supervision into a state; None in check mode."""
+    with play.stage("supervise"):
+        play.apply(play.head, play.role("supervise", state=state, at_boot=at_boot))
+    return None if play.check else supervision.report(play.session(play.head))

@@ -1,0 +1,153 @@
+"""Serve another recipe in place of the one that runs; the old one again if the new one fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.errors import SparkClusterError, Unreachable
+from spark_cluster.inference.containers import ContainerState
+from spark_cluster.inference.process import SERVER
+from spark_cluster.runner.play import Play
+from spark_cluster.serving import admission, kept_logs, launches, readiness, vram
+from spark_cluster.serving.former import Former, Load, former_of, plan_again
+from spark_cluster.serving.plan import ServePlan, resolve
+from spark_cluster.serving.result import Served
+from spark_cluster.transfer.fetch import fetch
+from spark_cluster.transfer.stored import stored
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """A verified endpoint in place of another one.
+
+    Attributes:
+        former: what served before; None where nothing did, or the same.
+        released: the memory of each node when the old one had ended.
+        down_s: seconds without a server: from the beginning of its stop to the verified answer.
+    """
+
+    served: Served
+    former: Former | None = None
+    released: list[vram.NodeVram] | None = None
+    down_s: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `swap --json` prints it: what `up` prints, and what was there before."""
+        return {
+            **self.served.to_dict(),
+            "former": self.former.to_dict() if self.former is not None else None,
+            "released": [reading.to_dict() for reading in self.released or ()],
+            "down_s": round(self.down_s, 3),
+        }
+
+
+def main(
+    play: Play,
+    *,
+    recipe: Recipe,
+    tp: int,
+    load: Load,
+    force: bool = False,
+    restore: bool = True,
+    unload: Collection[str] = (),
+) -> Swapped | None:
+    """Stop what serves, wait for its memory, and serve `recipe`; None where nothing is verified.
+
+    What can be refused or fetched is, before anything is stopped.
+
+    Args:
+        load: returns the recipe of what serves now, to be started again.
+        force: start also what the plan says cannot work.
+        restore: start the old one again when the new one fails.
+        unload: programs whose loaded models are unloaded, too.
+    """
+    plan = resolve(recipe, play.inventory, play.nodes, tp)
+    running = readiness.container_state(play, SERVER)
+    former = former_of(running) if running.status == "running" else None
+    if former is None or admission.serves(running, plan):
+        same = former is not None
+        play.note(f"{recipe.name} serves already" if same else "nothing serves: nothing is stopped")
+        served = _up(play, plan, force=force)
+        return Swapped(served) if served is not None else None
+    old = plan_again(play, former, load, running) if restore else None
+    play.note(f"swap {former} for {recipe.name} (tp {tp}); by hand back: {former.command}")
+    _before_the_stop(play, plan, running, force=force)
+    began = time.monotonic()
+    try:
+        stopped = _down(play, unload)
+        served = _up(play, plan, force=force)
+    except SparkClusterError as error:
+        if old is None:
+            raise
+        raise _restored(play, old, former, error) from error
+    if served is None:
+        return None
+    return Swapped(served, former, stopped.now if stopped else None, time.monotonic() - began)
+
+
+def _before_the_stop(play: Play, plan: ServePlan, running: ContainerState, *, force: bool) -> None:
+    """Refuse what cannot work, and fetch image and model while the old server still answers."""
+    models = stored(play, plan.recipe, plan.tp)
+    there = models.there(plan.recipe.model.name)
+    admission.must_work(play, plan, running, there, force=force)
+    if play.check:  # `up` shows what would be fetched; what it says of warmth, it says at a start
+        warmth = launches.of_recipe(play, plan.recipe, plan.tp)
+        if warmth is not None:
+            play.note(launches.shown(warmth))
+        return
+    with play.stage("prepare"):
+        docker = ("containers",) if plan.deployment.runtime == "docker" else ()
+        play.apply(plan.nodes, *docker, "caches")
+    with play.stage("fetch"):
+        fetch(play, plan, models)
+
+
+def _up(play: Play, plan: ServePlan, *, force: bool) -> Served | None:
+    served: Served | None = play.project.load_playbook("up").function(
+        play, recipe=plan.recipe, tp=plan.tp, force=force
+    )
+    return served
+
+
+def _down(play: Play, unload: Collection[str] = ()) -> Any:
+    """Stop what serves, and wait for its memory; that of other programs may stay."""
+    down = play.project.load_playbook("down").function
+    return down(play, unload=unload, keep_others=True)
+
+
+def _restored(
+    play: Play, old: ServePlan, former: Former, error: SparkClusterError
+) -> SparkClusterError:
+    """Start the old server again; return the error that says how both ended."""
+    kind = type(error)
+    if isinstance(error, Unreachable):
+        return kind(
+            f"{error.message}; {former} was stopped and cannot be started again while the node is "
+            "away",
+            where=error.where,
+            hint=f"then: {former.command}",
+        )
+    play.note(f"the swap failed: {error.message}. {former} is started again", warning=True)
+    play.readmit()
+    log = kept_logs.keep(play)
+    hint = f"the log of the failed server: {log}" if log is not None else error.hint
+    try:
+        with play.stage("restore"):
+            _down(play)
+            _up(play, old, force=True)
+    except SparkClusterError as again:
+        return kind(
+            f"{error.message}; {former} could not be started again either: {again.message}. "
+            "Nothing serves",
+            where=error.where,
+            hint=f"{hint}\n  {again.hint}\n  then: {former.command}",
+        )
+    return kind(
+        f"{error.message}; {former} was started again, is verified, and serves",
+        where=error.where,
+        hint=hint,
+    )

@@ -1,0 +1,105 @@
+"""`supervise`: a unit on the head that restarts a dead engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from spark_cluster.cli.app import App, changing, leave_with
+from spark_cluster.cli.groups import Group
+
+if TYPE_CHECKING:
+    from spark_cluster.runner.options import Options
+    from spark_cluster.serving.supervision import Supervision
+
+SHOWN = 10
+"""Events that are shown; --json has all of them."""
+
+
+@click.group(cls=Group)
+def command() -> None:
+    """Restart a dead engine from the head itself, without the laptop: install, remove, status."""
+
+
+@command.command()
+@click.option("--at-boot", is_flag=True, help="Start the supervision at boot, too.")
+@changing
+@click.pass_obj
+def install(app: App, at_boot: bool, exit_code: bool, options: Options) -> None:
+    """Install the supervision on the head, as a systemd unit, and start it.
+
+    It asks the server for a real completion, stops a server that gives none, waits until its
+    memory is back, and starts it again: after pauses that grow, and five times an hour at most.
+    """
+    _apply(app, "present", options, at_boot=at_boot, exit_code=exit_code)
+
+
+@command.command()
+@changing
+@click.pass_obj
+def remove(app: App, exit_code: bool, options: Options) -> None:
+    """Remove the supervision; what serves stays as it is."""
+    _apply(app, "absent", options, at_boot=False, exit_code=exit_code)
+
+
+@command.command()
+@click.pass_obj
+def status(app: App) -> None:
+    """Show what the supervision knows of the server, and what it did last."""
+    app.connect_early("supervise")
+    from spark_cluster.runner.agents import agents
+    from spark_cluster.serving import supervision
+
+    app.import_meanwhile()
+    head = app.inventory.head
+    with agents([head], "supervise") as sessions:
+        found = supervision.report(sessions[head.name])
+    if app.as_json:
+        app.print_json(found.to_dict())
+    else:
+        _show(app, found)
+
+
+def _apply(
+    app: App,
+    state: Literal["present", "absent"],
+    options: Options,
+    *,
+    at_boot: bool,
+    exit_code: bool,
+) -> None:
+    app.connect_early()
+    name = "install" if state == "present" else "remove"
+    head = app.inventory.head
+    with app.play(f"supervise {name}", [head], options, gather_facts=False) as run:
+        playbook = app.project.load_playbook("supervise")
+        found = playbook.function(run.open(), state=state, at_boot=at_boot)
+        run.finish()
+        if app.as_json:
+            app.print_json(run.to_dict(**({"supervision": found.to_dict()} if found else {})))
+        else:
+            run.show_recap()
+            if found is not None:
+                _show(app, found)
+    leave_with(run, exit_code=exit_code)
+
+
+def _show(app: App, found: Supervision) -> None:
+    import time
+
+    from spark_cluster.cli.console import painted, styled
+
+    console = app.console
+    if not found.installed:
+        console.print("not installed: `spark-cluster supervise install` installs it on the head")
+        return
+    boot = "started at boot" if found.at_boot else "not started at boot (install --at-boot)"
+    console.print(styled("supervision: [bold]{}[/], {}", found.active, boot))
+    why = f": {found.state.reason}" if found.state.reason else ""
+    console.print(styled("server: [bold]{}[/]{}", found.state.phase, why), soft_wrap=True)
+    for problem in found.problems:
+        console.print(styled("[yellow]![/] {}", problem), soft_wrap=True)
+    for at, text in found.events[-SHOWN:]:
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+        console.print(painted(f"{moment}  {text}", "dim"), soft_wrap=True)

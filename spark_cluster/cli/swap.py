@@ -1,0 +1,103 @@
+"""`swap`: serve another recipe in place of the one that runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.override_options import Changes, overriding
+from spark_cluster.cli.serving_options import recipe_to_serve, size_on, unloading
+from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.runner.options import Options
+    from spark_cluster.serving.former import Former
+
+
+@click.command()
+@click.argument("recipe_name", metavar="RECIPE")
+@click.option(
+    "--tp",
+    type=int,
+    metavar="N",
+    help="Number of nodes to split each layer over (default: the recipe's, else all).",
+)
+@click.option(
+    "--force", is_flag=True, help="Launch even if the plan says that the configuration cannot work."
+)
+@click.option(
+    "--no-restore",
+    is_flag=True,
+    help="Do not start the old recipe again if the new one fails.",
+)
+@unloading
+@overriding
+@allowing
+@changing
+@click.pass_obj
+def command(
+    app: App,
+    recipe_name: str,
+    tp: int | None,
+    force: bool,
+    no_restore: bool,
+    unload: tuple[str, ...],
+    changes: Changes,
+    allow: Allowances,
+    exit_code: bool,
+    options: Options,
+) -> None:
+    """Serve RECIPE in place of what runs; the old one again if it fails.
+
+    Image and model are fetched while the old server still answers. Then it is stopped, its memory
+    is waited for on every node, and RECIPE is started and verified as by `up`. If that fails, the
+    old recipe is started again, and the exit status is that of the failure.
+    """
+    app.connect_early()
+    from spark_cluster.config.overrides import text
+
+    if options.selection.partial:
+        raise UsageError(
+            "swap stops one server and starts another, and takes no selection of roles",
+            hint="leave out --tags, --skip-tags and --start-at",
+        )
+    recipe = recipe_to_serve(app, recipe_name, changes, allow)
+    size = size_on(app, recipe, tp)
+
+    def load(former: Former) -> Recipe:
+        return recipe_to_serve(app, former.recipe, former.changes, allow)
+
+    title = " ".join(filter(None, [f"swap {recipe.name} --tp {size}", text(recipe.overrides)]))
+    with app.play(title, app.nodes, options) as run:
+        playbook = app.project.load_playbook("swap")
+        swapped = playbook.function(
+            run.open(),
+            recipe=recipe,
+            tp=size,
+            load=load,
+            force=force,
+            restore=not no_restore,
+            unload=unload,
+        )
+        run.finish()
+        if app.as_json:
+            app.print_json(run.to_dict(**(swapped.to_dict() if swapped is not None else {})))
+        else:
+            run.show_recap()
+            if swapped is not None:
+                _show(app, swapped)
+    leave_with(run, exit_code=exit_code)
+
+
+def _show(app: App, swapped: Any) -> None:
+    from spark_cluster.cli.console import painted
+    from spark_cluster.cli.up import show_served
+
+    show_served(app, swapped.served)
+    if swapped.former is not None:
+        text = f"in place of {swapped.former}; {swapped.down_s:.1f} s without a server"
+        app.console.print(painted(text, "dim"), soft_wrap=True)

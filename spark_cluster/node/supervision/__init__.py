@@ -1,0 +1,1 @@
+"""Supervision of an engine on the head, without the laptop: look, judge, stop, start."""

@@ -1,0 +1,262 @@
+"""Look at the engine's server on the head: its program, a completion, its memory, its addresses.
+
+What the laptop knows (names, labels, paths, requests) comes in the configuration that the role
+`supervise` writes, so that this module repeats none of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from spark_cluster.node import engine_metrics, nvidia_smi
+from spark_cluster.node.http import ask
+
+COMMAND_S = 20.0
+"""Seconds for a question to Docker, systemd or nvidia-smi."""
+
+RETURNED = 0.9
+"""Share of the memory that the server held, which must be available before it is started."""
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
+_ADDRESS = re.compile(r"--node-ip-address=(\S+)")
+
+
+@dataclass(frozen=True)
+class Program:
+    """The server, whatever runs it.
+
+    Attributes:
+        id: changes when it is made again; empty where there is none.
+        runtime: `docker` or `venv`.
+    """
+
+    id: str = ""
+    runtime: str = "docker"
+    started: str = ""
+    running: bool = False
+    by_hand: bool = False
+    crashes: int = 0
+    labels: Mapping[str, str] | None = None
+    command: str = ""
+
+    def label(self, name: str, otherwise: str = "") -> str:
+        return str((self.labels or {}).get(name, otherwise))
+
+
+def output(argv: Sequence[str], limit_s: float = COMMAND_S) -> str | None:
+    """Return what a command prints; None where it fails, hangs or is not there."""
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def boot() -> str:
+    """Return the id of this boot of the node."""
+    return Path(BOOT_ID).read_text().strip()
+
+
+def program(name: str, config: Mapping[str, Any]) -> Program | None:
+    """Return a program of ours; None where Docker or systemd does not answer."""
+    try:
+        text = Path(f"{config['unit_folder']}/{name}.service").read_text()
+    except OSError:
+        return _container(name)
+    return _unit(name, text, str(config["declared"]))
+
+
+def _container(name: str) -> Program | None:
+    # One question that both a missing container and a Docker that is down answer differently.
+    listed = output(
+        ["docker", "container", "ls", "--all", "--quiet", "--filter", f"name=^/?{name}$"]
+    )
+    if listed is None:
+        return None
+    if not listed.strip():
+        return Program()
+    try:
+        (found,) = json.loads(output(["docker", "container", "inspect", name]) or "")
+        state, config = found["State"], found["Config"]
+        status = str(state["Status"])
+        return Program(
+            id=str(found["Id"]),
+            started=str(state["StartedAt"]),
+            running=status in ("running", "restarting"),
+            by_hand=status == "exited" and not state.get("Error"),
+            crashes=int(found["RestartCount"]),
+            labels=config.get("Labels") or {},
+            command=" ".join([str(found.get("Path", "")), *map(str, found.get("Args") or [])]),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _unit(name: str, text: str, declared: str) -> Program | None:
+    wanted = "ActiveState,NRestarts,ExecMainStartTimestampMonotonic"
+    shown = output(["systemctl", "show", f"{name}.service", "-p", wanted])
+    if shown is None:
+        return None
+    known = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    line = next((ln for ln in text.splitlines() if ln.startswith(declared)), "")
+    try:
+        made = json.loads(line.removeprefix(declared))
+        active = known["ActiveState"]
+        return Program(
+            id=str(made["spec"]),
+            runtime="venv",
+            started=known["ExecMainStartTimestampMonotonic"],
+            running=active in ("active", "activating", "reloading"),
+            by_hand=active == "inactive",
+            crashes=int(known["NRestarts"]),
+            labels=made.get("labels") or {},
+            command=" ".join(map(str, made.get("command") or [])),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def answer(server: Program, config: Mapping[str, Any], limit_s: float) -> tuple[str, bool]:
+    """Ask for a real answer; return why there is none, or nothing, and whether any reply came."""
+    base = server.label(config["labels"]["endpoint"]).removesuffix("/v1")
+    if not base:
+        return "its labels name no endpoint", False
+    kinds = config["requests"]
+    request = kinds.get(server.label(config["labels"]["kind"], "chat"), kinds["chat"])
+    body = None
+    if request["body"] is not None:
+        body = json.dumps({**request["body"], "model": server.label(config["labels"]["model"])})
+    reply = ask(
+        {
+            "url": f"{base}{request['path']}",
+            "method": "GET" if body is None else "POST",
+            "headers": {"Content-Type": "application/json"},
+            "body": body,
+            "timeout": limit_s,
+        }
+    )
+    replied = reply["status"] != 0
+    if reply["status"] != 200:
+        told = reply.get("reason") or str(reply.get("body", ""))[:200]
+        what = f"answers with status {reply['status']}" if replied else "does not answer"
+        return f"{request['path']} {what}: {told}", replied
+    if not _has(reply["body"], request["found"]):
+        return f"{request['path']} gives no answer", replied
+    return "", replied
+
+
+def _has(body: str, keys: Sequence[str | int]) -> bool:
+    """Return whether a reply has something at a path of keys and indexes; any does for none."""
+    if not keys:
+        return True
+    try:
+        found = json.loads(body)
+        for key in keys:
+            found = found[key]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return False
+    return bool(found)
+
+
+def tokens(server: Program, config: Mapping[str, Any]) -> float | None:
+    """Return the tokens that the server has read and written so far; None where it does not say."""
+    base = server.label(config["labels"]["endpoint"]).removesuffix("/v1")
+    reply = ask({"url": f"{base}/metrics", "timeout": engine_metrics.ASK_S})
+    found = engine_metrics.figures(str(reply["body"])) if reply["status"] == 200 else None
+    if found is None:
+        return None
+    return (found["prompt_tokens"] or 0.0) + (found["generation_tokens"] or 0.0)
+
+
+def held_mib(programs: Sequence[tuple[str, Program]]) -> int:
+    """Return the GPU memory that processes of these programs hold on this node."""
+    ours = {pid for name, one in programs for pid in _pids(name, one)}
+    listed = nvidia_smi.processes(output(nvidia_smi.APPS) or "")
+    return sum(mib or 0 for pid, _, mib in listed if pid in ours)
+
+
+def _pids(name: str, one: Program) -> set[int]:
+    if one.runtime == "docker":
+        text = output(["docker", "top", name, "-eo", "pid"]) or ""
+    else:
+        try:
+            text = Path(f"/sys/fs/cgroup/system.slice/{name}.service/cgroup.procs").read_text()
+        except OSError:
+            text = ""
+    return {int(word) for word in text.split() if word.isdecimal()}
+
+
+def memory_obstacle(need_mib: int, title: str) -> str:
+    """Return what holds the memory that the server needs, with its process; or nothing.
+
+    Args:
+        need_mib: what it held when it served; 0 where that is not known.
+        title: pattern of the titles of an engine's processes, none of which may be left.
+    """
+    shown = output(nvidia_smi.APPS)
+    if shown is None:
+        return "nvidia-smi does not answer"
+    listed = sorted(nvidia_smi.processes(shown), key=lambda row: -(row[2] or 0))
+    named = [f"PID {pid} {name} ({mib} MiB)" for pid, name, mib in listed]
+    for (_, name, _), text in zip(listed, named, strict=True):
+        if re.match(title, name):
+            return f"memory is still held by {text}"
+    found = _AVAILABLE.search(Path("/proc/meminfo").read_text())
+    available = int(found[1]) // 1024 if found else 0
+    if available >= need_mib * RETURNED:
+        return ""
+    holder = f"; GPU memory is held by {', '.join(named[:3])}" if named else ""
+    return f"{available} MiB of memory are available, the server held {need_mib} MiB{holder}"
+
+
+def ray_obstacle(server: Program, config: Mapping[str, Any]) -> str:
+    """Return how many of the nodes that serve Ray shows, where some are missing; or nothing."""
+    labels = config["labels"]
+    size = server.label(labels["nodes"]) or server.label(labels["tp"], "1")
+    if size == "1" or not size.isdecimal() or server.label(labels["executor"], "ray") != "ray":
+        return ""
+    url = f"http://127.0.0.1:{server.label(labels['dashboard'])}{config['ray_nodes']}"
+    reply = ask({"url": url, "timeout": 5.0, "bearer_file": config["ray_token"]})
+    try:
+        rows = json.loads(reply["body"])["data"]["result"]["result"]
+        alive = sum(row["state"] == "ALIVE" for row in rows)
+    except (ValueError, LookupError, TypeError):
+        return f"Ray's head does not answer (status {reply['status']})"
+    return "" if alive >= int(size) else f"Ray shows {alive} of {size} nodes: is the other one on?"
+
+
+def lost_of_ray(ray: Program | None) -> list[str]:
+    """Return the addresses with which Ray is started here, and that are none of the node's."""
+    wanted = _ADDRESS.findall(ray.command) if ray is not None else []
+    return [address for address in wanted if not _is_own(address)]
+
+
+def lost_of_endpoint(config: Mapping[str, Any]) -> list[str]:
+    """Return the address of the proxy in front of the server, if it is none of the node's."""
+    try:
+        url = json.loads(Path(config["description"]).read_text())["url"]
+        host = urlsplit(str(url)).hostname
+    except (OSError, ValueError, KeyError, TypeError):  # there is no proxy
+        return []
+    return [host] if host and not _is_own(host) else []
+
+
+def _is_own(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,202 @@
+"""The program of the unit `spark-cluster-supervise`: look, decide, act, and keep what is known."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.node import durable
+from spark_cluster.node.supervision import look as looking
+from spark_cluster.node.supervision.look import Program
+from spark_cluster.node.supervision.policy import START, STOP, Limits, Look, State, decide
+
+ACT_S = 180.0
+"""Seconds to stop or start a program."""
+
+EVENTS = 50
+"""Events that are kept for `supervise status`."""
+
+LOST = "{} is none of this node's addresses any more: run `spark-cluster up` again"
+
+
+@dataclass
+class Supervisor:
+    """Looks after the server of this node.
+
+    Args:
+        config: what the role `supervise` wrote.
+        folder: where the state is kept.
+    """
+
+    config: Mapping[str, Any]
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.limits = Limits(**self.config["limits"])
+        kept = self._kept()
+        self.state = State.from_dict(kept.get("state"))
+        self.need_mib = kept["need_mib"] if isinstance(kept.get("need_mib"), int) else 0
+        events = kept.get("events")
+        self.events: list[Any] = events[-EVENTS:] if isinstance(events, list) else []
+        self.problems: list[str] = []
+        self._tokens: float | None = None
+        self._written = ""
+
+    def look_once(self, now: float) -> str:
+        """Look, decide and act; return what was done (START, STOP or nothing)."""
+        with self._alone() as free:
+            server = looking.program(self.config["server"], self.config) if free else None
+        if server is None:  # a run is at work, or Docker does not answer (yet)
+            return ""
+        look = self._look(server)  # without the lock: an answer may take its time
+        after, action = decide(self.state, look, now, self.limits)
+        if not action:
+            self._take(after, action, now)
+            return ""
+        with self._alone() as free:
+            again = looking.program(self.config["server"], self.config) if free else None
+            if again != server:  # a run, or the runtime, has done something meanwhile
+                return ""
+            # First: after a power cut in the middle, a stop must not look like one by hand.
+            self._take(after, action, now)
+            self._act(server, action)
+        return action
+
+    def _take(self, after: State, action: str, now: float) -> None:
+        before, self.state = self.state, after
+        self._tell(before, action, now)
+        self._keep()
+
+    def _look(self, server: Program) -> Look:
+        ray = looking.program(self.config["ray"], self.config)
+        lost = looking.lost_of_ray(ray)
+        self.problems = [LOST.format(a) for a in (*lost, *looking.lost_of_endpoint(self.config))]
+        why, moving = "", False
+        if server.running:
+            why, replied = looking.answer(server, self.config, self.limits.answer_s)
+            # After each answer too: the tokens of our own question say nothing of other requests.
+            before, tokens = self._tokens, looking.tokens(server, self.config)
+            if tokens is not None:
+                self._tokens = tokens
+                moving = not replied and before is not None and tokens > before
+            if why and moving:
+                why = f"busy with other requests: {why}"
+        elif server.id:
+            why = "its process has ended"
+        if server.running and not why and self.state.phase != "serving":
+            programs = [(self.config["server"], server), (self.config["ray"], ray or Program())]
+            self.need_mib = looking.held_mib([(n, p) for n, p in programs if p.id])
+        return Look(
+            program=server.id,
+            started=server.started,
+            running=server.running,
+            by_hand=server.by_hand,
+            crashes=server.crashes,
+            answers=server.running and not why,
+            moving=moving,
+            why=why,
+            obstacle="" if server.running else self._obstacle(server, lost),
+            boot=looking.boot(),
+        )
+
+    def _obstacle(self, server: Program, lost: list[str]) -> str:
+        if self.state.phase != "waiting":
+            return ""
+        return (
+            "; ".join(map(LOST.format, lost))
+            or looking.ray_obstacle(server, self.config)
+            or looking.memory_obstacle(self.need_mib, self.config["title"])
+        )
+
+    def _act(self, server: Program, action: str) -> None:
+        name = self.config["server"]
+        docker = {START: ["docker", "start", name], STOP: ["docker", "stop", "-t", "5", name]}
+        unit = ["systemctl", action, f"{name}.service"]
+        argv = unit if server.runtime == "venv" else docker[action]
+        if looking.output(argv, ACT_S) is None:
+            self._event(time.time(), f"{' '.join(argv)} failed")
+            self._keep()
+
+    def _tell(self, before: State, action: str, now: float) -> None:
+        """Print a change; the journal has it, and `supervise status` shows the last ones."""
+        after = self.state
+        if before.phase == after.phase and (before.reason == after.reason or not after.reason):
+            return
+        done = {START: " (started)", STOP: " (stopped)"}.get(action, "")
+        if after.misses:
+            done = f", {after.misses} of {self.limits.misses} looks without an answer"
+        self._event(now, f"{after.phase}{done}" + (f": {after.reason}" if after.reason else ""))
+
+    def _event(self, now: float, text: str) -> None:
+        self.events = [*self.events, {"at": round(now, 3), "text": text}][-EVENTS:]
+        print(text, flush=True)
+
+    # -- files ---------------------------------------------------------------------------------
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "state.json"
+
+    def _kept(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._file.read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _keep(self) -> None:
+        document = {
+            "state": self.state.to_dict(),
+            "need_mib": self.need_mib,
+            "problems": self.problems,
+            "events": self.events,
+        }
+        text = json.dumps(document, indent=1) + "\n"
+        if text != self._written:
+            durable.make_folder(self.folder)
+            durable.write_file(self._file, text.encode())
+            self._written = text
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Hold the node's lock; False where a run has it, such as `up` or `down`."""
+        handle = os.open(self.config["lock"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            yield False
+            return
+        try:
+            # As a run writes it, for the message to one that finds the lock taken.
+            owner = {
+                **{"run": "supervision", "command": "supervise", "user": "the node itself"},
+                **{"since": time.time(), "pid": os.getpid()},
+            }
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, json.dumps(owner).encode(), 0)
+            yield True
+        finally:
+            os.ftruncate(handle, 0)
+            os.close(handle)
+
+
+def main(config: str) -> int:
+    """Look again and again, until the unit is stopped."""
+    read = json.loads(Path(config).read_text())
+    supervisor = Supervisor(read, Path(read["folder"]))
+    while True:
+        began = time.monotonic()
+        try:
+            supervisor.look_once(time.time())
+        except (OSError, subprocess.SubprocessError) as error:  # a full disk: the next look may do
+            print(f"this look failed: {error}", flush=True)
+        time.sleep(max(1.0, supervisor.limits.look_s - (time.monotonic() - began)))

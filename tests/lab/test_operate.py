@@ -1,0 +1,133 @@
+"""`swap` there and back, its way back from one that fails, and `supervise`; on real vLLM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import WAIT_S, CommandLine, processes, until
+
+pytestmark = pytest.mark.lab
+
+SHIPPED = Path(__file__).parents[2] / "recipes/lab-paris.yaml"
+OTHER, BROKEN = "lab-paris-short", "lab-paris-broken"
+NOWHERE = "  - {source: /nowhere, target: /nowhere, read_only: true}\n"
+
+
+@pytest.fixture(scope="module")
+def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    """A user with two more recipes: a shorter context, and one whose container cannot start."""
+    made = CommandLine(tmp_path_factory.mktemp("operate"))
+    (made.home / "recipes").mkdir()
+    for name, old, new in (
+        (OTHER, "max-model-len: 4096", "max-model-len: 1024"),
+        (BROKEN, "mounts:\n", f"mounts:\n{NOWHERE}"),
+    ):
+        text = SHIPPED.read_text().replace("name: lab-paris", f"name: {name}")
+        assert old in text
+        (made.home / f"recipes/{name}.yaml").write_text(text.replace(old, new))
+    yield made
+    made("down")
+
+
+@pytest.fixture(scope="module")
+def serving(user) -> CommandLine:
+    """The shipped recipe serves, at TP=1; what another file has left up is taken as it is."""
+    user("up", "--tp", "1", "--recipe", "lab-paris")
+    return user
+
+
+def test_there(serving):
+    document = serving.json("swap", OTHER, "--tp", "1")
+    assert document["former"] == {"recipe": "lab-paris", "tp": 1, "overrides": ""}
+    assert "Paris" in document["answer"]
+    assert not any(node["processes"] for node in document["released"]), "the memory was back"
+    assert {"fetch", "stop", "prove", "start", "load", "verify"} <= document["seconds"].keys()
+    assert document["down_s"] > document["seconds"]["load"]
+
+
+def test_check_changes_nothing(serving):
+    document = serving.json("swap", "lab-paris", "--tp", "1", "--check")
+    assert document["changed"] > 0
+    assert serving.json("status")["state"] == "serving"
+
+
+def test_one_that_fails_ends_in_the_old_one(serving):
+    ran = serving("swap", BROKEN, "--tp", "1", status=1)
+    assert "/nowhere does not exist on the node" in ran.printed
+    assert f"{OTHER} (tp 1) was started again, is verified, and serves" in ran.printed
+    assert serving.json("status")["state"] == "serving"
+    assert "swap lab-paris-broken --tp 1" in serving("history").printed
+
+
+def test_back(serving):
+    ran = serving("swap", "lab-paris", "--tp", "1")
+    assert f"in place of {OTHER} (tp 1)" in ran.printed
+    held = processes(serving.json("vram"))
+    assert [name for name, found in held.items() if found] == ["spark1"]
+
+
+QUICK = {"look_s": 2, "answer_s": 3, "misses": 2, "pause_s": 1}
+
+
+def supervised(user: CommandLine) -> CommandLine:
+    """The same user, whose supervision looks often."""
+
+    def change(document: dict[str, Any]) -> None:
+        document.setdefault("settings", {})["supervise"] = QUICK
+
+    return user.with_inventory("supervised", change)
+
+
+def test_an_engine_that_hangs_serves_again(serving, spark1):
+    """It answers /health, its process is there, and no completion comes."""
+    user = supervised(serving)
+    user("supervise", "install")
+    assert user.json("supervise", "install")["changed"] == 0
+
+    def phase() -> str:
+        return str(user.json("supervise", "status")["phase"])
+
+    until(lambda: phase() == "serving", what="the supervision has seen an answer")
+    spark1.run(["pkill", "-STOP", "-f", "VLLM::EngineCor"])
+    until(lambda: phase() != "serving", what="the supervision has noticed", every=1.0)
+    until(lambda: phase() == "serving", what="the server answers again", every=1.0)
+    events = [event["text"] for event in user.json("supervise", "status")["events"]]
+    assert any("waiting (stopped): 2 times no answer" in text for text in events), events
+    assert "loading (started)" in events
+    assert serving.json("status")["state"] == "serving"
+
+
+def test_supervision_leaves_down_alone(serving, spark1):
+    serving("down")
+    user = supervised(serving)
+    until(lambda: user.json("supervise", "status")["phase"] == "idle", what="it is idle")
+    user("supervise", "remove")
+    assert user.json("supervise", "status")["installed"] is False
+    left = spark1.run(["ls", "/var/lib/spark-cluster/supervise"], check=False)
+    assert left.returncode != 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("which", ["spark1", "spark2"])
+def test_a_power_cut_of_either_node(lab, serving, which):
+    """Head or worker: nothing is done on the laptop, and completions come again."""
+    user = supervised(serving)
+    user("up", "--tp", "2", "--recipe", "lab-paris")
+    user("supervise", "install", "--at-boot")
+    node = lab.node(which)
+    node.poweroff(orderly=False)
+    node.boot()
+
+    def state() -> str:
+        out, _ = user.start("status", "--json").process.communicate(timeout=WAIT_S)
+        return str(json.loads(out).get("state"))
+
+    try:
+        until(lambda: state() == "serving", what="it serves again", every=5.0)
+        until(lambda: user.json("supervise", "status")["phase"] == "serving", every=2.0)
+    finally:
+        user("supervise", "remove")

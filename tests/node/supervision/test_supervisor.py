@@ -1,0 +1,311 @@
+"""The supervision's program: a real server over HTTP, and commands of a node that keep state."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from factories import put
+
+from spark_cluster.node.supervision import look
+from spark_cluster.node.supervision.main import Supervisor
+from spark_cluster.node.supervision.policy import START, STOP
+from spark_cluster.serving import supervision
+
+DOCKER = """\
+#!{python}
+import json, pathlib, sys
+file = pathlib.Path("{folder}/containers.json")
+known, words = json.loads(file.read_text()), sys.argv[1:]
+if known.get("down"):
+    sys.exit("Cannot connect to the Docker daemon")
+name = words[-1].replace("name=^/?", "").rstrip("$")
+if words[:2] == ["container", "ls"]:
+    print("1" if name in known else "")
+elif words[:2] == ["container", "inspect"]:
+    print(json.dumps([known[name]]))
+elif words[0] == "top":
+    print("PID\\n7")
+elif words[0] in ("stop", "start"):
+    known[name]["State"]["Status"] = {{"stop": "exited", "start": "running"}}[words[0]]
+    known[name]["State"]["StartedAt"] += words[0]
+    known["acts"].append(words[0])
+    file.write_text(json.dumps(known))
+"""
+OWN = "--node-ip-address"
+SMI = '#!/bin/sh\ncat "{folder}/apps"\n'
+
+
+class Engine(BaseHTTPRequestHandler):
+    """Answers completions while `server.alive`; its /metrics page has `server.tokens`."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        tokens = self.server.tokens  # type: ignore[attr-defined]
+        self._answer(200, f"vllm:generation_tokens_total {tokens}\n")
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert asked["model"] == "paris"
+        server: Any = self.server
+        server.tokens += 8 if server.alive else 0
+        if server.slow:
+            server.ended.wait(60)
+            return
+        self._answer(200 if server.alive else 500, json.dumps(server.reply))
+
+    def _answer(self, status: int, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def engine() -> Iterator[Any]:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
+    server.alive, server.slow, server.tokens, server.ended = True, False, 0, Event()
+    server.reply = {"choices": [{"message": {"content": "Paris"}}]}
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.ended.set()
+    server.shutdown()
+    server.server_close()
+
+
+class Node:
+    """A node's commands and the supervision's files, in a folder."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder
+        put(folder / "bin/docker", DOCKER.format(python=sys.executable, folder=folder), 0o755)
+        put(folder / "bin/nvidia-smi", SMI.format(folder=folder), 0o755)
+        self.holds("7, VLLM::EngineCor, 900")
+        labels = {
+            "spark-cluster.endpoint": f"http://127.0.0.1:{port}/v1",
+            "spark-cluster.model": "paris",
+            "spark-cluster.tp": "1",
+        }
+        state = {"Status": "running", "StartedAt": "t", "Error": ""}
+        server = {"Id": "one", "State": state, "RestartCount": 0, "Config": {"Labels": labels}}
+        self.write({"spark-vllm": server, "acts": []})
+        limits = {"misses": 2, "pause_s": 10, "answer_s": 5}
+        self.config = {
+            **supervision.configuration(limits),
+            "lock": str(folder / "lock"),
+            "unit_folder": str(folder),
+            "description": str(folder / "endpoint.json"),
+        }
+        self.supervisor = self.again()
+        self.now = 1000.0
+
+    def again(self) -> Supervisor:
+        """The program after a restart of its unit."""
+        return Supervisor(self.config, self.folder / "state")
+
+    def write(self, known: dict[str, Any]) -> None:
+        put(self.folder / "containers.json", json.dumps(known))
+
+    @property
+    def containers(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "containers.json").read_text())
+        return found
+
+    def holds(self, *lines: str) -> None:
+        put(self.folder / "apps", "".join(f"{line}\n" for line in lines))
+
+    def look(self, seconds: float = 15.0) -> str:
+        self.now += seconds
+        return self.supervisor.look_once(self.now)
+
+    @property
+    def phase(self) -> str:
+        return self.supervisor.state.phase
+
+
+@pytest.fixture
+def node(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> Node:
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    return Node(tmp_path, engine.server_address[1])
+
+
+def test_a_server_that_dies_is_stopped_and_started_when_its_memory_is_back(node, engine):
+    assert (node.look(), node.phase) == ("", "serving")
+    assert node.supervisor.need_mib == 900
+    engine.alive = False
+    assert [node.look(), node.look()] == ["", STOP]
+    assert node.look() == "", "its process still holds memory"
+    assert "PID 7 VLLM::EngineCor (900 MiB)" in node.supervisor.state.reason
+    node.holds()
+    assert node.look() == START
+    engine.alive = True
+    assert (node.look(), node.phase) == ("", "serving")
+    assert node.containers["acts"] == ["stop", "start"]
+    texts = [event["text"] for event in node.supervisor.events]
+    assert texts[0] == "serving"
+    assert texts[1].startswith("serving, 1 of 2 looks without an answer: /v1/chat/completions")
+    assert texts[2].startswith("waiting (stopped): 2 times no answer: /v1/chat/completions")
+    assert texts[-2:] == ["loading (started)", "serving"]
+
+
+def test_what_it_knows_outlives_a_power_cut(node, engine):
+    node.look()
+    engine.alive = False
+    node.look()
+    assert node.look() == STOP
+    node.holds()
+    node.supervisor = node.again()
+    assert node.look() == START, "a stop of its own is none by hand"
+
+
+def test_a_busy_server_is_not_dead(node, engine):
+    node.look()
+    node.look()
+    node.supervisor.limits = replace(node.supervisor.limits, answer_s=0.2)
+    engine.alive, engine.slow = False, True
+    for _ in range(4):
+        engine.tokens += 1
+        assert node.look() == ""
+    assert [node.look(), node.look()] == ["", STOP]
+
+
+def test_its_own_questions_make_no_server_busy(node, engine):
+    for _ in range(3):
+        node.look()
+    engine.alive = False
+    assert [node.look(), node.look()] == ["", STOP]
+
+
+def test_a_reply_without_an_answer_is_none(node, engine):
+    node.look()
+    engine.reply = {"choices": []}
+    assert [node.look(), node.look()] == ["", STOP]
+    assert "gives no answer" in node.supervisor.state.reason
+
+
+def test_nothing_is_done_while_a_run_is_at_work(node, engine):
+    node.look()
+    engine.alive = False
+    with (node.folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert [node.look() for _ in range(5)] == [""] * 5
+        assert node.phase == "serving"
+    assert [node.look(), node.look()] == ["", STOP]
+
+
+def test_without_docker_nothing_is_concluded(node):
+    node.look()
+    node.write({**node.containers, "down": True})
+    assert [node.look() for _ in range(5)] == [""] * 5
+    assert node.phase == "serving"
+
+
+def test_after_down_it_is_idle(node):
+    node.look()
+    node.write({"acts": []})
+    node.look()
+    assert node.phase == "idle"
+
+
+def test_memory_that_another_program_holds(node):
+    node.holds("9, ollama, 70000")
+    why = look.memory_obstacle(10**9, node.config["title"])
+    assert "MiB of memory are available, the server held 1000000000 MiB" in why
+    assert "PID 9 ollama (70000 MiB)" in why
+    assert look.memory_obstacle(1, node.config["title"]) == ""
+
+
+def test_an_endpoint_whose_address_has_changed_is_told_and_restarted(node, engine):
+    put(node.folder / "endpoint.json", json.dumps({"url": "https://192.0.2.7:8000/v1"}))
+    node.look()
+    assert "192.0.2.7 is none of this node's addresses any more" in node.supervisor.problems[0]
+    engine.alive = False
+    assert [node.look(), node.look()] == ["", STOP]
+    node.holds()
+    assert node.look() == START
+
+
+def test_ray_whose_address_has_changed_is_waited_for(node, engine):
+    known = node.containers
+    node.write({**known, "spark-ray": {**known["spark-vllm"], "Args": [f"{OWN}=192.0.2.8"]}})
+    node.look()
+    engine.alive = False
+    assert [node.look(), node.look()] == ["", STOP]
+    node.holds()
+    assert node.look() == ""
+    assert "192.0.2.8 is none of this node's addresses" in node.supervisor.state.reason
+    assert look.lost_of_ray(look.Program(command=f"ray start {OWN}=127.0.0.1")) == []
+
+
+def test_ray_without_the_other_node(node, free_rays):
+    labels = {"spark-cluster.tp": "2", "spark-cluster.dashboard": str(free_rays)}
+    server = look.Program("one", labels=labels)
+    assert look.ray_obstacle(server, node.config) == "Ray shows 1 of 2 nodes: is the other one on?"
+    alone = look.Program("one", labels={**labels, "spark-cluster.tp": "1"})
+    assert look.ray_obstacle(alone, node.config) == ""
+    mp = look.Program("one", labels={**labels, "spark-cluster.executor": "mp"})
+    assert look.ray_obstacle(mp, node.config) == ""
+
+
+@pytest.fixture
+def free_rays() -> Iterator[int]:
+    """The port of a dashboard that shows one node that is alive and one that is dead."""
+    rows = [{"state": "ALIVE"}, {"state": "DEAD"}]
+    body = json.dumps({"data": {"result": {"result": rows}}}).encode()
+
+    class Dashboard(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Dashboard)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_unit_of_the_runtime_venv(node, monkeypatch):
+    declared = json.dumps({"spec": "abc", "labels": {"spark-cluster.tp": "1"}, "command": ["x"]})
+    put(node.folder / "spark-vllm.service", f"[Unit]\n[X-Spark-Cluster]\nDeclared={declared}\n")
+    shown = "ActiveState=failed\\nNRestarts=2\\nExecMainStartTimestampMonotonic=5\\n"
+    put(node.folder / "bin/systemctl", f"#!/bin/sh\nprintf '{shown}'\n", 0o755)
+    found = look.program("spark-vllm", node.config)
+    assert found is not None
+    assert (found.id, found.runtime, found.running, found.by_hand) == ("abc", "venv", False, False)
+    assert (found.crashes, found.label("spark-cluster.tp")) == (2, "1")
+
+
+def test_the_installed_files_are_all_that_it_needs(node, tmp_path):
+    """Run as on the node: by its own interpreter, with nothing of this checkout."""
+    put(tmp_path / "config.json", json.dumps({**node.config, "folder": str(tmp_path / "kept")}))
+    for path, text in supervision.program().items():
+        put(tmp_path / path.removeprefix("/"), text)
+    start = tmp_path / supervision.START.removeprefix("/")
+    argv = [sys.executable, "-I", "-S", "-B", str(start), str(tmp_path / "config.json")]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "serving\n"
+    finally:
+        process.kill()
+        _, errors = process.communicate()
+    assert errors == ""
