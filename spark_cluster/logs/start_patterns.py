@@ -65,6 +65,7 @@ VLLM = EngineLog(
         pattern("attention", "orcing TRITON_ATTN", r"[Ff]orcing (TRITON_ATTN)", "{0}, forced"),
         pattern("attention", "_ATTN backend", r"Using (\w+_ATTN) backend"),
         pattern("attention", " attention backend", r"Using (\w+) attention backend"),
+        pattern("GDN prefill", " GDN prefill kernel", r"Using ([\w/ ]+) GDN prefill kernel"),
         pattern("experts", "MoE backend", r"Using '?(\w+)'? (\w+) MoE backend", "{0} ({1})"),
         pattern("FP4 products", "NvFp4LinearBackend.", r"NvFp4LinearBackend\.(\w+) for"),
         pattern("FP4 products", "NvFp4LinearKernel", r"Using (\w+)NvFp4LinearKernel"),

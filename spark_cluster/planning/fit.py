@@ -199,9 +199,16 @@ def _rule(launch: Launch, serving: Serving) -> kv.Options:
         mamba_cache_mode=launch.text("mamba-cache-mode") or None,
         drafted_tokens=launch.drafted_tokens,
         drafter=_drafter(launch, serving.geometry),
+        gdn_prefill=_gdn_prefill(launch),
         async_scheduling=_switch(launch, "async-scheduling") is not False,
         device="cpu" if _on_cpu(launch) else "gpu",
     )
+
+
+def _gdn_prefill(launch: Launch) -> str | None:
+    """The kernel that was asked for; None where vLLM chooses."""
+    asked = launch.text("gdn-prefill-backend")
+    return None if asked in ("", "auto") else asked
 
 
 def _switch(launch: Launch, flag: str) -> bool | None:
