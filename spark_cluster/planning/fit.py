@@ -10,7 +10,7 @@ from spark_cluster.config import engines
 from spark_cluster.config.launch import Launch, finite
 from spark_cluster.models import Geometry, memory
 from spark_cluster.models.memory import GIB
-from spark_cluster.models.weights import load_peak_bytes
+from spark_cluster.models.weights import load_peak_bytes, tables_bytes
 from spark_cluster.planning import kv, stages
 from spark_cluster.planning.kv.drafter import DrafterLayers, drafter_layers
 from spark_cluster.planning.room import NodeMemory
@@ -92,7 +92,8 @@ def fit(launch: Launch, geometry: Geometry, rooms: Sequence[NodeMemory], weights
     serving = of_launch(launch, geometry)
     weights = stages.share(geometry, launch.pp, weights_gib) / launch.tp
     loading = load_peak_bytes(geometry, serving.quantization) / GIB
-    peak = max(weights, stages.share(geometry, launch.pp, loading) / launch.tp)
+    tables = tables_bytes(geometry) / GIB
+    peak = max(weights, stages.share(geometry, launch.pp, loading) / launch.tp + tables)
     runtime = RUNTIME_GIB + RUNTIME_GIB_PER_TOKEN * max(0, batched_tokens(launch) - 2048)
     highest = min(memory.utilization(room.memory) for room in rooms)
     smallest = min(room.total_gib for room in rooms)
@@ -312,8 +313,9 @@ def _disk(fitted: Fit) -> list[str]:
 
 
 def disk_gib(fitted: Fit) -> float:
-    """Return the size of the model's files: as many bytes as are loaded at first, on every node."""
-    return fitted.peak_gib * fitted.launch.tp * fitted.launch.pp
+    """Return the size of the model's files: what is loaded at first, less tables of positions."""
+    tables = tables_bytes(fitted.serving.geometry) / GIB
+    return (fitted.peak_gib - tables) * fitted.launch.tp * fitted.launch.pp
 
 
 def _remarks(fitted: Fit) -> list[str]:
