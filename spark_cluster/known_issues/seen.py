@@ -35,6 +35,7 @@ class Seen:
         weak: it looks like an error, but is no exception.
         faint: a word of it may mean an error.
         serving: the server had come up before it.
+        last_cause: it is an effect, and the cause where the logs of all ranks show no other.
     """
 
     finding: KnownIssueMatch
@@ -48,6 +49,7 @@ class Seen:
     weak: bool = False
     faint: bool = False
     serving: bool = False
+    last_cause: bool = False
 
     @property
     def known(self) -> bool:
@@ -131,6 +133,17 @@ def verdict_on(cause: Seen | None, *, unfinished: bool) -> Verdict:
     if not cause.known:
         return "unknown"
     return "cause" if cause.certain else "likely"
+
+
+def with_last_cause(problems: Sequence[Seen]) -> list[Seen]:
+    """Return the problems of whole logs: an effect that nothing else explains is the cause then
+    (a worker that was killed writes no error of its own).
+    """
+    cause = cause_of(problems)
+    return [
+        replace(seen, follows=False) if seen is cause and seen.last_cause else seen
+        for seen in problems
+    ]
 
 
 def merged(found: Sequence[Seen]) -> list[Seen]:
