@@ -156,7 +156,9 @@ class Planner:
 
     def _fit(self, subject: Subject, geometry: shapes.Geometry, rooms: Sequence[NodeMemory]) -> Fit:
         launch = subject.launch
-        return fit(launch, geometry, rooms[: launch.ranks], self.weights_gib(subject, geometry))
+        weights = self.weights_gib(subject, geometry)
+        runtime = self.constants.runtime_gib
+        return fit(launch, geometry, rooms[: launch.ranks], weights, runtime_gib=runtime)
 
     def plan(
         self,
