@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.config.inventory_schema import ServeEntry
+    from spark_cluster.runner.node_connection import NodeConnection
     from spark_cluster.runner.session import Session
-    from spark_cluster.runner.transport import SshConnection
 
 LABEL = "top"
 """Of the agents' processes."""
@@ -75,7 +75,7 @@ class Sampling:
         self._updates: queue.Queue[Update | BaseException] = queue.Queue()
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        self._open: dict[str, tuple[SshConnection, Session]] = {}
+        self._open: dict[str, tuple[NodeConnection, Session]] = {}
 
     def __enter__(self) -> Sampling:
         for node in self._nodes:

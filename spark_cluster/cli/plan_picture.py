@@ -179,13 +179,15 @@ def _cache(fit: Fit) -> Text:
 
 
 def _before(plan: Plan) -> str:
-    from spark_cluster.planning.fit import disk_gib
+    from spark_cluster.planning.disk import disk_gib
     from spark_cluster.planning.plan import times
 
-    found = times(plan.fit)
+    fit = plan.fit
+    size = disk_gib(fit.launch, fit.serving.geometry, fit.peak_gib)
+    found = times(fit)
     copy = f", {_span(found['copy'])} to copy to the next node" if "copy" in found else ""
     return (
-        f"{disk_gib(plan.fit):.1f} GiB to download ({_span(found['download'])} at 100 MB/s){copy}, "
+        f"{size:.1f} GiB to download ({_span(found['download'])} at 100 MB/s){copy}, "
         f"{_span(found['load_low'])} to {_span(found['load_high'])} to load"
     )
 

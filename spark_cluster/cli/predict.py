@@ -70,7 +70,9 @@ def command(
     --model, and --tp, what was run), or a CSV of points with the columns metric (decode_tok_s of
     one request, or ttfr_ms), value, prompt, context, concurrency, and tp, model, quantization,
     kv_dtype where they differ. A fabric.json of `bench fabric` (or its folder) replaces the assumed
-    all-reduce between two nodes by the measured one; alone, or together with runs.
+    all-reduce between two nodes by the measured one, and a server's start-up log (*.log) with
+    vLLM's line "Actual usage is ..." the memory that plans reserve beside weights and KV cache;
+    each alone, or together with runs.
     """
     app: App = ctx.obj
     app.as_json = app.as_json or as_json

@@ -1,4 +1,4 @@
-"""`predict --calibrate`: the constants of the speed formulas from the user's own runs and link."""
+"""`predict --calibrate`: the constants of predictions from the user's own runs, link and logs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.predict_link import measured_link, split
+from spark_cluster.cli.predict_logs import memory_accounts, split_logs
 from spark_cluster.cli.predict_options import served_by
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.planning.calibrate import Calibration, Point, is_read_bound
 from spark_cluster.planning.link import fitted
 from spark_cluster.planning.runs import read_runs
+from spark_cluster.planning.runtime_memory import UNFITTED, with_runtime
 from spark_cluster.planning.speed.constants import CALIBRATION, Constants
 from spark_cluster.planning.speed.serving import Serving
 
@@ -25,6 +27,7 @@ UNITS = {
     "allreduce_high_us": "us",
     "step_ms": "ms",
     "link": "bytes/s",
+    "runtime_gib": "GiB",
 }
 """Of constants that are times; the others are shares of the bandwidth, or 10^12 operations/s."""
 
@@ -43,7 +46,8 @@ def calibration(
         InvalidFile: a file of results is wrong.
         Failed: no sensible constants describe the runs, or the file cannot be written.
     """
-    links, runs = split(results)
+    logs, others = split_logs(results)
+    links, runs = split(others)
     for path in runs:
         if path.is_dir():
             raise UsageError(
@@ -52,11 +56,13 @@ def calibration(
             )
     measured, unused = measured_link(links)
     points, left_out = _points(app, runs, given)
-    left_out = [*unused, *left_out]
-    if not points and measured is None:
+    accounts, silent = memory_accounts(logs)
+    left_out = [*unused, *silent, *left_out]
+    if not points and measured is None and not accounts:
         why = "\n".join(f"  {reason}" for reason in left_out) or "  they contain none"
         raise UsageError(f"no usable figures in {', '.join(map(shown, results))}:\n{why}")
-    found = fitted(points, measured)
+    fit = fitted(points, measured) if points or measured is not None else UNFITTED
+    found = with_runtime(fit, accounts)
     path = output or app.project.folder / CALIBRATION
     document = {**found.to_dict(), "files": [result.name for result in results]}
     _write(path, document)

@@ -96,6 +96,12 @@ ROWS = {
     help="Prefix caching, which matters for recurrent layers; default: the version's.",
 )
 @click.option(
+    "--gdn-prefill",
+    type=click.Choice(["flashinfer", "triton"]),
+    help="Kernel of the prefill of gated delta nets, as the log names it; default: what vLLM "
+    "takes on a Spark by its source, flashinfer.",
+)
+@click.option(
     "--device",
     type=click.Choice(["cpu", "gpu"]),
     help="For --json. cpu: one batch at a time, as vLLM on a CPU, which the rules are tested "
@@ -115,6 +121,7 @@ def command(
     vllm_version: str | None,
     block_size: int | None,
     prefix_caching: bool | None,
+    gdn_prefill: str | None,
     device: Literal["cpu", "gpu"] | None,
     offline: bool,
 ) -> None:
@@ -139,6 +146,7 @@ def command(
         "vllm": vllm_version,
         "block_size": block_size,
         "prefix_caching": prefix_caching,
+        "gdn_prefill": gdn_prefill,
     }
     spark = kv.cache(geometry, kv_gib=kv_gib, max_model_len=length, **options)
     options["device"] = "cpu"

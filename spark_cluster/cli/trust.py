@@ -76,7 +76,7 @@ def command(ctx: click.Context, replace: bool, yes: bool) -> None:
     from spark_cluster.runner.ssh_route import route
 
     app: App = ctx.obj
-    targets = {node.name: target(node) for node in app.nodes}
+    targets = {node.name: target(node) for node in app.nodes if not node.is_local}
     asking = _Asking(app, targets, replace=replace, yes=yes)
     routes: dict[str, tuple[Hop, ...]] = {}
     for name, outcome in in_parallel({n: partial(route, t) for n, t in targets.items()}).items():

@@ -34,6 +34,7 @@ class InventoryNode:
         index: its place in the inventory, from 0.
         role: head or worker.
         groups: the groups it is in, `all` and its role included.
+        connection: `ssh`, or `local` where it is the machine on which this runs.
         identity_file, known_hosts: files on the laptop, absolute.
         jump: `[user@]host[:port]`.
         connect_timeout_s: longest wait for a connection, seconds.
@@ -46,6 +47,7 @@ class InventoryNode:
     index: int
     role: Literal["head", "worker"]
     groups: frozenset[str] = frozenset()
+    connection: Literal["ssh", "local"] = "ssh"
     user: str | None = None
     port: int | None = None
     identity_file: Path | None = None
@@ -62,6 +64,11 @@ class InventoryNode:
     def roles(self) -> tuple[str, ...]:
         """Its roles in the cluster."""
         return (self.role,)
+
+    @property
+    def is_local(self) -> bool:
+        """True if it is the machine on which this runs."""
+        return self.connection == "local"
 
     @property
     def is_head(self) -> bool:
@@ -185,6 +192,7 @@ def _node(
         index=list(entry.nodes).index(name),
         role="head" if name in groups["head"] else "worker",
         groups=frozenset(member_of),
+        connection=own.connection,
         user=ssh.user,
         port=ssh.port,
         identity_file=ssh.identity_file,

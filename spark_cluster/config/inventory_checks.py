@@ -8,7 +8,7 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from typing import Any
 
 from spark_cluster.config.fields import is_ip
-from spark_cluster.config.inventory_schema import InventoryFile
+from spark_cluster.config.inventory_schema import InventoryFile, SshEntry
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.config.yamlfile import Key, Problem
 
@@ -24,6 +24,7 @@ def check(entry: InventoryFile) -> list[Problem]:
         *_names(entry),
         *_roles(entry),
         *_addresses(entry),
+        *_connections(entry),
         *_serve(entry),
         *_groups(entry),
         *_pool(entry),
@@ -78,6 +79,19 @@ def _addresses(entry: InventoryFile) -> Iterator[Problem]:
                 f"found '{node.address}', which is the address of '{seen[reached]}' already",
             )
         seen.setdefault(reached, name)
+
+
+def _connections(entry: InventoryFile) -> Iterator[Problem]:
+    """One node at most is this machine, and SSH settings of its own would have no effect."""
+    here = [name for name, node in entry.nodes.items() if node.connection == "local"]
+    for name in here[1:]:
+        message = f"two nodes cannot be this machine; '{here[0]}' has connection: local already"
+        yield Problem(("nodes", name, "connection"), message)
+    for name in here:
+        for setting in sorted(entry.nodes[name].model_fields_set & SshEntry.model_fields.keys()):
+            yield Problem(
+                ("nodes", name, setting), f"{setting} is for SSH, and connection is local"
+            )
 
 
 def _serve(entry: InventoryFile) -> Iterator[Problem]:

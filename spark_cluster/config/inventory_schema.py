@@ -74,6 +74,10 @@ class NodeEntry(SshEntry):
     """A node: one Spark."""
 
     address: Address = Field(description="management address: an IP address or a host name")
+    connection: Literal["ssh", "local"] = Field(
+        default="ssh",
+        description="how it is reached: local where it is the machine on which spark-cluster runs",
+    )
     roles: list[NodeRole] = Field(
         default=[], max_length=1, description="[head] or [worker]; worker when not given"
     )

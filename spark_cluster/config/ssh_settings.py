@@ -75,7 +75,8 @@ def unchecked(source: Sourced, limit: str) -> dict[str, SshSettings]:
     """Return the settings of the selected nodes before the inventory has been checked.
 
     They serve to connect while the checks are still being imported. Nodes whose entries are not
-    of the simplest form (a jump host, a value of another type) are left out.
+    of the simplest form (a jump host, a value of another type), or are not reached over SSH, are
+    left out.
 
     Args:
         source: the inventory's data.
@@ -94,6 +95,8 @@ def unchecked(source: Sourced, limit: str) -> dict[str, SshSettings]:
 def _is_simple(entry: object) -> bool:
     """Return whether an entry has only values that need no further check before they are used."""
     if not isinstance(entry, dict) or entry.get("jump") is not None:
+        return False
+    if entry.get("connection", "ssh") != "ssh":
         return False
     texts = [entry[name] for name in ("address", "user") if name in entry]
     files = [entry[name] for name in _FILES if name in entry]

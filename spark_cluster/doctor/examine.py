@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.facts.pins import Pins
+    from spark_cluster.runner.node_connection import NodeConnection
     from spark_cluster.runner.session import Session
-    from spark_cluster.runner.transport import SshConnection
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Examination:
         self.recipe = recipe
         self.unreached: dict[str, SparkClusterError] = {}
         self.seconds: dict[str, float] = {}
-        self._connections: dict[str, SshConnection] = {}
+        self._connections: dict[str, NodeConnection] = {}
         self._sessions: dict[str, Session] = {}
 
     def __enter__(self) -> Examination:
@@ -119,7 +119,7 @@ class Examination:
         started = time.monotonic()
         connection = ssh(node)
         self._connections[node.name] = connection
-        user = str(connection.open().user)
+        user = connection.user
         session = connection.session("doctor", become=True)
         self._sessions[node.name] = session
         context = self._context(user, node)

@@ -83,6 +83,7 @@ class Docker:
             devices=(INFINIBAND,) if process.rdma else (),
             cap_add=("IPC_LOCK",),
             ulimits={"memlock": -1, "stack": STACK},
+            restart="unless-stopped",  # after status 0 too, with which vLLM ends when a rank died
             labels=dict(deployment.labels),
             stop_timeout_s=process.stop_timeout_s,
         )
@@ -110,6 +111,7 @@ class Venv:
             secret_files=secrets,
             mounts=_mounts(process, deployment),
             limits={"MEMLOCK": "infinity", "STACK": str(STACK), "NOFILE": "1048576"},
+            restart="always",  # as above
             labels=dict(deployment.labels),
             description=f"{process.name} of spark-cluster",
             stop_timeout_s=process.stop_timeout_s,

@@ -31,6 +31,7 @@ FOLDER = Path(__file__).parent / "catalogue"
 STEPS = FOLDER / "steps.toml"
 
 _STEP = re.compile(r"\{([a-z][a-z-]*)\}")
+_GROUP = re.compile(r"\{([a-z]+)\}")
 _PLACEHOLDER = re.compile(r"\b(?:NODE|PID|USER)\b")
 
 
@@ -79,10 +80,23 @@ class LogPattern(Schema):
     trace: Pattern | None = Field(
         default=None, description="must match in the lines just before, as a traceback has them"
     )
+    cause: str = Field(
+        default="",
+        description="the cause where a line matches this; `{name}` is what the pattern's group "
+        "of that name matched",
+    )
 
     @property
     def regex(self) -> re.Pattern[str]:
         return re.compile(self.pattern if self.pattern is not None else re.escape(self.has))
+
+    def cause_in(self, line: str) -> str:
+        """Return the cause that a line tells; empty where it tells none."""
+        found = self.regex.search(line) if self.cause else None
+        if found is None:
+            return ""
+        told = {name: text or "" for name, text in found.groupdict().items()}
+        return _GROUP.sub(lambda group: told.get(group[1], group[0]), self.cause)
 
 
 class LogCheck(Schema):
@@ -132,6 +146,10 @@ class Issue(Schema):
     )
     log: list[LogPattern] = Field(default=[], description="how a log shows it")
     follows: bool = Field(default=False, description="in a log: an effect, never the cause")
+    last_cause: bool = Field(
+        default=False,
+        description="with `follows`: it is the cause where the logs of all ranks show no other",
+    )
     broad: bool = Field(
         default=False,
         description="in a log: it says what happened, not why, so that a specific issue goes first",
@@ -179,7 +197,7 @@ class Issue(Schema):
             severity=(self.log_severity or self.severity) if in_log else self.severity,
             title=self.title,
             found=found,
-            cause=self.cause,
+            cause=next(filter(None, (words.cause_in(found) for words in self.log)), self.cause),
             fix=self.fix,
             source=self.source,
             flag=self.flag,
@@ -194,6 +212,8 @@ class Issue(Schema):
             raise ValueError("found `log` without `samples`, expected a line that was seen")
         if self.evidence and not self.log:
             raise ValueError("found `evidence` without `log`, expected the patterns it goes with")
+        if self.last_cause and not self.follows:
+            raise ValueError("found `last_cause` without `follows`, expected both")
         if self.log_check and not self.log:
             raise ValueError("found `log_check` without `log`, expected the patterns it looks for")
         found = self.when or self.rule or self.log or self.checks or self.rungs

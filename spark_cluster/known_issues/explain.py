@@ -9,7 +9,7 @@ from dataclasses import replace
 from spark_cluster.known_issues.explanation import Explanation
 from spark_cluster.known_issues.log_matching import cleared, evidence_in, literals, recognise
 from spark_cluster.known_issues.match import KnownIssueMatch
-from spark_cluster.known_issues.seen import Seen, merged
+from spark_cluster.known_issues.seen import Seen, merged, with_last_cause
 from spark_cluster.logs import complaints, lines
 from spark_cluster.logs.reading import Candidate, LogSource, Reader
 from spark_cluster.logs.start_patterns import ENGINES, SGLANG
@@ -61,9 +61,10 @@ def explain(sources: Iterable[LogSource]) -> Explanation:
         read.append((source.name, log.reader.bytes, log.reader.lines))
         if not any(one.finding.severity == "error" for one in seen) and len(last) < QUIET:
             last[source.name] = log.last_lines()
+    problems = merged(found)
     return Explanation(
         engine=start.engine.name if start.engine else "",
-        problems=merged(found),
+        problems=with_last_cause(problems) if start.is_whole(speakers) else problems,
         facts=start.in_order(),
         missing=[*_nothing(read), *start.missing(speakers)],
         logs=read,
@@ -96,6 +97,7 @@ class _Log:
         self._traces = 0
         self._weak = 0
         self._up = False
+        self._stopped = False
         self._error: Seen | None = None
         self._chained: Seen | None = None
 
@@ -111,6 +113,7 @@ class _Log:
             for anchor in self.start.take(candidate.text):
                 if anchor not in needed:
                     self.reader.drop(anchor)
+            self._stopped = self._stopped or self.start.says_end(candidate.text)
             if self.start.says_up(candidate.text):
                 self._came_up()
         kept = [name for name in self._kept if name not in self._cleared]
@@ -123,7 +126,7 @@ class _Log:
 
     def _came_up(self) -> None:
         """Mark earlier errors as overcome: the server is up, so they stopped nothing."""
-        self._up = True
+        self._up, self._stopped = True, False
         for name, seen in list(self._kept.items()):
             if seen.finding.severity == "error" or seen.follows:
                 self._past.append(replace(self._counted(name), overcome=True))
@@ -165,7 +168,7 @@ class _Log:
         for issue in issues:
             found = issue.match((error or line.text)[:SHOWN], self.reader.source.name, in_log=True)
             rank = 0 if error and not echo else 2 if echo else 1
-            kind = {"follows": issue.follows, "broad": issue.broad}
+            kind = {name: getattr(issue, name) for name in ("follows", "broad", "last_cause")}
             yield self._keep(issue.id, found, candidate, before, rank, **kind)
         if error and not issues:
             yield from self._unknown(error[:SHOWN], candidate, before, follows=echo)
@@ -218,9 +221,11 @@ class _Log:
         """Keep the first sight, or a later one that says it better (the error, not its echo).
 
         Args:
-            kind: `follows`, `broad` and `weak` of `Seen`.
+            kind: `follows`, `broad`, `weak`, `faint` and `last_cause` of `Seen`.
         """
         kept = self._kept.get(name)
+        if kept is None and self._stopped and kind.get("follows"):
+            return name  # the server reports its engine as dead while it stops it itself
         if kept is None:
             order = (self.index, candidate.number)
             seen = Seen(found, before.at, candidate.number, order=order, serving=self._up, **kind)

@@ -55,6 +55,13 @@ def container_owns_the_node(about: RuleContext, case: Case) -> RuleResult:
     return about.found(", ".join(wide)) if wide else None
 
 
+@rule("restart-on-failure")
+def restart_on_failure(about: RuleContext, case: Case) -> RuleResult:
+    policies = case.docker("restart") if case.in_docker else []
+    wrong = next((p for p in policies if p.partition(":")[0] == "on-failure"), None)
+    return about.found(f"--restart {wrong}") if wrong else None
+
+
 def _capability(name: str) -> str:
     return name.upper().removeprefix("CAP_")
 

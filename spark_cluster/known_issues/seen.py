@@ -35,6 +35,7 @@ class Seen:
         weak: it looks like an error, but is no exception.
         faint: a word of it may mean an error.
         serving: the server had come up before it.
+        last_cause: it is an effect, and the cause where the logs of all ranks show no other.
     """
 
     finding: KnownIssueMatch
@@ -48,6 +49,7 @@ class Seen:
     weak: bool = False
     faint: bool = False
     serving: bool = False
+    last_cause: bool = False
 
     @property
     def known(self) -> bool:
@@ -133,6 +135,26 @@ def verdict_on(cause: Seen | None, *, unfinished: bool) -> Verdict:
     return "cause" if cause.certain else "likely"
 
 
+def with_last_cause(problems: Sequence[Seen]) -> list[Seen]:
+    """Return the problems of whole logs: an effect that nothing else explains is the cause then
+    (a worker that was killed writes no error of its own).
+    """
+    cause = cause_of(problems)
+    return [
+        replace(seen, follows=False) if seen is cause and seen.last_cause else seen
+        for seen in problems
+    ]
+
+
+def _after_cause(seen: Seen, cause: Seen | None) -> Seen:
+    """Return a general issue that came after a specific cause as its effect: "torch.compile failed"
+    is no second cause after the line that says why.
+    """
+    if cause is None or not cause.certain or not seen.broad or seen.overcome != cause.overcome:
+        return seen
+    return replace(seen, follows=(cause.at, cause.order) <= (seen.at, seen.order))
+
+
 def merged(found: Sequence[Seen]) -> list[Seen]:
     """Return what all logs show: each issue once, the cause first, effects and notes last."""
     once: dict[tuple[str, bool], Seen] = {}
@@ -141,10 +163,11 @@ def merged(found: Sequence[Seen]) -> list[Seen]:
         first = once.get(name)
         once[name] = seen if first is None else replace(first, count=first.count + seen.count)
     cause = cause_of(once.values())
+    found = [seen if seen is cause else _after_cause(seen, cause) for seen in once.values()]
 
     def place(seen: Seen) -> tuple[bool, int, str, tuple[int, int]]:
         kind = ORDER[seen.finding.severity] + (2 if seen.follows else 0)
         kind += len(ORDER) + 2 if seen.overcome else 0
         return seen is not cause, kind, seen.at, seen.order
 
-    return sorted(once.values(), key=place)
+    return sorted(found, key=place)

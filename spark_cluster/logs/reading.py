@@ -1,9 +1,8 @@
 """The reader of logs of any length in constant memory: finds the lines that may matter.
 
 A log is read in pieces, and each piece is searched for literals ("anchors") before any line of it
-is looked at, because almost all lines of a long log are routine. So a gigabyte takes seconds, not
-minutes; giant lines are cut, bytes that are no text are replaced. (Line by line with one expression
-of all literals, 100 MB take three times as long.)
+is looked at, because almost all lines of a long log are routine; those that differ in digits only
+are searched once (`shapes.py`). Giant lines are cut, bytes that are no text are replaced.
 """
 
 from __future__ import annotations
@@ -16,10 +15,12 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, cast
 
 from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.logs.shapes import DIGITS, Shapes
 
 CHUNK = 1 << 20
 BEFORE = 16 << 10
@@ -171,6 +172,7 @@ class Reader:
         self.lines = 0
         self.tail = ""
         self._anchors = minimal({anchor.encode() for anchor in anchors})
+        self._shapes = Shapes(self._anchors)
 
     def drop(self, anchor: str) -> None:
         """Look for a literal no more, unless it stands for longer ones."""
@@ -217,14 +219,18 @@ class Reader:
 
     def _hits(self, blob: bytes, start: int, end: int) -> dict[int, tuple[bytes, ...]]:
         """Return where lines with an anchor begin, and which anchors they have."""
+        lines = blob[start:end].split(b"\n")
+        shapes = [line.translate(None, DIGITS) for line in lines]
+        known = self._shapes.anchors_of(shapes)
+        if not any(known.values()):
+            return {}
         found: dict[int, tuple[bytes, ...]] = {}
-        for anchor in tuple(self._anchors):
-            at = blob.find(anchor, start, end)
-            while at >= 0:
-                begin = max(blob.rfind(b"\n", start, at) + 1, start)
-                found[begin] = (*found.get(begin, ()), anchor)
-                after = blob.find(b"\n", at, end)
-                at = blob.find(anchor, after, end) if after >= 0 else -1
+        begins = accumulate((len(line) + 1 for line in lines), initial=start)
+        for begin, line, shape in zip(begins, lines, shapes, strict=False):
+            if possible := known[shape]:
+                here = tuple(a for a in possible if a in self._anchors and a in line)
+                if here:
+                    found[begin] = here
         return found
 
 

@@ -34,6 +34,7 @@ class EngineLog:
         patterns: the lines of its start, in their order.
         first: name of the fact that its first lines tell.
         up: literal of its log when it takes requests.
+        end: literal of its log when it was asked to stop; empty where that is not known.
         signs: literals that no other engine logs.
     """
 
@@ -42,6 +43,7 @@ class EngineLog:
     first: str
     up: str
     signs: tuple[str, ...]
+    end: str = ""
 
 
 _LINK = pattern("link", "NET/IB : Using", r"NET/IB : Using (\[0\].*?)(?:;|$)")
@@ -50,6 +52,7 @@ _REQUESTS = pattern(
 )
 
 _VLLM_UP = "Application startup complete"
+_VLLM_END = "[shutdown] API server: shutdown"
 _SGLANG_UP = "The server is fired up and ready to roll"
 
 VLLM = EngineLog(
@@ -65,6 +68,7 @@ VLLM = EngineLog(
         pattern("attention", "orcing TRITON_ATTN", r"[Ff]orcing (TRITON_ATTN)", "{0}, forced"),
         pattern("attention", "_ATTN backend", r"Using (\w+_ATTN) backend"),
         pattern("attention", " attention backend", r"Using (\w+) attention backend"),
+        pattern("GDN prefill", " GDN prefill kernel", r"Using ([\w/ ]+) GDN prefill kernel"),
         pattern("experts", "MoE backend", r"Using '?(\w+)'? (\w+) MoE backend", "{0} ({1})"),
         pattern("FP4 products", "NvFp4LinearBackend.", r"NvFp4LinearBackend\.(\w+) for"),
         pattern("FP4 products", "NvFp4LinearKernel", r"Using (\w+)NvFp4LinearKernel"),
@@ -90,12 +94,13 @@ VLLM = EngineLog(
             "{1} requests of {0} tokens",
         ),
         _LINK,
+        pattern("link", " via P2P/", r"-> \S+ via (P2P)/", "{0}, within one host"),
         pattern("ranks", "in world size", r"rank \d+ in world size (\d{1,9})"),
         pattern("up", _VLLM_UP, f"({_VLLM_UP})"),
         _REQUESTS,
         pattern(
             "end",
-            "[shutdown] API server: shutdown",
+            _VLLM_END,
             r"(shutdown triggered)",
             "it was asked to stop",
         ),
@@ -103,6 +108,7 @@ VLLM = EngineLog(
     first="vLLM",
     up=_VLLM_UP,
     signs=("Initializing a V", "vLLM API server version", "Launching vLLM (", "vllm/v1/"),
+    end=_VLLM_END,
 )
 
 SGLANG = EngineLog(

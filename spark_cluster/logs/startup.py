@@ -58,6 +58,11 @@ class Start:
         engines = (self.engine,) if self.engine else ENGINES
         return any(engine.up in text for engine in engines)
 
+    def says_end(self, text: str) -> bool:
+        """Return True for the line with which the engine begins to stop because it was asked to."""
+        engines = (self.engine,) if self.engine else ENGINES
+        return any(engine.end and engine.end in text for engine in engines)
+
     def _recognise(self, text: str) -> None:
         if self.engine is None:
             named = (e for e in ENGINES if any(sign in text for sign in e.signs))
@@ -115,6 +120,10 @@ class Start:
         begun = engine.first in self.facts and "up" not in self.facts
         return begun and "requests" not in self.facts and not self._is_of_others(speakers)
 
+    def is_whole(self, speakers: Mapping[str, int]) -> bool:
+        """Return True where the logs begin with the start, and no rank's log is missing."""
+        return (self.engine or VLLM).first in self.facts and not self._ranks_missing(speakers)
+
     def _is_of_others(self, speakers: Mapping[str, int]) -> bool:
         """Only later ranks speak: the first one logs the cache, and serves."""
         ranks = {name for name in speakers if name.startswith("rank ")}
@@ -124,9 +133,13 @@ class Start:
         missing = []
         if "link" not in self.facts and not self.cpu:
             missing.append("the transport of NCCL between the nodes (NCCL_DEBUG=INFO shows it)")
-        ranks = {name for name in speakers if name.startswith("rank ")}
-        if 0 < len(ranks) < self.size and RAY not in speakers:  # Ray shows all ranks in the head's
-            missing.append(
-                f"the log of {self.size - len(ranks)} of {self.size} ranks: give all ranks' logs"
-            )
+        if lacking := self._ranks_missing(speakers):
+            missing.append(f"the log of {lacking} of {self.size} ranks: give all ranks' logs")
         return missing
+
+    def _ranks_missing(self, speakers: Mapping[str, int]) -> int:
+        """Return how many ranks of a launch do not speak in these logs, although others do."""
+        ranks = {name for name in speakers if name.startswith("rank ")}
+        if not ranks or RAY in speakers:  # Ray shows all ranks in the head's log
+            return 0
+        return max(0, self.size - len(ranks))

@@ -11,6 +11,7 @@ from spark_cluster.models.keys import Keys
 from spark_cluster.models.layers import BOTH, CHUNKED, FULL, RECURRENT, SLIDING, kinds
 from spark_cluster.models.quantization import kv_dtype, quantization
 from spark_cluster.models.recurrent import recurrent
+from spark_cluster.models.rotary import rotary_width
 from spark_cluster.models.shape import Attention, Geometry, Latent
 
 KNOWN = {
@@ -78,6 +79,7 @@ def from_config(config: Mapping[str, Any], name: str) -> Geometry:
     mixture, dense = experts(keys, len(of_layers))
     heads = keys.positive("num_attention_heads", "n_head", "num_heads")
     latent = _latent(keys, of_layers, heads)
+    attention = () if latent else _attention(keys, of_layers, heads)
     shape = Geometry(
         name=name,
         model_type=keys.model_type or str(config.get("model_type", "")),
@@ -87,7 +89,7 @@ def from_config(config: Mapping[str, Any], name: str) -> Geometry:
         vocab=keys.positive("vocab_size"),
         intermediate=_intermediate(keys, dense),
         dense_layers=dense,
-        attention=() if latent else _attention(keys, of_layers, heads),
+        attention=attention,
         latent=latent,
         recurrent=recurrent(keys, sum(kind in (RECURRENT, BOTH) for kind in of_layers)),
         experts=mixture,
@@ -95,6 +97,7 @@ def from_config(config: Mapping[str, Any], name: str) -> Geometry:
         max_positions=keys.number(
             "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=0
         ),
+        rotary_width=rotary_width(keys, attention, latent),
         other_parameters=_tower(config) + _per_layer_embeddings(keys, len(of_layers)),
         quantization=quantization(config),
         kv_dtype=kv_dtype(config),

@@ -11,6 +11,11 @@ from spark_cluster.models.shape import Recurrent
 FLOAT32_STATE = {"nemotron_h", "nemotron_h_puzzle"}
 """vLLM keeps their recurrent state in float32 when the config does not say otherwise."""
 
+STATE_KEYS = {"mamba_ssm_dtype": ("qwen3_5", "qwen4"), "mamba_ssm_cache_dtype": ("nemotron_h",)}
+"""The key for the type of the recurrent state, and beginnings of the families whose class reads it
+(`MODELS_CONFIG_MAP` in vLLM's `model_executor/models/config.py`). Others ignore such a key: the
+state has the model's own type."""
+
 
 def recurrent(keys: Keys, layers: int) -> tuple[Recurrent, ...]:
     """Return the recurrent layers of a model, empty without any.
@@ -122,5 +127,8 @@ def _short_convolution(keys: Keys, layers: int) -> Recurrent:
 
 def _state_dtype(keys: Keys) -> str | None:
     usual = "float32" if keys.model_type in FLOAT32_STATE else None
-    said = keys.get("mamba_ssm_dtype", "mamba_ssm_cache_dtype", default=usual)
-    return str(said) if said is not None else None
+    for key, families in STATE_KEYS.items():
+        found = keys.get(key)
+        if found is not None and keys.model_type.startswith(families):
+            return str(found)
+    return usual

@@ -17,8 +17,8 @@ class Attention:
         layers: how many such layers.
         head_dim: of queries and keys.
         value_dim: of values.
-        k_is_v: the values are the keys (Gemma 4's full layers), so there are no weights for them;
-            the cache holds both all the same.
+        k_is_v: the values are the keys (Gemma 4's full layers), so the checkpoint has no weights
+            for them; in memory vLLM has those of the keys twice, and the cache holds both.
         gated: a gate of the queries' size multiplies what attention gives (Qwen3-Next and later).
         borrowed: how many of the layers use the cache of an earlier layer and have none of their
             own (`num_kv_shared_layers`: Gemma 3n, Gemma 4 E2B and E4B).
@@ -120,6 +120,7 @@ class Geometry:
         tied: the output layer is the embedding.
         max_positions: longest context, tokens.
         architectures: classes of the model, as its config names them; empty where it is not read.
+        rotary_width: elements of the tables of rotary positions for one position.
         other_parameters: vision and audio towers and what else is read once a request at most.
         quantization: as its own config says; None for plain BF16.
         kv_dtype: what the checkpoint asks for its KV cache (`fp8`), which is what vLLM's `auto`
@@ -148,6 +149,7 @@ class Geometry:
     experts: Experts | None = None
     tied: bool = False
     max_positions: int = 0
+    rotary_width: int = 0
     architectures: tuple[str, ...] = ()
     other_parameters: int = 0
     quantization: str | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
 from spark_cluster.config.recipe_schema import Quantization
@@ -169,18 +169,50 @@ def must_be_known(quantization: str) -> Quantization:
 
 def weights_of(geometry: Geometry, quantization: Quantization) -> StoredWeights:
     """The weights in memory, by part: from the checkpoint's tensors where they are at hand and lie
-    in this quantization (or become it while they are loaded), else from the shape.
+    in this quantization (or become it while they are loaded), else from the shape. With what vLLM
+    loads twice, without the tables of positions (`tables_bytes`).
 
     Raises:
         UsageError: the tensors are not at hand, and the shape does not say it either: its config
             has keys that bear on size and are not known here.
     """
+    return _with_copied_keys(geometry, _of_checkpoint(geometry, quantization))
+
+
+def _of_checkpoint(geometry: Geometry, quantization: Quantization) -> StoredWeights:
     stored = geometry.stored
     if stored is not None and stored.quantization == quantization:
         return stored
     if stored is not None and quantization == "fp8-online" and stored.quantization == "bf16":
         return stored.quantized_online()
     return _computed(geometry, quantization)
+
+
+def _with_copied_keys(geometry: Geometry, weights: StoredWeights) -> StoredWeights:
+    """Add the weights of values that are the keys': vLLM loads them into both places of one matrix
+    (`Gemma4Attention.qkv_proj`), and every step reads both.
+    """
+    copied = sum(
+        (part.layers - part.borrowed) * part.kv_heads * part.value_dim * geometry.hidden
+        for part in geometry.attention
+        if part.k_is_v
+    )
+    own = weights.part("attention")
+    if not copied or not own.parameters:
+        return weights
+    more = copied * own.bytes / own.parameters
+    parts = (
+        replace(part, bytes=part.bytes + more) if part.name == "attention" else part
+        for part in weights.parts
+    )
+    return replace(weights, parts=tuple(parts))
+
+
+def tables_bytes(geometry: Geometry) -> float:
+    """Bytes of the tables of rotary positions, which each rank holds in full, in 16 bits: as many
+    rows as the model has positions, whatever --max-model-len is. 384 MiB for Gemma 4.
+    """
+    return 2.0 * geometry.max_positions * geometry.rotary_width
 
 
 def _computed(geometry: Geometry, quantization: Quantization) -> StoredWeights:
@@ -221,11 +253,12 @@ def part_bytes(geometry: Geometry, quantization: Quantization) -> dict[str, floa
 
 
 def memory_bytes(geometry: Geometry, quantization: Quantization) -> float:
-    """Return the bytes that the loaded weights take, on all nodes together, without MTP layers.
+    """Return the bytes that the loaded weights take, on all nodes together, without MTP layers and
+    the tables of positions.
 
-    A server's log shows up to 4 % more for quantized builds (scales of scales, padding for the
-    kernels): 15.76 GiB for 15.2 (source: muninn-gemma4-26b). What was measured is better;
-    see `Launch.weights_gib`.
+    A server's log shows up to 1 % more with both counted (biases, and memory that PyTorch rounds up
+    to 2 MiB a matrix), for NVFP4 2 % (scales of scales, padding for the kernels). What was measured
+    is better; see `Launch.weights_gib`.
     """
     return weights_of(geometry, quantization).memory_bytes()
 

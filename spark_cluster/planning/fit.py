@@ -10,17 +10,16 @@ from spark_cluster.config import engines
 from spark_cluster.config.launch import Launch, finite
 from spark_cluster.models import Geometry, memory
 from spark_cluster.models.memory import GIB
-from spark_cluster.models.weights import load_peak_bytes
+from spark_cluster.models.weights import load_peak_bytes, tables_bytes
 from spark_cluster.planning import kv, stages
+from spark_cluster.planning.disk import disk_gib, lacking_disk
 from spark_cluster.planning.kv.drafter import DrafterLayers, drafter_layers
 from spark_cluster.planning.room import NodeMemory
+from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.serving import Serving, of_launch
 
-RUNTIME_GIB = 6.0
-"""Neither weights nor cache: activations, vision profiling, graphs. 6.15 and 5.88 GiB in two logs
-at 2,048 batched tokens (source: muninn-gemma4-26b, muninn-gemma4-31b), 6.6 at 65,536 in a third."""
-
 RUNTIME_GIB_PER_TOKEN = 0.6 / (65536 - 2048)
+"""What the runtime grows by with each token of a batch above 2,048."""
 
 SPARE_GIB = 1.0
 """Added to what is needed before a share is chosen: the runtime is an estimate."""
@@ -77,13 +76,26 @@ class Fit:
         return context_length(self.launch, self.serving.geometry)
 
 
-def fit(launch: Launch, geometry: Geometry, rooms: Sequence[NodeMemory], weights_gib: float) -> Fit:
+def for_batch_gib(tokens: int) -> float:
+    """Return what a batch of so many tokens adds to the runtime at 2,048."""
+    return RUNTIME_GIB_PER_TOKEN * max(0, tokens - 2048)
+
+
+def fit(
+    launch: Launch,
+    geometry: Geometry,
+    rooms: Sequence[NodeMemory],
+    weights_gib: float,
+    *,
+    runtime_gib: float = Constants.runtime_gib,
+) -> Fit:
     """Compute what a launch takes on nodes like these.
 
     Args:
         launch: with a --gpu-memory-utilization or --kv-cache-memory-bytes of its own, or without.
         rooms: the nodes that would serve.
         weights_gib: of the whole model and its drafter.
+        runtime_gib: neither weights nor cache, at a batch of 2,048 tokens.
 
     Raises:
         UsageError: a quantization or a type of KV cache that is not known, or heads that cannot be
@@ -92,8 +104,9 @@ def fit(launch: Launch, geometry: Geometry, rooms: Sequence[NodeMemory], weights
     serving = of_launch(launch, geometry)
     weights = stages.share(geometry, launch.pp, weights_gib) / launch.tp
     loading = load_peak_bytes(geometry, serving.quantization) / GIB
-    peak = max(weights, stages.share(geometry, launch.pp, loading) / launch.tp)
-    runtime = RUNTIME_GIB + RUNTIME_GIB_PER_TOKEN * max(0, batched_tokens(launch) - 2048)
+    tables = tables_bytes(geometry) / GIB
+    peak = max(weights, stages.share(geometry, launch.pp, loading) / launch.tp + tables)
+    runtime = runtime_gib + for_batch_gib(batched_tokens(launch))
     highest = min(memory.utilization(room.memory) for room in rooms)
     smallest = min(room.total_gib for room in rooms)
     asked = _asked_gib(launch, serving)
@@ -102,7 +115,7 @@ def fit(launch: Launch, geometry: Geometry, rooms: Sequence[NodeMemory], weights
     cache = _cache(launch, serving, kv_gib)
     if cache and takes_what_fits(launch) and cache.max_concurrency < 1 <= cache.max_model_len:
         shorter = launch.with_flags({"max-model-len": cache.max_model_len})
-        return fit(shorter, geometry, rooms, weights_gib)
+        return fit(shorter, geometry, rooms, weights_gib, runtime_gib=runtime_gib)
     fitted = Fit(
         launch,
         serving,
@@ -118,7 +131,8 @@ def fit(launch: Launch, geometry: Geometry, rooms: Sequence[NodeMemory], weights
         reasons=(),
         remarks=(),
     )
-    reasons = (*_shape(launch, geometry, rooms), *_memory(fitted), *_disk(fitted))
+    size = disk_gib(launch, geometry, peak)
+    reasons = (*_shape(launch, geometry, rooms), *_memory(fitted), *lacking_disk(rooms, size))
     fitted = replace(fitted, reasons=reasons)
     return replace(fitted, remarks=tuple(_remarks(fitted)))
 
@@ -199,9 +213,16 @@ def _rule(launch: Launch, serving: Serving) -> kv.Options:
         mamba_cache_mode=launch.text("mamba-cache-mode") or None,
         drafted_tokens=launch.drafted_tokens,
         drafter=_drafter(launch, serving.geometry),
+        gdn_prefill=_gdn_prefill(launch),
         async_scheduling=_switch(launch, "async-scheduling") is not False,
         device="cpu" if _on_cpu(launch) else "gpu",
     )
+
+
+def _gdn_prefill(launch: Launch) -> str | None:
+    """The kernel that was asked for; None where vLLM chooses."""
+    asked = launch.text("gdn-prefill-backend")
+    return None if asked in ("", "auto") else asked
 
 
 def _switch(launch: Launch, flag: str) -> bool | None:
@@ -293,20 +314,6 @@ def _for_a_request(fitted: Fit) -> list[str]:
             f"{cache.max_model_len:,} tokens"
         ]
     return []
-
-
-def _disk(fitted: Fit) -> list[str]:
-    size = disk_gib(fitted)
-    return [
-        f"{room.name}: {size:.0f} GiB are to be downloaded and {room.disk_free_gib:.0f} are free"
-        for room in fitted.rooms
-        if room.disk_free_gib is not None and not room.has_model and size > room.disk_free_gib
-    ]
-
-
-def disk_gib(fitted: Fit) -> float:
-    """Return the size of the model's files: as many bytes as are loaded at first, on every node."""
-    return fitted.peak_gib * fitted.launch.tp * fitted.launch.pp
 
 
 def _remarks(fitted: Fit) -> list[str]:

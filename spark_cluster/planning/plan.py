@@ -9,8 +9,9 @@ from typing import Any
 from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.overrides import Overrides
 from spark_cluster.known_issues.match import KnownIssueMatch
+from spark_cluster.planning.disk import disk_gib
 from spark_cluster.planning.evidence import Case, Evidence, own_first
-from spark_cluster.planning.fit import Fit, disk_gib, kv_knob_bytes
+from spark_cluster.planning.fit import Fit, kv_knob_bytes
 from spark_cluster.planning.nearest import Nearest
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import Decode, decode
@@ -130,7 +131,7 @@ class Plan:
             "max_model_len": fit.max_model_len,
             **self.speed.to_dict(fits=not fit.reasons, generates=fit.launch.kind == "chat"),
             "times_s": {name: round(value) for name, value in times(fit).items()},
-            "disk_gib": round(disk_gib(fit), 1),
+            "disk_gib": round(disk_gib(fit.launch, fit.serving.geometry, fit.peak_gib), 1),
             "nodes": [
                 {
                     **room.to_dict(),
@@ -187,7 +188,7 @@ def speed(
 
 def times(fit: Fit) -> dict[str, float]:
     """Predict how long it takes before it serves, seconds; downloads at an assumed rate."""
-    gb = disk_gib(fit) * 1.0737
+    gb = disk_gib(fit.launch, fit.serving.geometry, fit.peak_gib) * 1.0737
     found = {"download": gb / DOWNLOAD_GB_S}
     if fit.launch.ranks > 1:
         found["copy"] = gb / COPY_GB_S

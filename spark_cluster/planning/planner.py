@@ -14,7 +14,12 @@ from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.facts.model import Facts
 from spark_cluster.models.hub import DocumentSource, Hub, cached
 from spark_cluster.models.memory import GIB
-from spark_cluster.models.weights import memory_bytes, must_be_known, weights_of
+from spark_cluster.models.weights import (
+    memory_bytes,
+    must_be_known,
+    tables_bytes,
+    weights_of,
+)
 from spark_cluster.planning.builds import builds
 from spark_cluster.planning.evidence import Evidence
 from spark_cluster.planning.fit import Fit, fit
@@ -103,19 +108,22 @@ class Planner:
 
     def weights_gib(self, subject: Subject, geometry: shapes.Geometry) -> float:
         """Return the weights of the whole model and its drafter, GiB: of the tensors where they
-        are known and lie in the format that is served, else as a server logged it, else computed.
+        are known and lie in the format that is served, else as a server logged it, else computed;
+        with the tables of positions of every rank.
 
         Raises:
             UsageError: nothing says it.
         """
         launch = subject.launch
         quantization = of_launch(launch, geometry).quantization
+        tables = launch.tp * launch.pp * tables_bytes(geometry) / GIB
         if geometry.stored is not None:
             found = weights_of(geometry, quantization)
             if found.counted:
                 mtp = is_mtp(launch.speculative, launch.model)
-                return found.memory_bytes(drafter=mtp) / GIB + _drafter_gib(geometry.drafter)
-        whole = launch.weights_gib or memory_bytes(geometry, quantization) / GIB
+                whole = found.memory_bytes(drafter=mtp) / GIB + tables
+                return whole + _drafter_gib(geometry.drafter)
+        whole = launch.weights_gib or memory_bytes(geometry, quantization) / GIB + tables
         return whole + _drafter_gib(geometry.drafter)
 
     def _of_hub(self, launch: Launch) -> list[str]:
@@ -148,7 +156,9 @@ class Planner:
 
     def _fit(self, subject: Subject, geometry: shapes.Geometry, rooms: Sequence[NodeMemory]) -> Fit:
         launch = subject.launch
-        return fit(launch, geometry, rooms[: launch.ranks], self.weights_gib(subject, geometry))
+        weights = self.weights_gib(subject, geometry)
+        runtime = self.constants.runtime_gib
+        return fit(launch, geometry, rooms[: launch.ranks], weights, runtime_gib=runtime)
 
     def plan(
         self,

@@ -160,7 +160,8 @@ def advise(
     roomy = launch.without_flags(*LIMITS)
 
     def topology(name: str, title: str, tp: int, nodes: Sequence[NodeMemory]) -> Topology:
-        fitted = fit(roomy.at_size(tp), geometry, nodes, weights_gib)
+        runtime = constants.runtime_gib
+        fitted = fit(roomy.at_size(tp), geometry, nodes, weights_gib, runtime_gib=runtime)
         fast = speed(
             fitted,
             constants,

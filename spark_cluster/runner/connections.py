@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
@@ -24,10 +25,9 @@ from spark_cluster.runner.parallel import in_parallel, start
 from spark_cluster.runner.session import Session
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.runner.transport import SshConnection, Target
+    from spark_cluster.runner.node_connection import NodeConnection
+    from spark_cluster.runner.transport import Target
 
 BOOT_S = 60.0
 """Seconds that a node which answers again may take to start the rest of its services."""
@@ -53,15 +53,20 @@ def target(node: InventoryNode) -> Target:
     return replace(found, sudo_password=password, login_password=login_password)
 
 
-def ssh(node: InventoryNode) -> SshConnection:
-    """Return an SSH connection to an inventory's node.
+def ssh(node: InventoryNode) -> NodeConnection:
+    """Return a connection to an inventory's node: over SSH, or on this machine itself.
 
     Raises:
         SparkClusterError: it was begun early, and failed.
     """
+    found = target(node)
+    if node.is_local:
+        from spark_cluster.runner.local_connection import LocalConnection
+
+        return LocalConnection(node.name, found.sudo_password)
     from spark_cluster.runner import head_start
 
-    return head_start.connection(target(node))
+    return head_start.connection(found)
 
 
 _asked: dict[str, str] = {}
@@ -105,7 +110,7 @@ class Connections:
         command: str,
         change: bool,
         gather_facts: bool = True,
-        dial: Callable[[InventoryNode], SshConnection] = ssh,
+        dial: Callable[[InventoryNode], NodeConnection] = ssh,
     ) -> None:
         self.nodes = {node.name: node for node in nodes}
         self.bus = bus
@@ -116,7 +121,7 @@ class Connections:
         self.dial = dial
         self.facts: dict[str, Facts] = {}
         self.users: dict[str, str] = {}
-        self._connections: dict[str, SshConnection] = {}
+        self._connections: dict[str, NodeConnection] = {}
         self._sessions: dict[str, Session] = {}
         self._opening: dict[str, Future[SparkClusterError | None]] = {}
         self._seconds: dict[str, float] = {}
@@ -212,7 +217,7 @@ class Connections:
         answer = gathered.wait()
         if wanted:
             self.facts[name] = gather.facts(answer)
-        self.users[name] = self._connections[name].open().user
+        self.users[name] = self._connections[name].user
 
     def facts_of(self, name: str) -> Facts:
         """Return the facts of a connected node; those of all nodes are asked for together, when
@@ -234,7 +239,8 @@ class Connections:
         They come over a connection whose host key was verified: no one else can have sent them.
 
         Returns:
-            The file, and the new keys' fingerprints; none when it has none ready.
+            The file, and the new keys' fingerprints; none when it has none ready, or is reached
+            without SSH.
 
         Raises:
             Failed: the file cannot be written.
@@ -243,6 +249,8 @@ class Connections:
         from spark_cluster.resources.host_keys import PREPARED
         from spark_cluster.runner import host_key_change
 
+        if self.nodes[name].is_local:
+            return Path(), []
         answer = self._sessions[name].request("gather", trees={"next": f"{PREPARED}/*/key.pub"})
         keys = public_keys(answer["trees"]["next"].values())
         wanted = target(self.nodes[name])
@@ -267,14 +275,13 @@ class Connections:
         """The same over the connection of this run, for what one that was cut has left."""
         return self._forget_replaced(name, self._connections[name])
 
-    def _forget_replaced(self, name: str, connection: SshConnection) -> bool:
+    def _forget_replaced(self, name: str, connection: NodeConnection) -> bool:
         from spark_cluster.facts.parsers import public_keys
         from spark_cluster.runner import host_key_change
 
-        wanted = target(self.nodes[name])
-        if not host_key_change.is_under_way(wanted):
+        wanted, shown = target(self.nodes[name]), connection.host_key()
+        if shown is None or not host_key_change.is_under_way(wanted):
             return False
-        shown = connection.open().transport.get_remote_server_key().asbytes()
         trees = {"keys": gather.TREES["host_keys"]}
         answer = self._sessions[name].request("gather", trees=trees)
         current = public_keys(answer["trees"]["keys"].values())

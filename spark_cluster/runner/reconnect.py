@@ -39,6 +39,12 @@ def reboot(connections: Connections, name: str, wanted: Mapping[str, Any], tell:
         NotBack: it did not come back in time.
         Failed: it cannot be rebooted now, or another run has taken its lock.
     """
+    if connections.nodes[name].is_local:
+        raise Failed(
+            f"{wanted['id']}: this machine has to be rebooted, which would end this run",
+            where=name,
+            hint="sudo systemctl reboot, then run the same command again",
+        )
     session = connections.session(name)
     if session.at_work:
         raise Failed(

@@ -14,9 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner import payload
-from spark_cluster.runner.agent_errors import PROMPT, why_no_agent
+from spark_cluster.runner.agent_errors import why_no_agent
 from spark_cluster.runner.channel import TAKES_NOTHING_S
+from spark_cluster.runner.node_connection import agent_argv
 from spark_cluster.runner.ssh_connect import connect, hang_up, no_answer, unreachable
 from spark_cluster.runner.ssh_route import Target
 
@@ -142,17 +142,17 @@ class SshConnection:
 
         `session` with the same arguments uses it, unless sudo is to be given a password.
         """
-        argv = self._argv(run, become=become, password=False)
+        argv = agent_argv(run, self.user, become=become, password=False)
         self._prepared[tuple(argv)] = self.channel(argv)
 
     def session(self, run: str, *, become: bool = True) -> Session:
         """Start an agent on the node, as root with `become`."""
         from spark_cluster.runner.session import Session
 
-        user = self.open().user
+        user = self.user
         is_root = user == "root"
         password = self.target.sudo_password() if become and not is_root else None
-        argv = self._argv(run, become=become, password=password is not None)
+        argv = agent_argv(run, user, become=become, password=password is not None)
         prepared = self._prepared.pop(tuple(argv), None)
         return Session(
             self.target.name,
@@ -162,17 +162,14 @@ class SshConnection:
             explain=partial(why_no_agent, self.target.name, user),
         )
 
-    def _argv(self, run: str, *, become: bool, password: bool) -> list[str]:
-        """The command line of an agent, through sudo where it has to become root.
+    @property
+    def user(self) -> str:
+        """The user who is logged in."""
+        return self.open().user
 
-        Args:
-            password: sudo is given one.
-        """
-        if not become or self.open().user == "root":
-            return payload.argv(run)
-        if password:
-            return ["sudo", "-S", "-p", PROMPT, "--", *payload.argv(run, says_ready=True)]
-        return ["sudo", "-n", "--", *payload.argv(run)]
+    def host_key(self) -> bytes | None:
+        """Return the host key that the node showed."""
+        return bytes(self.open().transport.get_remote_server_key().asbytes())
 
     def close(self) -> None:
         with self._lock:

@@ -298,7 +298,8 @@ def _problems(
     """
     problems = [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
     if server.status != "running":
-        problems.append(f"the server is {server.status} (exit code {server.exit_code})")
+        code = "0, as when its engine died" if server.exit_code == 0 else server.exit_code
+        problems.append(f"the server is {server.status} (exit code {code})")
     heads, wanted = _serving(play, size)
     if server.labels.get(firewall.LABEL) == "present":
         problems += [

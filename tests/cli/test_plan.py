@@ -48,8 +48,8 @@ def test_what_a_plan_looks_like():
     result = run("gemma4-31b-nvfp4", "--offline")
     assert result.exit_code == 0
     for text in (
-        "█ weights 30.3",
-        "--gpu-memory-utilization 0.39",
+        "█ weights 30.9",
+        "--gpu-memory-utilization 0.40",
         "requests of 32,768 tokens at a time",
         " tok/s, at 1,024 tokens of context",
         "measured by others: 6.8 to 7.1 tok/s (3 sources)",
@@ -92,7 +92,7 @@ def test_without_an_inventory_the_way_out_is_a_recipe(tmp_path):
 def test_no_go():
     result = run("gemma4-31b-fp8", "--offline", "--tp", "1", "--available", "60")
     assert result.exit_code == 4
-    assert "58.2 GiB while loading, and 60.0 are available, of which" in result.output
+    assert "58.8 GiB while loading, and 60.0 are available, of which" in result.output
     assert "would work: --tp 2" in result.output
     assert "no-go" in result.output
 
@@ -116,7 +116,7 @@ def test_a_missing_share_is_reported_for_a_command_and_computed_for_a_recipe():
 
 def test_more_places_than_requests_that_may_run():
     text = " ".join(run("gemma4-26b-a4b-fp8", "--offline").output.split())
-    assert "9.8 requests of 65,536 tokens at a time; --max-num-seqs lets 4 run" in text
+    assert "9.7 requests of 65,536 tokens at a time; --max-num-seqs lets 4 run" in text
     assert "lets 4 run" not in run("gemma4-31b-fp8", "--offline", "--tp", "2").output, "4.9 fit"
 
 

@@ -113,7 +113,6 @@ def test_every_speed_constant_is_on_its_page():
     for name in SPEED().to_dict():
         assert f"| `{name}` |" in page
     assert "| `HIGHEST` | `0.8` |" in page
-    assert "| `RUNTIME_GIB` | `6` |" in page
 
 
 # -- the parts -------------------------------------------------------------------------------------

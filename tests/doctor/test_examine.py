@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import factories
@@ -37,10 +36,11 @@ def requests(
         def __init__(self, target: Any) -> None:
             self.name = target.name
 
-        def open(self) -> Any:
+        @property
+        def user(self) -> str:
             if self.name in asked.get("off", []):
                 raise Unreachable("it did not answer", where=self.name, hint="is it on?")
-            return SimpleNamespace(user="root")
+            return "root"
 
         def session(self, run: str, *, become: bool) -> Session:
             assert become

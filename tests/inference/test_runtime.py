@@ -10,6 +10,8 @@ import pytest
 
 from spark_cluster.inference import runtime, unit_state
 from spark_cluster.inference.containers import ContainerState
+from spark_cluster.inference.deployment import Deployment
+from spark_cluster.inference.process import RAY, SERVER, Process
 from spark_cluster.resources import Unit
 
 UNIT = Unit("spark-vllm", ("vllm", "serve", "m"), labels={"spark-cluster.tp": "2"})
@@ -106,3 +108,12 @@ def test_nothing_is_there() -> None:
     for nothing in ("", "[]\n"):
         assert unit_state.parse(nothing) == ContainerState("absent")
     assert unit_state.parse(json.dumps([{"State": {"Status": "created"}}])).status == "created"
+
+
+@pytest.mark.parametrize("name", runtime.RUNTIMES)
+def test_a_server_that_ended_with_status_0_is_started_again(name: runtime.Name) -> None:
+    """vLLM's server ends so when a worker was killed; `on-failure` would leave it."""
+    deployment = Deployment("image:1", "/srv/models/m", ("spark1",), venv="/srv/venv")
+    for program in (SERVER, RAY):
+        made = runtime.RUNTIMES[name].resource(Process(program, ("vllm", "serve")), deployment)
+        assert made.restart in ("always", "unless-stopped")

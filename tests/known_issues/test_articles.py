@@ -91,8 +91,8 @@ def test_a_finding_names_what_was_seen_and_the_flag():
     assert parser.fix == "--tool-call-parser gemma4"
     share = found["share-too-high"]
     assert share.found == "--gpu-memory-utilization 0.85 is 103.4 of 121.7 GiB"
-    assert "58.2" in found_in(articles.RUNTIME_FP8)["online-fp8-load-peak"].found
-    assert "29.1" in found_in(articles.RUNTIME_FP8_TP2)["online-fp8-load-peak"].found
+    assert "58.4" in found_in(articles.RUNTIME_FP8)["online-fp8-load-peak"].found
+    assert "29.2" in found_in(articles.RUNTIME_FP8_TP2)["online-fp8-load-peak"].found
 
 
 def test_the_26b_without_its_patch_and_without_marlin():

@@ -63,6 +63,24 @@ def test_what_came_to_nothing_is_no_issue():
     assert shown(explain(f"{channel}\n{socket}")) == []
 
 
+PTXAS = (
+    "(EngineCore pid=60) ERROR 01-12 01:09:14 [core.py:708] ptxas fatal   : Value 'sm_121a' is not "
+    "defined for option 'gpu-name'\n"
+)
+COMPILE = (
+    "(EngineCore pid=60) ERROR 01-12 01:09:15 [core.py:708] torch._inductor.exc.InductorError: "
+    "AssertionError: x\n"
+)
+
+
+def test_a_general_error_after_a_specific_one_is_its_effect():
+    after = explain(PTXAS + COMPILE)
+    assert shown(after) == [("ptxas-too-old", False), ("compile-failed", True)]
+    before = explain(COMPILE.replace("09:15", "09:10") + PTXAS)
+    assert shown(before) == [("ptxas-too-old", False), ("compile-failed", False)]
+    assert shown(explain(COMPILE)) == [("compile-failed", False)]
+
+
 def test_two_ranks_that_run_by_themselves():
     explanation = of_data("vllm_mp_rank0.log", "vllm_mp_rank1.log")
     assert explanation.problems == []

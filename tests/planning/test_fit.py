@@ -90,7 +90,7 @@ def test_reasons_name_the_node_the_figure_and_who_holds_it():
     (reason,) = fitted(launch(gpu_memory_utilization=0.85), busy(108)).reasons
     assert "would leave 0.0 for everything else" in reason
     (reason,) = fitted(replace(launch(), quantization="fp8-online"), busy(60)).reasons
-    assert "58.2 GiB while loading" in reason
+    assert "58.8 GiB while loading" in reason
 
 
 def test_a_context_that_is_too_long():
@@ -163,7 +163,7 @@ def test_shapes_that_cannot_be_divided():
 def test_a_disk_that_is_too_small():
     room = replace(assumed(1)[0], disk_free_gib=20.0)
     (reason,) = fitted(launch(), [room]).reasons
-    assert reason == "spark1: 30 GiB are to be downloaded and 20 are free"
+    assert reason == "spark1: 31 GiB are to be downloaded and 20 are free"
     assert fitted(launch(), [replace(room, has_model=True)]).fits
 
 

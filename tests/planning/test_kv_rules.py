@@ -139,7 +139,7 @@ def test_every_rule_says_what_changed() -> None:
         ("0.23.0", "0.22.0"),
         ("0.26.0", "0.26.0"),
         ("0.32.0+cpu", "0.32.0"),
-        (NEWEST_READ, "0.32.0"),
+        (NEWEST_READ, "0.33.0"),
     ],
 )
 def test_the_rule_of_a_version(version: str, since: str) -> None:
@@ -193,13 +193,13 @@ def test_models_without_windows_do_not_care_about_batches() -> None:
     assert figures(LLAMA, "0.26.0") == figures(LLAMA, "0.26.0", async_scheduling=False)
 
 
-def test_0_26_caches_prefixes_of_hybrids_unless_told_otherwise() -> None:
+def test_0_28_caches_prefixes_of_hybrids_unless_told_otherwise() -> None:
     model = find("Qwen/Qwen3-Next-80B-A3B-Instruct")
-    before, after = figures(model, "0.25.1"), figures(model, "0.26.0")
+    before, after = figures(model, "0.27.1"), figures(model, "0.28.0")
     assert after.blocks_per_request == before.blocks_per_request + 3  # three groups of states
-    off = figures(model, "0.26.0", prefix_caching=False)
+    off = figures(model, "0.28.0", prefix_caching=False)
     assert off.blocks_per_request == before.blocks_per_request
-    on = figures(model, "0.25.1", prefix_caching=True)
+    on = figures(model, "0.27.1", prefix_caching=True)
     assert on.blocks_per_request == after.blocks_per_request
 
 

@@ -94,6 +94,15 @@ def test_not_running_is_made_again(docker):
     assert made(docker) == 2
 
 
+def test_an_end_with_status_0_is_no_reason_to_leave_it(docker):
+    """vLLM's server ends so when its engine died."""
+    docker.apply(RAY)
+    with docker.state("docker") as state:
+        state["containers"]["ray"]["State"] = {"Status": "exited", "ExitCode": 0}
+    assert docker.apply(RAY).verdict == "change"
+    assert made(docker) == 2
+
+
 def test_new_image_under_the_same_name_makes_it_again(docker):
     docker.apply(RAY)
     with docker.state("docker") as state:

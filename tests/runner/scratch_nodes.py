@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
 
 from factories import put
 from pipe_channel import PipeChannel
@@ -79,8 +78,10 @@ class Dialled:
         node.sessions.append(session)
         return session
 
-    def open(self) -> SimpleNamespace:
-        return SimpleNamespace(user="me")
+    user = "me"
+
+    def host_key(self) -> None:
+        return None
 
     def close(self) -> None:
         return None

@@ -290,6 +290,8 @@ def test_serving_alone(status):
         (play_of(spark1=serving(answer=""), spark2=WORKER), TWO, "failed", "a completion does not"),
         (play_of(spark1=serving(server="exited", health=0, exit_code=1), spark2=WORKER), TWO,
          "failed", "the server is exited (exit code 1)"),
+        (play_of(spark1=serving(server="exited", health=0), spark2=WORKER), TWO,
+         "failed", "the server is exited (exit code 0, as when its engine died)"),
         (play_of(spark1=serving(), spark2=FakeSession()), TWO[:1], "degraded",
          "Ray's container on spark2 is gone"),
         (play_of(spark1=serving(health=0), spark2=FakeSession()), TWO[:1], "failed",
@@ -311,6 +313,22 @@ def test_what_is_wrong(status, play, ray, state_, problem):
     assert found.state == state_, found.problems
     assert any(problem in p for p in found.problems), found.problems
     json.dumps(found.to_dict())
+
+
+def test_an_engine_that_hangs_is_not_taken_for_healthy(status):
+    """A worker that is stopped leaves /health at 200 for 40 s, and no completion comes."""
+
+    class Hung(FakeSession):
+        def http(self, url, timeout, **options):
+            found = super().http(url, timeout, **options)
+            return found if url.endswith("/health") else Answer(0, "", "timed out")
+
+    head = Hung({SERVER: inspected(tp=1)}, health=200)
+    found = status(play_of(spark1=head))
+    assert found.state == "failed"
+    assert found.problems == (
+        "/health is fine, but a completion does not come within 10 s: timed out",
+    )
 
 
 def test_a_completion_over_a_dead_link_is_not_waited_for(status):
@@ -451,6 +469,7 @@ def loading(**sessions):
     ("states", "text"),
     [
         ([inspected("exited", exit_code=1)], "the rank on spark2 is exited while loading"),
+        ([inspected("exited", exit_code=0)], "the rank on spark2 is exited while loading"),
         ([inspected(), inspected(restarts=1)], "the rank on spark2 restarted while loading"),
     ],
 )

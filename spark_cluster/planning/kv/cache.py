@@ -18,6 +18,11 @@ GIB = 1024**3
 BLOCK = 16
 """vLLM's default block, tokens (`CacheConfig.DEFAULT_BLOCK_SIZE`)."""
 
+FLASHINFER_ASSUMED = (
+    "FlashInfer's GDN prefill is assumed, which keeps one more state a request (the log says "
+    '"Using ... GDN prefill kernel")'
+)
+
 
 class Options(TypedDict, total=False):
     """The options with which the server is started.
@@ -31,6 +36,9 @@ class Options(TypedDict, total=False):
     mamba_cache_mode: `align`, `all` or `none`; None: what vLLM takes for prefix caching.
     drafted_tokens: of speculative decoding, for recurrent layers (default 0).
     drafter: the layers of a drafter with a cache of its own (default none).
+    gdn_prefill: the kernel that runs the prefill of gated delta nets, as the log's "Using ... GDN
+        prefill kernel" names it: `flashinfer` or another, such as `triton`. None: what vLLM takes
+        by itself on a GPU with CUDA 13, `flashinfer` (Hopper and Blackwell, so also a Spark).
     async_scheduling: the next batch is scheduled while one runs, vLLM's default on GPUs.
     device: `gpu` (default) or `cpu`, where the same version has other kernels, float32 states of
         GDN layers and no async scheduling.
@@ -45,6 +53,7 @@ class Options(TypedDict, total=False):
     mamba_cache_mode: str | None
     drafted_tokens: int
     drafter: DrafterLayers
+    gdn_prefill: str | None
     async_scheduling: bool
     device: Literal["gpu", "cpu"]
 
@@ -102,6 +111,9 @@ def cache(
     if size <= 0:
         raise UsageError(f"a KV cache of {size} bytes holds nothing")
     rule, words = for_version(options.get("vllm"))
+    layout = _layout(geometry, rule, options)
+    if layout.gdn_checkpoints and not options.get("gdn_prefill"):
+        words += f"; {FLASHINFER_ASSUMED}"
     shared = _pool(geometry, rule, max_model_len, options)
     wanted = _wanted(max_model_len, rule, options)
     needed = shared.needed(wanted)
@@ -159,11 +171,20 @@ def _wanted(length: int, rule: Rule, options: Options) -> KvDemand:
 def _pool(geometry: Geometry, rule: Rule, length: int, options: Options) -> Pool:
     if length < 1:
         raise UsageError(f"--max-model-len should be at least 1, found {length}")
+    parts = pages(_layout(geometry, rule, options))
+    if not parts:
+        raise UsageError(f"{geometry.name} keeps no KV cache of its own")
+    return pool(parts, rule)
+
+
+def _layout(geometry: Geometry, rule: Rule, options: Options) -> KvLayout:
     tp = options.get("tp", 1)
     if tp < 1:
         raise UsageError(f"the tensor-parallel size should be at least 1, found {tp}")
     kv_dtype = options.get("kv_dtype", "auto")
-    cut = KvLayout(
+    on_cpu = options.get("device") == "cpu"
+    prefill = options.get("gdn_prefill") or "flashinfer"
+    return KvLayout(
         geometry=geometry,
         element=element(kv_dtype, geometry, latent=geometry.latent is not None),
         tp=tp,
@@ -173,12 +194,9 @@ def _pool(geometry: Geometry, rule: Rule, length: int, options: Options) -> Pool
         mode=_mode(rule, options),
         drafted=options.get("drafted_tokens", 0),
         drafter=options.get("drafter", NO_DRAFTER),
-        float_states=options.get("device") == "cpu",
+        flashinfer_gdn=not on_cpu and prefill == "flashinfer",
+        float_states=on_cpu,
     )
-    parts = pages(cut)
-    if not parts:
-        raise UsageError(f"{geometry.name} keeps no KV cache of its own")
-    return pool(parts, rule)
 
 
 def _asked_block(options: Options) -> int:

@@ -13,6 +13,10 @@ from spark_cluster.planning.kv.drafter import NO_DRAFTER, DrafterLayers
 from spark_cluster.planning.kv.dtypes import FP8_DS_MLA, FP8_DS_MLA_BYTES, Element, state_bytes
 from spark_cluster.planning.kv.rules import Rule
 
+FLASHINFER_GDN_ALIGNMENT = 64
+"""Tokens between which FlashInfer's prefill of gated delta nets can emit a state
+(`FLASHINFER_GDN_CHECKPOINT_ALIGNMENT` in `v1/attention/backends/gdn_attn.py`)."""
+
 
 @dataclass(frozen=True)
 class KvDemand:
@@ -73,6 +77,7 @@ class KvLayout:
         kernel: tokens of the smallest block that the attention's kernels can do.
         mode: of recurrent layers: `none`, `align` (prefix caching) or `all`.
         drafted: tokens that are drafted ahead.
+        flashinfer_gdn: FlashInfer's kernel runs the prefill of gated delta nets.
         float_states: recurrent states are float32 whatever the model says (GDN on CPUs).
         drafter: layers of a drafter, which draw from the same pool.
     """
@@ -85,8 +90,20 @@ class KvLayout:
     rule: Rule
     mode: str = "none"
     drafted: int = 0
+    flashinfer_gdn: bool = False
     float_states: bool = False
     drafter: DrafterLayers = NO_DRAFTER
+
+    @property
+    def gdn_checkpoints(self) -> bool:
+        """Gated delta nets keep a checkpoint of the prefill.
+
+        vLLM takes checkpoints only where every recurrent layer can export them.
+        """
+        recurrent = self.geometry.recurrent
+        only_gdn = bool(recurrent) and all(part.kind == "gdn" for part in recurrent)
+        aligned = self.rule.gdn_checkpoints and self.mode == "align"
+        return aligned and self.flashinfer_gdn and only_gdn
 
 
 def pages(cut: KvLayout) -> list[Pages]:
@@ -191,7 +208,8 @@ def _kept(cut: KvLayout, part: Recurrent) -> int:
     """States that one request keeps, unless there is one for each block."""
     if cut.mode == "none":
         return 1 + cut.drafted
-    return 2 + cut.drafted + int(part.kind in cut.rule.checkpoints)
+    checkpoint = part.kind in cut.rule.checkpoints or cut.gdn_checkpoints
+    return 2 + cut.drafted + int(checkpoint)
 
 
 def _block(cut: KvLayout, attention: list[Pages], states: list[Pages]) -> int:
@@ -201,6 +219,8 @@ def _block(cut: KvLayout, attention: list[Pages], states: list[Pages]) -> int:
     step = max(cut.kernel, cut.block) if cut.rule.block_alignment else cut.kernel
     if cut.geometry.latent:
         step = max(step, cut.rule.latent_alignment)
+    if cut.gdn_checkpoints:
+        step = math.lcm(step, FLASHINFER_GDN_ALIGNMENT)
     if cut.mode == "all":
         step = math.lcm(step, max(part.chunk for part in cut.geometry.recurrent) or 1)
     return max(cut.block, step * ceil(state, step * a_token))

@@ -40,6 +40,8 @@ class Rule:
         speculative_states: in cache mode `all`, drafting keeps additional states.
         all_mode: Mamba's cache mode `all` exists.
         checkpoints: kinds of recurrent layers that keep one more state a request in mode `align`.
+        gdn_checkpoints: gated delta nets do so too where FlashInfer runs their prefill; their
+            block is then a multiple of 64 tokens.
         block_alignment: the block of a hybrid is a multiple of --block-size; before, of 16 tokens.
         latent_alignment: tokens to which a hybrid MLA model's block is aligned at least.
         sliding_block: the block of sliding layers is `asked` for by --block-size, is the
@@ -58,6 +60,7 @@ class Rule:
     speculative_states: bool = False
     all_mode: bool = True
     checkpoints: tuple[str, ...] = ()
+    gdn_checkpoints: bool = False
     block_alignment: bool = False
     latent_alignment: int = 64
     sliding_block: Literal["asked", "smallest", "fitting"] = "asked"
@@ -107,14 +110,19 @@ _CHANGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ),
     (
         "0.26.0",
-        "windows count every batch in flight (max_in_flight_tokens); prefix caching is on for "
-        "hybrids (is_prefix_caching_supported)",
-        {"in_flight": True, "hybrid_prefix_caching": True},
+        "windows count every batch in flight (max_in_flight_tokens)",
+        {"in_flight": True},
     ),
     (
         "0.27.0",
         "the block of a hybrid MLA model is a multiple of 128 (_align_hybrid_block_size)",
         {"latent_alignment": 128},
+    ),
+    (
+        "0.28.0",
+        "prefix caching is on for hybrids; 0.26 and 0.27 leave it out of their default "
+        "(_set_default_chunked_prefill_and_prefix_caching_args)",
+        {"hybrid_prefix_caching": True},
     ),
     (
         "0.29.0",
@@ -132,6 +140,12 @@ _CHANGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "MambaModelConfig has no cache mode all any more; Mamba 2 keeps a checkpoint of the "
         "prefill (MambaMixer2.get_kv_cache_spec)",
         {"all_mode": False, "checkpoints": ("mamba2",)},
+    ),
+    (
+        "0.33.0",
+        "gated delta nets keep a checkpoint of the prefill with FlashInfer's kernel "
+        "(QwenGatedDeltaNetAttention.get_kv_cache_spec, _align_hybrid_block_size)",
+        {"gdn_checkpoints": True},
     ),
 )
 

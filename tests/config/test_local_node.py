@@ -1,0 +1,46 @@
+"""`connection: local`: this machine as a node of the inventory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import factories
+import pytest
+from factories import make_inventory
+
+from spark_cluster.config.ssh_settings import unchecked
+from spark_cluster.config.yamlfile import load
+
+HERE = "nodes:\n  a: {address: 10.0.0.1, roles: [head], connection: local}\n"
+BOTH = HERE + "  b: {address: 10.0.0.2}\n"
+
+
+def test_one_node_is_this_machine(tmp_path: Path) -> None:
+    found = make_inventory(tmp_path, BOTH).nodes
+    assert (found["a"].is_local, found["b"].is_local) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (HERE + "  b: {address: 10.0.0.2, connection: local}\n",
+         "3: nodes.b.connection: two nodes cannot be this machine; 'a' has connection: local "
+         "already"),
+        ("nodes:\n  a: {address: 10.0.0.1, connection: local, port: 22}\n",
+         "2: nodes.a.port: port is for SSH, and connection is local"),
+        ("nodes:\n  a: {address: 10.0.0.1, connection: here}\n",
+         "2: nodes.a.connection: found 'here', expected 'ssh' or 'local'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be(tmp_path: Path, text: str, message: str) -> None:
+    found = factories.error_of(make_inventory, tmp_path, text, folder=tmp_path)
+    assert found.replace("inventory.yaml:", "") == message
+
+
+def test_defaults_of_all_nodes_may_be_for_the_others(tmp_path: Path) -> None:
+    assert make_inventory(tmp_path, "ssh: {user: me}\n" + BOTH).nodes["a"].is_local
+
+
+def test_it_is_not_connected_to_early(tmp_path: Path) -> None:
+    path = factories.put(tmp_path / "inventory.yaml", BOTH)
+    assert list(unchecked(load(path, "inventory"), "all")) == ["b"]

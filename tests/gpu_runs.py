@@ -1,0 +1,79 @@
+"""Runs of CUDA vLLM 0.26.0 and 0.33.0 on one and two NVIDIA H200, 2026-11-21: `data/gpu/runs.json`.
+
+Real shapes with dummy weights, and the lab's trained model ("paris"); what vLLM logged of memory
+while it started. H200 memory is not unified, so nothing here shows how a Spark's memory behaves.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.models import Geometry, from_config
+
+DATA = Path(__file__).parent / "data" / "gpu"
+
+
+@dataclass(frozen=True)
+class GpuRun:
+    """A start of vLLM, with what it printed.
+
+    Attributes:
+        quantization: of the weights in memory.
+        kv_gib: of the cache, GiB, as printed.
+        kv_exact: it was asked for in bytes; else `kv_gib` is rounded to two decimals.
+        tokens, concurrency: as printed.
+        lines: of its log; empty where only the figures were kept.
+    """
+
+    name: str
+    vllm: str
+    geometry: Geometry
+    quantization: str
+    options: dict[str, Any]
+    max_model_len: int
+    kv_gib: float
+    kv_exact: bool
+    tokens: int
+    concurrency: float
+    lines: list[str]
+
+    @property
+    def tp(self) -> int:
+        return int(self.options["tp"])
+
+    @property
+    def log(self) -> str:
+        return "".join(f"{line}\n" for line in self.lines)
+
+
+def runs() -> list[GpuRun]:
+    """Return all 24."""
+    document = json.loads((DATA / "runs.json").read_text())
+    models = {name: from_config(config, name) for name, config in document["models"].items()}
+    found = []
+    for row in document["runs"]:
+        printed = row["printed"]
+        options = {
+            key: row[key]
+            for key in ("tp", "kv_dtype", "max_num_batched_tokens", "prefix_caching", "vllm")
+            if key in row
+        }
+        found.append(
+            GpuRun(
+                name=f"{row['vllm']} {row['name']}",
+                vllm=row["vllm"],
+                geometry=models[row["model"]],
+                quantization=row["quantization"],
+                options=options,
+                max_model_len=row["max_model_len"],
+                kv_gib=printed["kv_gib"],
+                kv_exact=printed["kv_exact"],
+                tokens=printed["tokens"],
+                concurrency=printed["concurrency"],
+                lines=row["lines"],
+            )
+        )
+    return found

@@ -1,0 +1,128 @@
+"""`explain` on what CUDA vLLM logged on H200s when it failed (excerpts in `data/gpu`)."""
+
+from __future__ import annotations
+
+import pytest
+from factories import log_of
+from gpu_runs import DATA
+
+from spark_cluster.known_issues import explain as explain_module
+from spark_cluster.known_issues.explanation import Explanation
+from spark_cluster.logs.reading import of_file
+
+
+def of_run(name: str) -> Explanation:
+    return explain_module.explain([of_file(str(DATA / f"{name}.log"))])
+
+
+def of_line(line: str) -> Explanation:
+    return explain_module.explain([log_of(f"{line}\n", "engine.log")])
+
+
+@pytest.mark.parametrize(
+    ("run", "issue", "verdict"),
+    [
+        ("worker_killed_mp", "worker-died", "cause"),
+        ("worker_killed_ray", "worker-died", "cause"),
+        ("worker_hung_mp", "worker-stopped-answering", "likely"),
+        ("no_network", "hub-unreachable", "cause"),
+        ("no_model_folder", "model-path-missing", "cause"),
+        ("memory_held_by_another", "memory-held-by-others", "cause"),
+        ("gemma4_new_transformers", "gemma4-transformers-5.15", "cause"),
+        ("wrong_flag_value", "wrong-flag-value", "cause"),
+        ("no_python_package", "python-package-missing", "likely"),
+    ],
+)
+def test_a_failure_is_named(run: str, issue: str, verdict: str) -> None:
+    explanation = of_run(run)
+    cause = explanation.cause
+    assert cause is not None
+    assert (cause.finding.id, explanation.verdict) == (issue, verdict)
+    assert cause.finding.severity == "error"
+
+
+@pytest.mark.parametrize("run", ["worker_killed_mp", "worker_killed_ray"])
+def test_a_killed_worker_is_no_echo(run: str) -> None:
+    """What the engine and the server say of it comes after, and is marked so."""
+    explanation = of_run(run)
+    assert explanation.cause is not None
+    assert not explanation.cause.follows
+    others = [seen for seen in explanation.problems if seen is not explanation.cause]
+    assert others
+    assert all(seen.follows for seen in others)
+
+
+def test_a_killed_worker_is_not_the_cause_while_a_ranks_log_is_missing() -> None:
+    text = (
+        "(EngineCore pid=1) INFO 11-21 23:47:58 [core.py:116] Initializing a V1 LLM engine "
+        "(v0.26.0) with config: model='m', tensor_parallel_size=2\n"
+        "(Worker_TP0 pid=2) INFO 11-21 23:48:23 [a.py:1] Model loading took 29.3 GiB and 2 s\n"
+        "(EngineCore pid=1) ERROR 11-21 23:48:38 [multiproc_executor.py:284] Worker proc "
+        "VllmWorker-0 died unexpectedly (exit code: None), shutting down executor.\n"
+    )
+    explanation = explain_module.explain([log_of(text, "rank0.log")])
+    assert explanation.verdict == "effects"
+
+
+def test_no_network_is_one_finding() -> None:
+    errors = [s for s in of_run("no_network").problems if s.finding.severity == "error"]
+    assert [seen.finding.id for seen in errors] == ["hub-unreachable"]
+
+
+def test_who_holds_the_memory_is_said() -> None:
+    cause = of_run("memory_held_by_another").cause
+    assert cause is not None
+    assert "process 14419 holds 105.60 GiB" in cause.finding.cause
+
+
+def test_who_holds_the_memory_is_not_made_up() -> None:
+    line = "RuntimeError: The memory capacity is unbalanced. Some GPUs may be occupied by others."
+    cause = of_line(line).cause
+    assert cause is not None
+    assert cause.finding.id == "memory-held-by-others"
+    assert "PID" not in cause.finding.cause
+
+
+def test_gemma_4_with_new_transformers_names_both_versions() -> None:
+    cause = of_run("gemma4_new_transformers").cause
+    assert cause is not None
+    assert "0.26" in cause.finding.cause
+    assert "5.14.1" in cause.finding.fix
+
+
+def test_no_visible_gpu() -> None:
+    cause = of_line(
+        "AssertionError: DP adjusted local rank 0 is out of bounds for 0 devices."
+    ).cause
+    assert cause is not None
+    assert cause.finding.id == "gpu-dead"
+
+
+def test_nccl_in_one_host_is_no_warning() -> None:
+    explanation = of_run("worker_killed_mp")
+    assert "nccl-sockets" not in {seen.finding.id for seen in explanation.problems}
+    assert explanation.facts["link"] == "P2P, within one host"
+    assert not any("NCCL" in text for text in explanation.missing)
+
+
+def test_an_engine_that_was_stopped_has_no_error() -> None:
+    """vLLM's server reports its own engine as dead while it shuts it down."""
+    explanation = of_run("stopped_by_user")
+    assert explanation.verdict == "no-error"
+    assert explanation.facts["end"] == "it was asked to stop"
+
+
+def test_an_error_before_the_stop_stays_one() -> None:
+    error = (
+        "(EngineCore pid=1) ERROR 11-21 23:38:59 [core.py:1] torch.OutOfMemoryError: CUDA out of "
+        "memory. Tried to allocate 2.00 GiB.\n"
+    )
+    before, first, after = (
+        (DATA / "stopped_by_user.log")
+        .read_text()
+        .partition("(APIServer pid=6477) INFO 11-21 23:39:02")
+    )
+    text = before + error + first + after
+    cause = explain_module.explain([log_of(text, "engine.log")]).cause
+    assert cause is not None
+    assert cause.finding.id == "cuda-out-of-memory"

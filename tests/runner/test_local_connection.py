@@ -1,0 +1,207 @@
+"""This machine as a node: real agents over pipes, as its user and through a stand-in of sudo."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import factories
+import pytest
+from program import invoke
+from waiting import until
+
+from spark_cluster.config.inventory import InventoryNode
+from spark_cluster.errors import Failed, Unreachable
+from spark_cluster.resources import File
+from spark_cluster.runner import local_connection, payload, reconnect
+from spark_cluster.runner.connections import Connections, ssh
+from spark_cluster.runner.document import document
+from spark_cluster.runner.events import Bus
+from spark_cluster.runner.local_connection import LocalConnection
+
+SUDO = """#!{python} -IS
+import os, sys
+words = sys.argv[1:]
+if words[0] == "-S":
+    os.write(2, words[2].encode())
+    line = b""
+    while not line.endswith(b"\\n"):
+        line += os.read(0, 1)
+    if line != b"right\\n":
+        os.write(2, b"sudo: 1 incorrect password attempt\\n")
+        sys.exit(1)
+elif not os.path.exists({allowed!r}):
+    sys.exit("sudo: a password is required")
+words = words[words.index("--") + 1:]
+os.execv({python!r}, [{python!r}, *words[1:]])
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home for the agent's code, and a first folder of PATH."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    python = tmp_path / "bin" / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(local_connection, "PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def connect(home: Path, tmp_path: Path) -> Iterator[Callable[..., LocalConnection]]:
+    """Connections whose agents see a scratch root."""
+    root = tmp_path / "spark1"
+    for name in ("etc", "srv"):
+        (root / name).mkdir(parents=True)
+
+    def connection(*options: Any) -> LocalConnection:
+        return LocalConnection("spark1", *options, root=str(root))
+
+    yield connection
+
+
+@pytest.fixture
+def user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Not root; the file that lets its sudo do without a password."""
+    allowed = tmp_path / "allowed"
+    sudo = tmp_path / "bin" / "sudo"
+    sudo.write_text(SUDO.format(python=sys.executable, allowed=str(allowed)))
+    sudo.chmod(0o755)
+    monkeypatch.setattr(LocalConnection, "user", property(lambda _self: "me"))
+    return allowed
+
+
+def test_an_agent_works_here(connect: Callable[..., LocalConnection], tmp_path: Path) -> None:
+    connection = connect()
+    session = connection.session("r1", become=False)
+    assert session.run(["sh", "-c", "echo hello; exit 3"]).stdout == "hello\n"
+    packed = document([File("/etc/greeting", content="hello\n")])
+    reply = session.request("apply", blobs=packed.blobs, resources=packed.resources, run="r1")
+    assert reply["ok"]
+    assert (tmp_path / "spark1/etc/greeting").read_text() == "hello\n"
+    session.close()
+    connection.close()
+    assert connection.host_key() is None
+
+
+def test_an_agent_ends_with_its_session(connect: Callable[..., LocalConnection]) -> None:
+    session = connect().session("r1", become=False)
+    process = session._channel._process
+    session.request("gather")
+    session.close()
+    until(lambda: process.poll() is not None)
+
+
+def test_an_agent_that_was_killed_is_a_lost_connection(
+    connect: Callable[..., LocalConnection],
+) -> None:
+    session = connect().session("r1", become=False)
+    session.request("gather")
+    pending = session.submit("run", argv=["sleep", "60"], stdin="", timeout=60, user=None)
+    session._channel._process.kill()
+    with pytest.raises(Unreachable, match="the connection was lost"):
+        pending.wait()
+    session.close()
+
+
+def test_secrets_of_the_environment_stay_here(
+    connect: Callable[..., LocalConnection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("VIRTUAL_ENV", "/somewhere")
+    session = connect().session("r1", become=False)
+    shown = session.run(["env"]).stdout
+    session.close()
+    assert "hf_secret" not in shown
+    assert "VIRTUAL_ENV" not in shown
+
+
+def test_large_contents_pass(connect: Callable[..., LocalConnection], tmp_path: Path) -> None:
+    content = os.urandom(3 << 20)
+    session = connect().session("r1", become=False)
+    packed = document([File("/srv/large", content=content)])
+    reply = session.request("apply", blobs=packed.blobs, resources=packed.resources, run="r1")
+    session.close()
+    assert reply["ok"]
+    assert (tmp_path / "spark1/srv/large").read_bytes() == content
+
+
+def test_sudo_without_a_password(connect: Callable[..., LocalConnection], user: Path) -> None:
+    user.touch()
+    session = connect().session("r1")
+    assert session.run(["echo", "hello"]).stdout == "hello\n"
+    session.close()
+
+
+def test_sudo_that_wants_a_password_says_what_to_set(
+    connect: Callable[..., LocalConnection], user: Path
+) -> None:
+    session = connect().session("r1")
+    with pytest.raises(Failed) as caught:
+        session.run(["echo"])
+    session.close()
+    assert "sudo" in caught.value.message
+
+
+def test_sudo_with_a_password(connect: Callable[..., LocalConnection], user: Path) -> None:
+    session = connect(lambda: "right").session("r1")
+    assert session.run(["echo", "hello"]).stdout == "hello\n"
+    session.close()
+    wrong = connect(lambda: "wrong").session("r1")
+    with pytest.raises(Failed, match="sudo does not accept the password of me"):
+        wrong.run(["echo"])
+    wrong.close()
+
+
+def test_without_python_there_is_no_agent(
+    connect: Callable[..., LocalConnection], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(local_connection, "PATH", str(tmp_path / "nothing"))
+    with pytest.raises(Unreachable, match="python3 cannot be started on this machine"):
+        connect().session("r1", become=False)
+
+
+HERE = InventoryNode("spark1", "127.0.0.1", 0, "head", connection="local")
+
+
+def test_the_inventory_chooses(home: Path) -> None:
+    assert isinstance(ssh(HERE), LocalConnection)
+
+
+def test_a_run_over_it(connect: Callable[..., LocalConnection]) -> None:
+    connections = Connections(
+        [HERE], Bus(), "r1", command="test", change=True, dial=lambda _node: connect()
+    )
+    assert connections.open() == {}
+    assert connections.users["spark1"] == LocalConnection("x").user
+    assert connections.session("spark1").run(["echo", "hello"]).stdout == "hello\n"
+    _, prints = connections.announce_host_keys("spark1")
+    assert prints == []
+    assert connections.forget_replaced_host_keys("spark1") is False
+    with pytest.raises(Failed, match="this machine has to be rebooted") as caught:
+        reconnect.reboot(connections, "spark1", {"id": "Reboot:x"}, print)
+    assert "run the same command again" in caught.value.hint
+    connections.close()
+
+
+def test_commands_need_no_ssh(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the real root, which these commands only read; the agent's code is kept elsewhere."""
+    monkeypatch.setattr(payload, "ROOT_FOLDER", str(tmp_path / "agent"))
+    text = "nodes:\n  here: {address: 127.0.0.1, roles: [head], connection: local}\n"
+    file = str(factories.put(tmp_path / "inventory.yaml", text))
+    done = invoke("--inventory", file, "--json", "ping", project=tmp_path)
+    assert done.exit_code == 0, done.output
+    (node,) = json.loads(done.output)["nodes"]
+    assert (node["name"], node["reachable"]) == ("here", True)
+    done = invoke("--inventory", file, "--json", "exec", "echo", "hello", project=tmp_path)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["nodes"][0]["stdout"] == "hello\n"
+    done = invoke("--inventory", file, "trust", project=tmp_path)
+    assert done.exit_code == 0, done.output
