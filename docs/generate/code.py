@@ -62,6 +62,7 @@ from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.registries.update import Update
 from spark_cluster.resources import Resource
 from spark_cluster.runner import events
+from spark_cluster.runner.tunnel import TunnelEvent
 from spark_cluster.serving.cache_parts import CachePart
 from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
@@ -164,6 +165,11 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "up": ("up", (Served | None, _RUN)),
     "down": ("down", (Stopped | None, _RUN)),
     "status": ("status", Status),
+    "tunnel": ("tunnel", TunnelEvent),
+    "tunnel-install": (
+        "tunnel --install",
+        {"changed": bool, "unit": str, "file": str},
+    ),
     "logs": ("logs", {"logs": [{"node": str, "container": str, "text": str}]}),
     "caches-list": ("caches list", {"parts": [CachePart]}),
     "caches-prune": ("caches prune", {"applied": bool, "bytes": int, "parts": [CachePart]}),

@@ -41,6 +41,7 @@ COMMANDS = {
     "up": "Bring up a verified vLLM endpoint from any state.",
     "down": "Stop serving, and verify that the memory is free again.",
     "status": "Show what serves, and what is wrong.",
+    "tunnel": "Reach the endpoint at a port of this machine, over SSH.",
     "logs": "Show the logs of the serving containers.",
     "explain": "Explain logs: the cause first, its consequences last.",
     "bench": "Measure suites of loads, compare runs, and report.",

@@ -111,8 +111,7 @@ def _show(app: App, served: Served) -> None:
         console.print(styled("{} also verified: {}", mark("ok"), ", ".join(others)))
     console.print(painted(_versions(served.versions), "dim"), soft_wrap=True)
     if endpoint.host == "127.0.0.1":
-        here = f"ssh -NL {endpoint.port}:127.0.0.1:{endpoint.port} {app.inventory.head.address}"
-        text = f"it is bound to the head's loopback; from here: {here}"
+        text = "it is bound to the head's loopback; from here: spark-cluster tunnel"
         console.print(painted(text, "dim"), soft_wrap=True)
 
 
