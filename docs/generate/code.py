@@ -64,6 +64,8 @@ from spark_cluster.resources import Resource
 from spark_cluster.runner import events
 from spark_cluster.runner.tunnel import TunnelEvent
 from spark_cluster.serving.cache_parts import CachePart
+from spark_cluster.serving.client_snippets import Snippet
+from spark_cluster.serving.client_target import ClientTarget
 from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
 from spark_cluster.serving.vram import NodeVram
@@ -170,6 +172,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
         "tunnel --install",
         {"changed": bool, "unit": str, "file": str},
     ),
+    "clients": ("clients", {"endpoint": ClientTarget, "clients": [Snippet]}),
     "logs": ("logs", {"logs": [{"node": str, "container": str, "text": str}]}),
     "caches-list": ("caches list", {"parts": [CachePart]}),
     "caches-prune": ("caches prune", {"applied": bool, "bytes": int, "parts": [CachePart]}),

@@ -42,6 +42,7 @@ COMMANDS = {
     "down": "Stop serving, and verify that the memory is free again.",
     "status": "Show what serves, and what is wrong.",
     "tunnel": "Reach the endpoint at a port of this machine, over SSH.",
+    "clients": "Print how curl, Python, Open WebUI, opencode and others use the endpoint.",
     "logs": "Show the logs of the serving containers.",
     "explain": "Explain logs: the cause first, its consequences last.",
     "bench": "Measure suites of loads, compare runs, and report.",
