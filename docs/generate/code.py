@@ -66,6 +66,7 @@ from spark_cluster.runner.tunnel import TunnelEvent
 from spark_cluster.serving.cache_parts import CachePart
 from spark_cluster.serving.client_snippets import Snippet
 from spark_cluster.serving.client_target import ClientTarget
+from spark_cluster.serving.named_keys import NamedKey
 from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
 from spark_cluster.serving.vram import NodeVram
@@ -173,6 +174,9 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
         {"changed": bool, "unit": str, "file": str},
     ),
     "clients": ("clients", {"endpoint": ClientTarget, "clients": [Snippet]}),
+    "keys-add": ("keys add NAME", {"name": str, "key": str, "added": str}),
+    "keys-list": ("keys list", {"keys": [NamedKey]}),
+    "keys-revoke": ("keys revoke NAME", {"name": str, "revoked": bool}),
     "logs": ("logs", {"logs": [{"node": str, "container": str, "text": str}]}),
     "caches-list": ("caches list", {"parts": [CachePart]}),
     "caches-prune": ("caches prune", {"applied": bool, "bytes": int, "parts": [CachePart]}),

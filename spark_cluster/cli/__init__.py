@@ -43,6 +43,7 @@ COMMANDS = {
     "status": "Show what serves, and what is wrong.",
     "tunnel": "Reach the endpoint at a port of this machine, over SSH.",
     "clients": "Print how curl, Python, Open WebUI, opencode and others use the endpoint.",
+    "keys": "Add, list and revoke API keys of the endpoint by name.",
     "logs": "Show the logs of the serving containers.",
     "explain": "Explain logs: the cause first, its consequences last.",
     "bench": "Measure suites of loads, compare runs, and report.",
