@@ -44,6 +44,7 @@ from spark_cluster.config.inventory_schema import InventoryFile
 from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.registries import Registries
+from spark_cluster.doctor.bundle_archive import BundleEntry
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.facts.model import Facts
 from spark_cluster.known_issues.entries import Issue, files, read
@@ -178,6 +179,10 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "keys-list": ("keys list", {"keys": [NamedKey]}),
     "keys-revoke": ("keys revoke NAME", {"name": str, "revoked": bool}),
     "logs": ("logs", {"logs": [{"node": str, "container": str, "text": str}]}),
+    "logs-bundle": (
+        "logs --bundle FILE",
+        {"file": str, "contents": [BundleEntry], "left_out": list[str]},
+    ),
     "caches-list": ("caches list", {"parts": [CachePart]}),
     "caches-prune": ("caches prune", {"applied": bool, "bytes": int, "parts": [CachePart]}),
     "vram": ("vram", {"nodes": [NodeVram]}),
