@@ -41,6 +41,7 @@ def main(play: Play) -> Stopped | None:
     """Stop load and server with its proxy first, then Ray; None in check mode."""
     sessions = {node.name: play.session(node) for node in play.nodes}
     before = [] if play.check else vram.sample(sessions)
+    vram.record(play.bus, "before", before)
     with play.stage("stop"):
         play.apply(
             play.nodes,
@@ -59,6 +60,7 @@ def main(play: Play) -> Stopped | None:
         return None
     with play.stage("prove"):
         now = vram.until_free(sessions)
+        vram.record(play.bus, "stopped", now)
     if any(reading.processes for reading in now):
         raise _held(now)
     return Stopped(before, now)

@@ -23,6 +23,7 @@ def main(play: Play, *, recipe: Recipe, tp: int, force: bool = False) -> Served 
         lambda: readiness.container_state(play, SERVER),
         lambda: [] if play.check else vram.sample(play.sessions),
     )
+    vram.record(play.bus, "before", before)
     if note := admission.overrides_changed(running, plan):
         play.note(note)
     admission.must_work(play, plan, running, force=force)

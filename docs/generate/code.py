@@ -67,6 +67,7 @@ from spark_cluster.runner.tunnel import TunnelEvent
 from spark_cluster.serving.cache_parts import CachePart
 from spark_cluster.serving.client_snippets import Snippet
 from spark_cluster.serving.client_target import ClientTarget
+from spark_cluster.serving.memory_phases import MemoryOfNode
 from spark_cluster.serving.named_keys import NamedKey
 from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
@@ -166,7 +167,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "models-prune": ("models prune", {"applied": bool, "nodes": [Pruned]}),
     "models-pin": ("models pin", {"model": str, "changed": dict[str, bool]}),
     "models-unpin": ("models unpin", {"model": str, "changed": dict[str, bool]}),
-    "up": ("up", (Served | None, _RUN)),
+    "up": ("up", (Served | None, {**_RUN, "memory": [MemoryOfNode]})),
     "down": ("down", (Stopped | None, _RUN)),
     "status": ("status", Status),
     "tunnel": ("tunnel", TunnelEvent),
@@ -186,6 +187,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "caches-list": ("caches list", {"parts": [CachePart]}),
     "caches-prune": ("caches prune", {"applied": bool, "bytes": int, "parts": [CachePart]}),
     "vram": ("vram", {"nodes": [NodeVram]}),
+    "vram-watch": ("vram --watch", {"at": float, "nodes": [(NodeVram, {"peak_mib": int})]}),
     "top": ("top", Row),
     "exec": ("exec", {"nodes": [exec_command._document]}),
     "history": ("history", Runs),

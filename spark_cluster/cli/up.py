@@ -13,6 +13,7 @@ from spark_cluster.errors import UsageError
 if TYPE_CHECKING:
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.runner.options import Options
+    from spark_cluster.serving.memory_phases import MemoryPhases
     from spark_cluster.serving.result import Served
 
 
@@ -53,6 +54,7 @@ def command(
     from spark_cluster.config.model_kind import must_be_served
     from spark_cluster.config.overrides import text
     from spark_cluster.loader.recipes import load_recipe
+    from spark_cluster.serving.memory_phases import MemoryPhases
     from spark_cluster.serving.nodes import serving
 
     name = recipe_name or app.inventory.serve.recipe
@@ -69,27 +71,33 @@ def command(
     recipe.check_size(size)  # what cannot be is refused before any node is asked
     serving(app.nodes, size, recipe.nodes_for(size))
     title = " ".join(filter(None, [f"up --tp {size}", text(recipe.overrides)]))
+    memory = MemoryPhases()
     with app.play(title, app.nodes, options) as run:
+        run.bus.add(memory)
         playbook = app.project.load_playbook("up")
         play = run.open()
         served = playbook.function(play, recipe=recipe, tp=size, force=force)
         run.finish()
         if app.as_json:
-            app.print_json(run.to_dict(**(served.to_dict() if served is not None else {})))
+            found = served.to_dict() if served is not None else {}
+            app.print_json(run.to_dict(**found, memory=memory.to_dict()))
         else:
             run.show_recap()
             if served is not None:
-                _show(app, served)
+                _show(app, served, memory)
     leave_with(run, exit_code=exit_code)
 
 
-def _show(app: App, served: Served) -> None:
+def _show(app: App, served: Served, memory: MemoryPhases) -> None:
     from spark_cluster.cli.console import mark, painted, styled
     from spark_cluster.cli.vram import table
 
     console = app.console
     console.print()
     console.print(table(served.now, served.peak))
+    for node in memory.nodes.values():
+        if node.planned_ready is not None:
+            console.print(painted(f"GPU memory of {node}", "dim"), soft_wrap=True)
     endpoint = served.plan.endpoint
     recipe = served.plan.recipe
     kind = "" if recipe.kind == "chat" else f"{recipe.kind}, "
