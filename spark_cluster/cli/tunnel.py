@@ -26,11 +26,24 @@ if TYPE_CHECKING:
     metavar="PORT",
     help="Port of this machine (default: the endpoint's own).",
 )
+@click.option(
+    "--remote-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Port of the endpoint on the head (default: the proxy's, else the inventory's).",
+)
 @click.option("--install", is_flag=True, help="Make it a systemd service of your user (Linux).")
 @click.option("--remove", is_flag=True, help="Stop and remove that service.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line for each event.")
 @click.pass_obj
-def command(app: App, port: int | None, install: bool, remove: bool, as_json: bool) -> None:
+def command(
+    app: App,
+    port: int | None,
+    remote_port: int | None,
+    install: bool,
+    remove: bool,
+    as_json: bool,
+) -> None:
     """Reach the endpoint at a port of this machine, over SSH, until Ctrl-C.
 
     The port is on the loopback: only programs of this machine can use it. A connection that is cut
@@ -39,6 +52,7 @@ def command(app: App, port: int | None, install: bool, remove: bool, as_json: bo
     app.as_json = app.as_json or as_json
     if install and remove:
         raise UsageError("--install and --remove contradict each other", hint="leave one out")
+    app.port = remote_port
     head = app.inventory.head
     port = port or app.inventory.serve.port
     if install or remove:
@@ -56,7 +70,8 @@ def _run(app: App, head: InventoryNode, port: int) -> None:
     from spark_cluster.serving.tunnel_end import ask_head, url_on_head
 
     def find(connection: SshConnection) -> str:
-        return url_on_head(ask_head(connection), app.inventory.serve, head)
+        access = ask_head(connection) if app.port is None else None
+        return url_on_head(access, app.inventory.serve, head)
 
     def report(event: TunnelEvent) -> None:
         _show(event, as_json=app.as_json)
@@ -110,7 +125,8 @@ def _argv(app: App, port: int) -> list[str]:
     given = [] if app.inventory_name is None else ["--inventory", _absolute(app.inventory_name)]
     project = ["--project", str(app.project.folder)]
     program = [sys.executable, "-m", "spark_cluster"]
-    return [*program, *project, *given, "tunnel", "--port", str(port)]
+    remote = [] if app.port is None else ["--remote-port", str(app.port)]
+    return [*program, *project, *given, "tunnel", "--port", str(port), *remote]
 
 
 def _absolute(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
-from spark_cluster.cli.override_options import Changes, changed, overriding
+from spark_cluster.cli.override_options import Changes, changed, overriding, with_port
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     "--force", is_flag=True, help="Launch even if the plan says that the configuration cannot work."
 )
 @overriding
+@with_port
 @allowing
 @changing
 @click.pass_obj
@@ -70,7 +71,8 @@ def command(
     size = tp if tp is not None else recipe.size_for(len(app.nodes))
     recipe.check_size(size)  # what cannot be is refused before any node is asked
     serving(app.nodes, size, recipe.nodes_for(size))
-    title = " ".join(filter(None, [f"up --tp {size}", text(recipe.overrides)]))
+    port = "" if app.port is None else f"--port {app.port}"
+    title = " ".join(filter(None, [f"up --tp {size}", text(recipe.overrides), port]))
     memory = MemoryPhases()
     with app.play(title, app.nodes, options) as run:
         run.bus.add(memory)

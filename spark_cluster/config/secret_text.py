@@ -73,7 +73,7 @@ _WHOLE = re.compile(rf"(?:{_VALUE.pattern})[^\s\"',;<>(){{}}\[\]\\]*")
 _NAMED = r"(?P<name>[A-Za-z0-9_-]*(?:token|secret|key|pass|pwd|pat|auth|credential|webhook)[\w-]*)"
 _ASSIGNED = re.compile(
     rf"(?i)(?<![\w-]){_NAMED}(?:\\?[\"'])?(?:\s{{0,3}}[:=]\s{{0,3}}|(?<=[\w-])\s{{1,3}}(?!-))"
-    r"(?:(?P<quote>\\?[\"'])(?P<quoted>.*?)(?P=quote)|(?P<plain>[^\s\"'\\]+))"
+    r"(?:(?P<quote>\\?[\"'])(?P<quoted>.*?)(?P=quote)|(?P<plain>[^\s\"'\\\[{(<][^\s\"'\\]*))"
 )
 """`NAME=value`, `"name": "a value"`, `--name value` and the like, in text of any kind."""
 

@@ -136,6 +136,7 @@ def test_secrets_in_a_log_are_masked(text, expected):
         "the token is fine, and so is the auth mode token",
         "INFO 11-20 14:12:18 [gpu_worker.py:1] Loading took 3.2 s",
         "path=/srv/models compat=1 passes: 3 key value",
+        "{'token_budgets': [], 'pass_config': {'fuse_norm_quant': True}}",
     ],
 )
 def test_other_text_stays(text):

@@ -106,10 +106,11 @@ def test_the_commands_of_the_service(systemctl, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "inventory.yaml").write_text(
-        "nodes: {spark1: {address: 10.0.0.1, roles: [head]}}\nserve: {port: 8123}\n"
+        "nodes: {spark1: {address: 10.0.0.1, roles: [head]}}\n"
     )
     for option in ("--install", "--remove"):
-        monkeypatch.setattr("sys.argv", ["spark-cluster", "tunnel", option, "--json"])
+        words = ["tunnel", option, "--json", "--port", "8123", "--remote-port", "9000"]
+        monkeypatch.setattr("sys.argv", ["spark-cluster", *words])
         with pytest.raises(SystemExit) as ended:
             main()
         assert ended.value.code == 0
@@ -117,7 +118,7 @@ def test_the_commands_of_the_service(systemctl, tmp_path, monkeypatch, capsys):
         assert found["changed"]
         file = Path(found["file"])
         if option == "--install":
-            words = f'"--project" "{tmp_path}" "tunnel" "--port" "8123"'
+            words = f'"--project" "{tmp_path}" "tunnel" "--port" "8123" "--remote-port" "9000"'
             assert words in file.read_text()
         else:
             assert not file.exists()
