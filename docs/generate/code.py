@@ -110,6 +110,10 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "recipes-list": ("recipes list", {"recipes": [recipe_list.document]}),
     "recipes-search": ("recipes search", {"found": int, "recipes": [recipes_search.document]}),
     "recipes-import": ("recipes import", recipes_import._document),
+    "recipes-save": (
+        "recipes save NAME",
+        {"name": str, "file": str, "from": str, "overrides": dict[str, Any]},
+    ),
     "recipes-update": ("recipes update", {"ok": bool, "registries": [Update | NotUpdated]}),
     "recipes-show": (
         "recipes show",

@@ -33,7 +33,7 @@ COMMANDS = {
     "facts": "Show the facts of the nodes: system, GPU, memory, link.",
     "provision": "Make fresh or drifted Sparks ready to serve.",
     "doctor": "Find what is wrong with the nodes, why, and what to do.",
-    "recipes": "List, search, show, import and update recipes.",
+    "recipes": "List, search, show, import, save and update recipes.",
     "plan": "Show what fits and how fast it will be, before any download.",
     "lint": "Find known issues in a recipe or a command line, and fix them.",
     "predict": "Predict speed and KV cache from a model's shape, or fit that to your runs.",
