@@ -50,6 +50,7 @@ def main(play: Play, *, unload: Collection[str] = (), keep_others: bool = False)
     sessions = {node.name: play.session(node) for node in play.nodes}
     before = [] if play.check else vram.sample(sessions)
     others = _others(play, before, unload) if keep_others and not play.check else {}
+    vram.record(play.bus, "before", before)
     with play.stage("stop"):
         play.apply(
             play.nodes,
@@ -70,6 +71,7 @@ def main(play: Play, *, unload: Collection[str] = (), keep_others: bool = False)
         return None
     with play.stage("prove"):
         now = vram.until_free(sessions, before, others)
+        vram.record(play.bus, "stopped", now)
     _must_be_free(play, before, now, others)
     return Stopped(before, now)
 

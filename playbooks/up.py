@@ -31,6 +31,7 @@ def main(
         must_be_there(models)
     plan = resolve(recipe.located(models.folders()), play.inventory, play.nodes, tp)
     announce(play, plan)
+    vram.record(play.bus, "before", before)
     if note := admission.overrides_changed(running, plan):
         play.note(note)
     admission.must_work(

@@ -45,6 +45,7 @@ from spark_cluster.config.inventory_schema import InventoryFile
 from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.registries import Registries
+from spark_cluster.doctor.bundle_archive import BundleEntry
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.facts.model import Facts
 from spark_cluster.known_issues.entries import Issue, files, read
@@ -63,7 +64,12 @@ from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.registries.update import Update
 from spark_cluster.resources import Resource
 from spark_cluster.runner import events
+from spark_cluster.runner.tunnel import TunnelEvent
 from spark_cluster.serving.cache_parts import CachePart
+from spark_cluster.serving.client_snippets import Snippet
+from spark_cluster.serving.client_target import ClientTarget
+from spark_cluster.serving.memory_phases import MemoryOfNode
+from spark_cluster.serving.named_keys import NamedKey
 from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
 from spark_cluster.serving.supervision import Supervision
@@ -106,6 +112,10 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "recipes-list": ("recipes list", {"recipes": [recipe_list.document]}),
     "recipes-search": ("recipes search", {"found": int, "recipes": [recipes_search.document]}),
     "recipes-import": ("recipes import", recipes_import._document),
+    "recipes-save": (
+        "recipes save NAME",
+        {"name": str, "file": str, "from": str, "overrides": dict[str, Any]},
+    ),
     "recipes-update": ("recipes update", {"ok": bool, "registries": [Update | NotUpdated]}),
     "recipes-show": (
         "recipes show",
@@ -163,17 +173,31 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "models-prune": ("models prune", {"applied": bool, "nodes": [Pruned]}),
     "models-pin": ("models pin", {"model": str, "changed": dict[str, bool]}),
     "models-unpin": ("models unpin", {"model": str, "changed": dict[str, bool]}),
-    "up": ("up", (Served | None, _RUN)),
-    "swap": ("swap", (Swapped | None, _RUN)),
+    "up": ("up", (Served | None, {**_RUN, "memory": [MemoryOfNode]})),
+    "swap": ("swap", (Swapped | None, {**_RUN, "memory": [MemoryOfNode]})),
     "supervise-install": ("supervise install", {**_RUN, "supervision": Supervision}),
     "supervise-remove": ("supervise remove", {**_RUN, "supervision": Supervision}),
     "supervise-status": ("supervise status", Supervision),
     "down": ("down", (Stopped | None, _RUN)),
     "status": ("status", Status),
+    "tunnel": ("tunnel", TunnelEvent),
+    "tunnel-install": (
+        "tunnel --install",
+        {"changed": bool, "unit": str, "file": str},
+    ),
+    "clients": ("clients", {"endpoint": ClientTarget, "clients": [Snippet]}),
+    "keys-add": ("keys add NAME", {"name": str, "key": str, "added": str}),
+    "keys-list": ("keys list", {"keys": [NamedKey]}),
+    "keys-revoke": ("keys revoke NAME", {"name": str, "revoked": bool}),
     "logs": ("logs", {"logs": [{"node": str, "container": str, "text": str}]}),
+    "logs-bundle": (
+        "logs --bundle FILE",
+        {"file": str, "contents": [BundleEntry], "left_out": list[str]},
+    ),
     "caches-list": ("caches list", {"parts": [CachePart]}),
     "caches-prune": ("caches prune", {"applied": bool, "bytes": int, "parts": [CachePart]}),
     "vram": ("vram", {"nodes": [NodeVram]}),
+    "vram-watch": ("vram --watch", {"at": float, "nodes": [(NodeVram, {"peak_mib": int})]}),
     "top": ("top", Row),
     "exec": ("exec", {"nodes": [exec_command._document]}),
     "history": ("history", Runs),

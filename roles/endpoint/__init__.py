@@ -14,6 +14,7 @@ from spark_cluster.loader.template import render
 from spark_cluster.resources import (
     Directory,
     File,
+    Line,
     Package,
     Resource,
     Secret,
@@ -25,6 +26,7 @@ from spark_cluster.serving.proxy import TlsKind
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
+RUNTIME = proxy.ADMIN_SOCKET.rpartition("/")[0]
 UNIT_FILE = f"/etc/systemd/system/{proxy.UNIT}.service"
 
 ERRORS = {
@@ -84,6 +86,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     if settings.api_key is not None:
         digest = hashlib.sha256(settings.api_key.get_secret_value().encode()).hexdigest()
         secrets[proxy.KEYS] = _secret(proxy.KEYS, f"{digest.upper()}\n")
+        yield Line(proxy.NAMED_KEYS, line=proxy.NAMED_HEADER, create=True, mode=0o600)
     else:
         yield File(proxy.KEYS, state="absent")
     if settings.tls == "certificate" and settings.certificate is not None:
@@ -108,6 +111,7 @@ def _service(settings: Settings, secrets: dict[str, Resource]) -> Iterator[Resou
         validate_with=(
             "env",
             f"CREDENTIALS_DIRECTORY={proxy.FOLDER}",
+            f"RUNTIME_DIRECTORY={RUNTIME}",
             "haproxy",
             "-c",
             "-q",
@@ -115,6 +119,8 @@ def _service(settings: Settings, secrets: dict[str, Resource]) -> Iterator[Resou
             "{}",
         ),
     )
+    # Not among the secrets: a key that is added or revoked is no reason to restart the proxy.
+    named = [_name(proxy.NAMED_KEYS)] if proxy.KEYS in secrets else []
     unit = File(
         UNIT_FILE,
         content=render(
@@ -122,7 +128,8 @@ def _service(settings: Settings, secrets: dict[str, Resource]) -> Iterator[Resou
             "endpoint.service.j2",
             config=proxy.CONFIG,
             folder=proxy.FOLDER,
-            credentials=[_name(path) for path in secrets],
+            credentials=[*map(_name, secrets), *named],
+            runtime=_name(RUNTIME),
             port=settings.port,
         ),
     )
@@ -132,7 +139,10 @@ def _service(settings: Settings, secrets: dict[str, Resource]) -> Iterator[Resou
 
 
 def _absent() -> Iterator[Resource]:
-    """Yield the removal of everything, the key first; a certificate made on the node stays."""
+    """Yield the removal of everything, the key first.
+
+    A certificate made on the node stays, and so do the keys of `keys add`, which open nothing then.
+    """
     yield Service(proxy.UNIT, running=False, enabled=False)
     for path in (proxy.KEYS, proxy.CERTIFICATE, proxy.DESCRIPTION, proxy.CONFIG, UNIT_FILE):
         yield File(path, state="absent")
@@ -152,6 +162,8 @@ def configuration(settings: Settings) -> str:
         port=settings.port,
         engine_port=settings.engine_port,
         keys=_name(proxy.KEYS) if settings.api_key is not None else None,
+        named_keys=_name(proxy.NAMED_KEYS),
+        socket=_name(proxy.ADMIN_SOCKET),
         certificate=certificate,
         per_address=_per_address(settings),
         errors=ERRORS,

@@ -40,6 +40,7 @@ class App:
         limit: pattern given with --limit.
         as_json: one JSON document on standard output and nothing else there.
         verbose: also show what was fine already.
+        port: of the endpoint, in place of the inventory's.
     """
 
     inventory_name: str | None = None
@@ -47,6 +48,7 @@ class App:
     limit: str = "all"
     as_json: bool = field(default=False, kw_only=True)
     verbose: bool = field(default=False, kw_only=True)
+    port: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         from spark_cluster.loader import own_files
@@ -79,7 +81,8 @@ class App:
         """The inventory, read and checked."""
         from spark_cluster.config.inventory import checked
 
-        return checked(self._source, self.project.list("roles"))
+        found = checked(self._source, self.project.list("roles"))
+        return found if self.port is None else found.with_port(self.port)
 
     def connect_early(self, label: str = "", *, become: bool = True) -> None:
         """Begin to connect to the selected nodes, while the command is still being imported.

@@ -50,7 +50,7 @@ def command(ctx: click.Context, probe: bool, only: tuple[str, ...]) -> None:
     from spark_cluster.runner.parallel import start
 
     examine.must_be_known(only)
-    recipe, pins = _recipe(app), _pins(app)
+    recipe, pins = served_recipe(app), known_pins(app)
     from spark_cluster.known_issues.entries import catalogue
 
     with examine.Examination(app.inventory, app.nodes, recipe, pins) as examination:
@@ -74,7 +74,7 @@ def command(ctx: click.Context, probe: bool, only: tuple[str, ...]) -> None:
     ctx.exit(diagnosis.exit_code)
 
 
-def _recipe(app: App) -> Recipe | None:
+def served_recipe(app: App) -> Recipe | None:
     """Return the recipe that the inventory serves; doctor works without it too."""
     from spark_cluster.loader.recipes import load_recipe
 
@@ -84,7 +84,7 @@ def _recipe(app: App) -> Recipe | None:
     return None
 
 
-def _pins(app: App) -> Pins | None:
+def known_pins(app: App) -> Pins | None:
     """Return the known combinations of kernel and driver, from the role `drivers`."""
     from spark_cluster.facts import pins
 

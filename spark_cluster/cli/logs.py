@@ -11,6 +11,7 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.visible import coloured, lines_of
+from spark_cluster.errors import UsageError
 from spark_cluster.node.output import LINE_LIMIT
 
 if TYPE_CHECKING:
@@ -19,16 +20,37 @@ if TYPE_CHECKING:
     from spark_cluster.runner.play import Play
 
 
+AUTOMATIC = "-"
+"""The name of an archive for which none was given."""
+
+
 @click.command()
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until Ctrl-C.")
 @click.option("-n", "--tail", default=50, show_default=True, help="Number of lines from the end.")
 @click.option("--container", "only", type=click.Choice(["vllm", "ray"]), help="Only this one.")
+@click.option(
+    "--bundle",
+    is_flag=False,
+    flag_value=AUTOMATIC,
+    metavar="[FILE]",
+    help="Write all that an issue report needs into one archive, secrets masked.",
+)
 @click.pass_obj
-def command(app: App, follow: bool, tail: int, only: str | None) -> None:
+def command(app: App, follow: bool, tail: int, only: str | None, bundle: str | None) -> None:
     """Show the logs of vLLM and Ray on every node, each line with its node and container.
 
     Colours are kept on a terminal; any other control sequence of a log is shown escaped (\\x1b...).
+
+    With --bundle nothing is shown: logs, journals, docker inspect without values of variables,
+    versions, facts, doctor's findings, status, plan and the last runs' records go into an archive.
     """
+    if bundle is not None:
+        if follow or only:
+            raise UsageError("--bundle cannot be combined with --follow or --container")
+        from spark_cluster.cli import logs_bundle
+
+        logs_bundle.command(app, "" if bundle == AUTOMATIC else bundle)
+        return
     app.connect_early()
     from spark_cluster.inference.process import RAY, SERVER
     from spark_cluster.runner.options import Options

@@ -1,4 +1,4 @@
-"""The options that change a recipe's engine arguments for one run, without editing it."""
+"""The options that change a recipe or the endpoint's port for one run, without editing a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from spark_cluster.cli.app import with_options
+from spark_cluster.cli.app import App, with_options
+from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.config.launch import Launch
@@ -33,11 +34,45 @@ def overriding(function: F) -> F:
     """The options of commands that serve or plan a recipe, given to them as `changes`."""
 
     def collect(ctx: click.Context, /, **given: Any) -> Any:
-        named = [(flag, given.pop(flag.replace("-", "_"))) for flag in NAMED]
-        changes = tuple(f"{flag}={value}" for flag, value in named if value is not None)
-        return ctx.invoke(function, changes=(*given.pop("options_given"), *changes), **given)
+        return ctx.invoke(function, changes=_changes(given), **given)
 
     return with_options(collect, function, _OPTIONS)
+
+
+def with_port(function: F) -> F:
+    """The option of commands for which the endpoint may have another port than the inventory's."""
+
+    def collect(ctx: click.Context, /, port: int | None, **given: Any) -> Any:
+        if port is not None and (app := ctx.find_object(App)) is not None:
+            app.port = port
+        return ctx.invoke(function, **given)
+
+    return with_options(collect, function, (_PORT,))
+
+
+def _changes(given: dict[str, Any]) -> Changes:
+    """Take the options out of what a command was given, as KEY=VALUE texts; later ones win."""
+    changes = list(given.pop("options_given"))
+    variables, image = given.pop("env_given"), given.pop("image")
+    if variables or image is not None:  # otherwise nothing needs pydantic yet
+        from spark_cluster.config.container_overrides import ENV, IMAGE
+
+        for text in variables:
+            if "=" not in text:
+                hint = "for example -e NCCL_DEBUG=INFO"
+                raise UsageError(f"-e {text}: expected NAME=VALUE", hint=hint)
+            changes.append(f"{ENV}{text}")
+        changes += [] if image is None else [f"{IMAGE}={image}"]
+    named = [(flag, given.pop(flag.replace("-", "_"))) for flag in NAMED]
+    return (*changes, *(f"{flag}={value}" for flag, value in named if value is not None))
+
+
+_PORT = click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Port of the endpoint instead of the inventory's.",
+)
 
 
 _OPTIONS = (
@@ -66,6 +101,16 @@ _OPTIONS = (
         metavar="KEY=VALUE",
         help="Engine argument instead of the recipe's; false or nothing takes it away; repeatable.",
     ),
+    click.option(
+        "-e",
+        "--env",
+        "env_given",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Variable of the containers instead of the recipe's; nothing takes it away; "
+        "repeatable. Never a secret.",
+    ),
+    click.option("--image", metavar="REF", help="Container image instead of the recipe's."),
 )
 
 

@@ -9,7 +9,13 @@ import click
 
 from spark_cluster.cli.app import App, allowing
 from spark_cluster.cli.finite import Finite
-from spark_cluster.cli.override_options import Changes, changed, changed_launch, overriding
+from spark_cluster.cli.override_options import (
+    Changes,
+    changed,
+    changed_launch,
+    overriding,
+    with_port,
+)
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,6 +77,7 @@ PURPOSES = ("latency", "throughput", "capacity")
     help="Tokens of each prompt (default 2048).",
 )
 @overriding
+@with_port
 @allowing
 @click.pass_context
 def command(

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from spark_cluster.planning.speed.estimate import Estimate
 
 
-_LATER = {"search": "recipes_search", "import": "recipes_import", "update": "recipes_update"}
+_LATER = {
+    "search": "recipes_search",
+    "import": "recipes_import",
+    "save": "recipes_save",
+    "update": "recipes_update",
+}
 """Commands that are loaded when they are called, and their modules: they bring parsers along."""
 
 
@@ -29,7 +34,7 @@ WIDE = 100
 
 @click.group(cls=Group, later=_LATER)
 def command() -> None:
-    """List, show, search and import recipes: shipped ones, your own in recipes/, registries'."""
+    """List, show, search, import and save recipes: shipped ones, your own in recipes/, others'."""
 
 
 @command.command("list")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.runner.options import Options
     from spark_cluster.serving.former import Former
+    from spark_cluster.serving.memory_phases import MemoryPhases
 
 
 @click.command()
@@ -59,6 +60,7 @@ def command(
     """
     app.connect_early()
     from spark_cluster.config.overrides import text
+    from spark_cluster.serving.memory_phases import MemoryPhases
 
     if options.selection.partial:
         raise UsageError(
@@ -72,7 +74,9 @@ def command(
         return recipe_to_serve(app, former.recipe, former.changes, allow)
 
     title = " ".join(filter(None, [f"swap {recipe.name} --tp {size}", text(recipe.overrides)]))
+    memory = MemoryPhases()
     with app.play(title, app.nodes, options) as run:
+        run.bus.add(memory)
         playbook = app.project.load_playbook("swap")
         swapped = playbook.function(
             run.open(),
@@ -85,19 +89,20 @@ def command(
         )
         run.finish()
         if app.as_json:
-            app.print_json(run.to_dict(**(swapped.to_dict() if swapped is not None else {})))
+            found = swapped.to_dict() if swapped is not None else {}
+            app.print_json(run.to_dict(**found, memory=memory.to_dict()))
         else:
             run.show_recap()
             if swapped is not None:
-                _show(app, swapped)
+                _show(app, swapped, memory)
     leave_with(run, exit_code=exit_code)
 
 
-def _show(app: App, swapped: Any) -> None:
+def _show(app: App, swapped: Any, memory: MemoryPhases) -> None:
     from spark_cluster.cli.console import painted
     from spark_cluster.cli.up import show_served
 
-    show_served(app, swapped.served)
+    show_served(app, swapped.served, memory)
     if swapped.former is not None:
         text = f"in place of {swapped.former}; {swapped.down_s:.1f} s without a server"
         app.console.print(painted(text, "dim"), soft_wrap=True)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.ended_by_signals import ended_by_signals
 from spark_cluster.cli.visible import show_error, visible
 from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from spark_cluster.bench.live import LiveState
     from spark_cluster.bench.sampling import Sampling, Update
     from spark_cluster.bench.telemetry_file import Writer
@@ -77,7 +75,7 @@ def command(
     metrics = metrics_url(app.inventory.serve)
     live = LiveState([node.name for node in nodes], interval)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_ended_by_signals())
+        stack.enter_context(ended_by_signals())
         kept = None if record is None else writer(record)
         if kept is not None:
             stack.callback(kept.close)
@@ -95,26 +93,6 @@ def command(
     if (count is not None or duration is not None) and live.never_seen():
         _tell_missing(live)
         ctx.exit(3)
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end it as Ctrl-C does, once: what is recorded is then closed."""
-
-    def end(_number: int, _frame: FrameType | None) -> NoReturn:
-        for number in chosen:
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    # nohup has SIGHUP ignored
-    chosen = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, end) for number in chosen}
-    try:
-        yield
-    finally:
-        if all(signal.getsignal(number) is end for number in chosen):
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _updates(

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
-from spark_cluster.cli.override_options import Changes, overriding
+from spark_cluster.cli.override_options import Changes, overriding, with_port
 from spark_cluster.cli.serving_options import recipe_to_serve, size_on
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.runner.options import Options
+    from spark_cluster.serving.memory_phases import MemoryPhases
     from spark_cluster.serving.result import Served
 
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     help="Ask no hub: serve from what the nodes have; copies between them are made.",
 )
 @overriding
+@with_port
 @allowing
 @changing
 @click.pass_obj
@@ -57,6 +59,7 @@ def command(
     """
     app.connect_early()
     from spark_cluster.config.overrides import text
+    from spark_cluster.serving.memory_phases import MemoryPhases
 
     name = recipe_name or app.inventory.serve.recipe
     if name is None:
@@ -66,22 +69,26 @@ def command(
         )
     recipe = recipe_to_serve(app, name, changes, allow)
     size = size_on(app, recipe, tp)
-    title = " ".join(filter(None, [f"up --tp {size}", text(recipe.overrides)]))
+    port = "" if app.port is None else f"--port {app.port}"
+    title = " ".join(filter(None, [f"up --tp {size}", text(recipe.overrides), port]))
+    memory = MemoryPhases()
     with app.play(title, app.nodes, options) as run:
+        run.bus.add(memory)
         playbook = app.project.load_playbook("up")
         play = run.open()
         served = playbook.function(play, recipe=recipe, tp=size, force=force, offline=offline)
         run.finish()
         if app.as_json:
-            app.print_json(run.to_dict(**(served.to_dict() if served is not None else {})))
+            found = served.to_dict() if served is not None else {}
+            app.print_json(run.to_dict(**found, memory=memory.to_dict()))
         else:
             run.show_recap()
             if served is not None:
-                show_served(app, served)
+                show_served(app, served, memory)
     leave_with(run, exit_code=exit_code)
 
 
-def show_served(app: App, served: Served) -> None:
+def show_served(app: App, served: Served, memory: MemoryPhases) -> None:
     """Print a verified endpoint: memory, address, answer, versions."""
     from spark_cluster.cli.console import mark, painted, styled
     from spark_cluster.cli.vram import table
@@ -89,6 +96,9 @@ def show_served(app: App, served: Served) -> None:
     console = app.console
     console.print()
     console.print(table(served.now, served.peak))
+    for node in memory.nodes.values():
+        if node.planned_ready is not None:
+            console.print(painted(f"GPU memory of {node}", "dim"), soft_wrap=True)
     endpoint = served.plan.endpoint
     recipe = served.plan.recipe
     kind = "" if recipe.kind == "chat" else f"{recipe.kind}, "
@@ -110,8 +120,7 @@ def show_served(app: App, served: Served) -> None:
         console.print(styled("{} also verified: {}", mark("ok"), ", ".join(others)))
     console.print(painted(_versions(served.versions), "dim"), soft_wrap=True)
     if endpoint.host == "127.0.0.1":
-        here = f"ssh -NL {endpoint.port}:127.0.0.1:{endpoint.port} {app.inventory.head.address}"
-        text = f"it is bound to the head's loopback; from here: {here}"
+        text = "it is bound to the head's loopback; from here: spark-cluster tunnel"
         console.print(painted(text, "dim"), soft_wrap=True)
 
 

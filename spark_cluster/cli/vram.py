@@ -2,37 +2,95 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
+import time
 from typing import TYPE_CHECKING
 
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.ended_by_signals import ended_by_signals
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
     from rich.table import Table
 
+    from spark_cluster.runner.session import Session
     from spark_cluster.serving.vram import NodeVram
 
 
 @click.command()
+@click.option("--watch", is_flag=True, help="Read again and again until Ctrl-C, with the peak.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.5, max=3600.0),
+    default=2.0,
+    show_default=True,
+    help="With --watch: seconds between two readings.",
+)
+@click.option("--count", type=click.IntRange(min=1), help="With --watch: end after so many.")
 @click.pass_obj
-def command(app: App) -> None:
+def command(app: App, watch: bool, interval: float, count: int | None) -> None:
     """Show who holds GPU memory on each node, asked on the host.
 
     On a Spark the GPU's memory is the machine's: MemTotal and MemAvailable are shown next to it.
+    With --watch the largest sum so far is shown too; --json then prints one line for each reading.
     """
     app.connect_early("vram")
     from spark_cluster.runner.agents import agents
     from spark_cluster.serving import vram
 
     nodes = app.nodes
-    app.import_meanwhile()
+    app.import_meanwhile(*(("rich.live",) if watch else ()))
     with agents(nodes, "vram") as sessions:
+        if watch:
+            with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
+                _watch(app, sessions, interval, count)
+            return
         readings = vram.sample(sessions)
     if app.as_json:
         app.print_json({"nodes": [reading.to_dict() for reading in readings]})
     else:
         app.console.print(table(readings))
+
+
+def _watch(app: App, sessions: Mapping[str, Session], interval: float, count: int | None) -> None:
+    """Show readings until Ctrl-C, or so many; a node that is lost ends it with its error."""
+    from spark_cluster.serving import vram
+
+    peak: list[NodeVram] = []
+    with _shown(app) as show:
+        for number in itertools.count(1):
+            started = time.monotonic()
+            now = vram.sample(sessions)
+            peak = vram.peak(peak, now)
+            show(now, peak)
+            if number == count:
+                return
+            time.sleep(max(0.0, interval - (time.monotonic() - started)))
+
+
+@contextlib.contextmanager
+def _shown(app: App) -> Iterator[Callable[[list[NodeVram], list[NodeVram]], None]]:
+    """What shows a reading and the peaks: a JSON line, a table in place, or a table each time."""
+    if app.as_json:
+
+        def line(now: list[NodeVram], peak: list[NodeVram]) -> None:
+            largest = {reading.name: reading.used_mib for reading in peak}
+            nodes = [{**one.to_dict(), "peak_mib": largest[one.name]} for one in now]
+            click.echo(json.dumps({"at": time.time(), "nodes": nodes}))
+
+        yield line
+    elif app.console.is_terminal:
+        from rich.live import Live
+
+        with Live(console=app.console, auto_refresh=False) as live:
+            yield lambda now, peak: live.update(table(now, peak), refresh=True)
+    else:
+        yield lambda now, peak: app.console.print(table(now, peak))
 
 
 def table(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Literal
@@ -22,6 +22,7 @@ from spark_cluster.config.secret import Secret
 from spark_cluster.config.settings import merged
 from spark_cluster.config.ssh_settings import CONNECT_TIMEOUT_S, local, ssh_settings
 from spark_cluster.config.yamlfile import Key, Sourced, load
+from spark_cluster.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,20 @@ class Inventory:
     def workers(self) -> list[InventoryNode]:
         """The other nodes, in order."""
         return [node for node in self.nodes.values() if not node.is_head]
+
+    def with_port(self, port: int) -> Inventory:
+        """Return it with another port of the endpoint.
+
+        Raises:
+            UsageError: it is vLLM's own, behind the proxy.
+        """
+        serve = self.serve.model_copy(update={"port": port})
+        if serve.proxied and serve.engine_port == port:
+            raise UsageError(
+                f"--port {port}: vLLM's own port behind the endpoint (serve.engine_port)",
+                hint="take another one",
+            )
+        return replace(self, serve=serve)
 
     def select(self, pattern: str = "all") -> list[InventoryNode]:
         """The nodes of a `--limit` pattern, in order; see `patterns.select`.

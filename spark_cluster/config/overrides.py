@@ -1,18 +1,22 @@
-"""Engine arguments that the command line gives in place of the recipe's, for one `plan` or `up`.
+"""What the command line gives in place of the recipe's, for one `plan` or `up`.
 
-They are the engine's own flags: `--max-model-len 32768` or `-o max-model-len=32768`. A value is
-checked as a recipe's is; what is no engine argument of a recipe is refused with its place.
+Engine arguments are the engine's own flags: `--max-model-len 32768` or `-o max-model-len=32768`.
+A value is checked as a recipe's is; what is no engine argument of a recipe is refused with its
+place. Variables of the containers (`-e NAME=VALUE`) and the image (`--image`) stand among them
+under names that no flag has.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from spark_cluster.config import recipe_checks
+from spark_cluster.config import container_overrides, recipe_checks
+from spark_cluster.config.container_overrides import ENV, IMAGE
 from spark_cluster.config.engines import Dialect, dialect
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe_schema import (
@@ -42,12 +46,20 @@ _COUNTS = ("max-num-seqs", "block-size")
 
 
 Overrides = Mapping[str, EngineValue | None]
-"""Flag without dashes to its value; None takes the flag away."""
+"""Flag without dashes, `env.NAME` or `image.ref` to its value; None takes it away."""
 
 
 def text(overrides: Overrides) -> str:
     """Return them as options of a command line, which are also the label of what runs."""
-    return " ".join(f"-o {flag}={_text(value)}" for flag, value in sorted(overrides.items()))
+    return " ".join(_option(flag, _text(value)) for flag, value in sorted(overrides.items()))
+
+
+def _option(flag: str, value: str) -> str:
+    if flag == IMAGE:
+        return f"--image {value}"
+    if flag.startswith(ENV):
+        return f"-e {shlex.quote(f'{flag.removeprefix(ENV)}={value}')}"
+    return f"-o {flag}={value}"
 
 
 def _text(value: EngineValue | None) -> str:
@@ -72,6 +84,9 @@ def read(
     spoken, args = dialect(engine), dict[str, EngineValue | None]()
     for option in given:
         key, equals, value = option.partition("=")
+        if key == IMAGE or key.startswith(ENV):
+            args[key] = value or None
+            continue
         flag = spoken.own(key.strip().lstrip("-").replace("_", "-"))
         if not equals:
             raise UsageError(
@@ -171,26 +186,11 @@ def apply(recipe: Recipe, overrides: Overrides) -> Recipe:
     Raises:
         UsageError: it has no drafter whose tokens could be changed, or a value is a secret.
     """
-    spoken = recipe.dialect
     args: dict[str, EngineValue] = dict(recipe.engine_args)
     changed: dict[str, object] = {}
-    effective: dict[str, EngineValue | None] = {}
-    for flag, value in overrides.items():
-        if flag == spoken.own(SHARE):
-            share = None if value in ("auto", None) else value
-            if share == recipe.gpu_memory_utilization:
-                continue
-            changed["gpu_memory_utilization"] = share
-        elif flag == DRAFTED:
-            if not _drafted(recipe, value, changed):
-                continue
-        elif args.get(flag) == value:
-            continue
-        elif value is None:
-            del args[flag]
-        else:
-            args[flag] = value
-        effective[flag] = value
+    effective = {
+        flag: value for flag, value in overrides.items() if _put(recipe, flag, value, args, changed)
+    }
     if not effective:
         return recipe
     if "quantization" in effective:
@@ -199,8 +199,35 @@ def apply(recipe: Recipe, overrides: Overrides) -> Recipe:
         changed["model"] = recipe.model.model_copy(update=update)
     made = recipe.with_overrides(effective, **changed, engine_args=args, measured=[])
     if problems := recipe_checks.check(made):
-        raise UsageError(f"-o {problems[0].key[-1]}: {problems[0].message}")
+        place = problems[0].key
+        option = {"env": f"-e {place[-1]}", "image": "--image"}.get(str(place[0]))
+        raise UsageError(f"{option or f'-o {place[-1]}'}: {problems[0].message}")
     return made
+
+
+def _put(
+    recipe: Recipe,
+    flag: str,
+    value: EngineValue | None,
+    args: dict[str, EngineValue],
+    changed: dict[str, object],
+) -> bool:
+    """Put one override into the engine's arguments or another field; False when it is no change."""
+    if flag == IMAGE or flag.startswith(ENV):
+        return container_overrides.put(recipe, flag, value, changed)
+    if flag == DRAFTED:
+        return _drafted(recipe, value, changed)
+    if flag == recipe.dialect.own(SHARE):
+        share = None if value in ("auto", None) else value
+        changed["gpu_memory_utilization"] = share
+        return share != recipe.gpu_memory_utilization
+    if args.get(flag) == value:
+        return False
+    if value is None:
+        del args[flag]
+    else:
+        args[flag] = value
+    return True
 
 
 def _drafted(recipe: Recipe, value: EngineValue | None, changed: dict[str, object]) -> bool:
@@ -233,6 +260,8 @@ def _quantization(native: Quantization | None, given: EngineValue | None) -> Qua
 
 def apply_to_launch(launch: Launch, overrides: Overrides) -> Launch:
     """Return a pasted command's launch with these flags, under vLLM's names."""
+    launch = container_overrides.of_launch(launch, overrides)
+    overrides = {k: v for k, v in overrides.items() if not (k == IMAGE or k.startswith(ENV))}
     args = dialect(launch.engine).common({k: v for k, v in overrides.items() if v is not None})
     away = dialect(launch.engine).common(
         {k: "" for k, v in overrides.items() if v is None or (v == "auto" and "memory" in k)}

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from spark_cluster.node.masking import MASK
+
 _ALWAYS = re.compile(
     r"(?i)(^|_)([A-Z0-9]*(token|secret|passwd|password|passphrase|apikey)|api_?key|credentials?)$"
 )
@@ -61,6 +63,42 @@ _VALUE = re.compile(
     r"[A-Za-z\d+/._-]+={0,2}(?![\w+/.=-])"  # base64 or alike, not Basic Attention, Basic size=16
     r"|://hooks\.slack\.com/(services|workflows)/\S|://discord(app)?\.com/api/webhooks/\S"
 )
+
+_BLOCK = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
+)
+_WHOLE = re.compile(rf"(?:{_VALUE.pattern})[^\s\"',;<>(){{}}\[\]\\]*")
+"""A key as `_VALUE` finds it, as far as it goes on."""
+
+_NAMED = r"(?P<name>[A-Za-z0-9_-]*(?:token|secret|key|pass|pwd|pat|auth|credential|webhook)[\w-]*)"
+_ASSIGNED = re.compile(
+    rf"(?i)(?<![\w-]){_NAMED}(?:\\?[\"'])?(?:\s{{0,3}}[:=]\s{{0,3}}|(?<=[\w-])\s{{1,3}}(?!-))"
+    r"(?:(?P<quote>\\?[\"'])(?P<quoted>.*?)(?P=quote)|(?P<plain>[^\s\"'\\\[{(<][^\s\"'\\]*))"
+)
+"""`NAME=value`, `"name": "a value"`, `--name value` and the like, in text of any kind."""
+
+
+def masked(text: str) -> str:
+    """Return a text, such as a log, in which what looks like a secret is replaced.
+
+    Too much rather than too little: `eos_token: x` is replaced as well.
+
+    >>> masked("curl -H 'Authorization: Bearer abcdef123456' with HF_TOKEN=hf_abcdefghijkl")
+    "curl -H '*** with HF_TOKEN=***"
+    """
+    text = _WHOLE.sub(MASK, _BLOCK.sub(MASK, text))
+    return _ASSIGNED.sub(_masked_value, text)
+
+
+def _masked_value(found: re.Match[str]) -> str:
+    """Mask the value of a variable, field or flag; a word that only stands next to a name stays."""
+    name, whole = found["name"], found[0]
+    group = "plain" if found["quote"] is None else "quoted"
+    value, start, end = found[group], *(at - found.start() for at in found.span(group))
+    assigned = name.startswith("--") or not {":", "="}.isdisjoint(whole[len(name) : start])
+    if not assigned or not is_secret_setting(name.lstrip("-").replace("-", "_"), value):
+        return whole
+    return whole[:start] + MASK + whole[end:]
 
 
 def is_secret(name: str) -> bool:

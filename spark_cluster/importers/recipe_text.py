@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import textwrap
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from spark_cluster.config import recipe_yaml
 from spark_cluster.config.engines import DEFAULT
 from spark_cluster.config.fields import UNMOUNTABLE
 from spark_cluster.config.launch import Launch
@@ -234,16 +234,9 @@ def _check(data: dict[str, Any], source: Source) -> None:
 
 
 def _yaml(data: dict[str, Any], source: Source, parts: Parts) -> str:
-    from ruamel.yaml import YAML
-
-    writer = YAML()
-    writer.width = 98
-    writer.indent(mapping=2, sequence=4, offset=2)
-    document = _commented(data)
+    document = recipe_yaml.commented(data)
     _comment(document, parts)
-    stream = io.StringIO()
-    writer.dump(document, stream)
-    return _head(source, parts) + _spaced(stream.getvalue())
+    return _head(source, parts) + recipe_yaml.text_of(document)
 
 
 def _head(source: Source, parts: Parts) -> str:
@@ -271,35 +264,6 @@ def _wrapped(text: str, first: str, more: str) -> list[str]:
     )
 
 
-def _commented(data: dict[str, Any]) -> CommentedMap:
-    from ruamel.yaml.comments import CommentedMap
-    from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
-
-    def made(value: Any) -> Any:
-        if isinstance(value, dict):
-            return CommentedMap({key: made(inner) for key, inner in value.items()})
-        if isinstance(value, list):
-            return [made(inner) for inner in value]
-        if isinstance(value, str) and "\n" in value:
-            return LiteralScalarString(value)
-        if isinstance(value, str) and not _plain(value):
-            return DoubleQuotedScalarString(value)
-        return value
-
-    document = made(data)
-    if not isinstance(document, CommentedMap):
-        raise TypeError(type(document))
-    return document
-
-
-def _plain(text: str) -> bool:
-    """Return whether text may stand unquoted in YAML: no number, no keyword of YAML 1.1."""
-    words = ("true", "false", "null", "yes", "no", "on", "off", "none", "auto", "~", "")
-    return text == "auto" or (
-        text.lower() not in words and not re.fullmatch(r"[-+.\d_eExX]+", text)
-    )
-
-
 def _comment(document: CommentedMap, parts: Parts) -> None:
     def note(section: CommentedMap, key: str, text: str) -> None:
         section.yaml_add_eol_comment(text, key, column=44)
@@ -316,15 +280,3 @@ def _comment(document: CommentedMap, parts: Parts) -> None:
         note(model, "quantization", "from the flags and names")
     if "version" in document.get("vllm", {}):
         note(document["vllm"], "version", "what this tag of the image has")
-
-
-def _spaced(text: str) -> str:
-    """An empty line before each section, as our own recipes have it."""
-    lines: list[str] = []
-    for line in text.splitlines():
-        opens = re.fullmatch(r"[a-z_]+:( *#.*)?", line)
-        after_section = lines and lines[-1].startswith((" ", "-"))
-        if lines and (opens or (after_section and not line.startswith((" ", "-")))):
-            lines.append("")
-        lines.append(line)
-    return "\n".join(lines) + "\n"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
-from spark_cluster.resources.base import Resource, State, absolute
+from spark_cluster.resources.base import Resource, State, absolute, valid_mode
 from spark_cluster.resources.file import unified
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class Line(Resource):
         match: regular expression of lines that this one takes the place of (the last one wins,
             the others go); without it only an equal line counts.
         state: `present` or `absent`.
-        create: make the file (mode 644) when it does not exist.
+        create: make the file when it does not exist.
+        mode: permission bits of a file that it makes; another one's stay.
 
     Example:
         Line("/etc/hosts", line="192.168.177.11 spark1-fabric", match=r"\\sspark1-fabric$")
@@ -38,9 +39,11 @@ class Line(Resource):
     match: str | None = field(default=None, kw_only=True)
     state: str = field(default="present", kw_only=True)
     create: bool = field(default=False, kw_only=True)
+    mode: int = field(default=0o644, kw_only=True)
 
     def validate(self) -> None:
         absolute(self.path, "Line")
+        valid_mode(self.mode, f"Line in {self.path}")
         if not self.line:
             raise InvalidResource(f"Line in {self.path}: the line is empty")
         if "\n" in self.line:
@@ -81,7 +84,8 @@ class Line(Resource):
         return {"line": self._told(found[0]) if len(found) == 1 else list(map(self._told, found))}
 
     def converge(self, host: Host, actual: State) -> None:
-        host.write(self.path, self._after(host), secret=isinstance(self.line, Secret))
+        mode = None if host.path(self.path).exists() else self.mode
+        host.write(self.path, self._after(host), mode=mode, secret=isinstance(self.line, Secret))
 
     def plan(self, host: Host, actual: State) -> None:
         host.overlay.files[self.path] = self._after(host)

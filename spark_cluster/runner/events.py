@@ -129,6 +129,37 @@ class Note(Event):
 
 
 @dataclass(frozen=True)
+class MemoryPlanned(Event):
+    """The plan's prediction of the GPU memory that a server will hold on a node.
+
+    Attributes:
+        loading_mib: the most while it loads its weights, MiB.
+        ready_mib: when it takes requests, MiB.
+    """
+
+    node: str
+    loading_mib: int
+    ready_mib: int
+
+
+@dataclass(frozen=True)
+class MemoryHeld(Event):
+    """The GPU memory that processes hold on a node at one phase of a run.
+
+    Attributes:
+        phase: `before` the run, `loading` (the largest reading while a server loads), `ready`, or
+            `stopped`.
+        used_mib: sum over the processes that `nvidia-smi --query-compute-apps` lists, MiB.
+        mem_available_mib: MemAvailable of the node, MiB.
+    """
+
+    node: str
+    phase: str
+    used_mib: int
+    mem_available_mib: int
+
+
+@dataclass(frozen=True)
 class RunFinished(Event):
     """A run is over; `error` says why when it is not ok."""
 

@@ -87,6 +87,7 @@ def must_work(
     except (UsageError, InvalidFile) as error:
         play.note(f"not planned: {error.message}")
         return
+    vram.record_plan(play.bus, plan.nodes, found.fit.peak_gib, found.fit.reserved_gib)
     if found.feasible:
         return
     errors = [f"{i.title} ({i.found}); {i.fix}" for i in found.issues if i.severity == "error"]

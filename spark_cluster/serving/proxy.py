@@ -17,6 +17,15 @@ CONFIG = f"{FOLDER}/haproxy.cfg"
 KEYS = f"{FOLDER}/api-keys"
 """SHA-256 digests of the keys that open the endpoint; only root reads it."""
 
+NAMED_KEYS = f"{FOLDER}/named-keys"
+"""Keys that `keys add` made, as a map of HAProxy: `DIGEST NAME/DATE`; only root reads it, and
+`down` leaves it."""
+
+NAMED_HEADER = "# SHA-256 of each key, its name and the day: see `spark-cluster keys --help`."
+
+ADMIN_SOCKET = f"/run/{UNIT}/admin.sock"
+"""HAProxy's runtime API, for root and the proxy's own user."""
+
 CERTIFICATE = f"{FOLDER}/certificate.pem"
 """The certificate that the user named, with its private key; only root reads it."""
 

@@ -93,7 +93,7 @@ def healthy(
     restarts: dict[str, int] = {}
     while True:
         health = endpoint.request(session, serving.health, timeout=5)
-        peak = vram.peak(peak, vram.sample(sessions))
+        peak = _peak(play, peak, vram.sample(sessions))
         if health.status == 200:
             return peak
         for name in (play.head.name, *ranks):
@@ -112,6 +112,14 @@ def healthy(
             )
         play.bus.emit(Progress(play.head.name, serving.dialect.title, logs.last_line(log)))
         time.sleep(POLL_S)
+
+
+def _peak(play: Play, known: list[vram.NodeVram], now: list[vram.NodeVram]) -> list[vram.NodeVram]:
+    """Return the larger readings; larger ones are recorded, for a start may fail at any moment."""
+    peak = vram.peak(known, now)
+    had = {reading.name: reading.used_mib for reading in known}
+    vram.record(play.bus, "loading", [r for r in peak if r.used_mib > had.get(r.name, 0)])
+    return peak
 
 
 def ask(play: Play, endpoint: Endpoint, probe: Probe) -> str:

@@ -11,6 +11,7 @@ from spark_cluster.inference.process import SERVER
 from spark_cluster.inference.ray import RayState
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer
+from spark_cluster.serving import vram
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.serving.proxy import Access
 from spark_cluster.serving.vram import NodeVram, sample
@@ -76,6 +77,7 @@ def served(
     now, (answered, found) = play.together(
         lambda: sample(play.sessions), lambda: _versions(play, plan)
     )
+    vram.record(play.bus, "ready", now)
     return Served(plan, answer, before, largest(peak, now), now, found, answered.certificate)
 
 

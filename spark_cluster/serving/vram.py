@@ -10,7 +10,9 @@ from typing import Any
 from spark_cluster.errors import Failed
 from spark_cluster.facts import gather
 from spark_cluster.facts.model import Process
+from spark_cluster.runner.events import Bus, MemoryHeld, MemoryPlanned
 from spark_cluster.runner.session import Session
+from spark_cluster.topology import Node
 
 FREE_WITHIN_S = 30.0
 """Seconds that the memory of ended processes may take to come back."""
@@ -81,6 +83,23 @@ def sample(sessions: Mapping[str, Session]) -> list[NodeVram]:
         total, available = memory.total_kib // 1024, memory.available_kib // 1024
         found.append(NodeVram(name, processes, total, available))
     return found
+
+
+def record(bus: Bus, phase: str, readings: Iterable[NodeVram]) -> None:
+    """Put readings into the run's record.
+
+    Args:
+        phase: of the run, see `MemoryHeld`.
+    """
+    for one in readings:
+        bus.emit(MemoryHeld(one.name, phase, one.used_mib, one.mem_available_mib))
+
+
+def record_plan(bus: Bus, nodes: Iterable[Node], loading_gib: float, ready_gib: float) -> None:
+    """Put the plan's prediction for each node that is to serve into the run's record."""
+    loading, ready = round(loading_gib * 1024), round(ready_gib * 1024)
+    for node in nodes:
+        bus.emit(MemoryPlanned(node.name, loading, ready))
 
 
 def missing_mib(before: NodeVram, now: NodeVram) -> int:

@@ -148,6 +148,72 @@ def test_a_secret_is_refused_and_not_shown() -> None:
     assert secret not in str(caught.value)
 
 
+DIGEST = "sha256:" + "a" * 64
+
+
+def test_variables_and_the_image() -> None:
+    recipe = recipe_of(env={"NCCL_DEBUG": "WARN", "A": "1"}, vllm={"version": "0.19.0"})
+    found = given(
+        "env.NCCL_DEBUG=INFO", "env.A=", "env.B_C=x y", f"image.ref=other/vllm:2@{DIGEST}"
+    )
+    changed = apply(recipe, found)
+    assert changed.env == {"NCCL_DEBUG": "INFO", "B_C": "x y"}
+    assert changed.image.reference == f"other/vllm:2@{DIGEST}"
+    assert (changed.vllm.version, changed.measured) == (None, [])
+    assert text(changed.overrides) == (
+        f"-e A= -e 'B_C=x y' -e NCCL_DEBUG=INFO --image other/vllm:2@{DIGEST}"
+    )
+    assert of_recipe(changed, 1).image == "other/vllm:2"
+    assert recipe.env == {"NCCL_DEBUG": "WARN", "A": "1"}
+
+
+def test_variables_and_an_image_that_are_there_already_are_no_change() -> None:
+    recipe = recipe_of(env={"A": "1"})
+    assert apply(recipe, given("env.A=1", "env.B=", "image.ref=example/vllm:1")) is recipe
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("env.HF_TOKEN=x1y2", "-e HF_TOKEN: the value looks like a secret"),
+        ("env.A=hf_abcdefghijklmnop", "-e A: the value looks like a secret"),
+        ("env.a b=1", "-e a b: "),
+        ("env.=1", "-e : "),
+        ("env.VLLM_API_KEY=", None),
+        ("env.VLLM_PORT=high", "-e VLLM_PORT: "),
+        ("image.ref=", "--image : "),
+        ("image.ref=--privileged", "--image --privileged: "),
+        ("image.ref=a b", "--image a b: "),
+        ("image.ref=a@latest", "--image a@latest: "),
+    ],
+)
+def test_a_variable_or_an_image_that_no_recipe_can_have(option: str, message: str | None) -> None:
+    recipe, found = recipe_of(), given(option)
+    if message is None:
+        assert apply(recipe, found) is recipe
+        return
+    with pytest.raises(UsageError) as caught:
+        apply(recipe, found)
+    assert caught.value.message.startswith(message)
+    assert "x1y2" not in str(caught.value)
+    assert "hf_" not in str(caught.value)
+
+
+def test_an_image_for_a_recipe_without_a_container() -> None:
+    venv = {"path": "/srv/venv", "requirements": []}
+    recipe = recipe_of(runtime="venv", venv=venv, image={"ref": "x"}).model_copy()
+    recipe = recipe.with_files(recipe.laptop, image=recipe.image.model_copy(update={"ref": ""}))
+    with pytest.raises(UsageError, match=r"--image: found an image, expected none"):
+        apply(recipe, given("image.ref=other/vllm:2"))
+
+
+def test_a_pasted_command_with_variables_and_an_image() -> None:
+    launch = parse_line("docker run -e A=1 -e B=2 old/vllm:1 vllm serve google/gemma-4-31B-it")
+    changed = apply_to_launch(launch, given("env.A=", "env.C=3", "image.ref=new/vllm:2"))
+    assert changed.env == {"B": "2", "C": "3"}
+    assert (changed.image, changed.digest) == ("new/vllm:2", "")
+
+
 def test_a_pasted_command() -> None:
     launch = parse_line("vllm serve google/gemma-4-31B-it --gpu-memory-utilization 0.9")
     changed = apply_to_launch(

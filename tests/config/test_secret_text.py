@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_cluster.config.secret_text import is_secret_setting, looks_secret
+from spark_cluster.config.secret_text import is_secret_setting, looks_secret, masked
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 
@@ -108,3 +108,36 @@ def test_nothing_that_ships_is_taken_for_one() -> None:
     for name in project.list("recipes"):
         load_recipe(name, project)
     assert not looks_secret((project.shipped / "README.md").read_text())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("HF_TOKEN=x1 is set", "HF_TOKEN=*** is set"),
+        ('{"hf_token": "a b", "n": 3}', '{"hf_token": "***", "n": 3}'),
+        ('{\\"api_key\\": \\"abc\\"}', '{\\"api_key\\": \\"***\\"}'),
+        ("serve --api-key abc,def --port 8000", "serve --api-key *** --port 8000"),
+        ("PASSWORD='a b' c", "PASSWORD='***' c"),
+        ("fetch https://user:pw@host/x now", "fetch *** now"),
+        ("at https://hooks.slack.com/services/T0/B0/xyz end", "at https*** end"),
+        ("a\n-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----\nb", "a\n***\nb"),
+        ("-----BEGIN PRIVATE KEY-----\nabc", "***"),
+        ("found hf_abcdefghijkl.", "found ***"),
+    ],
+)
+def test_secrets_in_a_log_are_masked(text, expected):
+    assert masked(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_num_batched_tokens=8192, kv_cache_dtype=fp8, num_key_value_heads=8",
+        "the token is fine, and so is the auth mode token",
+        "INFO 11-20 14:12:18 [gpu_worker.py:1] Loading took 3.2 s",
+        "path=/srv/models compat=1 passes: 3 key value",
+        "{'token_budgets': [], 'pass_config': {'fuse_norm_quant': True}}",
+    ],
+)
+def test_other_text_stays(text):
+    assert masked(text) == text

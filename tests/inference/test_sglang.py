@@ -23,6 +23,7 @@ from spark_cluster.inference.runtime import RUNTIMES
 from spark_cluster.logs.startup import Start
 from spark_cluster.node.http import ask
 from spark_cluster.resources import Container, Unit
+from spark_cluster.runner.events import Event, MemoryHeld, Progress
 from spark_cluster.runner.session import Answer
 from spark_cluster.serving import readiness, result, rungs
 from spark_cluster.serving.endpoint import Endpoint
@@ -173,7 +174,7 @@ def port() -> Iterator[int]:
 
 def test_up_waits_asks_and_reads_the_version(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "POLL_S", 0.0)
-    shown: list[str] = []
+    events: list[Event] = []
     head = SimpleNamespace(name="spark1", facts=Facts())
     play = SimpleNamespace(
         nodes=[head],
@@ -182,12 +183,12 @@ def test_up_waits_asks_and_reads_the_version(port: int, monkeypatch: pytest.Monk
         sessions={"spark1": Head()},
         together=lambda *jobs: [job() for job in jobs],
         connections=SimpleNamespace(session=lambda _name: Head()),
-        bus=SimpleNamespace(emit=lambda event: shown.append(event.resource)),
+        bus=SimpleNamespace(emit=events.append),
     )
     endpoint = Endpoint("127.0.0.1", port, "m")
     (vram,) = readiness.healthy(play, endpoint, 60, (), "sglang")  # type: ignore[arg-type]
     assert vram.used_mib == 1024
-    assert shown == ["SGLang", "SGLang"]
+    assert [e.resource for e in events if isinstance(e, Progress)] == ["SGLang", "SGLang"]
     recipe = sglang_recipe()
     plan = SimpleNamespace(
         endpoint=endpoint,
@@ -197,6 +198,8 @@ def test_up_waits_asks_and_reads_the_version(port: int, monkeypatch: pytest.Monk
     )
     assert rungs.climb(play, plan) == "Paris"  # type: ignore[arg-type]
     found = result.served(play, plan, "Paris", [], [])  # type: ignore[arg-type]
+    phases = [(e.phase, e.used_mib) for e in events if isinstance(e, MemoryHeld)]
+    assert phases == [("loading", 1024), ("ready", 1024)]
     assert found.versions["sglang"] == "0.5.4"
     assert "vllm" not in found.versions
     models = json.loads(endpoint.request(Head(), SGLANG.models).body)["data"]

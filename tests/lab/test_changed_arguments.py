@@ -3,6 +3,7 @@ on real Docker, real Ray and real vLLM."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,8 @@ pytestmark = pytest.mark.lab
 
 STAGED = "lab-staged"
 ONE = ("up", "--tp", "1", "--recipe", "lab-paris")
-SHORT = (*ONE, "--max-model-len", "1k", "-o", "max_num_seqs=2")
+SHORT = (*ONE, "--max-model-len", "1k", "-o", "max_num_seqs=2", "-e", "ODD=a b", "--port", "8001")
+CHANGES = "-e 'ODD=a b' -o max-model-len=1000 -o max-num-seqs=2"
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +38,16 @@ def command_of(spark1) -> str:
 def test_the_server_has_them(user, spark1):
     document = user.json(*SHORT)
     assert "Paris" in document["answer"]
-    assert document["overrides"] == {"max-model-len": 1000, "max-num-seqs": 2}
+    expected = {"max-model-len": 1000, "max-num-seqs": 2, "env.ODD": "a b"}
+    assert document["overrides"] == expected
     assert "--max-model-len 1000" in command_of(spark1)
-    assert user.json("status")["overrides"] == "-o max-model-len=1000 -o max-num-seqs=2"
+    variables = ["docker", "inspect", "--format", "{{json .Config.Env}}", "spark-vllm"]
+    assert "ODD=a b" in json.loads(spark1.run(variables).stdout)
+    found = user.json("status")
+    assert (found["overrides"], found["endpoint"]) == (CHANGES, "http://10.89.0.11:8001/v1")
+    [memory] = [node for node in document["memory"] if node["node"] == "spark1"]
+    assert memory["ready"] > 0
+    assert memory["planned_ready"] is not None
 
 
 def test_the_same_again_changes_nothing(user):
@@ -47,9 +56,10 @@ def test_the_same_again_changes_nothing(user):
 
 def test_without_them_it_says_what_is_different(user, spark1):
     ran = user(*ONE)
-    assert "the server runs with -o max-model-len=1000 -o max-num-seqs=2" in ran.printed
+    assert f"the server runs with {CHANGES}" in ran.printed
     assert "--max-model-len 4096" in command_of(spark1)
-    assert user.json("status")["overrides"] == ""
+    found = user.json("status")
+    assert (found["overrides"], found["endpoint"]) == ("", "http://10.89.0.11:8000/v1")
     assert user.json(*ONE)["changed"] == 0
 
 

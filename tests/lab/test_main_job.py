@@ -519,6 +519,19 @@ def test_the_key_is_nowhere_to_be_read(keyed, spark1):
     assert "root" not in owner
 
 
+def test_a_named_key_is_taken_and_revoked_while_the_proxy_runs(keyed, story, spark1):
+    show = ["systemctl", "show", "-P", "MainPID", "spark-cluster-endpoint"]
+    before = spark1.run(show).stdout
+    key = keyed.json("keys", "add", "alice")["key"]
+    assert asked("GET", "/v1/models", key)[0] == 200
+    assert [one["in_force"] for one in keyed.json("keys", "list")["keys"]] == [True]
+    journal = ["journalctl", "-q", "--no-pager", "-u", "spark-cluster-endpoint", "-n", "50"]
+    until(lambda: "key=alice GET /v1/models status=200" in spark1.run(journal).stdout, 60)
+    assert keyed.json("keys", "revoke", "alice")["revoked"]
+    assert asked("GET", "/v1/models", key)[0] == 401
+    assert (spark1.run(show).stdout, containers(spark1)) == (before, story.containers)
+
+
 def test_another_key_and_tls_without_loading_the_model_again(keyed, secured, story, spark1):
     document = secured.json("up", "--tp", "1")
     assert document["endpoint"] == "https://10.89.0.11:8000/v1"
@@ -600,7 +613,7 @@ def test_down_proves_that_the_memory_is_back(keyed, user, spark1, spark2):
     assert spark1.run(["systemctl", "is-active", unit], check=False).stdout == "inactive\n"
     assert not (spark1.root / "etc/systemd/system" / unit).exists()
     left = sorted(p.name for p in (spark1.root / "etc/spark-cluster/endpoint").iterdir())
-    assert left == ["self-signed.pem"], "who trusts it still does after the next `up`"
+    assert left == ["named-keys", "self-signed.pem"], "both are in force after the next `up`"
     again = user.json("down")
     assert again["changed"] == 0
     stopped = user.json("status")

@@ -12,7 +12,9 @@ from factories import SHIPPED
 
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.facts.model import Process
+from spark_cluster.runner.events import Bus
 from spark_cluster.serving import admission, holders, vram
+from spark_cluster.serving.memory_phases import MemoryPhases
 from spark_cluster.serving.vram import NodeVram
 
 FREE = [NodeVram(name, (), 1000, 990) for name in ("spark1", "spark2")]
@@ -28,6 +30,8 @@ class Play:
         self.nodes = [SimpleNamespace(name=name) for name in ("spark1", "spark2")]
         self.applied: list[str] = []
         self.notes: list[str] = []
+        self.memory = MemoryPhases()
+        self.bus = Bus(self.memory)
 
     def session(self, node: SimpleNamespace) -> str:
         return f"session with {node.name}"
@@ -70,6 +74,8 @@ def test_it_waits_until_the_memory_is_back(readings: list[list[NodeVram]]) -> No
     readings += [HELD, HELD, HELD, FREE]
     stopped, play = down()
     assert (stopped.before, stopped.now) == (HELD, FREE)
+    found = {node.node: (node.before, node.stopped) for node in play.memory.nodes.values()}
+    assert found == {one.name: (one.used_mib, 0) for one in HELD}
     programs = ("spark-bench", "spark-vllm")
     first = [f"spark{n} Container:{program}" for program in programs for n in (1, 2)]
     assert play.applied[:4] == first

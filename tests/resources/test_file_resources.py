@@ -269,6 +269,13 @@ class TestLine:
         assert node.path("/etc/hosts").read_bytes() == b"caf\xe9\n10.0.0.1 spark1\n"
         str(result.event).encode()
 
+    def test_a_file_that_it_makes_has_the_mode_and_another_keeps_its_own(self, node):
+        node.put("/etc/old", "a\n", 0o640)
+        for name, mode in (("/etc/new", 0o600), ("/etc/old", 0o640)):
+            line = Line(name, line="x", create=True, mode=0o600)
+            assert node.apply(line).verdict == "change"
+            assert node.path(name).stat().st_mode & 0o777 == mode
+
     def test_missing_file(self, node):
         node.path("/etc").mkdir()
         assert "declare a File, or create=True" in node.apply(self.hosts).error

@@ -51,7 +51,8 @@ def test_the_key_is_nowhere_but_its_digest(role):
 def test_the_configuration_is_checked_before_it_is_in_force(role):
     config = one(role("endpoint", a_spark(), api_key=KEY, **GIVEN), "File", proxy.CONFIG)
     argv = (
-        "env", f"CREDENTIALS_DIRECTORY={proxy.FOLDER}", "haproxy", "-c", "-q", "-f", "{}",
+        "env", f"CREDENTIALS_DIRECTORY={proxy.FOLDER}",
+        "RUNTIME_DIRECTORY=/run/spark-cluster-endpoint", "haproxy", "-c", "-q", "-f", "{}",
     )  # fmt: skip
     assert config.validate_with == argv
     assert not config.path.startswith("/etc/haproxy/")
@@ -77,7 +78,9 @@ def test_what_is_not_wanted_any_more_goes(role, given, present):
     names = {resource.name for resource in restarts}
     assert names == {proxy.CONFIG, UNIT_FILE} | present, "a new key is in force at once"
     unit = text(found, UNIT_FILE)
-    assert {line.partition(":")[2] for line in unit.splitlines() if "LoadCred" in line} == present
+    named = {proxy.NAMED_KEYS} if proxy.KEYS in present else set()
+    loaded = {line.partition(":")[2] for line in unit.splitlines() if "LoadCred" in line}
+    assert loaded == present | named
     assert ids(found).index(one(found, "Service").id) > max(
         ids(found).index(resource.id) for resource in restarts
     )

@@ -17,8 +17,10 @@ from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.models.checkpoint import Checkpoint
 from spark_cluster.planning.room import of_facts
+from spark_cluster.runner.events import Bus
 from spark_cluster.serving import admission, model_lookup, vram
 from spark_cluster.serving import survey as surveying
+from spark_cluster.serving.memory_phases import MemoryPhases
 
 GIB = 2**20
 FREE = ContainerState("absent")
@@ -49,6 +51,8 @@ class Play:
     def __init__(self, *nodes, check=False):
         self.nodes, self.check, self.done, self.notes = list(nodes), check, [], []
         self.project = SHIPPED
+        self.memory = MemoryPhases()
+        self.bus = Bus(self.memory)
         self.ours = {}
 
     def on_each(self, nodes, _job):
@@ -102,6 +106,9 @@ def test_what_fits_is_let_in():
     play = Play(make_node("a"), make_node("b", head=False))
     admit(play, make_recipe())
     assert play.notes == []
+    planned = [node.planned_ready for node in play.memory.nodes.values()]
+    assert list(play.memory.nodes) == ["a", "b"]
+    assert planned[0] == planned[1] > 20_000
 
 
 def test_what_does_not_fit_is_refused_with_what_would():

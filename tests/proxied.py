@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -19,11 +20,13 @@ from typing import Any
 from free_ports import free_port
 
 from spark_cluster.loader.project import Project
-from spark_cluster.resources import File, Resource, SelfSignedCertificate
+from spark_cluster.resources import File, Line, Resource, SelfSignedCertificate
 from spark_cluster.serving import proxy
 
 HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 HANG_S = 120.0
+LOG = "requests.log"
+"""What the proxy prints, next to its files."""
 LATE_S = 2.0
 
 
@@ -124,24 +127,33 @@ def proxied(
     engine_port: int,
     *,
     instead: Mapping[str, str] | None = None,
+    runtime: Path | None = None,
     **settings: Any,
 ) -> Iterator[int]:
     """The port of a running proxy; its files are in `folder`, which stands for the unit's
     credentials.
 
     Args:
+        runtime: a folder that stands for the unit's own in /run; the path of a socket is short.
         instead: lines of the configuration, and what they shall be: shorter times, a lower limit.
     """
     assert HAPROXY is not None
     port = free_port()
+    own = tempfile.TemporaryDirectory(dir="/tmp")
     given = {"host": "127.0.0.1", "port": port, "engine_port": engine_port, **settings}
     for resource in resources(node, **given):
-        if isinstance(resource, File) and resource.state == "present":
+        if isinstance(resource, Line):
+            (folder / Path(resource.path).name).write_text(f"{resource.line}\n")
+        elif isinstance(resource, File) and resource.state == "present":
             (folder / Path(resource.path).name).write_text(str(resource.content))
         elif isinstance(resource, SelfSignedCertificate):
             made = resource._make(_Here())  # type: ignore[arg-type]
             (folder / Path(resource.path).name).write_bytes(made)
-    environment = {**os.environ, "CREDENTIALS_DIRECTORY": str(folder)}
+    environment = {
+        **os.environ,
+        "CREDENTIALS_DIRECTORY": str(folder),
+        "RUNTIME_DIRECTORY": str(runtime or own.name),
+    }
     config = str(folder / Path(proxy.CONFIG).name)
     for line, other in (instead or {}).items():
         text = Path(config).read_text()
@@ -152,7 +164,8 @@ def proxied(
     )
     assert checked.returncode == 0, checked.stderr
     assert "WARNING" not in checked.stderr, checked.stderr
-    process = subprocess.Popen([HAPROXY, "-db", "-f", config], env=environment)
+    with (folder / LOG).open("wb") as log:
+        process = subprocess.Popen([HAPROXY, "-db", "-f", config], env=environment, stdout=log)
     try:
         deadline = time.monotonic() + HANG_S
         while True:
@@ -166,6 +179,7 @@ def proxied(
     finally:
         process.kill()
         process.wait()
+        own.cleanup()
 
 
 class _Here:

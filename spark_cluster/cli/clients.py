@@ -1,0 +1,98 @@
+"""`clients`: ready-made commands and configurations for the endpoint that serves now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.cli.visible import visible
+from spark_cluster.errors import UsageError
+from spark_cluster.serving.client_snippets import CLIENTS, snippets
+
+if TYPE_CHECKING:
+    from spark_cluster.serving.client_snippets import Snippet
+    from spark_cluster.serving.client_target import ClientTarget
+
+
+@click.command()
+@click.argument("name", metavar="[CLIENT]", type=click.Choice(list(CLIENTS)), required=False)
+@click.option(
+    "--tunnel", is_flag=True, help="Use the address of `spark-cluster tunnel` on this machine."
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="The tunnel's port on this machine (default: the endpoint's own).",
+)
+@click.option("--show-key", is_flag=True, help="Print the API key itself instead of its variable.")
+@click.pass_obj
+def command(app: App, name: str | None, tunnel: bool, port: int | None, show_key: bool) -> None:
+    """Print how clients use the endpoint: curl, python, env, open-webui, opencode, continue.
+
+    The head is asked what serves: address, model, context length, whether a key is needed. With
+    the name of a CLIENT only its text is printed, to be written to a file; notes go to standard
+    error. A certificate that was made on the head is saved on this machine, for clients to trust.
+    """
+    target = _target(app, port, tunnel=tunnel, show_key=show_key)
+    made = snippets(target)
+    if name is not None:
+        chosen = [snippet for snippet in made if snippet.client == name]
+        if not chosen:
+            kinds = ", ".join(sorted(CLIENTS[name][1]))
+            raise UsageError(
+                f"{target.model} is a model for {target.kind}; {name} is for {kinds}",
+                hint=f"there are {', '.join(snippet.client for snippet in made)}",
+            )
+        made = chosen
+    if app.as_json:
+        listed = [snippet.to_dict() for snippet in made]
+        app.print_json({"endpoint": target.to_dict(), "clients": listed})
+    elif name is not None:
+        click.echo(visible(made[0].text), nl=False)
+        for note in (*target.notes, *made[0].notes):
+            click.echo(visible(f"# {note}"), err=True)
+    else:
+        _show(app, target, made)
+
+
+def _target(app: App, port: int | None, *, tunnel: bool, show_key: bool) -> ClientTarget:
+    """Ask the head, and save its certificate."""
+    from spark_cluster.runner.agents import agents
+    from spark_cluster.runner.connections import ask_secret
+    from spark_cluster.runner.record import state_folder
+    from spark_cluster.serving.client_target import target_of, write_certificate
+    from spark_cluster.serving.current import current
+
+    head, serve = app.inventory.head, app.inventory.serve
+    with agents([head], "clients") as sessions:
+        found = current(sessions[head.name], head.name)
+    ca_file = ""
+    if found.certificate:
+        ca_file = str(write_certificate(state_folder(), head.name, found.certificate))
+    key = ""
+    if show_key and found.access.api_key and serve.api_key is not None:
+        key = serve.api_key.read("the API key", ask_secret())
+    options = {"tunnel": tunnel or port is not None}
+    return target_of(found, serve, head.name, ca_file=ca_file, port=port, key=key, **options)
+
+
+def _show(app: App, target: ClientTarget, made: list[Snippet]) -> None:
+    from spark_cluster.cli.console import painted, styled
+
+    console = app.console
+    console.print(styled("[bold]{}[/] at [bold cyan]{}[/]", target.model, target.url))
+    length = "" if target.context is None else f"up to {target.context:,} tokens a request; "
+    key = f"with the API key in {target.key_variable}" if target.key_variable else "without a key"
+    ca_file = f"; trust {target.ca_file}" if target.ca_file else ""
+    console.print(painted(f"{length}{key}{ca_file}", "dim"), soft_wrap=True)
+    for note in target.notes:
+        console.print(painted(note, "yellow"), soft_wrap=True)
+    for snippet in made:
+        file = f"  {snippet.file}" if snippet.file else ""
+        console.print(styled("\n[bold]{}[/][dim]{}[/]", snippet.title, file))
+        for note in snippet.notes:
+            console.print(painted(f"# {note}", "dim"), soft_wrap=True)
+        click.echo(visible(snippet.text), nl=False)

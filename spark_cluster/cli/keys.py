@@ -1,0 +1,98 @@
+"""`keys`: API keys of the endpoint by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.cli.groups import Group
+from spark_cluster.cli.visible import visible
+
+if TYPE_CHECKING:
+    from spark_cluster.serving.named_keys import NamedKey
+
+
+@click.group(cls=Group)
+def command() -> None:
+    """Add, list and revoke API keys of the endpoint by name, while it serves.
+
+    They are next to the inventory's `serve.api_key`, and stay over `down` and `up`. The head keeps
+    a SHA-256 digest of each. The proxy's journal names the key of every request.
+    """
+
+
+@command.command()
+@click.argument("name")
+@click.pass_obj
+def add(app: App, name: str) -> None:
+    """Make a key, and print it; it is shown this once and kept nowhere.
+
+    It is in force at once: neither the engine nor the proxy is restarted.
+    """
+    from datetime import UTC, datetime
+
+    from spark_cluster.runner.options import Options
+    from spark_cluster.serving import named_keys
+
+    named_keys.check_name(name)
+    key = named_keys.new_key()
+    day = datetime.now(UTC).date().isoformat()
+    head = [app.inventory.head]
+    with app.play(f"keys add {name}", head, Options(), gather_facts=False) as run:
+        named_keys.add(run.open(), name, key, day)
+        run.finish()
+    if app.as_json:
+        app.print_json({"name": name, "key": key, "added": day})
+    else:
+        click.echo(visible(f"{name}: {key}"))
+        click.echo("it is in force, and is not shown again", err=True)
+
+
+@command.command("list")
+@click.pass_obj
+def list_(app: App) -> None:
+    """List the named keys: the day on which each was added, and whether it is in force."""
+    from spark_cluster.runner.agents import agents
+    from spark_cluster.serving.named_keys import listed
+
+    head = app.inventory.head
+    with agents([head], "keys list") as sessions:
+        found = listed(sessions[head.name])
+    if app.as_json:
+        app.print_json({"keys": [key.to_dict() for key in found]})
+    elif not found:
+        app.console.print("there are no named keys; spark-cluster keys add NAME makes one")
+    else:
+        _show(app, found)
+
+
+def _show(app: App, found: list[NamedKey]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("name", "added", "in force"):
+        table.add_column(title)
+    for key in found:
+        table.add_row(key.name, key.added, "yes" if key.in_force else "no")
+    app.console.print(table)
+
+
+@command.command()
+@click.argument("name")
+@click.pass_obj
+def revoke(app: App, name: str) -> None:
+    """Refuse a key from now on; requests that were begun with it go on."""
+    from spark_cluster.runner.options import Options
+    from spark_cluster.serving import named_keys
+
+    named_keys.check_name(name)
+    head = [app.inventory.head]
+    with app.play(f"keys revoke {name}", head, Options(), gather_facts=False) as run:
+        named_keys.revoke(run.open(), name)
+        run.finish()
+    if app.as_json:
+        app.print_json({"name": name, "revoked": True})
+    else:
+        click.echo(visible(f"{name} is revoked"))

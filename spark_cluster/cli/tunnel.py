@@ -1,0 +1,143 @@
+"""`tunnel`: a port of this machine to the endpoint, over SSH."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.cli.ended_by_signals import ended_by_signals
+from spark_cluster.cli.visible import visible
+from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.config.inventory import InventoryNode
+    from spark_cluster.runner.transport import SshConnection
+    from spark_cluster.runner.tunnel import TunnelEvent
+
+
+@click.command()
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Port of this machine (default: the endpoint's own).",
+)
+@click.option(
+    "--remote-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Port of the endpoint on the head (default: the proxy's, else the inventory's).",
+)
+@click.option("--install", is_flag=True, help="Make it a systemd service of your user (Linux).")
+@click.option("--remove", is_flag=True, help="Stop and remove that service.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line for each event.")
+@click.pass_obj
+def command(
+    app: App,
+    port: int | None,
+    remote_port: int | None,
+    install: bool,
+    remove: bool,
+    as_json: bool,
+) -> None:
+    """Reach the endpoint at a port of this machine, over SSH, until Ctrl-C.
+
+    The port is on the loopback: only programs of this machine can use it. A connection that is cut
+    is made again, after 1 second and then at most every 30. With --install it runs as a service.
+    """
+    app.as_json = app.as_json or as_json
+    if install and remove:
+        raise UsageError("--install and --remove contradict each other", hint="leave one out")
+    app.port = remote_port
+    head = app.inventory.head
+    if head.is_local:
+        raise UsageError(
+            f"{head.name} is this machine: there is nothing to tunnel to",
+            hint="`spark-cluster status` shows the endpoint's address",
+        )
+    port = port or app.inventory.serve.port
+    if install or remove:
+        _service(app, head, port, install=install)
+    else:
+        _run(app, head, port)
+
+
+def _run(app: App, head: InventoryNode, port: int) -> None:
+    import contextlib
+
+    from spark_cluster.runner import connections, head_start
+    from spark_cluster.runner.port_forward import listen
+    from spark_cluster.runner.tunnel import Tunnel
+    from spark_cluster.serving.tunnel_end import ask_head, url_on_head
+
+    def find(connection: SshConnection) -> str:
+        access = ask_head(connection) if app.port is None else None
+        return url_on_head(access, app.inventory.serve, head)
+
+    def report(event: TunnelEvent) -> None:
+        _show(event, as_json=app.as_json)
+
+    listener = listen(port)
+    target = connections.target(head)
+    tunnel = Tunnel(head.name, lambda: head_start.connection(target), find, listener, report)
+    with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
+        tunnel.run()
+
+
+def _show(event: TunnelEvent, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(event.to_dict()))
+    elif event.event == "open":
+        click.echo(visible(f"{event.url} leads to {event.to} of {event.node}"))
+    else:
+        retry = "" if event.retry_s is None else f"; the next try is in {event.retry_s:g} s"
+        click.echo(visible(f"{event.node}: {event.message}{retry}"), err=True)
+        if event.hint:
+            click.echo(visible(f"  {event.hint}"), err=True)
+    sys.stdout.flush()
+
+
+def _service(app: App, head: InventoryNode, port: int, *, install: bool) -> None:
+    import os
+    from pathlib import Path
+
+    from spark_cluster.serving import tunnel_service
+
+    folder = tunnel_service.unit_folder(dict(os.environ), Path.home())
+    name = tunnel_service.unit_name(head.name)
+    if install:
+        path = tunnel_service.install(folder, head.name, _argv(app, port))
+        changed, file = True, str(path)
+        text = (
+            f"{name} is started, now and at each login: http://127.0.0.1:{port}\n"
+            f"  journalctl --user -u {name} shows what it does; "
+            "`loginctl enable-linger` starts it at boot"
+        )
+    else:
+        changed, file = tunnel_service.remove(folder, head.name), str(folder / name)
+        text = f"{name} is stopped and removed" if changed else f"{name} is not installed"
+    if app.as_json:
+        app.print_json({"changed": changed, "unit": name, "file": file})
+    else:
+        click.echo(visible(text))
+
+
+def _argv(app: App, port: int) -> list[str]:
+    """Return the command that the service runs: this program with the same inventory."""
+    given = [] if app.inventory_name is None else ["--inventory", _absolute(app.inventory_name)]
+    project = ["--project", str(app.project.folder)]
+    program = [sys.executable, "-m", "spark_cluster"]
+    remote = [] if app.port is None else ["--remote-port", str(app.port)]
+    return [*program, *project, *given, "tunnel", "--port", str(port), *remote]
+
+
+def _absolute(name: str) -> str:
+    """Return a file's absolute path; the name of a shipped inventory stays."""
+    from pathlib import Path
+
+    path = Path(name).expanduser()
+    return str(path.absolute()) if path.is_file() else name

@@ -1,0 +1,141 @@
+"""The archive of `logs --bundle`: texts with secrets masked, within limits, and a list of them."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.config.secret_text import masked
+from spark_cluster.errors import Failed
+from spark_cluster.node import durable
+from spark_cluster.node.masking import mask
+
+LARGEST = 1024 * 1024
+"""Bytes of one text; of more, the first quarter and the rest from the end."""
+
+MOST = 32 * 1024 * 1024
+"""Bytes of all texts, before they are compressed."""
+
+CONTENTS = "CONTENTS.txt"
+
+HEADER = """\
+Made by `spark-cluster logs --bundle` for an issue report. Look through it before you publish it.
+Masked: what looks like a secret, and the secrets that the inventory names. Values of environment
+variables are left out. Not masked: names and addresses of nodes, paths, names of models, and what
+programs log of requests.
+
+"""
+
+
+@dataclass(frozen=True)
+class BundleEntry:
+    """A text in the archive.
+
+    Attributes:
+        name: its path there.
+        bytes: of its text.
+        cut: the middle of it was left out, for it was too long.
+    """
+
+    name: str
+    bytes: int
+    cut: bool = False
+
+
+@dataclass
+class BundleArchive:
+    """An archive that is being filled.
+
+    Args:
+        folder: name of the one folder in it.
+        secrets: texts that are masked wherever they are found.
+
+    Attributes:
+        left_out: names of texts for which there was no more room.
+    """
+
+    folder: str
+    secrets: frozenset[str] = frozenset()
+    left_out: list[str] = field(default_factory=list)
+    _texts: dict[str, bytes] = field(default_factory=dict)
+    _cut: set[str] = field(default_factory=set)
+
+    def add(self, name: str, text: str) -> None:
+        """Add a text; an empty one is not added."""
+        if not text.strip():
+            return
+        data = shortened(text, LARGEST)
+        data = masked(str(mask(data, self.secrets)))
+        encoded = data.encode(errors="replace")
+        if sum(map(len, self._texts.values())) + len(encoded) > MOST:
+            self.left_out.append(name)
+            return
+        self._texts[name] = encoded
+        if len(text) > LARGEST:
+            self._cut.add(name)
+
+    def add_json(self, name: str, document: Any) -> None:
+        """Add a JSON document."""
+        self.add(name, json.dumps(document, indent=2, default=str) + "\n")
+
+    @property
+    def entries(self) -> list[BundleEntry]:
+        """What is in it."""
+        return [BundleEntry(n, len(t), n in self._cut) for n, t in self._texts.items()]
+
+    def write(self, path: Path) -> None:
+        """Write it as a gzipped tar archive that its user alone can read.
+
+        Raises:
+            Failed: there is such a file already, or it cannot be written.
+        """
+        must_be_new(path)
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w:gz") as archive:
+            contents = _contents(self.entries, self.left_out).encode()
+            for name, data in {CONTENTS: contents, **self._texts}.items():
+                info = tarfile.TarInfo(f"{self.folder}/{name}")
+                info.size, info.mode, info.mtime = len(data), 0o600, int(time.time())
+                archive.addfile(info, io.BytesIO(data))
+        try:
+            durable.write_file(path, out.getvalue())
+        except OSError as error:
+            raise Failed(
+                f"the archive cannot be written: {error.strerror}", where=str(path)
+            ) from None
+
+
+def must_be_new(path: Path) -> None:
+    """Raise Failed where there is such a file already."""
+    if path.exists():
+        raise Failed(
+            "there is a file of this name already",
+            where=str(path),
+            hint="give another one: --bundle FILE",
+        )
+
+
+def shortened(text: str, limit: int) -> str:
+    """Return a text of at most about `limit` characters: how it begins, and more of its end."""
+    if len(text) <= limit:
+        return text
+    first = limit // 4
+    left_out = len(text) - limit
+    return f"{text[:first]}\n[{left_out} characters are left out here]\n{text[first + left_out :]}"
+
+
+def _contents(entries: Iterable[BundleEntry], left_out: Iterable[str]) -> str:
+    rows = [f"{e.bytes:>9}  {e.name}{'  (its middle is cut)' if e.cut else ''}" for e in entries]
+    rows += [f"        -  {name}  (left out: the archive is full)" for name in left_out]
+    return HEADER + "\n".join(rows) + "\n"
+
+
+def listed(entries: Iterable[BundleEntry]) -> list[dict[str, Any]]:
+    """Return the contents as `--json` prints them."""
+    return [asdict(entry) for entry in entries]

@@ -1,0 +1,71 @@
+"""A recipe made of another one and what the command line changes in it, in the project's folder."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.config import recipe_yaml
+from spark_cluster.config.overrides import text as options_of
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.errors import UsageError
+from spark_cluster.loader.project import Project
+from spark_cluster.loader.recipes import load_recipe
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+def save(recipe: Recipe, name: str, project: Project, *, force: bool = False) -> Path:
+    """Write a recipe, with its overrides as its own values, to the project's `recipes/`.
+
+    Args:
+        recipe: as loaded, so that its paths on this machine are absolute.
+        name: of the new one, which is its file's.
+        force: replace a file that is there.
+
+    Raises:
+        UsageError: the name cannot be used or is taken, or the file cannot be written.
+    """
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"recipe {name!r}: expected letters, digits, '_', '-' and '.'",
+            hint=f"it is written to {project.folder / 'recipes'}",
+        )
+    path = project.folder / "recipes" / f"{name}.yaml"
+    if name in project.list("recipes") and not force:
+        raise UsageError(
+            f"there is a recipe {name} already",
+            hint="choose another name, or replace (or hide) it with --force",
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".save-", dir=path.parent) as folder:
+            staged = Path(folder) / path.name
+            staged.write_text(text(recipe, name), encoding="utf-8")
+            load_recipe(staged, project)  # our own reader must take it
+            staged.chmod(0o644)
+            staged.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    return path
+
+
+def text(recipe: Recipe, name: str) -> str:
+    """Return the text of the file."""
+    data: dict[str, Any] = recipe.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    data = {"name": name, **{key: value for key, value in data.items() if key != "name"}}
+    full = {key: value for key, value in data.items() if value not in ([], {})}
+    changes = options_of(recipe.overrides)
+    head = f"Saved from the recipe {recipe.name}" + (f" with {changes}" if changes else "") + "."
+    comment = textwrap.fill(
+        head,
+        width=recipe_yaml.WIDTH,
+        initial_indent="# ",
+        subsequent_indent="# ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return f"{comment}\n{recipe_yaml.text_of(recipe_yaml.commented(full))}"

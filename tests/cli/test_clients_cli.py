@@ -1,0 +1,135 @@
+"""`clients` on a real agent over a pipe, with a stand-in for docker and a server that answers."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from factories import put
+
+from spark_cluster.runner import agents as agents_module
+from spark_cluster.serving.endpoint import LABEL
+from spark_cluster.serving.proxy import DESCRIPTION, SELF_SIGNED
+
+INVENTORY = """\
+nodes: {spark1: {address: 10.0.0.1, roles: [head]}}
+serve: {bind: management, api_key: {env: MY_KEY}, tls: self-signed}
+"""
+
+
+class Models(http.server.BaseHTTPRequestHandler):
+    """The engine's list of models."""
+
+    def do_GET(self) -> None:
+        body = {"data": [{"id": "other", "max_model_len": 1}, {"id": "gemma", "max_model_len": 9}]}
+        self.send_response(200 if self.path == "/v1/models" else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def engine():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Models)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def serving(project: Path, agent, monkeypatch, engine):
+    """`serving(labels)`: a head whose docker knows a container with these labels."""
+
+    def ssh(node):
+        def session(_run, become=True):
+            return agent(node.name)
+
+        return SimpleNamespace(session=session, close=lambda: None)
+
+    monkeypatch.setattr(agents_module, "ssh", ssh)
+    monkeypatch.setenv("COLUMNS", "200")
+    put(project / "inventory.yaml", INVENTORY)
+    usual = {"spark-cluster.model": "gemma", LABEL: f"http://127.0.0.1:{engine}/v1"}
+
+    def begin(**labels):
+        state = {
+            "State": {"Status": "running"},
+            "Config": {"Labels": {**usual, **labels}},
+        }
+        script = f"#!/bin/sh\ncat <<'END'\n{json.dumps([state])}\nEND\n"
+        put(project / "spark1/usr/local/bin/docker", script, 0o755)
+        return project / "spark1"
+
+    return begin
+
+
+def proxied(node: Path) -> None:
+    access = {"url": "https://10.0.0.1:8443/v1", "api_key": True, "tls": "self-signed"}
+    put(node / DESCRIPTION.lstrip("/"), json.dumps(access))
+    script = f'#!/bin/sh\n[ "$*" = "x509 -in {SELF_SIGNED}" ] && echo CERTIFICATE\n'
+    put(node / "usr/local/bin/openssl", script, 0o755)
+
+
+def test_what_serves_is_asked_and_the_certificate_is_saved(run, serving, project, monkeypatch):
+    proxied(serving())
+    monkeypatch.setenv("MY_KEY", "abc-123")
+    status, out, _ = run("clients", "--json")
+    assert status == 0
+    found = json.loads(out)
+    endpoint = found["endpoint"]
+    assert (endpoint["url"], endpoint["model"]) == ("https://10.0.0.1:8443/v1", "gemma")
+    assert (endpoint["context"], endpoint["key_variable"]) == (9, "MY_KEY")
+    ca_file = Path(endpoint["ca_file"])
+    assert ca_file.read_text() == "CERTIFICATE\n"
+    assert ca_file.is_relative_to(project / "state")
+    assert "abc-123" not in out
+    assert "abc-123" in run("clients", "--json", "--show-key")[1]
+
+
+def test_one_client_alone_can_be_written_to_a_file(run, serving):
+    serving()
+    status, out, err = run("clients", "opencode")
+    assert status == 0
+    assert json.loads(out)["provider"]["spark"]["models"]["gemma"]["limit"]["context"] == 9
+    assert "spark-cluster tunnel" in err
+
+
+def test_people_read_all_of_them(run, serving):
+    proxied(serving())
+    status, out, _ = run("clients")
+    assert status == 0
+    assert "gemma at https://10.0.0.1:8443/v1" in out
+    assert "up to 9 tokens a request; with the API key in MY_KEY" in out
+    for title in ("curl", "Python (openai)", "Open WebUI", "opencode", "Continue"):
+        assert title in out
+
+
+def test_a_client_that_cannot_use_the_model_is_refused(run, serving):
+    serving(**{"spark-cluster.kind": "embedding"})
+    status, _, err = run("clients", "opencode")
+    assert status == 2
+    assert "gemma is a model for embedding; opencode is for chat" in err
+    assert "there are curl, python, env, continue" in err
+
+
+def test_when_nothing_serves_it_says_so(run, serving, project):
+    serving()
+    put(project / "spark1/usr/local/bin/docker", "#!/bin/sh\nexit 1\n", 0o755)
+    status, _, err = run("clients")
+    assert status == 1
+    assert "nothing serves there" in err
+    assert "spark-cluster up" in err
+
+
+def test_a_model_that_still_loads_has_no_length_yet(run, serving, closed_port):
+    serving(**{LABEL: f"http://127.0.0.1:{closed_port}/v1"})
+    status, out, _ = run("clients", "continue")
+    assert status == 0
+    assert "contextLength" not in out

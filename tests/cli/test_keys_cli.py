@@ -1,0 +1,146 @@
+"""`keys` with a real HAProxy and real agents: added and revoked while it runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from factories import make_node, put
+from proxied import HAPROXY, LOG, Engine, converse, proxied
+from waiting import until
+
+from spark_cluster.config.secret_text import looks_secret
+from spark_cluster.errors import UsageError
+from spark_cluster.runner import agents as agents_module
+from spark_cluster.runner import head_start
+from spark_cluster.serving import named_keys, proxy
+
+KEY = "sk-test-5be1cf0277a04d"
+INVENTORY = """\
+nodes: {spark1: {address: 10.0.0.1, roles: [head]}}
+serve: {api_key: {env: MY_KEY}}
+"""
+
+
+@pytest.fixture
+def head(project: Path, agent, monkeypatch) -> Path:
+    """The folder of the endpoint's files on the head, whose agents can be asked."""
+
+    def ssh(node):
+        def session(_run, become=True):
+            return agent(node.name)
+
+        return SimpleNamespace(session=session, close=lambda: None)
+
+    monkeypatch.setattr(agents_module, "ssh", ssh)
+    monkeypatch.setattr(head_start, "begin", lambda *_: None)
+    put(project / "inventory.yaml", INVENTORY)
+    folder = project / "spark1" / proxy.FOLDER.lstrip("/")
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def guarded(head: Path, monkeypatch):
+    """The port of a proxy on the head that asks for a key."""
+    if HAPROXY is None:
+        pytest.skip("no HAProxy here; the lab has one")
+    engine = Engine()
+    with tempfile.TemporaryDirectory(dir="/tmp") as runtime:
+        monkeypatch.setattr(named_keys, "ADMIN_SOCKET", f"{runtime}/admin.sock")
+        node, where = make_node("spark1"), Path(runtime)
+        with proxied(head, node, engine.port, runtime=where, api_key=KEY) as port:
+            yield port
+    engine.close()
+
+
+def status(port: int, key: str) -> int:
+    end = f"Host: x\r\nConnection: close\r\nAuthorization: Bearer {key}\r\n\r\n"
+    return int(converse(port, f"GET /v1/models HTTP/1.1\r\n{end}").split(" ", 2)[1])
+
+
+def added(run, name: str) -> str:
+    code, out, err = run("keys", "add", name, "--json")
+    assert code == 0, err
+    return json.loads(out)["key"]
+
+
+def test_a_key_opens_the_endpoint_until_it_is_revoked(run, head, guarded):
+    alice, bob = added(run, "alice"), added(run, "bob")
+    assert [status(guarded, key) for key in (alice, bob, KEY, "x")] == [200, 200, 200, 401]
+    assert status(guarded, alice.upper()) == 401
+    listed = json.loads(run("keys", "list", "--json")[1])["keys"]
+    assert [(key["name"], key["in_force"]) for key in listed] == [("alice", True), ("bob", True)]
+    code, out, _ = run("keys", "revoke", "alice")
+    assert (code, "alice is revoked" in out) == (0, True)
+    assert [status(guarded, key) for key in (alice, bob, KEY)] == [401, 200, 200]
+    listed = json.loads(run("keys", "list", "--json")[1])["keys"]
+    assert [key["name"] for key in listed] == ["bob"]
+
+
+def test_only_root_reads_the_file_and_no_key_is_in_it(run, head, guarded):
+    key = added(run, "alice")
+    file = head / Path(proxy.NAMED_KEYS).name
+    assert key not in file.read_text()
+    assert re.search(r"(?m)^[0-9A-F]{64} alice/\d{4}-\d\d-\d\d$", file.read_text())
+    records = (head.parents[3] / "state").rglob("*.jsonl")
+    assert key not in "".join(path.read_text() for path in records)
+    assert looks_secret(f"a log with {key}")
+
+
+def test_the_proxy_logs_the_name_of_the_key(run, head, guarded):
+    key = added(run, "alice")
+    assert (status(guarded, key), status(guarded, KEY), status(guarded, "x")) == (200, 200, 401)
+    log = until(lambda: text if (text := (head / LOG).read_text()).count("\n") >= 3 else "")
+    names = re.findall(r"127\.0\.0\.1 key=(\S+) GET /v1/models status=(\d+)", log)
+    assert names == [("alice", "200"), ("inventory", "200"), ("-", "401")]
+    assert key not in log
+
+
+def test_a_name_is_taken_once(run, head, guarded):
+    added(run, "alice")
+    code, _, err = run("keys", "add", "alice")
+    assert code == 2
+    assert "there is a key 'alice' already" in err
+    assert "keys revoke alice" in err
+
+
+def test_a_key_that_is_not_there_cannot_be_revoked(run, head, guarded):
+    code, _, err = run("keys", "revoke", "alice")
+    assert code == 2
+    assert "there is no key 'alice'" in err
+
+
+def test_an_endpoint_that_asks_for_no_key_is_left_as_it_is(run, head):
+    code, _, err = run("keys", "add", "alice")
+    assert code == 2
+    assert "no proxy guards the endpoint" in err
+    description = {"url": "http://10.0.0.1:8000/v1", "api_key": False, "tls": None}
+    put(head / Path(proxy.DESCRIPTION).name, json.dumps(description))
+    code, _, err = run("keys", "add", "alice")
+    assert (code, "asks for no key" in err) == (2, True)
+    assert not (head / Path(proxy.NAMED_KEYS).name).exists()
+
+
+def test_a_proxy_that_does_not_run_is_told_of(run, head, monkeypatch):
+    monkeypatch.setattr(named_keys, "ADMIN_SOCKET", str(head / "admin.sock"))
+    description = {"url": "http://10.0.0.1:8000/v1", "api_key": True, "tls": None}
+    put(head / Path(proxy.DESCRIPTION).name, json.dumps(description))
+    code, _, err = run("keys", "add", "alice")
+    assert code == 1
+    assert "was not told" in err
+    assert "spark-cluster up" in err
+    file = head / Path(proxy.NAMED_KEYS).name
+    assert file.stat().st_mode & 0o777 == 0o600
+    code, out, _ = run("keys", "list")
+    assert (code, "alice" in out, "no" in out.split()) == (0, True, True)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "-a", "inventory", "x" * 65, "a;b", "a\nb"])
+def test_a_name_that_the_proxy_would_read_otherwise_is_refused(name):
+    with pytest.raises(UsageError, match="is no name for a key"):
+        named_keys.check_name(name)

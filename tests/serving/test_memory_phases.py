@@ -1,0 +1,64 @@
+"""GPU memory by phase of a run, next to the plan's prediction; in the run's record too."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+from spark_cluster.facts.model import Process
+from spark_cluster.runner.events import Bus, MemoryHeld, Note
+from spark_cluster.runner.record import Record
+from spark_cluster.serving import readiness, vram
+from spark_cluster.serving.memory_phases import MemoryOfNode, MemoryPhases
+from spark_cluster.serving.vram import NodeVram
+
+
+def reading(used, name="spark1"):
+    return NodeVram(name, (Process(1, "vllm", used),), 120_000, 120_000 - used)
+
+
+def test_phases_are_kept_next_to_the_prediction():
+    phases = MemoryPhases()
+    bus = Bus(phases)
+    nodes = [SimpleNamespace(name="spark1")]
+    vram.record(bus, "before", [reading(0), reading(5, "spark2")])
+    vram.record_plan(bus, nodes, 50.5, 100.0)
+    for used in (40_000, 60_000):
+        vram.record(bus, "loading", [reading(used)])
+    bus.emit(Note("something else"))
+    vram.record(bus, "ready", [reading(103_000)])
+    first, second = phases.to_dict()
+    assert first == {
+        "node": "spark1", "before": 0, "loading": 60_000, "ready": 103_000, "stopped": None,
+        "planned_loading": 51_712, "planned_ready": 102_400,
+    }  # fmt: skip
+    assert (second["node"], second["before"], second["planned_ready"]) == ("spark2", 5, None)
+    assert str(phases.nodes["spark1"]) == (
+        "spark1: before 0, loading 60000, ready 103000 MiB; planned 102400 (+600)"
+    )
+
+
+def test_without_a_prediction_there_is_no_comparison():
+    assert str(MemoryOfNode("spark1", ready=5)) == "spark1: ready 5 MiB"
+    assert str(MemoryOfNode("spark1", stopped=0, planned_ready=7)) == "spark1: stopped 0 MiB"
+
+
+def test_a_phase_of_another_version_is_left_out():
+    phases = MemoryPhases()
+    phases.take(MemoryHeld("spark1", "to_dict", 1, 1))
+    assert phases.to_dict() == []
+
+
+def test_the_peak_is_recorded_as_it_grows(tmp_path):
+    """A start that fails leaves in the record how far it had come."""
+    record = Record("x", tmp_path)
+    play = SimpleNamespace(bus=Bus(record))
+    peak = []
+    for used in (10, 30, 20, 40):
+        peak = readiness._peak(play, peak, [reading(used)])
+    record.close()
+    events = [json.loads(line) for line in record.path.read_text().splitlines()]
+    assert [(e["event"], e["phase"], e["used_mib"]) for e in events] == [
+        ("MemoryHeld", "loading", used) for used in (10, 30, 40)
+    ]
+    assert peak[0].used_mib == 40
