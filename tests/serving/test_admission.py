@@ -113,12 +113,12 @@ def test_what_fits_is_let_in():
 
 def test_what_does_not_fit_is_refused_with_what_would():
     play = Play(make_node("a", 60))
-    with pytest.raises(Refused, match=r"a: the weights take 58\.2 GiB while loading") as caught:
+    with pytest.raises(Refused, match=r"a: the weights take 58\.8 GiB while loading") as caught:
         admit(play, make_recipe("gemma4-31b-fp8"))
     assert "spark-cluster plan gemma4-31b-fp8 --tp 1" in caught.value.hint
     assert "--force launches anyway" in caught.value.hint
     admit(play, make_recipe("gemma4-31b-fp8"), force=True)
-    assert "58.2 GiB" in play.notes[0]
+    assert "58.8 GiB" in play.notes[0]
 
 
 def test_what_is_known_not_to_work_is_refused():
@@ -159,7 +159,7 @@ def test_memory_of_others_does_not_count_as_available(nodes_answer):
 
 def test_a_share_that_cannot_be_read_is_computed():
     odd = serving("gemma4-31b-nvfp4", 1, "x", "--gpu-memory-utilization")
-    assert share(Play(make_node("a")), make_recipe(), odd) == 0.39
+    assert share(Play(make_node("a")), make_recipe(), odd) == 0.40
 
 
 def test_a_model_of_unknown_shape_is_let_in_with_a_word():
@@ -223,13 +223,13 @@ def test_the_share_is_that_of_the_node_with_least_room():
 
 
 def test_the_share_is_no_more_than_what_is_asked_for():
-    assert share(Play(make_node("a")), make_recipe()) == 0.39
+    assert share(Play(make_node("a")), make_recipe()) == 0.40
     assert share(Play(make_node("a"), make_node("b", head=False)), make_recipe()) == 0.23
 
 
 def test_check_mode_touches_no_cache():
     play = Play(make_node("a", 100), check=True)
-    assert share(play, make_recipe(), serving("another", 1)) == 0.39
+    assert share(play, make_recipe(), serving("another", 1)) == 0.40
     assert play.done == []
 
 
@@ -252,7 +252,7 @@ def test_a_server_that_runs_keeps_its_share():
 def test_a_server_of_another_recipe_is_ended_first():
     play = Play(make_node("a"))
     running = serving("another", 1, "x", "--gpu-memory-utilization", "0.61")
-    assert share(play, make_recipe(), running) == 0.39
+    assert share(play, make_recipe(), running) == 0.40
     assert play.done[:2] == ["Container:spark-vllm absent on 1", "Container:spark-ray absent on 1"]
 
 
