@@ -65,6 +65,7 @@ from spark_cluster.runner import events
 from spark_cluster.serving.cache_parts import CachePart
 from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
+from spark_cluster.serving.verify import Verification
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
 from spark_cluster.transfer.copy import Copied
@@ -163,6 +164,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "models-unpin": ("models unpin", {"model": str, "changed": dict[str, bool]}),
     "up": ("up", (Served | None, _RUN)),
     "down": ("down", (Stopped | None, _RUN)),
+    "verify": ("verify", Verification),
     "status": ("status", Status),
     "logs": ("logs", {"logs": [{"node": str, "container": str, "text": str}]}),
     "caches-list": ("caches list", {"parts": [CachePart]}),

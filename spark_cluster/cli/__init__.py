@@ -40,6 +40,7 @@ COMMANDS = {
     "models": "Look after the models on the nodes: list, verify, pin, prune.",
     "up": "Bring up a verified vLLM endpoint from any state.",
     "down": "Stop serving, and verify that the memory is free again.",
+    "verify": "Verify the answers of what serves, in depth.",
     "status": "Show what serves, and what is wrong.",
     "logs": "Show the logs of the serving containers.",
     "explain": "Explain logs: the cause first, its consequences last.",

@@ -20,13 +20,23 @@ Rung = Literal[
     "tool_call",
     "reasoning",
     "vision",
+    "short_answers",
+    "tool_use",
     "embedding",
     "reranking",
     "transcription",
 ]
 
 RUNGS: Mapping[ModelKind, tuple[Rung, ...]] = {
-    "chat": ("answer", "coherence", "tool_call", "reasoning", "vision"),
+    "chat": (
+        "answer",
+        "short_answers",
+        "coherence",
+        "tool_call",
+        "tool_use",
+        "reasoning",
+        "vision",
+    ),
     "embedding": ("embedding",),
     "reranking": ("reranking",),
     "transcription": ("transcription",),
