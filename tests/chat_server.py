@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Any
 
 from spark_cluster.node.http import ask
 from spark_cluster.runner.session import Answer
-from spark_cluster.serving.checks import questions, texts
+from spark_cluster.serving.checks import context, logprobs, questions, structured, texts
 from spark_cluster.serving.client import Client
 from spark_cluster.serving.endpoint import Endpoint
 
@@ -60,6 +61,7 @@ class ChatServer:
         cut: streams end before `[DONE]`.
         asked: the requests for completions.
         context: the most tokens of a prompt and its answer.
+        context_stated: in the list of models, when that is not the same; None leaves it out.
         health: status of /health.
     """
 
@@ -70,6 +72,7 @@ class ChatServer:
         self.cut = False
         self.delay_s = 0.0
         self.context = 4096
+        self.context_stated: int | None = -1
         self.health = 200
         self.asked: list[tuple[dict[str, Any], dict[str, str]]] = []
         self._lock = threading.Lock()
@@ -99,6 +102,8 @@ class ChatServer:
         if refused is not None:
             return refused[0], json.dumps({"error": {"message": refused[1], "code": refused[0]}})
         reply = right(request)
+        if reply.prompt_tokens + request["max_tokens"] > self.context:
+            return 400, json.dumps({"error": {"message": "maximum context length", "code": 400}})
         with self._lock:
             reply = self.change(request, reply) or reply
         if not request.get("stream"):
@@ -118,7 +123,8 @@ class Node:
 def _handler(outer: ChatServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            document = {"data": [{"id": MODEL, "max_model_len": outer.context}]}
+            stated = outer.context if outer.context_stated == -1 else outer.context_stated
+            document = {"data": [{"id": MODEL, "max_model_len": stated}]}
             status = outer.health if self.path == "/health" else 200
             self._send(status, json.dumps(document) if self.path == "/v1/models" else "")
 
@@ -155,6 +161,15 @@ def right(request: dict[str, Any]) -> Reply:
     question = QUESTIONS.get(asked)
     if question is not None:
         return _right_answer(question, request)
+    tokens = max(20, len(asked) // 4)
+    if asked.endswith(context.QUESTION):
+        found = re.findall(r"The code of the archive is (\d+)", asked)
+        return Reply("".join(found), prompt_tokens=tokens)
+    if asked == logprobs.PROMPT:
+        return Reply("Monday, Tuesday", tokens=[("Monday", -0.01), (",", -0.2), ("Tuesday", -0.1)])
+    if "response_format" in request:
+        return Reply(json.dumps(structured.EXPECTED))
+    asked = asked.rpartition("\n")[2]
     if asked == texts.RIDDLE:
         return Reply("Five cents.", reasoning="Let the ball cost x; then 2x + 1 = 1.10.")
     short = dict(texts.SHORT)

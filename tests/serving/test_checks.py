@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from spark_cluster.config.model_kind import RUNGS
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.inference import completion
 from spark_cluster.runner.session import Answer
-from spark_cluster.serving.checks import every, questions, texts
+from spark_cluster.serving.checks import context, every, logprobs, questions, texts
 from spark_cluster.serving.client import Client, NotApplicable
 from spark_cluster.serving.endpoint import Endpoint
 
@@ -335,3 +336,141 @@ def test_a_call_with_an_index_beyond_all_reason() -> None:
     event = {"model": "m", "choices": [{"delta": {"tool_calls": [part]}}]}
     found = completion.streamed(f"data: {json.dumps(event)}\n\ndata: [DONE]\n")
     assert len(found.calls) == 1
+
+
+# -- log-probabilities -----------------------------------------------------------------------------
+
+SAME = [("Monday", -0.01), (",", -0.2), ("Tuesday", -0.1)]
+UNSTABLE: list[tuple[list[tuple[str, float]], str]] = [
+    ([], "the reply has none"),
+    ([("Monday", -0.01), (",", -0.2)], "the first call has 3 tokens, the second 2"),
+    ([("Monday", -0.01), (",", -1.2), ("Tuesday", -0.1)], "expected at most 0.25 apart"),
+    ([("Sunday", -0.01), (",", -0.2)], "token 1 is 'Monday' (-0.010) at the first call"),
+    ([("Monday", -0.01), (" or", -3.0)], "token 2 is ','"),
+    ([("Monday", float("nan"))], "the log-probability of 'Monday' is no finite number"),
+    ([("Monday", 3.0)], "is 3, expected at most 0"),
+]
+
+
+@pytest.mark.parametrize(("tokens", "text"), UNSTABLE)
+def test_logprobs_that_change(
+    server: ChatServer, tokens: list[tuple[str, float]], text: str
+) -> None:
+    second = iter([Reply("x", tokens=SAME), Reply("x", tokens=tokens)])
+    server.change = lambda _request, _reply: next(second)
+    assert text in failed(server, "logprobs").message
+
+
+def test_two_tokens_that_are_as_likely_may_change_places() -> None:
+    assert logprobs.unstable(SAME, [*SAME[:2], ("Sunday", -0.3)]) == ""
+    assert logprobs.unstable(SAME, [(token, value - 0.1) for token, value in SAME]) == ""
+
+
+def test_a_server_without_logprobs(server: ChatServer) -> None:
+    server.refuse = lambda _request: (400, "Requested logprobs of 1, max allowed is 0")
+    assert isinstance(failed(server, "logprobs"), NotApplicable)
+
+
+# -- structured output -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("Paris", "does not follow the schema"),
+        ('{"city": "Paris"}', "does not follow the schema"),
+        ('{"city": "Lyon", "in_europe": true}', "does not follow the schema"),
+        ('{"city": ["Paris"], "in_europe": true}', "does not follow the schema"),
+        ('{"city": "Paris", "in_europe": "yes"}', "does not follow the schema"),
+        ('{"city": "Paris", "in_europe": true', "does not follow the schema"),
+        ('{"city": "Rome", "in_europe": true}', "expected {'city': 'Paris'"),
+    ],
+)
+def test_structured_output_that_is_none(server: ChatServer, content: str, text: str) -> None:
+    server.change = lambda _request, _reply: Reply(content)
+    assert text in failed(server, "structured-output").message
+
+
+def test_a_server_without_structured_output(server: ChatServer) -> None:
+    server.refuse = lambda _request: (400, "response_format json_schema is not supported")
+    assert isinstance(failed(server, "structured-output"), NotApplicable)
+
+
+# -- several at once -------------------------------------------------------------------------------
+
+
+def test_requests_are_really_made_at_once(server: ChatServer) -> None:
+    barrier = threading.Barrier(9, timeout=20)
+
+    def together(_request: dict[str, Any]) -> None:
+        barrier.wait()
+
+    server.refuse = together
+    assert "9 requests at once" in CHAT["concurrency"].run(server.client())
+    assert {bool(request.get("stream")) for request, _ in server.asked} == {True, False}
+
+
+def test_answers_that_are_mixed_up(server: ChatServer) -> None:
+    server.change = lambda request, reply: Reply("Paris") if "17 p" in text_of(request) else reply
+    error = failed(server, "concurrency")
+    assert "2 of 9 requests at once failed" in error.message
+    assert "expected '42'" in error.message
+    assert "batches" in error.hint
+
+
+# -- context ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1024, 4096, 40_000])
+def test_the_whole_context_is_used(server: ChatServer, length: int) -> None:
+    server.context = length
+    found = CHAT["context"].run(server.client())
+    assert f"the server states {length}" in found
+    longest = max(len(text_of(request)) // 4 for request, _ in server.asked)
+    assert longest > 0.85 * (length - min(1024, length // 4))
+
+
+def test_a_shorter_context_by_option(server: ChatServer) -> None:
+    server.context = 100_000
+    CHAT["context"].run(server.client(context=2000))
+    assert max(len(text_of(request)) // 4 for request, _ in server.asked) < 2000
+
+
+def test_the_launch_states_the_context_where_the_list_of_models_does_not(
+    server: ChatServer,
+) -> None:
+    server.context_stated = None
+    assert "states 2048" in CHAT["context"].run(server.client(flags={"max-model-len": "2048"}))
+    error = failed(server, "context", flags={})
+    assert isinstance(error, NotApplicable)
+    assert "states no context" in error.message
+
+
+@pytest.mark.parametrize(("depth", "code"), context.NEEDLES)
+def test_a_fact_that_is_lost_at_one_depth(server: ChatServer, depth: float, code: str) -> None:
+    server.change = lambda _request, reply: Reply(
+        "I do not know" if reply.content == code else reply.content,
+        prompt_tokens=reply.prompt_tokens,
+    )
+    error = failed(server, "context")
+    assert f"the number at {depth:.0%} of" in error.message
+    assert "I do not know" in error.message
+
+
+def test_a_prompt_that_is_cut(server: ChatServer) -> None:
+    server.change = lambda _request, reply: Reply(
+        reply.content, prompt_tokens=min(reply.prompt_tokens, 2000)
+    )
+    assert "it was cut" in failed(server, "context").message
+
+
+def test_a_server_that_takes_less_than_it_states(server: ChatServer) -> None:
+    server.context_stated = 8000
+    error = failed(server, "context")
+    assert "a prompt of the stated length (8000 tokens) is refused" in error.message
+    assert "maximum context length" in error.message
+
+
+def test_a_server_that_counts_no_tokens(server: ChatServer) -> None:
+    server.change = lambda _request, reply: Reply(reply.content, prompt_tokens=0)
+    assert "counted 0 tokens" in failed(server, "context").message

@@ -6,10 +6,19 @@ from collections.abc import Mapping
 
 from spark_cluster.config.model_kind import RUNGS, ModelKind, Rung
 from spark_cluster.serving import kind_rungs
-from spark_cluster.serving.checks import texts, tools, vision
+from spark_cluster.serving.checks import (
+    concurrency,
+    context,
+    logprobs,
+    structured,
+    texts,
+    tools,
+    vision,
+)
 from spark_cluster.serving.checks.check import Check
 
-_EVERY = (*texts.CHECKS, *tools.CHECKS, *vision.CHECKS, *kind_rungs.CHECKS)
+_HOMES = (texts, logprobs, tools, vision, structured, concurrency, context, kind_rungs)
+_EVERY = tuple(check for home in _HOMES for check in home.CHECKS)
 
 
 def of_rung(rung: Rung) -> tuple[Check, ...]:

@@ -21,6 +21,10 @@ THOUGHTS = ("<think>", "</think>", "<|channel", "<channel|>", "<|start|>", "[THI
 """Delimiters of reasoning that belong into no text: Qwen's and DeepSeek's, Gemma 4's and gpt-oss',
 Mistral's."""
 
+NONSENSE = (
+    "wrong kernels or a damaged copy of the model give fluent nonsense: spark-cluster models verify"
+)
+
 SHORT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("What is the capital of France? Please reply with one word only", ("paris",)),
     ("How much is 17 plus 25? Please reply with the number only", ("42",)),
@@ -46,8 +50,7 @@ def short_answers(client: Client) -> str:
         if why := wrong_short(found.content, right):
             raise client.wrong(
                 f"short answers: asked {question!r}, {why}",
-                "wrong kernels or a damaged copy of the model give fluent nonsense: "
-                "spark-cluster models verify",
+                NONSENSE,
             )
         said.append(found.content.strip())
     return replies.short(", ".join(said))
