@@ -11,6 +11,7 @@ from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
+    from spark_cluster.serving.kept_answers import ComparedSize
     from spark_cluster.serving.verify import CheckVerdict, Verification
 
 MARKS = {"ok": "ok", "failed": "fail", "not applicable": "unknown", "not run": "unknown"}
@@ -36,9 +37,19 @@ MARKS = {"ok": "ok", "failed": "fail", "not applicable": "unknown", "not run": "
     metavar="SECONDS",
     help="Longest time that one answer may take (default: 900).",
 )
+@click.option(
+    "--context",
+    type=click.IntRange(min=1024),
+    metavar="TOKENS",
+    help="Longest prompt of the context check, and its answer (default: what the server states).",
+)
 @click.pass_context
 def command(
-    ctx: click.Context, only: tuple[str, ...], skip: tuple[str, ...], patience_s: float | None
+    ctx: click.Context,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    patience_s: float | None,
+    context: int | None,
 ) -> None:
     """Ask the running server what users will ask it, and judge the answers.
 
@@ -52,6 +63,7 @@ def command(
     app.connect_early()
     from spark_cluster.runner.connections import ask_secret
     from spark_cluster.runner.options import Options
+    from spark_cluster.runner.record import state_folder
     from spark_cluster.serving import verify
     from spark_cluster.serving.client import PATIENCE_S
 
@@ -70,7 +82,8 @@ def command(
         server = verify.running_server(play, key)
         recipe = _recipe(app, server.recipe)
         limit = patience_s if patience_s is not None else PATIENCE_S
-        found = verify.verify(play, server, recipe, selection, patience_s=limit)
+        found = verify.verify(play, server, recipe, selection, patience_s=limit, context=context)
+        found = verify.with_other_sizes(found, server, recipe, state_folder() / "verify")
         run.finish()
     if app.as_json:
         app.print_json(found.to_dict())
@@ -121,12 +134,23 @@ def _show(app: App, found: Verification) -> None:
     console = app.console
     console.print(_summary(found), soft_wrap=True)
     console.print(table)
+    for size in found.other_sizes:
+        console.print(styled("{} {}", mark("warn" if size.different else "ok"), _compared(size)))
+        for one in size.different:
+            where = (one.id, found.tp, one.now, size.tp, one.before)
+            console.print(styled("  {}: tp {} {!r}, tp {} {!r}", *where), soft_wrap=True)
     for verdict in found.failed:
         console.print(styled("\n{} [bold]{}[/]", mark("fail"), verdict.id))
         rows = ("asked", verdict.request), ("expected", verdict.expected), ("found", verdict.found)
         for name, text in rows:
             console.print(styled("  [dim]{}[/] {}", f"{name:8}", text), soft_wrap=True)
         console.print(painted(f"  {verdict.fix}", "cyan"), soft_wrap=True)
+
+
+def _compared(size: ComparedSize) -> str:
+    if not size.different:
+        return f"{len(size.same)} short answers are those of tp {size.tp} ({size.at})"
+    return f"{len(size.different)} short answers are others than at tp {size.tp} ({size.at})"
 
 
 def _result(verdict: CheckVerdict) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,16 +12,20 @@ from spark_cluster.config import launch as launches
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.errors import Failed, SparkClusterError, UsageError, VerificationFailed
 from spark_cluster.inference import runtime, unit_state
+from spark_cluster.inference.containers import OVERRIDES
 from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.events import Progress
 from spark_cluster.serving import rungs
 from spark_cluster.serving.checks import every
 from spark_cluster.serving.client import PATIENCE_S, NotApplicable, RequestFailed
 from spark_cluster.serving.endpoint import running
+from spark_cluster.serving.kept_answers import COMPARED, ComparedSize, KeptAnswers
 from spark_cluster.serving.kind_probe import kind_of
 from spark_cluster.serving.proxy import DESCRIPTION
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from spark_cluster.config.launch import Launch
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.inference.containers import ContainerState
@@ -82,6 +87,7 @@ class Verification:
     Attributes:
         recipe: the name on the server's label.
         tp: tensor-parallel size.
+        other_sizes: the answers next to those of the last verify at other sizes.
     """
 
     model: str
@@ -90,6 +96,7 @@ class Verification:
     tp: int
     kind: ModelKind
     verdicts: tuple[CheckVerdict, ...]
+    other_sizes: tuple[ComparedSize, ...] = ()
 
     @property
     def failed(self) -> tuple[CheckVerdict, ...]:
@@ -110,6 +117,7 @@ class Verification:
             "tp": self.tp,
             "kind": self.kind,
             "checks": [verdict.to_dict() for verdict in self.verdicts],
+            "other_sizes": [size.to_dict() for size in self.other_sizes],
         }
 
 
@@ -151,6 +159,7 @@ class RunningServer:
     tp: int
     kind: ModelKind
     flags: dict[str, str] = field(default_factory=dict)
+    overrides: str = ""
 
 
 def running_server(play: Play, key: str | None) -> RunningServer:
@@ -192,6 +201,7 @@ def _of_labels(state: ContainerState, endpoint: Endpoint) -> RunningServer:
         int(size) if size.isascii() and size.isdigit() else 1,
         kind_of(labels),
         flags,
+        labels.get(OVERRIDES, ""),
     )
 
 
@@ -202,12 +212,14 @@ def verify(
     selection: Selection,
     *,
     patience_s: float = PATIENCE_S,
+    context: int | None = None,
 ) -> Verification:
     """Run the checks of the server's kind, one after the other.
 
     Args:
         recipe: of the server; the checks of its rungs must hold, others may be not applicable.
         patience_s: seconds that one answer may take.
+        context: longest prompt of the context check, tokens; None for the server's stated length.
 
     Raises:
         UsageError: no check of this kind is selected.
@@ -220,7 +232,7 @@ def verify(
             f"no check of a model of kind {server.kind} is selected", hint=f"there are: {known}"
         )
     client = rungs.client_for(play, server.endpoint, recipe)
-    client = replace(client, flags=server.flags, patience_s=patience_s)
+    client = replace(client, flags=server.flags, patience_s=patience_s, context=context)
     launch = _launch(recipe, server.tp)
     verdicts = tuple(_verdicts(client, checks, recipe, launch, _progress(play)))
     return Verification(
@@ -231,6 +243,27 @@ def verify(
         server.kind,
         verdicts,
     )
+
+
+def with_other_sizes(
+    found: Verification, server: RunningServer, recipe: Recipe, folder: Path
+) -> Verification:
+    """Return a verification next to those of other sizes, and keep its answers.
+
+    Args:
+        folder: of what is kept.
+
+    Raises:
+        Failed: the answers cannot be kept.
+    """
+    answers = {v.id: v.found for v in found.verdicts if v.status == "ok" and v.id in COMPARED}
+    if not answers:
+        return found
+    text = "\n".join((recipe.model_dump_json(exclude_defaults=True), server.overrides))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    own = KeptAnswers(recipe.name, server.tp, digest, answers)
+    own.keep(folder)
+    return replace(found, other_sizes=own.compared(folder))
 
 
 def _progress(play: Play) -> Callable[[Check], None]:

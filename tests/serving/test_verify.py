@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -162,3 +163,22 @@ def test_without_a_server(stdout: str, text: str) -> None:
     with pytest.raises(Failed, match=text) as caught:
         verify.running_server(head(stdout), None)
     assert "spark-cluster up" in caught.value.hint
+
+
+def test_answers_at_two_sizes_are_compared(server: ChatServer, tmp_path: Path) -> None:
+    found = {}
+    for tp, word in ((1, "Paris"), (2, "**paris**")):
+
+        def change(_request: dict[str, Any], reply: Reply, word: str = word) -> Reply:
+            return Reply(word) if reply.content == "Paris." else reply
+
+        server.change = change
+        running = RunningServer(server.endpoint, "r", tp, "chat", FLAGS)
+        only = Selection(("short_answers", "structured_output"))
+        found[tp] = verify.verify(play(), running, recipe(), only)
+        found[tp] = verify.with_other_sizes(found[tp], running, recipe(), tmp_path)
+    assert found[1].other_sizes == ()
+    (size,) = found[2].other_sizes
+    assert (size.tp, size.same) == (1, ("structured-output",))
+    assert [one.id for one in size.different] == ["short-answers"]
+    assert found[2].to_dict()["other_sizes"][0]["tp"] == 1
