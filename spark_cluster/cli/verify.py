@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from spark_cluster.serving.kept_answers import ComparedSize
     from spark_cluster.serving.verify import CheckVerdict, Verification
 
-MARKS = {"ok": "ok", "failed": "fail", "not applicable": "unknown", "not run": "unknown"}
+MARKS = {"ok": "ok", "failed": "fail", "not applicable": "info", "not run": "warn"}
 
 
 @click.command()

@@ -131,10 +131,14 @@ def _sentences(client: Client, tokens: int) -> int:
     return max(1, int((tokens - before) / each * 0.97))
 
 
+def fact(code: str) -> str:
+    """Return the sentence that is to be found again."""
+    return f"The code of the archive is {code}."
+
+
 def filler_with(count: int, code: str, depth: float) -> Callable[[float], str]:
     """Return a prompt with a fact, at a share of its whole length."""
-    fact = f"The code of the archive is {code}."
-    return lambda share: f"{filler(round(count * share), fact, depth)}\n{QUESTION}"
+    return lambda share: f"{filler(round(count * share), fact(code), depth)}\n{QUESTION}"
 
 
 def _asked(client: Client, size: Size, prompt: Callable[[float], str]) -> Completion:

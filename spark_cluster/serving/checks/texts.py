@@ -92,14 +92,10 @@ def reasoning(client: Client) -> str:
             f"reasoning: the reasoning is in the text: {replies.short(content)!r}", hint
         )
     if not found.reasoning.strip():
-        message = f"reasoning: there is no reasoning: {replies.short(content)!r}"
         if client.flags is not None and "reasoning-parser" not in client.flags:
-            raise NotApplicable(
-                f"{message}, and the launch has no --reasoning-parser",
-                where=client.where,
-                hint=hint,
-            )
-        raise client.wrong(message, hint)
+            message = "reasoning: none came, and the launch has no --reasoning-parser"
+            raise NotApplicable(message, where=client.where, hint=hint)
+        raise client.wrong(f"reasoning: there is no reasoning: {replies.short(content)!r}", hint)
     if any(mark in found.reasoning for mark in THOUGHTS):
         raise client.wrong(
             f"reasoning: its field has delimiters: {replies.short(found.reasoning)!r}", hint
