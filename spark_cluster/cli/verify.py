@@ -138,7 +138,7 @@ def _show(app: App, found: Verification) -> None:
         console.print(styled("{} {}", mark("warn" if size.different else "ok"), _compared(size)))
         for one in size.different:
             where = (one.id, found.tp, one.now, size.tp, one.before)
-            console.print(styled("  {}: tp {} {!r}, tp {} {!r}", *where), soft_wrap=True)
+            console.print(styled("  {}: tp {}: {}; tp {}: {}", *where), soft_wrap=True)
     for verdict in found.failed:
         console.print(styled("\n{} [bold]{}[/]", mark("fail"), verdict.id))
         rows = ("asked", verdict.request), ("expected", verdict.expected), ("found", verdict.found)
@@ -148,9 +148,10 @@ def _show(app: App, found: Verification) -> None:
 
 
 def _compared(size: ComparedSize) -> str:
+    count = len(size.same) + len(size.different)
     if not size.different:
-        return f"{len(size.same)} short answers are those of tp {size.tp} ({size.at})"
-    return f"{len(size.different)} short answers are others than at tp {size.tp} ({size.at})"
+        return f"short answers: all {count} are those of tp {size.tp} ({size.at})"
+    return f"short answers: {len(size.different)} of {count} differ from tp {size.tp} ({size.at})"
 
 
 def _result(verdict: CheckVerdict) -> str:
