@@ -6,6 +6,7 @@ all of them, and each has been seen on a Spark.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,8 @@ def climb(play: Play, plan: ServePlan) -> str:
     """
     answer = ""
     client = client_for(play, plan.endpoint, plan.recipe)
+    flags = {flag: str(value) for flag, value in plan.launch.args.items()}
+    client = replace(client, flags=flags)
     for rung in plan.recipe.readiness.rungs:
         for check in every.of_rung(rung):
             play.bus.emit(Progress(play.head.name, "verify", check.title))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from spark_cluster.config.model_kind import RUNGS
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.inference import completion
+from spark_cluster.inference.completion import Completion
 from spark_cluster.runner.session import Answer
 from spark_cluster.serving.checks import context, every, logprobs, questions, texts
 from spark_cluster.serving.client import Client, NotApplicable
@@ -273,6 +274,24 @@ def test_short_answers_that_are_right(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "Paris!!!! Paris", "Lyon", "The capital is Paris"])
 def test_short_answers_that_are_wrong(text: str) -> None:
     assert texts.wrong_short(text, ("paris",))
+
+
+def test_a_model_that_reasons_is_asked_to_answer_at_once(server: ChatServer) -> None:
+    asking = ("short-answers", "structured-output", "context")
+    for flags, expected in (
+        ({"reasoning-parser": "qwen3"}, {"enable_thinking": False}),
+        ({"reasoning-parser": "mistral", "tokenizer-mode": "mistral"}, None),
+        ({}, None),
+    ):
+        for check in asking:
+            CHAT[check].run(server.client(flags=flags))
+            assert server.asked[-1][0].get("chat_template_kwargs") == expected
+
+
+def test_an_answer_that_does_not_come_for_reasoning() -> None:
+    cut = Completion(reasoning="Let me think", finish="length")
+    assert "no answer within 1024 tokens" in texts.wrong_answer(cut, ("paris",))
+    assert texts.wrong_answer(Completion("Paris", finish="stop"), ("paris",)) == ""
 
 
 # -- any reply gets a verdict ----------------------------------------------------------------------

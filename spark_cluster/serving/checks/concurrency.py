@@ -43,8 +43,8 @@ def concurrency(client: Client) -> str:
 
 
 def _short(client: Client, prompt: str, right: tuple[str, ...], *, stream: bool) -> str:
-    found = client.ask("concurrency", prompt, max_tokens=texts.SHORT_TOKENS, stream=stream)
-    if why := texts.wrong_short(found.content, right):
+    found = texts.ask_short(client, "concurrency", prompt, stream=stream)
+    if why := texts.wrong_answer(found, right):
         raise client.wrong(f"asked {prompt[-60:]!r}, {why}", texts.NONSENSE)
     return found.content
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from spark_cluster.inference import replies
 from spark_cluster.inference.completion import Completion
+from spark_cluster.serving.checks import texts
 from spark_cluster.serving.checks.check import Check
 from spark_cluster.serving.checks.filler import filler
 from spark_cluster.serving.client import Client, NotApplicable, RequestFailed
@@ -146,7 +147,12 @@ def _asked(client: Client, size: Size, prompt: Callable[[float], str]) -> Comple
     tried = 1
     while True:
         try:
-            return client.ask("context", prompt(SMALLER ** (tried - 1)), max_tokens=size.answer)
+            return client.ask(
+                "context",
+                prompt(SMALLER ** (tried - 1)),
+                max_tokens=size.answer,
+                **texts.without_reasoning(client),
+            )
         except RequestFailed as error:
             if error.status == 0:
                 raise

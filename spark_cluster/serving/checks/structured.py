@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spark_cluster.inference import replies
+from spark_cluster.serving.checks import texts
 from spark_cluster.serving.checks.check import Check
 from spark_cluster.serving.client import Client, NotApplicable, RequestFailed
 
@@ -29,6 +30,7 @@ def structured_output(client: Client) -> str:
         found = client.ask(
             "structured output",
             PROMPT,
+            **texts.without_reasoning(client),
             response_format={
                 "type": "json_schema",
                 "json_schema": {"name": "capital", "schema": SCHEMA, "strict": True},

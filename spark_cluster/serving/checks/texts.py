@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from spark_cluster.inference import replies
+from spark_cluster.inference.completion import Completion
 from spark_cluster.serving.checks.check import Check
 from spark_cluster.serving.client import Client, NotApplicable
 from spark_cluster.serving.text_checks import incoherent
@@ -46,8 +49,8 @@ def short_answers(client: Client) -> str:
     """Short questions have exactly the right answer, at temperature 0."""
     said = []
     for question, right in SHORT:
-        found = client.ask("short answers", question, max_tokens=SHORT_TOKENS)
-        if why := wrong_short(found.content, right):
+        found = ask_short(client, "short answers", question)
+        if why := wrong_answer(found, right):
             raise client.wrong(
                 f"short answers: asked {question!r}, {why}",
                 NONSENSE,
@@ -56,8 +59,32 @@ def short_answers(client: Client) -> str:
     return replies.short(", ".join(said))
 
 
-def wrong_short(text: str, right: tuple[str, ...]) -> str:
+def ask_short(client: Client, check: str, prompt: str, *, stream: bool = False) -> Completion:
+    """The answer to a short question, without reasoning where the model can leave it."""
+    options = without_reasoning(client)
+    return client.ask(check, prompt, max_tokens=SHORT_TOKENS, stream=stream, **options)
+
+
+def without_reasoning(client: Client) -> dict[str, Any]:
+    """Return the options by which a model that reasons answers at once.
+
+    vLLM refuses them for Mistral's own tokenizer; models without reasoning do not need them.
+    """
+    flags = client.flags or {}
+    if "reasoning-parser" not in flags or flags.get("tokenizer-mode") == "mistral":
+        return {}
+    return {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+def wrong_answer(found: Completion, right: tuple[str, ...]) -> str:
     """Return why a short answer is not right; empty when it is."""
+    if not found.content.strip() and found.finish == "length":
+        return f"there is no answer within {SHORT_TOKENS} tokens, expected {right[0]!r}"
+    return wrong_short(found.content, right)
+
+
+def wrong_short(text: str, right: tuple[str, ...]) -> str:
+    """Return why a text is not exactly one of the right answers; empty when it is."""
     if text.strip().strip("*.!\"'` ").casefold() in right:
         return ""
     return f"the model says {replies.short(text.strip())!r}, expected {right[0]!r}"
