@@ -73,6 +73,7 @@ from spark_cluster.serving.named_keys import NamedKey
 from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
 from spark_cluster.serving.supervision import Supervision
+from spark_cluster.serving.verify import Verification
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
 from spark_cluster.transfer.copy import Copied
@@ -179,6 +180,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "supervise-remove": ("supervise remove", {**_RUN, "supervision": Supervision}),
     "supervise-status": ("supervise status", Supervision),
     "down": ("down", (Stopped | None, _RUN)),
+    "verify": ("verify", Verification),
     "status": ("status", Status),
     "tunnel": ("tunnel", TunnelEvent),
     "tunnel-install": (

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench import answers, ask, benchy, questions, vllm_bench, vllm_job
+from spark_cluster.bench import answers, ask, benchy, vllm_bench, vllm_job
 from spark_cluster.bench.benchy import Target
 from spark_cluster.bench.expansion import PlannedCell
 from spark_cluster.bench.on_node import LARGEST_BYTES, SLACK_S, Job
@@ -18,6 +18,7 @@ from spark_cluster.bench.reading import read_json
 from spark_cluster.bench.record import CellResult, Tool
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.inference.deployment import Deployment
+from spark_cluster.serving.checks import questions
 
 QUESTIONS = "questions"
 """Name of the tool in the record of a suite of questions."""

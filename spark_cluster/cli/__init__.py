@@ -42,6 +42,7 @@ COMMANDS = {
     "swap": "Serve another recipe; the old one again if the new one fails.",
     "supervise": "Restart a dead engine from the head itself, without the laptop.",
     "down": "Stop serving, and verify that the memory is free again.",
+    "verify": "Verify the answers of what serves, in depth.",
     "status": "Show what serves, and what is wrong.",
     "tunnel": "Reach the endpoint at a port of this machine, over SSH.",
     "clients": "Print how curl, Python, Open WebUI, opencode and others use the endpoint.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 SHOWN = 200
@@ -84,32 +83,7 @@ def message_of(body: str) -> str:
     return (text_of(found.get("content")) or reasoning(found)).strip()
 
 
-def streamed(body: str) -> tuple[list[dict[str, Any]], str]:
-    """Tool calls and text of a stream of server-sent events, put together."""
-    calls: dict[int, dict[str, str]] = {}
-    content = ""
-    for delta in _deltas(body):
-        content += text_of(delta.get("content"))
-        parts = delta.get("tool_calls")
-        for part in parts if isinstance(parts, list) else ():
-            index, function = at(part, "index"), at(part, "function")
-            call = calls.setdefault(
-                index if isinstance(index, int) else 0, {"name": "", "arguments": ""}
-            )
-            for key in call:
-                call[key] += text_of(at(function, key))
-    return [{"function": calls[index]} for index in sorted(calls)], content
-
-
 def error(body: str) -> str:
     """The message of an OpenAI error, or the beginning of what came."""
     found = decoded(body)
     return text_of(at(found, "error", "message")) or text_of(at(found, "message")) or short(body)
-
-
-def _deltas(body: str) -> Iterator[dict[str, Any]]:
-    """Yield the delta of each event; `[DONE]`, empty lines and the usage at the end have none."""
-    for line in body.splitlines():
-        delta = at(decoded(line.removeprefix("data:")), "choices", 0, "delta")
-        if isinstance(delta, dict):
-            yield delta

@@ -6,6 +6,8 @@ import ast
 import os
 import shutil
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -79,25 +81,56 @@ def vllm_environment(layout: Layout, tree: Artefact) -> Artefact:
 
 def model(layout: Layout, tree: Artefact, environment: Artefact) -> Artefact:
     """The directory of models: plain files, to be uploaded from the laptop like any other."""
-    script = (ASSETS / "train_model.py").read_text()
+    return trained(layout, tree, environment, Training("models", MODEL, "train_model.py"))
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model that is trained on the CPU.
+
+    Attributes:
+        name: of the artefact.
+        model: the folder in it.
+        script: in the assets; it gets the model's folder, and the path of each of the files.
+        files: name to content.
+        threads: of the training.
+        usual_s: seconds that it usually takes.
+    """
+
+    name: str
+    model: str
+    script: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    threads: int = 2
+    usual_s: float = 27.0
+
+
+def trained(layout: Layout, tree: Artefact, environment: Artefact, training: Training) -> Artefact:
+    """Return a folder with a model that is trained inside of the image's tree."""
+    given = {training.script: (ASSETS / training.script).read_text(), **training.files}
 
     def build(folder: Path) -> None:
-        log = layout.prepared / "models.log"
+        log = layout.prepared / f"{training.name}.log"
         log.unlink(missing_ok=True)
-        (folder / "train_model.py").write_text(script)
+        for name, text in given.items():
+            (folder / name).write_text(text)
+        paths = [f"/srv/{name}" for name in (training.script, training.model, *training.files)]
         enter(
             tree.path,
-            [f"{INSIDE}/bin/python", "/srv/train_model.py", f"/srv/{MODEL}"],
+            [f"{INSIDE}/bin/python", *paths],
             log=log,
             binds={folder: Path("/srv")},
             read_only={environment.path: INSIDE},
-            environment={"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"},
+            environment={"OMP_NUM_THREADS": str(training.threads), "HF_HUB_OFFLINE": "1"},
         )
-        (folder / "train_model.py").unlink()
-        for path in (folder / MODEL).iterdir():
+        for name in given:
+            (folder / name).unlink()
+        for path in (folder / training.model).iterdir():
             path.chmod(0o644)
 
-    return Artefact(layout.prepared, "models", script, build, usual_s=27, usual_mb=1)
+    recipe = "\n".join(given.values())
+    usual_s = training.usual_s
+    return Artefact(layout.prepared, training.name, recipe, build, usual_s=usual_s, usual_mb=1)
 
 
 def texts(folder: Traversable) -> list[str]:

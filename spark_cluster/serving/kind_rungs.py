@@ -6,11 +6,12 @@ SGLang has the same paths for embedding and reranking.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from spark_cluster.inference import replies
 from spark_cluster.serving import vector_checks
 from spark_cluster.serving.audio import FORM_TYPE, form, tone
+from spark_cluster.serving.checks.check import Check
 from spark_cluster.serving.client import FOREIGN, Client, NoSuchPath
 from spark_cluster.serving.vector_checks import DISTINCT, SAME, UNIT, NotVectors, Vector
 
@@ -116,12 +117,14 @@ def transcription(client: Client) -> str:
     return "a WAV file is taken and a text comes (a tone: whether words are right is not verified)"
 
 
-KIND_RUNGS: dict[str, Callable[[Client], str]] = {
-    "embedding": embedding,
-    "reranking": reranking,
-    "transcription": transcription,
-}
-"""By the recipe's names; each returns what it found, in one line."""
+CHECKS = (
+    Check("embedding", "embedding", "embeddings", " / ".join((SENTENCE, RELATED, UNRELATED)),
+          "finite vectors, repeatable, nearer for the like", embedding),
+    Check("reranking", "reranking", "reranking", f"{QUERY} {' / '.join(DOCUMENTS)}",
+          "a higher score for the document that answers", reranking),
+    Check("transcription", "transcription", "transcription", "a tone of one second",
+          "a text", transcription),
+)  # fmt: skip
 
 
 def _embedded(client: Client, texts: Sequence[str]) -> list[Vector]:

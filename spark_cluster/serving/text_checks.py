@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import struct
 import zlib
 
@@ -17,10 +18,20 @@ DISTINCT, DISTINCT_END = 0.5, 0.3
 0.9; a loop of 100 characters has 0.1 after a thousand."""
 
 
+SPECIAL = re.compile(
+    r"<(?:\|?(?:pad|unk|bos|eos|mask|endoftext|end_of_text|im_start|im_end|eot_id)\|?)>"
+    r"|\[(?:PAD|UNK|MASK)\]|<unused\d+>|\ufffd{2}",
+    re.IGNORECASE,
+)
+"""Tokens that a tokenizer has for itself and no answer shows, and bytes that are no text."""
+
+
 def incoherent(text: str) -> str:
     """Return why a text cannot come from a sound model; empty when it can."""
     if not text.strip():
         return "the reply is empty"
+    if special := SPECIAL.search(text):
+        return f"it has the special token {special.group()}"
     plain = sum(c.isalpha() or c.isspace() for c in text) / len(text)
     if plain < LETTERS:
         return f"only {plain:.0%} of it are letters"
@@ -37,11 +48,6 @@ def _distinct(text: str) -> float:
     if count < 2 * SHINGLE:
         return 1.0
     return len({text[i : i + SHINGLE] for i in range(count)}) / count
-
-
-def red_square(side: int = 224) -> str:
-    """A red picture as a `data:` URL (PNG, RGB, 8 bits)."""
-    return png_url(side, side, b"\xff\0\0" * (side * side))
 
 
 def png_url(width: int, height: int, pixels: bytes) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.bench import benchy, generators, project_state, questions
+from spark_cluster.bench import benchy, generators, project_state
 from spark_cluster.bench.expansion import canonical, expand, measurable
 from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.reading import number, numbers, result
@@ -20,6 +20,7 @@ from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.serving.checks import questions
 
 
 @pytest.fixture

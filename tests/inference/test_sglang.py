@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from serve_plans import plan_for
 
+from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.errors import Refused
@@ -193,7 +194,7 @@ def test_up_waits_asks_and_reads_the_version(port: int, monkeypatch: pytest.Monk
     plan = SimpleNamespace(
         endpoint=endpoint,
         recipe=recipe,
-        launch=None,
+        launch=of_recipe(recipe, 1),
         deployment=deployment("spark1"),
     )
     assert rungs.climb(play, plan) == "Paris"  # type: ignore[arg-type]

@@ -112,6 +112,23 @@ def test_a_tool_call_without_the_flags(user):
     change(user, "rungs: [answer, tool_call]", "rungs: [answer]")
 
 
+def test_verify_of_a_server_without_a_tool_parser(user):
+    """Real vLLM's refusal is not applicable, and the tiny model's wrong answers are failures."""
+    document = user.json(
+        "verify", "--only", "answer", "--only", "short_answers", "--only", "tool_call", status=5
+    )
+    found = {check["id"]: check for check in document["checks"]}
+    assert {name: check["status"] for name, check in found.items()} == {
+        "answer": "ok",
+        "short-answers": "failed",
+        "tool-one": "not applicable",
+        "tool-one-streamed": "not applicable",
+    }
+    assert "tool choice" in found["tool-one"]["found"]
+    assert "expected '42'" in found["short-answers"]["found"]
+    assert (document["tp"], document["recipe"]) == (2, NAME)
+
+
 def test_a_rank_that_was_killed(user, spark2):
     """All ranks begin anew: one does not join others that have begun."""
     spark2.run(["docker", "kill", "spark-vllm"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from spark_cluster.bench import pictures
+from spark_cluster.serving.checks import pictures
 
 VERSION = "1"
 """Of the questions; answers to other questions are not compared."""

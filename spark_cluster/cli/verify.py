@@ -1,0 +1,174 @@
+"""`verify`: whether what serves gives right answers, in depth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.errors import SparkClusterError, UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.serving.kept_answers import ComparedSize
+    from spark_cluster.serving.verify import CheckVerdict, Verification
+
+MARKS = {"ok": "ok", "failed": "fail", "not applicable": "info", "not run": "warn"}
+
+
+@click.command()
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="CHECK",
+    help="Run only this check, or the checks of this rung; repeatable.",
+)
+@click.option(
+    "--skip",
+    multiple=True,
+    metavar="CHECK",
+    help="Leave out this check, or the checks of this rung; repeatable.",
+)
+@click.option(
+    "--timeout",
+    "patience_s",
+    type=click.FloatRange(min=1.0),
+    metavar="SECONDS",
+    help="Longest time that one answer may take (default: 900).",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(min=1024),
+    metavar="TOKENS",
+    help="Longest prompt of the context check, and its answer (default: what the server states).",
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    patience_s: float | None,
+    context: int | None,
+) -> None:
+    """Ask the running server what users will ask it, and judge the answers.
+
+    Short answers, coherence, tool calls in eight ways, reasoning, pictures, and more; embeddings,
+    scores or a transcript where that is the model's kind. What the server cannot do by its launch
+    or by its own answer is not applicable, unless its recipe promises it.
+
+    Exit status 5 when a check fails.
+    """
+    app: App = ctx.obj
+    app.connect_early()
+    from spark_cluster.runner.connections import ask_secret
+    from spark_cluster.runner.options import Options
+    from spark_cluster.runner.record import state_folder
+    from spark_cluster.serving import verify
+    from spark_cluster.serving.client import PATIENCE_S
+
+    selection = verify.Selection(only, skip)
+    selection.must_be_known()
+    serve = app.inventory.serve
+    key = serve.api_key.read("the API key", ask_secret()) if serve.api_key else None
+    if not any(node.is_head for node in app.nodes):
+        raise UsageError(
+            f"--limit {app.limit} leaves out the head, which serves",
+            hint=f"the head is {app.inventory.head.name}",
+        )
+    with app.play("verify", app.nodes, Options(), change=False) as run:
+        app.import_meanwhile()
+        play = run.open(fail_fast=False)
+        server = verify.running_server(play, key)
+        recipe = _recipe(app, server.recipe)
+        limit = patience_s if patience_s is not None else PATIENCE_S
+        found = verify.verify(play, server, recipe, selection, patience_s=limit, context=context)
+        found = verify.with_other_sizes(found, server, recipe, state_folder() / "verify")
+        run.finish()
+    if app.as_json:
+        app.print_json(found.to_dict())
+    else:
+        _show(app, found)
+    ctx.exit(5 if found.failed else 0)
+
+
+def _recipe(app: App, name: str) -> Recipe:
+    """The recipe that the server was started with.
+
+    Raises:
+        SparkClusterError: it is not there any more, or wrong; with what it is needed for.
+    """
+    from spark_cluster.loader.recipes import load_recipe
+
+    try:
+        return load_recipe(name, app.project)
+    except SparkClusterError as error:
+        raise type(error)(
+            f"the server was started with recipe {name or 'without a name'}, which cannot be read: "
+            f"{error.message}",
+            where=error.where,
+            hint=error.hint or "run it in the project folder that `up` was run in",
+        ) from None
+
+
+def _show(app: App, found: Verification) -> None:
+    from rich.table import Table
+
+    from spark_cluster.cli.console import mark, painted, styled
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("")
+    table.add_column("test", no_wrap=True)
+    table.add_column("streamed", no_wrap=True)
+    table.add_column("s", justify="right", no_wrap=True)
+    table.add_column("result", overflow="fold")
+    for verdict in found.verdicts:
+        ran = verdict.status != "not run"
+        table.add_row(
+            mark(MARKS[verdict.status]),
+            verdict.title,
+            "yes" if verdict.streamed else "no",
+            f"{verdict.seconds:.1f}" if ran else "",
+            _result(verdict),
+        )
+    console = app.console
+    console.print(_summary(found), soft_wrap=True)
+    console.print(table)
+    for size in found.other_sizes:
+        console.print(styled("{} {}", mark("warn" if size.different else "ok"), _compared(size)))
+        for one in size.different:
+            where = (one.id, found.tp, one.now, size.tp, one.before)
+            console.print(styled("  {}: tp {}: {}; tp {}: {}", *where), soft_wrap=True)
+    for verdict in found.failed:
+        console.print(styled("\n{} [bold]{}[/]", mark("fail"), verdict.id))
+        rows = ("asked", verdict.request), ("expected", verdict.expected), ("found", verdict.found)
+        for name, text in rows:
+            console.print(styled("  [dim]{}[/] {}", f"{name:8}", text), soft_wrap=True)
+        console.print(painted(f"  {verdict.fix}", "cyan"), soft_wrap=True)
+
+
+def _compared(size: ComparedSize) -> str:
+    count = len(size.same) + len(size.different)
+    if not size.different:
+        return f"short answers: all {count} are those of tp {size.tp} ({size.at})"
+    return f"short answers: {len(size.different)} of {count} differ from tp {size.tp} ({size.at})"
+
+
+def _result(verdict: CheckVerdict) -> str:
+    if verdict.status == "ok":
+        return verdict.found
+    if verdict.status == "failed":
+        return "failed"
+    return f"{verdict.status}: {verdict.found}"
+
+
+def _summary(found: Verification) -> object:
+    from spark_cluster.cli.console import joined, painted, styled
+
+    styles = {"failed": "red", "not applicable": "dim", "not run": "yellow", "ok": "green"}
+    counts = {status: found.count(status) for status in ("failed", "not run", "ok")}
+    counts["not applicable"] = found.count("not applicable")
+    parts = [painted(f"{n} {s}", styles[s]) for s, n in counts.items() if n or s == "ok"]
+    where = (found.model, found.endpoint, found.tp, found.recipe)
+    about = styled("  [bold]{}[/] at {}  [dim]tp {}, recipe {}[/]", *where)
+    return joined(parts, ", ") + about

@@ -1,0 +1,230 @@
+"""A chat server over real HTTP that answers every check rightly, and wrongly where it is told to.
+
+It speaks vLLM's formats, whole and streamed; `change` gets each request and its right answer and
+returns the answer that is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from spark_cluster.node.http import ask
+from spark_cluster.runner.session import Answer
+from spark_cluster.serving.checks import context, logprobs, questions, structured, texts
+from spark_cluster.serving.client import Client
+from spark_cluster.serving.endpoint import Endpoint
+
+MODEL = "gemma"
+STORY = (
+    "The keeper of the light had lived on the rock for thirty years, and he knew each of its "
+    "winds by name. When the glass fell that evening he carried more oil up the stairs than he "
+    "would need, trimmed the wick twice, and wrote the hour into his book. By midnight the sea "
+    "stood as high as the gallery. A ship showed once, far out, like somebody striking a match "
+    "in another room; he turned the lens by hand then, because the clockwork could not be heard "
+    "any more, and went on turning it until his arms belonged to someone else. In the grey of the "
+    "morning a boat came under the lee, and eleven people who had never seen him waved."
+)
+SCENES = {"colour": "Red.", "scene": "A red house, a tree and the sun in a blue sky."}
+QUESTIONS = {one.text: one for one in (*questions.TOOL_CALLS, *questions.VISION)}
+
+
+@dataclass
+class Reply:
+    """An answer of the model, before it is written as a whole or as a stream."""
+
+    content: str | None = ""
+    reasoning: str | None = None
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    model: str = MODEL
+    tokens: list[tuple[str, float]] = field(default_factory=list)
+    prompt_tokens: int = 20
+
+
+Change = Callable[[dict[str, Any], Reply], Reply | None]
+
+
+class ChatServer:
+    """A server of one model.
+
+    Attributes:
+        change: alters an answer in place or returns another one; None leaves it.
+        raw: status and body of every answer, instead.
+        refuse: status and message for requests for which it returns them.
+        cut: streams end before `[DONE]`.
+        asked: the requests for completions.
+        context: the most tokens of a prompt and its answer.
+        context_stated: in the list of models, when that is not the same; None leaves it out.
+        health: status of /health.
+    """
+
+    def __init__(self) -> None:
+        self.change: Change = lambda _request, _reply: None
+        self.raw: tuple[int, str] | None = None
+        self.refuse: Callable[[dict[str, Any]], tuple[int, str] | None] = lambda _request: None
+        self.cut = False
+        self.delay_s = 0.0
+        self.context = 4096
+        self.context_stated: int | None = -1
+        self.health = 200
+        self.asked: list[tuple[dict[str, Any], dict[str, str]]] = []
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self.http.shutdown()
+        self.http.server_close()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint("127.0.0.1", self.http.server_port, MODEL, "hunter2")
+
+    def client(self, **known: Any) -> Client:
+        given = {"own_question": lambda: "Paris", **known}
+        return Client(Node(), self.endpoint, "spark1", **given)
+
+    def answer(self, request: dict[str, Any]) -> tuple[int, str]:
+        """Status and body for a request."""
+        self._closed.wait(self.delay_s)
+        if self.raw is not None:
+            return self.raw
+        refused = self.refuse(request)
+        if refused is not None:
+            return refused[0], json.dumps({"error": {"message": refused[1], "code": refused[0]}})
+        reply = right(request)
+        if reply.prompt_tokens + request["max_tokens"] > self.context:
+            return 400, json.dumps({"error": {"message": "maximum context length", "code": 400}})
+        with self._lock:
+            reply = self.change(request, reply) or reply
+        if not request.get("stream"):
+            return 200, whole(reply)
+        body = "".join(stream(reply))
+        return 200, body.partition("data: [DONE]")[0] if self.cut else body
+
+
+class Node:
+    """Asks as an agent does."""
+
+    def http(self, url: str, **request: Any) -> Answer:
+        reply = ask({"url": url, **request})
+        return Answer(reply["status"], reply["body"], reply.get("reason", ""))
+
+
+def _handler(outer: ChatServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            stated = outer.context if outer.context_stated == -1 else outer.context_stated
+            document = {"data": [{"id": MODEL, "max_model_len": stated}]}
+            status = outer.health if self.path == "/health" else 200
+            self._send(status, json.dumps(document) if self.path == "/v1/models" else "")
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            outer.asked.append((request, dict(self.headers)))
+            self._send(*outer.answer(request))
+
+        def _send(self, status: int, body: str) -> None:
+            data = body.encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):  # the client no longer waits
+                self.wfile.write(data)
+
+        def log_message(self, *_args: object) -> None:
+            pass
+
+    return Handler
+
+
+def text_of(request: dict[str, Any]) -> str:
+    """Return the text of the user's message."""
+    content = next(m["content"] for m in request["messages"] if m["role"] == "user")
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
+
+
+def right(request: dict[str, Any]) -> Reply:
+    """Return the right answer to a request of a check."""
+    asked = text_of(request)
+    question = QUESTIONS.get(asked)
+    if question is not None:
+        return _right_answer(question, request)
+    tokens = max(20, len(asked) // 4)
+    if asked.endswith(context.QUESTION):
+        found = re.findall(r"The code of the archive is (\d+)", asked)
+        return Reply("".join(found), prompt_tokens=tokens)
+    if asked == logprobs.PROMPT:
+        return Reply("Monday, Tuesday", tokens=[("Monday", -0.01), (",", -0.2), ("Tuesday", -0.1)])
+    if "response_format" in request:
+        return Reply(json.dumps(structured.EXPECTED))
+    asked = asked.rpartition("\n")[2]
+    if asked == texts.RIDDLE:
+        return Reply("Five cents.", reasoning="Let the ball cost x; then 2x + 1 = 1.10.")
+    short = dict(texts.SHORT)
+    if asked in short:
+        return Reply(short[asked][0].capitalize() + ".")
+    return Reply(STORY)
+
+
+def _right_answer(question: questions.Question, request: dict[str, Any]) -> Reply:
+    if not question.tools:
+        return Reply(SCENES[question.id])
+    results = [m["content"] for m in request["messages"] if m["role"] == "tool"]
+    if results:
+        return Reply(f"It is 17 degrees with drizzle, and the time is 21:40 ({len(results)}).")
+    calls = [(call.name, json.dumps(dict(call.arguments))) for call in question.calls]
+    return Reply(None, calls=calls)
+
+
+def whole(reply: Reply) -> str:
+    """Write an answer as one document."""
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+    message["reasoning"] = reply.reasoning
+    message["tool_calls"] = [_call(at, *call) for at, call in enumerate(reply.calls)]
+    finish = "tool_calls" if reply.calls else "stop"
+    choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": finish}
+    if reply.tokens:
+        rows = [{"token": token, "logprob": value} for token, value in reply.tokens]
+        choice["logprobs"] = {"content": rows}
+    usage = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": 5}
+    return json.dumps({"model": reply.model, "choices": [choice], "usage": usage})
+
+
+def _call(at: int, name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"c{at}", "type": "function", "function": function}
+
+
+def stream(reply: Reply) -> Iterator[str]:
+    """Write an answer as server-sent events, in small pieces."""
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    deltas += [{"reasoning": piece} for piece in _pieces(reply.reasoning or "")]
+    deltas += [{"content": piece} for piece in _pieces(reply.content or "")]
+    for at, (name, arguments) in enumerate(reply.calls):
+        first = _call(at, name, "")
+        deltas.append({"tool_calls": [{"index": at, **first}]})
+        for piece in _pieces(arguments):
+            deltas.append({"tool_calls": [{"index": at, "function": {"arguments": piece}}]})
+    deltas.append({})
+    for delta in deltas:
+        finish = ("tool_calls" if reply.calls else "stop") if not delta else None
+        choice = {"index": 0, "delta": copy.deepcopy(delta), "finish_reason": finish}
+        yield f"data: {json.dumps({'model': reply.model, 'choices': [choice]})}\n\n"
+    yield f"data: {json.dumps({'model': reply.model, 'choices': [], 'usage': {}})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def _pieces(text: str, size: int = 5) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]

@@ -1,0 +1,107 @@
+"""`verify` as a user runs it: real agents, a server over real HTTP, Docker's answer made up."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_server import MODEL, ChatServer, Reply
+from json_schema import document as valid
+
+Run = Callable[..., tuple[int, str, str]]
+
+INVENTORY = """\
+ssh: {user: nvidia}
+nodes:
+  spark1: {address: spark1.example, roles: [head]}
+serve: {recipe: lab-paris}
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    made = ChatServer()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def docker(
+    project: Path, server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], None]:
+    """Have the node's Docker tell of a server of this recipe."""
+    monkeypatch.setenv("COLUMNS", "200")
+    (project / "inventory.yaml").write_text(INVENTORY)
+    path = project / "spark1/usr/local/bin/docker"
+    path.parent.mkdir(parents=True)
+
+    def write(recipe: str) -> None:
+        labels = {
+            "spark-cluster.endpoint": server.endpoint.url,
+            "spark-cluster.model": MODEL,
+            "spark-cluster.recipe": recipe,
+            "spark-cluster.tp": "1",
+        }
+        config = {"Labels": labels, "Cmd": ["serve", "/m", "--reasoning-parser", "gemma4"]}
+        text = json.dumps([{"State": {"Status": "running"}, "Config": config}])
+        path.write_text(f"#!{sys.executable} -IS\nprint({text!r})\n")
+        path.chmod(0o755)
+
+    write("lab-paris")
+    return write
+
+
+def test_a_healthy_server(run: Run, project: Path, docker: object) -> None:
+    status, out, _ = run("verify")
+    assert status == 0, out
+    assert out.startswith("18 ok")
+    assert "HTML in tool arguments" in out
+    kept = json.loads((project / "state/spark-cluster/verify/lab-paris.tp1.json").read_text())
+    assert kept["answers"]["answer"] == "Paris."
+
+
+def test_a_failure(run: Run, server: ChatServer, docker: object) -> None:
+    def change(_request: dict[str, Any], reply: Reply) -> Reply:
+        return Reply("[/b] \x1b[31m!!!!") if not reply.calls else reply
+
+    server.change = change
+    status, out, _ = run("verify", "--only", "short_answers", "--only", "tool_call")
+    assert status == 5
+    assert "1 failed, 2 ok" in out
+    assert "What is the capital of France?" in out
+    assert "[/b]" in out
+    assert "\x1b[31m" not in out
+    status, out, _ = run("verify", "--only", "short_answers", "--json")
+    assert (status, valid("verify", out)["ok"]) == (5, False)
+
+
+def test_the_other_size_is_shown(run: Run, project: Path, docker: object) -> None:
+    folder = project / "state/spark-cluster/verify"
+    run("verify", "--only", "answer")
+    kept = json.loads((folder / "lab-paris.tp1.json").read_text())
+    kept |= {"tp": 2, "answers": {"answer": "Lyon"}}
+    (folder / "lab-paris.tp2.json").write_text(json.dumps(kept))
+    status, out, _ = run("verify", "--only", "answer")
+    assert status == 0, "different answers are a warning"
+    assert "short answers: 1 of 1 differ from tp 2" in out
+    assert "answer: tp 1: Paris.; tp 2: Lyon" in out
+    document = valid("verify", run("verify", "--only", "answer", "--json")[1])
+    assert document["other_sizes"][0]["different"][0]["before"] == "Lyon"
+
+
+def test_what_cannot_be_verified(run: Run, project: Path, docker: Callable[[str], None]) -> None:
+    assert run("verify", "--only", "tools")[0] == 2
+    assert run("verify", "--only", "embedding")[0] == 2
+    docker("gone")
+    status, _, err = run("verify")
+    assert status == 2
+    assert "started with recipe gone, which cannot be read" in err
+    (project / "spark1/usr/local/bin/docker").write_text("#!/bin/sh\nexit 1\n")
+    status, _, err = run("verify")
+    assert status == 1
+    assert "nothing serves" in err
+    assert "spark-cluster up" in err

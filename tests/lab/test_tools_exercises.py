@@ -1,0 +1,50 @@
+"""The exercises of the lab's model of tools: by heart it answers what the checks ask."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from spark_cluster.lab.tools_model import TALE, exercises
+from spark_cluster.serving.checks import context, structured, texts
+from spark_cluster.serving.checks.questions import TOOL_CALLS
+from spark_cluster.serving.checks.right_answer import why_wrong
+from spark_cluster.serving.text_checks import incoherent
+
+CONVERSATIONS = exercises()["conversations"]
+
+
+def answers(question: str) -> list[str]:
+    """Return the answers to a question, one a turn of the model."""
+    found = [one for one in CONVERSATIONS if one["messages"][0]["content"] == question]
+    found.sort(key=lambda one: len(one["messages"]))
+    return [one["answer"] for one in found]
+
+
+def test_tool_calls_and_reports_are_right() -> None:
+    for question in TOOL_CALLS:
+        first, *more = dict.fromkeys(answers(question.text))
+        calls = [
+            json.loads(text) for text in re.findall(r"<tool_call>(.*?)</tool_call>", first, re.S)
+        ]
+        made = [
+            {"function": {"name": call["name"], "arguments": json.dumps(call["arguments"])}}
+            for call in calls
+        ]
+        messages = [{"content": "", "tool_calls": made}, *({"content": text} for text in more)]
+        assert why_wrong(question, messages) == "", question.id
+
+
+def test_texts_are_right() -> None:
+    for question, right in texts.SHORT:
+        (answer,) = answers(question)
+        assert texts.wrong_short(answer, right) == ""
+    assert incoherent(TALE) == ""
+    assert len(TALE) >= texts.LEAST
+    assert json.loads(answers(structured.PROMPT)[0]) == structured.EXPECTED
+
+
+def test_facts_are_those_of_the_context_check() -> None:
+    found = exercises()["needles"]
+    assert [one["answer"] for one in found] == [code for _, code in context.NEEDLES]
+    assert all(one["answer"] in one["fact"] for one in found)
