@@ -6,17 +6,29 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.runtime import absent
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import admission, launches, readiness, rungs, startup_log, vram
+from spark_cluster.serving import (
+    admission,
+    launches,
+    readiness,
+    replicas,
+    rungs,
+    startup_log,
+    vram,
+)
 from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.serving.result import Served, served
 from spark_cluster.serving.start import fetch, guard, start
 
 
-def main(play: Play, *, recipe: Recipe, tp: int, force: bool = False) -> Served | None:
+def main(
+    play: Play, *, recipe: Recipe, tp: int, force: bool = False, count: int = 1
+) -> Served | None:
     """Serve `recipe` over `tp` nodes; None where nothing can be verified (check mode, --tags).
 
-    With `force` also what the plan says cannot work.
+    With `force` also what the plan says cannot work. With a `count` of replicas, each on one node.
     """
+    if count > 1:
+        return with_replicas(play, recipe, count, force=force)
     plan = resolve(recipe, play.inventory, play.nodes, tp)
     announce(play, plan)
     running, before = play.together(
@@ -53,6 +65,34 @@ def main(play: Play, *, recipe: Recipe, tp: int, force: bool = False) -> Served 
             lambda: launches.unrecorded(play, plan),
         )
     launches.record(play, plan, made, result.versions.get(recipe.engine, ""))
+    return result
+
+
+def with_replicas(play: Play, recipe: Recipe, count: int, *, force: bool) -> Served | None:
+    """Serve `recipe` on each of so many nodes, behind one endpoint; None as in `main`."""
+    group = replicas.resolve_group(recipe, play.inventory, play.nodes, count)
+    announce(play, group.whole)
+    found, before = play.together(
+        lambda: replicas.members(play, group),
+        lambda: [] if play.check else vram.sample(play.sessions),
+    )
+    replicas.must_work(found, force=force)
+    with play.stage("prepare"):
+        guarded = prepare(play, group.whole)
+    with play.stage("fetch"):
+        fetch(play, group.whole)
+    with play.stage("start"):
+        replicas.start(play, group, found, guarded)
+    if play.check or play.options.selection.partial:
+        play.note("not all was started, so nothing was verified")
+        return None
+    with play.stage("load"):
+        peak = replicas.healthy(play, group, found)
+    with play.stage("verify"):
+        startup_log.must_fit(play, group.whole.nodes, recipe.readiness)
+        answer = replicas.verify(play, group, found)
+        result = served(play, group.whole, answer, before, peak)
+    replicas.record(play, found, result.versions.get(recipe.engine, ""))
     return result
 
 

@@ -12,6 +12,7 @@ from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.config.allowances import Allowances
+    from spark_cluster.config.recipe import Recipe
     from spark_cluster.runner.options import Options
     from spark_cluster.serving.result import Served
 
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
     type=int,
     metavar="N",
     help="Number of nodes to split each layer over (default: the recipe's, else all).",
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of nodes that each serve the whole model (--tp 1), behind one endpoint.",
 )
 @click.option(
     "--recipe", "recipe_name", metavar="NAME", help="Recipe to serve, instead of the inventory's."
@@ -36,6 +45,7 @@ if TYPE_CHECKING:
 def command(
     app: App,
     tp: int | None,
+    replicas: int,
     recipe_name: str | None,
     force: bool,
     changes: Changes,
@@ -53,7 +63,7 @@ def command(
     from spark_cluster.config.model_kind import must_be_served
     from spark_cluster.config.overrides import text
     from spark_cluster.loader.recipes import load_recipe
-    from spark_cluster.serving.nodes import serving
+    from spark_cluster.serving.nodes import groups, serving
 
     name = recipe_name or app.inventory.serve.recipe
     if name is None:
@@ -65,14 +75,18 @@ def command(
     app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {recipe.name}")
     must_be_served(recipe.kind, f"recipe {recipe.name}")
     must_be_allowed(recipe)
-    size = tp if tp is not None else recipe.size_for(len(app.nodes))
+    size = _size(recipe, tp, replicas, len(app.nodes))
     recipe.check_size(size)  # what cannot be is refused before any node is asked
     serving(app.nodes, size, recipe.nodes_for(size))
-    title = " ".join(filter(None, [f"up --tp {size}", text(recipe.overrides)]))
+    if replicas > 1:
+        groups([node.name for node in app.nodes], 1, replicas)
+    how = f"--tp {size}" if replicas == 1 else f"--replicas {replicas}"
+    title = " ".join(filter(None, ["up", how, text(recipe.overrides)]))
     with app.play(title, app.nodes, options) as run:
         playbook = app.project.load_playbook("up")
         play = run.open()
-        served = playbook.function(play, recipe=recipe, tp=size, force=force)
+        several = {"count": replicas} if replicas > 1 else {}
+        served = playbook.function(play, recipe=recipe, tp=size, force=force, **several)
         run.finish()
         if app.as_json:
             app.print_json(run.to_dict(**(served.to_dict() if served is not None else {})))
@@ -81,6 +95,22 @@ def command(
             if served is not None:
                 _show(app, served)
     leave_with(run, exit_code=exit_code)
+
+
+def _size(recipe: Recipe, tp: int | None, replicas: int, nodes: int) -> int:
+    """Return the tensor-parallel size.
+
+    Raises:
+        UsageError: replicas of several nodes each.
+    """
+    if replicas == 1:
+        return tp if tp is not None else recipe.size_for(nodes)
+    if tp not in (None, 1):
+        raise UsageError(
+            f"--replicas {replicas} with --tp {tp}: each replica is on one node",
+            hint="leave --tp out; `spark-cluster plan RECIPE --for throughput` compares the two",
+        )
+    return 1
 
 
 def _show(app: App, served: Served) -> None:
@@ -94,7 +124,9 @@ def _show(app: App, served: Served) -> None:
     recipe = served.plan.recipe
     kind = "" if recipe.kind == "chat" else f"{recipe.kind}, "
     where = styled("\n[bold]{}[/] at [bold cyan]{}[/]", endpoint.model, endpoint.url)
-    console.print(where + styled("  [dim]{}tp {}, recipe {}[/]", kind, served.plan.tp, recipe.name))
+    behind = [replica.node for replica in endpoint.replicas]
+    size = f"replicas on {', '.join(behind)}" if behind else f"tp {served.plan.tp}"
+    console.print(where + styled("  [dim]{}{}, recipe {}[/]", kind, size, recipe.name))
     console.print(painted(str(served.access), "dim"), soft_wrap=True)
     if served.answer and recipe.kind != "chat":
         found = styled("{} {} verified: [bold]{}[/]", mark("ok"), recipe.kind, served.answer)

@@ -69,8 +69,8 @@ class Endpoint:
 
     @property
     def engine_url(self) -> str:
-        """vLLM's own base URL, on the head's loopback."""
-        return f"http://{LOOPBACK}:{self.engine_port or self.port}/v1"
+        """vLLM's own base URL: on the head's loopback, or without a proxy the endpoint's."""
+        return self.url if self.engine_port is None else f"http://{LOOPBACK}:{self.engine_port}/v1"
 
     def path(self, path: str) -> str:
         return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}{path}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,10 +17,19 @@ from spark_cluster.inference.ray import RayNode, RayState
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-from spark_cluster.serving import firewall, logs
+from spark_cluster.serving import firewall, logs, replica_state
 from spark_cluster.serving.endpoint import Endpoint, running
 from spark_cluster.serving.kind_probe import ANSWERS, kind_of, probe_once
-from spark_cluster.serving.proxy import DESCRIPTION, UNIT, Access, described, refused_by_proxy
+from spark_cluster.serving.proxy import (
+    DESCRIPTION,
+    UNIT,
+    Access,
+    Replica,
+    described,
+    refused_by_proxy,
+    replicas_of,
+)
+from spark_cluster.serving.replica_state import ReplicaState
 
 if TYPE_CHECKING:
     from spark_cluster.serving.launches import Asked, Upcoming
@@ -91,6 +100,7 @@ class Status:
         kind: of the model: chat, embedding, reranking or transcription; None without a server.
         overrides: engine arguments that `up` was given in place of the recipe's, as options.
         caches: whether the next launch of the inventory's recipe is warm; None without a recipe.
+        replicas: the servers behind the endpoint, where there are several.
     """
 
     state: str
@@ -104,6 +114,7 @@ class Status:
     kind: ModelKind | None = None
     overrides: str = ""
     caches: Warmth | None = None
+    replicas: tuple[ReplicaState, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `status --json` prints it."""
@@ -117,6 +128,7 @@ class Status:
             "kind": self.kind,
             "tp": self.tp,
             "overrides": self.overrides,
+            "replicas": [replica.to_dict() for replica in self.replicas],
             "caches": self.caches.to_dict() if self.caches is not None else None,
             "problems": list(self.problems),
         }
@@ -159,24 +171,29 @@ def _serving_state(
     server = _server(play, known)
     if server is None:
         return _without_server(nodes)
+    behind = replicas_of(known[_head(play)].description)
     tp = _number(server.labels, "spark-cluster.tp", 1)
     size = _number(server.labels, NODES, tp)
     model = server.labels.get("spark-cluster.model", "")
-    head = next(node.name for node in play.nodes if node.is_head)
+    head = _head(play)
     on_ray = size > 1 and server.labels.get("spark-cluster.executor", "ray") == "ray"
     dark = _without_link(play, size)
     description = known[head].description
     endpoint = running(server.labels, description, endpoint_key)
     session = play.connections.session(head)
     kind = kind_of(server.labels)
-    ray, (health, answer, why, shown) = _together(
-        lambda: _ray(play, head, server) if on_ray and not dark else [],
+    (ray, replicas), (health, answer, why, shown) = _together(
+        lambda: (
+            _ray(play, head, server) if on_ray and not dark else [],
+            replica_state.look(play, behind, {n.name: n.containers.get(SERVER) for n in nodes}),
+        ),
         lambda: _probe(session, endpoint, probe, kind, dark),
     )
     problems = [f"no ConnectX-7 interface of {name} is up: is the cable in?" for name in dark]
     # Without the link Ray knows no node, which says nothing new and takes its time.
     known_to_ray = ray if on_ray and not dark else None
-    problems += _problems(play, nodes, server, size, known_to_ray, on_ray=on_ray)
+    problems += _problems(play, nodes, server, size, known_to_ray, on_ray=on_ray, behind=behind)
+    problems += [replica.problem for replica in replicas if replica.problem]
     if description is not None and known[head].proxy != "active":
         unit_is = known[head].proxy or "not there"
         problems.append(f"the proxy in front of vLLM ({UNIT}) is {unit_is} on {head}")
@@ -184,7 +201,7 @@ def _serving_state(
         problems.append(why)
     loading = endpoint is not None and server.status == "running" and health == 0
     loading = loading and not problems[:-1]
-    if health == 0 and server.restarts:
+    if health == 0 and server.restarts and not behind:
         problems.append(_restarted(session, head, server.restarts))
         loading = loading and server.restarts < MANY_RESTARTS
     state = _state(answer=bool(answer), problems=problems, loading=loading)
@@ -198,6 +215,7 @@ def _serving_state(
         problems=tuple(problems),
         kind=kind,
         overrides=server.labels.get(OVERRIDES, ""),
+        replicas=replicas,
     )
     if access is None:
         return found
@@ -262,10 +280,18 @@ def _nodes(play: Play, upcoming: Upcoming | None) -> list[NodeState]:
     return found
 
 
+def _head(play: Play) -> str:
+    return next(node.name for node in play.nodes if node.is_head)
+
+
 def _server(play: Play, known: dict[str, NodeState]) -> ContainerState | None:
+    """Return the head's server, or the first replica's that there is."""
     head = next((node.name for node in play.nodes if node.is_head), None)
-    state = known[head].containers[SERVER] if head is not None else None
-    return state if state is not None and state.status != "absent" else None
+    if head is None:
+        return None
+    names = [head, *(replica.node for replica in replicas_of(known[head].description))]
+    states = [known[name].containers.get(SERVER) for name in names if name in known]
+    return next((s for s in states if s is not None and s.status != "absent"), None)
 
 
 def _without_server(nodes: list[NodeState]) -> Status:
@@ -289,17 +315,20 @@ def _problems(
     ray: list[RayNode] | None,
     *,
     on_ray: bool,
+    behind: Sequence[Replica],
 ) -> list[str]:
     """In words.
 
     Args:
         ray: its nodes; None when it was not asked.
         on_ray: whether the nodes are joined by Ray.
+        behind: the replicas, whose own problems are told elsewhere.
     """
     problems = [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
-    if server.status != "running":
+    if server.status != "running" and not behind:
         problems.append(f"the server is {server.status} (exit code {server.exit_code})")
     heads, wanted = _serving(play, size)
+    wanted = [replica.node for replica in behind] or wanted
     if server.labels.get(firewall.LABEL) == "present":
         problems += [
             f"the firewall of the engine's ports on {n.name}: {n.firewall}"
