@@ -9,8 +9,8 @@ from typing import Literal
 from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.config.engines import DEFAULT
 from spark_cluster.config.flags import words
+from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe_schema import EngineValue, Ray
-from spark_cluster.inference.process import LOOPBACK
 
 
 @dataclass(frozen=True)

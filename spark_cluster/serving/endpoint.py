@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from spark_cluster.config.inventory_schema import ServeEntry
+from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.tls import Tls
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.inference.process import LOOPBACK
 from spark_cluster.runner.connections import ask_secret
 from spark_cluster.runner.session import Answer
 from spark_cluster.serving import proxy

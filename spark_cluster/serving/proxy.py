@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from spark_cluster.inference.process import LOOPBACK
+from spark_cluster.config.ports import LOOPBACK
 
 UNIT = "spark-cluster-endpoint"
 """Its systemd unit."""

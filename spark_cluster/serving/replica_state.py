@@ -10,6 +10,7 @@ from typing import Any, Literal
 from spark_cluster.inference.containers import ContainerState
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
+from spark_cluster.serving.node_states import MANY_RESTARTS
 from spark_cluster.serving.proxy import Replica
 
 HEALTH_S = 5.0
@@ -70,6 +71,8 @@ def _state(play: Play, replica: Replica, server: ContainerState | None) -> Repli
     if answer.status == 200:
         return made("serving")
     if answer.status == 0:
-        again = f", restarted {server.restarts} times" if server.restarts else ""
-        return made("loading", f"the replica on {node} takes no requests: it is loading{again}")
+        if server.restarts >= MANY_RESTARTS:
+            often = f"has been restarted {server.restarts} times and takes no requests"
+            return made("failed", f"the replica on {node} {often}")
+        return made("loading", f"the replica on {node} takes no requests yet: it is loading")
     return made("failed", f"the replica on {node}: /health does not return 200 ({answer.status})")

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from spark_cluster.config.inventory import Inventory
+from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import Refused, SparkClusterError, VerificationFailed
 from spark_cluster.inference import runtime
 from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.engine import engine
-from spark_cluster.inference.process import LOOPBACK, RAY, SERVER
+from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import admission, caches, firewall, launches, readiness, rungs, vram
 from spark_cluster.serving.endpoint import LABEL, Endpoint

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.inference import runtime, unit_state
 from spark_cluster.inference.containers import NODES, OVERRIDES, ContainerState
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import RayNode, RayState
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-from spark_cluster.serving import firewall, logs, replica_state
+from spark_cluster.serving import firewall, logs, node_states, replica_state
 from spark_cluster.serving.endpoint import Endpoint, running
 from spark_cluster.serving.kind_probe import ANSWERS, kind_of, probe_once
+from spark_cluster.serving.node_states import MANY_RESTARTS, NodeState
 from spark_cluster.serving.proxy import (
-    DESCRIPTION,
     UNIT,
     Access,
     Replica,
@@ -32,7 +31,7 @@ from spark_cluster.serving.proxy import (
 from spark_cluster.serving.replica_state import ReplicaState
 
 if TYPE_CHECKING:
-    from spark_cluster.serving.launches import Asked, Upcoming
+    from spark_cluster.serving.launches import Upcoming
     from spark_cluster.serving.warmth import Warmth
 
 A = TypeVar("A")
@@ -49,42 +48,6 @@ WITHOUT_LINK_S = 2.0
 
 FEW_TOKENS = 16
 """Tokens that show that completions come; `verify` and `up` wait for a whole answer."""
-
-MANY_RESTARTS = 3
-"""Restarts after which a server that is not healthy is failing, not loading. Docker waits longer
-each time; after a reboot one or two are usual, until Ray's head is there."""
-
-
-@dataclass(frozen=True)
-class NodeState:
-    """The state of one node: its serving containers, or why it could not be asked.
-
-    Attributes:
-        firewall: what is wrong with it; nothing when it is in force.
-        proxy: state of the proxy's unit, as systemd calls it.
-        description: what the proxy's own file says of the endpoint; None without such a file.
-        caches: what it was asked about the next launch; None where it was not.
-    """
-
-    name: str
-    reachable: bool
-    containers: dict[str, ContainerState] = field(default_factory=dict)
-    error: str = ""
-    firewall: str = ""
-    proxy: str = ""
-    description: str | None = None
-    caches: Asked | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "reachable": self.reachable,
-            "containers": {
-                name: {"status": c.status, "exit_code": c.exit_code, "restarts": c.restarts}
-                for name, c in self.containers.items()
-            },
-            **({"error": self.error} if self.error else {}),
-        }
 
 
 @dataclass(frozen=True)
@@ -144,7 +107,7 @@ def status(
         probe: the question of the completion.
         upcoming: what is started next; None leaves the caches out.
     """
-    nodes = _nodes(play, upcoming)
+    nodes = node_states.ask(play, upcoming)
     found = _serving_state(play, nodes, endpoint_key, probe)
     if upcoming is None:
         return found
@@ -200,7 +163,8 @@ def _serving_state(
     if why:
         problems.append(why)
     loading = endpoint is not None and server.status == "running" and health == 0
-    loading = loading and not problems[:-1]
+    loading_too = {one.problem for one in replicas if one.state == "loading"}
+    loading = loading and not set(problems[:-1]) - loading_too
     if health == 0 and server.restarts and not behind:
         problems.append(_restarted(session, head, server.restarts))
         loading = loading and server.restarts < MANY_RESTARTS
@@ -239,45 +203,6 @@ def _state(*, answer: bool, problems: list[str], loading: bool) -> str:
     if answer:
         return "degraded" if problems else "serving"
     return "starting" if loading else "failed"
-
-
-def _nodes(play: Play, upcoming: Upcoming | None) -> list[NodeState]:
-    found = []
-    here = {node.name for node in play.nodes}
-    names = list(play.connections.nodes)
-    reachable = [(name, play.connections.session(name)) for name in names if name in here]
-    caches = {name: upcoming.ask(name, s) for name, s in reachable} if upcoming else {}
-    asked = {
-        name: session.submit(
-            "gather",
-            commands={
-                **{n: runtime.question(n) for n in (SERVER, RAY)},
-                "firewall": list(firewall.LIST),
-                UNIT: ["systemctl", "is-active", UNIT],
-            },
-            files={"firewall": firewall.KEPT, "endpoint": DESCRIPTION},
-        )
-        for name, session in reachable
-    }
-    for name in names:
-        if name not in asked:
-            found.append(NodeState(name, reachable=False, error=str(play.out[name].message)))
-            continue
-        answer = asked[name].wait()
-        commands, files = answer["commands"], answer["files"]
-        outputs = {n: d["stdout"] if d else "" for n, d in commands.items()}
-        found.append(
-            NodeState(
-                name,
-                True,
-                {n: unit_state.parse(outputs[n]) for n in (SERVER, RAY)},
-                firewall=firewall.wrong_with(commands["firewall"], files["firewall"]),
-                proxy=outputs[UNIT].strip(),
-                description=files["endpoint"],
-                caches=caches.get(name),
-            )
-        )
-    return found
 
 
 def _head(play: Play) -> str:
