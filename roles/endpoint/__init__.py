@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
@@ -166,16 +165,11 @@ def configuration(settings: Settings) -> str:
         per_address=_per_address(settings),
         errors=ERRORS,
         retry=RETRY,
-        replicas=[(_server(replica.node), replica) for replica in settings.replicas],
+        replicas=settings.replicas,
         unauthorized=UNAUTHORIZED,
         body=_body,
         unit=proxy.UNIT,
     )
-
-
-def _server(node: str) -> str:
-    """Return a node's name as HAProxy takes it for a server's."""
-    return re.sub(r"[^A-Za-z0-9_.:-]", "_", node)
 
 
 def _per_address(settings: Settings) -> int | None:
