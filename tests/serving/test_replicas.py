@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from ipaddress import IPv4Interface
 from typing import Any
@@ -10,12 +11,14 @@ import pytest
 from factories import make_node, make_recipe
 from serve_plans import inventory_of
 
-from spark_cluster.errors import Refused
+from spark_cluster.errors import DoesNotFit, Refused
+from spark_cluster.inference.containers import ContainerState
+from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.loader.project import Project
 from spark_cluster.resources import File
-from spark_cluster.serving import proxy
+from spark_cluster.serving import proxy, replicas
 from spark_cluster.serving.plan import resolve
-from spark_cluster.serving.replicas import Group, resolve_group
+from spark_cluster.serving.replicas import Group, Member, resolve_group
 from spark_cluster.topology import Link, Node
 
 
@@ -101,3 +104,90 @@ def test_what_cannot_be_is_refused() -> None:
         group(port=18000)
     with pytest.raises(Refused, match="minimax"):
         resolve_group(make_recipe("minimax-m2.5-awq"), inventory_of(*NODES), NODES, 2)
+
+
+class FakePlay:
+    """A play that notes what it is given, and does nothing."""
+
+    check = False
+
+    def __init__(self, *nodes: Node, log: list[Any] | None = None) -> None:
+        self.nodes, self.head = list(nodes), nodes[0]
+        self.log: list[Any] = [] if log is None else log
+
+    def part(self, names: Sequence[str]) -> FakePlay:
+        return FakePlay(*(n for n in self.nodes if n.name in names), log=self.log)
+
+    def role(self, name: str, **given: Any) -> tuple[str, dict[str, Any]]:
+        return name, given
+
+    def apply(self, nodes: Any, *what: Any) -> None:
+        names = [node.name for node in (nodes if isinstance(nodes, list | tuple) else [nodes])]
+        for one in what:
+            said = one[0] if isinstance(one, tuple) else sorted({r.name for r in one})
+            self.log.append((said, names))
+
+    def together(self, *jobs: Any) -> list[Any]:
+        return [job() for job in jobs]
+
+    def session(self, node: Node) -> str:
+        return f"session of {node.name}"
+
+    def note(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+def started(monkeypatch: pytest.MonkeyPatch, **ray: str) -> list[Any]:
+    """Start replicas on nodes where Ray is in these states; return what was done, in order."""
+    found, play = group(), FakePlay(*NODES)
+    gone = ContainerState("absent")
+    members = [
+        Member(play.part(p.deployment.nodes), p, gone, ContainerState(ray.get(name, "absent")))  # type: ignore[arg-type]
+        for p in found.parts
+        for name in p.deployment.nodes
+    ]
+    monkeypatch.setattr(replicas.launches, "before_start", lambda *_: None)
+    monkeypatch.setattr(replicas.admission, "share", lambda *_: 0.5)
+    monkeypatch.setattr(
+        replicas.vram, "until_free", lambda sessions: play.log.append(("memory", list(sessions)))
+    )
+    replicas.start(play, found, members, "present")  # type: ignore[arg-type]
+    return play.log
+
+
+def test_each_replica_is_started_on_its_node_and_the_proxy_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert started(monkeypatch) == [
+        ("ray", ["a"]),
+        ("vllm", ["a"]),
+        ("ray", ["b"]),
+        ("vllm", ["b"]),
+        ("endpoint", ["a", "b"]),
+    ]
+
+
+def test_what_served_over_several_nodes_is_ended_before_memory_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = started(monkeypatch, b="running")
+    assert done[:3] == [([SERVER], ["b"]), ([RAY], ["b"]), ("memory", ["b"])]
+    assert done[3][0] == "ray"
+
+
+def test_a_node_without_room_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replica is admitted by the memory of its own node."""
+    found, play = group(), FakePlay(*NODES)
+    gone = ContainerState("absent")
+    members = [Member(play.part(p.deployment.nodes), p, gone, gone) for p in found.parts]  # type: ignore[arg-type]
+    asked = []
+
+    def must_work(part: Any, plan: Any, running: Any, *, force: bool) -> None:
+        asked.append(part.head.name)
+        if part.head.name == "b":
+            raise DoesNotFit("too large")
+
+    monkeypatch.setattr(replicas.admission, "must_work", must_work)
+    with pytest.raises(DoesNotFit) as refused:
+        replicas.must_work(members, force=False)
+    assert (asked, refused.value.where) == (["a", "b"], "b")
