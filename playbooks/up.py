@@ -6,7 +6,15 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.runtime import absent
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import admission, launches, readiness, rungs, startup_log, vram
+from spark_cluster.serving import (
+    admission,
+    launches,
+    readiness,
+    replicas,
+    rungs,
+    startup_log,
+    vram,
+)
 from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.serving.result import Served, served
 from spark_cluster.serving.start import guard, start
@@ -16,12 +24,21 @@ from spark_cluster.transfer.stored import stored
 
 
 def main(
-    play: Play, *, recipe: Recipe, tp: int, force: bool = False, offline: bool = False
+    play: Play,
+    *,
+    recipe: Recipe,
+    tp: int,
+    force: bool = False,
+    offline: bool = False,
+    count: int = 1,
 ) -> Served | None:
     """Serve `recipe` over `tp` nodes; None where nothing can be verified (check mode, --tags).
 
-    With `force` also what the plan says cannot work; with `offline` from what the nodes have.
+    With `force` also what the plan says cannot work; with `offline` from what the nodes have. With
+    a `count` of replicas, each on one node.
     """
+    if count > 1:
+        return with_replicas(play, recipe, count, force=force, offline=offline)
     running, before, models = play.together(
         lambda: readiness.container_state(play, SERVER),
         lambda: [] if play.check else vram.sample(play.sessions),
@@ -66,6 +83,34 @@ def main(
     launches.record(play, plan, made, result.versions.get(recipe.engine, ""))
     if made is not None:
         mark_used(play, plan)
+    return result
+
+
+def with_replicas(play: Play, recipe: Recipe, count: int, *, force: bool) -> Served | None:
+    """Serve `recipe` on each of so many nodes, behind one endpoint; None as in `main`."""
+    group = replicas.resolve_group(recipe, play.inventory, play.nodes, count)
+    announce(play, group.whole)
+    found, before = play.together(
+        lambda: replicas.members(play, group),
+        lambda: [] if play.check else vram.sample(play.sessions),
+    )
+    replicas.must_work(found, force=force)
+    with play.stage("prepare"):
+        guarded = prepare(play, group.whole)
+    with play.stage("fetch"):
+        fetch(play, group.whole)
+    with play.stage("start"):
+        replicas.start(play, group, found, guarded)
+    if play.check or play.options.selection.partial:
+        play.note("not all was started, so nothing was verified")
+        return None
+    with play.stage("load"):
+        peak = replicas.healthy(play, group, found)
+    with play.stage("verify"):
+        startup_log.must_fit(play, group.whole.nodes, recipe.readiness)
+        answer = replicas.verify(play, group, found)
+        result = served(play, group.whole, answer, before, peak)
+    replicas.record(play, found, result.versions.get(recipe.engine, ""))
     return result
 
 

@@ -36,12 +36,18 @@ class Engine:
     `/stream` sends a second piece only when the test says that it has the first one; `/late` says
     nothing for `LATE_S`, then answers, and says nothing again in the middle; `/slow` waits for its
     connection to be closed; an `Upgrade` is taken, whatever it asks for.
+
+    Attributes:
+        healthy: whether `/health` is fine.
+        dies: it closes the connection once it has read a request, `/health` excepted.
     """
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str]] = []
         self.first_piece_seen = threading.Event()
         self.gone = threading.Event()
+        self.healthy = True
+        self.dies = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -70,6 +76,11 @@ class Engine:
                 return
             self.requests.append((line, head))
             path = line.split()[1]
+            if path == "/health" and not self.healthy:
+                connection.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+                return
+            if self.dies and path != "/health":
+                return
             upgrade = re.search(r"(?im)^upgrade: (\S+)", head)
             if upgrade:
                 connection.sendall(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
 
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, Field, InstanceOf, SecretStr
 
 from spark_cluster.loader.template import render
 from spark_cluster.resources import (
@@ -22,7 +22,7 @@ from spark_cluster.resources import (
     Service,
 )
 from spark_cluster.serving import proxy
-from spark_cluster.serving.proxy import TlsKind
+from spark_cluster.serving.proxy import Replica, TlsKind
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -41,6 +41,10 @@ ERRORS = {
     504: ("vLLM did not answer in time", "engine_timeout"),
 }
 """Status to message and code of what the proxy answers itself."""
+
+RETRY = {502: 1, 503: 5}
+"""Status to the seconds of its header Retry-After: an answer that was aborted can be asked for
+again at once, a server that is not there needs a while."""
 
 UNAUTHORIZED = (
     "this endpoint asks for its API key: send it as `Authorization: Bearer KEY`",
@@ -67,6 +71,11 @@ class Settings(BaseModel):
     )
     certificate: SecretStr | None = Field(
         default=None, description="PEM text of the certificate and its private key"
+    )
+    replicas: tuple[InstanceOf[Replica], ...] = Field(
+        default=(),
+        description="servers on several nodes that requests are shared out to; none is one server "
+        "on `engine_port` of the head's loopback",
     )
     connections_per_address: int = Field(
         default=512,
@@ -167,6 +176,8 @@ def configuration(settings: Settings) -> str:
         certificate=certificate,
         per_address=_per_address(settings),
         errors=ERRORS,
+        retry=RETRY,
+        replicas=settings.replicas,
         unauthorized=UNAUTHORIZED,
         body=_body,
         unit=proxy.UNIT,
@@ -199,5 +210,10 @@ def _description(settings: Settings) -> str:
         "url": settings.url,
         "api_key": settings.api_key is not None,
         "tls": settings.tls,
+        **(
+            {"replicas": [replica.to_dict() for replica in settings.replicas]}
+            if settings.replicas
+            else {}
+        ),
     }
     return json.dumps(found, indent=2) + "\n"

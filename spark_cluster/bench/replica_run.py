@@ -32,6 +32,7 @@ from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 from spark_cluster.serving import admission, readiness
+from spark_cluster.serving.nodes import groups
 from spark_cluster.serving.plan import resolve
 from spark_cluster.serving.result import Served
 from spark_cluster.topology import Node
@@ -80,8 +81,8 @@ def bring_up(play: Play, step: Step) -> list[Replica]:
         SparkClusterError: one does not come up.
     """
     names = [node.name for node in sorted(play.nodes, key=lambda node: not node.is_head)]
-    groups = replica_split.groups(names, step.setup.each, step.setup.replicas)
-    parts = [play.part(group) for group in groups]
+    parts_of = groups(names, step.setup.each, step.setup.replicas)
+    parts = [play.part(group) for group in parts_of]
     if not play.check:
         _clear(play, step, parts)
     found = []
@@ -223,12 +224,10 @@ def loaders_of(play: Play, run: BenchRun, step: Step) -> list[Loader]:
     else:
         known = sorted(play.inventory.nodes.values(), key=lambda node: not node.is_head)
         try:
-            groups = replica_split.groups(
-                [n.name for n in known], step.setup.each, step.setup.replicas
-            )
+            found_groups = groups([n.name for n in known], step.setup.each, step.setup.replicas)
         except Refused:  # so it cannot have been measured
-            groups = []
-        names = [group[0] for group in groups]
+            found_groups = []
+        names = [group[0] for group in found_groups]
     nodes = {node.name: node for node in play.nodes}
     found = [nodes[name] for name in names if name in nodes]
     owner = partial(generators.owner, run.suite)

@@ -1,4 +1,4 @@
-"""The division of a cell's load among replicas, and the nodes that they have.
+"""The division of a cell's load among replicas.
 
 Each of r replicas gets c/r of a cell's c requests at once, so that all servers carry the same load
 from the first request of a run to its last one. Where r does not divide c the cell is left out: the
@@ -22,24 +22,6 @@ def share(cell: PlannedCell, replicas: int) -> PlannedCell:
     """Return the part of a cell that one replica gets."""
     concurrency = cell.key.concurrency // replicas
     return replace(cell, key=cell.key.model_copy(update={"concurrency": concurrency}))
-
-
-def groups(names: Sequence[str], tp: int, replicas: int) -> list[list[str]]:
-    """Return the nodes of each replica.
-
-    Args:
-        names: of the nodes, the head first.
-
-    Raises:
-        Refused: there are too few.
-    """
-    if len(names) < tp * replicas:
-        raise Refused(
-            f"{replicas} replicas at TP={tp} need {tp * replicas} nodes; there are {len(names)} "
-            f"({', '.join(names)})",
-            hint="add the other Spark to the inventory, or widen --limit",
-        )
-    return [list(names[at : at + tp]) for at in range(0, tp * replicas, tp)]
 
 
 def meeting_address(nodes: Sequence[Node]) -> str:

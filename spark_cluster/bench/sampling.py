@@ -54,7 +54,7 @@ def metrics_url(serve: ServeEntry) -> str:
 
     It is the engine's own port on the loopback: there it asks for no key, and no proxy is between.
     """
-    from spark_cluster.inference.process import LOOPBACK
+    from spark_cluster.config.ports import LOOPBACK
 
     return f"http://{LOOPBACK}:{serve.engine_port if serve.proxied else serve.port}/metrics"
 

@@ -254,5 +254,6 @@ def _advise(
     else:
         from spark_cluster.cli.plan_picture import show_advice
 
-        show_advice(app.console, subject.title, advice)
+        is_recipe = subject.launch.origin == "recipe"
+        show_advice(app.console, subject.title, advice, is_recipe=is_recipe)
     ctx.exit(0 if advice.best is not None or advice.undecided else 4)

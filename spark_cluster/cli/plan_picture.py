@@ -258,8 +258,12 @@ def _user_figures(one: Topology, users: int) -> tuple[str, str, str]:
     )
 
 
-def show_advice(console: Console, title: str, advice: Advice) -> None:
-    """Show one Spark, TP=2 and replicas side by side."""
+def show_advice(console: Console, title: str, advice: Advice, *, is_recipe: bool) -> None:
+    """Show one Spark, TP=2 and replicas side by side.
+
+    Args:
+        is_recipe: whether the title is a recipe's name, which `up` takes.
+    """
     users = "1 user" if advice.users == 1 else f"{advice.users} users at a time"
     console.print(styled("[bold]{}[/] for {}, {}\n", title, advice.purpose, users))
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -293,3 +297,7 @@ def show_advice(console: Console, title: str, advice: Advice) -> None:
         if advice.needs:
             needs = painted(f"with {' and '.join(advice.needs)}", "dim")
             console.print(needs, soft_wrap=True)
+    for one in filter(None, (advice.best, *advice.undecided)):
+        if is_recipe:
+            command = f"{one.title}: spark-cluster up --recipe {title} {one.up_option}"
+            console.print(painted(command, "cyan"), soft_wrap=True)

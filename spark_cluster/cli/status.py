@@ -93,8 +93,10 @@ def _show(app: App, found: Status) -> None:
     verdict = painted(found.state, f"bold {STYLES[found.state]}")
     if found.model:
         kind = f"{found.kind}, " if found.kind not in (None, "chat") else ""
-        shown = (found.model, found.endpoint, kind, found.tp)
-        verdict += styled("  {} at {}  [dim]{}tp {}[/]", *shown)
+        number = len(found.replicas)
+        size = f"{number} replicas" if number else f"tp {found.tp}"
+        shown = (found.model, found.endpoint, kind, size)
+        verdict += styled("  {} at {}  [dim]{}{}[/]", *shown)
         if found.overrides:
             verdict += styled("  [dim]{}[/]", found.overrides)
     console.print(verdict, soft_wrap=True)
@@ -111,6 +113,9 @@ def _show(app: App, found: Status) -> None:
                 table.add_row(node.name, name, container.status, str(container.restarts))
     if table.row_count:
         console.print(table)
+    if found.replicas:
+        states = ", ".join(f"{one.node} {one.state}" for one in found.replicas)
+        console.print(styled("[dim]replicas: {}[/]", states))
     if found.ray:
         gpus = sum(node.gpus for node in found.ray)
         console.print(styled("[dim]Ray: {} nodes, {:g} GPUs[/]", len(found.ray), gpus))
@@ -139,4 +144,7 @@ def _advice(found: Status) -> str:
         return (
             "plug the QSFP cable in, then run it again; spark-cluster doctor --only link shows more"
         )
+    if found.replicas:
+        count = len(found.replicas)
+        return f"spark-cluster up --replicas {count} repairs it; spark-cluster logs shows more"
     return "spark-cluster up repairs it; spark-cluster logs shows more"

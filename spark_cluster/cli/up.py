@@ -13,6 +13,7 @@ from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.config.allowances import Allowances
+    from spark_cluster.config.recipe import Recipe
     from spark_cluster.runner.options import Options
     from spark_cluster.serving.memory_phases import MemoryPhases
     from spark_cluster.serving.result import Served
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
     type=int,
     metavar="N",
     help="Number of nodes to split each layer over (default: the recipe's, else all).",
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of nodes that each serve the whole model (--tp 1), behind one endpoint.",
 )
 @click.option(
     "--recipe", "recipe_name", metavar="NAME", help="Recipe to serve, instead of the inventory's."
@@ -44,6 +53,7 @@ if TYPE_CHECKING:
 def command(
     app: App,
     tp: int | None,
+    replicas: int,
     recipe_name: str | None,
     force: bool,
     offline: bool,
@@ -60,6 +70,7 @@ def command(
     app.connect_early()
     from spark_cluster.config.overrides import text
     from spark_cluster.serving.memory_phases import MemoryPhases
+    from spark_cluster.serving.nodes import groups
 
     name = recipe_name or app.inventory.serve.recipe
     if name is None:
@@ -68,15 +79,21 @@ def command(
             hint="give --recipe NAME, or `serve: {recipe: NAME}` in the inventory",
         )
     recipe = recipe_to_serve(app, name, changes, allow)
-    size = size_on(app, recipe, tp)
+    size = size_on(app, recipe, _size(tp, replicas))
+    if replicas > 1:
+        groups([node.name for node in app.nodes], 1, replicas)
     port = "" if app.port is None else f"--port {app.port}"
-    title = " ".join(filter(None, [f"up --tp {size}", text(recipe.overrides), port]))
+    how = f"--tp {size}" if replicas == 1 else f"--replicas {replicas}"
+    title = " ".join(filter(None, ["up", how, text(recipe.overrides), port]))
     memory = MemoryPhases()
     with app.play(title, app.nodes, options) as run:
         run.bus.add(memory)
         playbook = app.project.load_playbook("up")
         play = run.open()
-        served = playbook.function(play, recipe=recipe, tp=size, force=force, offline=offline)
+        several = {"count": replicas} if replicas > 1 else {}
+        served = playbook.function(
+            play, recipe=recipe, tp=size, force=force, offline=offline, **several
+        )
         run.finish()
         if app.as_json:
             found = served.to_dict() if served is not None else {}
@@ -86,6 +103,22 @@ def command(
             if served is not None:
                 show_served(app, served, memory)
     leave_with(run, exit_code=exit_code)
+
+
+def _size(tp: int | None, replicas: int) -> int | None:
+    """Return the tensor-parallel size that is asked for; None for the recipe's.
+
+    Raises:
+        UsageError: replicas of several nodes each.
+    """
+    if replicas == 1:
+        return tp
+    if tp not in (None, 1):
+        raise UsageError(
+            f"--replicas {replicas} with --tp {tp}: each replica is on one node",
+            hint="leave --tp out; `spark-cluster plan RECIPE --for throughput` compares the two",
+        )
+    return 1
 
 
 def show_served(app: App, served: Served, memory: MemoryPhases) -> None:
@@ -103,7 +136,9 @@ def show_served(app: App, served: Served, memory: MemoryPhases) -> None:
     recipe = served.plan.recipe
     kind = "" if recipe.kind == "chat" else f"{recipe.kind}, "
     where = styled("\n[bold]{}[/] at [bold cyan]{}[/]", endpoint.model, endpoint.url)
-    console.print(where + styled("  [dim]{}tp {}, recipe {}[/]", kind, served.plan.tp, recipe.name))
+    behind = [replica.node for replica in endpoint.replicas]
+    size = f"replicas on {', '.join(behind)}" if behind else f"tp {served.plan.tp}"
+    console.print(where + styled("  [dim]{}{}, recipe {}[/]", kind, size, recipe.name))
     console.print(painted(str(served.access), "dim"), soft_wrap=True)
     if served.answer and recipe.kind != "chat":
         found = styled("{} {} verified: [bold]{}[/]", mark("ok"), recipe.kind, served.answer)

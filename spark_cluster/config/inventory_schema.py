@@ -142,7 +142,7 @@ class ServeEntry(Schema):
     engine_port: Port = Field(
         default=18000,
         description="vLLM's own port on the head's loopback, when a proxy has the endpoint's: off "
-        "the loopback, with an api_key, or with tls",
+        "the loopback, with an api_key, with tls, or with replicas, which have it on the fabric",
     )
 
     @property

@@ -12,8 +12,8 @@ REPLICAS_REFUSED = (
     "data_parallel: {}: the executors here join the ranks of one replica, and a Spark has one GPU"
 )
 REPLICAS_INSTEAD = (
-    "remove data_parallel, and serve one replica on each Spark (--limit), or share the model "
-    "with --tp"
+    "remove data_parallel, and serve one replica on each Spark (`up --replicas 2`), or share the "
+    "model with --tp"
 )
 
 

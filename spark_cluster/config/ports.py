@@ -21,6 +21,10 @@ from spark_cluster.errors import UsageError
 EPHEMERAL = (32768, 60999)
 """The kernel's own default of net.ipv4.ip_local_port_range, first and last."""
 
+LOOPBACK = "127.0.0.1"
+"""Where the server listens, with and without a proxy in front of it; a replica on another node than
+the head does on its address on the fabric."""
+
 REPLICAS = 18950
 """Where the load generators of a benchmark's replicas wait for each other, on the first replica's
 node. It is no port of the engine, and is listened on only until all have come."""

@@ -9,6 +9,7 @@ from typing import Literal
 from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.config.engines import DEFAULT
 from spark_cluster.config.flags import words
+from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe_schema import EngineValue, Ray
 
 
@@ -26,7 +27,8 @@ class Deployment:
         flags: the engine's flags without dashes, the same on all ranks.
         executor: what joins several nodes.
         ray: how Ray is started.
-        port: the engine's port on the head's loopback.
+        host, port: where the server listens: the head's loopback; a replica on another node does on
+            its address on the fabric.
         mounts: `SOURCE:TARGET[:ro]`.
         env: environment of the recipe, without its secrets.
         secret_env: variables of the recipe that are secrets.
@@ -41,6 +43,7 @@ class Deployment:
     flags: Mapping[str, EngineValue] = field(default_factory=dict)
     executor: Literal["ray", "mp"] = "ray"
     ray: Ray = field(default_factory=Ray)
+    host: str = LOOPBACK
     port: int = 8000
     mounts: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)

@@ -23,9 +23,6 @@ PROGRAMS = (SERVER, RAY)
 TITLE = re.compile(r"VLLM::(EngineCor|Worker)|ray::|RayWorker|sglang::")
 """Beginning of the titles of an engine's own processes, as nvidia-smi shows them."""
 
-LOOPBACK = "127.0.0.1"
-"""Where the server listens, with and without a proxy in front of it."""
-
 SECRET_ENV = "/run/secrets/env"  # noqa: S105  (a folder)
 """Folder that the program sees, with a file for each secret variable: Docker and systemd show an
 environment that is declared to everyone who may ask them."""

@@ -13,7 +13,6 @@ from spark_cluster.config.engines import Dialect
 from spark_cluster.config.model_kind import RUNGS
 from spark_cluster.errors import Failed
 from spark_cluster.inference.process import (
-    LOOPBACK,
     SERVER,
     Process,
     base_environment,
@@ -139,12 +138,12 @@ class Vllm:
 
 
 def _answering(command: tuple[str, ...], deployment: Deployment) -> tuple[str, ...]:
-    """Return the command of what answers requests, on the loopback: a key is the proxy's concern.
+    """Return the command of what answers requests, behind the proxy, whose concern a key is.
 
     What vLLM itself would guard by a key is a part of its paths, and it would hand the key on to
     all of Ray's workers in their environment.
     """
-    return (*command, f"--host={LOOPBACK}", f"--port={deployment.port}")
+    return (*command, f"--host={deployment.host}", f"--port={deployment.port}")
 
 
 VLLM: Engine = Vllm()

@@ -56,6 +56,11 @@ class Topology:
     why_not: tuple[str, ...]
     evidence: Evidence | None = None
 
+    @property
+    def up_option(self) -> str:
+        """The option of `up` that serves so."""
+        return {"one": "--tp 1", "tp2": "--tp 2", "replicas": "--replicas 2"}[self.name]
+
     def range_text(self, users: int = 1) -> str:
         """Return its range in words, tokens/s of so many users."""
         low, high = (users * figure for figure in self.user_range)
@@ -75,6 +80,7 @@ class Topology:
             "ttfr_s": round(self.ttfr_s, 3),
             "concurrent_requests": round(self.requests, 2),
             "gpu_memory_utilization": self.fit.share,
+            "up_option": self.up_option,
         }
 
 

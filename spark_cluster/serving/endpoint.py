@@ -9,13 +9,13 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from spark_cluster.config.inventory_schema import ServeEntry
+from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.tls import Tls
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.inference.process import LOOPBACK
 from spark_cluster.runner.connections import ask_secret
 from spark_cluster.runner.session import Answer
 from spark_cluster.serving import proxy
-from spark_cluster.serving.proxy import Access, TlsKind
+from spark_cluster.serving.proxy import Access, Replica, TlsKind
 from spark_cluster.topology import Node
 
 LABEL = "spark-cluster.endpoint"
@@ -50,6 +50,7 @@ class Endpoint:
         engine_port: vLLM's own port on the loopback, behind the proxy; None without a proxy.
         tls: where the certificate comes from; None for plain HTTP.
         pem: the user's certificate and its private key; shown nowhere.
+        replicas: the servers behind the proxy, where there are several.
     """
 
     host: str
@@ -59,6 +60,7 @@ class Endpoint:
     engine_port: int | None = None
     tls: TlsKind | None = None
     pem: str | None = field(default=None, repr=False)
+    replicas: tuple[Replica, ...] = ()
 
     @property
     def url(self) -> str:
@@ -67,8 +69,8 @@ class Endpoint:
 
     @property
     def engine_url(self) -> str:
-        """vLLM's own base URL, on the head's loopback."""
-        return f"http://{LOOPBACK}:{self.engine_port or self.port}/v1"
+        """vLLM's own base URL: on the head's loopback, or without a proxy the endpoint's."""
+        return self.url if self.engine_port is None else f"http://{LOOPBACK}:{self.engine_port}/v1"
 
     def path(self, path: str) -> str:
         return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}{path}"
@@ -119,6 +121,7 @@ class Endpoint:
             "api_key": self.api_key,
             "tls": self.tls,
             "certificate": self.pem,
+            "replicas": self.replicas,
         }
 
 

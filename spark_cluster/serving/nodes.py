@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from spark_cluster.errors import Refused
@@ -44,3 +44,21 @@ def serving(nodes: Iterable[M], tp: int, count: int | None = None) -> tuple[list
             hint=f"add the other Spark to the inventory, widen --limit{smaller}",
         )
     return chosen[:wanted], chosen[wanted:]
+
+
+def groups(names: Sequence[str], tp: int, replicas: int) -> list[list[str]]:
+    """Return the nodes of each replica.
+
+    Args:
+        names: of the nodes, the head first.
+
+    Raises:
+        Refused: there are too few.
+    """
+    if len(names) < tp * replicas:
+        raise Refused(
+            f"{replicas} replicas at TP={tp} need {tp * replicas} nodes; there are {len(names)} "
+            f"({', '.join(names)})",
+            hint="add the other Spark to the inventory, or widen --limit",
+        )
+    return [list(names[at : at + tp]) for at in range(0, tp * replicas, tp)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from spark_cluster.inference.process import LOOPBACK
+from spark_cluster.config.ports import LOOPBACK
 
 UNIT = "spark-cluster-endpoint"
 """Its systemd unit."""
@@ -40,6 +40,30 @@ NOT_SERVED = "engine_unreachable"
 """`code` of the proxy's own error when vLLM does not take connections; vLLM's have others."""
 
 TlsKind = Literal["self-signed", "certificate"]
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A server of several that the proxy shares the requests out to.
+
+    Attributes:
+        node: name of the node that it runs on.
+        address, port: where it listens: the head's loopback, or another node's address on the
+            fabric.
+    """
+
+    node: str
+    address: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Its own OpenAI base URL, behind the proxy."""
+        return f"http://{self.address}:{self.port}/v1"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as the proxy's description has it."""
+        return {"node": self.node, "address": self.address, "port": self.port}
 
 
 @dataclass(frozen=True)
@@ -98,6 +122,15 @@ def described(text: str | None) -> Access | None:
         return Access(str(found["url"]), bool(found["api_key"]), tls)
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
+
+
+def replicas_of(text: str | None) -> tuple[Replica, ...]:
+    """Parse the replicas of a node's `endpoint.json`; none where one server is behind it."""
+    try:
+        found = json.loads(text or "").get("replicas", [])
+        return tuple(Replica(str(r["node"]), str(r["address"]), int(r["port"])) for r in found)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return ()
 
 
 def refused_by_proxy(status: int, body: str) -> bool:

@@ -53,6 +53,7 @@ class Served:
             "recipe": self.plan.recipe.name,
             "kind": self.plan.recipe.kind,
             "tp": self.plan.tp,
+            "replicas": [replica.node for replica in self.plan.endpoint.replicas],
             "overrides": dict(self.plan.recipe.overrides),
             "answer": self.answer,
             "verified": list(self.plan.recipe.readiness.rungs),

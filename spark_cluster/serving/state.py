@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.inference import runtime, unit_state
 from spark_cluster.inference.containers import NODES, OVERRIDES, ContainerState
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import RayNode, RayState
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-from spark_cluster.serving import firewall, logs
+from spark_cluster.serving import firewall, logs, node_states, replica_state
 from spark_cluster.serving.endpoint import Endpoint, running
 from spark_cluster.serving.kind_probe import ANSWERS, kind_of, probe_once
-from spark_cluster.serving.proxy import DESCRIPTION, UNIT, Access, described, refused_by_proxy
+from spark_cluster.serving.node_states import MANY_RESTARTS, NodeState
+from spark_cluster.serving.proxy import (
+    UNIT,
+    Access,
+    Replica,
+    described,
+    refused_by_proxy,
+    replicas_of,
+)
+from spark_cluster.serving.replica_state import ReplicaState
 
 if TYPE_CHECKING:
-    from spark_cluster.serving.launches import Asked, Upcoming
+    from spark_cluster.serving.launches import Upcoming
     from spark_cluster.serving.warmth import Warmth
 
 A = TypeVar("A")
@@ -41,42 +49,6 @@ WITHOUT_LINK_S = 2.0
 FEW_TOKENS = 16
 """Tokens that show that completions come; `verify` and `up` wait for a whole answer."""
 
-MANY_RESTARTS = 3
-"""Restarts after which a server that is not healthy is failing, not loading. Docker waits longer
-each time; after a reboot one or two are usual, until Ray's head is there."""
-
-
-@dataclass(frozen=True)
-class NodeState:
-    """The state of one node: its serving containers, or why it could not be asked.
-
-    Attributes:
-        firewall: what is wrong with it; nothing when it is in force.
-        proxy: state of the proxy's unit, as systemd calls it.
-        description: what the proxy's own file says of the endpoint; None without such a file.
-        caches: what it was asked about the next launch; None where it was not.
-    """
-
-    name: str
-    reachable: bool
-    containers: dict[str, ContainerState] = field(default_factory=dict)
-    error: str = ""
-    firewall: str = ""
-    proxy: str = ""
-    description: str | None = None
-    caches: Asked | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "reachable": self.reachable,
-            "containers": {
-                name: {"status": c.status, "exit_code": c.exit_code, "restarts": c.restarts}
-                for name, c in self.containers.items()
-            },
-            **({"error": self.error} if self.error else {}),
-        }
-
 
 @dataclass(frozen=True)
 class Status:
@@ -91,6 +63,7 @@ class Status:
         kind: of the model: chat, embedding, reranking or transcription; None without a server.
         overrides: engine arguments that `up` was given in place of the recipe's, as options.
         caches: whether the next launch of the inventory's recipe is warm; None without a recipe.
+        replicas: the servers behind the endpoint, where there are several.
     """
 
     state: str
@@ -104,6 +77,7 @@ class Status:
     kind: ModelKind | None = None
     overrides: str = ""
     caches: Warmth | None = None
+    replicas: tuple[ReplicaState, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `status --json` prints it."""
@@ -117,6 +91,7 @@ class Status:
             "kind": self.kind,
             "tp": self.tp,
             "overrides": self.overrides,
+            "replicas": [replica.to_dict() for replica in self.replicas],
             "caches": self.caches.to_dict() if self.caches is not None else None,
             "problems": list(self.problems),
         }
@@ -132,7 +107,7 @@ def status(
         probe: the question of the completion.
         upcoming: what is started next; None leaves the caches out.
     """
-    nodes = _nodes(play, upcoming)
+    nodes = node_states.ask(play, upcoming)
     found = _serving_state(play, nodes, endpoint_key, probe)
     if upcoming is None:
         return found
@@ -159,32 +134,38 @@ def _serving_state(
     server = _server(play, known)
     if server is None:
         return _without_server(nodes)
+    behind = replicas_of(known[_head(play)].description)
     tp = _number(server.labels, "spark-cluster.tp", 1)
     size = _number(server.labels, NODES, tp)
     model = server.labels.get("spark-cluster.model", "")
-    head = next(node.name for node in play.nodes if node.is_head)
+    head = _head(play)
     on_ray = size > 1 and server.labels.get("spark-cluster.executor", "ray") == "ray"
     dark = _without_link(play, size)
     description = known[head].description
     endpoint = running(server.labels, description, endpoint_key)
     session = play.connections.session(head)
     kind = kind_of(server.labels)
-    ray, (health, answer, why, shown) = _together(
-        lambda: _ray(play, head, server) if on_ray and not dark else [],
+    (ray, replicas), (health, answer, why, shown) = _together(
+        lambda: (
+            _ray(play, head, server) if on_ray and not dark else [],
+            replica_state.look(play, behind, {n.name: n.containers.get(SERVER) for n in nodes}),
+        ),
         lambda: _probe(session, endpoint, probe, kind, dark),
     )
     problems = [f"no ConnectX-7 interface of {name} is up: is the cable in?" for name in dark]
     # Without the link Ray knows no node, which says nothing new and takes its time.
     known_to_ray = ray if on_ray and not dark else None
-    problems += _problems(play, nodes, server, size, known_to_ray, on_ray=on_ray)
+    problems += _problems(play, nodes, server, size, known_to_ray, on_ray=on_ray, behind=behind)
+    problems += [replica.problem for replica in replicas if replica.problem]
     if description is not None and known[head].proxy != "active":
         unit_is = known[head].proxy or "not there"
         problems.append(f"the proxy in front of vLLM ({UNIT}) is {unit_is} on {head}")
     if why:
         problems.append(why)
     loading = endpoint is not None and server.status == "running" and health == 0
-    loading = loading and not problems[:-1]
-    if health == 0 and server.restarts:
+    loading_too = {one.problem for one in replicas if one.state == "loading"}
+    loading = loading and not set(problems[:-1]) - loading_too
+    if health == 0 and server.restarts and not behind:
         problems.append(_restarted(session, head, server.restarts))
         loading = loading and server.restarts < MANY_RESTARTS
     state = _state(answer=bool(answer), problems=problems, loading=loading)
@@ -198,6 +179,7 @@ def _serving_state(
         problems=tuple(problems),
         kind=kind,
         overrides=server.labels.get(OVERRIDES, ""),
+        replicas=replicas,
     )
     if access is None:
         return found
@@ -223,49 +205,18 @@ def _state(*, answer: bool, problems: list[str], loading: bool) -> str:
     return "starting" if loading else "failed"
 
 
-def _nodes(play: Play, upcoming: Upcoming | None) -> list[NodeState]:
-    found = []
-    here = {node.name for node in play.nodes}
-    names = list(play.connections.nodes)
-    reachable = [(name, play.connections.session(name)) for name in names if name in here]
-    caches = {name: upcoming.ask(name, s) for name, s in reachable} if upcoming else {}
-    asked = {
-        name: session.submit(
-            "gather",
-            commands={
-                **{n: runtime.question(n) for n in (SERVER, RAY)},
-                "firewall": list(firewall.LIST),
-                UNIT: ["systemctl", "is-active", UNIT],
-            },
-            files={"firewall": firewall.KEPT, "endpoint": DESCRIPTION},
-        )
-        for name, session in reachable
-    }
-    for name in names:
-        if name not in asked:
-            found.append(NodeState(name, reachable=False, error=str(play.out[name].message)))
-            continue
-        answer = asked[name].wait()
-        commands, files = answer["commands"], answer["files"]
-        outputs = {n: d["stdout"] if d else "" for n, d in commands.items()}
-        found.append(
-            NodeState(
-                name,
-                True,
-                {n: unit_state.parse(outputs[n]) for n in (SERVER, RAY)},
-                firewall=firewall.wrong_with(commands["firewall"], files["firewall"]),
-                proxy=outputs[UNIT].strip(),
-                description=files["endpoint"],
-                caches=caches.get(name),
-            )
-        )
-    return found
+def _head(play: Play) -> str:
+    return next(node.name for node in play.nodes if node.is_head)
 
 
 def _server(play: Play, known: dict[str, NodeState]) -> ContainerState | None:
+    """Return the head's server, or the first replica's that there is."""
     head = next((node.name for node in play.nodes if node.is_head), None)
-    state = known[head].containers[SERVER] if head is not None else None
-    return state if state is not None and state.status != "absent" else None
+    if head is None:
+        return None
+    names = [head, *(replica.node for replica in replicas_of(known[head].description))]
+    states = [known[name].containers.get(SERVER) for name in names if name in known]
+    return next((s for s in states if s is not None and s.status != "absent"), None)
 
 
 def _without_server(nodes: list[NodeState]) -> Status:
@@ -289,18 +240,21 @@ def _problems(
     ray: list[RayNode] | None,
     *,
     on_ray: bool,
+    behind: Sequence[Replica],
 ) -> list[str]:
     """In words.
 
     Args:
         ray: its nodes; None when it was not asked.
         on_ray: whether the nodes are joined by Ray.
+        behind: the replicas, whose own problems are told elsewhere.
     """
     problems = [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
-    if server.status != "running":
+    if server.status != "running" and not behind:
         code = "0, as when its engine died" if server.exit_code == 0 else server.exit_code
         problems.append(f"the server is {server.status} (exit code {code})")
     heads, wanted = _serving(play, size)
+    wanted = [replica.node for replica in behind] or wanted
     if server.labels.get(firewall.LABEL) == "present":
         problems += [
             f"the firewall of the engine's ports on {n.name}: {n.firewall}"

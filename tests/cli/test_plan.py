@@ -136,6 +136,8 @@ def test_for_a_purpose(purpose, users, best):
     assert [one["name"] for one in found["topologies"]] == ["one", "tp2", "replicas"]
     shown = run(*words, "--offline").output
     assert "✔" in shown if best else "not decidable: the ranges overlap" in shown
+    option = "--tp 2" if best else "--replicas 2"
+    assert f"spark-cluster up --recipe gemma4-31b-fp8 {option}" in shown
 
 
 @pytest.mark.parametrize(

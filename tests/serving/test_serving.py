@@ -413,6 +413,70 @@ def test_what_is_wrong_behind_a_proxy(status, node, state_, problem):
     assert any(problem in p for p in found.problems), found.problems
 
 
+REPLICAS = json.dumps(
+    json.loads(PROXIED)
+    | {
+        "replicas": [
+            {"node": "spark1", "address": "127.0.0.1", "port": 18000},
+            {"node": "spark2", "address": "192.168.177.12", "port": 18000},
+        ]
+    }
+)
+
+
+def replica(server="running", **more):
+    containers = {} if server == "absent" else {SERVER: inspected(server, tp=1)}
+    return FakeSession(containers, **{"health": 200, "answer": "Paris", **more})
+
+
+def test_replicas_that_serve(status):
+    second = replica()
+    found = status(play_of(spark1=replica(description=REPLICAS), spark2=second))
+    assert (found.state, found.problems) == ("serving", ())
+    assert [url for url, _ in second.asked] == ["http://192.168.177.12:18000/health"]
+    assert found.to_dict()["replicas"] == [
+        {"node": "spark1", "url": "http://127.0.0.1:18000/v1", "state": "serving"},
+        {"node": "spark2", "url": "http://192.168.177.12:18000/v1", "state": "serving"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "state_", "states", "problem"),
+    [
+        ({}, {"server": "exited"}, "degraded", ["serving", "failed"],
+         "the replica on spark2 is exited"),
+        ({"server": "absent"}, {}, "degraded", ["failed", "serving"],
+         "the replica on spark1 is gone"),
+        ({}, {"health": 0}, "degraded", ["serving", "loading"], "it is loading"),
+        ({}, {"health": 503}, "degraded", ["serving", "failed"],
+         "the replica on spark2: /health does not return 200 (503)"),
+        ({"health": 0}, {"health": 0}, "starting", ["loading", "loading"], "it is loading"),
+        ({"health": 0}, {"server": "exited"}, "failed", ["loading", "failed"], "is exited"),
+        ({}, {"firewall": ""}, "serving", ["serving", "serving"], ""),
+    ],
+)  # fmt: skip
+def test_a_replica_that_does_not_serve(status, first, second, state_, states, problem):
+    head = replica(**first, description=REPLICAS)
+    found = status(play_of(spark1=head, spark2=replica(**second)))
+    assert (found.state, [one.state for one in found.replicas]) == (state_, states), found.problems
+    assert any(problem in p for p in found.problems) or not problem, found.problems
+
+
+def test_the_node_of_a_replica_that_does_not_answer(status):
+    lost = play_of(lost=("spark2",), spark1=replica(description=REPLICAS), spark2=replica())
+    found = status(lost)
+    assert (found.state, found.replicas[1].state) == ("degraded", "unreachable")
+
+
+def test_the_firewall_of_each_replica(status):
+    guarded = {"spark-cluster.firewall": "present"}
+    head = FakeSession(
+        {SERVER: inspected(tp=1, labels=guarded)}, 200, "Paris", description=REPLICAS
+    )
+    found = status(play_of(spark1=head, spark2=replica(firewall="")))
+    assert found.problems == ("the firewall of the engine's ports on spark2: it is not in force",)
+
+
 def rank(status="running"):
     return FakeSession({SERVER: inspected(status, tp=2, executor="mp")})
 

@@ -1,0 +1,251 @@
+"""Replicas: a server on each of several nodes, alone, behind the one endpoint on the head.
+
+The head's replica listens on its loopback, the others on their address on the fabric, which the
+firewall opens to the other serving nodes only. Each has its own share of the memory, and is
+verified by itself: what the proxy answers says nothing of the replica that it did not ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from spark_cluster.config.inventory import Inventory
+from spark_cluster.config.ports import LOOPBACK
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.errors import Refused, SparkClusterError, VerificationFailed
+from spark_cluster.inference import runtime
+from spark_cluster.inference.containers import ContainerState
+from spark_cluster.inference.engine import engine
+from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.runner.play import Play
+from spark_cluster.serving import admission, caches, firewall, launches, readiness, rungs, vram
+from spark_cluster.serving.endpoint import LABEL, Endpoint
+from spark_cluster.serving.nodes import groups
+from spark_cluster.serving.plan import ServePlan, resolve
+from spark_cluster.serving.proxy import Replica
+from spark_cluster.topology import Node
+
+BEHIND_PROXY_S = 30.0
+"""Seconds in which the proxy must see a replica whose server is healthy; it looks each second."""
+
+NO_LINK = "add the cable, then `spark-cluster provision`; `spark-cluster doctor --only link` checks"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The plan of several replicas.
+
+    Attributes:
+        whole: what all share: every serving node, the endpoint, image and models, the firewall.
+        parts: the replicas' own plans, the head's first; their endpoint is the engine's own.
+    """
+
+    whole: ServePlan
+    parts: tuple[ServePlan, ...]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A replica while it is brought up.
+
+    Attributes:
+        play: over its node alone.
+        running: its server as it was found.
+        ray: Ray on its node as it was found.
+    """
+
+    play: Play
+    plan: ServePlan
+    running: ContainerState
+    ray: ContainerState
+
+    @property
+    def node(self) -> Node:
+        """Its node."""
+        return self.play.head
+
+
+def resolve_group(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], count: int) -> Group:
+    """Resolve what serves a recipe as so many replicas, each on one node.
+
+    Raises:
+        Refused: there are too few nodes, the recipe needs several for one server, or there is no
+            link between them.
+        UsageError: a variable, the key or the certificate cannot be read.
+        Failed: the address of the endpoint is not one of the head's own.
+    """
+    if recipe.nodes_for(1) != 1:
+        raise Refused(
+            f"recipe {recipe.name} takes {recipe.nodes_for(1)} nodes for one server, and a replica "
+            "has one",
+            hint="pipeline_parallel of the recipe is the reason; serve it without --replicas",
+        )
+    head_first = sorted(nodes, key=lambda node: not node.is_head)
+    alone = resolve(recipe, inventory, head_first, 1)
+    names = [name for one in groups([n.name for n in head_first], 1, count) for name in one]
+    serving, idle = head_first[:count], head_first[count:]
+    port = inventory.serve.engine_port
+    if port == inventory.serve.port:
+        raise Refused(
+            f"serve.engine_port and serve.port are both {port}, and the proxy in front of the "
+            "replicas needs one of its own",
+            where=str(inventory.path),
+            hint="give serve.engine_port another number",
+        )
+    behind = tuple(Replica(node.name, _address(node), port) for node in serving)
+    guarded = firewall.settings(inventory, recipe, serving[:1])
+    if guarded["state"] == "present":
+        guarded = {**guarded, "peers": tuple(names), "ports": (*guarded["ports"], (port, port))}
+    whole = replace(
+        alone,
+        nodes=tuple(serving),
+        idle=tuple(idle),
+        endpoint=replace(alone.endpoint, engine_port=port, replicas=behind),
+        firewall=guarded,
+    )
+    parts = [_part(whole, inventory, *pair) for pair in zip(serving, behind, strict=True)]
+    return Group(whole, tuple(parts))
+
+
+def _address(node: Node) -> str:
+    """Where a replica listens.
+
+    Raises:
+        Refused: the node has no address on the fabric.
+    """
+    if node.is_head:
+        return LOOPBACK
+    if node.fabric_ip is None:
+        raise Refused(
+            f"{node.name} has no link to the head: the proxy reaches replicas over it only, where "
+            "no one else is",
+            hint=NO_LINK,
+        )
+    return node.fabric_ip
+
+
+def _part(whole: ServePlan, inventory: Inventory, node: Node, behind: Replica) -> ServePlan:
+    """Return the plan of one replica, which knows nothing of the others."""
+    endpoint = Endpoint(behind.address, behind.port, whole.endpoint.model)
+    deployment = replace(
+        whole.deployment,
+        nodes=(node.name,),
+        host=behind.address,
+        port=behind.port,
+        cache_root=caches.root_on(inventory.nodes[node.name]),
+        labels={**whole.deployment.labels, LABEL: endpoint.engine_url},
+    )
+    return replace(whole, nodes=(node,), idle=(), endpoint=endpoint, deployment=deployment)
+
+
+def members(play: Play, group: Group) -> list[Member]:
+    """Look at each replica's node: what runs there of ours."""
+
+    def look(plan: ServePlan) -> Member:
+        part = play.part(plan.deployment.nodes)
+        states = [readiness.container_state(part, name) for name in (SERVER, RAY)]
+        return Member(part, plan, *states)
+
+    return play.together(*[partial(look, plan) for plan in group.parts])
+
+
+def must_work(found: Sequence[Member], *, force: bool) -> None:
+    """Refuse what cannot work on one of the nodes, unless forced; each is asked for its memory.
+
+    Raises:
+        DoesNotFit: with the node.
+        Refused: the recipe lacks what its source needed.
+    """
+    for one in found:
+        if note := admission.overrides_changed(one.running, one.plan):
+            one.play.note(note, node=one.node)
+        try:
+            admission.must_work(one.play, one.plan, one.running, force=force)
+        except SparkClusterError as error:
+            error.where = error.where or one.node.name
+            raise
+
+
+def start(play: Play, group: Group, found: Sequence[Member], guarded: str) -> None:
+    """Start each replica that is not as it should be, then the proxy in front of all.
+
+    The proxy is there before they are loaded, so that one that does not come up keeps none of the
+    others from serving.
+
+    Args:
+        guarded: whether there is a firewall, for the containers' label.
+    """
+    _end_others(play, found)
+
+    def start_one(one: Member) -> None:
+        launches.before_start(one.play, one.plan, one.running)
+        share = admission.share(one.play, one.plan, one.running)
+        made = one.plan.starting(share=share, guarded=guarded, ray_token=None)
+        role = partial(one.play.role, deployment=made)
+        one.play.apply(one.node, role("ray"), role("vllm"))
+
+    play.together(*[partial(start_one, one) for one in found])
+    nodes = group.whole.nodes
+    play.apply(nodes, play.role("endpoint", **group.whole.endpoint.proxy_settings()))
+
+
+def _end_others(play: Play, found: Sequence[Member]) -> None:
+    """End what was started for several nodes together, before memory is counted on any."""
+    stale = [one for one in found if one.ray.status != "absent"]
+    if not stale or play.check:
+        return
+    nodes = [one.node for one in stale]
+    play.apply(nodes, runtime.absent(SERVER, stop_timeout_s=30))
+    play.apply(nodes, runtime.absent(RAY, stop_timeout_s=2))
+    vram.until_free({node.name: play.session(node) for node in nodes})
+
+
+def healthy(play: Play, group: Group, found: Sequence[Member]) -> list[vram.NodeVram]:
+    """Wait until every replica is healthy, and the proxy sees one of them.
+
+    Returns:
+        The largest VRAM of each node seen meanwhile.
+
+    Raises:
+        Failed: a replica ended; with the first real error of its log.
+        VerificationFailed: one is not healthy in time.
+    """
+    recipe = group.whole.recipe
+    wait = partial(readiness.healthy, timeout=recipe.ready_timeout_s, engine_name=recipe.engine)
+    peaks = play.together(*[partial(wait, one.play, one.plan.endpoint) for one in found])
+    readiness.healthy(play, group.whole.endpoint, BEHIND_PROXY_S, engine_name=recipe.engine)
+    return [reading for peak in peaks for reading in peak]
+
+
+def verify(play: Play, group: Group, found: Sequence[Member]) -> str:
+    """Climb the recipe's rungs on every replica, and ask the endpoint as a user would.
+
+    Returns:
+        The answer of the head's replica.
+
+    Raises:
+        VerificationFailed: at the first rung that does not hold.
+    """
+    answers: list[str] = play.together(*[partial(rungs.climb, one.play, one.plan) for one in found])
+    whole = group.whole
+    asked = whole.endpoint.request(play.session(play.head), engine(whole.recipe.engine).models)
+    if asked.status != 200:
+        raise VerificationFailed(
+            f"each replica answers, but the endpoint {whole.endpoint.url} does not: status "
+            f"{asked.status} {asked.reason}".rstrip(),
+            where=play.head.name,
+            hint="journalctl -u spark-cluster-endpoint there says what the proxy does",
+        )
+    return answers[0]
+
+
+def record(play: Play, found: Sequence[Member], engine_version: str) -> None:
+    """Write the record of each launch that has none on its node."""
+
+    def record_one(one: Member) -> None:
+        made = launches.unrecorded(one.play, one.plan)
+        launches.record(one.play, one.plan, made, engine_version)
+
+    play.together(*[partial(record_one, one) for one in found])

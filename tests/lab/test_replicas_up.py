@@ -1,0 +1,128 @@
+"""Two replicas of real vLLM behind one endpoint; one is killed while users ask, and repaired."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from commandline import CommandLine, until
+from exposure import exposure
+
+from spark_cluster.inference.process import SERVER
+from spark_cluster.lab import LabNode
+
+pytestmark = pytest.mark.lab
+
+URL = "http://10.89.0.11:8000/v1/chat/completions"
+UP = ("up", "--replicas", "2")
+USERS = 4
+PAUSE_S = 0.3
+
+
+@pytest.fixture(scope="module")
+def user(lab: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    made = CommandLine(tmp_path_factory.mktemp("replicas-up"))
+    made("down")
+    yield made
+    made("down")
+
+
+class Load:
+    """Users who each ask again soon after they have an answer, until it is left.
+
+    The pause leaves a replica that loads next to them a share of the machine's cores.
+    """
+
+    def __init__(self) -> None:
+        self.answered = 0
+        self.failures: list[tuple[int, str]] = []
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._users = [threading.Thread(target=self._ask, daemon=True) for _ in range(USERS)]
+
+    def __enter__(self) -> Load:
+        for one in self._users:
+            one.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for one in self._users:
+            one.join(120)
+
+    def go_on(self, requests: int = 3 * USERS) -> None:
+        """Wait for so many more answers."""
+        wanted = self.answered + requests
+        until(lambda: self.answered >= wanted, what="answers")
+
+    def _ask(self) -> None:
+        question = {"role": "user", "content": "What is the capital of France?"}
+        body = {"model": "paris", "messages": [question], "max_tokens": 32, "ignore_eos": True}
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(URL, json.dumps(body).encode(), headers)
+        while not self._ended.wait(PAUSE_S):
+            try:
+                with urllib.request.urlopen(request, timeout=120) as answer:
+                    json.loads(answer.read())
+            except urllib.error.HTTPError as error:
+                with self._lock:
+                    self.failures.append((error.code, error.headers.get("Retry-After", "")))
+            else:
+                with self._lock:
+                    self.answered += 1
+
+
+def server(node: LabNode) -> str:
+    """Return the id and the start of a node's server; empty without one."""
+    asked = ["docker", "container", "inspect", "-f", "{{.Id}} {{.State.StartedAt}}", SERVER]
+    return node.run(["sh", "-c", '"$@" 2>/dev/null || true', "sh", *asked]).stdout.strip()
+
+
+def test_two_replicas_and_one_endpoint(user: CommandLine, spark1: LabNode, spark2: LabNode) -> None:
+    document = user.json(*UP)
+    assert (document["tp"], document["replicas"]) == (1, ["spark1", "spark2"])
+    assert "Paris" in document["answer"]
+    assert user.json(*UP)["changed"] == 0
+    found = user.json("status")
+    assert (found["state"], found["problems"]) == ("serving", [])
+    assert [one["state"] for one in found["replicas"]] == ["serving", "serving"]
+    with exposure(spark1, spark2) as seen:
+        assert seen.open() == {("spark1", "haproxy", 8000)}
+
+
+@pytest.mark.soak
+def test_a_replica_is_killed_under_load_and_repaired(
+    user: CommandLine, spark1: LabNode, spark2: LabNode
+) -> None:
+    first = server(spark1)
+    with Load() as load:
+        load.go_on()
+        assert load.failures == []
+        spark2.run(["docker", "kill", SERVER])
+        load.go_on()
+        lost: list[Any] = list(load.failures)
+        assert len(lost) <= USERS, "no more than were in flight"
+        assert all(status in (502, 503) and retry for status, retry in lost), lost
+        found = user.json("status", status=5)
+        assert found["state"] == "degraded"
+        assert [one["state"] for one in found["replicas"]] == ["serving", "failed"]
+        assert any("the replica on spark2 is exited" in p for p in found["problems"])
+        assert user.json(*UP)["changed"] > 0
+        load.go_on()
+        assert load.failures == lost, "nothing is lost by the repair"
+    assert server(spark1) == first, "the other one was not started again"
+    assert user.json("status")["state"] == "serving"
+
+
+def test_up_without_replicas_leaves_the_heads_server(
+    user: CommandLine, spark1: LabNode, spark2: LabNode
+) -> None:
+    first = server(spark1)
+    document = user.json("up", "--tp", "1")
+    assert document["replicas"] == []
+    assert (server(spark1), server(spark2)) == (first, "")
