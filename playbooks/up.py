@@ -18,8 +18,8 @@ from spark_cluster.serving import (
 from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.serving.result import Served, served
 from spark_cluster.serving.start import guard, start
-from spark_cluster.transfer.fetch import fetch
-from spark_cluster.transfer.hub_models import mark_used, must_be_there
+from spark_cluster.transfer.fetch import fetch, must_be_there
+from spark_cluster.transfer.hub_models import mark_used
 from spark_cluster.transfer.stored import stored
 
 
@@ -45,7 +45,7 @@ def main(
         lambda: stored(play, recipe, tp),
     )
     if offline:
-        must_be_there(models)
+        must_be_there(recipe, models)
     plan = resolve(recipe.located(models.folders()), play.inventory, play.nodes, tp)
     announce(play, plan)
     vram.record(play.bus, "before", before)

@@ -41,6 +41,11 @@ class Settings(BaseModel):
         default={}, description="files that the Dockerfile copies, by their path in the build"
     )
     network: bool = Field(default=True, description="whether the build may fetch something")
+    copies: bool = Field(
+        default=True,
+        description="`up` has one node pull or build it, and copies it over the fabric to the "
+        "others; false: each does it for itself",
+    )
     timeout_s: float = Field(default=BUILD_S, description="longest time of a build, seconds")
 
 

@@ -266,6 +266,13 @@ def do_caches(node: Node, request: Request, laptop: Laptop) -> Reply:
     return caches(node.host(request, laptop), request)
 
 
+def do_image(node: Node, request: Request, laptop: Laptop) -> Reply:
+    """Do this node's part in the copy of a container image: `what` of agent/image_copy.py."""
+    from spark_cluster.agent import image_copy  # late: few runs want it
+
+    return image_copy.answer(node.host(request, laptop), request)
+
+
 OPERATIONS: dict[str, Callable[[Node, Request, Laptop], Reply]] = {
     "apply": do_apply,
     "caches": do_caches,
@@ -273,6 +280,7 @@ OPERATIONS: dict[str, Callable[[Node, Request, Laptop], Reply]] = {
     "gather": do_gather,
     "history": do_history,
     "http": do_http,
+    "image": do_image,
     "lock": do_lock,
     "reboot": do_reboot,
     "revert": do_revert,

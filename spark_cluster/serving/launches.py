@@ -142,7 +142,7 @@ def _reference(recipe: Recipe) -> str:
     """Return the image whose id is to be asked for: Docker takes longer to answer than all else."""
     if recipe.venv is not None or warmth.without_nodes(wanted(recipe, 1)) is not None:
         return ""
-    return recipe.image.reference
+    return recipe.image.ref
 
 
 def before_start(play: Play, plan: ServePlan, running: ContainerState) -> None:

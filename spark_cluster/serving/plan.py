@@ -122,7 +122,7 @@ def resolve(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int
     endpoint = endpoint_of(inventory.serve, chosen[0], recipe.model.served_name)
     launch = of_recipe(recipe, tp)
     deployment = Deployment(
-        image=recipe.image.reference,
+        image=recipe.image.ref,
         model_path=recipe.model.node_path,
         nodes=tuple(node.name for node in chosen),
         flags=recipe.flags(tp),
@@ -221,7 +221,7 @@ def _models(recipe: Recipe) -> tuple[Mapping[str, Any], ...]:
     model, drafter = recipe.model, recipe.drafter
     mounts = tuple(mount.volume for mount in recipe.mounts)
     venv = recipe.venv.path if recipe.venv else ""
-    common = {"image": recipe.image.reference, "mounts": mounts, "venv": venv}
+    common = {"image": recipe.image.ref, "mounts": mounts, "venv": venv}
     found = []
     if not model.in_hub_cache:
         chosen = model.model_dump(include={"name", "revision", "source", "directory"})

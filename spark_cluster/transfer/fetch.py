@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from spark_cluster.node.store.layout import folder_name
 from spark_cluster.serving import patches
 from spark_cluster.serving.plan import ServePlan, resolve
-from spark_cluster.transfer import hub_models
+from spark_cluster.transfer import hub_models, images
 from spark_cluster.transfer.stored import Stored
 
 if TYPE_CHECKING:
+    from spark_cluster.config.recipe import Recipe
     from spark_cluster.runner.play import Play
 
 ROLE = "models"
@@ -27,28 +28,41 @@ def fetch(play: Play, plan: ServePlan, stored: Stored) -> ServePlan:
         Refused: a patch is missing; nothing is started then.
     """
     plain = [play.role(ROLE, **given) for given in plan.models]
-    image = (
-        play.role("venv", **plan.recipe.venv.model_dump())
-        if plan.recipe.venv is not None
-        else play.role("images", **plan.image)
-    )
     by_image = any(given["source"] == "hub" for given in plan.models)
-    first = [image, *plain] if by_image else [image]
     uploads = patches.uploads(plan.patches)
 
-    def others() -> dict[str, str]:
+    def image() -> None:
+        if plan.recipe.venv is not None:
+            play.apply(plan.nodes, play.role("venv", **plan.recipe.venv.model_dump()))
+        else:
+            images.bring(play, plan.nodes, plan.image, stored.images)
+        if by_image:
+            play.apply(plan.nodes, *plain)
+
+    def models() -> dict[str, str]:
         more = [] if by_image else plain
         if more or uploads:
             play.apply(plan.nodes, *more, uploads)
         return _hub_models(play, plan, stored)
 
-    _, folders = play.together(lambda: play.apply(plan.nodes, *first), others)
+    _, folders = play.together(image, models)
     if folders != stored.folders():
         recipe = plan.recipe.located(folders)
         plan = resolve(recipe, play.inventory, play.nodes, plan.tp)
     if plan.patches and not play.check:
         patches.require_patches(play, plan.nodes, plan.deployment.image, plan.patches)
     return plan
+
+
+def must_be_there(recipe: Recipe, stored: Stored) -> None:
+    """Refuse to serve without the network what no node has.
+
+    Raises:
+        Refused: with what is lacking.
+    """
+    hub_models.must_be_there(stored)
+    if recipe.venv is None:
+        images.must_be_there(recipe.image, stored.images)
 
 
 def _hub_models(play: Play, plan: ServePlan, stored: Stored) -> dict[str, str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from spark_cluster.node.store.layout import snapshot_folder
 from spark_cluster.serving.caches import root_of_all
 from spark_cluster.serving.nodes import serving
+from spark_cluster.transfer.images import Images, images_on
 from spark_cluster.transfer.state import Have, Wanted, all_models_on, hub_folder
 
 if TYPE_CHECKING:
@@ -27,11 +28,13 @@ class Stored:
         hub: folder of the hub cache, the same on all of them.
         wanted: the model, and a drafter from the hub; only what is kept in the hub cache.
         on: node to what it has of each of them; the head first.
+        images: node to the recipe's image; empty where it is not one that is copied.
     """
 
     hub: str
     wanted: tuple[Wanted, ...]
     on: Mapping[str, Sequence[Have]]
+    images: Images = field(default_factory=dict)
 
     def of(self, wanted: Wanted) -> dict[str, Have]:
         """Return by node what it has of one of them."""
@@ -103,11 +106,18 @@ def stored(play: Play, recipe: Recipe, tp: int) -> Stored:
         SparkClusterError: a node cannot say what it has.
     """
     nodes, _ = serving(play.nodes, tp, recipe.nodes_for(tp))
-    return stored_on(play, recipe, nodes)
+    if recipe.venv is not None or recipe.image.archive:
+        return stored_on(play, recipe, nodes)
+    models: Stored
+    models, images = play.together(
+        lambda: stored_on(play, recipe, nodes),
+        lambda: images_on(play, nodes, recipe.image.ref),
+    )
+    return replace(models, images=images)
 
 
 def stored_on(play: Play, recipe: Recipe, nodes: Sequence[Node]) -> Stored:
-    """Ask these nodes; see `stored`."""
+    """Ask these nodes for the models only; see `stored`."""
     wanted = wanted_by(recipe)
     hub = hub_folder(root_of_all(play.inventory.nodes[node.name] for node in nodes))
     if not wanted:

@@ -1,4 +1,5 @@
-"""`up` with a model that is on no node: fetched from a hub by one of them, copied to the other."""
+"""`up` with a model that is on no node, and an image that one has: each is fetched once at most, and
+copied to the other."""
 
 from __future__ import annotations
 
@@ -19,6 +20,12 @@ pytestmark = pytest.mark.lab
 
 NAME = "lab-hub"
 FOLDER = f"{CACHE_ROOT}/huggingface/hub/models--lab--paris"
+IMAGE = "spark-vllm:lab"
+PREPARE = f"""
+def main(play):
+    image = Image("{IMAGE}", archive="/srv/images/spark-vllm.tar")
+    play.apply(play.head, "containers", [image])
+"""
 OTHER_CACHE = "/root/.cache/huggingface/hub"
 
 
@@ -46,11 +53,14 @@ def user(
     head, _, rest = shipped.partition("model:\n")
     model = "model: {name: lab/paris, served_name: paris}\n"
     text = head.replace("lab-paris", NAME) + model + rest.partition("served_name: paris\n")[2]
+    text = "\n".join(line for line in text.splitlines() if not line.startswith("  archive:"))
     (made.home / "recipes").mkdir()
     (made.home / f"recipes/{NAME}.yaml").write_text(text)
     for node in lab.nodes:
         node.run(["rm", "-rf", FOLDER, OTHER_CACHE])
     made("down")
+    made("playbook", made.playbook(PREPARE))
+    lab.node("spark2").run(["docker", "image", "rm", IMAGE], check=False)
     yield made
     made("down")
 
@@ -83,6 +93,10 @@ def test_it_is_fetched_once_copied_and_served_although_the_laptop_was_gone(
         ["docker", "inspect", "--format", "{{json .HostConfig.Mounts}}", "spark-ray"]
     ).stdout
     assert f'"Source":"{FOLDER}"' in mounts
+    shown = ["docker", "image", "inspect", "--format", "{{.Id}}", IMAGE]
+    assert spark1.run(shown).stdout == spark2.run(shown).stdout
+    for node in (spark1, spark2):
+        assert not node.run(["sh", "-c", "ls /var/lib/spark-cluster/images"], check=False).stdout
 
 
 def test_a_second_run_moves_nothing(user, hub):

@@ -1,0 +1,113 @@
+"""The operation `image`: this node's part in the copy of a container image."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from spark_cluster.agent.unit_work import result_of
+from spark_cluster.node.host import Host
+from spark_cluster.node.store import image_work
+from spark_cluster.node.store.hub_cache import HubCache, alone
+from spark_cluster.node.store.image_blobs import common_layers
+from spark_cluster.node.store.layout import KEPT_FREE
+from spark_cluster.node.values import Missing, ResourceError
+from spark_cluster.resources.docker import docker, inspect
+
+LIMIT_S = 4 * 3600.0
+"""Seconds for writing an image to the disk, or for reading it."""
+CLEAN_S = 60.0
+
+Request = Mapping[str, Any]
+Reply = dict[str, Any]
+
+
+def answer(host: Host, request: Request) -> Reply:
+    """Carry out `what` of a request: state, common, export, load or clean.
+
+    Raises:
+        ResourceError: it cannot be done, or is unknown here.
+    """
+    action = ACTIONS.get(str(request.get("what")))
+    if action is None:
+        raise ResourceError(f"this agent's `image` has no action {str(request.get('what'))[:60]!r}")
+    return action(host, request)
+
+
+def _state(host: Host, request: Request) -> Reply:
+    """Return what Docker has under a name; `image` is null where it, or Docker, is not there."""
+    try:
+        found = inspect(host, "image", str(request["ref"]))
+    except Missing:
+        found = None
+    if found is None:
+        return {"image": None}
+    layers = found.get("RootFS", {}).get("Layers") or []
+    about = {
+        "id": str(found.get("Id")),
+        "digests": [str(one) for one in found.get("RepoDigests") or ()],
+        "layers": [str(layer) for layer in layers],
+        "size": int(found.get("Size") or 0),
+    }
+    return {"image": about}
+
+
+def _common(host: Host, request: Request) -> Reply:
+    """Return how many of the lowest `layers` this Docker can do without in `docker load`."""
+    driver = docker(host, "info", "--format", "{{json .DriverStatus}}")
+    if "containerd" in driver.stdout:
+        return {"count": 0}
+    listed = docker(host, "image", "ls", "--quiet", "--no-trunc").stdout.split()
+    images = list(dict.fromkeys(listed))
+    if not images:
+        return {"count": 0}
+    shown = docker(host, "image", "inspect", "--format", "{{json .RootFS.Layers}}", *images)
+    known = [json.loads(line) or [] for line in shown.stdout.splitlines() if line.strip()]
+    return {"count": common_layers([str(layer) for layer in request["layers"]], known)}
+
+
+def _export(host: Host, request: Request) -> Reply:
+    """Write `ref` into the cache `hub`; what was written before is not written again."""
+    cache = HubCache(host.path(str(request["hub"])))
+    size, ref = int(request["size"]), str(request["ref"])
+    if cache.free() < size + KEPT_FREE and not cache.folder(str(request["repository"])).exists():
+        raise ResourceError(
+            f"{ref} needs {size / 1e9:.1f} GB below {request['hub']} while it is copied, and "
+            f"{KEPT_FREE / 1e9:.1f} GB that stay free; {cache.free() / 1e9:.1f} GB are free",
+            "make room, or set copy: false for the role images: each node then pulls it itself",
+        )
+    work = {name: request[name] for name in ("repository", "commit", "ref", "size")}
+    return _work(host, f"export {ref}", {**work, "what": "export", "hub": str(cache.root)})
+
+
+def _load(host: Host, request: Request) -> Reply:
+    """Give Docker the image of a manifest."""
+    hub = str(host.path(str(request["hub"])))
+    what = f"load {request['ref']} of {str(request['manifest']['commit'])[:12]}"
+    return _work(host, what, {"what": "load", "hub": hub, "manifest": request["manifest"]})
+
+
+def _work(host: Host, key: str, given: Mapping[str, Any]) -> Reply:
+    stdin = json.dumps(given).encode()
+    return result_of(host, key, image_work.argv(key), stdin=stdin, timeout=LIMIT_S)
+
+
+def _clean(host: Host, request: Request) -> Reply:
+    """Remove what is kept of an image for its copy."""
+    cache = HubCache(host.path(str(request["hub"])))
+    repository = str(request["repository"])
+    if cache.folder(repository).exists():
+        with alone(cache, repository, CLEAN_S):
+            shutil.rmtree(cache.folder(repository), ignore_errors=True)
+    return {}
+
+
+ACTIONS: dict[str, Callable[[Host, Request], Reply]] = {
+    "state": _state,
+    "common": _common,
+    "export": _export,
+    "load": _load,
+    "clean": _clean,
+}

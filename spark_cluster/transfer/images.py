@@ -1,0 +1,276 @@
+"""The container image on all nodes that serve: had by one of them, and copied to the others.
+
+The copy is that of models: over the fabric, several streams, resumed, checked by hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.errors import Failed, Refused
+from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.store.image_blobs import without_layers
+from spark_cluster.node.store.manifest import BadManifest, Manifest
+from spark_cluster.runner.events import Progress
+from spark_cluster.transfer.copy import copy, route
+
+if TYPE_CHECKING:
+    from spark_cluster.config.recipe_schema import Image
+    from spark_cluster.runner.play import Play
+    from spark_cluster.topology import Node
+
+ROLE = "images"
+HUB = "/var/lib/spark-cluster/images"
+"""Folder on the nodes for an image while it is copied."""
+LIMIT_S = 4 * 3600.0
+"""Seconds for writing an image to a disk, or for giving it to Docker."""
+
+_ID = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class ImageOnNode:
+    """An image as one node's Docker knows it.
+
+    Attributes:
+        id: `sha256:...`.
+        digests: those that registries gave it, without the names of repositories.
+        layers: `sha256:...` of each as a plain tar file, the lowest first.
+        size: bytes, not compressed.
+    """
+
+    id: str
+    digests: frozenset[str]
+    layers: tuple[str, ...]
+    size: int
+
+    def is_same(self, other: ImageOnNode) -> bool:
+        """Return whether both are one image: by id, or by a digest that both have."""
+        return self.id == other.id or bool(self.digests & other.digests)
+
+    def has(self, digest: str | None) -> bool:
+        """Return whether it is the one that a recipe pins; any is where none is pinned."""
+        return digest is None or digest in {self.id, *self.digests}
+
+
+Images = Mapping[str, ImageOnNode | None]
+"""Node to its image; None where there is none, or no Docker."""
+
+
+def images_on(play: Play, nodes: Sequence[Node], ref: str) -> dict[str, ImageOnNode | None]:
+    """Ask nodes for the image of this name, all at once.
+
+    Raises:
+        Failed: an answer cannot be used.
+        Unreachable: a node is lost.
+    """
+    waiting = {
+        node.name: play.session(node).submit("image", what="state", ref=ref) for node in nodes
+    }
+    return {name: _read(name, pending.wait()["image"]) for name, pending in waiting.items()}
+
+
+def _read(node: str, found: Any) -> ImageOnNode | None:
+    if found is None:
+        return None
+    if not isinstance(found, dict) or not _ID.fullmatch(str(found.get("id"))):
+        raise Failed("docker image inspect gave no id", where=node)
+    digests = (str(one).partition("@")[2] for one in found["digests"])
+    layers = tuple(str(layer) for layer in found["layers"])
+    known = frozenset(one for one in digests if _ID.fullmatch(one))
+    return ImageOnNode(str(found["id"]), known, layers, int(found["size"]))
+
+
+def bring(play: Play, nodes: Sequence[Node], given: Mapping[str, Any], before: Images) -> None:
+    """Have the image of a recipe on all nodes that serve, the same on all of them.
+
+    Args:
+        nodes: the head first.
+        given: settings of the role `images`.
+        before: what the nodes had when the run began.
+
+    Raises:
+        Failed: they have different images, and none can be copied.
+        SparkClusterError: it cannot be pulled, built or copied, with the reason.
+    """
+    names = [node.name for node in nodes]
+    now = sorted((n for n in play.nodes if n.name in names), key=lambda n: names.index(n.name))
+    whole = not (play.check or play.options.selection.partial)
+    if len(now) == 1 or not whole or not _is_copied(play, now, given):
+        play.apply(now, play.role(ROLE, **given))
+        return
+    first = _first(now, before, given)
+    others = [node for node in now if node.name != first.name]
+    known, wanted = before.get(first.name), given["ref"]
+    if known is not None and all(_same(before.get(node.name), known) for node in others):
+        changes, _ = play.together(
+            lambda: play.apply(first, play.role(ROLE, **given)),
+            lambda: play.apply(others, play.role(ROLE, ref=wanted, digest=known.id)),
+        )
+        if not changes.changed:
+            return
+    else:
+        play.apply(first, play.role(ROLE, **given))
+    _Copy(play, given, first, others).run()
+
+
+def _same(one: ImageOnNode | None, known: ImageOnNode) -> bool:
+    return one is not None and one.id == known.id
+
+
+def _is_copied(play: Play, nodes: Sequence[Node], given: Mapping[str, Any]) -> bool:
+    """Return whether one node has it and the others get it: not what each loads from an archive,
+    and not what has no tag, by which copies are known."""
+    if given.get("archive") or given.get("base_archive") or "@" in given["ref"]:
+        return False
+    settings = [play.inventory.nodes[node.name].settings_for(ROLE).data for node in nodes]
+    return all(given.get("copies", True) for given in settings)
+
+
+def _first(nodes: Sequence[Node], before: Images, given: Mapping[str, Any]) -> Node:
+    """Return the node that has the image, or is to have it first: the head, unless it lacks what
+    another one has."""
+    for node in nodes:
+        image = before.get(node.name)
+        if image is not None and image.has(given.get("digest")) and not given.get("dockerfile"):
+            return node
+    return nodes[0]
+
+
+def must_be_there(image: Image, before: Images) -> None:
+    """Refuse to go on without a registry where no node has the image.
+
+    Raises:
+        Refused: with its name.
+    """
+    if image.archive or image.build:
+        return
+    if not any(one is not None and one.has(image.digest) for one in before.values()):
+        raise Refused(
+            f"no node has the image {image.ref}",
+            hint="leave --offline out to pull it from its registry",
+        )
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """The copy of an image from one node to those that lack it."""
+
+    play: Play
+    given: Mapping[str, Any]
+    first: Node
+    others: Sequence[Node]
+
+    def run(self) -> None:
+        """Copy it, and see that all have the same."""
+        nodes, ref = [self.first, *self.others], str(self.given["ref"])
+        found = images_on(self.play, nodes, ref)
+        image = found[self.first.name]
+        if image is None:
+            raise Failed(f"{ref} is not there after its pull", where=self.first.name)
+        lacking = [node for node in self.others if not _same(found[node.name], image)]
+        if not self._fabric(lacking):
+            self.play.apply(lacking, self.play.role(ROLE, **self.given))
+            require_equal(ref, images_on(self.play, nodes, ref))
+            return
+        if lacking:
+            self._copy(image, lacking)
+        self.play.apply(self.others, self.play.role(ROLE, ref=ref, digest=image.id))
+
+    def _fabric(self, lacking: Sequence[Node]) -> bool:
+        """Return whether all of them are reached over the fabric: over the management network a
+        registry is as near as the other node."""
+        return all(route(self.first, node).fabric for node in lacking)
+
+    def _copy(self, image: ImageOnNode, lacking: Sequence[Node]) -> None:
+        ref = str(self.given["ref"])
+        manifest, layers = self._exported(image)
+        common = self.play.on_each(
+            lacking,
+            lambda node: self.play.session(node).request(
+                "image", what="common", layers=list(image.layers), timeout=LIMIT_S
+            ),
+        )
+        count = min(int(one["count"]) for one in common.values())
+        if count and len(layers) == len(image.layers):
+            manifest = without_layers(manifest, layers, count)
+        for one in copy(self.play, manifest, self.first, lacking, hub=HUB):
+            if one.sender:
+                less = f"; {count} of {len(layers)} layers were there" if count else ""
+                self.play.note(f"{ref} on {one}{less}")
+        self.play.on_each(lacking, lambda node: self._load(node, manifest))
+        self._clean(manifest.repository, [self.first, *lacking])
+
+    def _exported(self, image: ImageOnNode) -> tuple[Manifest, list[str]]:
+        """Have the node write the image into files; return them, and the paths of the layers."""
+        ref = str(self.given["ref"])
+        name = hashlib.sha256(ref.encode()).hexdigest()[:16]
+        found = self.play.session(self.first).request(
+            "image",
+            self._shown(self.first, f"{ref} ({gigabytes(image.size)}) out of Docker"),
+            what="export",
+            hub=HUB,
+            repository=f"image/{name}",
+            commit=image.id.removeprefix("sha256:")[:40],
+            ref=ref,
+            size=image.size,
+            timeout=LIMIT_S,
+        )
+        try:
+            return Manifest.from_document(found["manifest"]), [str(one) for one in found["layers"]]
+        except (BadManifest, LookupError, TypeError) as error:
+            where = self.first.name
+            raise Failed(f"what it wrote of {ref} cannot be used: {error}", where=where) from error
+
+    def _load(self, node: Node, manifest: Manifest) -> None:
+        ref = str(self.given["ref"])
+        self.play.session(node).request(
+            "image",
+            self._shown(node, f"{ref} into Docker"),
+            what="load",
+            hub=HUB,
+            ref=ref,
+            manifest=manifest.document(),
+            timeout=LIMIT_S,
+        )
+
+    def _clean(self, repository: str, nodes: Sequence[Node]) -> None:
+        self.play.on_each(
+            nodes,
+            lambda node: self.play.session(node).request(
+                "image", what="clean", hub=HUB, repository=repository, timeout=LIMIT_S
+            ),
+        )
+
+    def _shown(self, node: Node, what: str) -> Callable[[dict[str, Any]], None]:
+        def on_event(event: dict[str, Any]) -> None:
+            if event.get("event") == "progress":
+                self.play.bus.emit(Progress(node.name, what, str(event["text"])))
+
+        return on_event
+
+
+def require_equal(ref: str, images: Images) -> None:
+    """Refuse a launch on nodes whose images differ.
+
+    Raises:
+        Failed: a node lacks the image, or has another one than the first node.
+    """
+    absent = [node for node, image in images.items() if image is None]
+    if absent:
+        raise Failed(
+            f"{ref} is not on {', '.join(absent)}", hint="run `spark-cluster up` again to get it"
+        )
+    present = {node: image for node, image in images.items() if image is not None}
+    one = next(iter(present.values()), None)
+    if one is None or all(one.is_same(image) for image in present.values()):
+        return
+    listed = ", ".join(f"{node}: {image.id[:19]}" for node, image in present.items())
+    raise Failed(
+        f"{ref} is not the same image on all nodes ({listed})",
+        hint="set image.digest in the recipe, so that every node gets the same one",
+    )
