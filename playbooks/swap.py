@@ -91,7 +91,7 @@ def main(
 
 def _before_the_stop(play: Play, plan: ServePlan, running: ContainerState, *, force: bool) -> None:
     """Refuse what cannot work, and fetch image and model while the old server still answers."""
-    models = stored(play, plan.recipe, plan.tp)
+    models = stored(play, plan.recipe, plan.nodes)
     there = models.there(plan.recipe.model.name)
     admission.must_work(play, plan, running, there, force=force)
     if play.check:  # `up` shows what would be fetched; what it says of warmth, it says at a start

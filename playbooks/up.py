@@ -15,6 +15,7 @@ from spark_cluster.serving import (
     startup_log,
     vram,
 )
+from spark_cluster.serving.nodes import serving
 from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.serving.result import Served, served
 from spark_cluster.serving.start import guard, start
@@ -39,10 +40,11 @@ def main(
     """
     if count > 1:
         return with_replicas(play, recipe, count, force=force, offline=offline)
+    nodes, _ = serving(play.nodes, tp, recipe.nodes_for(tp))
     running, before, models = play.together(
         lambda: readiness.container_state(play, SERVER),
         lambda: [] if play.check else vram.sample(play.sessions),
-        lambda: stored(play, recipe, tp),
+        lambda: stored(play, recipe, nodes),
     )
     if offline:
         must_be_there(recipe, models)
@@ -57,7 +59,9 @@ def main(
     with play.stage("prepare"):
         guarded = prepare(play, plan)
     with play.stage("fetch"):
-        plan = fetch(play, plan, models)
+        fetched = fetch(play, plan, models)
+        if fetched is not plan.recipe:
+            plan = resolve(fetched, play.inventory, play.nodes, tp)
     with play.stage("start"):
         launches.before_start(play, plan, running)
         share = admission.share(play, plan, running)
@@ -86,19 +90,28 @@ def main(
     return result
 
 
-def with_replicas(play: Play, recipe: Recipe, count: int, *, force: bool) -> Served | None:
+def with_replicas(
+    play: Play, recipe: Recipe, count: int, *, force: bool, offline: bool
+) -> Served | None:
     """Serve `recipe` on each of so many nodes, behind one endpoint; None as in `main`."""
     group = replicas.resolve_group(recipe, play.inventory, play.nodes, count)
     announce(play, group.whole)
-    found, before = play.together(
+    found, before, models = play.together(
         lambda: replicas.members(play, group),
         lambda: [] if play.check else vram.sample(play.sessions),
+        lambda: stored(play, recipe, group.whole.nodes),
     )
-    replicas.must_work(found, force=force)
+    if offline:
+        must_be_there(recipe, models)
+    vram.record(play.bus, "before", before)
+    there = models.there(recipe.model.name)
+    replicas.must_work(found, there, force=force, offline=offline)
     with play.stage("prepare"):
         guarded = prepare(play, group.whole)
     with play.stage("fetch"):
-        fetch(play, group.whole)
+        fetched = fetch(play, group.whole, models).located(models.folders())
+        group = replicas.resolve_group(fetched, play.inventory, play.nodes, count)
+        found = replicas.with_plans(found, group)
     with play.stage("start"):
         replicas.start(play, group, found, guarded)
     if play.check or play.options.selection.partial:
@@ -111,6 +124,7 @@ def with_replicas(play: Play, recipe: Recipe, count: int, *, force: bool) -> Ser
         answer = replicas.verify(play, group, found)
         result = served(play, group.whole, answer, before, peak)
     replicas.record(play, found, result.versions.get(recipe.engine, ""))
+    mark_used(play, group.whole)
     return result
 
 

@@ -219,13 +219,13 @@ def _rooms(
     from spark_cluster.serving import launches
     from spark_cluster.serving.hub_on_node import NodeDocuments
     from spark_cluster.serving.survey import survey
-    from spark_cluster.transfer.stored import stored_on
+    from spark_cluster.transfer.stored import stored_models
 
     with app.play("plan", app.nodes, Options(), change=False) as run:
         play = run.open()
         there = {}
         if recipe is not None:
-            there = stored_on(play, recipe, play.nodes).there(recipe.model.name)
+            there = stored_models(play, recipe, play.nodes).there(recipe.model.name)
         rooms, facts = survey(play, subject.node_path, there)
         told = launches.of_recipe(play, recipe, subject.launch.tp) if recipe is not None else None
         first = min(play.nodes, key=lambda node: not node.is_head)

@@ -13,7 +13,6 @@ from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.config.allowances import Allowances
-    from spark_cluster.config.recipe import Recipe
     from spark_cluster.runner.options import Options
     from spark_cluster.serving.memory_phases import MemoryPhases
     from spark_cluster.serving.result import Served

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from spark_cluster.config.model_kind import ModelKind
+from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import Failed
-from spark_cluster.inference.process import LOOPBACK
 from spark_cluster.node import durable
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ verified by itself: what the proxy answers says nothing of the replica that it d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -151,8 +151,19 @@ def members(play: Play, group: Group) -> list[Member]:
     return play.together(*[partial(look, plan) for plan in group.parts])
 
 
-def must_work(found: Sequence[Member], *, force: bool) -> None:
+def with_plans(found: Sequence[Member], group: Group) -> list[Member]:
+    """Return the members with the parts of another group of the same nodes."""
+    return [replace(one, plan=plan) for one, plan in zip(found, group.parts, strict=True)]
+
+
+def must_work(
+    found: Sequence[Member], there: Mapping[str, float], *, force: bool, offline: bool = False
+) -> None:
     """Refuse what cannot work on one of the nodes, unless forced; each is asked for its memory.
+
+    Args:
+        there: as `admission.must_work` takes it.
+        offline: the hub is not asked for the model's shape.
 
     Raises:
         DoesNotFit: with the node.
@@ -162,7 +173,9 @@ def must_work(found: Sequence[Member], *, force: bool) -> None:
         if note := admission.overrides_changed(one.running, one.plan):
             one.play.note(note, node=one.node)
         try:
-            admission.must_work(one.play, one.plan, one.running, force=force)
+            admission.must_work(
+                one.play, one.plan, one.running, there, force=force, offline=offline
+            )
         except SparkClusterError as error:
             error.where = error.where or one.node.name
             raise

@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import Unreachable
-from spark_cluster.inference.process import LOOPBACK
 from spark_cluster.serving.proxy import DESCRIPTION, Access, described
 
 if TYPE_CHECKING:

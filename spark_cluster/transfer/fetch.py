@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.node.store.layout import folder_name
 from spark_cluster.serving import patches
-from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.transfer import hub_models, images
 from spark_cluster.transfer.stored import Stored
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.runner.play import Play
+    from spark_cluster.serving.plan import ServePlan
 
 ROLE = "models"
 """Its name stands for all models in `--tags` and `--skip-tags`."""
 
 
-def fetch(play: Play, plan: ServePlan, stored: Stored) -> ServePlan:
+def fetch(play: Play, plan: ServePlan, stored: Stored) -> Recipe:
     """Fetch image, models and patches, side by side where one does not need the other.
 
     Returns:
-        The plan, with the folders of the models.
+        The recipe, with the folders of the models.
 
     Raises:
         Refused: a patch is missing; nothing is started then.
@@ -46,12 +46,11 @@ def fetch(play: Play, plan: ServePlan, stored: Stored) -> ServePlan:
         return _hub_models(play, plan, stored)
 
     _, folders = play.together(image, models)
-    if folders != stored.folders():
-        recipe = plan.recipe.located(folders)
-        plan = resolve(recipe, play.inventory, play.nodes, plan.tp)
+    recipe = plan.recipe if folders == stored.folders() else plan.recipe.located(folders)
     if plan.patches and not play.check:
-        patches.require_patches(play, plan.nodes, plan.deployment.image, plan.patches)
-    return plan
+        mounted = patches.mounted_patches(recipe)
+        patches.require_patches(play, plan.nodes, plan.deployment.image, mounted)
+    return recipe
 
 
 def must_be_there(recipe: Recipe, stored: Stored) -> None:

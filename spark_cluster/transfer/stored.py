@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.node.store.layout import snapshot_folder
 from spark_cluster.serving.caches import root_of_all
-from spark_cluster.serving.nodes import serving
 from spark_cluster.transfer.images import Images, images_on
 from spark_cluster.transfer.state import Have, Wanted, all_models_on, hub_folder
 
@@ -98,26 +97,25 @@ def wanted_by(recipe: Recipe) -> tuple[Wanted, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def stored(play: Play, recipe: Recipe, tp: int) -> Stored:
-    """Ask the nodes that will serve what they have; nothing is asked where nothing is wanted.
+def stored(play: Play, recipe: Recipe, nodes: Sequence[Node]) -> Stored:
+    """Ask the nodes that will serve what they have; nothing is asked that is not wanted.
 
     Raises:
-        Refused: the nodes cannot serve this, or have their caches in different places.
+        Refused: the nodes have their caches in different places.
         SparkClusterError: a node cannot say what it has.
     """
-    nodes, _ = serving(play.nodes, tp, recipe.nodes_for(tp))
     if recipe.venv is not None or recipe.image.archive:
-        return stored_on(play, recipe, nodes)
+        return stored_models(play, recipe, nodes)
     models: Stored
     models, images = play.together(
-        lambda: stored_on(play, recipe, nodes),
+        lambda: stored_models(play, recipe, nodes),
         lambda: images_on(play, nodes, recipe.image.ref),
     )
     return replace(models, images=images)
 
 
-def stored_on(play: Play, recipe: Recipe, nodes: Sequence[Node]) -> Stored:
-    """Ask these nodes for the models only; see `stored`."""
+def stored_models(play: Play, recipe: Recipe, nodes: Sequence[Node]) -> Stored:
+    """Ask for the models only; see `stored`."""
     wanted = wanted_by(recipe)
     hub = hub_folder(root_of_all(play.inventory.nodes[node.name] for node in nodes))
     if not wanted:

@@ -1,4 +1,4 @@
-"""`up` with a model that is on no node, and an image that one has: each is fetched once at most, and
+"""`up` with a model that is on no node, and an image that one has: each comes once at most, and is
 copied to the other."""
 
 from __future__ import annotations

@@ -182,12 +182,12 @@ def test_a_node_without_room_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     members = [Member(play.part(p.deployment.nodes), p, gone, gone) for p in found.parts]  # type: ignore[arg-type]
     asked = []
 
-    def must_work(part: Any, plan: Any, running: Any, *, force: bool) -> None:
+    def must_work(part: Any, plan: Any, running: Any, there: Any, **_how: Any) -> None:
         asked.append(part.head.name)
         if part.head.name == "b":
             raise DoesNotFit("too large")
 
     monkeypatch.setattr(replicas.admission, "must_work", must_work)
     with pytest.raises(DoesNotFit) as refused:
-        replicas.must_work(members, force=False)
+        replicas.must_work(members, {}, force=False)
     assert (asked, refused.value.where) == (["a", "b"], "b")
