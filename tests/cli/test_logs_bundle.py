@@ -42,7 +42,7 @@ def nodes(project: Path, agent, monkeypatch) -> Path:
         if node.name == "lost":
             raise Unreachable("no answer", where="lost")
         return SimpleNamespace(
-            open=lambda: SimpleNamespace(user="nvidia"),
+            user="nvidia",
             session=lambda _label, become: agent(node.name),
             close=lambda: None,
         )
