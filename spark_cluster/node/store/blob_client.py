@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
 import threading
 import time
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-STREAMS = 4
-"""Streams to each address of the sender: with one, a core that copies or decrypts is the limit."""
+STREAMS = max(2, min(4, (os.cpu_count() or 1) // 4))
+"""Streams to each address of the sender: with one, a core that copies or decrypts is the limit; a
+small machine's cores are busy with two, and more only wait for each other."""
 RECONNECT_S = 0.5
 
 
@@ -179,7 +181,7 @@ class _Stream:
             raise _cannot(self.client, arriving.file, str(answer["error"])[:300])
         if answer.get("bytes") != part.end - part.begin:
             raise wire.WireError("it sends another part than it was asked for")
-        view = memoryview(bytearray(part.end - part.begin))
+        view = self.work.memory.take(part)
         wire.fill(stream, view)
         _disk(lambda: self.work.put(arriving, part, view))
         return True

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from spark_cluster.node.store.arriving import Arriving, Part
+from spark_cluster.node.store.arriving import Arriving, Memory, Part
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest, StoredFile
 from spark_cluster.node.values import ResourceError
@@ -44,6 +44,7 @@ class Work:
         self.failure: ResourceError | None = None
         self.said = ""
         """What went wrong last, on a stream."""
+        self.memory = Memory()
         self._lock = threading.Lock()
         self._left = list(reversed(blobs))
         self._open: list[Arriving] = []
@@ -78,7 +79,7 @@ class Work:
 
     def _begin(self, file: StoredFile) -> tuple[Arriving, Part] | None:
         """Open a file, which reads what an earlier run has left of it, without the lock."""
-        arriving = Arriving(self.client.cache, self.client.manifest, file)
+        arriving = Arriving(self.client.cache, self.client.manifest, file, self.memory)
         part = arriving.take()
         with self._lock:
             self._at_work -= 1

@@ -126,6 +126,16 @@ def test_all_of_it_arrives_over_two_addresses(source, target, tmp_path, encrypte
     assert shown[-1] == (manifest.size, manifest.size)
 
 
+def test_memory_of_written_parts_is_used_again():
+    memory, part = arriving.Memory(), arriving.Part(0, 1000)
+    first = memory.take(part)
+    second = memory.take(part)
+    assert first.obj is not second.obj
+    assert len(first) == 1000
+    memory.give_back(first)
+    assert memory.take(arriving.Part(0, PART)).obj is first.obj
+
+
 def test_nothing_is_moved_twice(source, target):
     _, manifest = source
     with serving(source) as server:
