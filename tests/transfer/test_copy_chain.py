@@ -122,6 +122,17 @@ def test_a_chain_of_three_nodes_gets_all_of_it(laptop, nodes, encrypt):
     assert not laptop.notes
 
 
+@pytest.mark.parametrize("encrypt", [True, False], ids=["tls", "plain"])
+def test_the_management_network_is_there_for_a_fabric_that_fails_if_encrypted(
+    laptop, nodes, encrypt
+):
+    manifest = model(laptop.root(nodes[0]) / "hub")
+    copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB, encrypt=encrypt)
+    parts = [part for what in laptop.asked for part in (what.get("receive"), what.get("serve"))]
+    spare = [part["spare"] for part in parts if part]
+    assert spare == [[["127.0.1.1", copying.COPY]] if encrypt else []] * 2
+
+
 def test_a_second_copy_starts_nothing(laptop, nodes):
     manifest = model(laptop.root(nodes[0]) / "hub")
     copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)

@@ -139,13 +139,14 @@ class Work:
         self.failure = self.failure or error
         self.ended.set()
 
+    def silent(self) -> float:
+        """Seconds since the last byte; 0 while a file is opened or synced."""
+        with self._lock:
+            return 0.0 if self._at_work else time.monotonic() - self._last_byte
+
     def must_go_on(self) -> None:
         """End the copy when no byte has come for too long."""
-        with self._lock:
-            silent = time.monotonic() - self._last_byte
-            if self._at_work:
-                return
-        if silent > self.client.silent_s:
+        if self.silent() > self.client.silent_s:
             self.fail(_silent(self.client, self.said))
 
     def close(self) -> None:
