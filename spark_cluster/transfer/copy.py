@@ -105,7 +105,8 @@ def copy(
     source: Node,
     targets: Sequence[Node],
     *,
-    hub: str,
+    hub: str = "",
+    folder: str = "",
     revision: str = "",
     follow: bool = False,
     encrypt: bool = True,
@@ -115,6 +116,7 @@ def copy(
 
     Args:
         hub: folder of the hub cache, the same on all of them.
+        folder: a plain folder instead, whose manifest the source has made (folders.py).
         revision: a branch or tag that gets the commit on the targets.
         follow: the source is still downloading: what it does not have yet is waited for.
         encrypt: with TLS; without, the token is proven and the content checked all the same, but
@@ -127,7 +129,7 @@ def copy(
     """
     if source.name in {node.name for node in targets}:
         raise UsageError(f"{source.name} would copy to itself", hint="name other nodes with --to")
-    base: dict[str, Any] = {"hub": hub, "manifest": manifest.document()}
+    base: dict[str, Any] = {"hub": hub, "folder": folder, "manifest": manifest.document()}
     asked = play.on_each(targets, lambda n: play.session(n).request("copy", what="lacking", **base))
     lacking = [node for node in targets if not asked[node.name]["nothing"]]
     if play.check or not lacking:
@@ -241,7 +243,7 @@ class _Chain:
         return [[address, COPY] for address in way.spare] if self.encrypt else []
 
     def _shown(self, node: Node) -> Any:
-        what = f"copy of {self.base['manifest']['repository']}"
+        what = f"copy of {self.base['folder'] or self.base['manifest']['repository']}"
 
         def on_event(event: dict[str, Any]) -> None:
             if event.get("event") == "progress" and event["text"].startswith(WARNING):

@@ -24,6 +24,7 @@ from spark_cluster.node.store.blob_client import STREAMS, BlobClient
 from spark_cluster.node.store.blob_server import BlobServer
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.store.plain_folder import PlainFolder
 from spark_cluster.node.values import ResourceError
 
 TMPFS = "/run"
@@ -53,15 +54,15 @@ def work(given: Given) -> dict[str, Any]:
     """Receive and send as asked for; return the bytes moved, kept and sent, and the seconds.
 
     Args:
-        given: `hub`, `manifest`; `receive` (sender, addresses, spare, token, certificate,
-            streams, revision) and `serve` (addresses, spare, token, certificate, key, follow,
-            state), each or null.
+        given: `hub`, or `folder` and `ours` of a plain folder; `manifest`; `receive` (sender,
+            addresses, spare, token, certificate, streams, revision) and `serve` (addresses, spare,
+            token, certificate, key, follow, state), each or null.
 
     Raises:
         ResourceError: what either of them raises.
     """
-    cache = HubCache(Path(given["hub"]))
     manifest = Manifest.from_document(given["manifest"])
+    cache = cache_of(given, manifest)
     result: dict[str, Any] = {"moved": 0, "kept": 0, "sent": 0, "seconds": 0.0}
     with contextlib.ExitStack() as stack:
         sending = None
@@ -74,6 +75,19 @@ def work(given: Given) -> dict[str, Any]:
             sending.wait()
             result["sent"] = sending.server.sent
     return result
+
+
+def cache_of(given: Given, manifest: Manifest, *, read: bool = True) -> HubCache:
+    """Return where the files are: a hub cache, or a plain folder.
+
+    Args:
+        read: see PlainFolder.
+    """
+    if not given.get("folder"):
+        return HubCache(Path(given["hub"]))
+    plain = PlainFolder(Path(given["folder"]), Path(given["ours"]), read=read)
+    plain.adopt(manifest)
+    return plain
 
 
 def _receive(cache: HubCache, manifest: Manifest, given: Given) -> Any:

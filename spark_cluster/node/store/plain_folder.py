@@ -99,7 +99,7 @@ class PlainFolder(HubCache):
             self._keep(known)
         blobs = [f for f in manifest.blobs.values() if not here[self._paths[f.blob]]]
         for file in blobs:
-            make_folder(self.blob(manifest.repository, file.blob).parent, 0o755)
+            self._make_parent(self.root / self._paths[file.blob])
         begun = [self._begun(manifest, file) for file in blobs]
         links = tuple(path for path, there in here.items() if not there)
         return Lacking(tuple(blobs), sum(begun), links)
@@ -118,6 +118,7 @@ class PlainFolder(HubCache):
             raise ResourceError(f"{self.root}: {lacking.blobs[0].path} is not whole yet")
         for file in manifest.files:
             if file.path in lacking.links:
+                self._make_parent(self.root / file.path)
                 self._duplicate(self.blob(manifest.repository, file.blob), self.root / file.path)
         with contextlib.suppress(OSError):
             (self.root / INCOMING / "blobs").rmdir()
@@ -126,9 +127,14 @@ class PlainFolder(HubCache):
         if revision:
             write_file(self.root / ".complete", f"{revision}\n".encode(), 0o644)
 
+    def _make_parent(self, path: Path) -> None:
+        """Raises ResourceError where a link leads out of the folder."""
+        if not path.parent.resolve().is_relative_to(self.root.resolve()):
+            raise ResourceError(f"{path.parent} leads out of {self.root}", "remove the link there")
+        make_folder(path.parent, 0o755)
+
     @staticmethod
     def _duplicate(source: Path, target: Path) -> None:
-        make_folder(target.parent, 0o755)
         staged = target.with_name(f".{target.name}.new")
         shutil.copyfile(source, staged, follow_symlinks=False)
         sync(staged)
