@@ -71,17 +71,21 @@ class PlainFolder(HubCache):
         """
         if not self.root.is_dir():
             raise ResourceError(f"{self.root} is not a folder on this node")
-        known, files = self._known(), []
+        known, files = self._known(), list[StoredFile]()
         for path, about in self._files():
             digest = self._digest(path, about, known, progress)
             known[path] = (about.st_size, about.st_mtime_ns, digest)
-            files.append({"path": path, "size": about.st_size, "blob": digest, "algorithm": SHA256})
-        self._keep({path: known[path] for path in (file["path"] for file in files)})
-        listed = json.dumps([[file["path"], file["blob"]] for file in files])
+            files.append(StoredFile(path, about.st_size, digest, SHA256))
+        self._keep({file.path: known[file.path] for file in files})
+        listed = json.dumps([[file.path, file.blob] for file in files])
         commit = hashlib.sha256(listed.encode()).hexdigest()[:40]
         return self.adopt(
             Manifest.from_document(
-                {"repository": self.repository, "commit": commit, "files": files}
+                {
+                    "repository": self.repository,
+                    "commit": commit,
+                    "files": [vars(file) for file in files],
+                }
             )
         )
 
