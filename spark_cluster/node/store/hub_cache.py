@@ -91,6 +91,10 @@ class HubCache:
     def snapshot(self, repository: str, commit: str) -> Path:
         return self.folder(repository) / "snapshots" / commit
 
+    def lock_folder(self, repository: str) -> Path:
+        """The folder of the lock of a repository: where the hub's library has its own."""
+        return self.root / ".locks" / self.folder(repository).name
+
     def free(self) -> int:
         """Bytes that can still be written where the cache is, or will be."""
         there = next(path for path in (self.root, *self.root.parents) if path.is_dir())
@@ -273,12 +277,10 @@ def make_durable(path: Path, blob: Path) -> None:
 def alone(cache: HubCache, repository: str, limit_s: float = WAIT_S) -> Iterator[None]:
     """Be the only one of ours that writes into a repository of the cache.
 
-    The lock lies where the hub's library has its own, so that `snapshots` hold models only.
-
     Raises:
         ResourceError: another one has not ended in time.
     """
-    folder = cache.root / ".locks" / cache.folder(repository).name
+    folder = cache.lock_folder(repository)
     make_folder(folder, 0o755)
     handle = os.open(folder / "spark-cluster.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:

@@ -55,6 +55,9 @@ class PlainFolder(HubCache):
     def folder(self, repository: str) -> Path:  # noqa: ARG002
         return self.root / INCOMING
 
+    def lock_folder(self, repository: str) -> Path:  # noqa: ARG002
+        return self._record.with_suffix(".lock")
+
     def incomplete(self, repository: str, blob: str) -> Path:
         return self.folder(repository) / f"{blob}{INCOMPLETE}"
 

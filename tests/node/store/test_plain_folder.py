@@ -62,9 +62,7 @@ def test_all_files_arrive_and_equal_ones_move_once(source, target):
     manifest = source.manifest()
     assert copied(source, target, manifest, "org/model@main") == manifest.size
     assert manifest.size < sum(map(len, CONTENTS.values()))
-    locks = {name for name in files(target) if name.startswith(".locks/")}
-    found = {name: data for name, data in files(target).items() if name not in locks}
-    assert found == {**CONTENTS, ".complete": b"org/model@main\n"}
+    assert files(target) == {**CONTENTS, ".complete": b"org/model@main\n"}
     assert copied(source, target, manifest) == 0
     assert target.manifest().files == manifest.files
 
@@ -116,7 +114,7 @@ def test_a_link_is_refused(source):
 
 def test_a_record_that_is_damaged_is_made_again(source):
     manifest = source.manifest()
-    (record,) = (source.root.parent / "ours-a").iterdir()
+    (record,) = (source.root.parent / "ours-a").glob("*.json")
     record.write_text('{"config.json": [1')
     assert source.manifest() == manifest
 
