@@ -14,13 +14,14 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.durable import make_folder, sync, sync_folder, write_file
 from spark_cluster.node.store.hub_cache import HubCache, Lacking
 from spark_cluster.node.store.layout import INCOMPLETE
-from spark_cluster.node.store.manifest import SHA256, Manifest, StoredFile, check_path
+from spark_cluster.node.store.manifest import MOST_FILES, SHA256, Manifest, StoredFile, check_path
 from spark_cluster.node.values import ResourceError
 
 OURS = "/var/lib/spark-cluster/folders"
@@ -75,7 +76,10 @@ class PlainFolder(HubCache):
         if not self.root.is_dir():
             raise ResourceError(f"{self.root} is not a folder on this node")
         known, files = self._known(), list[StoredFile]()
-        for path, about in self._files():
+        found = list(islice(self._files(), MOST_FILES + 1))
+        if not 0 < len(found) <= MOST_FILES:
+            raise ResourceError(f"{self.root} has no file, or more than {MOST_FILES}")
+        for path, about in found:
             digest = self._digest(path, about, known, progress)
             known[path] = (about.st_size, about.st_mtime_ns, digest)
             files.append(StoredFile(path, about.st_size, digest, SHA256))
@@ -186,7 +190,8 @@ class PlainFolder(HubCache):
         """Regular files in order of name, with their path below the folder."""
         for place, folders, names in os.walk(self.root):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            for name in sorted(name for name in names if not name.startswith(".")):
+            links = [name for name in folders if (Path(place) / name).is_symlink()]
+            for name in sorted(name for name in (*names, *links) if not name.startswith(".")):
                 path = Path(place) / name
                 about = path.lstat()
                 if not stat.S_ISREG(about.st_mode):

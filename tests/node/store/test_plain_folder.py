@@ -106,8 +106,25 @@ def test_without_reading_an_unknown_file_counts_as_lacking(source, tmp_path):
     assert PlainFolder(source.root, tmp_path / "ours-a", read=False).lacking(manifest).nothing
 
 
-def test_a_link_is_refused(source):
-    (source.root / "link").symlink_to("/etc/passwd")
+def test_an_empty_folder_is_refused(target):
+    target.root.mkdir()
+    with pytest.raises(ResourceError, match="has no file"):
+        target.manifest()
+
+
+def test_a_folder_that_a_link_leads_out_of_is_not_written_through(source, target, tmp_path):
+    manifest = source.manifest()
+    target.root.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (target.root / "sub").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ResourceError, match="leads out of"):
+        copied(source, target, manifest)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("to", ["/etc/passwd", "/etc"])
+def test_a_link_is_refused(source, to):
+    (source.root / "link").symlink_to(to)
     with pytest.raises(ResourceError, match="is a link or no file"):
         source.manifest()
 
