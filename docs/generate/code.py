@@ -67,6 +67,7 @@ from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
+from spark_cluster.transfer.caches import CopiedCache
 from spark_cluster.transfer.copy import Copied
 from spark_cluster.transfer.repair import RepairedModel
 from spark_cluster.transfer.upkeep import Pruned, StoredModels, VerifiedModel
@@ -167,6 +168,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "logs": ("logs", {"logs": [{"node": str, "container": str, "text": str}]}),
     "caches-list": ("caches list", {"parts": [CachePart]}),
     "caches-prune": ("caches prune", {"applied": bool, "bytes": int, "parts": [CachePart]}),
+    "caches-copy": ("caches copy", {**_RUN, "copies": [CopiedCache]}),
     "vram": ("vram", {"nodes": [NodeVram]}),
     "top": ("top", Row),
     "exec": ("exec", {"nodes": [exec_command._document]}),

@@ -36,7 +36,7 @@ class CopiedCache:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
-        return {"kind": self.kind, **self.copied.to_dict()}
+        return {"kind": self.kind, "copied": self.copied.to_dict()}
 
 
 def copy_caches(
