@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from commandline import CommandLine, until
+from commandline import CommandLine, Started, until
 
 from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.lab import Lab, LabNode
+from spark_cluster.node.store.layout import OURS
 
 pytestmark = pytest.mark.lab
 
@@ -27,6 +28,8 @@ for number in $(seq {FILES}); do
 done
 printf {COMMIT} > {FOLDER}/refs/main
 """
+REMOVE = f"rm -rf {FOLDER} {OURS}/manifests/models--org--cut@*"
+"""What a node knows of the commit goes, too: each test makes other content of the same commit."""
 
 
 @pytest.fixture
@@ -35,11 +38,11 @@ def user(
 ) -> Iterator[CommandLine]:
     lab.trust()
     for node in (spark1, spark2):
-        node.run(["rm", "-rf", FOLDER])
+        node.run(["sh", "-c", REMOVE])
     spark1.run(["sh", "-ec", MAKE])
     yield CommandLine(tmp_path_factory.mktemp("user"))
     for node in (spark1, spark2):
-        node.run(["rm", "-rf", FOLDER])
+        node.run(["sh", "-c", REMOVE])
 
 
 def arrived(node: LabNode) -> int:
@@ -47,9 +50,21 @@ def arrived(node: LabNode) -> int:
     return int(node.run(["sh", "-c", f"cat {FOLDER}/blobs/* 2>/dev/null | wc -c"]).stdout)
 
 
+def wait_for(node: LabNode, size: int, command: Started) -> None:
+    """Wait until so many bytes have arrived, or say why the command has ended before."""
+
+    def come() -> bool:
+        if arrived(node) >= size:
+            return True
+        assert command.process.poll() is None, command.process.communicate()
+        return False
+
+    until(come, what=f"{size} bytes of the model", every=0.05)
+
+
 def test_a_copy_goes_on_when_its_command_is_interrupted(user, spark2):
     first = user.start("models", "copy", "org/cut", "--streams", "1")
-    until(lambda: arrived(spark2) > 0, what="the first bytes")
+    wait_for(spark2, 1, first)
     first.interrupt()
     first.end(status=None)
     (copied,) = user.json("models", "copy", "org/cut")["copies"]
@@ -62,8 +77,8 @@ def test_a_copy_goes_on_when_its_command_is_interrupted(user, spark2):
 
 def test_a_copy_whose_receiver_is_killed_goes_on_inside_the_file(user, spark2):
     first = user.start("models", "copy", "org/cut", "--streams", "1")
-    until(lambda: arrived(spark2) > SIZE // 4, what="a quarter of the model", every=0.05)
-    spark2.run(["sh", "-c", "systemctl kill --signal=KILL 'spark-cluster-*copy*' || true"])
+    wait_for(spark2, SIZE // 4, first)
+    spark2.run(["sh", "-c", "pkill -KILL -f '[c]opy_work'"], check=False)
     first.interrupt()
     first.process.communicate(timeout=60)
     before = arrived(spark2)
