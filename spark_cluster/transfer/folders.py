@@ -49,16 +49,22 @@ def copy_folder(
         "copy", on_event, what="folder", folder=path, timeout=LIMIT_S
     )
     manifest = Manifest.from_document(reply["manifest"])
-    return copy(
-        play,
-        manifest,
-        source,
-        targets,
-        folder=path,
-        revision=complete,
-        encrypt=encrypt,
-        streams=streams,
-    )
+    # One node after the other: in a chain a node would send on what it still has of an old file,
+    # whose name is the same.
+    return [
+        one
+        for target in targets
+        for one in copy(
+            play,
+            manifest,
+            source,
+            [target],
+            folder=path,
+            revision=complete,
+            encrypt=encrypt,
+            streams=streams,
+        )
+    ]
 
 
 def bring_folder(play: Play, nodes: Sequence[Node], local: Path, path: str) -> list[Copied]:

@@ -134,13 +134,16 @@ def test_the_management_network_is_there_for_a_fabric_that_fails_if_encrypted(
     assert spare == [[["127.0.1.1", copying.COPY]] if encrypt else []] * 2
 
 
-def test_a_plain_folder_goes_along_a_chain(laptop, nodes):
+def test_a_plain_folder_goes_to_all_also_where_an_old_file_is(laptop, nodes):
     for node in nodes:
         (laptop.root(node) / "srv").mkdir()
     here = laptop.root(nodes[0]) / "srv/model"
     (here / "sub").mkdir(parents=True)
     (here / "config.json").write_text("{}")
     (here / "sub/weights.bin").write_bytes(random.Random(1).randbytes(9_000_000))
+    old = laptop.root(nodes[1]) / "srv/model/sub"
+    old.mkdir(parents=True)
+    (old / "weights.bin").write_bytes(bytes(9_000_000))
     done = copy_folder(laptop, "/srv/model", nodes[0], nodes[1:], complete="org/model@main")
     assert [(one.node, one.moved) for one in done] == [("spark2", 9_000_002), ("spark3", 9_000_002)]
     for node in nodes[1:]:
