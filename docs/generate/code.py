@@ -76,6 +76,7 @@ from spark_cluster.serving.supervision import Supervision
 from spark_cluster.serving.verify import Verification
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
+from spark_cluster.transfer.caches import CopiedCache
 from spark_cluster.transfer.copy import Copied
 from spark_cluster.transfer.repair import RepairedModel
 from spark_cluster.transfer.upkeep import Pruned, StoredModels, VerifiedModel
@@ -198,6 +199,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     ),
     "caches-list": ("caches list", {"parts": [CachePart]}),
     "caches-prune": ("caches prune", {"applied": bool, "bytes": int, "parts": [CachePart]}),
+    "caches-copy": ("caches copy", {**_RUN, "copies": [CopiedCache]}),
     "vram": ("vram", {"nodes": [NodeVram]}),
     "vram-watch": ("vram --watch", {"at": float, "nodes": [(NodeVram, {"peak_mib": int})]}),
     "top": ("top", Row),

@@ -11,8 +11,7 @@ from typing import Any
 
 from spark_cluster.agent.unit_work import result_of
 from spark_cluster.node.host import Host
-from spark_cluster.node.store import copy_work
-from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store import copy_work, folder_work, plain_folder
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.values import ResourceError
 
@@ -26,12 +25,14 @@ Reply = dict[str, Any]
 
 
 def answer(host: Host, request: Request) -> Reply:
-    """Carry out `what` of a request: lacking, secrets, or work.
+    """Carry out `what` of a request: folder, lacking, secrets, or work.
 
     Raises:
         ResourceError: it cannot be done, or is unknown here.
     """
     what = request.get("what")
+    if what == "folder":
+        return _folder(host, request)
     if what == "lacking":
         return _lacking(host, request)
     if what == "secrets":
@@ -45,9 +46,25 @@ def _manifest(request: Request) -> Manifest:
     return Manifest.from_document(request["manifest"])
 
 
+def _where(host: Host, request: Request) -> dict[str, str]:
+    """The hub cache or plain folder of a request, as `copy_work.cache_of` takes it."""
+    if request.get("folder"):
+        folder = str(host.path(str(request["folder"])))
+        return {"folder": folder, "ours": str(host.path(plain_folder.OURS))}
+    return {"hub": str(host.path(str(request["hub"])))}
+
+
+def _folder(host: Host, request: Request) -> Reply:
+    """Return the manifest of a plain folder; what has not changed is not read."""
+    where = _where(host, request)
+    argv = folder_work.argv(where["folder"], where["ours"])
+    return result_of(host, f"read {request['folder']}", argv, timeout=LIMIT_S)
+
+
 def _lacking(host: Host, request: Request) -> Reply:
     """Return the bytes to fetch and whether nothing at all is lacking; contents are not read."""
-    lacking = HubCache(host.path(str(request["hub"]))).lacking(_manifest(request))
+    manifest = _manifest(request)
+    lacking = copy_work.cache_of(_where(host, request), manifest, read=False).lacking(manifest)
     return {"bytes": lacking.size, "nothing": lacking.nothing}
 
 
@@ -80,7 +97,7 @@ def _work(host: Host, request: Request) -> Reply:
     """Receive, send, or both, in a unit that goes on when the laptop is gone."""
     manifest = _manifest(request)
     given: dict[str, Any] = {
-        "hub": str(host.path(str(request["hub"]))),
+        **_where(host, request),
         "manifest": manifest.document(),
         "receive": request.get("receive"),
         "serve": request.get("serve"),

@@ -1,4 +1,4 @@
-"""`caches`: what engines keep on the nodes for the next start, and its removal."""
+"""`caches`: what engines keep on the nodes for the next start, its removal and its copy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def command() -> None:
-    """List and prune what engines keep on the nodes for the next start: compiled code, kernels."""
+    """List, prune and copy what engines keep on the nodes for the next start: compiled code."""
 
 
 @command.command("list")
@@ -91,6 +91,35 @@ def prune(app: App, days: float, kinds: tuple[str, ...], recipe: str | None, act
         app.print_json({"applied": act, "bytes": total, "parts": listed})
         return
     _show_pruned(app, chosen, total, act=act)
+
+
+@command.command()
+@click.option("--from", "source", required=True, metavar="NODE", help="Node to copy from.")
+@click.option(
+    "--to", "targets", multiple=True, metavar="NODE", help="Node to copy to; repeatable (default: "
+    "all others).",
+)  # fmt: skip
+@click.option("--no-encrypt", is_flag=True, help="Leave TLS out, as in `models copy`.")
+@click.pass_obj
+def copy(app: App, source: str, targets: tuple[str, ...], no_encrypt: bool) -> None:
+    """Copy Triton's and Inductor's caches to nodes with the same GPU, over the fabric if possible.
+
+    Only files that are missing or differ are moved. vLLM's compiled code and FlashInfer's kernels
+    are not copied: the one belongs to a rank, the others to the times of their files.
+    """
+    from spark_cluster.cli.models_copy import described
+    from spark_cluster.runner.options import Options
+    from spark_cluster.transfer.caches import copy_caches
+
+    app.connect_early()
+    with app.play("caches copy", app.nodes, Options()) as run:
+        done = copy_caches(run.open(), source, targets, encrypt=not no_encrypt)
+        run.finish()
+    if app.as_json:
+        app.print_json(run.to_dict(copies=[one.to_dict() for one in done]))
+        return
+    for one in done:
+        app.console.print(f"{one.kind}: {described(one.copied)}", soft_wrap=True)
 
 
 def _folders(app: App) -> dict[str, str]:

@@ -30,8 +30,8 @@ REPLICAS = 18950
 node. It is no port of the engine, and is listened on only until all have come."""
 
 COPY = 18960
-"""Where a node sends a model to another one, while it does: on the fabric, encrypted or not, and
-only for who knows the token of this copy."""
+"""Where a node sends a model to another one, while it does: on the fabric, encrypted or not,
+and encrypted on its management address; only for who knows the token of this copy."""
 
 SERVICES = 9
 """Ports of Ray that follow each other, from `first_port`."""

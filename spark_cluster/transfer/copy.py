@@ -16,6 +16,8 @@ from spark_cluster.config.ports import COPY
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.link_check import hops
 from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.store.blob_client import MANAGEMENT_MB_S
+from spark_cluster.node.store.copy_work import WARNING
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
@@ -24,8 +26,6 @@ from spark_cluster.transfer.certificate import Pair, make_certificate
 
 LIMIT_S = 24 * 3600.0
 """Seconds; the nodes keep the same limit."""
-MANAGEMENT_MB_S = 110
-"""MB/s of payload over an Ethernet of 1 Gbit/s."""
 FABRIC_GB_S = 5
 """GB/s that a link of 2 x 100 Gbit/s takes with ease: far more than most disks write."""
 
@@ -40,7 +40,7 @@ class Copied:
         moved: bytes that came over the network.
         kept: bytes that were there already.
         seconds: of wall time.
-        fabric: it went over the fabric.
+        fabric: it went over the fabric, to the end.
     """
 
     node: str
@@ -74,12 +74,14 @@ class Route:
     Attributes:
         addresses: of the sender: its twins, else its management address.
         fabric: they are twins.
+        spare: of the sender, its management address: for when no byte comes over its twins.
     """
 
     source: Node
     target: Node
     addresses: tuple[str, ...]
     fabric: bool
+    spare: tuple[str, ...] = ()
 
 
 def route(source: Node, target: Node) -> Route:
@@ -97,7 +99,8 @@ def route(source: Node, target: Node) -> Route:
         and _present(target, hop.theirs)
     )
     if twins:
-        return Route(source, target, twins, fabric=True)
+        spare = (source.address,) if source.address and source.address not in twins else ()
+        return Route(source, target, twins, fabric=True, spare=spare)
     if not source.address:
         raise Refused(f"{source.name} has no address that {target.name} could copy from")
     return Route(source, target, (source.address,), fabric=False)
@@ -115,7 +118,8 @@ def copy(
     source: Node,
     targets: Sequence[Node],
     *,
-    hub: str,
+    hub: str = "",
+    folder: str = "",
     revision: str = "",
     follow: bool = False,
     encrypt: bool = True,
@@ -125,6 +129,7 @@ def copy(
 
     Args:
         hub: folder of the hub cache, the same on all of them.
+        folder: a plain folder instead, whose manifest the source has made (folders.py).
         revision: a branch or tag that gets the commit on the targets.
         follow: the source is still downloading: what it does not have yet is waited for.
         encrypt: with TLS; without, the token is proven and the content checked all the same, but
@@ -137,7 +142,7 @@ def copy(
     """
     if source.name in {node.name for node in targets}:
         raise UsageError(f"{source.name} would copy to itself", hint="name other nodes with --to")
-    base: dict[str, Any] = {"hub": hub, "manifest": manifest.document()}
+    base: dict[str, Any] = {"hub": hub, "folder": folder, "manifest": manifest.document()}
     asked = play.on_each(targets, lambda n: play.session(n).request("copy", what="lacking", **base))
     lacking = [node for node in targets if not asked[node.name]["nothing"]]
     if play.check or not lacking:
@@ -157,8 +162,9 @@ def _copied(
 ) -> Copied:
     if way is None or done is None:
         return Copied(node.name, kept=manifest.size)
+    fabric = way.fabric and not done.get("switched")
     moved, kept, seconds = int(done["moved"]), int(done["kept"]), float(done["seconds"])
-    return Copied(node.name, way.source.name, moved, kept, seconds, way.fabric)
+    return Copied(node.name, way.source.name, moved, kept, seconds, fabric)
 
 
 def _warn(play: Play, way: Route, size: int) -> None:
@@ -228,6 +234,7 @@ class _Chain:
         return {
             "sender": way.source.name,
             "addresses": [[address, COPY] for address in way.addresses],
+            "spare": self._spare(way),
             "token": ours["token"],
             "certificate": ours["certificate"],
             "streams": self.streams,
@@ -239,15 +246,22 @@ class _Chain:
     ) -> dict[str, Any]:
         return {
             "addresses": [[address, COPY] for address in way.addresses],
+            "spare": self._spare(way),
             "follow": self.follow or not first,
             **known[way.source.name],
         }
 
+    def _spare(self, way: Route) -> list[list[Any]]:
+        """Without TLS none: who allows that for a cable has not allowed it for a network."""
+        return [[address, COPY] for address in way.spare] if self.encrypt else []
+
     def _shown(self, node: Node) -> Any:
-        what = f"copy of {self.base['manifest']['repository']}"
+        what = f"copy of {self.base['folder'] or self.base['manifest']['repository']}"
 
         def on_event(event: dict[str, Any]) -> None:
-            if event.get("event") == "progress":
+            if event.get("event") == "progress" and event["text"].startswith(WARNING):
+                self.play.note(event["text"].removeprefix(WARNING), warning=True, node=node)
+            elif event.get("event") == "progress":
                 self.play.bus.emit(Progress(node.name, what, event["text"]))
             elif event.get("event") == "note":
                 self.play.note(event["text"], node=node)

@@ -1,4 +1,4 @@
-"""The copy of a model by its name: which node has it whole, and which lack it."""
+"""The copy of a model by its name or folder: which node sends it, and which get it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from spark_cluster.runner.play import Play
 from spark_cluster.serving.caches import root_of_all
 from spark_cluster.topology import Node
 from spark_cluster.transfer.copy import Copied, copy
+from spark_cluster.transfer.folders import copy_folder
 from spark_cluster.transfer.state import Have, Wanted, hub_folder, models_on
 
 
@@ -33,10 +34,7 @@ def copy_model(
         Refused: the source does not have it whole.
         SparkClusterError: see `copy`.
     """
-    nodes = {node.name: node for node in play.nodes}
-    for name in (*([source] if source else []), *targets):
-        if name not in nodes:
-            raise UsageError(f"{name} is not in this run", hint=f"it has {', '.join(nodes)}")
+    nodes = named_nodes(play, (source, *targets))
     hub = hub_folder(root_of_all(play.inventory.nodes[name] for name in nodes))
     senders = [nodes[source]] if source else list(nodes.values())
     here = models_on(play, senders, wanted, hub)
@@ -58,6 +56,43 @@ def copy_model(
         encrypt=encrypt,
         streams=streams,
     )
+
+
+def copy_path(
+    play: Play,
+    path: str,
+    *,
+    source: str = "",
+    targets: Sequence[str] = (),
+    encrypt: bool = True,
+    streams: int = 0,
+) -> list[Copied]:
+    """Copy a plain folder from a node to the others.
+
+    Args:
+        path: absolute, the same on all nodes.
+        source: name of a node; by default the first one of the run.
+        targets: names of nodes; by default all others of the run.
+
+    Raises:
+        UsageError: a node is not in the run, or there is none to copy to.
+        SparkClusterError: see `copy_folder`.
+    """
+    nodes = named_nodes(play, (source, *targets))
+    sender = nodes[source or next(iter(nodes))]
+    others = [nodes[name] for name in dict.fromkeys(targets or nodes) if name != sender.name]
+    if not others:
+        raise UsageError("there is no other node to copy to", hint="widen --limit or --to")
+    return copy_folder(play, path, sender, others, encrypt=encrypt, streams=streams)
+
+
+def named_nodes(play: Play, names: Sequence[str]) -> dict[str, Node]:
+    """Return the nodes of the run by name. Raises UsageError if one of `names` is not there."""
+    nodes = {node.name: node for node in play.nodes}
+    for name in filter(None, names):
+        if name not in nodes:
+            raise UsageError(f"{name} is not in this run", hint=f"it has {', '.join(nodes)}")
+    return nodes
 
 
 def _sender(

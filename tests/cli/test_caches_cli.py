@@ -77,3 +77,9 @@ def test_status_says_what_changed(run, project: Path) -> None:
     launch_records.write(project / "spark2", [replace(records[0], flags=shorter)])
     _, out, _ = run("status")
     assert f"next launch of {RECIPE}: cold: spark2: --max-model-len changed from 1024 to" in out
+
+
+def test_a_copy_without_a_cache_says_so(run, project: Path) -> None:
+    status, _, err = run("caches", "copy", "--from", "spark1")
+    assert status == 4
+    assert "spark" in err

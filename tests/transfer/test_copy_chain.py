@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from spark_cluster.agent import model_copy
-from spark_cluster.errors import Failed, UsageError
+from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.facts.model import Facts, Interface
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import copy_work
@@ -27,6 +27,7 @@ from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.topology import Link, Node
 from spark_cluster.transfer import copy as copying
 from spark_cluster.transfer.certificate import make_certificate
+from spark_cluster.transfer.folders import bring_folder, copy_folder, uploads
 
 COMMIT = "c" * 40
 HUB = "/hub"
@@ -120,6 +121,73 @@ def test_a_chain_of_three_nodes_gets_all_of_it(laptop, nodes, encrypt):
     ]
     assert all(one.fabric for one in done)
     assert not laptop.notes
+
+
+@pytest.mark.parametrize("encrypt", [True, False], ids=["tls", "plain"])
+def test_the_management_network_is_there_for_a_fabric_that_fails_if_encrypted(
+    laptop, nodes, encrypt
+):
+    manifest = model(laptop.root(nodes[0]) / "hub")
+    copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB, encrypt=encrypt)
+    parts = [part for what in laptop.asked for part in (what.get("receive"), what.get("serve"))]
+    spare = [part["spare"] for part in parts if part]
+    assert spare == [[["127.0.1.1", copying.COPY]] if encrypt else []] * 2
+
+
+def test_a_plain_folder_goes_to_all_also_where_an_old_file_is(laptop, nodes):
+    for node in nodes:
+        (laptop.root(node) / "srv").mkdir()
+    here = laptop.root(nodes[0]) / "srv/model"
+    (here / "sub").mkdir(parents=True)
+    (here / "config.json").write_text("{}")
+    (here / "sub/weights.bin").write_bytes(random.Random(1).randbytes(9_000_000))
+    old = laptop.root(nodes[1]) / "srv/model/sub"
+    old.mkdir(parents=True)
+    (old / "weights.bin").write_bytes(bytes(9_000_000))
+    done = copy_folder(laptop, "/srv/model", nodes[0], nodes[1:], complete="org/model@main")
+    assert [(one.node, one.moved) for one in done] == [("spark2", 9_000_002), ("spark3", 9_000_002)]
+    for node in nodes[1:]:
+        there = laptop.root(node) / "srv/model"
+        for name in ("config.json", "sub/weights.bin"):
+            assert (there / name).read_bytes() == (here / name).read_bytes()
+        assert (there / ".complete").read_text() == "org/model@main\n"
+    again = copy_folder(laptop, "/srv/model", nodes[0], nodes[1:])
+    assert [one.moved for one in again] == [0, 0]
+    assert [what["what"] for what in laptop.asked][-3:] == ["folder", "lacking", "lacking"]
+
+
+def test_a_folder_of_the_laptop_goes_to_the_first_node_and_on(laptop, nodes, tmp_path, monkeypatch):
+    local = tmp_path / "model"
+    (local / ".cache").mkdir(parents=True)
+    (local / ".cache/note").write_text("left out")
+    (local / "sub").mkdir()
+    (local / "sub/a.bin").write_bytes(b"a")
+    applied: list[tuple[list[str], list[Any]]] = []
+
+    def apply(of, resources):
+        applied.append(([node.name for node in of], resources))
+        there = laptop.root(nodes[0]) / "srv/model/sub"
+        there.mkdir(parents=True)
+        (there / "a.bin").write_bytes(b"a")
+
+    monkeypatch.setattr(laptop, "apply", apply, raising=False)
+    done = bring_folder(laptop, nodes[:2], local, "/srv/model")
+    ((names, resources),) = applied
+    assert names == ["spark1"]
+    paths = [resource.path for resource in resources]
+    assert paths == ["/srv/model", "/srv/model/sub", "/srv/model/sub/a.bin"]
+    assert [(one.node, one.moved) for one in done] == [("spark2", 1)]
+
+
+def test_a_folder_that_cannot_be_sent_is_refused(tmp_path):
+    with pytest.raises(Refused, match="is not on this machine"):
+        uploads(tmp_path / "none", "/srv/model")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(Refused, match="has 0 files"):
+        uploads(tmp_path / "empty", "/srv/model")
+    (tmp_path / "empty/passwd").symlink_to("/etc/passwd")
+    with pytest.raises(Refused, match="leads out of"):
+        uploads(tmp_path / "empty", "/srv/model")
 
 
 def test_a_second_copy_starts_nothing(laptop, nodes):

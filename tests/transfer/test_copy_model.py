@@ -93,3 +93,29 @@ def test_what_was_done_is_said_in_a_line():
         "spark2: 8.0 GB from spark1 over the fabric in 4.0 s, 2.0 GB/s; 1.0 GB were there"
     )
     assert str(Copied("spark2", kept=5_000_000)) == ("spark2: nothing to copy, 5.0 MB are there")
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({}, ("spark1", ["spark2", "spark3"])),
+        ({"source": "spark3", "targets": ("spark1", "spark1", "spark3")}, ("spark3", ["spark1"])),
+    ],
+)
+def test_a_folder_goes_from_the_first_node_or_the_one_named(play, monkeypatch, given, sent):
+    calls: list[Any] = []
+
+    def copy_folder(_play: Any, path: str, source: Any, targets: Any, **_how: Any) -> list[Any]:
+        calls.append((path, source.name, [node.name for node in targets]))
+        return []
+
+    monkeypatch.setattr(module, "copy_folder", copy_folder)
+    module.copy_path(play, "/srv/model", **given)
+    assert calls == [("/srv/model", *sent)]
+
+
+def test_a_folder_has_to_go_to_another_node(play):
+    with pytest.raises(UsageError, match="no other node"):
+        module.copy_path(play, "/srv/model", source="spark2", targets=("spark2",))
+    with pytest.raises(UsageError, match="spark9 is not in this run"):
+        module.copy_path(play, "/srv/model", source="spark9")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
 import threading
 import time
@@ -25,9 +26,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-STREAMS = 4
-"""Streams to each address of the sender: with one, a core that copies or decrypts is the limit."""
+STREAMS = max(2, min(4, (os.cpu_count() or 1) // 4))
+"""Streams to each address of the sender: with one, a core that copies or decrypts is the limit; a
+small machine's cores are busy with two, and more only wait for each other."""
 RECONNECT_S = 0.5
+SWITCH_S = 15.0
+"""Seconds without a byte after which the spare addresses are used, too: longer than a stream that
+stalls is kept (`wire.STALLED_S`)."""
+MANAGEMENT_MB_S = 110
+"""MB/s of payload over an Ethernet of 1 Gbit/s."""
 
 
 @dataclass
@@ -38,11 +45,13 @@ class Received:
         moved: bytes that came over the network.
         kept: bytes that were there already.
         seconds: of wall time.
+        switched: the spare addresses were needed.
     """
 
     moved: int
     kept: int
     seconds: float
+    switched: bool = False
 
 
 @dataclass
@@ -52,10 +61,12 @@ class BlobClient:
     Attributes:
         sender: its name, for messages.
         addresses: of the sender: each gets `streams` streams.
+        spare: addresses that are used when no byte comes over the others for `switch_s` seconds.
         tls: None: the bytes come as they are.
         revision: the branch or tag that gets the commit at the end.
         patience_s: seconds that it waits for blobs which the sender does not have yet.
         progress: gets (bytes there, bytes in all), about once a second.
+        warn: gets a sentence when the spare addresses are used.
     """
 
     cache: HubCache
@@ -68,9 +79,13 @@ class BlobClient:
     revision: str = ""
     patience_s: float = 1800.0
     silent_s: float = SILENT_S
+    spare: Sequence[tuple[str, int]] = ()
+    switch_s: float = SWITCH_S
     kept_free: int = KEPT_FREE
     progress: Callable[[int, int], None] = lambda _done, _total: None
+    warn: Callable[[str], None] = lambda _text: None
     moved: int = 0
+    switched: bool = False
 
     def run(self) -> Received:
         """Fetch what is lacking, and make the revision's links.
@@ -87,11 +102,11 @@ class BlobClient:
                 make_folder(self.cache.folder(self.manifest.repository) / "blobs", 0o755)
                 self._fetch(lacking.blobs, kept)
             self.cache.publish(self.manifest, self.revision)
-        return Received(self.moved, kept, time.monotonic() - begun)
+        return Received(self.moved, kept, time.monotonic() - begun, self.switched)
 
     def leave(self) -> None:
         """Tell the sender that it can end; one that is not there any more need not be told."""
-        for address in self.addresses:
+        for address in (*self.addresses, *self.spare):
             gone = contextlib.suppress(OSError, EOFError, wire.WireError)
             with gone, connected(self, address) as stream:
                 wire.send(stream, {"done": True})
@@ -109,16 +124,15 @@ class BlobClient:
 
     def _fetch(self, blobs: Sequence[StoredFile], kept: int) -> None:
         work = Work(self, blobs)
-        threads = [
-            threading.Thread(target=_Stream(self, work, address).run, daemon=True)
-            for address in self.addresses
-            for _ in range(self.streams)
-        ]
+        threads = self._begin(work, self.addresses)
         try:
-            for thread in threads:
-                thread.start()
             while not work.ended.wait(1.0):
                 self.progress(kept + self.moved, self.manifest.size)
+                if self.spare and not self.switched and work.silent() > self.switch_s:
+                    self.switched = True
+                    self.warn(_switched(self, self.manifest.size - kept - self.moved))
+                    threads += self._begin(work, self.spare)
+                    continue
                 work.must_go_on()
         finally:
             work.ended.set()
@@ -128,6 +142,16 @@ class BlobClient:
         if work.failure is not None:
             raise work.failure
         self.progress(self.manifest.size, self.manifest.size)
+
+    def _begin(self, work: Work, addresses: Sequence[tuple[str, int]]) -> list[threading.Thread]:
+        threads = [
+            threading.Thread(target=_Stream(self, work, address).run, daemon=True)
+            for address in addresses
+            for _ in range(self.streams)
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
 
 
 class _Stream:
@@ -179,7 +203,7 @@ class _Stream:
             raise _cannot(self.client, arriving.file, str(answer["error"])[:300])
         if answer.get("bytes") != part.end - part.begin:
             raise wire.WireError("it sends another part than it was asked for")
-        view = memoryview(bytearray(part.end - part.begin))
+        view = self.work.memory.take(part)
         wire.fill(stream, view)
         _disk(lambda: self.work.put(arriving, part, view))
         return True
@@ -230,6 +254,16 @@ def _not_the_sender(
     return ResourceError(
         f"what answers at {address[0]} port {address[1]} is not {client.sender}: {error}",
         "nothing of it was kept; another program may use the port",
+    )
+
+
+def _switched(client: BlobClient, left: int) -> str:
+    minutes = left / (MANAGEMENT_MB_S * 1e6) / 60
+    return (
+        f"nothing comes from {client.sender} over the fabric "
+        f"({', '.join(host for host, _ in client.addresses)}) for {client.switch_s:.0f} s: the "
+        f"{_gb(left)} that are left go over {client.spare[0][0]}, on 1 Gbit/s about "
+        f"{minutes:.0f} min; `spark-cluster doctor` examines the link"
     )
 
 

@@ -59,18 +59,27 @@ class BlobServer:
     _last_written: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def run(self, addresses: Sequence[tuple[str, int]]) -> None:
+    def run(
+        self, addresses: Sequence[tuple[str, int]], spare: Sequence[tuple[str, int]] = ()
+    ) -> None:
         """Listen on these addresses only, until the receiver leaves or none comes for a while.
 
         Args:
             addresses: host and port; port 0 for a free one.
+            spare: the same, but one that is not this node's own is left out: what a user calls a
+                node may be the address of a router in front of it.
 
         Raises:
             ResourceError: an address is not one of this node, or its port is taken.
         """
         with ExitStack() as stack, selectors.DefaultSelector() as selector:
-            for host, port in addresses:
-                listening = stack.enter_context(_listen(host, port))
+            for address in (*addresses, *spare):
+                try:
+                    listening = stack.enter_context(_listen(*address))
+                except ResourceError:
+                    if address in addresses:
+                        raise
+                    continue
                 self.bound.append(listening.getsockname()[:2])
                 selector.register(listening, selectors.EVENT_READ, listening)
             self._last = time.monotonic()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from spark_cluster.node.store.arriving import Arriving, Part
+from spark_cluster.node.store.arriving import Arriving, Memory, Part
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest, StoredFile
 from spark_cluster.node.values import ResourceError
@@ -44,6 +44,7 @@ class Work:
         self.failure: ResourceError | None = None
         self.said = ""
         """What went wrong last, on a stream."""
+        self.memory = Memory()
         self._lock = threading.Lock()
         self._left = list(reversed(blobs))
         self._open: list[Arriving] = []
@@ -78,7 +79,7 @@ class Work:
 
     def _begin(self, file: StoredFile) -> tuple[Arriving, Part] | None:
         """Open a file, which reads what an earlier run has left of it, without the lock."""
-        arriving = Arriving(self.client.cache, self.client.manifest, file)
+        arriving = Arriving(self.client.cache, self.client.manifest, file, self.memory)
         part = arriving.take()
         with self._lock:
             self._at_work -= 1
@@ -138,13 +139,14 @@ class Work:
         self.failure = self.failure or error
         self.ended.set()
 
+    def silent(self) -> float:
+        """Seconds since the last byte; 0 while a file is opened or synced."""
+        with self._lock:
+            return 0.0 if self._at_work else time.monotonic() - self._last_byte
+
     def must_go_on(self) -> None:
         """End the copy when no byte has come for too long."""
-        with self._lock:
-            silent = time.monotonic() - self._last_byte
-            if self._at_work:
-                return
-        if silent > self.client.silent_s:
+        if self.silent() > self.client.silent_s:
             self.fail(_silent(self.client, self.said))
 
     def close(self) -> None:

@@ -24,11 +24,14 @@ from spark_cluster.node.store.blob_client import STREAMS, BlobClient
 from spark_cluster.node.store.blob_server import BlobServer
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.store.plain_folder import PlainFolder
 from spark_cluster.node.values import ResourceError
 
 TMPFS = "/run"
 """The key of the certificate is here for the moment in which the ssl module reads it."""
 BIND_S = 10.0
+WARNING = "warning: "
+"""Begin of a line of output that the user is to see as a warning."""
 
 Given = Mapping[str, Any]
 
@@ -51,14 +54,15 @@ def work(given: Given) -> dict[str, Any]:
     """Receive and send as asked for; return the bytes moved, kept and sent, and the seconds.
 
     Args:
-        given: `hub`, `manifest`; `receive` (sender, addresses, token, certificate, streams,
-            revision) and `serve` (addresses, token, certificate, key, follow, state), each or null.
+        given: `hub`, or `folder` and `ours` of a plain folder; `manifest`; `receive` (sender,
+            addresses, spare, token, certificate, streams, revision) and `serve` (addresses, spare,
+            token, certificate, key, follow, state), each or null.
 
     Raises:
         ResourceError: what either of them raises.
     """
-    cache = HubCache(Path(given["hub"]))
     manifest = Manifest.from_document(given["manifest"])
+    cache = cache_of(given, manifest)
     result: dict[str, Any] = {"moved": 0, "kept": 0, "sent": 0, "seconds": 0.0}
     with contextlib.ExitStack() as stack:
         sending = None
@@ -73,12 +77,26 @@ def work(given: Given) -> dict[str, Any]:
     return result
 
 
+def cache_of(given: Given, manifest: Manifest, *, read: bool = True) -> HubCache:
+    """Return where the files are: a hub cache, or a plain folder.
+
+    Args:
+        read: see PlainFolder.
+    """
+    if not given.get("folder"):
+        return HubCache(Path(given["hub"]))
+    plain = PlainFolder(Path(given["folder"]), Path(given["ours"]), read=read)
+    plain.adopt(manifest)
+    return plain
+
+
 def _receive(cache: HubCache, manifest: Manifest, given: Given) -> Any:
     client = BlobClient(
         cache,
         manifest,
         str(given["token"]),
-        [(str(host), int(port)) for host, port in given["addresses"]],
+        _addresses(given, "addresses"),
+        spare=_addresses(given, "spare"),
         sender=str(given["sender"]),
         streams=int(given.get("streams") or STREAMS),
         revision=str(given.get("revision", "")),
@@ -86,24 +104,29 @@ def _receive(cache: HubCache, manifest: Manifest, given: Given) -> Any:
     if given.get("certificate"):
         client.tls = wire.receiver_tls(str(given["certificate"]))
     client.progress = Progress(str(given["sender"])).show
+    client.warn = lambda text: print(WARNING + text, flush=True)
     try:
         return client.run()
     finally:
         client.leave()
 
 
+def _addresses(given: Given, name: str) -> list[tuple[str, int]]:
+    return [(str(host), int(port)) for host, port in given.get(name, ())]
+
+
 class _Sending:
     """A sender in a thread; what it raises is raised by `wait`."""
 
-    def __init__(self, server: BlobServer, addresses: list[tuple[str, int]]) -> None:
+    def __init__(self, server: BlobServer, given: Given) -> None:
         self.server = server
         self.error: ResourceError | None = None
-        self._addresses = addresses
+        self._given = given
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         try:
-            self.server.run(self._addresses)
+            self.server.run(_addresses(self._given, "addresses"), _addresses(self._given, "spare"))
         except ResourceError as error:
             self.error = error
         finally:
@@ -134,7 +157,7 @@ def _serving(cache: HubCache, manifest: Manifest, given: Given) -> Iterator[_Sen
         tls = _sender_tls(str(given["certificate"]), str(given["key"]))
     server = BlobServer(cache, manifest, str(given["token"]), tls, bool(given.get("follow")))
     server.limit_s = float(given.get("limit_s", server.limit_s))
-    sending = _Sending(server, [(str(host), int(port)) for host, port in given["addresses"]])
+    sending = _Sending(server, given)
     try:
         sending.start()
         yield sending

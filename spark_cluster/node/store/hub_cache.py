@@ -97,6 +97,10 @@ class HubCache:
     def snapshot(self, repository: str, commit: str) -> Path:
         return self.folder(repository) / "snapshots" / commit
 
+    def lock_folder(self, repository: str) -> Path:
+        """The folder of the lock of a repository: where the hub's library has its own."""
+        return self.root / ".locks" / self.folder(repository).name
+
     def free(self) -> int:
         """Bytes that can still be written where the cache is, or will be."""
         there = next(path for path in (self.root, *self.root.parents) if path.is_dir())
@@ -279,8 +283,6 @@ def make_durable(path: Path, blob: Path) -> None:
 def alone(cache: HubCache, repository: str, limit_s: float = WAIT_S) -> Iterator[None]:
     """Be the only one of ours that writes into a repository of the cache.
 
-    The lock lies where the hub's library has its own, so that `snapshots` hold models only.
-
     Raises:
         ResourceError: another one has not ended in time.
     """
@@ -322,4 +324,4 @@ def is_locked(cache: HubCache, repository: str) -> bool:
 
 
 def _lock_of(cache: HubCache, repository: str) -> Path:
-    return cache.root / ".locks" / cache.folder(repository).name / "spark-cluster.lock"
+    return cache.lock_folder(repository) / "spark-cluster.lock"

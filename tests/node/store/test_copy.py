@@ -127,6 +127,16 @@ def test_all_of_it_arrives_over_two_addresses(source, target, tmp_path, encrypte
     assert shown[-1] == (manifest.size, manifest.size)
 
 
+def test_memory_of_written_parts_is_used_again():
+    memory, part = arriving.Memory(), arriving.Part(0, 1000)
+    first = memory.take(part)
+    second = memory.take(part)
+    assert first.obj is not second.obj
+    assert len(first) == 1000
+    memory.give_back(first)
+    assert memory.take(arriving.Part(0, PART)).obj is first.obj
+
+
 def test_nothing_is_moved_twice(source, target):
     _, manifest = source
     with serving(source) as server:
@@ -153,6 +163,49 @@ def test_a_cut_in_the_middle_is_gone_on_with(source, target, monkeypatch):
     twice = carried[0] + more[0] - manifest.size
     assert twice < 0.02 * manifest.size + 2 * part
     assert_whole(target, manifest)
+
+
+def test_a_fabric_that_never_answers_is_left_for_the_management_network(source, target):
+    _, manifest = source
+    with serving(source) as server, socket.create_server(LOOPBACK) as mute:
+        client = receiver(target, manifest, [mute.getsockname()], spare=server.bound)
+        client.switch_s, warnings = 1.0, []
+        client.warn = warnings.append
+        received = client.run()
+        client.addresses = ()
+        client.leave()
+    assert received.switched
+    assert received.moved == manifest.size
+    (warning,) = warnings
+    assert "nothing comes from spark1 over the fabric" in warning
+    assert "go over 127.0.0.1, on 1 Gbit/s about" in warning
+    assert_whole(target, manifest)
+
+
+def test_a_fabric_that_is_lost_in_the_middle_is_left_too(source, target):
+    _, manifest = source
+    warnings: list[str] = []
+    with serving(source) as server, relay(server.bound[0], manifest.size // 2) as (address, _):
+        client = receiver(target, manifest, [address], spare=server.bound, switch_s=1.0, streams=2)
+        client.warn = warnings.append
+        received = client.run()
+    assert received.switched
+    assert len(warnings) == 1
+    assert_whole(target, manifest)
+
+
+def test_a_spare_address_of_another_machine_does_not_stop_the_sender(source, target):
+    _, manifest = source
+    server = BlobServer(*source, "token")
+    thread = threading.Thread(target=server.run, args=([LOOPBACK], [("192.0.2.1", 0), LOOPBACK]))
+    thread.start()
+    try:
+        assert server.ready.wait(10)
+        assert len(server.bound) == 2
+        assert not receiver(target, manifest, server.bound[:1]).run().switched
+    finally:
+        server.ended.set()
+        thread.join(10)
 
 
 def test_a_source_that_is_damaged_is_refused(source, target):

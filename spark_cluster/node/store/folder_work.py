@@ -1,0 +1,22 @@
+"""Hashing the files of a plain folder in a process of its own, which a transient unit runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spark_cluster.node import own_program
+from spark_cluster.node.store.long_work import Progress
+from spark_cluster.node.store.plain_folder import PlainFolder
+
+
+def argv(folder: str, ours: str) -> list[str]:
+    """Return the command that does it with this very code."""
+    return own_program.argv(__name__, folder, ours)
+
+
+def main(folder: str, ours: str) -> None:
+    """Do it; the last line of output is JSON: `manifest`, or `error` and `hint`."""
+    plain = PlainFolder(Path(folder), Path(ours))
+    own_program.print_answer(
+        lambda: {"manifest": plain.manifest(Progress(0).add).document()},
+    )

@@ -1,0 +1,215 @@
+"""A plain folder of files in the role of a hub cache, so that `models copy` can move it.
+
+Its manifest is computed from the files: SHA-256 of each, kept with size and time of change, so that
+what has not changed since is not read again. Names that begin with a dot are left out: they are
+notes of tools, ours included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.node.durable import make_folder, sync, sync_folder, write_file
+from spark_cluster.node.store.hub_cache import HubCache, Lacking
+from spark_cluster.node.store.layout import INCOMPLETE
+from spark_cluster.node.store.manifest import MOST_FILES, SHA256, Manifest, StoredFile, check_path
+from spark_cluster.node.values import ResourceError
+
+OURS = "/var/lib/spark-cluster/folders"
+"""Folder, root-only, of the hashes of files in plain folders."""
+INCOMING = ".spark-cluster-incoming"
+"""Below the folder: files that are not whole yet."""
+PIECE = 1 << 20
+LARGEST_RECORD = 16 << 20
+"""Bytes; 20,000 files of long names take less."""
+
+Known = dict[str, tuple[int, int, str]]
+"""By path: bytes, time of change in ns, SHA-256."""
+
+
+class PlainFolder(HubCache):
+    """A folder of plain files on this machine.
+
+    Args:
+        root: the folder.
+        ours: where the hashes are kept.
+        read: a file whose hash is not known is read; otherwise it counts as lacking.
+    """
+
+    def __init__(self, root: Path, ours: Path, *, read: bool = True) -> None:
+        super().__init__(root)
+        name = hashlib.sha256(str(root).encode()).hexdigest()[:16]
+        self.repository = f"folder/{name}"
+        self._record = ours / f"{name}.json"
+        self._read = read
+        self._paths: dict[str, str] = {}
+
+    def folder(self, repository: str) -> Path:  # noqa: ARG002
+        return self.root / INCOMING
+
+    def lock_folder(self, repository: str) -> Path:  # noqa: ARG002
+        return self._record.with_suffix(".lock")
+
+    def incomplete(self, repository: str, blob: str) -> Path:
+        return self.folder(repository) / f"{blob}{INCOMPLETE}"
+
+    def blob(self, repository: str, blob: str) -> Path:
+        if blob not in self._paths:
+            raise ResourceError(f"{self.root}: {blob[:16]} is of no file of {repository}")
+        return self.root / self._paths[blob]
+
+    def manifest(self, progress: Callable[[int], None] = lambda _read: None) -> Manifest:
+        """Return what the folder consists of; files that changed are read once.
+
+        Raises:
+            ResourceError: it is no folder, or has no file.
+        """
+        if not self.root.is_dir():
+            raise ResourceError(f"{self.root} is not a folder on this node")
+        known, files = self._known(), list[StoredFile]()
+        found = list(islice(self._files(), MOST_FILES + 1))
+        if not 0 < len(found) <= MOST_FILES:
+            raise ResourceError(f"{self.root} has no file, or more than {MOST_FILES}")
+        for path, about in found:
+            digest = self._digest(path, about, known, progress)
+            known[path] = (about.st_size, about.st_mtime_ns, digest)
+            files.append(StoredFile(path, about.st_size, digest, SHA256))
+        self._keep({file.path: known[file.path] for file in files})
+        listed = json.dumps([[file.path, file.blob] for file in files])
+        commit = hashlib.sha256(listed.encode()).hexdigest()[:40]
+        return self.adopt(
+            Manifest.from_document(
+                {
+                    "repository": self.repository,
+                    "commit": commit,
+                    "files": [vars(file) for file in files],
+                }
+            )
+        )
+
+    def adopt(self, manifest: Manifest) -> Manifest:
+        """Take the names of a manifest's files; return it."""
+        self._paths = {file.blob: file.path for file in reversed(manifest.files)}
+        return manifest
+
+    def lacking(self, manifest: Manifest) -> Lacking:
+        """Return the files that are not there or have other content."""
+        self.adopt(manifest)
+        known = self._known()
+        here = {file.path: self._is_here(file, known) for file in manifest.files}
+        if self._read:
+            self._keep(known)
+        blobs = [f for f in manifest.blobs.values() if not here[self._paths[f.blob]]]
+        for file in blobs:
+            self._make_parent(self.root / self._paths[file.blob])
+        begun = [self._begun(manifest, file) for file in blobs]
+        links = tuple(path for path, there in here.items() if not there)
+        return Lacking(tuple(blobs), sum(begun), links)
+
+    def publish(self, manifest: Manifest, revision: str = "") -> None:
+        """Give equal files their content, and take note of all hashes.
+
+        Args:
+            revision: what `.complete` is to say, NAME@REVISION as the role `models` has it.
+
+        Raises:
+            ResourceError: a file is not there.
+        """
+        lacking = self.lacking(manifest)
+        if lacking.blobs:
+            raise ResourceError(f"{self.root}: {lacking.blobs[0].path} is not whole yet")
+        for file in manifest.files:
+            if file.path in lacking.links:
+                self._make_parent(self.root / file.path)
+                self._duplicate(self.blob(manifest.repository, file.blob), self.root / file.path)
+        with contextlib.suppress(OSError):
+            (self.root / INCOMING / "blobs").rmdir()
+            (self.root / INCOMING).rmdir()
+        self.manifest()
+        if revision:
+            write_file(self.root / ".complete", f"{revision}\n".encode(), 0o644)
+
+    def _make_parent(self, path: Path) -> None:
+        """Raises ResourceError where a link leads out of the folder."""
+        if not path.parent.resolve().is_relative_to(self.root.resolve()):
+            raise ResourceError(f"{path.parent} leads out of {self.root}", "remove the link there")
+        make_folder(path.parent, 0o755)
+
+    @staticmethod
+    def _duplicate(source: Path, target: Path) -> None:
+        staged = target.with_name(f".{target.name}.new")
+        shutil.copyfile(source, staged, follow_symlinks=False)
+        sync(staged)
+        staged.replace(target)
+        sync_folder(target.parent)
+
+    def _begun(self, manifest: Manifest, file: StoredFile) -> int:
+        with contextlib.suppress(OSError):
+            half = self.incomplete(manifest.repository, file.blob)
+            return min(half.lstat().st_size, file.size)
+        return 0
+
+    def _is_here(self, file: StoredFile, known: Known) -> bool:
+        try:
+            about = (self.root / file.path).lstat()
+        except OSError:
+            return False
+        if not stat.S_ISREG(about.st_mode) or about.st_size != file.size:
+            return False
+        if known.get(file.path, (0, 0, ""))[:2] != (about.st_size, about.st_mtime_ns):
+            if not self._read:
+                return False
+            digest = self._digest(file.path, about, known, lambda _read: None)
+            known[file.path] = (about.st_size, about.st_mtime_ns, digest)
+        return known[file.path][2] == file.blob
+
+    def _digest(
+        self, path: str, about: os.stat_result, known: Known, progress: Callable[[int], None]
+    ) -> str:
+        size, changed, digest = known.get(path, (-1, -1, ""))
+        if (size, changed) == (about.st_size, about.st_mtime_ns):
+            return digest
+        found, view = hashlib.sha256(), memoryview(bytearray(PIECE))
+        handle = os.open(self.root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb", buffering=0) as opened:
+            while taken := opened.readinto(view):
+                found.update(view[:taken])
+                progress(taken)
+        return found.hexdigest()
+
+    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Regular files in order of name, with their path below the folder."""
+        for place, folders, names in os.walk(self.root):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            links = [name for name in folders if (Path(place) / name).is_symlink()]
+            for name in sorted(name for name in (*names, *links) if not name.startswith(".")):
+                path = Path(place) / name
+                about = path.lstat()
+                if not stat.S_ISREG(about.st_mode):
+                    raise ResourceError(
+                        f"{path} is a link or no file; a folder of plain files is copied",
+                        "replace it by the file itself; a hub cache is copied by its repository's "
+                        "name",
+                    )
+                yield check_path(path.relative_to(self.root).as_posix()), about
+
+    def _known(self) -> Known:
+        try:
+            with self._record.open("rb") as opened:
+                found: Any = json.loads(opened.read(LARGEST_RECORD))
+            return {str(p): (int(s), int(t), str(d)) for p, (s, t, d) in found.items()}
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            return {}  # all is read again
+
+    def _keep(self, known: Known) -> None:
+        make_folder(self._record.parent, 0o700)
+        write_file(self._record, json.dumps(known).encode(), 0o600)

@@ -1,0 +1,82 @@
+"""Engine caches from one node to others: only those whose keys say for which GPU and code they are.
+
+Triton's and Inductor's keys are hashes of the source, the compiler's version and the GPU's
+architecture: an entry is valid on another node, or never looked up. vLLM's compiled code is kept by
+rank, and FlashInfer's kernels are built again when the times of their files change
+(docs/how-to/caches.md): they are not copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spark_cluster.config.caches import CACHES
+from spark_cluster.errors import Refused
+from spark_cluster.runner.play import Play
+from spark_cluster.serving.caches import root_of_all
+from spark_cluster.transfer.copy import Copied
+from spark_cluster.transfer.copy_model import named_nodes
+from spark_cluster.transfer.folders import copy_folder
+
+FOLDERS = {
+    "triton": CACHES["TRITON_CACHE_DIR"],
+    "inductor": CACHES["TORCHINDUCTOR_CACHE_DIR"],
+}
+"""Kind to folder, of the caches that are copied."""
+
+
+@dataclass(frozen=True)
+class CopiedCache:
+    """A kind of cache, and its copy to one node."""
+
+    kind: str
+    copied: Copied
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {"kind": self.kind, "copied": self.copied.to_dict()}
+
+
+def copy_caches(
+    play: Play, source: str, targets: Sequence[str] = (), *, encrypt: bool = True
+) -> list[CopiedCache]:
+    """Copy Triton's and Inductor's caches from a node to others.
+
+    Args:
+        source: name of a node.
+        targets: names of nodes; by default all others of the run.
+
+    Raises:
+        UsageError: a node is not in the run.
+        Refused: there is no other node, it has another GPU, or the source has nothing to copy.
+        SparkClusterError: see `copy_folder`.
+    """
+    nodes = named_nodes(play, (source, *targets))
+    sender = nodes[source]
+    others = [nodes[name] for name in dict.fromkeys(targets or nodes) if name != source]
+    if not others:
+        raise Refused("there is no other node to copy to", hint="widen --limit or --to")
+    for node in others:
+        ours, theirs = sender.facts.gpu, node.facts.gpu
+        if ours is None or theirs is None or ours.name != theirs.name:
+            raise Refused(
+                f"{node.name} has {theirs.name if theirs else 'no GPU'}, and {source} has "
+                f"{ours.name if ours else 'none'}: compiled kernels are of no use there",
+                hint="name nodes with the same GPU with --to",
+            )
+    root = root_of_all(play.inventory.nodes[name] for name in nodes)
+    usage = play.session(sender).request("caches", what="usage", folder=root)
+    there = {entry["kind"] for entry in usage["entries"] if entry["files"]}
+    kinds = [kind for kind in FOLDERS if kind in there]
+    if not kinds:
+        raise Refused(
+            f"{source} has no {' or '.join(FOLDERS)} cache below {root}",
+            hint="`spark-cluster caches list` shows what the nodes have",
+        )
+    return [
+        CopiedCache(kind, one)
+        for kind in kinds
+        for one in copy_folder(play, f"{root}/{FOLDERS[kind]}", sender, others, encrypt=encrypt)
+    ]

@@ -1,0 +1,141 @@
+"""A folder of plain files from one machine to another, as a hub cache is copied."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from spark_cluster.node.store.blob_client import BlobClient
+from spark_cluster.node.store.blob_server import BlobServer
+from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.store.plain_folder import PlainFolder
+from spark_cluster.node.values import ResourceError
+
+CONTENTS = {
+    "config.json": b"{}",
+    "empty": b"",
+    "same-1.bin": b"twice" * 1000,
+    "sub/same-2.bin": b"twice" * 1000,
+    "sub/weights.bin": bytes(range(256)) * 40_000,
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> PlainFolder:
+    root = tmp_path / "source"
+    for name, data in CONTENTS.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    (root / ".complete").write_text("org/model@main\n")
+    return PlainFolder(root, tmp_path / "ours-a")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> PlainFolder:
+    return PlainFolder(tmp_path / "target", tmp_path / "ours-b")
+
+
+def copied(source: PlainFolder, target: PlainFolder, manifest: Manifest, revision: str = "") -> int:
+    """Copy over a real socket; return the bytes that moved."""
+    server = BlobServer(source, manifest, "token")
+    thread = threading.Thread(target=server.run, args=([("127.0.0.1", 0)],))
+    thread.start()
+    assert server.ready.wait(10)
+    try:
+        client = BlobClient(target, manifest, "token", server.bound, kept_free=0, revision=revision)
+        return client.run().moved
+    finally:
+        server.ended.set()
+        thread.join(10)
+
+
+def files(folder: PlainFolder) -> dict[str, bytes]:
+    found = (path for path in folder.root.rglob("*") if path.is_file())
+    return {path.relative_to(folder.root).as_posix(): path.read_bytes() for path in found}
+
+
+def test_all_files_arrive_and_equal_ones_move_once(source, target):
+    manifest = source.manifest()
+    assert copied(source, target, manifest, "org/model@main") == manifest.size
+    assert manifest.size < sum(map(len, CONTENTS.values()))
+    assert files(target) == {**CONTENTS, ".complete": b"org/model@main\n"}
+    assert copied(source, target, manifest) == 0
+    assert target.manifest().files == manifest.files
+
+
+def test_what_has_not_changed_is_not_read_again(source, monkeypatch):
+    read: list[int] = []
+    manifest = source.manifest(read.append)
+    assert sum(read) == sum(map(len, CONTENTS.values()))
+    again: list[int] = []
+    assert source.manifest(again.append) == manifest
+    assert not again
+    (source.root / "config.json").write_bytes(b"[]")
+    os.utime(source.root / "config.json", ns=(1, 1))
+    assert source.manifest(again.append).commit != manifest.commit
+    assert again == [2]
+
+
+def test_only_a_file_that_differs_moves(source, target):
+    manifest = source.manifest()
+    copied(source, target, manifest)
+    (target.root / "config.json").write_bytes(b"[]")
+    os.utime(target.root / "config.json", ns=(1, 1))
+    assert copied(source, target, manifest) == 2
+    assert (target.root / "config.json").read_bytes() == b"{}"
+
+
+def test_a_half_file_is_gone_on_with(source, target):
+    manifest = source.manifest()
+    weights = CONTENTS["sub/weights.bin"]
+    half = target.incomplete(manifest.repository, hashlib.sha256(weights).hexdigest())
+    half.parent.mkdir(parents=True)
+    half.write_bytes(weights[:1_000_000])
+    assert copied(source, target, manifest) == manifest.size - 1_000_000
+    assert (target.root / "sub/weights.bin").read_bytes() == weights
+
+
+def test_without_reading_an_unknown_file_counts_as_lacking(source, tmp_path):
+    manifest = source.manifest()
+    quick = PlainFolder(source.root, tmp_path / "none", read=False)
+    assert {file.path for file in quick.lacking(manifest).blobs} >= {"config.json"}
+    assert PlainFolder(source.root, tmp_path / "ours-a", read=False).lacking(manifest).nothing
+
+
+def test_an_empty_folder_is_refused(target):
+    target.root.mkdir()
+    with pytest.raises(ResourceError, match="has no file"):
+        target.manifest()
+
+
+def test_a_folder_that_a_link_leads_out_of_is_not_written_through(source, target, tmp_path):
+    manifest = source.manifest()
+    target.root.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (target.root / "sub").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ResourceError, match="leads out of"):
+        copied(source, target, manifest)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("to", ["/etc/passwd", "/etc"])
+def test_a_link_is_refused(source, to):
+    (source.root / "link").symlink_to(to)
+    with pytest.raises(ResourceError, match="is a link or no file"):
+        source.manifest()
+
+
+def test_a_record_that_is_damaged_is_made_again(source):
+    manifest = source.manifest()
+    (record,) = (source.root.parent / "ours-a").glob("*.json")
+    record.write_text('{"config.json": [1')
+    assert source.manifest() == manifest
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ResourceError, match="is not a folder"):
+        PlainFolder(tmp_path / "none", tmp_path / "ours").manifest()

@@ -1,0 +1,67 @@
+"""Which engine caches are copied, and to which nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from factories import make_inventory, make_node
+
+from spark_cluster.errors import Refused, UsageError
+from spark_cluster.transfer import caches as module
+from spark_cluster.transfer.copy import Copied
+
+HOSTS = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n  spark2: {address: 10.0.0.2}\n"
+
+
+def play(tmp_path: Path, entries: list[dict[str, Any]], gpus: tuple[str, str]) -> Any:
+    nodes = [make_node(name) for name in ("spark1", "spark2")]
+    nodes = [
+        replace(node, facts=replace(node.facts, gpu=SimpleNamespace(name=gpu)))
+        for node, gpu in zip(nodes, gpus, strict=True)
+    ]
+    session = SimpleNamespace(request=lambda *_op, **_what: {"entries": entries})
+    return SimpleNamespace(
+        nodes=nodes, inventory=make_inventory(tmp_path, HOSTS), session=lambda _node: session
+    )
+
+
+def entry(kind: str, files: int = 3) -> dict[str, Any]:
+    return {"kind": kind, "files": files}
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, list[str]]]:
+    calls: list[tuple[str, str, list[str]]] = []
+
+    def copy_folder(_play: Any, path: str, source: Any, targets: Any, **_how: Any) -> list[Copied]:
+        calls.append((path.rpartition("/")[2], source.name, [node.name for node in targets]))
+        return [Copied(node.name, source.name, 5) for node in targets]
+
+    monkeypatch.setattr(module, "copy_folder", copy_folder)
+    return calls
+
+
+def test_only_caches_that_are_valid_on_another_node_are_copied(tmp_path, copied):
+    entries = [entry("triton"), entry("compile"), entry("flashinfer"), entry("inductor", 0)]
+    done = module.copy_caches(play(tmp_path, entries, ("GB10", "GB10")), "spark1")
+    assert copied == [("triton", "spark1", ["spark2"])]
+    assert [one.to_dict()["kind"] for one in done] == ["triton"]
+
+
+def test_another_gpu_is_refused(tmp_path, copied):
+    with pytest.raises(Refused, match="spark2 has H100, and spark1 has GB10"):
+        module.copy_caches(play(tmp_path, [entry("triton")], ("GB10", "H100")), "spark1")
+    assert not copied
+
+
+def test_nothing_to_copy_is_refused(tmp_path, copied):
+    with pytest.raises(Refused, match="has no triton or inductor cache"):
+        module.copy_caches(play(tmp_path, [entry("compile")], ("GB10", "GB10")), "spark1")
+    with pytest.raises(Refused, match="no other node"):
+        module.copy_caches(play(tmp_path, [], ("GB10", "GB10")), "spark1", ("spark1",))
+    with pytest.raises(UsageError, match="spark9"):
+        module.copy_caches(play(tmp_path, [], ("GB10", "GB10")), "spark9")
