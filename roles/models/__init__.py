@@ -13,9 +13,7 @@ from pydantic import BaseModel, Field
 from spark_cluster.errors import Refused
 from spark_cluster.resources import Command, Directory, File, LaptopFile, Resource, Secret
 from spark_cluster.topology import Node
-
-LARGEST_UPLOAD = 512 * 1024 * 1024
-"""Bytes of a laptop's folder that are sent; larger models belong on the hub or on the node."""
+from spark_cluster.transfer.folders import SENT_TO_EACH, is_large
 
 DOWNLOADS = "/run/spark-cluster-downloads"
 """Folder on the node, a tmpfs, for the hub token while a download lasts."""
@@ -62,12 +60,11 @@ def _upload(settings: Settings) -> Iterator[Resource]:
             hint="`directory` in the recipe; in the lab: spark-cluster lab up makes it",
         )
     files = sorted(p for p in folder.rglob("*") if p.is_file())
-    size = sum(p.stat().st_size for p in files)
-    if not files or size > LARGEST_UPLOAD:
+    if not files or is_large(folder):
         raise Refused(
-            f"{folder} holds {len(files)} files with {size // 2**20} MiB; "
-            f"up to {LARGEST_UPLOAD // 2**20} MiB are sent from the laptop",
-            hint="use `source: hub`, or put the folder on the nodes by other means",
+            f"{folder} holds {len(files)} files, or more than {SENT_TO_EACH // 2**20} MiB",
+            hint="`up` sends a larger folder to one node and copies it on; `source: hub` needs "
+            "none",
         )
     for parent in sorted({p.parent for p in files} - {folder}):
         yield Directory(f"{settings.path}/{parent.relative_to(folder)}", mode=0o755)

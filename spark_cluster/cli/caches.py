@@ -107,7 +107,6 @@ def copy(app: App, source: str, targets: tuple[str, ...], no_encrypt: bool) -> N
     Only files that are missing or differ are moved. vLLM's compiled code and FlashInfer's kernels
     are not copied: the one belongs to a rank, the others to the times of their files.
     """
-    from spark_cluster.cli.models_copy import described
     from spark_cluster.runner.options import Options
     from spark_cluster.transfer.caches import copy_caches
 
@@ -119,7 +118,7 @@ def copy(app: App, source: str, targets: tuple[str, ...], no_encrypt: bool) -> N
         app.print_json(run.to_dict(copies=[one.to_dict() for one in done]))
         return
     for one in done:
-        app.console.print(f"{one.kind}: {described(one.copied)}", soft_wrap=True)
+        app.console.print(f"{one.kind}: {one.copied}", soft_wrap=True)
 
 
 def _folders(app: App) -> dict[str, str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from spark_cluster.node.store.layout import folder_name
 from spark_cluster.serving import patches
-from spark_cluster.transfer import hub_models, images
+from spark_cluster.transfer import folders, hub_models, images
 from spark_cluster.transfer.stored import Stored
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def fetch(play: Play, plan: ServePlan, stored: Stored) -> Recipe:
     Raises:
         Refused: a patch is missing; nothing is started then.
     """
-    plain = [play.role(ROLE, **given) for given in plan.models]
+    large = [given for given in plan.models if _is_large(given)]
+    plain = [play.role(ROLE, **given) for given in plan.models if given not in large]
     by_image = any(given["source"] == "hub" for given in plan.models)
     uploads = patches.uploads(plan.patches)
 
@@ -43,14 +45,33 @@ def fetch(play: Play, plan: ServePlan, stored: Stored) -> Recipe:
         more = [] if by_image else plain
         if more or uploads:
             play.apply(plan.nodes, *more, uploads)
+        for given in large:
+            _bring_folder(play, plan, given)
         return _hub_models(play, plan, stored)
 
-    _, folders = play.together(image, models)
-    recipe = plan.recipe if folders == stored.folders() else plan.recipe.located(folders)
+    _, places = play.together(image, models)
+    recipe = plan.recipe if places == stored.folders() else plan.recipe.located(places)
     if plan.patches and not play.check:
         mounted = patches.mounted_patches(recipe)
         patches.require_patches(play, plan.nodes, plan.deployment.image, mounted)
     return recipe
+
+
+def _is_large(given: Mapping[str, Any]) -> bool:
+    """Return whether a model's folder on the laptop is sent to one node only."""
+    folder = given.get("directory")
+    return given["source"] == "directory" and folder is not None and folders.is_large(folder)
+
+
+def _bring_folder(play: Play, plan: ServePlan, given: Mapping[str, Any]) -> None:
+    """Send a folder of the laptop to the first node, and have that copy it to the others."""
+    names = [node.name for node in plan.nodes]
+    if not play.options.selection.wants_part(names, ROLE):
+        return
+    now = sorted((n for n in play.nodes if n.name in names), key=lambda n: names.index(n.name))
+    for one in folders.bring_folder(play, now, given["directory"], given["path"]):
+        if one.sender:
+            play.note(f"{given['name']} on {one}")
 
 
 def must_be_there(recipe: Recipe, stored: Stored) -> None:

@@ -14,6 +14,15 @@ from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 from spark_cluster.transfer.copy import LIMIT_S, Copied, copy
 
+SENT_TO_EACH = 512 * 1024 * 1024
+"""Bytes of a folder of the laptop up to which each node gets it from there; larger ones are sent to
+one node, and copied to the others over the fabric."""
+
+
+def is_large(local: Path) -> bool:
+    """Return whether a folder of the laptop is sent once only."""
+    return sum(p.stat().st_size for p in local.rglob("*") if p.is_file()) > SENT_TO_EACH
+
 
 def copy_folder(
     play: Play,

@@ -30,6 +30,7 @@ from spark_cluster.resources import (
     NftTable,
 )
 from spark_cluster.topology import Link, Node
+from spark_cluster.transfer import folders
 
 HCAS = (Hca("rocep1s0f1", "enp1s0f1np1", True), Hca("roceP2p1s0f1", "enP2p1s0f1np1", True))
 KEY = "hunter2-the-api-key"
@@ -183,9 +184,8 @@ def test_a_folder_that_cannot_be_sent(tmp_path, monkeypatch):
     with pytest.raises(Refused, match="holds 0 files"):
         model(tmp_path)
     (tmp_path / "m/w.bin").write_bytes(b"x" * 2_000_000)
-    code = SHIPPED.load_role("models").function.__globals__
-    monkeypatch.setitem(code, "LARGEST_UPLOAD", 1_000_000)
-    with pytest.raises(Refused, match="holds 1 files with 1 MiB") as caught:
+    monkeypatch.setattr(folders, "SENT_TO_EACH", 1_000_000)
+    with pytest.raises(Refused, match="holds 1 files, or more than") as caught:
         model(tmp_path)
     assert "source: hub" in caught.value.hint
 
