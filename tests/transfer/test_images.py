@@ -1,0 +1,209 @@
+"""Which node has the image first, who gets it from there, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from factories import make_inventory, make_node, make_recipe
+
+from spark_cluster.errors import Failed, Refused
+from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.runner.options import Selection
+from spark_cluster.runner.play import Play
+from spark_cluster.transfer import images as module
+from spark_cluster.transfer.copy import Copied
+from spark_cluster.transfer.images import ImageOnNode
+
+REF, PIN = "repo/image:1", f"sha256:{'d' * 64}"
+FILES = [
+    {"path": path, "size": 1, "blob": str(n) * 64, "algorithm": "sha256"}
+    for n, path in enumerate(("a", "b", "manifest.json"), 1)
+]
+
+
+def image(letter: str = "1", *digests: str, layers: tuple[str, ...] = ("la", "lb")) -> ImageOnNode:
+    return ImageOnNode(f"sha256:{letter * 64}", frozenset(digests), layers, 5_000_000_000)
+
+
+class Cluster:
+    """Two nodes; roles that are applied give the image, and what agents are asked is noted."""
+
+    check = False
+
+    def __init__(self, folder: Path, settings: str = "") -> None:
+        self.nodes = [make_node("spark1"), make_node("spark2", head=False)]
+        hosts = "spark1: {address: 10.0.0.1, roles: [head]}, spark2: {address: 10.0.0.2}"
+        text = f"nodes: {{{hosts}}}\n" + (f"settings: {{images: {settings}}}\n" if settings else "")
+        self.inventory = make_inventory(folder, text)
+        self.options = SimpleNamespace(selection=Selection())
+        self.docker: dict[str, ImageOnNode | None] = {"spark1": None, "spark2": None}
+        self.pulled: dict[str, ImageOnNode] = {"spark1": image("1", PIN), "spark2": image("1", PIN)}
+        self.done: list[str] = []
+        self.common = 0
+        self.source = ""
+        self.changed = False
+
+    def role(self, name: str, **given: Any) -> Any:
+        assert name == "images"
+        return given
+
+    def apply(self, nodes: Any, given: Any) -> Any:
+        for node in nodes if isinstance(nodes, list) else [nodes]:
+            known = self.docker[node.name]
+            wanted = given.get("digest")
+            if known is None or (wanted and not known.has(wanted)):
+                self.done.append(f"pull {node.name}")
+                self.docker[node.name] = self.pulled[node.name]
+        return SimpleNamespace(changed=self.changed)
+
+    def note(self, text: str, **_how: Any) -> None:
+        self.done.append(text)
+
+    def together(self, *jobs: Any) -> list[Any]:
+        return Play.together(self, *jobs)  # type: ignore[arg-type]
+
+    def on_each(self, nodes: Any, job: Any) -> Any:
+        return Play.on_each(self, nodes, job)  # type: ignore[arg-type]
+
+    def session(self, node: Any) -> Any:
+        def answer(what: str, **given: Any) -> dict[str, Any]:
+            if what == "state":
+                known = self.docker[node.name]
+                about = known and {
+                    "id": known.id,
+                    "digests": [f"repo/image@{one}" for one in known.digests],
+                    "layers": list(known.layers),
+                    "size": known.size,
+                }
+                return {"image": about}
+            self.done.append(f"{what} {node.name}")
+            if what == "common":
+                return {"count": self.common}
+            if what == "export":
+                document = {k: given[k] for k in ("repository", "commit")} | {"files": FILES}
+                return {"manifest": document, "layers": ["a", "b"]}
+            if what == "load":
+                self.docker[node.name] = self.docker[self.source]
+                self.loaded = [one["path"] for one in given["manifest"]["files"]]
+            return {}
+
+        return SimpleNamespace(
+            submit=lambda _op, **given: SimpleNamespace(wait=lambda: answer(**given)),
+            request=lambda _op, _on_event=None, **given: answer(**_without(given)),
+        )
+
+    def bring(self, **given: Any) -> None:
+        before = module.images_on(self, self.nodes, REF)  # type: ignore[arg-type]
+        module.bring(self, self.nodes, {"ref": REF, **given}, before)  # type: ignore[arg-type]
+
+
+def _without(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name != "timeout"}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def copy(play: Cluster, manifest: Manifest, source: Any, targets: Any, **_how: Any) -> Any:
+        names, play.source = [node.name for node in targets], source.name
+        play.done.append(f"copy {source.name} to {','.join(names)}")
+        return [Copied(name, source.name, 5_000_000_000, 0, 5.0, fabric=True) for name in names]
+
+    monkeypatch.setattr(module, "copy", copy)
+    monkeypatch.setattr(module, "route", lambda *_: SimpleNamespace(fabric=True))
+    return lambda settings="": Cluster(tmp_path, settings)
+
+
+COPIED = [
+    "export spark1",
+    "common spark2",
+    "copy spark1 to spark2",
+    f"{REF} on spark2: 5.0 GB from spark1 over the fabric in 5.0 s, 1.0 GB/s",
+    "load spark2",
+]
+
+
+def test_it_is_pulled_by_the_head_and_copied(cluster):
+    two = cluster()
+    two.bring(digest=PIN)
+    assert two.done[:6] == ["pull spark1", *COPIED]
+    assert sorted(two.done[6:]) == ["clean spark1", "clean spark2"]
+    assert two.docker["spark2"] == two.docker["spark1"]
+
+
+def test_what_all_have_is_not_moved(cluster):
+    two = cluster()
+    two.docker = dict.fromkeys(two.docker, image("1", PIN))
+    two.bring(digest=PIN)
+    assert two.done == []
+
+
+def test_who_has_the_pinned_one_sends_it(cluster):
+    two = cluster()
+    two.docker = {"spark1": image("2"), "spark2": image("1", PIN)}
+    two.bring(digest=PIN)
+    assert "copy spark2 to spark1" in two.done
+    assert not any(done.startswith("pull") for done in two.done)
+
+
+def test_layers_that_are_there_are_not_sent(cluster):
+    two = cluster()
+    two.common = 1
+    two.bring()
+    assert two.loaded == ["b", "manifest.json"]
+    assert any(done.endswith("; 1 of 2 layers were there") for done in two.done)
+
+
+def test_without_a_fabric_each_pulls_and_all_must_be_equal(cluster, monkeypatch):
+    monkeypatch.setattr(module, "route", lambda *_: SimpleNamespace(fabric=False))
+    two = cluster()
+    two.bring()
+    assert two.done == ["pull spark1", "pull spark2"]
+    other = cluster()
+    other.pulled["spark2"] = image("3")
+    with pytest.raises(Failed, match="is not the same image on all nodes") as caught:
+        other.bring()
+    assert "image.digest" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        ("{copies: false}", {}),
+        ("", {"archive": "/srv/image.tar"}),
+        ("", {"base_archive": "/srv/b"}),
+    ],
+)
+def test_what_each_node_has_by_itself(cluster, settings, given):
+    two = cluster(settings)
+    two.bring(**given)
+    assert two.done == ["pull spark1", "pull spark2"]
+
+
+def test_an_image_that_was_built_anew_is_copied(cluster):
+    two = cluster()
+    two.docker = dict.fromkeys(two.docker, image("1"))
+    two.changed = True
+    two.pulled["spark1"] = image("4")
+    two.bring(dockerfile="FROM x\n")
+    assert two.done == [], "nothing differs after all"
+
+
+def test_offline_it_has_to_be_there():
+    recipe = make_recipe().image
+    with pytest.raises(Refused, match="no node has the image"):
+        module.must_be_there(recipe, {"spark1": None})
+    has = image("1", *([recipe.digest] if recipe.digest else []))
+    module.must_be_there(recipe, {"spark1": None, "spark2": has})
+
+
+@pytest.mark.parametrize("answer", [{"id": "x"}, "text", {"id": None}])
+def test_an_answer_that_is_none(answer):
+    session = SimpleNamespace(
+        submit=lambda *_a, **_k: SimpleNamespace(wait=lambda: {"image": answer})
+    )
+    play: Any = SimpleNamespace(session=lambda _node: session)
+    with pytest.raises(Failed, match="gave no id"):
+        module.images_on(play, [make_node("spark1")], REF)
