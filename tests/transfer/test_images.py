@@ -201,9 +201,8 @@ def test_offline_it_has_to_be_there():
 
 @pytest.mark.parametrize("answer", [{"id": "x"}, "text", {"id": None}])
 def test_an_answer_that_is_none(answer):
-    session = SimpleNamespace(
-        submit=lambda *_a, **_k: SimpleNamespace(wait=lambda: {"image": answer})
-    )
+    pending = SimpleNamespace(wait=lambda: {"image": answer})
+    session = SimpleNamespace(submit=lambda *_a, **_k: pending)
     play: Any = SimpleNamespace(session=lambda _node: session)
     with pytest.raises(Failed, match="gave no id"):
         module.images_on(play, [make_node("spark1")], REF)

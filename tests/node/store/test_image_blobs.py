@@ -1,4 +1,4 @@
-"""An image out of Docker and into it again, with a program in Docker's place that has its archive."""
+"""An image out of Docker and into it again; a program in Docker's place has its archive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ LAYERS = {"l1/layer.tar": b"one" * 1000, "l2/layer.tar": b"two" * 500, "l3/layer
 DOCKER = """#!/bin/sh
 echo "$*" >> "$FOLDER/asked"
 case $1 in
-save) test -f "$FOLDER/saved.tar" && cat "$FOLDER/saved.tar" || { echo "no such image" >&2; exit 1; } ;;
+save) test -f "$FOLDER/saved.tar" || { echo "no such image" >&2; exit 1; }
+      cat "$FOLDER/saved.tar" ;;
 load) test ! -e "$FOLDER/full" || { echo "no space left on device" >&2; exit 1; }
       cat > "$FOLDER/loaded.tar"; echo "Loaded image: repo/image:1" ;;
 esac
@@ -40,7 +41,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def save(folder: Path, *, index: bool = True, cut: int = 0) -> None:
-    """Make the archive as Docker 20.10 does: folders, and a link for a layer that is there twice."""
+    """Make the archive as Docker 20.10 does: folders, and a link for a layer that comes twice."""
     paths = [*LAYERS, "l4/layer.tar"]
     files = {**LAYERS, "config.json": b"{}"}
     if index:
