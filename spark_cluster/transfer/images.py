@@ -48,8 +48,10 @@ class ImageOnNode:
     layers: tuple[str, ...]
     size: int
 
-    def is_same(self, other: ImageOnNode) -> bool:
+    def is_same(self, other: ImageOnNode | None) -> bool:
         """Return whether both are one image: by id, or by a digest that both have."""
+        if other is None:
+            return False
         return self.id == other.id or bool(self.digests & other.digests)
 
     def has(self, digest: str | None) -> bool:
@@ -119,6 +121,7 @@ def bring(play: Play, nodes: Sequence[Node], given: Mapping[str, Any], before: I
 
 
 def _same(one: ImageOnNode | None, known: ImageOnNode) -> bool:
+    """Return whether they have one id, which depends on Docker's store, too."""
     return one is not None and one.id == known.id
 
 
@@ -172,30 +175,31 @@ class _Copy:
         image = found[self.first.name]
         if image is None:
             raise Failed(f"{ref} is not there after its pull", where=self.first.name)
-        lacking = [node for node in self.others if not _same(found[node.name], image)]
-        if not self._fabric(lacking):
-            self.play.apply(lacking, self.play.role(ROLE, **self.given))
-            require_equal(ref, images_on(self.play, nodes, ref))
-            return
+        lacking = [node for node in self.others if not image.is_same(found[node.name])]
+        if lacking and self._fabric(lacking) and self._copy(image, lacking):
+            self.play.apply(lacking, self.play.role(ROLE, ref=ref, digest=image.id))
+            lacking = []
         if lacking:
-            self._copy(image, lacking)
-        self.play.apply(self.others, self.play.role(ROLE, ref=ref, digest=image.id))
+            self.play.apply(lacking, self.play.role(ROLE, **self.given))
+        require_equal(ref, images_on(self.play, nodes, ref))
 
     def _fabric(self, lacking: Sequence[Node]) -> bool:
         """Return whether all of them are reached over the fabric: over the management network a
         registry is as near as the other node."""
         return all(route(self.first, node).fabric for node in lacking)
 
-    def _copy(self, image: ImageOnNode, lacking: Sequence[Node]) -> None:
-        ref = str(self.given["ref"])
+    def _copy(self, image: ImageOnNode, lacking: Sequence[Node]) -> bool:
+        """Copy it; return False where the nodes keep images in different ways, by other ids."""
+        ref, nodes = str(self.given["ref"]), [self.first, *lacking]
+        asked = self.play.on_each(nodes, lambda node: self._common(node, image))
+        if len({bool(one["containerd"]) for one in asked.values()}) > 1:
+            self.play.note(
+                "the nodes' Dockers keep images in different stores (`docker info` names the "
+                "driver), so each has this image by itself"
+            )
+            return False
         manifest, layers = self._exported(image)
-        common = self.play.on_each(
-            lacking,
-            lambda node: self.play.session(node).request(
-                "image", what="common", layers=list(image.layers), timeout=LIMIT_S
-            ),
-        )
-        count = min(int(one["count"]) for one in common.values())
+        count = min(int(asked[node.name]["count"]) for node in lacking)
         if count and len(layers) == len(image.layers):
             manifest = without_layers(manifest, layers, count)
         for one in copy(self.play, manifest, self.first, lacking, hub=HUB):
@@ -203,7 +207,13 @@ class _Copy:
                 less = f"; {count} of {len(layers)} layers were there" if count else ""
                 self.play.note(f"{ref} on {one}{less}")
         self.play.on_each(lacking, lambda node: self._load(node, manifest))
-        self._clean(manifest.repository, [self.first, *lacking])
+        self._clean(manifest.repository, nodes)
+        return True
+
+    def _common(self, node: Node, image: ImageOnNode) -> dict[str, Any]:
+        return self.play.session(node).request(
+            "image", what="common", layers=list(image.layers), timeout=LIMIT_S
+        )
 
     def _exported(self, image: ImageOnNode) -> tuple[Manifest, list[str]]:
         """Have the node write the image into files; return them, and the paths of the layers."""
