@@ -40,6 +40,7 @@ TEST_TOOLS = {
     "sshd": "openssh-server",
     "haproxy": "haproxy",
     "openssl": "openssl",
+    "curl": "curl",
     "git": "git",
     "zsh": "zsh",
     "fish": "fish",

@@ -59,6 +59,7 @@ def test_payload_holds_agent_node_and_resources_only():
         "spark_cluster/agent",
         "spark_cluster/node",
         "spark_cluster/node/store",
+        "spark_cluster/node/supervision",
         "spark_cluster/resources",
     }
     assert [n for n in names if n.count("/") == 1] == ["spark_cluster/__init__.py"]
@@ -66,7 +67,7 @@ def test_payload_holds_agent_node_and_resources_only():
     for folder in ("agent", "node", "resources"):
         for path in (here / folder).rglob("*.py"):
             assert str(path.relative_to(here.parent)) in names
-    assert len(payload.code()) < 250_000, "it is sent over slow links, once a version"
+    assert len(payload.code()) < 280_000, "it is sent over slow links, once a version"
 
 
 @pytest.mark.parametrize("name", sorted(modules()))
