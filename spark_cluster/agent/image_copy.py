@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent.unit_work import result_of
@@ -37,7 +38,10 @@ def answer(host: Host, request: Request) -> Reply:
 
 
 def _state(host: Host, request: Request) -> Reply:
-    """Return what Docker has under a name; `image` is null where it, or Docker, is not there."""
+    """Return what Docker has under a name; `image` is null where it, or Docker, is not there.
+
+    `left`: files of its copy are there still.
+    """
     try:
         found = inspect(host, "image", str(request["ref"]))
     except Missing:
@@ -50,6 +54,7 @@ def _state(host: Host, request: Request) -> Reply:
         "digests": [str(one) for one in found.get("RepoDigests") or ()],
         "layers": [str(layer) for layer in layers],
         "size": int(found.get("Size") or 0),
+        "left": _folder(host, request).exists(),
     }
     return {"image": about}
 
@@ -73,15 +78,22 @@ def _common(host: Host, request: Request) -> Reply:
 def _export(host: Host, request: Request) -> Reply:
     """Write `ref` into the cache `hub`; what was written before is not written again."""
     cache = HubCache(host.path(str(request["hub"])))
-    size, ref = int(request["size"]), str(request["ref"])
-    if cache.free() < size + KEPT_FREE and not cache.folder(str(request["repository"])).exists():
+    ref, folder = str(request["ref"]), _folder(host, request)
+    there = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    size = max(0, int(request["size"]) - there)
+    if size and cache.free() < size + KEPT_FREE:
         raise ResourceError(
-            f"{ref} needs {size / 1e9:.1f} GB below {request['hub']} while it is copied, and "
+            f"{ref} needs {size / 1e9:.1f} GB more below {request['hub']} while it is copied, and "
             f"{KEPT_FREE / 1e9:.1f} GB that stay free; {cache.free() / 1e9:.1f} GB are free",
-            "make room, or set copy: false for the role images: each node then pulls it itself",
+            "make room, or set copies: false for the role images: each node then pulls it itself",
         )
     work = {name: request[name] for name in ("repository", "commit", "ref", "size")}
     return _work(host, f"export {ref}", {**work, "what": "export", "hub": str(cache.root)})
+
+
+def _folder(host: Host, request: Request) -> Path:
+    """The files of an image while it is copied."""
+    return HubCache(host.path(str(request["hub"]))).folder(str(request["repository"]))
 
 
 def _load(host: Host, request: Request) -> Reply:

@@ -41,12 +41,14 @@ class ImageOnNode:
         digests: those that registries gave it, without the names of repositories.
         layers: `sha256:...` of each as a plain tar file, the lowest first.
         size: bytes, not compressed.
+        left: files of its copy are on the node still.
     """
 
     id: str
     digests: frozenset[str]
     layers: tuple[str, ...]
     size: int
+    left: bool = False
 
     def is_same(self, other: ImageOnNode | None) -> bool:
         """Return whether both are one image: by id, or by a digest that both have."""
@@ -71,7 +73,10 @@ def images_on(play: Play, nodes: Sequence[Node], ref: str) -> dict[str, ImageOnN
         Unreachable: a node is lost.
     """
     waiting = {
-        node.name: play.session(node).submit("image", what="state", ref=ref) for node in nodes
+        node.name: play.session(node).submit(
+            "image", what="state", ref=ref, hub=HUB, repository=repository_of(ref)
+        )
+        for node in nodes
     }
     return {name: _read(name, pending.wait()["image"]) for name, pending in waiting.items()}
 
@@ -84,7 +89,13 @@ def _read(node: str, found: Any) -> ImageOnNode | None:
     digests = (str(one).partition("@")[2] for one in found["digests"])
     layers = tuple(str(layer) for layer in found["layers"])
     known = frozenset(one for one in digests if _ID.fullmatch(one))
-    return ImageOnNode(str(found["id"]), known, layers, int(found["size"]))
+    size, left = int(found["size"]), found.get("left") is True
+    return ImageOnNode(str(found["id"]), known, layers, size, left)
+
+
+def repository_of(ref: str) -> str:
+    """Return the name by which an image is copied."""
+    return f"image/{hashlib.sha256(ref.encode()).hexdigest()[:16]}"
 
 
 def bring(play: Play, nodes: Sequence[Node], given: Mapping[str, Any], before: Images) -> None:
@@ -114,10 +125,18 @@ def bring(play: Play, nodes: Sequence[Node], given: Mapping[str, Any], before: I
             lambda: play.apply(others, play.role(ROLE, ref=wanted, digest=known.id)),
         )
         if not changes.changed:
+            clean(play, now, wanted, before)
             return
     else:
         play.apply(first, play.role(ROLE, **given))
     _Copy(play, given, first, others).run()
+
+
+def clean(play: Play, nodes: Sequence[Node], ref: str, found: Images) -> None:
+    """Remove the files of a copy that is over, where a run has left them."""
+    left = [node for node in nodes if (one := found.get(node.name)) is not None and one.left]
+    asked: dict[str, Any] = {"what": "clean", "hub": HUB, "repository": repository_of(ref)}
+    play.on_each(left, lambda node: play.session(node).request("image", **asked, timeout=LIMIT_S))
 
 
 def _same(one: ImageOnNode | None, known: ImageOnNode) -> bool:
@@ -181,7 +200,9 @@ class _Copy:
             lacking = []
         if lacking:
             self.play.apply(lacking, self.play.role(ROLE, **self.given))
-        require_equal(ref, images_on(self.play, nodes, ref))
+        found = images_on(self.play, nodes, ref)
+        require_equal(ref, found)
+        clean(self.play, nodes, ref, found)
 
     def _fabric(self, lacking: Sequence[Node]) -> bool:
         """Return whether all of them are reached over the fabric: over the management network a
@@ -207,7 +228,6 @@ class _Copy:
                 less = f"; {count} of {len(layers)} layers were there" if count else ""
                 self.play.note(f"{ref} on {one}{less}")
         self.play.on_each(lacking, lambda node: self._load(node, manifest))
-        self._clean(manifest.repository, nodes)
         return True
 
     def _common(self, node: Node, image: ImageOnNode) -> dict[str, Any]:
@@ -218,13 +238,12 @@ class _Copy:
     def _exported(self, image: ImageOnNode) -> tuple[Manifest, list[str]]:
         """Have the node write the image into files; return them, and the paths of the layers."""
         ref = str(self.given["ref"])
-        name = hashlib.sha256(ref.encode()).hexdigest()[:16]
         found = self.play.session(self.first).request(
             "image",
             self._shown(self.first, f"{ref} ({gigabytes(image.size)}) out of Docker"),
             what="export",
             hub=HUB,
-            repository=f"image/{name}",
+            repository=repository_of(ref),
             commit=image.id.removeprefix("sha256:")[:40],
             ref=ref,
             size=image.size,
@@ -246,14 +265,6 @@ class _Copy:
             ref=ref,
             manifest=manifest.document(),
             timeout=LIMIT_S,
-        )
-
-    def _clean(self, repository: str, nodes: Sequence[Node]) -> None:
-        self.play.on_each(
-            nodes,
-            lambda node: self.play.session(node).request(
-                "image", what="clean", hub=HUB, repository=repository, timeout=LIMIT_S
-            ),
         )
 
     def _shown(self, node: Node, what: str) -> Callable[[dict[str, Any]], None]:

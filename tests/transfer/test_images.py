@@ -45,6 +45,7 @@ class Cluster:
         self.common = 0
         self.source = ""
         self.containerd: set[str] = set()
+        self.left: set[str] = set()
         self.changed = False
 
     def role(self, name: str, **given: Any) -> Any:
@@ -78,9 +79,14 @@ class Cluster:
                     "digests": [f"repo/image@{one}" for one in known.digests],
                     "layers": list(known.layers),
                     "size": known.size,
+                    "left": node.name in self.left,
                 }
                 return {"image": about}
             self.done.append(f"{what} {node.name}")
+            if what in {"export", "load"}:
+                self.left.add(node.name)
+            elif what == "clean":
+                self.left.remove(node.name)
             if what == "common":
                 return {"count": self.common, "containerd": node.name in self.containerd}
             if what == "export":
@@ -141,6 +147,14 @@ def test_what_all_have_is_not_moved(cluster):
     two.docker = dict.fromkeys(two.docker, image("1", PIN))
     two.bring(digest=PIN)
     assert two.done == []
+
+
+def test_what_a_cut_run_has_left_is_removed(cluster):
+    two = cluster()
+    two.docker = dict.fromkeys(two.docker, image("1", PIN))
+    two.left = {"spark1"}
+    two.bring(digest=PIN)
+    assert two.done == ["clean spark1"]
 
 
 def test_who_has_the_pinned_one_sends_it(cluster):
