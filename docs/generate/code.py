@@ -78,6 +78,7 @@ from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
 from spark_cluster.transfer.caches import CopiedCache
 from spark_cluster.transfer.copy import Copied
+from spark_cluster.transfer.image_upkeep import PrunedImages, StoredImages
 from spark_cluster.transfer.repair import RepairedModel
 from spark_cluster.transfer.upkeep import Pruned, StoredModels, VerifiedModel
 
@@ -168,6 +169,8 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     ),
     "models-pull": ("models pull", {**_RUN, "model": PulledModel}),
     "models-copy": ("models copy", {**_RUN, "model": str, "copies": [Copied]}),
+    "images-list": ("images list", {"nodes": [StoredImages]}),
+    "images-prune": ("images prune", {"applied": bool, "nodes": [PrunedImages]}),
     "models-list": ("models list", {"nodes": [StoredModels]}),
     "models-size": ("models size", {"nodes": [ModelSizes]}),
     "models-verify": ("models verify", {"models": [VerifiedModel]}),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from pydantic import BaseModel, Field
 
+from spark_cluster.config.image_build import bases
 from spark_cluster.node.values import LaptopFile
 from spark_cluster.resources import BuiltImage, Directory, File, Image, Resource
 from spark_cluster.resources.built_image import BUILD_S
@@ -16,8 +16,6 @@ from spark_cluster.topology import Node
 
 FOLDER = "/var/lib/spark-cluster/builds"
 """Where the files of builds lie on the nodes."""
-
-_FROM = re.compile(r"^[ \t]*FROM[ \t]+(?:--\S+[ \t]+)*(\S+)(?:[ \t]+AS[ \t]+(\S+))?", re.M | re.I)
 
 
 class BuildFile(BaseModel):
@@ -86,14 +84,3 @@ def _files(context: str, files: dict[str, BuildFile]) -> Iterator[Resource]:
     for path, file in files.items():
         # A script may run another one; tools that copy the folder keep what each file may.
         yield File(f"{context}/{path}", content=LaptopFile(file.file), mode=0o755)
-
-
-def bases(dockerfile: str) -> list[str]:
-    """The images that it begins from, each once, without its own stages and what it computes."""
-    found: dict[str, None] = {}
-    stages = {"scratch"}
-    for base, stage in _FROM.findall(dockerfile):
-        if base.lower() not in stages and "$" not in base:
-            found[base] = None
-        stages.add(stage.lower())
-    return list(found)

@@ -1,4 +1,4 @@
-"""The operation `image`: this node's part in the copy of a container image."""
+"""The operation `image`: container images on this node, and its part in the copy of one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent.unit_work import result_of
+from spark_cluster.node import docker_images
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import image_work
 from spark_cluster.node.store.hub_cache import HubCache, alone
@@ -26,7 +27,7 @@ Reply = dict[str, Any]
 
 
 def answer(host: Host, request: Request) -> Reply:
-    """Carry out `what` of a request: state, common, export, load or clean.
+    """Carry out `what` of a request: state, common, export, load, clean, list or remove.
 
     Raises:
         ResourceError: it cannot be done, or is unknown here.
@@ -118,10 +119,28 @@ def _clean(host: Host, request: Request) -> Reply:
     return {}
 
 
+def _list(host: Host, _request: Request) -> Reply:
+    """Return all images."""
+    return {"images": docker_images.images(host)}
+
+
+def _remove(host: Host, request: Request) -> Reply:
+    """Remove `images` (`id`, `names`) one after the other; those that Docker keeps are `kept`."""
+    kept = {}
+    for one in request["images"]:
+        try:
+            docker_images.remove(host, str(one["id"]), [str(name) for name in one["names"]])
+        except ResourceError as error:
+            kept[str(one["id"])] = error.message
+    return {"kept": kept}
+
+
 ACTIONS: dict[str, Callable[[Host, Request], Reply]] = {
     "state": _state,
     "common": _common,
     "export": _export,
     "load": _load,
     "clean": _clean,
+    "list": _list,
+    "remove": _remove,
 }

@@ -37,6 +37,7 @@ COMMANDS = {
     "plan": "Show what fits and how fast it will be, before any download.",
     "lint": "Find known issues in a recipe or a command line, and fix them.",
     "predict": "Predict speed and KV cache from a model's shape, or fit that to your runs.",
+    "images": "Look after the container images on the nodes: list, prune.",
     "models": "Look after the models on the nodes: list, verify, pin, prune.",
     "up": "Bring up a verified vLLM endpoint from any state.",
     "swap": "Serve another recipe; the old one again if the new one fails.",

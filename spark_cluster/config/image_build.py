@@ -95,6 +95,20 @@ class Base(Schema):
         return f"{self.ref}@{self.digest}" if self.digest and not self.archive else self.ref
 
 
+_FROM = re.compile(r"^[ \t]*FROM[ \t]+(?:--\S+[ \t]+)*(\S+)(?:[ \t]+AS[ \t]+(\S+))?", re.M | re.I)
+
+
+def bases(dockerfile: str) -> list[str]:
+    """The images that it begins from, each once, without its own stages and what it computes."""
+    found: dict[str, None] = {}
+    stages = {"scratch"}
+    for base, stage in _FROM.findall(dockerfile):
+        if base.lower() not in stages and "$" not in base:
+            found[base] = None
+        stages.add(stage.lower())
+    return list(found)
+
+
 class Build(Schema):
     """An image made on the nodes on top of another one: a Dockerfile, or base and steps."""
 

@@ -196,17 +196,24 @@ def needs_of(recipes: Iterable[Recipe]) -> list[Need]:
 
 
 def needed(project: Project, served: str | None, allow: Allowances) -> list[Need]:
-    """Return what the inventory's recipe and the user's own recipes need, which is never pruned.
+    """Return the models that the inventory's recipe and the user's own recipes need, which are
+    never pruned.
 
     Raises:
         SparkClusterError: one of these recipes cannot be read, so that its needs are unknown.
     """
+    return list(dict.fromkeys(needs_of(kept_recipes(project, served, allow))))
+
+
+def kept_recipes(project: Project, served: str | None, allow: Allowances) -> list[Recipe]:
+    """Return the recipes whose models and images are never pruned: the inventory's, and the user's
+    own; see `needed`."""
     shipped = project.shipped / "recipes"
     own = [path for path in project.list("recipes").values() if not path.is_relative_to(shipped)]
     recipes = [load_recipe(path, project, allow) for path in own]
     if served is not None:
         recipes.append(load_recipe(served, project, allow))
-    return list(dict.fromkeys(needs_of(recipes)))
+    return recipes
 
 
 def stored(nodes: Nodes, needs: Sequence[Need]) -> list[StoredModels]:

@@ -1,0 +1,128 @@
+"""`images`: the container images of the nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.cli.finite import Finite
+from spark_cluster.cli.groups import Group
+from spark_cluster.node.sizes import gigabytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from spark_cluster.runner.session import Session
+    from spark_cluster.transfer.image_upkeep import PrunedImages, StoredImages
+
+
+@click.group(cls=Group)
+def command() -> None:
+    """Look after the container images on the nodes: what is there, used and needed; prune."""
+
+
+@contextlib.contextmanager
+def _sessions(app: App) -> Iterator[Mapping[str, Session]]:
+    """Start agents on the selected nodes; they end with the block."""
+    app.connect_early("images")
+    from spark_cluster.runner.agents import agents
+
+    app.import_meanwhile()
+    with agents(app.nodes, "images") as found:
+        yield found
+
+
+def _needs(app: App) -> dict[str, list[str]]:
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.transfer.image_upkeep import needs_of
+    from spark_cluster.transfer.upkeep import kept_recipes
+
+    allow = app.allowances(Allowances())
+    return needs_of(kept_recipes(app.project, app.inventory.serve.recipe, allow))
+
+
+@command.command("list")
+@click.pass_obj
+def list_images(app: App) -> None:
+    """List the images of each node: size, the container that uses them, the recipe that needs them.
+
+    Sizes include layers that several images share.
+    """
+    from spark_cluster.transfer.image_upkeep import stored_images
+
+    needs = _needs(app)
+    with _sessions(app) as sessions:
+        found = stored_images(sessions, needs)
+    if app.as_json:
+        app.print_json({"nodes": [dataclasses.asdict(one) for one in found]})
+        return
+    for one in found:
+        _show(app, one)
+
+
+def _show(app: App, found: StoredImages) -> None:
+    from rich.table import Table
+
+    from spark_cluster.cli.console import styled
+
+    app.console.print(styled("[bold]{}[/]  {} images", found.node, len(found.images)))
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold")
+    for _ in range(2):
+        table.add_column(no_wrap=True, justify="right")
+    table.add_column(overflow="fold")
+    for image in found.images:
+        digest = (image.digests[0].partition("@")[2] if image.digests else image.id)[7:19]
+        parts = [f"in use by {image.used_by[0]}" if image.used_by else "", *image.recipes]
+        remarks = "; ".join(part for part in parts if part)
+        table.add_row(f"  {image.shown}", digest, gigabytes(image.size), remarks)
+    if found.images:
+        app.console.print(table)
+
+
+@command.command()
+@click.argument("images", nargs=-1, metavar="[NAME:TAG|ID]...")
+@click.option("--free", type=Finite(min=0), default=0.0, metavar="GB", help="Stop at so much.")
+@click.option("--apply", is_flag=True, help="Remove them; without it they are only listed.")
+@click.pass_obj
+def prune(app: App, images: tuple[str, ...], free: float, *, apply: bool) -> None:
+    """List the images that can go, the oldest first; with --apply, remove them.
+
+    Never what a container stands on, nor what the inventory's recipe or one of your own recipes
+    needs or is built on. Docker itself keeps what it needs.
+    """
+    from spark_cluster.transfer.image_upkeep import planned, remove, stored_images
+
+    needs = _needs(app)
+    with _sessions(app) as sessions:
+        listed = stored_images(sessions, needs)
+        found = [planned(one, images, int(free * 1e9)) for one in listed]
+        if apply:
+            found = remove(sessions, found)
+    if app.as_json:
+        app.print_json({"applied": apply, "nodes": [dataclasses.asdict(one) for one in found]})
+        return
+    for one in found:
+        _show_pruned(app, one, apply=apply)
+    if not apply and any(one.removed for one in found):
+        app.console.print("nothing was removed yet: --apply does it")
+
+
+def _show_pruned(app: App, found: PrunedImages, *, apply: bool) -> None:
+    from spark_cluster.cli.console import styled
+
+    did = "freed" if apply else "would be freed"
+    line = styled("[bold]{}[/]  up to {} {}", found.node, gigabytes(found.freed), did)
+    app.console.print(line)
+    verb = "removed" if apply else "would go"
+    for image in found.removed:
+        line = styled("  {}  {}  {}", verb, image.shown, gigabytes(image.size))
+        app.console.print(line, soft_wrap=True)
+    for kept in found.kept:
+        line = styled("  stays  {}  [dim]{}[/]", kept.name, kept.reason)
+        app.console.print(line, soft_wrap=True)
