@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.agent import docker_images
 from spark_cluster.agent.unit_work import result_of
-from spark_cluster.node import docker_images
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import image_work
 from spark_cluster.node.store.hub_cache import HubCache, alone
