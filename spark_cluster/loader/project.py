@@ -5,6 +5,7 @@ The search goes name by name, so a project that has one role of its own still us
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -55,6 +56,7 @@ class Project:
         self.folder = (folder or Path.cwd()).expanduser().absolute()
         self.shipped = (shipped or shipped_folder()).absolute()
         self._roles: dict[str, Role] = {}
+        self._loading = threading.RLock()
         self._has_resources = False
         if not self.folder.is_dir():
             raise UsageError(f"the project folder {shown(self.folder)} does not exist")
@@ -134,12 +136,13 @@ class Project:
         """
         from spark_cluster.loader.role import load_role
 
-        if name not in self._roles:
-            folder = self.find("roles", name)
-            self.must_be_own(folder, f"role {name}")
-            self.load_resources()
-            self._roles[name] = load_role(name, folder)
-        return self._roles[name]
+        with self._loading:  # parts of a run at the same time may want the same role
+            if name not in self._roles:
+                folder = self.find("roles", name)
+                self.must_be_own(folder, f"role {name}")
+                self.load_resources()
+                self._roles[name] = load_role(name, folder)
+            return self._roles[name]
 
     def load_playbook(self, name: str | Path) -> Playbook:
         """A playbook, by name or path.

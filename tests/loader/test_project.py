@@ -249,6 +249,27 @@ def test_a_role_is_loaded_while_other_threads_import(tmp_path: Path) -> None:
             del sys.modules[name]
 
 
+def test_two_threads_that_want_a_role_get_the_same(project: Project) -> None:
+    """Of a class that is made twice at the same time, the one is not whole yet."""
+    text = GOOD_ROLE.replace(
+        "class Settings", "import time\ntime.sleep(0.1)\n\n\nclass Settings", 1
+    )
+    put(project.folder, "roles/slow/__init__.py", text)
+    found, start = [], threading.Barrier(4)
+
+    def load() -> None:
+        start.wait()
+        found.append(project.load_role("slow"))
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(role is found[0] for role in found)
+
+
 def test_a_file_that_is_changed_twice_within_a_second_is_read_again(tmp_path):
     """Compiled code knows its source by length and whole seconds."""
     path = tmp_path / "play.py"
