@@ -12,6 +12,7 @@ import click
 from spark_cluster.cli.app import App
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.groups import Group
+from spark_cluster.errors import Failed
 from spark_cluster.node.sizes import gigabytes
 
 if TYPE_CHECKING:
@@ -89,32 +90,44 @@ def _show(app: App, found: StoredImages) -> None:
 @click.argument("images", nargs=-1, metavar="[NAME:TAG|ID]...")
 @click.option("--free", type=Finite(min=0), default=0.0, metavar="GB", help="Stop at so much.")
 @click.option("--apply", is_flag=True, help="Remove them; without it they are only listed.")
-@click.pass_obj
-def prune(app: App, images: tuple[str, ...], free: float, *, apply: bool) -> None:
+@click.pass_context
+def prune(ctx: click.Context, images: tuple[str, ...], free: float, *, apply: bool) -> None:
     """List the images that can go, the oldest first; with --apply, remove them.
 
     Never what a container stands on, nor what the inventory's recipe or one of your own recipes
-    needs or is built on. Docker itself keeps what it needs.
+    needs or is built on. Exit status 1 when Docker refuses to remove one.
     """
     from spark_cluster.transfer.image_upkeep import planned, remove, stored_images
 
+    app: App = ctx.obj
     needs = _needs(app)
     with _sessions(app) as sessions:
         listed = stored_images(sessions, needs)
+        _must_be_there(images, listed)
         found = [planned(one, images, int(free * 1e9)) for one in listed]
         if apply:
             found = remove(sessions, found)
     if app.as_json:
         app.print_json({"applied": apply, "nodes": [dataclasses.asdict(one) for one in found]})
-        return
-    for one in found:
-        _show_pruned(app, one, apply=apply)
-    if not apply and any(one.removed for one in found):
-        app.console.print("nothing was removed yet: --apply does it")
+    else:
+        for one in found:
+            _show_pruned(app, one, apply=apply)
+        if not apply and any(one.removed for one in found):
+            app.console.print("nothing was removed yet: --apply does it")
+    ctx.exit(1 if any(one.refused for one in found) else 0)
+
+
+def _must_be_there(names: tuple[str, ...], listed: list[StoredImages]) -> None:
+    """Raise Failed for a name that no node has."""
+    from spark_cluster.transfer.image_upkeep import is_named
+
+    for name in names:
+        if not any(is_named(image, [name]) for one in listed for image in one.images):
+            raise Failed(f"{name} is on no node", hint="`spark-cluster images list` shows them")
 
 
 def _show_pruned(app: App, found: PrunedImages, *, apply: bool) -> None:
-    from spark_cluster.cli.console import styled
+    from spark_cluster.cli.console import mark, styled
 
     did = "freed" if apply else "would be freed"
     line = styled("[bold]{}[/]  up to {} {}", found.node, gigabytes(found.freed), did)
@@ -123,6 +136,8 @@ def _show_pruned(app: App, found: PrunedImages, *, apply: bool) -> None:
     for image in found.removed:
         line = styled("  {}  {}  {}", verb, image.shown, gigabytes(image.size))
         app.console.print(line, soft_wrap=True)
+    for refused in found.refused:
+        app.console.print(styled("  {}  {}", mark("fail"), refused.reason), soft_wrap=True)
     for kept in found.kept:
         line = styled("  stays  {}  [dim]{}[/]", kept.name, kept.reason)
         app.console.print(line, soft_wrap=True)

@@ -66,12 +66,14 @@ class PrunedImages:
 
     Attributes:
         freed: bytes at most: layers that a kept image has, too, stay.
+        refused: what Docker would not remove, with its words.
     """
 
     node: str
     removed: list[StoredImage]
     kept: list[KeptImage]
     freed: int
+    refused: list[KeptImage]
 
 
 def needs_of(recipes: Iterable[Recipe]) -> dict[str, list[str]]:
@@ -144,7 +146,7 @@ def planned(found: StoredImages, only: Sequence[str] = (), free: int = 0) -> Pru
             kept.append(KeptImage(image.shown, reason))
         else:
             removed.append(image)
-    return PrunedImages(found.node, removed, kept, sum(image.size for image in removed))
+    return PrunedImages(found.node, removed, kept, sum(image.size for image in removed), [])
 
 
 def _reason(image: StoredImage, only: Sequence[str]) -> str:
@@ -153,13 +155,18 @@ def _reason(image: StoredImage, only: Sequence[str]) -> str:
         return f"the container {image.used_by[0]} stands on it"
     if image.recipes:
         return f"recipe {', '.join(image.recipes)} needs it"
-    if only and not {*image.names, image.id, image.id[7:19]} & {*only, *map(_tagged, only)}:
+    if only and not is_named(image, only):
         return "not named"
     return ""
 
 
+def is_named(image: StoredImage, names: Sequence[str]) -> bool:
+    """Return whether one of the names is the image's; without a tag it means `latest`."""
+    return bool({*image.names, image.id, image.id[7:19]} & {*names, *map(_tagged, names)})
+
+
 def remove(sessions: Mapping[str, Session], found: Sequence[PrunedImages]) -> list[PrunedImages]:
-    """Remove what was planned; return what was removed, and what Docker has kept.
+    """Remove what was planned; return what was removed, and what Docker has refused.
 
     Raises:
         Failed: a node's Docker does not answer.
@@ -181,4 +188,4 @@ def _removed(planned: PrunedImages, kept: Mapping[str, str]) -> PrunedImages:
     gone = [image for image in planned.removed if image.id not in kept]
     left = [KeptImage(i.shown, str(kept[i.id])) for i in planned.removed if i.id in kept]
     freed = sum(image.size for image in gone)
-    return replace(planned, removed=gone, kept=[*planned.kept, *left], freed=freed)
+    return replace(planned, removed=gone, freed=freed, refused=left)

@@ -100,13 +100,13 @@ def test_nothing_is_removed_without_apply(run, project_with_images):
 
 def test_what_may_go_is_removed_and_what_docker_keeps_is_told(run, project_with_images):
     status, out, _ = run("images", "prune", "--apply", "--json")
-    assert status == 0
+    assert status == 1
     [node] = json.loads(out)["nodes"]
     assert [one["id"][7] for one in node["removed"]] == ["a", "f"]
     assert node["freed"] == 7_000_000_000
-    assert {"name": "stuck:1", "reason": (
-        "stuck:1 was not removed: Error: conflict: image is being used"
-    )} in node["kept"]  # fmt: skip
+    [refused] = node["refused"]
+    assert refused["name"] == "stuck:1"
+    assert "image is being used" in refused["reason"]
     asked = (project_with_images / "docker/asked").read_text().splitlines()
     assert asked == ["rm vllm:old", "rm stuck:1", f"rm sha256:{'f' * 64}"]
 
@@ -124,6 +124,12 @@ def test_only_what_is_named_and_only_so_much(run, project_with_images, words, go
     _, out, _ = run("images", "prune", *words, "--json")
     [node] = json.loads(out)["nodes"]
     assert [one["id"][7] for one in node["removed"]] == list(gone)
+
+
+def test_a_name_that_no_node_has_is_no_success(run, project_with_images):
+    status, _, err = run("images", "prune", "vlm:old", "--apply")
+    assert status == 1
+    assert "vlm:old is on no node" in err
 
 
 def test_a_recipe_that_cannot_be_read_stops_it(run, project_with_images):
