@@ -41,6 +41,7 @@ TEST_TOOLS = {
     "haproxy": "haproxy",
     "openssl": "openssl",
     "curl": "curl",
+    "docker-registry": "docker-registry",
     "git": "git",
     "zsh": "zsh",
     "fish": "fish",
@@ -54,6 +55,7 @@ DEBIAN_ONLY = {"chromium"}
 TEST_SERVICES = {
     "openssh-server": ("ssh.service", "ssh.socket"),
     "haproxy": ("haproxy.service",),
+    "docker-registry": ("docker-registry.service",),
 }
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

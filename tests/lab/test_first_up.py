@@ -1,8 +1,9 @@
-"""`up` with a model that is on no node, and an image that one has: each comes once at most, and is
-copied to the other."""
+"""`up` with a model and an image that are on no node: each is fetched once, by one of them, and
+copied to the other over the fabric."""
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from commandline import CommandLine, until
+from image_registry import ImageRegistry, registry
+from ruamel.yaml import YAML
 
 from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.lab import Lab, LabNode
@@ -40,29 +43,45 @@ def hub(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab_hub.
 
 
 @pytest.fixture(scope="module")
+def images(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageRegistry]:
+    """A registry on the lab's bridge, which the nodes trust."""
+    with registry(tmp_path_factory.mktemp("registry")) as served:
+        for node in lab.nodes:
+            served.trust(node)
+        yield served
+        for node in lab.nodes:
+            served.distrust(node)
+
+
+@pytest.fixture(scope="module")
 def user(
-    lab: Lab, hub: lab_hub.LabHub, tmp_path_factory: pytest.TempPathFactory
+    lab: Lab,
+    hub: lab_hub.LabHub,
+    images: ImageRegistry,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[CommandLine]:
-    """A user whose recipe names the model by its repository, on nodes without it."""
+    """A user whose recipe names model and image as hub and registry have them; no node has one."""
     lab.trust()
     plain = CommandLine(tmp_path_factory.mktemp("user"))
     made = plain.with_inventory(
         "hub", lambda inventory: inventory.update(settings={"models": {"endpoint": hub.url}})
     )
-    shipped = (Path(__file__).parents[2] / "recipes/lab-paris.yaml").read_text()
-    head, _, rest = shipped.partition("model:\n")
-    model = "model: {name: lab/paris, served_name: paris}\n"
-    text = head.replace("lab-paris", NAME) + model + rest.partition("served_name: paris\n")[2]
-    text = "\n".join(line for line in text.splitlines() if not line.startswith("  archive:"))
-    (made.home / "recipes").mkdir()
-    (made.home / f"recipes/{NAME}.yaml").write_text(text)
-    for node in lab.nodes:
-        node.run(["rm", "-rf", FOLDER, OTHER_CACHE])
     made("down")
     made("playbook", made.playbook(PREPARE))
-    lab.node("spark2").run(["docker", "image", "rm", IMAGE], check=False)
+    name, digest = images.push(lab.node("spark1"), IMAGE)
+    shipped = (Path(__file__).parents[2] / "recipes/lab-paris.yaml").read_text()
+    data = YAML(typ="safe").load(shipped)
+    data["name"], data["model"] = NAME, {"name": "lab/paris", "served_name": "paris"}
+    data["image"] = {"ref": name, "digest": digest}
+    (made.home / "recipes").mkdir()
+    (made.home / f"recipes/{NAME}.yaml").write_text(json.dumps(data))  # which is YAML too
+    for node in lab.nodes:
+        node.run(["rm", "-rf", FOLDER, OTHER_CACHE])
+        node.run(["docker", "image", "rm", IMAGE, name], check=False)
     yield made
     made("down")
+    for node in lab.nodes:
+        node.run(["docker", "image", "rm", name], check=False)
 
 
 def blobs(node: LabNode) -> str:
@@ -77,7 +96,7 @@ def test_without_the_hub_nothing_is_begun(user, hub):
 
 
 def test_it_is_fetched_once_copied_and_served_although_the_laptop_was_gone(
-    user, hub, spark1, spark2
+    user, hub, images, spark1, spark2
 ):
     size = sum(path.stat().st_size for path in (hub.root / "lab/paris").iterdir())
     hub.conduct["lab/paris"] = lab_hub.Conduct(bytes_per_s=size // 15)
@@ -93,14 +112,15 @@ def test_it_is_fetched_once_copied_and_served_although_the_laptop_was_gone(
         ["docker", "inspect", "--format", "{{json .HostConfig.Mounts}}", "spark-ray"]
     ).stdout
     assert f'"Source":"{FOLDER}"' in mounts
-    shown = ["docker", "image", "inspect", "--format", "{{.Id}}", IMAGE]
-    assert spark1.run(shown).stdout == spark2.run(shown).stdout
+    pulls = images.pulls()
+    assert {address for address, _ in pulls} == {"10.89.0.11"}, "the other one got it by a copy"
+    assert len(pulls) == len(set(pulls)), "no layer came twice"
     for node in (spark1, spark2):
         assert not node.run(["sh", "-c", "ls /var/lib/spark-cluster/images"], check=False).stdout
 
 
-def test_a_second_run_moves_nothing(user, hub):
-    asked = len(hub.requests)
+def test_a_second_run_moves_nothing(user, hub, images):
+    asked = len(hub.requests), len(images.pulls())
     found = user.json("up", "--recipe", NAME, "--tp", "2")
     assert found["changed"] == 0
-    assert len(hub.requests) == asked
+    assert (len(hub.requests), len(images.pulls())) == asked
