@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent.unit_work import result_of
+from spark_cluster.node.durable import write_file
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import copy_work, folder_work, plain_folder
 from spark_cluster.node.store.manifest import Manifest
@@ -74,23 +78,44 @@ def _place(host: Host, manifest: Manifest) -> Path:
 
 
 def _secrets(host: Host, request: Request) -> Reply:
-    """Keep the offered secrets for this copy, unless its sender runs with others; return those."""
+    """Keep the offered secrets for this copy with a port of its own, unless its sender runs with
+    others; return those."""
     path = _place(host, _manifest(request))
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    offered = json.dumps(request["offered"])
+    handle = os.open(path.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    except FileExistsError:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as known:
-            text = known.read(1 << 16)
-        try:
-            return {"secrets": json.loads(text)}
-        except ValueError:  # a run was ended while it wrote
-            path.unlink(missing_ok=True)
-            return _secrets(host, request)
-    with os.fdopen(handle, "w") as out:
-        out.write(offered)
-    return {"secrets": request["offered"]}
+        fcntl.flock(handle, fcntl.LOCK_EX)  # held for the time of a few small files
+        known = _read(path)
+        if known is None:
+            others = [_read(one) for one in path.parent.glob("*.json") if one != path]
+            taken = [one["port"] for one in others if one is not None]
+            ports = [int(port) for port in request["ports"]]
+            known = {**request["offered"], "port": _free(ports, taken)}
+            write_file(path, json.dumps(known).encode())
+    finally:
+        os.close(handle)
+    return {"secrets": known}
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Return the secrets of a copy; None where there are none that can be read."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as opened:
+            found = json.loads(opened.read(1 << 16))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("port"), int) else None
+
+
+def _free(ports: Sequence[int], taken: Collection[int]) -> int:
+    """Return a port that no other copy has, and nothing else listens on; the first where all are
+    taken, so that the sender says it."""
+    for port in sorted(ports, key=lambda port: port in taken):
+        with contextlib.suppress(OSError), socket.socket() as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(("", port))
+            return port
+    return ports[0]
 
 
 def _work(host: Host, request: Request) -> Reply:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from spark_cluster.config.ports import COPY
+from spark_cluster.config.ports import COPIES
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.link_check import hops
 from spark_cluster.node.sizes import gigabytes
@@ -202,18 +202,20 @@ class _Chain:
         nodes = [self.routes[0].source, *(way.target for way in self.routes)]
         return self.play.on_each(nodes, lambda node: self._work(node, known))
 
-    def _secrets(self, node: Node, offered: Pair) -> dict[str, str]:
-        """The secrets of a node's sender: those that run already, else new ones."""
+    def _secrets(self, node: Node, offered: Pair) -> dict[str, Any]:
+        """The secrets and the port of a node's sender: those that run already, else new ones."""
         new = {
             "token": secrets.token_hex(32),
             "certificate": offered.certificate,
             "key": offered.key,
         }
-        reply = self.play.session(node).request("copy", what="secrets", offered=new, **self.base)
-        found: dict[str, str] = reply["secrets"]
+        reply = self.play.session(node).request(
+            "copy", what="secrets", offered=new, ports=list(COPIES), **self.base
+        )
+        found: dict[str, Any] = reply["secrets"]
         return found
 
-    def _work(self, node: Node, known: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    def _work(self, node: Node, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         before = next((way for way in self.routes if way.target.name == node.name), None)
         after = next((way for way in self.routes if way.source.name == node.name), None)
         names = (before.source.name if before else "", after.target.name if after else "")
@@ -229,12 +231,12 @@ class _Chain:
             **self.base,
         )
 
-    def _receive(self, way: Route, known: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    def _receive(self, way: Route, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         ours = known[way.source.name]
         return {
             "sender": way.source.name,
-            "addresses": [[address, COPY] for address in way.addresses],
-            "spare": self._spare(way),
+            "addresses": [[address, ours["port"]] for address in way.addresses],
+            "spare": self._spare(way, ours),
             "token": ours["token"],
             "certificate": ours["certificate"],
             "streams": self.streams,
@@ -242,18 +244,19 @@ class _Chain:
         }
 
     def _serve(
-        self, way: Route, known: Mapping[str, Mapping[str, str]], *, first: bool
+        self, way: Route, known: Mapping[str, Mapping[str, Any]], *, first: bool
     ) -> dict[str, Any]:
+        ours = known[way.source.name]
         return {
-            "addresses": [[address, COPY] for address in way.addresses],
-            "spare": self._spare(way),
+            "addresses": [[address, ours["port"]] for address in way.addresses],
+            "spare": self._spare(way, ours),
             "follow": self.follow or not first,
-            **known[way.source.name],
+            **ours,
         }
 
-    def _spare(self, way: Route) -> list[list[Any]]:
+    def _spare(self, way: Route, ours: Mapping[str, Any]) -> list[list[Any]]:
         """Without TLS none: who allows that for a cable has not allowed it for a network."""
-        return [[address, COPY] for address in way.spare] if self.encrypt else []
+        return [[address, ours["port"]] for address in way.spare] if self.encrypt else []
 
     def _shown(self, node: Node) -> Any:
         what = f"copy of {self.base['folder'] or self.base['manifest']['repository']}"

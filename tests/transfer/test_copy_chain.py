@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import socket
 from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Interface
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from free_ports import free_port
 
 from spark_cluster.agent import model_copy
 from spark_cluster.errors import Failed, Refused, UsageError
@@ -33,17 +33,17 @@ COMMIT = "c" * 40
 HUB = "/hub"
 
 
-def model(root: Path) -> Manifest:
+def model(root: Path, repository: str = "org/model") -> Manifest:
     """A model of three files in a hub cache."""
     cache, files = HubCache(root), []
     for path, size in (("empty", 0), ("config.bin", 1), ("model.safetensors", 9_000_000)):
         content = random.Random(size).randbytes(size)
         name = hashlib.sha256(content).hexdigest()
-        blob = cache.blob("org/model", name)
+        blob = cache.blob(repository, name)
         blob.parent.mkdir(parents=True, exist_ok=True)
         blob.write_bytes(content)
         files.append({"path": path, "size": size, "blob": name, "algorithm": "sha256"})
-    manifest = Manifest.from_document({"repository": "org/model", "commit": COMMIT, "files": files})
+    manifest = Manifest.from_document({"repository": repository, "commit": COMMIT, "files": files})
     cache.publish(manifest, "main")
     return manifest
 
@@ -93,8 +93,7 @@ class Laptop:
 
 @pytest.fixture
 def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Laptop:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        monkeypatch.setattr(copying, "COPY", free.getsockname()[1])
+    monkeypatch.setattr(copying, "COPIES", (free_port(), free_port()))
     for number in (1, 2, 3):
         (tmp_path / f"spark{number}" / "hub").mkdir(parents=True)
     return Laptop(tmp_path)
@@ -131,7 +130,23 @@ def test_the_management_network_is_there_for_a_fabric_that_fails_if_encrypted(
     copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB, encrypt=encrypt)
     parts = [part for what in laptop.asked for part in (what.get("receive"), what.get("serve"))]
     spare = [part["spare"] for part in parts if part]
-    assert spare == [[["127.0.1.1", copying.COPY]] if encrypt else []] * 2
+    assert spare == [[["127.0.1.1", copying.COPIES[0]]] if encrypt else []] * 2
+
+
+def test_a_node_sends_two_at_the_same_time(laptop, nodes):
+    """An image and a model, say: each copy has a port of its own."""
+    first, second = (model(laptop.root(nodes[0]) / "hub", name) for name in ("org/a", "org/b"))
+
+    def one(manifest: Manifest) -> list[copying.Copied]:
+        return copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)
+
+    found = in_parallel({"a": partial(one, first), "b": partial(one, second)})
+    for outcome in found.values():
+        assert not isinstance(outcome, Exception), outcome
+    ports = {what["serve"]["port"] for what in laptop.asked if what.get("serve")}
+    assert ports == set(copying.COPIES)
+    for manifest in (first, second):
+        assert verify(HubCache(laptop.root(nodes[1]) / "hub"), manifest).sound
 
 
 def test_a_plain_folder_goes_to_all_also_where_an_old_file_is(laptop, nodes):
@@ -203,7 +218,7 @@ def test_the_secrets_are_gone_after_the_copy_and_never_in_an_argument(laptop, no
     manifest = model(laptop.root(nodes[0]) / "hub")
     copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)
     for node in nodes[:2]:
-        assert not list(laptop.root(node).glob("run/spark-cluster/copies/*"))
+        assert not list(laptop.root(node).glob("run/spark-cluster/copies/*.json"))
     work = [what for what in laptop.asked if what["what"] == "work"]
     secret = work[0]["serve"] or work[1]["serve"]
     argv = " ".join(word for what in work for word in copy_work.argv(what["label"]))
@@ -214,14 +229,19 @@ def test_the_secrets_are_gone_after_the_copy_and_never_in_an_argument(laptop, no
 def test_a_sender_that_runs_is_joined_with_its_own_secrets(laptop, nodes):
     manifest = model(laptop.root(nodes[0]) / "hub")
     ask = partial(
-        laptop.session(nodes[0]).request, "copy", what="secrets", manifest=manifest.document()
+        laptop.session(nodes[0]).request,
+        "copy",
+        what="secrets",
+        manifest=manifest.document(),
+        ports=list(copying.COPIES),
     )
-    assert ask(offered={"token": "first"})["secrets"] == {"token": "first"}
-    assert ask(offered={"token": "second"})["secrets"] == {"token": "first"}
-    (place,) = laptop.root(nodes[0]).glob("run/spark-cluster/copies/*")
+    first = ask(offered={"token": "first"})["secrets"]
+    assert first == {"token": "first", "port": copying.COPIES[0]}
+    assert ask(offered={"token": "second"})["secrets"] == first
+    (place,) = laptop.root(nodes[0]).glob("run/spark-cluster/copies/*.json")
     assert place.stat().st_mode & 0o077 == 0
     place.write_text('{"tok')
-    assert ask(offered={"token": "third"})["secrets"] == {"token": "third"}
+    assert ask(offered={"token": "third"})["secrets"]["token"] == "third"
 
 
 def test_a_damaged_source_is_named(laptop, nodes):
