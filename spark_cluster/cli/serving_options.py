@@ -13,6 +13,17 @@ if TYPE_CHECKING:
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.config.recipe import Recipe
 
+sized = click.option(
+    "--tp",
+    type=int,
+    metavar="N",
+    help="Number of nodes to split each layer over (default: the recipe's, else all).",
+)
+
+forced = click.option(
+    "--force", is_flag=True, help="Launch even if the plan says that the configuration cannot work."
+)
+
 unloading = click.option(
     "--unload",
     type=click.Choice(["ollama"]),

@@ -8,7 +8,7 @@ import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
 from spark_cluster.cli.override_options import Changes, overriding
-from spark_cluster.cli.serving_options import recipe_to_serve, size_on, unloading
+from spark_cluster.cli.serving_options import forced, recipe_to_serve, size_on, sized, unloading
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,15 +21,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("recipe_name", metavar="RECIPE")
-@click.option(
-    "--tp",
-    type=int,
-    metavar="N",
-    help="Number of nodes to split each layer over (default: the recipe's, else all).",
-)
-@click.option(
-    "--force", is_flag=True, help="Launch even if the plan says that the configuration cannot work."
-)
+@sized
+@forced
 @click.option(
     "--no-restore",
     is_flag=True,

@@ -8,7 +8,7 @@ import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
 from spark_cluster.cli.override_options import Changes, overriding, with_port
-from spark_cluster.cli.serving_options import recipe_to_serve, size_on
+from spark_cluster.cli.serving_options import forced, recipe_to_serve, size_on, sized
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "--tp",
-    type=int,
-    metavar="N",
-    help="Number of nodes to split each layer over (default: the recipe's, else all).",
-)
+@sized
 @click.option(
     "--replicas",
     type=click.IntRange(min=1),
@@ -36,9 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "--recipe", "recipe_name", metavar="NAME", help="Recipe to serve, instead of the inventory's."
 )
-@click.option(
-    "--force", is_flag=True, help="Launch even if the plan says that the configuration cannot work."
-)
+@forced
 @click.option(
     "--offline",
     is_flag=True,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from spark_cluster.node.store.layout import folder_name
 from spark_cluster.serving import patches
 from spark_cluster.transfer import folders, hub_models, images
+from spark_cluster.transfer.in_run import current
 from spark_cluster.transfer.stored import Stored
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _bring_folder(play: Play, plan: ServePlan, given: Mapping[str, Any]) -> None
     names = [node.name for node in plan.nodes]
     if not play.options.selection.wants_part(names, ROLE):
         return
-    now = sorted((n for n in play.nodes if n.name in names), key=lambda n: names.index(n.name))
+    now = current(play, plan.nodes)
     for one in folders.bring_folder(play, now, given["directory"], given["path"]):
         if one.sender:
             play.note(f"{given['name']} on {one}")

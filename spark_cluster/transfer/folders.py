@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node.store.manifest import MOST_FILES, Manifest
 from spark_cluster.resources import Directory, File, LaptopFile, Resource
-from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 from spark_cluster.transfer.copy import LIMIT_S, Copied, copy
+from spark_cluster.transfer.in_run import showing
 
 SENT_TO_EACH = 512 * 1024 * 1024
 """Bytes of a folder of the laptop up to which each node gets it from there; larger ones are sent to
@@ -50,12 +49,8 @@ def copy_folder(
     if not path.startswith("/"):
         raise UsageError(f"{path} is not an absolute path", hint="name the folder on the nodes")
 
-    def on_event(event: dict[str, Any]) -> None:
-        if event.get("event") == "progress":
-            play.bus.emit(Progress(source.name, f"read {path}", event["text"]))
-
     reply = play.session(source).request(
-        "copy", on_event, what="folder", folder=path, timeout=LIMIT_S
+        "copy", showing(play, source, f"read {path}"), what="folder", folder=path, timeout=LIMIT_S
     )
     manifest = Manifest.from_document(reply["manifest"])
     # One node after the other: in a chain a node would send on what it still has of an old file,

@@ -8,14 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_cluster.errors import Refused, SparkClusterError
 from spark_cluster.node.sizes import gigabytes
 from spark_cluster.node.store.layout import KEPT_FREE, repository_of
 from spark_cluster.node.store.manifest import Manifest
-from spark_cluster.runner.events import Progress
 from spark_cluster.transfer.copy import copy
+from spark_cluster.transfer.in_run import current, showing
 from spark_cluster.transfer.pull import (
     LARGE,
     Preview,
@@ -28,8 +28,6 @@ from spark_cluster.transfer.state import Have, Wanted, models_on
 from spark_cluster.transfer.stored import Stored, folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from spark_cluster.runner.play import Play
     from spark_cluster.serving.plan import ServePlan
     from spark_cluster.topology import Node
@@ -66,9 +64,7 @@ def bring(play: Play, nodes: Sequence[Node], stored: Stored) -> dict[str, str]:
         Refused: a disk is too small.
         SparkClusterError: it cannot be fetched or copied, with the reason.
     """
-    names = [node.name for node in nodes]
-    # As they are now: the fabric's addresses may have come in this very run.
-    now = sorted((n for n in play.nodes if n.name in names), key=lambda n: names.index(n.name))
+    now = current(play, nodes)
     found = {}
     for wanted in stored.wanted:
         model = _Model(play, now, stored.hub, wanted, stored.of(wanted))
@@ -119,7 +115,7 @@ class _Model:
             self.play.note(f"takes over {what}, each byte checked", node=node)
             self.play.session(node).request(
                 "store",
-                self._shown(node, what),
+                showing(self.play, node, what),
                 what="adopt",
                 hub=self.hub,
                 repository=self.wanted.repository,
@@ -130,13 +126,6 @@ class _Model:
             )
             return node.name, have.adoptable
         return None
-
-    def _shown(self, node: Node, what: str) -> Callable[[dict[str, Any]], None]:
-        def on_event(event: dict[str, Any]) -> None:
-            if event.get("event") == "progress":
-                self.play.bus.emit(Progress(node.name, what, str(event["text"])))
-
-        return on_event
 
     def _fetch(self) -> Manifest:
         """Fetch it by the node that has most of it, and copy it to the others meanwhile."""

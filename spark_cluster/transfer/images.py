@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,8 @@ from spark_cluster.errors import Failed, Refused
 from spark_cluster.node.sizes import gigabytes
 from spark_cluster.node.store.image_blobs import without_layers
 from spark_cluster.node.store.manifest import BadManifest, Manifest
-from spark_cluster.runner.events import Progress
 from spark_cluster.transfer.copy import copy, route
+from spark_cluster.transfer.in_run import current, showing
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe_schema import Image
@@ -110,8 +110,7 @@ def bring(play: Play, nodes: Sequence[Node], given: Mapping[str, Any], before: I
         Failed: they have different images, and none can be copied.
         SparkClusterError: it cannot be pulled, built or copied, with the reason.
     """
-    names = [node.name for node in nodes]
-    now = sorted((n for n in play.nodes if n.name in names), key=lambda n: names.index(n.name))
+    now = current(play, nodes)
     whole = not (play.check or play.options.selection.partial)
     if len(now) == 1 or not whole or not _is_copied(play, now, given):
         play.apply(now, play.role(ROLE, **given))
@@ -240,7 +239,7 @@ class _Copy:
         ref = str(self.given["ref"])
         found = self.play.session(self.first).request(
             "image",
-            self._shown(self.first, f"{ref} ({gigabytes(image.size)}) out of Docker"),
+            showing(self.play, self.first, f"{ref} ({gigabytes(image.size)}) out of Docker"),
             what="export",
             hub=HUB,
             repository=repository_of(ref),
@@ -259,20 +258,13 @@ class _Copy:
         ref = str(self.given["ref"])
         self.play.session(node).request(
             "image",
-            self._shown(node, f"{ref} into Docker"),
+            showing(self.play, node, f"{ref} into Docker"),
             what="load",
             hub=HUB,
             ref=ref,
             manifest=manifest.document(),
             timeout=LIMIT_S,
         )
-
-    def _shown(self, node: Node, what: str) -> Callable[[dict[str, Any]], None]:
-        def on_event(event: dict[str, Any]) -> None:
-            if event.get("event") == "progress":
-                self.play.bus.emit(Progress(node.name, what, str(event["text"])))
-
-        return on_event
 
 
 def require_equal(ref: str, images: Images) -> None:
