@@ -12,6 +12,8 @@ from waiting import HANG_S
 
 from spark_cluster.node import units
 
+# As with systemd, a unit inherits nothing of who asks for it: not even by its environment does it
+# belong to the command that is ended when the laptop is gone.
 SYSTEMD_RUN = """
 import json, os, subprocess, sys
 options = sys.argv[1:sys.argv.index("--")]
@@ -19,11 +21,12 @@ argv = sys.argv[sys.argv.index("--") + 1:]
 units = {root!r} + "/units.json"
 known = json.loads(open(units).read()) if os.path.exists(units) else {{}}
 unit = next(o.partition("=")[2] for o in options if o.startswith("--unit="))
-process = subprocess.Popen(argv, start_new_session=True, stdin=subprocess.DEVNULL,
+process = subprocess.Popen(argv, start_new_session=True, env={{}}, stdin=subprocess.DEVNULL,
                            stdout=subprocess.DEVNULL, stderr=open({root!r} + "/worker.err", "a"))
 known[unit] = {{"pid": process.pid, "options": options, "argv": argv,
                "starts": known.get(unit, {{}}).get("starts", 0) + 1}}
-open(units, "w").write(json.dumps(known))
+open(units + ".new", "w").write(json.dumps(known))
+os.replace(units + ".new", units)
 """
 
 SYSTEMCTL = """

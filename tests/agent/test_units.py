@@ -258,7 +258,7 @@ def test_a_unit_that_is_about_to_begin(host, systemd, gate, detach, monkeypatch)
         f"while not os.path.exists({str(gate.way)!r}): time.sleep(0.02)\n"
     )
     monkeypatch.setattr(units, "CODE", waits + units.CODE)
-    assert cancelled_once(host, gate.begun.exists, detach=detach)
+    assert cancelled_once(host, lambda: gate.begun.exists() and systemd.units(), detach=detach)
     (unit,) = systemd.units()
     if detach:
         gate.open()
