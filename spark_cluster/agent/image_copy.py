@@ -10,6 +10,7 @@ from typing import Any
 
 from spark_cluster.agent import docker_images
 from spark_cluster.agent.unit_work import result_of
+from spark_cluster.node import image_digests
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import image_work
 from spark_cluster.node.store.hub_cache import HubCache, alone
@@ -50,9 +51,10 @@ def _state(host: Host, request: Request) -> Reply:
     if found is None:
         return {"image": None}
     layers = found.get("RootFS", {}).get("Layers") or []
+    copied = image_digests.remembered(host.path(image_digests.FILE), str(found.get("Id")))
     about = {
         "id": str(found.get("Id")),
-        "digests": [str(one) for one in found.get("RepoDigests") or ()],
+        "digests": [str(one) for one in (*(found.get("RepoDigests") or ()), *copied)],
         "layers": [str(layer) for layer in layers],
         "size": int(found.get("Size") or 0),
         "left": _folder(host, request).exists(),
@@ -98,10 +100,13 @@ def _folder(host: Host, request: Request) -> Path:
 
 
 def _load(host: Host, request: Request) -> Reply:
-    """Give Docker the image of a manifest."""
+    """Give Docker the image of a manifest; `digests`, of its registry, are kept by its `id`."""
     hub = str(host.path(str(request["hub"])))
     what = f"load {request['ref']} of {str(request['manifest']['commit'])[:12]}"
-    return _work(host, what, {"what": "load", "hub": hub, "manifest": request["manifest"]})
+    reply = _work(host, what, {"what": "load", "hub": hub, "manifest": request["manifest"]})
+    path = host.path(image_digests.FILE)
+    image_digests.remember(path, str(request["id"]), map(str, request["digests"]))
+    return reply
 
 
 def _work(host: Host, key: str, given: Mapping[str, Any]) -> Reply:

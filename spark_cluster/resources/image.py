@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.node import image_digests
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.docker import docker, inspect
@@ -93,7 +94,7 @@ class Image(Resource):
 
     def observe(self, host: Host) -> State:
         found = inspect(host, "image", self.ref)
-        state = {"image": "absent"} if found is None else self._state(found)
+        state = {"image": "absent"} if found is None else self._state(host, found)
         archive = self.archive
         if state.items() >= self.desired().items() or archive is None:
             return state
@@ -110,15 +111,17 @@ class Image(Resource):
         found = inspect(host, "image", self.ref)
         if found is None:
             raise ResourceError(f"{self.ref} is not there although docker reported no error")
-        self._verify(self._state(found))
+        self._verify(self._state(host, found))
 
     @property
     def _pin(self) -> str | None:
         return self.digest or self.ref.partition("@")[2] or None
 
-    def _state(self, found: dict[str, Any]) -> State:
+    def _state(self, host: Host, found: dict[str, Any]) -> State:
         digests = [d.partition("@")[2] for d in found.get("RepoDigests") or ()]
         digests.append(str(found.get("Id")))
+        if self._pin and self._pin not in digests:  # it may have come by copy
+            digests += image_digests.remembered(host.path(image_digests.FILE), str(found.get("Id")))
         return {
             "image": "present",
             "architecture": self._misfit(found) or "fits",

@@ -86,7 +86,7 @@ def _read(node: str, found: Any) -> ImageOnNode | None:
         return None
     if not isinstance(found, dict) or not _ID.fullmatch(str(found.get("id"))):
         raise Failed("docker image inspect gave no id", where=node)
-    digests = (str(one).partition("@")[2] for one in found["digests"])
+    digests = (str(one).rpartition("@")[2] for one in found["digests"])
     layers = tuple(str(layer) for layer in found["layers"])
     known = frozenset(one for one in digests if _ID.fullmatch(one))
     size, left = int(found["size"]), found.get("left") is True
@@ -226,7 +226,7 @@ class _Copy:
             if one.sender:
                 less = f"; {count} of {len(layers)} layers were there" if count else ""
                 self.play.note(f"{ref} on {one}{less}")
-        self.play.on_each(lacking, lambda node: self._load(node, manifest))
+        self.play.on_each(lacking, lambda node: self._load(node, image, manifest))
         return True
 
     def _common(self, node: Node, image: ImageOnNode) -> dict[str, Any]:
@@ -254,7 +254,7 @@ class _Copy:
             where = self.first.name
             raise Failed(f"what it wrote of {ref} cannot be used: {error}", where=where) from error
 
-    def _load(self, node: Node, manifest: Manifest) -> None:
+    def _load(self, node: Node, image: ImageOnNode, manifest: Manifest) -> None:
         ref = str(self.given["ref"])
         self.play.session(node).request(
             "image",
@@ -263,6 +263,8 @@ class _Copy:
             hub=HUB,
             ref=ref,
             manifest=manifest.document(),
+            id=image.id,
+            digests=sorted(image.digests),
             timeout=LIMIT_S,
         )
 
