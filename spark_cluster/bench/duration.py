@@ -23,6 +23,9 @@ book, warms up, asks its question and measures the latency."""
 ANSWERS_S = 60.0
 """Seconds of a run of questions (vision, tool calls): eight answers of 50 tokens at 7 tok/s."""
 
+CHECKED_TOKENS = 4000
+"""Tokens of the answers to all checks of a server: about 40 requests of 100 tokens."""
+
 SLOWER_PER_REQUEST = 0.05
 """Share by which a request decodes slower for each other one: with four at once the published runs
 kept 0.83 to 1.0 of the speed of one (source: forum-gemma4-31b-fp8)."""
@@ -81,13 +84,17 @@ def estimate(
     speeds: Speeds,
     settings: MeasurementSettings,
     startup_s: float = STARTUP_S,
+    *,
+    verify: bool = False,
 ) -> Duration:
     """Return how long the steps take.
 
     Args:
         startup_s: seconds until a server is ready.
+        verify: each server's answers are checked first.
     """
-    seconds = [_step(step, speeds, settings, startup_s) for step in expansion.steps]
+    checked = CHECKED_TOKENS if verify else 0
+    seconds = [_step(step, speeds, settings, startup_s, checked) for step in expansion.steps]
     unknown = {
         step.setup.id: None
         for step, known in zip(expansion.steps, seconds, strict=True)
@@ -97,9 +104,12 @@ def estimate(
 
 
 def _step(
-    step: Step, speeds: Speeds, settings: MeasurementSettings, startup_s: float
+    step: Step, speeds: Speeds, settings: MeasurementSettings, startup_s: float, checked: int
 ) -> float | None:
     total = 0.0
+    speed = speeds(step.setup, 0) if checked and step.setup.replicas == 1 else None
+    if speed is not None:
+        total += checked / speed.decode_tok_s
     for cell in step.cells:
         if cell.skip:
             continue
@@ -107,7 +117,8 @@ def _step(
         if seconds is None:
             return None
         total += seconds
-    return total + startup_s + STOP_S if total else 0.0
+    measured = any(not cell.skip for cell in step.cells)
+    return total + startup_s + STOP_S if measured else 0.0
 
 
 def _cell(

@@ -204,6 +204,23 @@ class Prediction(Part):
     high: float
 
 
+class CheckResult(Part):
+    """A check of the server's answers before it was measured, as `verify` has it.
+
+    Attributes:
+        status: `ok`, `failed`, `not applicable` or `not run`.
+        found: what came; why it is not applicable or was not run.
+        seconds: that it took.
+    """
+
+    id: str
+    title: str
+    streamed: bool
+    status: Literal["ok", "failed", "not applicable", "not run"]
+    found: str
+    seconds: float
+
+
 class ReplicaServer(Part):
     """A server of a setup that has several: what need not be alike.
 
@@ -229,6 +246,8 @@ class Setup(Part):
         image_repo_digest: `NAME@sha256:...` under which a registry has it; empty for an image
             that was loaded or built.
         versions: program to version (vllm, torch, nccl, ray, docker, ...).
+        verified: rungs of readiness that held when it came up.
+        checks: of its answers, where the suite has `verify: true`.
         logs: files below the run's folder with what the engine printed while it started.
         servers: each of several replicas; empty for one. `flags` are then those of the first,
             `startup_s` is the longest.
@@ -255,6 +274,7 @@ class Setup(Part):
     predictions: tuple[Prediction, ...] = ()
     startup_s: float | None = None
     verified: tuple[str, ...] = ()
+    checks: tuple[CheckResult, ...] = ()
     logs: tuple[str, ...] = ()
     servers: tuple[ReplicaServer, ...] = ()
 

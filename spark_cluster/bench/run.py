@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,14 @@ from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
 from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.reading import moment, number, read_json
 from spark_cluster.bench.reading import result as cell_result
-from spark_cluster.bench.record import CellResult, NodeRecord, Record, Setup, VramReading
+from spark_cluster.bench.record import (
+    CellResult,
+    CheckResult,
+    NodeRecord,
+    Record,
+    Setup,
+    VramReading,
+)
 from spark_cluster.bench.run_folder import RECORD, save_record
 from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.bench.sampling import rows_of
@@ -45,9 +53,6 @@ from spark_cluster.serving.result import Served
 from spark_cluster.topology import Node
 
 ROLE = "llama_benchy"
-
-VRAM_S = 5.0
-"""Seconds between two readings of GPU memory under load."""
 
 BOOK = "home/.cache/llama-benchy/cc6a0b5782734ee3b9069aa3b64cc62c.txt"
 """Where llama-benchy looks for the text of its prompts before it downloads it (source:
@@ -165,13 +170,22 @@ def bring_up(play: Play, step: Step) -> Served | None:
     return served
 
 
-def measure(
-    play: Play, run: BenchRun, step: Step, served: Served, startup_s: float | None = None
-) -> None:
-    """Measure the cells of a step on the head, and bring back what came of them.
+@dataclass(frozen=True)
+class StartedServer:
+    """A server that is up.
 
-    Args:
-        startup_s: seconds that the server took to load.
+    Attributes:
+        startup_s: seconds that it took to load.
+        checks: of its answers.
+    """
+
+    served: Served
+    startup_s: float | None = None
+    checks: tuple[CheckResult, ...] = ()
+
+
+def measure(play: Play, run: BenchRun, step: Step, server: StartedServer) -> None:
+    """Measure the cells of a step on the head, and bring back what came of them.
 
     Raises:
         SparkClusterError: the server or the node was lost, or it was stopped; what was measured
@@ -180,7 +194,8 @@ def measure(
     head = play.head  # it leaves the play when its cells end with an error
     session = play.session(head)
     folder = run.on_node(step)
-    _describe(play, run, step, served, startup_s)
+    _describe(play, run, step, server)
+    served = server.served
     metrics = f"{engine_base(served.plan)}/metrics"
     job = job_of(run, step, served.plan, play)
     nodes = [node.name for node in served.plan.nodes]
@@ -207,22 +222,20 @@ def measure(
     _bring_back(play, head, run, step, recording)
 
 
-def _describe(
-    play: Play, run: BenchRun, step: Step, served: Served, startup_s: float | None
-) -> None:
+def _describe(play: Play, run: BenchRun, step: Step, server: StartedServer) -> None:
     """Record what the server is, what runs on its nodes, and what the plan predicts for it."""
     keys = [cell.key for cell in run.expansion.cells if cell.setup == step.setup.id]
     caching = run.suite.settings.prefix_caching
     predicted = predictions(play.project, step.setup, keys, prefix_caching=caching)
     logs = startup_logs.keep(play, run.folder, run.raw(step).name)
-    setup = describe.setup_of(play, step.setup, served, startup_s, logs)
+    served = server.served
+    setup = describe.setup_of(play, step.setup, served, server.startup_s, logs)
     before = recorded(run, step)
     if before is not None:  # of an earlier turn, or before the run was interrupted
         kept = tuple(dict.fromkeys((*before.logs, *setup.logs)))
         setup = setup.model_copy(update={"vram": (*before.vram, *setup.vram), "logs": kept})
-    run.add_setup(
-        setup.model_copy(update={"predictions": predicted}), describe.nodes_of(play, served)
-    )
+    setup = setup.model_copy(update={"predictions": predicted, "checks": server.checks})
+    run.add_setup(setup, describe.nodes_of(play, served))
     run.add_version(served.versions.get("vllm", ""))
     base = engine_base(served.plan)
     run.add_round_trip(environment.round_trip_ms(play.session(play.head), base))
@@ -230,13 +243,7 @@ def _describe(
 
 def vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:
     """Return the largest reading of GPU memory of each node while cells are measured."""
-    found: list[vram.NodeVram] = []
-    try:
-        while not ended.wait(VRAM_S):
-            found = vram.peak(found, vram.sample(play.sessions))
-    except SparkClusterError as error:  # no reason to lose what is being measured
-        play.note(f"no further readings of GPU memory: {error.message}", warning=True)
-    return found
+    return vram.peak_until(play.sessions, ended, partial(play.note, warning=True))
 
 
 def tool_of(play: Play) -> tuple[str, str]:

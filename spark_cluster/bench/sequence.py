@@ -13,10 +13,12 @@ from spark_cluster.bench import (
     start_failures,
     startup_logs,
     telemetry_parts,
+    verification,
 )
 from spark_cluster.bench.expansion import Step
 from spark_cluster.bench.run import (
     BenchRun,
+    StartedServer,
     bring_up,
     left_out,
     measure,
@@ -128,8 +130,10 @@ def _measure_step(play: Play, run: BenchRun, step: Step) -> None:
     before = play.seconds.get("load", 0.0)
     if served := _started(play, partial(bring_up, play, step)):
         loaded = play.seconds.get("load", 0.0) - before
+        checks = verification.checks_of(play, run, step, served)
+        server = StartedServer(served, round(loaded, 1), checks)
         with play.stage("measure"):
-            measure(play, run, step, served, round(loaded, 1))
+            measure(play, run, step, server)
 
 
 def _started(play: Play, start: Callable[[], T]) -> T:

@@ -182,6 +182,11 @@ class Suite(Load):
     settings: MeasurementSettings = Field(
         default=MeasurementSettings(), description="settings of the load generator"
     )
+    verify: bool = Field(
+        default=False,
+        description="check each server's answers as `verify` does before it is measured; "
+        "replicas are not checked one by one",
+    )
     sweep: Sweep | None = Field(default=None, description="values of engine arguments to go over")
     pairs: list[Pair] = Field(default=[], description="servers to compare, measured in turns")
     stages: list[Stage] = Field(

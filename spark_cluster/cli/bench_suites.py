@@ -36,7 +36,8 @@ def suites(app: App, name: str | None, recipes: tuple[str, ...]) -> None:
 
     suite = load_suite(name, app.project)
     found = _expanded(app, suite, recipes)
-    expected = estimate(found, planned_speeds(app.project), suite.settings)
+    speeds = planned_speeds(app.project)
+    expected = estimate(found, speeds, suite.settings, verify=suite.verify)
     if app.as_json:
         app.print_json(suite_document(suite, found, expected))
     else:

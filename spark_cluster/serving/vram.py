@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spark_cluster.errors import Failed
+from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts import gather
 from spark_cluster.facts.model import Process
 from spark_cluster.runner.events import Bus, MemoryHeld, MemoryPlanned
@@ -16,6 +17,9 @@ from spark_cluster.topology import Node
 
 FREE_WITHIN_S = 30.0
 """Seconds that the memory of ended processes may take to come back."""
+
+UNDER_LOAD_S = 5.0
+"""Seconds between two readings while a server is under load."""
 
 RETURNED = 0.9
 """Share of the memory of ended processes that MemAvailable must show again before it counts as
@@ -138,6 +142,28 @@ def until_free(
         if not (held or missing) or time.monotonic() > deadline:
             return now
         time.sleep(0.5)
+
+
+def peak_until(
+    sessions: Mapping[str, Session],
+    ended: threading.Event,
+    on_error: Callable[[str], None],
+    every_s: float = UNDER_LOAD_S,
+) -> list[NodeVram]:
+    """Return the largest reading of each node until `ended` is set.
+
+    Args:
+        on_error: is told why there are no further readings; what goes on meanwhile is not ended
+            by it.
+        every_s: seconds between two readings.
+    """
+    found: list[NodeVram] = []
+    try:
+        while not ended.wait(every_s):
+            found = peak(found, sample(sessions))
+    except SparkClusterError as error:
+        on_error(f"no further readings of GPU memory: {error.message}")
+    return found
 
 
 def peak(before: Iterable[NodeVram], now: Iterable[NodeVram]) -> list[NodeVram]:

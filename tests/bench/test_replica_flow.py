@@ -173,7 +173,7 @@ def test_a_single_server_that_ends_does_not_hide_its_error(flow, run, monkeypatc
     flow.apply = apply
     served = replicas(flow, step)[0].served
     with pytest.raises(Failed, match="the server ended"):
-        alone.measure(flow, run, step, served)
+        alone.measure(flow, run, step, alone.StartedServer(served))
     assert fetched == [flow.all["spark1"]]
 
 
@@ -195,5 +195,5 @@ def test_nothing_samples_on_where_the_cells_are_not_begun(flow, run, monkeypatch
         if replicated:
             replica_run.measure(flow, run, step, found)
         else:
-            alone.measure(flow, run, step, found[0].served)
+            alone.measure(flow, run, step, alone.StartedServer(found[0].served))
     assert begun == []

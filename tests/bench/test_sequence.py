@@ -16,7 +16,7 @@ from spark_cluster.bench.compare import compare
 from spark_cluster.bench.expansion import Step, canonical, expand
 from spark_cluster.bench.reading import result
 from spark_cluster.bench.record import Record
-from spark_cluster.bench.run import BenchRun
+from spark_cluster.bench.run import BenchRun, StartedServer
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.cli import bench_run
@@ -280,7 +280,7 @@ def test_what_ended_the_cells_is_told_and_what_is_there_is_fetched(run, monkeypa
     )
     served: Any = SimpleNamespace(plan=SimpleNamespace(nodes=[]))
     with pytest.raises(Failed, match="less than 64 MiB are free"):
-        run_module.measure(play, run, step, served)
+        run_module.measure(play, run, step, StartedServer(served))
     assert folders == [run.on_node(step)]
     assert Recording.log == ["start", "fetch", "stop"]
 
@@ -300,7 +300,7 @@ def test_what_ended_the_cells_is_told_where_nothing_can_be_fetched(run, monkeypa
     monkeypatch.setattr(run_module.on_node, "is_measuring", lost)
     served: Any = SimpleNamespace(plan=SimpleNamespace(nodes=[]))
     with pytest.raises(Failed, match="less than 64 MiB are free"):
-        run_module.measure(LosingPlay(), run, step, served)
+        run_module.measure(LosingPlay(), run, step, StartedServer(served))
 
 
 def test_the_summary_says_each_reason_once(run, cluster, capsys):

@@ -17,6 +17,7 @@ from spark_cluster.bench.report.formats import moment
 from spark_cluster.bench.report.post import engine_command, method, repeat, run_time, tables_only
 from spark_cluster.bench.report.replica_tables import replica_table
 from spark_cluster.bench.report.setup_tables import (
+    check_tables,
     node_tables,
     process_table,
     setup_tables,
@@ -82,6 +83,7 @@ def page(
                 acceptance_table(results),
                 served_table(results),
                 answers_table(results),
+                *check_tables(results),
             )
             if table.rows
         ],

@@ -9,7 +9,12 @@ from spark_cluster.bench.record import Record, Setup
 from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.formats import elapsed, moment, number, short
 from spark_cluster.bench.report.replica_tables import replica_table
-from spark_cluster.bench.report.setup_tables import node_tables, setup_tables, vram_table
+from spark_cluster.bench.report.setup_tables import (
+    check_tables,
+    node_tables,
+    setup_tables,
+    vram_table,
+)
 from spark_cluster.bench.report.table import Table, escape, fenced
 from spark_cluster.bench.report.tables import (
     acceptance_table,
@@ -44,6 +49,7 @@ def post(results: Results) -> str:
         "\n".join(f"- {escape(line)}" for line in method(record)),
         *(_section(table, "###") for table in benchy_tables(results)),
         *(_section(t) for t in (served_table(results), answers_table(results))),
+        *(_section(table) for table in check_tables(results)),
         _section(acceptance_table(results)),
         _section(prediction_table(results)),
         _section(vram_table(results)),

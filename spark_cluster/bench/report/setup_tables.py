@@ -52,6 +52,34 @@ def process_table(results: Results) -> Table:
     return Table("GPU memory by process", columns, tuple(rows), (0, 1, 3))
 
 
+MARKS = {"failed": "bad", "not run": "attention"}
+"""Of checks, for the eye."""
+
+
+def check_tables(results: Results) -> list[Table]:
+    """The checks of each server's answers; none where the suite had none."""
+    found = []
+    for setup in results.setups or results.record.setups:
+        rows = tuple(
+            (
+                check.title,
+                "yes" if check.streamed else "no",
+                check.status,
+                short(check.found),
+                f"{check.seconds:.1f}" if check.status != "not run" else "",
+            )
+            for check in setup.checks
+        )
+        statuses = [check.status for check in setup.checks]
+        marked = {i: MARKS[status] for i, status in enumerate(statuses) if status in MARKS}
+        counts = ", ".join(f"{statuses.count(s)} {s}" for s in dict.fromkeys(statuses))
+        if rows:
+            columns = ("test", "streamed", "verdict", "found", "s")
+            title = f"Answers of {results.labels[setup.id]}: {counts}"
+            found.append(Table(title, columns, rows, (0, 1, 2, 3), marked))
+    return found
+
+
 NODE_FIELDS = (
     ("hardware", "hardware"), ("dgx", "DGX OS"), ("kernel", "kernel"), ("driver", "driver"),
     ("firmware", "firmware"), ("bios", "BIOS"), ("mtu", "MTU"), ("hcas", "HCAs"),
