@@ -20,13 +20,14 @@ WORKERS := -n $(shell echo $$((2 * $$(nproc 2>/dev/null || echo 2))))
 HANGS := -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 NONE_IS_FINE := || test $$? = 5
 
-.PHONY: demo demo-bench test check pure lab-tests soak bench docs env tools clean help
+.PHONY: demo demo-bench test check pure lab-tests gpu soak bench docs env tools clean help
 
 help:
 	@echo "make demo       two simulated Sparks, and 'spark-cluster up --tp 2' on them (root, Linux)"
 	@echo "make demo-bench a benchmark of one and of two simulated Sparks, and its report"
 	@echo "make test       everything: ruff, mypy, pure tests, lab tests (those need root and Linux)"
 	@echo "make pure       ruff, mypy and the pure tests only"
+	@echo "make gpu        the main job on a real NVIDIA GPU of this machine (docs/gpu.md)"
 	@echo "make soak       the long campaigns: thousands of examples, hundreds of kills (hours)"
 	@echo "make bench      spark-cluster against Ansible, Mitogen and pyinfra, on the lab"
 	@echo "make docs       the documentation as a site, in site/; a broken link fails"
@@ -51,10 +52,13 @@ demo-bench: env
 test: pure lab-tests
 
 pure: check tools
-	@$(PYTEST) -m "not lab and not soak" $(WORKERS) $(SLOWEST) $(HANGS)
+	@$(PYTEST) -m "not lab and not soak and not gpu" $(WORKERS) $(SLOWEST) $(HANGS)
 
 lab-tests: env tools
 	@$(PYTEST) -m "lab and not soak" $(SLOWEST)
+
+gpu: env
+	@$(PYTEST) -m gpu -v $(SLOWEST) $(NONE_IS_FINE)
 
 soak: env tools
 	@$(PYTEST) -m "hypothesis and not lab and not soak" --hypothesis-profile=soak $(WORKERS)

@@ -23,7 +23,8 @@ def hang_limit(item: pytest.Item) -> float:
     many_examples = item.config.getoption("--hypothesis-profile", default=None) == "soak"
     if many_examples or item.get_closest_marker("soak"):
         return SOAK_HANG_S
-    return LAB_HANG_S if item.get_closest_marker("lab") else HANG_S
+    loads = item.get_closest_marker("lab") or item.get_closest_marker("gpu")
+    return LAB_HANG_S if loads else HANG_S
 
 
 @contextmanager

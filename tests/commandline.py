@@ -16,7 +16,7 @@ from typing import Any
 import waiting
 from ruamel.yaml import YAML
 
-CHECKOUT = Path(__file__).parents[2]
+CHECKOUT = Path(__file__).parents[1]
 LAB_INVENTORY = CHECKOUT / "inventories" / "lab.yaml"
 
 WAIT_S = 600.0

@@ -1,0 +1,138 @@
+"""This machine with its GPU as a node, and an environment with vLLM: what `make gpu` needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commandline import CHECKOUT, CommandLine, Ran, Started, ended
+
+ENVIRONMENT = "SPARK_CLUSTER_GPU_VENV"
+"""A virtual environment in which vLLM for CUDA is installed."""
+
+CHANGES = "SPARK_CLUSTER_GPU_RECIPE"
+"""JSON that is merged into the recipe: `env` and `engine_args` that this machine needs."""
+
+KEPT = "SPARK_CLUSTER_GPU_OUT"
+"""Folder for the transcript and the JSON documents."""
+
+RECIPE = "gpu-paris"
+
+
+def why_not() -> str:
+    """Return why these tests cannot run here; empty when they can."""
+    if not os.environ.get(ENVIRONMENT):
+        return f"set {ENVIRONMENT} to an environment with vLLM (docs/gpu.md)"
+    if not Path("/run/systemd/system").is_dir():
+        return "systemd does not run this machine"
+    if os.geteuid() != 0:
+        return "root is needed"
+    found = shutil.which("nvidia-smi") and subprocess.run(
+        ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False
+    )
+    return "" if found and found.stdout.startswith("GPU 0") else "nvidia-smi shows no GPU"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print why they were skipped once."""
+    if terminalreporter.stats.get("skipped") and (why := why_not()):
+        terminalreporter.write_line(f"tests/gpu: skipped: {why}")
+
+
+class Recorded(CommandLine):
+    """The command line, of which everything that it prints is kept as a transcript."""
+
+    out: Path
+
+    def __call__(self, *words: str, status: int | None = 0, timeout: float = 600.0) -> Ran:
+        ran = ended(self.start(*words), status, timeout)
+        self.keep(ran)
+        return ran
+
+    def end(self, started: Started, status: int | None) -> Ran:
+        """Wait for a run that was begun, and keep what it printed."""
+        ran = ended(started, status, 600.0)
+        self.keep(ran)
+        return ran
+
+    def keep(self, ran: Ran) -> None:
+        number = len(list(self.out.glob("*.json"))) + 1
+        name = f"{number:02}-{ran.argv[0]}.json"
+        if "--json" in ran.argv and ran.out:
+            (self.out / name).write_text(ran.out)
+        with (self.out / "transcript.txt").open("a") as out:
+            out.write(f"$ spark-cluster {' '.join(ran.argv)}\n")
+            if "--json" not in ran.argv:
+                out.write(ran.printed.rstrip() + "\n")
+            out.write(f"[status {ran.status}, {ran.seconds:.1f} s]\n\n")
+
+
+def recipe_text(environment: str, model: Path) -> str:
+    """The lab's model on a GPU: no image, no mounts, and what this machine needs."""
+    document = {
+        "name": RECIPE,
+        "description": "The lab's model on a real GPU",
+        "model": {
+            "name": "paris", "source": "directory", "directory": str(model),
+            "path": "/srv/models/paris", "served_name": "paris",
+        },
+        "runtime": "venv",
+        "venv": {"path": environment},
+        "tensor_parallel": {"min": 1, "max": 2},
+        "engine_args": {
+            "dtype": "bfloat16", "max-model-len": 4096, "max-num-seqs": 8,
+            "enforce-eager": True, "kv-cache-memory-bytes": "1G",
+        },
+        "env": {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},
+        "probe": {
+            "question": "What is the capital of France? Please reply with one word only",
+            "expect": "Paris", "max_tokens": 5,
+        },
+        "readiness": {"rungs": ["answer"], "log_expect": ["Application startup complete"]},
+        "ready_timeout_s": 300,
+    }  # fmt: skip
+    for name, more in json.loads(os.environ.get(CHANGES, "{}")).items():
+        document[name] = {**document.get(name, {}), **more}  # type: ignore[dict-item]
+    return json.dumps(document, indent=1)  # which is YAML too
+
+
+def made_model(folder: Path, environment: str) -> Path:
+    """Train the lab's model with the environment's own PyTorch, which takes half a minute."""
+    model = folder / "paris"
+    code = CHECKOUT / "spark_cluster/lab/assets/train_model.py"
+    argv = [f"{environment}/bin/python3", str(code), str(model)]
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    variables.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=600, check=False, env=variables
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return model
+
+
+@pytest.fixture(scope="session")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    """The command line in a project whose one node is this machine; at the end nothing serves."""
+    if why := why_not():
+        pytest.skip(why)
+    environment = os.environ[ENVIRONMENT]
+    home = tmp_path_factory.mktemp("gpu")
+    (home / "recipes").mkdir()
+    model = made_model(home, environment)
+    (home / f"recipes/{RECIPE}.yaml").write_text(recipe_text(environment, model))
+    (home / "inventory.yaml").write_text(
+        "nodes:\n  gpu1: {address: 127.0.0.1, connection: local, roles: [head]}\n"
+        f"serve: {{recipe: {RECIPE}, allow_venv: true, allow_files: [{model}]}}\n"
+    )
+    made = Recorded(home, str(home / "inventory.yaml"))
+    made.environment["PYTHONPATH"] = os.pathsep.join([str(CHECKOUT), *sys.path])
+    made.out = Path(os.environ.get(KEPT) or home / "kept")
+    made.out.mkdir(parents=True, exist_ok=True)
+    yield made
+    made("down")

@@ -1,0 +1,136 @@
+"""The main job on a real GPU: an answer, its memory, nothing to do twice, killed, down."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import Ran
+from waiting import until
+
+pytestmark = pytest.mark.gpu
+
+URL = "http://127.0.0.1:8000"
+QUERY = ["nvidia-smi", "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]
+
+SLACK_MIB = 64
+"""Between two readings of a server that has no requests."""
+
+
+def compute_apps() -> dict[int, int]:
+    """PID to MiB, read without any of our code."""
+    printed = subprocess.run(QUERY, capture_output=True, text=True, check=True, timeout=60).stdout
+    rows = [line.split(",") for line in printed.splitlines() if line.strip()]
+    return {int(pid): int(used) for pid, used in rows}
+
+
+def engine_core() -> int:
+    """The process of the engine that holds the GPU."""
+    (pid,) = compute_apps()
+    title = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    assert "VLLM::EngineCor" in title
+    return pid
+
+
+def ask() -> str:
+    """A completion from outside of the command line."""
+    body = {
+        "model": "paris",
+        "messages": [
+            {
+                "role": "user",
+                "content": "What is the capital of France? Please reply with one word only",
+            }
+        ],
+        "max_tokens": 5,
+        "temperature": 0,
+    }
+    request = urllib.request.Request(
+        f"{URL}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return str(json.load(reply)["choices"][0]["message"]["content"])
+
+
+def test_up_serves_on_the_gpu(user):
+    user("plan", "--tp", "1")
+    ran = user("up", "--tp", "1")
+    assert "Paris" in ran.printed
+    assert ask() == "Paris"
+    assert "Application startup complete" in user("logs", "--tail", "2000").printed
+
+
+def test_its_memory_is_that_of_nvidia_smi(user):
+    user("vram")
+    (node,) = user.json("vram")["nodes"]
+    found = {process["pid"]: process["used_mib"] for process in node["processes"]}
+    expected = compute_apps()
+    assert found.keys() == expected.keys()
+    assert all(abs(found[pid] - used) <= SLACK_MIB for pid, used in expected.items())
+    assert any("VLLM::EngineCor" in process["name"] for process in node["processes"])
+    assert node["used_mib"] > 1024, "the cache alone is 1 GiB"
+
+
+def test_again_nothing_is_changed(user):
+    document = user.json("up", "--tp", "1")
+    assert document["changed"] == 0
+    assert "Paris" in document["answer"]
+    (memory,) = document["memory"]
+    assert memory["before"] > 1024
+    status = user.json("status")
+    assert status["state"] == "serving", status
+
+
+def test_a_killed_engine_is_told_and_repaired(user):
+    pid = engine_core()
+    os.kill(pid, signal.SIGKILL)
+    begun = time.monotonic()
+    document = until(lambda: fault(user), what="status sees it")
+    told = f"status told of the killed engine after {time.monotonic() - begun:.1f} s\n"
+    (user.out / "detected.txt").write_text(told)
+    assert document["problems"]
+    shown(user)
+    user("up", "--tp", "1")
+    assert ask() == "Paris"
+    assert engine_core() != pid
+
+
+def shown(user: Any) -> None:
+    """Keep what `status` says to people, whatever its exit status."""
+    started = user.start("status")
+    out, err = started.process.communicate(timeout=60)
+    user.keep(Ran(started.words, started.process.returncode, out, err, 0.0))
+
+
+def fault(user: Any) -> dict[str, Any]:
+    """The document of `status`, once it is not served any more."""
+    process = user.start("status", "--json").process
+    out, _ = process.communicate(timeout=60)
+    document: dict[str, Any] = json.loads(out)
+    return {} if document["state"] == "serving" else document
+
+
+def test_a_length_that_the_model_has_not_is_explained(user):
+    ran = user("up", "--tp", "1", "--max-model-len", "8192", "--force", status=None)
+    assert "4096" in ran.printed
+    assert "max-model-len" in ran.printed or "max_model_len" in ran.printed
+    user("up", "--tp", "1")
+    assert ask() == "Paris"
+
+
+def test_down_gives_the_memory_back(user):
+    (used,) = compute_apps().values()
+    assert used > 1024
+    ran = user("down")
+    assert compute_apps() == {}
+    assert "gpu1" in ran.printed
+    assert user.json("vram")["nodes"][0]["processes"] == []
