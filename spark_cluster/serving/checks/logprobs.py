@@ -12,12 +12,20 @@ TOKENS = 16
 """Tokens of an answer that are compared."""
 
 DRIFT = 0.25
-"""Largest difference of one token's log-probability between two calls. Other requests in the batch
-and the prefix cache change the order of additions in BF16, which moves it by hundredths."""
+"""Largest difference of one token's log-probability between two calls, in nats: two steps of BF16.
 
-TIE = 0.5
+vLLM promises no equal log-probabilities: what else is in the batch changes the order of additions
+(https://docs.vllm.ai/en/latest/usage/faq/). BF16 keeps 8 significant bits, so a logit of 16 to 32
+has steps of 2**(4 - 7) = 0.125. A log-probability is a logit less the logarithm of a sum: one step
+of the logit and as much of the sum are 2 * 0.125 = 0.25. The bound is derived, not measured on a
+Spark; a divergence that a test of vLLM printed is 0.067
+(https://github.com/vllm-project/vllm/pull/32480)."""
+
+TIE = 2 * DRIFT
 """Largest difference of the chosen tokens' log-probabilities where the two calls chose different
-tokens: two tokens that are as likely may change places by rounding."""
+tokens, in nats. Each token may move by DRIFT, so two that are up to 2 * DRIFT apart may change
+places. For a greedy choice the two chosen values then differ by at most DRIFT; the remainder is a
+margin for logits above 32, whose steps are 0.25."""
 
 PROMPT = "Name the seven days of the week in their order, separated by commas."
 
