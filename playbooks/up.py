@@ -18,7 +18,7 @@ from spark_cluster.serving import (
 from spark_cluster.serving.nodes import serving
 from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.serving.result import Served, served
-from spark_cluster.serving.start import guard, start
+from spark_cluster.serving.start import end_dead_server, guard, start
 from spark_cluster.transfer.fetch import fetch, must_be_there
 from spark_cluster.transfer.hub_models import mark_used
 from spark_cluster.transfer.stored import stored
@@ -65,6 +65,8 @@ def main(
     with play.stage("start"):
         launches.before_start(play, plan, running)
         share = admission.share(play, plan, running)
+        if running.status == "running" and not play.check:
+            end_dead_server(play, plan)
         start(play, plan, share, guarded)
     if play.check:
         play.note("check mode: nothing was started, so nothing was verified")

@@ -27,6 +27,8 @@ class Engine(Protocol):
         name: as a recipe names it.
         dialect: how it writes its flags; whether plans are made for it.
         health: path that answers 200 while it serves.
+        died: status of that path when the engine has died and its API still answers, which is
+            different from that while it loads; None where there is no such status.
         models: path that lists the models.
         version: path of a JSON document, and the key of the version in it.
         started: literal of its log when it takes requests.
@@ -40,6 +42,8 @@ class Engine(Protocol):
     def dialect(self) -> Dialect: ...
     @property
     def health(self) -> str: ...
+    @property
+    def died(self) -> int | None: ...
     @property
     def models(self) -> str: ...
     @property

@@ -133,6 +133,7 @@ class Sglang:
     name = "sglang"
     dialect = DIALECT
     health = "/health"
+    died: int | None = None  # it answers 503 while it loads, too
     models = "/v1/models"
     version = ("/get_server_info", "version")
     started = start_patterns.SGLANG.up

@@ -71,6 +71,7 @@ _ECHO = re.compile(
     r"output_handler failed|Error in completion stream generator|check the stack trace above|"
     r"'NCCLCommunicator' object has no attribute|DistBackendError: NCCL error in|"
     r"A worker died or was killed|Set TORCHDYNAMO_VERBOSE|^TimeoutError$|"
+    r"Error raised in subprocess:$|failed to be inspected\. Please check the logs|"
     r"Error in sys\.excepthook|Exception raised from|ActorUnavailable|RayActorError"
 )
 """What follows from an earlier error in another process, and is never its cause."""

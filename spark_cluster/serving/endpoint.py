@@ -72,6 +72,13 @@ class Endpoint:
         """vLLM's own base URL: on the head's loopback, or without a proxy the endpoint's."""
         return self.url if self.engine_port is None else f"http://{LOOPBACK}:{self.engine_port}/v1"
 
+    @property
+    def of_engine(self) -> Endpoint:
+        """The engine's own endpoint behind the proxy; the same where there is no proxy."""
+        if self.engine_port is None:
+            return self
+        return Endpoint(LOOPBACK, self.engine_port, self.model)
+
     def path(self, path: str) -> str:
         return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}{path}"
 

@@ -7,12 +7,16 @@ from dataclasses import replace
 
 from spark_cluster.inference import runtime
 from spark_cluster.inference.deployment import Deployment
+from spark_cluster.inference.engine import engine
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import token
 from spark_cluster.runner.play import Play, RoleCall
 from spark_cluster.serving import firewall, readiness
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.topology import Node
+
+HEALTH_S = 5.0
+"""Seconds that /health may take; an engine that hangs is not dead."""
 
 
 def guard(play: Play, plan: ServePlan) -> RoleCall:
@@ -50,6 +54,22 @@ def start(play: Play, plan: ServePlan, share: float | None, guarded: str) -> Non
         # A rank does not join others that have begun already.
         play.apply(nodes, [_runtime(deployment).absent(SERVER, 5)])
         play.apply(nodes, server)
+
+
+def end_dead_server(play: Play, plan: ServePlan) -> None:
+    """End a server whose engine has died, so that it is started again at once.
+
+    Its API goes on for up to 40 s and ends with status 0 (source: make gpu). Who waited for it
+    would see it end, and take that for a fault of what was started.
+    """
+    serving = engine(plan.recipe.engine)
+    if serving.died is None:
+        return
+    session = play.session(plan.nodes[0])
+    health = plan.endpoint.of_engine.request(session, serving.health, timeout=HEALTH_S)
+    if health.status == serving.died:
+        play.note("the engine of the server that runs has died; it is started again")
+        play.apply(plan.nodes, [_runtime(plan.deployment).absent(SERVER, 5)])
 
 
 def start_ray_alone(

@@ -62,6 +62,7 @@ def ask() -> str:
 
 
 def test_up_serves_on_the_gpu(user):
+    shown(user, "facts")
     user("plan", "--tp", "1")
     ran = user("up", "--tp", "1")
     assert "Paris" in ran.printed
@@ -98,16 +99,16 @@ def test_a_killed_engine_is_told_and_repaired(user):
     told = f"status told of the killed engine after {time.monotonic() - begun:.1f} s\n"
     (user.out / "detected.txt").write_text(told)
     assert document["problems"]
-    shown(user)
+    shown(user, "status")
     user("up", "--tp", "1")
     assert ask() == "Paris"
     assert engine_core() != pid
 
 
-def shown(user: Any) -> None:
-    """Keep what `status` says to people, whatever its exit status."""
-    started = user.start("status")
-    out, err = started.process.communicate(timeout=60)
+def shown(user: Any, *words: str) -> None:
+    """Keep what a command says to people, whatever its exit status."""
+    started = user.start(*words)
+    out, err = started.process.communicate(timeout=120)
     user.keep(Ran(started.words, started.process.returncode, out, err, 0.0))
 
 
@@ -133,4 +134,5 @@ def test_down_gives_the_memory_back(user):
     ran = user("down")
     assert compute_apps() == {}
     assert "gpu1" in ran.printed
+    shown(user, "doctor")
     assert user.json("vram")["nodes"][0]["processes"] == []

@@ -24,6 +24,7 @@ def of_line(line: str) -> Explanation:
     [
         ("worker_killed_mp", "worker-died", "cause"),
         ("worker_killed_ray", "worker-died", "cause"),
+        ("engine_killed", "worker-died", "cause"),
         ("worker_hung_mp", "worker-stopped-answering", "likely"),
         ("no_network", "hub-unreachable", "cause"),
         ("no_model_folder", "model-path-missing", "cause"),
@@ -126,3 +127,9 @@ def test_an_error_before_the_stop_stays_one() -> None:
     cause = explain_module.explain([log_of(text, "engine.log")]).cause
     assert cause is not None
     assert cause.finding.id == "cuda-out-of-memory"
+
+
+def test_the_error_of_a_process_that_inspects_the_model_is_the_decisive_line() -> None:
+    cause = of_run("model_not_inspected").cause
+    assert cause is not None
+    assert "requires the CUDA flash attention extensions" in cause.finding.found

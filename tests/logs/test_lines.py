@@ -150,6 +150,11 @@ def test_errors(raw, error):
 
 
 def test_what_follows_from_another_error():
+    assert lines.is_echo("RuntimeError: Error raised in subprocess:")
+    inspected = (
+        "Model architectures ['LlamaForCausalLM'] failed to be inspected. Please check the logs"
+    )
+    assert lines.is_echo(f"pydantic_core.ValidationError: 1 validation error: {inspected} for more")
     assert lines.is_echo("RuntimeError: Engine core initialization failed. See root cause above.")
     assert lines.is_echo("RuntimeError: Worker failed with error 'x'")
     assert not lines.is_echo("ValueError: Free memory on device cuda:0 is less than desired")

@@ -1,0 +1,72 @@
+"""A server whose engine has died while its API still answers: `up` ends it and starts it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from chat_server import ChatServer, Node
+from factories import make_node
+
+from spark_cluster.serving import start
+from spark_cluster.serving.endpoint import Endpoint
+
+
+class FakePlay:
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.absent: list[tuple[str, str, str]] = []
+
+    def session(self, _node: Any) -> Node:
+        return Node()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def apply(self, nodes: Any, resources: Any) -> None:
+        self.absent += [(node.name, one.name, one.state) for node in nodes for one in resources]
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    made = ChatServer()
+    yield made
+    made.close()
+
+
+def ended(endpoint: Endpoint, engine: str = "vllm") -> FakePlay:
+    play = FakePlay()
+    plan = SimpleNamespace(
+        recipe=SimpleNamespace(engine=engine),
+        endpoint=endpoint,
+        nodes=[make_node("spark1"), make_node("spark2")],
+        deployment=SimpleNamespace(runtime="docker"),
+    )
+    start.end_dead_server(play, plan)  # type: ignore[arg-type]
+    return play
+
+
+def test_a_dead_engine_is_ended_on_all_nodes(server: ChatServer) -> None:
+    server.health = 503
+    play = ended(server.endpoint)
+    assert play.absent == [("spark1", "spark-vllm", "absent"), ("spark2", "spark-vllm", "absent")]
+    assert "has died" in play.notes[0]
+
+
+def test_others_are_left(server: ChatServer) -> None:
+    assert ended(server.endpoint).absent == []
+    server.health = 503  # of SGLang while it loads, too
+    assert ended(server.endpoint, "sglang").absent == []
+    nothing_listens = Endpoint("127.0.0.1", 1, "m")
+    assert ended(nothing_listens).absent == []
+
+
+def test_the_engine_is_asked_and_not_the_proxy_before_it(server: ChatServer) -> None:
+    """A proxy answers 503 while the engine loads."""
+    port = server.endpoint.port
+    behind = Endpoint("192.0.2.1", 443, "m", "key", engine_port=port, tls="self-signed")
+    assert ended(behind).absent == []
+    server.health = 503
+    assert len(ended(behind).absent) == 2
