@@ -41,11 +41,14 @@ def main(
     if count > 1:
         return with_replicas(play, recipe, count, force=force, offline=offline)
     nodes, _ = serving(play.nodes, tp, recipe.nodes_for(tp))
-    running, before, models = play.together(
+    running, before, models, several = play.together(
         lambda: readiness.container_state(play, SERVER),
         lambda: [] if play.check else vram.sample(play.sessions),
         lambda: stored(play, recipe, nodes),
+        lambda: replicas.behind(play),
     )
+    if note := replicas.taken_away(several, tp):
+        play.note(note)
     if offline:
         must_be_there(recipe, models)
     plan = resolve(recipe.located(models.folders()), play.inventory, play.nodes, tp)

@@ -24,7 +24,7 @@ from spark_cluster.serving import admission, caches, firewall, launches, readine
 from spark_cluster.serving.endpoint import LABEL, Endpoint
 from spark_cluster.serving.nodes import groups
 from spark_cluster.serving.plan import ServePlan, resolve
-from spark_cluster.serving.proxy import Replica
+from spark_cluster.serving.proxy import DESCRIPTION, Replica, replicas_of
 from spark_cluster.topology import Node
 
 BEHIND_PROXY_S = 30.0
@@ -65,6 +65,23 @@ class Member:
     def node(self) -> Node:
         """Its node."""
         return self.play.head
+
+
+def behind(play: Play) -> tuple[Replica, ...]:
+    """Return the replicas that the endpoint has now; none where it has one server."""
+    answer = play.session(play.head).request("gather", files={"endpoint": DESCRIPTION})
+    return replicas_of(answer["files"]["endpoint"])
+
+
+def taken_away(now: Sequence[Replica], tp: int) -> str:
+    """Say that one server takes the place of several; empty where there are none."""
+    if not now:
+        return ""
+    nodes = ", ".join(replica.node for replica in now)
+    return (
+        f"the endpoint has {len(now)} replicas ({nodes}), and one server (--tp {tp}) takes their "
+        f"place; `up --replicas {len(now)}` keeps them"
+    )
 
 
 def resolve_group(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], count: int) -> Group:

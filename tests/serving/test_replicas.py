@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from ipaddress import IPv4Interface
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.loader.project import Project
 from spark_cluster.resources import File
 from spark_cluster.serving import proxy, replicas
-from spark_cluster.serving.plan import resolve
+from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.serving.replicas import Group, Member, resolve_group
 from spark_cluster.topology import Link, Node
 
@@ -58,14 +59,18 @@ def test_the_head_is_not_loaded_again_when_a_replica_joins_a_server_behind_the_p
     assert group(nodes=nodes, **serve).parts[0].deployment == alone.deployment
 
 
+def endpoint_files(plan: ServePlan) -> dict[str, str]:
+    """The proxy's files on the head, by path."""
+    role = Project().load_role("endpoint")
+    settings = role.settings_model(**plan.endpoint.proxy_settings())
+    resources = role.function(NODES[0], settings)
+    return {one.path: str(one.content) for one in resources if isinstance(one, File)}
+
+
 def test_the_proxy_is_in_front_of_all_also_on_the_loopback() -> None:
     found = group().whole
     assert found.endpoint.url == "http://127.0.0.1:8000/v1"
-    role = Project().load_role("endpoint")
-    settings = role.settings_model(**found.endpoint.proxy_settings())
-    files = {
-        r.path: str(r.content) for r in role.function(NODES[0], settings) if isinstance(r, File)
-    }
+    files = endpoint_files(found)
     servers = [
         line.split()[1:]
         for line in files[proxy.CONFIG].splitlines()
@@ -80,6 +85,18 @@ def test_one_server_has_no_replicas_in_its_description() -> None:
     assert proxy.replicas_of('{"url": "http://x/v1", "api_key": false, "tls": null}') == ()
     for odd in (None, "", "[]", '{"replicas": 3}', '{"replicas": [{"node": "a"}]}'):
         assert proxy.replicas_of(odd) == ()
+
+
+def test_one_server_in_place_of_several_is_said() -> None:
+    """A plain `up` after `up --replicas` is no wish to end them."""
+    text = endpoint_files(group().whole)[proxy.DESCRIPTION]
+    session = SimpleNamespace(request=lambda _op, files: {"files": {"endpoint": text}})
+    play = SimpleNamespace(head=NODES[0], session=lambda _node: session)
+    said = replicas.taken_away(replicas.behind(play), 2)  # type: ignore[arg-type]
+    assert "2 replicas (a, b)" in said
+    assert "--tp 2" in said
+    assert "`up --replicas 2` keeps them" in said
+    assert replicas.taken_away((), 1) == ""
 
 
 def test_the_engines_port_is_open_to_the_other_nodes_over_the_fabric_only() -> None:
