@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -70,10 +70,18 @@ def main(play: Play, *, unload: Collection[str] = (), keep_others: bool = False)
     if play.check:
         return None
     with play.stage("prove"):
-        now = vram.until_free(sessions, before, others)
+        shared = _shared(play.nodes, before)
+        now = vram.until_free(sessions, shared, others)
         vram.record(play.bus, "stopped", now)
-    _must_be_free(play, before, now, others)
+    _must_be_free(play, shared, now, others)
     return Stopped(before, now)
+
+
+def _shared(nodes: Sequence[Node], before: list[vram.NodeVram]) -> list[vram.NodeVram]:
+    """Return the readings of nodes whose GPU takes the machine's memory, as far as is known: what a
+    GPU with memory of its own gives back, MemAvailable never shows."""
+    own = {node.name for node in nodes if node.facts.gpu and not node.facts.gpu.shares_memory}
+    return [reading for reading in before if reading.name not in own]
 
 
 def _others(
@@ -120,7 +128,7 @@ def _must_be_free(
         )
     known = {reading.name: reading for reading in before}
     for reading in now:
-        missing = vram.missing_mib(known[reading.name], reading)
+        missing = vram.missing_mib(known.get(reading.name, reading), reading)
         if missing:
             play.note(
                 f"{reading.name}: no process holds GPU memory, but MemAvailable is {missing} MiB "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from ipaddress import IPv4Interface
 
@@ -10,7 +11,7 @@ from spark_cluster.config.ports import EPHEMERAL
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU, as nvidia-smi reports it. Memory is unified, so it has no figure of its own.
+    """The GPU, as nvidia-smi reports it. A Spark's memory is unified: it has no figure of its own.
 
     Attributes:
         temperature_c: degrees Celsius; None when not reported.
@@ -24,6 +25,11 @@ class Gpu:
     temperature_c: float | None = None
     power_w: float | None = None
     sm_clock_mhz: float | None = None
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether its memory is the machine's, as that of a Spark's GB10 is."""
+        return re.search(r"\bGB10\b", self.name) is not None
 
 
 @dataclass(frozen=True)

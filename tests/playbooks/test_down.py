@@ -11,7 +11,7 @@ import pytest
 from factories import SHIPPED
 
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.facts.model import Process
+from spark_cluster.facts.model import Facts, Gpu, Process
 from spark_cluster.runner.events import Bus
 from spark_cluster.serving import admission, holders, vram
 from spark_cluster.serving.memory_phases import MemoryPhases
@@ -26,8 +26,9 @@ class Play:
 
     check = False
 
-    def __init__(self) -> None:
-        self.nodes = [SimpleNamespace(name=name) for name in ("spark1", "spark2")]
+    def __init__(self, gpu: str = "NVIDIA GB10") -> None:
+        facts = Facts(gpu=Gpu(gpu, "12.1", "580"))
+        self.nodes = [SimpleNamespace(name=name, facts=facts) for name in ("spark1", "spark2")]
         self.applied: list[str] = []
         self.notes: list[str] = []
         self.memory = MemoryPhases()
@@ -102,6 +103,16 @@ def test_memory_that_is_not_available_again(
     readings += [HELD, [NodeVram("spark1", (), 1000, 500), FREE[1]]]
     _, play = down()
     assert "spark1: no process holds GPU memory, but MemAvailable is 410 MiB lower" in play.notes[0]
+
+
+def test_a_gpu_with_memory_of_its_own_gives_none_to_the_machine(
+    readings: list[list[NodeVram]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an H100 `down` waited 30 s for memory of the machine that the engine had not taken."""
+    monkeypatch.setattr(vram.time, "sleep", lambda _s: pytest.fail("there is nothing to wait for"))
+    readings += [HELD, [NodeVram("spark1", (), 1000, 100), FREE[1]]]
+    _, play = down(Play("NVIDIA H100 80GB HBM3"))
+    assert play.notes == []
 
 
 OLLAMA = Process(9, "/usr/local/bin/ollama", 50)
