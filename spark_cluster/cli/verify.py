@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -82,7 +83,8 @@ def command(
         server = verify.running_server(play, key)
         recipe = _recipe(app, server.recipe)
         limit = patience_s if patience_s is not None else PATIENCE_S
-        found = verify.verify(play, server, recipe, selection, patience_s=limit, context=context)
+        checks = partial(verify.verify, patience_s=limit, context=context)
+        found = verify.with_memory(play, partial(checks, play, server, recipe, selection))
         found = verify.with_other_sizes(found, server, recipe, state_folder() / "verify")
         run.finish()
     if app.as_json:
@@ -139,6 +141,9 @@ def _show(app: App, found: Verification) -> None:
         for one in size.different:
             where = (one.id, found.tp, one.now, size.tp, one.before)
             console.print(styled("  {}: tp {}: {}; tp {}: {}", *where), soft_wrap=True)
+    if found.under_load:
+        held = ", ".join(f"{one.name} {one.used_mib:,} MiB" for one in found.under_load)
+        console.print(painted(f"GPU memory under load, at most: {held}", "dim"), soft_wrap=True)
     for verdict in found.failed:
         console.print(styled("\n{} [bold]{}[/]", mark("fail"), verdict.id))
         rows = ("asked", verdict.request), ("expected", verdict.expected), ("found", verdict.found)

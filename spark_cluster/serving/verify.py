@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from spark_cluster.config import launch as launches
@@ -15,13 +17,14 @@ from spark_cluster.inference import runtime, unit_state
 from spark_cluster.inference.containers import OVERRIDES
 from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.events import Progress
-from spark_cluster.serving import rungs
+from spark_cluster.serving import rungs, vram
 from spark_cluster.serving.checks import every
 from spark_cluster.serving.client import PATIENCE_S, NotApplicable, RequestFailed
 from spark_cluster.serving.endpoint import running
 from spark_cluster.serving.kept_answers import COMPARED, ComparedSize, KeptAnswers
 from spark_cluster.serving.kind_probe import kind_of
 from spark_cluster.serving.proxy import DESCRIPTION
+from spark_cluster.serving.vram import NodeVram
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
     from spark_cluster.serving.endpoint import Endpoint
 
 VerdictStatus = Literal["ok", "failed", "not applicable", "not run"]
+
+MEMORY_EVERY_S = 1.0
+"""Seconds between two readings of GPU memory while the checks run."""
 
 HEALTH_S = 10.0
 """Seconds that /health may take."""
@@ -88,6 +94,7 @@ class Verification:
         recipe: the name on the server's label.
         tp: tensor-parallel size.
         other_sizes: the answers next to those of the last verify at other sizes.
+        under_load: the largest reading of each node's GPU memory meanwhile.
     """
 
     model: str
@@ -97,6 +104,7 @@ class Verification:
     kind: ModelKind
     verdicts: tuple[CheckVerdict, ...]
     other_sizes: tuple[ComparedSize, ...] = ()
+    under_load: tuple[NodeVram, ...] = ()
 
     @property
     def failed(self) -> tuple[CheckVerdict, ...]:
@@ -118,6 +126,7 @@ class Verification:
             "kind": self.kind,
             "checks": [verdict.to_dict() for verdict in self.verdicts],
             "other_sizes": [size.to_dict() for size in self.other_sizes],
+            "under_load": [reading.to_dict() for reading in self.under_load],
         }
 
 
@@ -243,6 +252,28 @@ def verify(
         server.kind,
         verdicts,
     )
+
+
+def with_memory(play: Play, check: Callable[[], Verification]) -> Verification:
+    """Return a verification with the GPU memory that was held while it ran.
+
+    Raises:
+        SparkClusterError: as `check`.
+    """
+    ended = threading.Event()
+
+    def checked() -> Verification:
+        try:
+            return check()
+        finally:
+            ended.set()
+
+    note = partial(play.note, warning=True)
+    found: Verification
+    found, peak = play.together(
+        checked, lambda: vram.peak_until(play.sessions, ended, note, MEMORY_EVERY_S)
+    )
+    return replace(found, under_load=tuple(peak))
 
 
 def with_other_sizes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +13,17 @@ from unittest.mock import Mock
 import pytest
 from chat_server import ChatServer, Node, Reply
 from factories import make_node
+from waiting import HANG_S
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.errors import Failed, UsageError
+from spark_cluster.facts.model import Process
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import verify
+from spark_cluster.serving import verify, vram
 from spark_cluster.serving.checks import every
 from spark_cluster.serving.verify import RunningServer, Selection, Verification
+from spark_cluster.serving.vram import NodeVram
 
 FLAGS = {"tool-call-parser": "gemma4", "reasoning-parser": "gemma4"}
 
@@ -182,3 +186,43 @@ def test_answers_at_two_sizes_are_compared(server: ChatServer, tmp_path: Path) -
     assert (size.tp, size.same) == (1, ("structured-output",))
     assert [one.id for one in size.different] == ["short-answers"]
     assert found[2].to_dict()["other_sizes"][0]["tp"] == 1
+
+
+def test_the_memory_that_is_held_meanwhile(
+    server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest reading of each node; a reading that fails ends no check."""
+    told = [
+        NodeVram("spark1", (Process(7, "VLLM::Worker", used),), 1000, 100) for used in (5, 9, 7)
+    ]
+    readings = iter(told)
+
+    def sample(_sessions: object) -> list[NodeVram]:
+        if (reading := next(readings, None)) is None:
+            raise Failed("nvidia-smi does not answer")
+        return [reading]
+
+    monkeypatch.setattr(vram, "sample", sample)
+    monkeypatch.setattr(verify, "MEMORY_EVERY_S", 0.001)
+    notes: list[str] = []
+    gone = threading.Event()
+
+    def note(text: str, *, warning: bool) -> None:
+        notes.append(text)
+        gone.set()
+
+    play = SimpleNamespace(
+        sessions={},
+        note=note,
+        together=lambda *jobs: Play.together(None, *jobs),  # type: ignore[arg-type]
+    )
+    whole = verified(server)
+
+    def check() -> Verification:
+        assert gone.wait(HANG_S)
+        return whole
+
+    found = verify.with_memory(play, check)  # type: ignore[arg-type]
+    assert [one.used_mib for one in found.under_load] == [9]
+    assert notes == ["no further readings of GPU memory: nvidia-smi does not answer"]
+    assert found.to_dict()["under_load"][0]["used_mib"] == 9
