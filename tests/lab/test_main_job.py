@@ -387,6 +387,14 @@ def test_switch_to_one_node_with_a_key(user, keyed, story, spark1, spark2):
     story.containers = containers(spark1)
 
 
+def test_up_at_once_after_the_engine_died(keyed, story, spark1):
+    """Its API goes on for a while: `up` waited for it, and took its end for a fault of the start."""
+    spark1.run(["pkill", "-KILL", "-f", "VLLM::EngineCor"])
+    assert "Paris" in keyed.json("up", "--tp", "1")["answer"]
+    assert keyed.json("status")["state"] == "serving"
+    story.containers = containers(spark1)
+
+
 def test_one_node_alone_opens_nothing_but_the_endpoint(spark1, spark2):
     """vLLM's own processes meet on a port of the kernel's choice, in some versions on all
     addresses."""
