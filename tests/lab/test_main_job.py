@@ -388,7 +388,7 @@ def test_switch_to_one_node_with_a_key(user, keyed, story, spark1, spark2):
 
 
 def test_up_at_once_after_the_engine_died(keyed, story, spark1):
-    """Its API goes on for a while: `up` waited for it, and took its end for a fault of the start."""
+    """Its API goes on for a while: `up` took its end for a fault of what was started."""
     spark1.run(["pkill", "-KILL", "-f", "VLLM::EngineCor"])
     assert "Paris" in keyed.json("up", "--tp", "1")["answer"]
     assert keyed.json("status")["state"] == "serving"
