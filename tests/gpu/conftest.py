@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commandline import CHECKOUT, CommandLine, Ran, Started, ended
+from commandline import CHECKOUT, CommandLine, Ran, ended
 
 ENVIRONMENT = "SPARK_CLUSTER_GPU_VENV"
 """A virtual environment in which vLLM for CUDA is installed."""
@@ -52,12 +52,6 @@ class Recorded(CommandLine):
 
     def __call__(self, *words: str, status: int | None = 0, timeout: float = 600.0) -> Ran:
         ran = ended(self.start(*words), status, timeout)
-        self.keep(ran)
-        return ran
-
-    def end(self, started: Started, status: int | None) -> Ran:
-        """Wait for a run that was begun, and keep what it printed."""
-        ran = ended(started, status, 600.0)
         self.keep(ran)
         return ran
 
