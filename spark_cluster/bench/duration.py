@@ -100,7 +100,9 @@ def estimate(
         for step, known in zip(expansion.steps, seconds, strict=True)
         if known is None
     }
-    return Duration(sum(s for s in seconds if s is not None), tuple(seconds), tuple(unknown))
+    known_s = sum(s for s in seconds if s is not None)
+    checks = (f"the checks of a server's answers are {checked:,} tokens",) if verify else ()
+    return Duration(known_s, tuple(seconds), tuple(unknown), (*ASSUMPTIONS, *checks))
 
 
 def _step(

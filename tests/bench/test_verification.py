@@ -123,4 +123,8 @@ def test_the_estimate_counts_them(tmp_path):
         return estimate(run.expansion, speeds, run.suite.settings, verify=verify).seconds
 
     assert seconds(True) - seconds(False) == pytest.approx(400)
+    told = estimate(
+        bench_run(tmp_path).expansion, lambda *_: None, Suite(name="s").settings, verify=True
+    )
+    assert "the checks of a server's answers are 4,000 tokens" in told.assumptions
     assert seconds(True, replicas=2) == seconds(False, replicas=2)
