@@ -68,7 +68,7 @@ def main(
     with play.stage("start"):
         launches.before_start(play, plan, running)
         share = admission.share(play, plan, running)
-        if running.status == "running" and not play.check:
+        if running.status == "running":
             end_dead_server(play, plan)
         start(play, plan, share, guarded)
     if play.check:

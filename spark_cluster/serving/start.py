@@ -63,7 +63,8 @@ def end_dead_server(play: Play, plan: ServePlan) -> None:
     would see it end, and take that for a fault of what was started.
     """
     serving = engine(plan.recipe.engine)
-    if serving.died is None:
+    left_out = play.check or play.options.selection.partial  # it may not be started again
+    if left_out or serving.died is None:
         return
     session = play.session(plan.nodes[0])
     health = plan.endpoint.of_engine.request(session, serving.health, timeout=HEALTH_S)

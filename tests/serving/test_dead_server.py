@@ -10,12 +10,16 @@ import pytest
 from chat_server import ChatServer, Node
 from factories import make_node
 
+from spark_cluster.runner.options import Options, Selection
 from spark_cluster.serving import start
 from spark_cluster.serving.endpoint import Endpoint
 
 
 class FakePlay:
-    def __init__(self) -> None:
+    check = False
+
+    def __init__(self, selection: Selection) -> None:
+        self.options = Options(selection=selection)
         self.notes: list[str] = []
         self.absent: list[tuple[str, str, str]] = []
 
@@ -36,8 +40,8 @@ def server() -> Iterator[ChatServer]:
     made.close()
 
 
-def ended(endpoint: Endpoint, engine: str = "vllm") -> FakePlay:
-    play = FakePlay()
+def ended(endpoint: Endpoint, engine: str = "vllm", selection: Selection | None = None) -> FakePlay:
+    play = FakePlay(selection or Selection())
     plan = SimpleNamespace(
         recipe=SimpleNamespace(engine=engine),
         endpoint=endpoint,
@@ -59,6 +63,8 @@ def test_others_are_left(server: ChatServer) -> None:
     assert ended(server.endpoint).absent == []
     server.health = 503  # of SGLang while it loads, too
     assert ended(server.endpoint, "sglang").absent == []
+    without_vllm = Selection(skip_tags=frozenset({"vllm"}))
+    assert ended(server.endpoint, selection=without_vllm).absent == [], "nobody starts it again"
     nothing_listens = Endpoint("127.0.0.1", 1, "m")
     assert ended(nothing_listens).absent == []
 
