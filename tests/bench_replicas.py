@@ -9,17 +9,16 @@ import json
 import shutil
 import tarfile
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from bench_runs import begun
 from factories import SHIPPED, make_node
 from serve_plans import inventory_of
 
-from spark_cluster.bench import benchy
-from spark_cluster.bench.expansion import Step, canonical, expand, measurable
-from spark_cluster.bench.record import Record, ReplicaServer, Setup
+from spark_cluster.bench.expansion import Step, expand, measurable
+from spark_cluster.bench.record import ReplicaServer, Setup
 from spark_cluster.bench.replica_run import Replica
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.suite_schema import Suite
@@ -99,12 +98,7 @@ def replicas_run(laptop: Path) -> BenchRun:
     found = measurable(suite, expand(suite))
     setup = Setup(id=found.setups[0].id, recipe="r", model="m", tp=1, replicas=2,
                   nodes=("spark1", "spark2"), servers=servers)  # fmt: skip
-    record = Record(
-        id="20261122-1", suite="s", suite_text=canonical(suite), spark_cluster="0",
-        started=datetime(2026, 11, 22, tzinfo=UTC), status="running",
-        tool=benchy.tool(suite.settings), setups=(setup,), cells=(), recipes=("r",),
-    )  # fmt: skip
-    return BenchRun(record, suite, found, laptop)
+    return begun(suite, laptop, found, [setup])
 
 
 def measured(session: Session, cell: str, attempt: str = "1") -> None:

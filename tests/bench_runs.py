@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from spark_cluster.bench import benchy
+from spark_cluster.bench.expansion import Expansion, canonical
 from spark_cluster.bench.record import (
     CellKey,
     CellResult,
@@ -17,6 +20,8 @@ from spark_cluster.bench.record import (
     Setup,
     Tool,
 )
+from spark_cluster.bench.run import BenchRun
+from spark_cluster.bench.suite_schema import Suite
 
 TOOL = Tool(name="llama-benchy", version="0.4.0", latency_mode="api")
 STEADY = (6.90, 6.91, 6.92, 6.89, 6.93)
@@ -73,6 +78,18 @@ def record(
     }
     found = tuple(setups) or (setup(),)
     return Record(id=id, setups=found, cells=cells, **{**about, **changed})
+
+
+def begun(
+    suite: Suite, folder: Path, expansion: Expansion, setups: Sequence[Setup] = ()
+) -> BenchRun:
+    """A run of a suite of llama-benchy that has no results yet."""
+    new = Record(
+        id="20261122-1", suite=suite.name, suite_text=canonical(suite), spark_cluster="0",
+        started=datetime(2026, 11, 22, tzinfo=UTC), status="running",
+        tool=benchy.tool(suite.settings), setups=tuple(setups), cells=(), recipes=("r",),
+    )  # fmt: skip
+    return BenchRun(new, suite, expansion, folder)
 
 
 def served(rate: float | None = 2.0, **changed: Any) -> CellResult:

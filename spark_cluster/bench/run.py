@@ -309,9 +309,7 @@ def job_of(
 
 def engine_base(plan: ServePlan) -> str:
     """Return the URL of the engine itself; behind a proxy, where it asks for no key."""
-    endpoint = plan.endpoint
-    url = endpoint.engine_url if endpoint.engine_port else endpoint.url
-    return url.removesuffix("/v1")
+    return plan.endpoint.of_engine.path("")
 
 
 def collect(run: BenchRun, step: Step, session: Session, head: Node) -> None:

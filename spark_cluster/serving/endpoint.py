@@ -70,7 +70,7 @@ class Endpoint:
     @property
     def engine_url(self) -> str:
         """vLLM's own base URL: on the head's loopback, or without a proxy the endpoint's."""
-        return self.url if self.engine_port is None else f"http://{LOOPBACK}:{self.engine_port}/v1"
+        return self.of_engine.url
 
     @property
     def of_engine(self) -> Endpoint:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from bench_runs import begun
 from factories import make_node, make_recipe
 
-from spark_cluster.bench import benchy, describe, sequence, start_failures
+from spark_cluster.bench import describe, sequence, start_failures
 from spark_cluster.bench import run as run_module
 from spark_cluster.bench.compare import compare
-from spark_cluster.bench.expansion import Step, canonical, expand
+from spark_cluster.bench.expansion import Step, expand
 from spark_cluster.bench.reading import result
-from spark_cluster.bench.record import Record
 from spark_cluster.bench.run import BenchRun, StartedServer
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.bench.suite_schema import Suite
@@ -58,12 +57,7 @@ def sweep(folder: Path) -> BenchRun:
         "name": "s", "recipes": ["r"], "prompt": [8, 16],
         "sweep": {"engine_args": {"max-num-seqs": [1, 2, 4]}},
     })  # fmt: skip
-    record = Record(
-        id="20261122-1", suite="s", suite_text=canonical(suite), spark_cluster="0",
-        started=datetime(2026, 11, 22, tzinfo=UTC), status="running",
-        tool=benchy.tool(suite.settings), setups=(), cells=(), recipes=("r",),
-    )  # fmt: skip
-    return BenchRun(record, suite, expand(suite, {"r": make_recipe()}), folder)
+    return begun(suite, folder, expand(suite, {"r": make_recipe()}))
 
 
 class Cluster:

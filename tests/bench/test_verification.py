@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bench_runs import setup
+from bench_runs import begun, setup
 from factories import make_recipe
 
-from spark_cluster.bench import benchy, verification
+from spark_cluster.bench import verification
 from spark_cluster.bench.duration import Speed, estimate
-from spark_cluster.bench.expansion import canonical, expand
-from spark_cluster.bench.record import CheckResult, Record
+from spark_cluster.bench.expansion import expand
+from spark_cluster.bench.record import CheckResult
 from spark_cluster.bench.report.setup_tables import check_tables
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import load_record
@@ -44,12 +43,7 @@ class FakePlay:
 def bench_run(folder: Path, **changed: Any) -> BenchRun:
     shape = {"name": "s", "recipes": ["r"], "prompt": [512], "depth": [0, 4096], **changed}
     suite = Suite.model_validate(shape)
-    record = Record(
-        id="20261123-1", suite="s", suite_text=canonical(suite), spark_cluster="0",
-        started=datetime(2026, 11, 23, tzinfo=UTC), status="running",
-        tool=benchy.tool(suite.settings), setups=(), cells=(), recipes=("r",),
-    )  # fmt: skip
-    return BenchRun(record, suite, expand(suite, {"r": make_recipe()}), folder)
+    return begun(suite, folder, expand(suite, {"r": make_recipe()}))
 
 
 @pytest.fixture

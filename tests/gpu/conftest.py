@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from commandline import CHECKOUT, CommandLine, Ran, ended
+from lab_model import QUESTION
 
 ENVIRONMENT = "SPARK_CLUSTER_GPU_VENV"
 """A virtual environment in which vLLM for CUDA is installed."""
@@ -85,8 +86,7 @@ def recipe_text(environment: str, model: Path) -> str:
         },
         "env": {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},
         "probe": {
-            "question": "What is the capital of France? Please reply with one word only",
-            "expect": "Paris", "max_tokens": 5,
+            "question": QUESTION, "expect": "Paris", "max_tokens": 5,
         },
         "readiness": {"rungs": ["answer"], "log_expect": ["Application startup complete"]},
         "ready_timeout_s": 300,

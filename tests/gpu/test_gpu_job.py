@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commandline import Ran
+from lab_model import complete
 from waiting import until
 
 pytestmark = pytest.mark.gpu
@@ -41,24 +41,7 @@ def engine_core() -> int:
 
 def ask() -> str:
     """A completion from outside of the command line."""
-    body = {
-        "model": "paris",
-        "messages": [
-            {
-                "role": "user",
-                "content": "What is the capital of France? Please reply with one word only",
-            }
-        ],
-        "max_tokens": 5,
-        "temperature": 0,
-    }
-    request = urllib.request.Request(
-        f"{URL}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        return str(json.load(reply)["choices"][0]["message"]["content"])
+    return complete(URL, 60)
 
 
 def test_up_serves_on_the_gpu(user):

@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import lab_model
 import pytest
 from commandline import WAIT_S, CommandLine, processes, until
 from exposure import Exposure, exposure
@@ -28,7 +29,6 @@ URL = "http://10.89.0.11:8000"
 FABRIC_ADDRESS = "192.168.177.11"
 KEY = "sk-lab-3f9c27d1e8a4"
 OTHER_KEY = "sk-lab-77ab0e4419d2"
-QUESTION = "What is the capital of France? Please reply with one word only"
 STATE = """
 find /etc /srv /home /root /opt -xdev -printf '%p %y %m %u %g %s %l\\n' | sort
 find /etc /srv /home /root -xdev -type f -print0 | sort -z | xargs -0 sha256sum
@@ -98,22 +98,9 @@ def secured(user: CommandLine) -> CommandLine:
     return user.with_inventory("secured", change)
 
 
-def complete(base: str = URL) -> str:
+def complete() -> str:
     """A completion, asked for from this machine."""
-    body = {
-        "model": "paris",
-        "messages": [{"role": "user", "content": QUESTION}],
-        "max_tokens": 5,
-        "temperature": 0,
-    }
-    request = urllib.request.Request(
-        f"{base}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
-        text: str = json.load(answer)["choices"][0]["message"]["content"]
-    return text
+    return lab_model.complete(URL, WAIT_S)
 
 
 def looks(node: LabNode) -> str:
