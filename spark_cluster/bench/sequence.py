@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -29,6 +30,7 @@ from spark_cluster.bench.run import (
 )
 from spark_cluster.errors import Failed, Refused, SparkClusterError
 from spark_cluster.runner.play import Play
+from spark_cluster.serving import current
 
 T = TypeVar("T")
 
@@ -65,6 +67,8 @@ def go_on(
         run.add([skipped(c, reasons[c.id]) for c in run.expansion.cells if c.id in reasons])
     steps = [s for s in run.pending if not all(cell.id in reasons for cell in s.cells)]
     try:
+        if not (steps or keep or play.check or run.record.status == "complete"):
+            _take_down_last(play, run)
         _measure_steps(play, run, steps, keep=keep, stop_at_first_failure=stop_at_first_failure)
     except KeyboardInterrupt:
         play.note(
@@ -105,6 +109,20 @@ def _measure_steps(
         # Every turn of a pair has a start of its own.
         if following is None or _server(following) != _server(step):
             take_down(play, run, step)
+
+
+def _take_down_last(play: Play, run: BenchRun) -> None:
+    """Take the last server down after its cells were measured while the laptop was away."""
+    measured = [step for step in run.expansion.steps if recorded(run, step) is not None]
+    recipe = measured[-1].setup.served if measured else None
+    if recipe is None:
+        return
+    with contextlib.suppress(Failed):  # nothing serves: what is left of it is taken away
+        serves = current.current(play.session(play.head), play.head.name).model
+        if serves != recipe.model.served_name:
+            play.note(f"{serves} serves now, which is not of this run: it stays up")
+            return
+    take_down(play, run, measured[-1])
 
 
 def _server(step: Step) -> tuple[str, int]:

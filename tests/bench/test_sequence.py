@@ -46,6 +46,10 @@ class FakePlay(Play):
         self.notes: list[str] = []
 
     nodes = ()  # type: ignore[assignment]
+    head = make_node("spark1")  # type: ignore[assignment]
+
+    def session(self, _node: object) -> Any:
+        return None
 
     def note(self, text: str, **_: Any) -> None:
         self.notes.append(text)
@@ -135,6 +139,41 @@ def test_cells_of_a_server_that_does_not_start_are_not_measured_when_the_run_goe
     cluster.log.clear()
     sequence.go_on(FakePlay(), run)
     assert cluster.log == []
+
+
+def cut_off_after_the_last_cell(run: BenchRun) -> None:
+    """The laptop was away while the node measured, and `bench fetch` brought all of it."""
+    step = run.expansion.steps[-1]
+    run.add_setup(describe.setup_not_started(FakePlay(), step.setup, step.setup.served, ()), ())
+    run.add([result(cell) for cell in run.expansion.cells])
+
+
+def serving(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    answer = SimpleNamespace(model=model)
+    monkeypatch.setattr(sequence.current, "current", lambda *_: answer)
+
+
+def test_a_server_whose_cells_were_fetched_while_the_laptop_was_away_is_taken_down(
+    run, cluster, monkeypatch
+):
+    cut_off_after_the_last_cell(run)
+    serving(monkeypatch, run.expansion.steps[-1].setup.served.model.served_name)
+    sequence.go_on(FakePlay(), run, keep=True)
+    assert cluster.log == []
+    run.end("running")
+    sequence.go_on(FakePlay(), run)
+    assert cluster.log == ["down 2"]
+    sequence.go_on(FakePlay(), run)  # it is complete now: what serves is no longer its concern
+    assert cluster.log == ["down 2"]
+
+
+def test_another_server_that_was_brought_up_meanwhile_stays(run, cluster, monkeypatch):
+    cut_off_after_the_last_cell(run)
+    serving(monkeypatch, "another")
+    play = FakePlay()
+    sequence.go_on(play, run)
+    assert cluster.log == []
+    assert any("another serves" in note for note in play.notes)
 
 
 @pytest.mark.parametrize(
