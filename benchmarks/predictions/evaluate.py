@@ -23,6 +23,8 @@ WIDEST = 0.6
 """No range is wider than a factor of 1.8 either way; with so few families it would say nothing."""
 SHRINK = 0.5
 """A correction by one run counts 1 / (1 + SHRINK), one by n runs n / (n + SHRINK)."""
+ENOUGH = 10
+"""With fewer points that are held out than these, they say nothing of a range."""
 FEW = 4
 """With fewer runs than these there is no range of their own for models that were measured."""
 
@@ -120,12 +122,13 @@ def corrected(found: Sequence[Outcome]) -> list[Outcome]:
     return made
 
 
-def limits(found: Sequence[Outcome]) -> tuple[float, float]:
+def limits(found: Sequence[Outcome], held_out: Sequence[Outcome] = ()) -> tuple[float, float]:
     """Return the range that a run of a family not seen yet lies in, at COVERAGE.
 
     It is a prediction interval by Student's t for one more run, on the logarithm of the ratio: all
     points of a run count as one, and few runs make a wide range. Errors have longer tails than
-    that assumes, so it also holds that share of the points as they are.
+    that assumes, so it also holds that share of the points as they are; and of those held out,
+    where there are enough, because the formulas were chosen with the others in sight.
     """
     by_run: dict[tuple[str, str], list[float]] = defaultdict(list)
     for one in found:
@@ -136,18 +139,31 @@ def limits(found: Sequence[Outcome]) -> tuple[float, float]:
 
     tail = float(t.ppf((1 + COVERAGE) / 2, max(len(squares) - 1, 1)))
     spread = tail * math.sqrt(statistics.fmean(squares) * (1 + 1 / families))
-    sizes = sorted(abs(math.log(one.ratio)) for one in found)
-    spread = min(max(spread, sizes[math.ceil(COVERAGE * len(sizes)) - 1]), WIDEST)
+    spread = max(spread, _holding(found))
+    if len(held_out) >= ENOUGH:
+        spread = max(spread, _holding(held_out))
+    spread = min(spread, WIDEST)
     return math.exp(-spread), math.exp(spread)
 
 
+def _holding(found: Sequence[Outcome]) -> float:
+    """Return the logarithm of the ratio that COVERAGE of the points do not exceed."""
+    sizes = sorted(abs(math.log(one.ratio)) for one in found)
+    return sizes[math.ceil(COVERAGE * len(sizes)) - 1]
+
+
 def ranges(other: Sequence[Outcome], known: Sequence[Outcome]) -> dict[str, dict[str, list[float]]]:
-    """Return the ranges by situation, for models that were measured and for others."""
+    """Return the ranges by situation, for models that were measured and for others.
+
+    Args:
+        other: each point predicted without its family, those held out included.
+        known: points that were fitted to, corrected by other runs of their model.
+    """
     made = {}
     for situation in SITUATIONS:
         of = of_situation(other, situation)
         own = [o for o in known if group(o.measured.situation) == group(situation)]
-        low, high = limits(of)
+        low, high = limits(*_apart(of))
         found = {"other": [round(low, 3), round(high, 3)]}
         few = len({o.measured.run.id for o in own}) < FEW
         near = (low, high) if few else limits(own)
@@ -194,7 +210,7 @@ def evaluate(report: Callable[[str], None] = lambda _: None) -> Evaluation:
         tuple(left_out),
         tuple(one for one in left_out if one.measured.run.held_out),
         shipped,
-        ranges([o for o in found if not o.measured.run.held_out], corrected(seen)),
+        ranges(found, corrected(seen)),
         corrections(seen),
     )
 
@@ -204,7 +220,13 @@ def _with_range(one: Outcome, found: Sequence[Outcome]) -> Outcome:
     others = [
         other
         for other in of_situation(found, one.measured.situation)
-        if other.measured.family != one.measured.family and not other.measured.run.held_out
+        if other.measured.family != one.measured.family
     ]
-    low, high = limits(others)
+    low, high = limits(*_apart(others))
     return Outcome(one.measured, one.ratio, low, high)
+
+
+def _apart(found: Sequence[Outcome]) -> tuple[list[Outcome], list[Outcome]]:
+    """Return the points that may be fitted to, and those held out."""
+    held_out = [one for one in found if one.measured.run.held_out]
+    return [one for one in found if not one.measured.run.held_out], held_out

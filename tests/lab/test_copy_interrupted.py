@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from commandline import CommandLine, Started, until
+from small_disk import small_disk
 
 from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.lab import Lab, LabNode
@@ -87,3 +88,37 @@ def test_a_copy_whose_receiver_is_killed_goes_on_inside_the_file(user, spark2):
     assert copied["moved"] <= SIZE - before
     assert arrived(spark2) == SIZE
     assert user("models", "verify", "org/cut").out.count("sound") == 2
+
+
+def test_a_copy_whose_only_source_loses_power_says_so_and_then_goes_on(user, spark1, spark2):
+    first = user.start("models", "copy", "org/cut", "--streams", "1")
+    wait_for(spark2, SIZE // 4, first)
+    spark1.poweroff(orderly=False)
+    failed = first.end(status=None)
+    assert "spark1" in failed.printed
+    spark1.boot()
+    before = arrived(spark2)
+    assert before >= SIZE // 4
+    (copied,) = user.json("models", "copy", "org/cut")["copies"]
+    assert copied["moved"] <= SIZE - before
+    assert arrived(spark2) == SIZE
+    assert user("models", "verify", "org/cut").out.count("sound") == 2
+    print(failed.printed, failed.seconds)
+
+
+def test_a_disk_that_fills_while_a_copy_runs_is_named_and_the_copy_goes_on_afterwards(user, spark2):
+    room = SIZE + 100_000_000
+    filler = f"{HUB}/another-program"
+    with small_disk(spark2, HUB, str(room)):
+        first = user.start("models", "copy", "org/cut", "--streams", "1")
+        wait_for(spark2, SIZE // 4, first)
+        spark2.run(["sh", "-c", f"cat /dev/zero > {filler}"], check=False)
+        failed = first.end(status=None)
+        print(failed.printed, failed.seconds)
+        assert "spark2" in failed.printed
+        assert "full" in failed.printed or "No space left" in failed.printed
+        spark2.run(["rm", filler])
+        before = arrived(spark2)
+        (copied,) = user.json("models", "copy", "org/cut")["copies"]
+        assert copied["moved"] <= SIZE - before
+        assert arrived(spark2) == SIZE

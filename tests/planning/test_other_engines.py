@@ -24,7 +24,7 @@ def test_the_range_of_speeds_is_wider_and_says_why() -> None:
     ours, other = (decode(of_launch(launch, geometry), 1024) for launch in (VLLM, SGLANG))
     assert other.request.expected == ours.request.expected
     assert other.request.low < ours.request.low
-    assert other.request.high > ours.request.high
+    assert other.request.high >= ours.request.high  # both may end at what the memory allows
     assert "another engine (SGLang)" in other.basis
 
 
