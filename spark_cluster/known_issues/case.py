@@ -65,7 +65,8 @@ class Case:
             return launch.quantization
         asked = launch.text("quantization")
         named = naming.quantization_of(asked, launch.model, launch.base, self.names)
-        return named or (self.geometry.quantization if self.geometry is not None else None)
+        found = named or (self.geometry.quantization if self.geometry is not None else None)
+        return None if found == naming.NOT_SAID else found
 
     @cached_property
     def version(self) -> Version | None:

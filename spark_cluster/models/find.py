@@ -18,6 +18,7 @@ from spark_cluster.models.local import (
     read_folder,
     snapshot,
 )
+from spark_cluster.models.naming import of_build
 from spark_cluster.models.shape import Geometry
 from spark_cluster.models.tables import table
 
@@ -62,7 +63,10 @@ def find(
             continue
         if found is not None:
             shape = found.geometry(text)
-            return shape if candidate == text else replace(shape, stored=None)
+            if candidate == text:
+                return shape
+            # The base lies on the hub in another format than the build does.
+            return replace(shape, stored=None, quantization=of_build(text))
     if problem is not None:
         raise problem
     raise _not_known(text)

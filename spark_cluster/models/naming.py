@@ -27,6 +27,12 @@ _QUANTIZATION_FLAG = {
 }
 """Values of --quantization that say it alone (vLLM 0.32, model_executor/layers/quantization)."""
 
+NOT_SAID = "not said"
+"""The quantization of a build whose name says that it is quantized, and not how."""
+
+_FOUR_BITS = {"int4", "4bit", "w4a16"}
+_EIGHT_BITS = {"int8", "8bit", "w8a8", "w8a16"}
+
 # What `modelopt` and `compressed-tensors` mean depends on the build; these say it in its name.
 _BY_NAME = ("modelopt", "modelopt_mixed", "compressed-tensors", "humming", "quark")
 
@@ -99,6 +105,17 @@ def quantization_of(
     return named
 
 
+def of_build(model: str) -> str | None:
+    """Return the quantization of a build by its name alone.
+
+    Returns:
+        None where the name mentions none, and NOT_SAID where it does not say which.
+    """
+    if _is_plain(model, ()):
+        return None
+    return _named_quantization(model, ()) or NOT_SAID
+
+
 def is_path(model: str) -> bool:
     """Return whether it is a folder rather than a repository on the hub."""
     return model.startswith(("/", "~", ".", "$")) or model.count("/") > 1
@@ -123,19 +140,23 @@ def _key(text: str) -> str:
 
 def _named_quantization(model: str, hints: tuple[str, ...]) -> Quantization | None:
     words = table("names")["quantization_words"]
-    texts = [model] if not is_path(model) else [model, *hints]
-    found = {
-        words[part]
-        for text in texts
-        for part in re.split(r"[-_ /.]+", text.lower())
-        if part in words
-    }
+    parts = _parts(model, hints)
+    found = {words[part] for part in parts if part in words}
+    if parts & _EIGHT_BITS and found <= {"awq-int4", "gptq-int4"}:
+        return None  # whose size is not known here
+    if not found and parts & _FOUR_BITS and parts & {"autoround", "w4a16"}:
+        # AutoRound packs as GPTQ does, compressed-tensors (w4a16) in groups as AWQ.
+        return "gptq-int4" if "autoround" in parts else "awq-int4"
     return cast(Quantization, found.pop()) if len(found) == 1 else None
+
+
+def _parts(model: str, hints: tuple[str, ...]) -> set[str]:
+    texts = [model] if not is_path(model) else [model, *hints]
+    return {part for text in texts for part in re.split(r"[-_ /.]+", text.lower())}
 
 
 def _is_plain(model: str, hints: tuple[str, ...]) -> bool:
     """Return whether no name mentions a quantization, not even one that is unknown here."""
     data = table("names")
     words = set(data["build_words"]) - {"it", "instruct", "bf16", "mtp"}
-    texts = [model] if not is_path(model) else [model, *hints]
-    return not any(part in words for text in texts for part in re.split(r"[-_ /.]+", text.lower()))
+    return not words & _parts(model, hints)

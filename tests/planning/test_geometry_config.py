@@ -293,7 +293,7 @@ def test_layers_of_several_formats_are_not_taken_for_one(section: Any, expected:
 
 @pytest.mark.parametrize("section", [_modelopt("FP8", "NVFP4"), _groups(FP4, FP8), "fp8", ["fp8"]])
 def test_without_tensors_such_a_build_has_no_size(section: Any) -> None:
-    with pytest.raises(UsageError, match="whose size and speed are not known") as error:
+    with pytest.raises(UsageError, match="their size and speed are not known") as error:
         checkpoint_quantization(read(quantization_config=section))
     assert "tensors" in error.value.hint
 

@@ -9,6 +9,7 @@ from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe_schema import Quantization
 from spark_cluster.errors import UsageError
 from spark_cluster.models import Geometry
+from spark_cluster.models.naming import NOT_SAID
 from spark_cluster.models.weights import BYTES, must_be_known
 from spark_cluster.planning.kv.dtypes import (
     FP8_DS_MLA,
@@ -163,9 +164,11 @@ def checkpoint_quantization(geometry: Geometry) -> Quantization:
     try:
         return must_be_known(geometry.quantization or "bf16")
     except UsageError:
+        said = f"the config of {geometry.name} says its quantization is '{geometry.quantization}'"
+        if geometry.quantization == NOT_SAID:
+            said = f"the name {geometry.name} says that its weights are quantized, but not how"
         raise UsageError(
-            f"the config of {geometry.name} says its quantization is '{geometry.quantization}', "
-            "whose size and speed are not known here",
+            f"{said}: their size and speed are not known here",
             hint="its tensors would tell: without --offline they are read from the hub; or give "
             f"the nearest with --quantization: {', '.join(BYTES)}",
         ) from None
