@@ -61,7 +61,7 @@ def _where(host: Host, request: Request) -> dict[str, str]:
 def _folder(host: Host, request: Request) -> Reply:
     """Return the manifest of a plain folder; what has not changed is not read."""
     where = _where(host, request)
-    argv = folder_work.argv(where["folder"], where["ours"])
+    argv = folder_work.argv(where["folder"], where["ours"], exact=bool(request.get("exact")))
     return result_of(host, f"read {request['folder']}", argv, timeout=LIMIT_S)
 
 

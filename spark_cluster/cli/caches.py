@@ -102,10 +102,11 @@ def prune(app: App, days: float, kinds: tuple[str, ...], recipe: str | None, act
 @click.option("--no-encrypt", is_flag=True, help="Leave TLS out, as in `models copy`.")
 @click.pass_obj
 def copy(app: App, source: str, targets: tuple[str, ...], no_encrypt: bool) -> None:
-    """Copy Triton's and Inductor's caches to nodes with the same GPU, over the fabric if possible.
+    """Copy compiled code and kernels to nodes with the same GPU, over the fabric if possible.
 
-    Only files that are missing or differ are moved. vLLM's compiled code and FlashInfer's kernels
-    are not copied: the one belongs to a rank, the others to the times of their files.
+    The caches of vLLM's compiler, Inductor, Triton and FlashInfer. Only files that are missing or
+    differ are moved. Compiled code of `--tp 1` is valid on any node, that of `--tp 2` on the node
+    of the same rank.
     """
     from spark_cluster.runner.options import Options
     from spark_cluster.transfer.caches import copy_caches

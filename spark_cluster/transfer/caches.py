@@ -1,9 +1,9 @@
-"""Engine caches from one node to others: only those whose keys say for which GPU and code they are.
+"""Engine caches from one node to others: their keys say for which GPU and code they are.
 
 Triton's and Inductor's keys are hashes of the source, the compiler's version and the GPU's
 architecture: an entry is valid on another node, or never looked up. vLLM's compiled code is kept by
-rank, and FlashInfer's kernels are built again when the times of their files change
-(docs/how-to/caches.md): they are not copied.
+rank: that of one Spark is valid on another one. FlashInfer's kernels are built again when the times
+of their files change, so these go with them (docs/how-to/caches.md).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from spark_cluster.config.caches import CACHES
 from spark_cluster.errors import Refused
+from spark_cluster.inference import compile_key
 from spark_cluster.runner.play import Play
 from spark_cluster.serving.caches import root_of_all
 from spark_cluster.transfer.copy import Copied
@@ -23,8 +24,13 @@ from spark_cluster.transfer.folders import copy_folder
 FOLDERS = {
     "triton": CACHES["TRITON_CACHE_DIR"],
     "inductor": CACHES["TORCHINDUCTOR_CACHE_DIR"],
+    "compile": f"{CACHES['VLLM_CACHE_ROOT']}/{compile_key.FOLDER}",
+    "flashinfer": CACHES["FLASHINFER_WORKSPACE_BASE"],
 }
 """Kind to folder, of the caches that are copied."""
+
+BY_TIME = ("flashinfer",)
+"""Kinds that are built again when the time of a file is another one."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class CopiedCache:
 def copy_caches(
     play: Play, source: str, targets: Sequence[str] = (), *, encrypt: bool = True
 ) -> list[CopiedCache]:
-    """Copy Triton's and Inductor's caches from a node to others.
+    """Copy the engine's caches from a node to others.
 
     Args:
         source: name of a node.
@@ -78,5 +84,12 @@ def copy_caches(
     return [
         CopiedCache(kind, one)
         for kind in kinds
-        for one in copy_folder(play, f"{root}/{FOLDERS[kind]}", sender, others, encrypt=encrypt)
+        for one in copy_folder(
+            play,
+            f"{root}/{FOLDERS[kind]}",
+            sender,
+            others,
+            exact=kind in BY_TIME,
+            encrypt=encrypt,
+        )
     ]

@@ -30,6 +30,7 @@ def copy_folder(
     targets: Sequence[Node],
     *,
     complete: str = "",
+    exact: bool = False,
     encrypt: bool = True,
     streams: int = 0,
 ) -> list[Copied]:
@@ -40,6 +41,7 @@ def copy_folder(
     Args:
         path: absolute, on the nodes.
         complete: what `.complete` says there at the end, NAME@REVISION; empty for no such file.
+        exact: hidden files, too, and the time of each file's last change.
         encrypt, streams: see `copy`.
 
     Raises:
@@ -50,7 +52,12 @@ def copy_folder(
         raise UsageError(f"{path} is not an absolute path", hint="name the folder on the nodes")
 
     reply = play.session(source).request(
-        "copy", showing(play, source, f"read {path}"), what="folder", folder=path, timeout=LIMIT_S
+        "copy",
+        showing(play, source, f"read {path}"),
+        what="folder",
+        folder=path,
+        exact=exact,
+        timeout=LIMIT_S,
     )
     manifest = Manifest.from_document(reply["manifest"])
     # One node after the other: in a chain a node would send on what it still has of an old file,

@@ -95,7 +95,8 @@ def test_a_copy_whose_only_source_loses_power_says_so_and_then_goes_on(user, spa
     wait_for(spark2, SIZE // 4, first)
     spark1.poweroff(orderly=False)
     failed = first.end(status=None)
-    assert "spark1" in failed.printed
+    assert "nothing comes from spark1 any more" in failed.printed
+    assert "spark1: the connection was lost" in failed.printed
     spark1.boot()
     before = arrived(spark2)
     assert before >= SIZE // 4
@@ -103,22 +104,17 @@ def test_a_copy_whose_only_source_loses_power_says_so_and_then_goes_on(user, spa
     assert copied["moved"] <= SIZE - before
     assert arrived(spark2) == SIZE
     assert user("models", "verify", "org/cut").out.count("sound") == 2
-    print(failed.printed, failed.seconds)
 
 
-def test_a_disk_that_fills_while_a_copy_runs_is_named_and_the_copy_goes_on_afterwards(user, spark2):
-    room = SIZE + 100_000_000
-    filler = f"{HUB}/another-program"
-    with small_disk(spark2, HUB, str(room)):
-        first = user.start("models", "copy", "org/cut", "--streams", "1")
-        wait_for(spark2, SIZE // 4, first)
-        spark2.run(["sh", "-c", f"cat /dev/zero > {filler}"], check=False)
-        failed = first.end(status=None)
-        print(failed.printed, failed.seconds)
+def test_a_disk_that_is_full_in_the_middle_of_a_copy_is_named(user, spark2):
+    blobs = f"{FOLDER}/blobs"
+    with small_disk(spark2, blobs, str(SIZE // 2)):
+        failed = user("models", "copy", "org/cut", "--streams", "1", status=None)
         assert "spark2" in failed.printed
-        assert "full" in failed.printed or "No space left" in failed.printed
-        spark2.run(["rm", filler])
+        assert "No space left on device" in failed.printed
         before = arrived(spark2)
+        assert before > SIZE // 4
+        spark2.run(["mount", "-o", f"remount,size={2 * SIZE}", blobs])
         (copied,) = user.json("models", "copy", "org/cut")["copies"]
         assert copied["moved"] <= SIZE - before
         assert arrived(spark2) == SIZE

@@ -37,19 +37,21 @@ def entry(kind: str, files: int = 3) -> dict[str, Any]:
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, list[str]]]:
     calls: list[tuple[str, str, list[str]]] = []
 
-    def copy_folder(_play: Any, path: str, source: Any, targets: Any, **_how: Any) -> list[Copied]:
-        calls.append((path.rpartition("/")[2], source.name, [node.name for node in targets]))
+    def copy_folder(_play: Any, path: str, source: Any, targets: Any, **how: Any) -> list[Copied]:
+        name = path.rpartition("/")[2] + (" with times" if how["exact"] else "")
+        calls.append((name, source.name, [node.name for node in targets]))
         return [Copied(node.name, source.name, 5) for node in targets]
 
     monkeypatch.setattr(module, "copy_folder", copy_folder)
     return calls
 
 
-def test_only_caches_that_are_valid_on_another_node_are_copied(tmp_path, copied):
+def test_caches_that_are_there_are_copied(tmp_path, copied):
     entries = [entry("triton"), entry("compile"), entry("flashinfer"), entry("inductor", 0)]
     done = module.copy_caches(play(tmp_path, entries, ("GB10", "GB10")), "spark1")
-    assert copied == [("triton", "spark1", ["spark2"])]
-    assert [one.to_dict()["kind"] for one in done] == ["triton"]
+    names = ["triton", "torch_compile_cache", "flashinfer with times"]
+    assert copied == [(name, "spark1", ["spark2"]) for name in names]
+    assert [one.to_dict()["kind"] for one in done] == ["triton", "compile", "flashinfer"]
 
 
 def test_another_gpu_is_refused(tmp_path, copied):
@@ -59,8 +61,8 @@ def test_another_gpu_is_refused(tmp_path, copied):
 
 
 def test_nothing_to_copy_is_refused(tmp_path, copied):
-    with pytest.raises(Refused, match="has no triton or inductor cache"):
-        module.copy_caches(play(tmp_path, [entry("compile")], ("GB10", "GB10")), "spark1")
+    with pytest.raises(Refused, match="has no triton or inductor or compile"):
+        module.copy_caches(play(tmp_path, [entry("huggingface")], ("GB10", "GB10")), "spark1")
     with pytest.raises(Refused, match="no other node"):
         module.copy_caches(play(tmp_path, [], ("GB10", "GB10")), "spark1", ("spark1",))
     with pytest.raises(UsageError, match="spark9"):

@@ -31,8 +31,8 @@ STREAMS = max(2, min(4, (os.cpu_count() or 1) // 4))
 small machine's cores are busy with two, and more only wait for each other."""
 RECONNECT_S = 0.5
 SWITCH_S = 15.0
-"""Seconds without a byte after which the spare addresses are used, too: longer than a stream that
-stalls is kept (`wire.STALLED_S`)."""
+"""Seconds without a byte after which the spare addresses are used, too, or, without any, it is said
+that the sender is silent: longer than a stream that stalls is kept (`wire.STALLED_S`)."""
 MANAGEMENT_MB_S = 110
 """MB/s of payload over an Ethernet of 1 Gbit/s."""
 
@@ -66,7 +66,7 @@ class BlobClient:
         revision: the branch or tag that gets the commit at the end.
         patience_s: seconds that it waits for blobs which the sender does not have yet.
         progress: gets (bytes there, bytes in all), about once a second.
-        warn: gets a sentence when the spare addresses are used.
+        warn: gets a sentence when the spare addresses are used, and when the sender is silent.
     """
 
     cache: HubCache
@@ -124,7 +124,7 @@ class BlobClient:
 
     def _fetch(self, blobs: Sequence[StoredFile], kept: int) -> None:
         work = Work(self, blobs)
-        threads = self._begin(work, self.addresses)
+        threads, told = self._begin(work, self.addresses), False
         try:
             while not work.ended.wait(1.0):
                 self.progress(kept + self.moved, self.manifest.size)
@@ -133,6 +133,9 @@ class BlobClient:
                     self.warn(_switched(self, self.manifest.size - kept - self.moved))
                     threads += self._begin(work, self.spare)
                     continue
+                if not told and work.silent() > self.switch_s * (1 + self.switched):
+                    told = True
+                    self.warn(_waiting(self, work.said))
                 work.must_go_on()
         finally:
             work.ended.set()
@@ -254,6 +257,13 @@ def _not_the_sender(
     return ResourceError(
         f"what answers at {address[0]} port {address[1]} is not {client.sender}: {error}",
         "nothing of it was kept; another program may use the port",
+    )
+
+
+def _waiting(client: BlobClient, said: str) -> str:
+    return (
+        f"nothing comes from {client.sender} any more ({said or 'no answer'}): it is waited for, "
+        f"until {client.silent_s:.0f} s have gone by"
     )
 
 

@@ -8,15 +8,17 @@ from spark_cluster.node import own_program
 from spark_cluster.node.store.long_work import Progress
 from spark_cluster.node.store.plain_folder import PlainFolder
 
+EXACT = "exact"
 
-def argv(folder: str, ours: str) -> list[str]:
+
+def argv(folder: str, ours: str, *, exact: bool = False) -> list[str]:
     """Return the command that does it with this very code."""
-    return own_program.argv(__name__, folder, ours)
+    return own_program.argv(__name__, folder, ours, EXACT if exact else "")
 
 
-def main(folder: str, ours: str) -> None:
+def main(folder: str, ours: str, how: str) -> None:
     """Do it; the last line of output is JSON: `manifest`, or `error` and `hint`."""
-    plain = PlainFolder(Path(folder), Path(ours))
+    plain = PlainFolder(Path(folder), Path(ours), exact=how == EXACT)
     own_program.print_answer(
         lambda: {"manifest": plain.manifest(Progress(0).add).document()},
     )

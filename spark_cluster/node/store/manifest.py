@@ -23,6 +23,7 @@ UNCHECKED = ""
 ALGORITHMS = (SHA256, GIT_SHA1, UNCHECKED)
 
 MOST_FILES = 20_000
+LATEST_NS = 1 << 63
 LARGEST_FILE = 1 << 43
 """Bytes (8 TiB); the disk of a Spark has 4 TB at most."""
 
@@ -47,12 +48,14 @@ class StoredFile:
         blob: its name below `blobs/`; with an algorithm it is the hash itself, hex.
         algorithm: `sha256` of large files, `git-sha1` of the others (of `blob SIZE`, a zero byte
             and the content, as git has it); empty where the name is no hash.
+        changed: time of its last change, ns; 0 where that is not kept.
     """
 
     path: str
     size: int
     blob: str
     algorithm: str
+    changed: int = 0
 
     def __post_init__(self) -> None:
         """Raises:
@@ -62,6 +65,8 @@ class StoredFile:
         size = self.size
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= LARGEST_FILE:
             raise _bad(f"{self.path}: its size is {str(size)[:40]!r}")
+        if type(self.changed) is not int or not 0 <= self.changed < LATEST_NS:
+            raise _bad(f"{self.path}: its time is {str(self.changed)[:40]!r}")
         if self.algorithm not in ALGORITHMS:
             raise _bad(f"{self.path}: its hash is a {str(self.algorithm)[:40]!r}")
         check_blob(self.blob)
@@ -128,7 +133,10 @@ class Manifest:
 
     def document(self) -> dict[str, Any]:
         """As it is sent and kept."""
-        files = [vars(file) for file in self.files]
+        files = [
+            {name: value for name, value in vars(file).items() if name != "changed" or value}
+            for file in self.files
+        ]
         return {"repository": self.repository, "commit": self.commit, "files": files}
 
     @classmethod
@@ -203,7 +211,8 @@ def check_blob(blob: object) -> str:
 def _file(found: object) -> StoredFile:
     given = _mapping(found, "a file")
     try:
-        return StoredFile(*(given[name] for name in ("path", "size", "blob", "algorithm")))
+        path, size, blob, algorithm = (given[k] for k in ("path", "size", "blob", "algorithm"))
+        return StoredFile(path, size, blob, algorithm, given.get("changed", 0))
     except KeyError as error:
         raise _bad(f"a file has no {error.args[0]!r}") from None
 

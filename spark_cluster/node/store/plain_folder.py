@@ -2,7 +2,7 @@
 
 Its manifest is computed from the files: SHA-256 of each, kept with size and time of change, so that
 what has not changed since is not read again. Names that begin with a dot are left out: they are
-notes of tools, ours included.
+notes of tools, ours included; an exact copy has them too, and the times of its files.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ OURS = "/var/lib/spark-cluster/folders"
 """Folder, root-only, of the hashes of files in plain folders."""
 INCOMING = ".spark-cluster-incoming"
 """Below the folder: files that are not whole yet."""
+COMPLETE = ".complete"
+"""Below the folder: what it is, once all of it is there."""
+STAGED = ".spark-cluster-new"
 PIECE = 1 << 20
 LARGEST_RECORD = 16 << 20
 """Bytes; 20,000 files of long names take less."""
@@ -43,14 +46,16 @@ class PlainFolder(HubCache):
         root: the folder.
         ours: where the hashes are kept.
         read: a file whose hash is not known is read; otherwise it counts as lacking.
+        exact: its manifest has hidden files and the times of all.
     """
 
-    def __init__(self, root: Path, ours: Path, *, read: bool = True) -> None:
+    def __init__(self, root: Path, ours: Path, *, read: bool = True, exact: bool = False) -> None:
         super().__init__(root)
         name = hashlib.sha256(str(root).encode()).hexdigest()[:16]
         self.repository = f"folder/{name}"
         self._record = ours / f"{name}.json"
         self._read = read
+        self._exact = exact
         self._paths: dict[str, str] = {}
 
     def folder(self, repository: str) -> Path:  # noqa: ARG002
@@ -82,9 +87,10 @@ class PlainFolder(HubCache):
         for path, about in found:
             digest = self._digest(path, about, known, progress)
             known[path] = (about.st_size, about.st_mtime_ns, digest)
-            files.append(StoredFile(path, about.st_size, digest, SHA256))
+            changed = about.st_mtime_ns if self._exact else 0
+            files.append(StoredFile(path, about.st_size, digest, SHA256, changed))
         self._keep({file.path: known[file.path] for file in files})
-        listed = json.dumps([[file.path, file.blob] for file in files])
+        listed = json.dumps([[file.path, file.blob, file.changed] for file in files])
         commit = hashlib.sha256(listed.encode()).hexdigest()[:40]
         return self.adopt(
             Manifest.from_document(
@@ -99,6 +105,7 @@ class PlainFolder(HubCache):
     def adopt(self, manifest: Manifest) -> Manifest:
         """Take the names of a manifest's files; return it."""
         self._paths = {file.blob: file.path for file in reversed(manifest.files)}
+        self._exact = any(file.changed for file in manifest.files)
         return manifest
 
     def lacking(self, manifest: Manifest) -> Lacking:
@@ -112,7 +119,9 @@ class PlainFolder(HubCache):
         for file in blobs:
             self._make_parent(self.root / self._paths[file.blob])
         begun = [self._begun(manifest, file) for file in blobs]
-        links = tuple(path for path, there in here.items() if not there)
+        links = tuple(
+            file.path for file in manifest.files if not (here[file.path] and self._in_time(file))
+        )
         return Lacking(tuple(blobs), sum(begun), links)
 
     def publish(self, manifest: Manifest, revision: str = "") -> None:
@@ -127,16 +136,19 @@ class PlainFolder(HubCache):
         lacking = self.lacking(manifest)
         if lacking.blobs:
             raise ResourceError(f"{self.root}: {lacking.blobs[0].path} is not whole yet")
-        for file in manifest.files:
-            if file.path in lacking.links:
-                self._make_parent(self.root / file.path)
-                self._duplicate(self.blob(manifest.repository, file.blob), self.root / file.path)
+        for file in (file for file in manifest.files if file.path in lacking.links):
+            path, source = self.root / file.path, self.blob(manifest.repository, file.blob)
+            self._make_parent(path)
+            if path != source:
+                self._duplicate(source, path)
+            if file.changed:
+                os.utime(path, ns=(file.changed, file.changed), follow_symlinks=False)
         with contextlib.suppress(OSError):
             (self.root / INCOMING / "blobs").rmdir()
             (self.root / INCOMING).rmdir()
         self.manifest()
         if revision:
-            write_file(self.root / ".complete", f"{revision}\n".encode(), 0o644)
+            write_file(self.root / COMPLETE, f"{revision}\n".encode(), 0o644)
 
     def _make_parent(self, path: Path) -> None:
         """Raises ResourceError where a link leads out of the folder."""
@@ -146,7 +158,7 @@ class PlainFolder(HubCache):
 
     @staticmethod
     def _duplicate(source: Path, target: Path) -> None:
-        staged = target.with_name(f".{target.name}.new")
+        staged = target.with_name(f".{target.name}{STAGED}")
         shutil.copyfile(source, staged, follow_symlinks=False)
         sync(staged)
         staged.replace(target)
@@ -172,6 +184,9 @@ class PlainFolder(HubCache):
             known[file.path] = (about.st_size, about.st_mtime_ns, digest)
         return known[file.path][2] == file.blob
 
+    def _in_time(self, file: StoredFile) -> bool:
+        return not file.changed or (self.root / file.path).lstat().st_mtime_ns == file.changed
+
     def _digest(
         self, path: str, about: os.stat_result, known: Known, progress: Callable[[int], None]
     ) -> str:
@@ -189,9 +204,9 @@ class PlainFolder(HubCache):
     def _files(self) -> Iterator[tuple[str, os.stat_result]]:
         """Regular files in order of name, with their path below the folder."""
         for place, folders, names in os.walk(self.root):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            folders[:] = sorted(name for name in folders if self._counts(name))
             links = [name for name in folders if (Path(place) / name).is_symlink()]
-            for name in sorted(name for name in (*names, *links) if not name.startswith(".")):
+            for name in sorted(name for name in (*names, *links) if self._counts(name)):
                 path = Path(place) / name
                 about = path.lstat()
                 if not stat.S_ISREG(about.st_mode):
@@ -201,6 +216,11 @@ class PlainFolder(HubCache):
                         "name",
                     )
                 yield check_path(path.relative_to(self.root).as_posix()), about
+
+    def _counts(self, name: str) -> bool:
+        if self._exact:
+            return name not in (INCOMING, COMPLETE) and not name.endswith(STAGED)
+        return not name.startswith(".")
 
     def _known(self) -> Known:
         try:

@@ -153,9 +153,12 @@ def test_a_cut_in_the_middle_is_gone_on_with(source, target, monkeypatch):
     monkeypatch.setattr(arriving, "PART", part)
     with serving(source) as server:
         with relay(server.bound[0], manifest.size // 2) as (address, carried):
-            client = receiver(target, manifest, [address], silent_s=1.5, streams=2)
+            client = receiver(target, manifest, [address], silent_s=1.5, switch_s=0.5, streams=2)
+            warnings: list[str] = []
+            client.warn = warnings.append
             with pytest.raises(ResourceError, match="spark1 sends nothing"):
                 client.run()
+            assert [text[:35] for text in warnings] == ["nothing comes from spark1 any more "]
         assert target.lacking(manifest).begun > 0
         with relay(server.bound[0], 1 << 40) as (address, more):
             received = receiver(target, manifest, [address], streams=2).run()

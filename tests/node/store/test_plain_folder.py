@@ -139,3 +139,28 @@ def test_a_record_that_is_damaged_is_made_again(source):
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ResourceError, match="is not a folder"):
         PlainFolder(tmp_path / "none", tmp_path / "ours").manifest()
+
+
+def test_an_exact_copy_has_hidden_files_and_the_times_of_all(source, target):
+    for number, name in enumerate((*CONTENTS, ".ninja_log"), 1):
+        (source.root / name).write_bytes(CONTENTS.get(name, b"# ninja log"))
+        os.utime(source.root / name, ns=(number, number))
+    exact = PlainFolder(source.root, source.root.parent / "ours-a", exact=True)
+    manifest = Manifest.from_document(exact.manifest().document())
+    assert copied(exact, target, manifest) == manifest.size
+    assert files(target) == {**CONTENTS, ".ninja_log": b"# ninja log"}
+    names = sorted(files(target), key=lambda name: (target.root / name).stat().st_mtime_ns)
+    assert names == [*CONTENTS, ".ninja_log"]
+    assert copied(exact, target, manifest) == 0
+
+    os.utime(target.root / "config.json", ns=(99, 99))
+    assert not target.lacking(manifest).nothing
+    assert copied(exact, target, manifest) == 0  # its content is there, its time is not
+    assert (target.root / "config.json").stat().st_mtime_ns == 1
+
+
+def test_a_time_that_cannot_be_one_is_refused(source):
+    document = source.manifest().document()
+    document["files"][0]["changed"] = "now"
+    with pytest.raises(ResourceError, match="its time is 'now'"):
+        Manifest.from_document(document)
