@@ -230,7 +230,7 @@ def measure(
     log = folder / "raw" / f"{cell['id']}.log"
     result = folder / cell["result"]
     result.unlink(missing_ok=True)
-    with log.open("wb") as out:
+    with log.open("wb") as out, _end_held_back() as may_end:
         process = subprocess.Popen(
             cell["argv"],
             cwd=folder,
@@ -241,12 +241,34 @@ def measure(
             start_new_session=True,
         )
         try:
+            may_end()
             error = _wait(folder, process, log, cell["timeout_s"], check)
         finally:
             _kill(process)
     _shorten(log)
     status = None if error else process.returncode
     return {"status": status, "error": error, "started": started, "finished": time.time()}
+
+
+@contextlib.contextmanager
+def _end_held_back() -> Iterator[Callable[[], None]]:
+    """Hold SIGTERM back while a process is started: an exit in the middle leaves it behind.
+
+    Yields:
+        What lets it come again, and gives it if it has come meanwhile.
+    """
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
+
+    def may_end() -> None:
+        signal.signal(signal.SIGTERM, before)
+        if came:
+            signal.raise_signal(came.pop())
+
+    try:
+        yield may_end
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _wait(

@@ -125,6 +125,27 @@ def test_no_process_of_a_load_generator_is_left(plan):
     assert not (folder / "cells/a.json").exists()
 
 
+def test_an_end_that_comes_while_a_load_generator_is_started_ends_that_too(tmp_path, monkeypatch):
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Slow(subprocess.Popen):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            started.append(self)
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(worker.subprocess, "Popen", Slow)
+    (tmp_path / "raw").mkdir()
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(worker.STOPPED))
+    try:
+        cell = {"id": "a", "argv": ["sleep", "600"], "result": "raw/a.json", "timeout_s": 60}
+        with pytest.raises(SystemExit):
+            worker.measure(tmp_path, cell)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert started[0].returncode == -signal.SIGTERM
+
+
 def _is_zombie(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
