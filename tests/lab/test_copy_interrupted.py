@@ -90,6 +90,7 @@ def test_a_copy_whose_receiver_is_killed_goes_on_inside_the_file(user, spark2):
     assert user("models", "verify", "org/cut").out.count("sound") == 2
 
 
+@pytest.mark.soak
 def test_a_copy_whose_only_source_loses_power_says_so_and_then_goes_on(user, spark1, spark2):
     first = user.start("models", "copy", "org/cut", "--streams", "1")
     wait_for(spark2, SIZE // 4, first)
