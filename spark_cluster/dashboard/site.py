@@ -29,6 +29,7 @@ from spark_cluster.dashboard.reports import BenchRuns
 ASSETS = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/dashboard.css": ("dashboard.css", "text/css; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/dashboard.js": ("dashboard.js", "text/javascript; charset=utf-8"),
 }
 """Path to file and type."""

@@ -81,7 +81,7 @@ function axis(most, count) {
   const line = element("div", "", "axis");
   const seconds = Math.round(count * every);
   const ago = seconds >= 120 ? `${Math.round(seconds / 60)} min ago` : `${seconds} s ago`;
-  line.append(element("span", ago), element("span", `top: ${most}`), element("span", "now"));
+  line.append(element("span", ago), element("span", `most: ${most}`), element("span", "now"));
   return line;
 }
 
@@ -221,7 +221,7 @@ function engine() {
     ["running", number(last.running)], ["waiting", number(last.waiting)],
     ["KV cache", percent(last.kv_usage), "%"],
     ["tokens/s", number(last.generation_tps, 1)], ["prompt tokens/s", number(last.prompt_tps, 1)],
-    ["drafts accepted", percent(last.acceptance), "%"],
+    ...(last.acceptance === null ? [] : [["drafts accepted", percent(last.acceptance), "%"]]),
   ], document.querySelector("#engine-figures"));
   const plain = (most) => most.toFixed(most < 10 ? 1 : 0);
   lines(document.querySelector("#tokens"), [
