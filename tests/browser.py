@@ -54,15 +54,17 @@ class Browser:
         assert "error" not in answer, (method, answer["error"])
         return answer["result"]
 
-    def open(self, path: Path, *, width: int, dark: bool = False) -> None:
-        """Open a file as on a screen of this width."""
+    def open(self, page: Path | str, *, width: int, dark: bool = False) -> None:
+        """Open a file or an address as on a screen of this width; a redirect may take the query."""
+        address = page.as_uri() if isinstance(page, Path) else page
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=844,
                   deviceScaleFactor=1, mobile=width < 600)  # fmt: skip
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=address)
         end = time.monotonic() + LIMIT
-        while self.evaluate("document.readyState + location.href") != f"complete{path.as_uri()}":
+        there = f"complete{address.partition('?')[0]}"
+        while self.evaluate("document.readyState + location.href") != there:
             assert time.monotonic() < end, "the page is not there"
             time.sleep(0.05)
 

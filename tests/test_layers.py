@@ -19,11 +19,11 @@ LAYERS = (
     "config", "facts", "models", "topology", "logs", "loader", "importers", "registries",
     "known_issues",
     "runner", "link_check", "planning", "inference", "serving", "transfer", "doctor", "bench",
-    "lab", "cli",
+    "dashboard", "lab", "cli",
     "__main__",
 )  # fmt: skip
 """Of the package, the lowest first; roles and playbooks are above all but the command line."""
-ABOVE_THEM = {"lab", "cli", "__main__"}
+ABOVE_THEM = {"dashboard", "lab", "cli", "__main__"}
 
 
 def modules() -> dict[str, Path]:

@@ -206,6 +206,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "vram": ("vram", {"nodes": [NodeVram]}),
     "vram-watch": ("vram --watch", {"at": float, "nodes": [(NodeVram, {"peak_mib": int})]}),
     "top": ("top", Row),
+    "dashboard": ("dashboard", {"url": str}),
     "exec": ("exec", {"nodes": [exec_command._document]}),
     "history": ("history", Runs),
     "history-run": ("history RUN", RunDetails),

@@ -16,7 +16,10 @@ from spark_cluster.node.durable import write_file
 
 RECORD = "run.json"
 TELEMETRY = "telemetry.parquet"
-
+REPORT = "report"
+"""Folder of the run's report."""
+PAGE = "report.html"
+"""In that folder: the report as a page."""
 
 MAX_RECORD_BYTES = 256 * 1024**2
 MAX_NUMBER = 1e15

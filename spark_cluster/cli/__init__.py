@@ -54,6 +54,7 @@ COMMANDS = {
     "caches": "List and prune the engines' compiled code and kernels.",
     "vram": "Show each node's GPU memory by process.",
     "top": "Show the nodes live: GPU, clocks, power, memory, link, tokens.",
+    "dashboard": "Show the nodes in a browser: memory, link, engine, runs, findings.",
     "exec": "Run a command on the nodes.",
     "playbook": "Run a playbook.",
     "history": "Show what runs changed on the nodes.",

@@ -26,8 +26,9 @@ def command(app: App, run: Path, out: Path | None) -> None:
     """
     from spark_cluster.bench.report import write_report
     from spark_cluster.bench.report.reading import read_run
+    from spark_cluster.bench.run_folder import REPORT
 
-    report = write_report(read_run(run), out or run / "report")
+    report = write_report(read_run(run), out or run / REPORT)
     if app.as_json:
         app.print_json(
             {

@@ -11,10 +11,10 @@ from spark_cluster.bench.report.page import page
 from spark_cluster.bench.report.post import post
 from spark_cluster.bench.report.reading import Run
 from spark_cluster.bench.report.verdict import Verdict, headline, verdict
+from spark_cluster.bench.run_folder import PAGE
 from spark_cluster.errors import UsageError, install_extra
 from spark_cluster.node.durable import make_folder, write_file
 
-PAGE = "report.html"
 POST = "report.md"
 
 

@@ -1,0 +1,1 @@
+"""The web page of `dashboard`: what `top` sees, runs, reports and findings, in a browser."""

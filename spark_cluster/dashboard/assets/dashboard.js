@@ -1,0 +1,375 @@
+"use strict";
+// Everything that nodes and commands say is put into the page as text, never as markup.
+
+const QUESTIONS = ["status", "vram", "doctor", "history", "logs"];
+const POINTS = 240;
+const SVG = "http://www.w3.org/2000/svg";
+const rows = new Map();
+let names = [];
+let troubles = {};
+let every = 1;
+let drawn = 0;
+
+function element(tag, text = "", kind = "") {
+  const made = document.createElement(tag);
+  if (text !== "") made.textContent = text;
+  if (kind) made.className = kind;
+  return made;
+}
+
+function shape(tag, attributes) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+function number(value, digits = 0) {
+  return value === null || value === undefined ? "–" : value.toFixed(digits);
+}
+
+function gib(mib) {
+  return mib === null || mib === undefined ? "–" : (mib / 1024).toFixed(1);
+}
+
+function rate(bytes) {
+  if (bytes === null || bytes === undefined) return "–";
+  for (const [unit, size] of [["GB/s", 1e9], ["MB/s", 1e6], ["kB/s", 1e3]])
+    if (bytes >= size) return `${(bytes / size).toFixed(1)} ${unit}`;
+  return `${bytes.toFixed(0)} B/s`;
+}
+
+function figures(list, into) {
+  into.replaceChildren(...list.map(([title, value, unit = ""]) => {
+    const box = element("div");
+    box.append(element("dt", title));
+    const shown = element("dd", value);
+    if (unit) shown.append(" ", element("small", unit));
+    box.append(shown);
+    return box;
+  }));
+}
+
+// -- charts ---------------------------------------------------------------------------------------
+
+// Return at most POINTS values of a list, each the mean of those that it stands for.
+function fewer(values) {
+  if (values.length <= POINTS) return values;
+  const made = [];
+  for (let i = 0; i < POINTS; i++) {
+    const part = values.slice(Math.floor(i * values.length / POINTS),
+      Math.floor((i + 1) * values.length / POINTS)).filter((v) => v !== null);
+    made.push(part.length ? part.reduce((a, b) => a + b, 0) / part.length : null);
+  }
+  return made;
+}
+
+function place(index, count) {
+  return count > 1 ? 100 * index / (count - 1) : 100;
+}
+
+function frame(most) {
+  const svg = shape("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img" });
+  for (const y of [0, 50, 100])
+    svg.append(shape("line", { x1: 0, x2: 100, y1: y, y2: y, class: "grid" }));
+  const title = shape("title", {});
+  title.textContent = `up to ${most}`;
+  svg.append(title);
+  return svg;
+}
+
+function axis(most, count) {
+  const line = element("div", "", "axis");
+  const seconds = Math.round(count * every);
+  const ago = seconds >= 120 ? `${Math.round(seconds / 60)} min ago` : `${seconds} s ago`;
+  line.append(element("span", ago), element("span", `most: ${most}`), element("span", "now"));
+  return line;
+}
+
+function legend(entries) {
+  const list = element("ul", "", "legend");
+  entries.forEach(([title, value], index) => {
+    const item = element("li");
+    item.append(element("i", "", `b${Math.min(index, 4)}`), `${title} ${value}`);
+    list.append(item);
+  });
+  return list;
+}
+
+// Draw lines over time. series: [title, values, shown now][]
+function lines(into, series, unit) {
+  const count = Math.max(...series.map(([, values]) => values.length));
+  const short = series.map(([, values]) => fewer(values));
+  const most = Math.max(1e-9, ...short.flat().filter((v) => v !== null));
+  const shown = unit(most);
+  const svg = frame(shown);
+  short.forEach((values, index) => {
+    let path = "";
+    let down = false;
+    values.forEach((value, i) => {
+      if (value === null) { down = false; return; }
+      const x = place(i, values.length).toFixed(2);
+      path += `${down ? "L" : "M"}${x} ${(100 - 100 * value / most).toFixed(2)}`;
+      down = true;
+    });
+    svg.append(shape("path", { d: path, class: `edge l${index}` }));
+  });
+  into.replaceChildren(svg, axis(shown, count), legend(series.map(([t, , now]) => [t, now])));
+}
+
+// Draw the memory of a node by process, over time, one above the other.
+function memory(into, list) {
+  const total = list.at(-1).mem_total_mib;
+  let known = [];
+  const readings = list.map((row) => (known = row.processes ?? known));
+  const largest = new Map();
+  for (const processes of readings)
+    for (const p of processes)
+      largest.set(p.name, Math.max(largest.get(p.name) ?? 0, p.used_mib ?? 0));
+  const kinds = [...largest.entries()].sort((a, b) => b[1] - a[1]).slice(0, 4).map(([n]) => n);
+  const of = (processes, wanted) => processes.filter((p) => wanted(p.name))
+    .reduce((sum, p) => sum + (p.used_mib ?? 0), 0);
+  const layers = kinds.map((kind) => [
+    kind.split("/").at(-1).slice(0, 40), fewer(readings.map((r) => of(r, (n) => n === kind))),
+  ]);
+  const rest = list.map((row, i) => row.mem_available_mib === null || total === null ? null
+    : Math.max(0, total - row.mem_available_mib - of(readings[i], () => true)));
+  const most = total ?? Math.max(1, ...largest.values());
+  const svg = frame(`${gib(most)} GiB`);
+  const stack = [...layers];
+  while (stack.length < 4) stack.push(null);
+  stack.push(["all else", fewer(rest)]);
+  const base = new Array(Math.min(list.length, POINTS)).fill(0);
+  const entries = [];
+  stack.forEach((layer, index) => {
+    if (layer === null) return;
+    const [title, values] = layer;
+    const low = base.map((b, i) => `${place(i, base.length).toFixed(2)} ${(100 - 100 * b / most).toFixed(2)}`);
+    values.forEach((value, i) => { base[i] += value ?? 0; });
+    const high = base.map((b, i) => `${place(i, base.length).toFixed(2)} ${(100 - 100 * b / most).toFixed(2)}`);
+    svg.append(shape("path", { d: `M${high.join("L")}L${low.reverse().join("L")}Z`, class: `area f${index}` }));
+    entries.push([index, title, `${gib(values.at(-1))} GiB`]);
+  });
+  const list_ = element("ul", "", "legend");
+  for (const [index, title, value] of entries) {
+    const item = element("li");
+    item.append(element("i", "", `b${index}`), `${title} ${value}`);
+    list_.append(item);
+  }
+  into.replaceChildren(svg, axis(`${gib(most)} GiB`, list.length), list_);
+}
+
+// -- nodes and engine -----------------------------------------------------------------------------
+
+function card(name) {
+  let found = document.querySelector(`[data-node="${CSS.escape(name)}"]`);
+  if (found) return found;
+  found = element("article", "", "card");
+  found.dataset.node = name;
+  found.append(element("h2", name), element("div", "", "notices"), element("dl", "", "figures"));
+  const charts = element("div", "", "charts");
+  for (const [kind, title] of [["memory", "memory by process"], ["link", "traffic"], ["power", "GPU %"]]) {
+    const figure = element("figure");
+    figure.append(element("figcaption", title), element("div", "", `chart ${kind}`));
+    charts.append(figure);
+  }
+  found.append(charts);
+  document.querySelector("#nodes").append(found);
+  return found;
+}
+
+function node(name) {
+  const box = card(name);
+  const list = rows.get(name) ?? [];
+  const trouble = troubles[name] ?? "";
+  const last = list.at(-1);
+  box.classList.toggle("silent", trouble !== "");
+  const notices = trouble ? [[trouble, true]] : (last?.warnings ?? []).map((text) => [text, false]);
+  box.querySelector(".notices").replaceChildren(...notices.map(([text, bad]) =>
+    element("p", text, bad ? "notice bad" : "notice")));
+  if (!last) return;
+  figures([
+    ["GPU", number(last.utilisation), "%"],
+    ["SM clock", number(last.sm_clock_mhz), "MHz"],
+    ["power", number(last.power_w), "W"],
+    ["temperature", number(last.temperature_c), "°C"],
+    ["memory free", gib(last.mem_available_mib), `of ${gib(last.mem_total_mib)} GiB`],
+  ], box.querySelector(".figures"));
+  memory(box.querySelector(".memory"), list);
+  const sum = (row, kind) => {
+    const parts = [row[`rdma_${kind}_bytes_s`], row[`link_${kind}_bytes_s`]].filter((v) => v !== null && v !== undefined);
+    return parts.length ? parts.reduce((a, b) => a + b, 0) : row[`net_${kind}_bytes_s`];
+  };
+  lines(box.querySelector(".link"), [
+    ["in", list.map((r) => sum(r, "rx")), rate(sum(last, "rx"))],
+    ["out", list.map((r) => sum(r, "tx")), rate(sum(last, "tx"))],
+  ], rate);
+  lines(box.querySelector(".power"), [
+    ["GPU", list.map((r) => r.utilisation), `${number(last.utilisation)} %`],
+  ], (most) => `${most.toFixed(0)} %`);
+}
+
+function engine() {
+  const name = names.find((n) => (rows.get(n) ?? []).some((r) => r.running !== null));
+  const box = document.querySelector("#engine");
+  box.hidden = name === undefined;
+  if (name === undefined) return;
+  const list = rows.get(name);
+  const last = list.at(-1);
+  const percent = (share) => share === null ? "–" : (100 * share).toFixed(0);
+  figures([
+    ["on", name],
+    ["running", number(last.running)], ["waiting", number(last.waiting)],
+    ["KV cache", percent(last.kv_usage), "%"],
+    ["tokens/s", number(last.generation_tps, 1)], ["prompt tokens/s", number(last.prompt_tps, 1)],
+    ...(last.acceptance === null ? [] : [["drafts accepted", percent(last.acceptance), "%"]]),
+  ], document.querySelector("#engine-figures"));
+  const plain = (most) => most.toFixed(most < 10 ? 1 : 0);
+  lines(document.querySelector("#tokens"), [
+    ["generated", list.map((r) => r.generation_tps), number(last.generation_tps, 1)],
+    ["prompts", list.map((r) => r.prompt_tps), number(last.prompt_tps, 1)],
+  ], plain);
+  lines(document.querySelector("#queue"), [
+    ["running", list.map((r) => r.running), number(last.running)],
+    ["waiting", list.map((r) => r.waiting), number(last.waiting)],
+  ], plain);
+}
+
+function draw() {
+  drawn = 0;
+  for (const name of names) node(name);
+  engine();
+}
+
+function soon() {
+  if (!drawn) drawn = setTimeout(draw, 250);
+}
+
+function take(message) {
+  if (message.rows) {
+    names = message.nodes;
+    every = message.every;
+    for (const name of names) rows.set(name, message.rows[name]);
+  }
+  if (message.troubles) troubles = message.troubles;
+  if (message.row) {
+    const list = rows.get(message.row.node);
+    list.push(message.row);
+    if (list.length > 1800 / every) list.shift();
+  }
+  soon();
+}
+
+function follow() {
+  const state = document.querySelector("#state");
+  const stream = new EventSource("/stream");
+  stream.onmessage = (event) => {
+    state.textContent = "live";
+    state.className = "";
+    take(JSON.parse(event.data));
+  };
+  stream.onerror = () => {
+    state.textContent = "no connection: has `spark-cluster dashboard` ended?";
+    state.className = "lost";
+  };
+}
+
+// -- answers of commands --------------------------------------------------------------------------
+
+function table(heads, lists) {
+  const made = element("table");
+  const top = element("tr");
+  top.append(...heads.map((head) => element("th", head)));
+  made.append(top);
+  for (const cells of lists) {
+    const line = element("tr");
+    line.append(...cells.map((cell) => cell instanceof Node ? cell : element("td", cell)));
+    made.append(line);
+  }
+  const box = element("div", "", "scroll");
+  box.append(made);
+  return box;
+}
+
+function doctor(found) {
+  const bad = found.checks.filter((check) => check.status !== "ok");
+  const fine = found.checks.length - bad.length;
+  const made = [element("p", `${fine} checks are ok`, "dim")];
+  if (bad.length) made.push(table(["", "check", "node", "found"], bad.map((c) => [
+    element("td", c.status, c.status), c.id, c.node ?? "",
+    [c.found, c.cause, c.fix].filter(Boolean).join(" — ")])));
+  return made;
+}
+
+function history(found) {
+  return [table(["run", "command", "by", "changes"], found.runs.slice(0, 50).map((run) => [
+    run.run, run.command ?? "", run.user ?? "",
+    Object.entries(run.nodes).map(([n, what]) => `${n}: ${what.changes}`).join(", ")]))];
+}
+
+function logs(found) {
+  if (!found.logs.length) return [element("p", "no container of spark-cluster is on these nodes", "dim")];
+  return found.logs.flatMap((log) => [
+    element("h3", `${log.node} ${log.container}`), element("pre", log.text)]);
+}
+
+const SHOWN = { doctor, history, logs };
+
+function shown(name, found) {
+  try {
+    return (SHOWN[name] ?? ((all) => [element("pre", JSON.stringify(all, null, 2))]))(found);
+  } catch (error) {
+    return [element("pre", JSON.stringify(found, null, 2))];
+  }
+}
+
+async function ask(name, button) {
+  const asked = document.querySelector("#asked");
+  const answer = document.querySelector("#answer");
+  button.setAttribute("aria-busy", "true");
+  button.disabled = true;
+  asked.textContent = `asking: ${name}`;
+  try {
+    const reply = await fetch(`/ask/${name}`);
+    if (!reply.ok) throw new Error(await reply.text());
+    const found = await reply.json();
+    asked.textContent = `${found.command} took ${found.seconds} s`;
+    answer.replaceChildren(...(found.error ? [element("pre", found.error)] : shown(name, found.document)));
+  } catch (error) {
+    asked.textContent = `no answer: ${error.message}`;
+    answer.replaceChildren();
+  } finally {
+    button.removeAttribute("aria-busy");
+    button.disabled = false;
+  }
+}
+
+async function runs() {
+  const reply = await fetch("/runs");
+  const found = reply.ok ? await reply.json() : [];
+  if (!found.length) return;
+  document.querySelector("#runs").replaceChildren(table(
+    ["run", "suite", "state", "cells", "servers", ""],
+    found.map((run) => {
+      const link = element("td", run.report ? "" : "bench report makes it", run.report ? "" : "dim");
+      if (run.report) {
+        const to = element("a", "report");
+        to.href = `/reports/${encodeURIComponent(run.name)}`;
+        to.target = "_blank";
+        to.rel = "noopener";
+        link.append(to);
+      }
+      const state = element("td", run.error ?? run.status, run.status);
+      return [run.name, run.suite ?? "", state,
+        run.cells === undefined ? "" : `${run.cells}${run.failed ? `, ${run.failed} failed` : ""}`,
+        (run.servers ?? []).join(", "), link];
+    })));
+}
+
+for (const name of QUESTIONS) {
+  const button = element("button", name);
+  button.type = "button";
+  button.addEventListener("click", () => ask(name, button));
+  document.querySelector("#questions").append(button);
+}
+follow();
+runs();

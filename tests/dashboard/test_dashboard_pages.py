@@ -1,0 +1,233 @@
+"""The pages of `dashboard`: who gets them, what is in them, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from spark_cluster.bench.record import ProcessMemory
+from spark_cluster.bench.sampling import Lost
+from spark_cluster.bench.telemetry import Row
+from spark_cluster.dashboard import feed as feed_module
+from spark_cluster.dashboard.feed import Feed
+from spark_cluster.dashboard.guard import COOKIE
+from spark_cluster.dashboard.questions import QUESTIONS, Questions
+from spark_cluster.dashboard.reports import BenchRuns
+from spark_cluster.dashboard.site import make_site
+from spark_cluster.errors import Unreachable
+
+HOST = "127.0.0.1:8800"
+TOKEN = "the-secret-token"
+BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+def row(number: int = 0, node: str = "spark1") -> Row:
+    return Row(
+        BEGAN + timedelta(seconds=number), node, mem_total_mib=124_000, mem_available_mib=60_000,
+        processes=(ProcessMemory(pid=7, name="VLLM::EngineCore", used_mib=50_000),),
+    )  # fmt: skip
+
+
+def questions(said: str, limit_s: float = 30.0) -> Questions:
+    """Commands that are a program which prints its words, after this code."""
+    code = f"import sys, json, time; words = sys.argv[1:]; {said}"
+    return Questions(("-i", "lab"), (sys.executable, "-I", "-S", "-c", code), limit_s)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "bench-results"
+    (folder / "one" / "report").mkdir(parents=True)
+    (folder / "one" / "run.json").write_text("{}")
+    (folder / "one" / "report" / "report.html").write_text("<script>alert(1)</script>")
+    (tmp_path / "secret.html").write_text("secret")
+    return folder
+
+
+@pytest.fixture
+def feed() -> Feed:
+    return Feed(["spark1", "spark2"], 1.0)
+
+
+@pytest.fixture
+def client(feed: Feed, runs: Path) -> TestClient:
+    asked = questions("print(json.dumps({'words': words}))")
+    site = make_site(feed, asked, BenchRuns(runs), TOKEN, frozenset({HOST}))
+    return TestClient(site, base_url=f"http://{HOST}", follow_redirects=False)
+
+
+@pytest.fixture
+def user(client: TestClient) -> TestClient:
+    """A browser that has opened the address with its token."""
+    assert client.get(f"/?token={TOKEN}").status_code == 303
+    return client
+
+
+@pytest.mark.parametrize("path", ["/", "/dashboard.js", "/stream", "/ask/status", "/runs"])
+def test_without_the_token_there_is_nothing(client: TestClient, path: str) -> None:
+    for headers in ({}, {"Cookie": f"{COOKIE}=guess"}):
+        refused = client.get(path, headers=headers)
+        assert refused.status_code == 403
+        assert "token" in refused.text
+    assert client.get(f"{path}?token=guess").status_code == 403
+
+
+def test_the_token_leaves_the_address_for_a_cookie(client: TestClient) -> None:
+    entered = client.get(f"/?token={TOKEN}")
+    assert entered.headers["location"] == "/"
+    cookie = entered.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    page = client.get("/")
+    assert page.status_code == 200
+    assert TOKEN not in page.text
+    assert page.headers["cache-control"] == "no-store"
+
+
+def test_a_name_that_somebody_else_made_mean_this_machine_is_refused(user: TestClient) -> None:
+    assert user.get("/", headers={"Host": "evil.example:8800"}).status_code == 421
+    assert user.get("/", headers={"Host": "127.0.0.1:9999"}).status_code == 421
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_can_be_changed(user: TestClient, method: str) -> None:
+    assert user.request(method, "/ask/status").status_code == 405
+
+
+def test_pages_may_load_from_here_only(user: TestClient) -> None:
+    page = user.get("/")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"<script>|<style>|style=|onclick=|https?://", page.text)
+    script = user.get("/dashboard.js").text
+    assert "innerHTML" not in script
+    assert "eval(" not in script
+
+
+def test_a_command_is_asked_as_a_user_asks_it(user: TestClient) -> None:
+    found = user.get("/ask/doctor").json()
+    assert found["command"] == "spark-cluster -i lab doctor"
+    assert found["document"] == {"words": ["-i", "lab", "--json", "doctor"]}
+    refused = user.get("/ask/down")
+    assert refused.status_code == 404
+    assert "there are status" in refused.text
+
+
+def test_only_commands_that_read_can_be_asked() -> None:
+    assert {words[0] for words in QUESTIONS.values()} <= {
+        "status", "vram", "doctor", "history", "logs",
+    }  # fmt: skip
+
+
+def test_a_command_that_fails_or_hangs_says_so() -> None:
+    failed = asyncio.run(questions("sys.exit('error: spark1: no answer')").ask("status"))
+    assert (failed.document, failed.error) == (None, "error: spark1: no answer")
+    hanging = asyncio.run(questions("time.sleep(600)", limit_s=0.3).ask("status"))
+    assert hanging.error == "no answer within 0.3 s"
+
+
+def test_a_command_that_runs_is_not_begun_again(tmp_path: Path) -> None:
+    asked = questions(
+        f"open({str(tmp_path / 'calls')!r}, 'a').write('x'); time.sleep(0.2); print(1)"
+    )
+
+    async def twice() -> list[object]:
+        found = await asyncio.gather(asked.ask("status"), asked.ask("status"))
+        return [one.document for one in found]
+
+    assert asyncio.run(twice()) == [1, 1]
+    assert (tmp_path / "calls").read_text() == "x"
+
+
+def test_a_run_and_its_report(user: TestClient) -> None:
+    (run,) = user.get("/runs").json()
+    assert (run["name"], run["report"]) == ("one", True)
+    assert "run.json" in run["error"] or run["error"]
+    report = user.get("/reports/one")
+    assert report.status_code == 200
+    policy = report.headers["content-security-policy"]
+    assert policy.startswith("sandbox allow-scripts; default-src 'none'")
+    assert "same-origin" not in policy
+
+
+@pytest.mark.parametrize(
+    "name", ["%2e%2e", "..%2f..%2fsecret.html", "one%2f..%2f..", "none", ".one", "one%00"]
+)
+def test_no_other_file_is_served(user: TestClient, name: str) -> None:
+    assert user.get(f"/reports/{name}").status_code == 404
+
+
+def test_a_link_out_of_the_folder_is_not_followed(user: TestClient, runs: Path) -> None:
+    page = runs / "one" / "report" / "report.html"
+    page.unlink()
+    page.symlink_to(runs.parent / "secret.html")
+    assert user.get("/reports/one").status_code == 404
+
+
+async def _messages(feed: Feed, count: int) -> list[dict[str, object]]:
+    found = []
+    async for message in feed.follow():
+        found.append(message)
+        if len(found) == count:
+            break
+    return found
+
+
+def test_a_page_gets_what_was_and_what_comes(feed: Feed) -> None:
+    feed.take(row(0))
+
+    async def follow() -> list[dict[str, object]]:
+        task = asyncio.create_task(_messages(feed, 3))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(feed.take, row(1))
+        lost = Lost("spark2", Unreachable("no route to host", where="spark2"))
+        await asyncio.to_thread(feed.take, lost)
+        await asyncio.to_thread(feed._tell_troubles)
+        return await asyncio.wait_for(task, 10)
+
+    first, second, third = asyncio.run(follow())
+    assert len(first["rows"]["spark1"]) == 1  # type: ignore[index]
+    assert second["row"]["time"].endswith("00:01.000Z")  # type: ignore[index]
+    assert third["troubles"]["spark2"] == "no route to host; connecting again"  # type: ignore[index]
+
+
+def test_half_an_hour_is_kept_and_no_more(feed: Feed) -> None:
+    for number in range(feed_module.KEPT_S + 10):
+        feed.take(row(number))
+    (first,) = asyncio.run(_messages(feed, 1))
+    assert len(first["rows"]["spark1"]) == feed_module.KEPT_S  # type: ignore[index]
+
+
+def test_a_page_that_is_far_behind_gets_all_anew(feed: Feed, monkeypatch) -> None:
+    monkeypatch.setattr(feed_module, "WAITING", 4)
+
+    async def follow() -> list[dict[str, object]]:
+        found, messages = [], feed.follow()
+        found.append(await anext(messages))
+        await asyncio.to_thread(lambda: [feed.take(row(number)) for number in range(50)])
+        await asyncio.sleep(0.05)
+        found.append(await anext(messages))
+        await messages.aclose()
+        return found
+
+    _, later = asyncio.run(follow())
+    assert len(later["rows"]["spark1"]) == 50  # type: ignore[index]
+
+
+def test_the_end_of_the_feed_ends_the_pages(feed: Feed) -> None:
+    async def follow() -> int:
+        task = asyncio.create_task(_messages(feed, 99))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(feed.end)
+        return len(await asyncio.wait_for(task, 10))
+
+    assert asyncio.run(follow()) == 1
+    assert json.dumps(row().to_dict())
