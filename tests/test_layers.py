@@ -19,6 +19,7 @@ LAYERS = (
     "config", "facts", "models", "topology", "logs", "loader", "importers", "registries",
     "known_issues",
     "runner", "link_check", "planning", "inference", "serving", "transfer", "doctor", "bench",
+    "cluster",
     "lab", "cli",
     "__main__",
 )  # fmt: skip
