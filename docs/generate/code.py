@@ -10,7 +10,6 @@ from typing import Any
 import click
 from pydantic import BaseModel
 
-from playbooks.down import Stopped
 from playbooks.swap import Swapped
 from spark_cluster import errors, resources
 from spark_cluster.bench.fabric_record import FabricRecord
@@ -20,7 +19,6 @@ from spark_cluster.bench.telemetry import Row
 from spark_cluster.cli import (
     bench_compare,
     bench_suites,
-    ping,
     recipe_list,
     recipes_import,
     recipes_search,
@@ -36,11 +34,12 @@ from spark_cluster.cli.models_size import ModelSizes
 from spark_cluster.cli.playbook import PlaybookError, PlayedNode
 from spark_cluster.cli.predict_kv import KvFigures, KvFiguresOfBoth
 from spark_cluster.cli.predicted_speed import PredictedSpeed
-from spark_cluster.cli.provision import MeasuredBandwidth, ProvisionedNode
 from spark_cluster.cli.recipes_update import NotUpdated
 from spark_cluster.cli.revert import RevertedNode
 from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.version import Versions
+from spark_cluster.cluster import ping
+from spark_cluster.cluster.provision import MeasuredBandwidth, ProvisionedNode
 from spark_cluster.config.inventory_schema import InventoryFile
 from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.recipe import Recipe
@@ -72,6 +71,7 @@ from spark_cluster.serving.memory_phases import MemoryOfNode
 from spark_cluster.serving.named_keys import NamedKey
 from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
+from spark_cluster.serving.stopped import Stopped
 from spark_cluster.serving.supervision import Supervision
 from spark_cluster.serving.verify import Verification
 from spark_cluster.serving.vram import NodeVram
@@ -109,7 +109,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "completion": ("completion", Completion),
     "init": ("init", Written),
     "trust": ("trust", {"nodes": [NodeKey | UnreadKey], "jump_hosts": [JumpHostKey]}),
-    "ping": ("ping", {"nodes": [ping._document]}),
+    "ping": ("ping", {"nodes": [ping.document]}),
     "facts": ("facts", {"nodes": [(Facts, {"name": str, "address": str, "links": [Link]})]}),
     "doctor": ("doctor", {"checks": [CheckResult], "issues": [KnownIssueMatch]}),
     "recipes-list": ("recipes list", {"recipes": [recipe_list.document]}),

@@ -135,6 +135,8 @@ class App:
         from spark_cluster.cli.run import shown
 
         self.last_run = run
+        if not run.change:  # its result is shown right after; a run that changes shows its events
+            self.import_meanwhile()
         return shown(self, run)
 
     def show_recap(self) -> None:

@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from spark_cluster.errors import UsageError
+
 if TYPE_CHECKING:
     from spark_cluster.cluster.run import Run
     from spark_cluster.config.allowances import Allowances
@@ -54,6 +56,8 @@ class Opened:
         self._folder = Path(project or ".").absolute()
         self._started = started
         self._early_id = ""
+        self._closed = False
+        self._runs: set[Run] = set()
         own_files.use(lambda: self.project)
 
     @cached_property
@@ -108,8 +112,10 @@ class Opened:
 
         Raises:
             SparkClusterError: as `inventory`.
-            UsageError: the pattern names something unknown, or selects no node.
+            UsageError: the pattern names something unknown, or selects no node; or it is closed.
         """
+        if self._closed:
+            raise UsageError("this Cluster is closed", hint="make a new one of the same inventory")
         return self.inventory.select(self.limit)
 
     def allowances(self, named: Allowances) -> Allowances:
@@ -174,6 +180,12 @@ class Opened:
         without_password = not become or "become" not in self._source.data
         head_start.begin(targets, agent if without_password else None)
 
+    def close(self) -> None:
+        """End the runs of other threads as Ctrl-C does, with their connections; begin no more."""
+        self._closed = True
+        for run in list(self._runs):
+            run.cancel()
+
     def take_run_id(self) -> str:
         """Return the id of the next run: the one that was connected for early, or a new one."""
         early, self._early_id = self._early_id, ""
@@ -230,7 +242,11 @@ class Opened:
 
         how = {"change": change, "gather_facts": gather_facts}
         with ended(self.begin(Run, command, nodes, options, run_id=run_id, **how)) as run:
-            yield run
+            self._runs.add(run)
+            try:
+                yield run
+            finally:
+                self._runs.discard(run)
 
 
 def _new_id() -> str:

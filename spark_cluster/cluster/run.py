@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_cluster.cluster import watch
+from spark_cluster.cluster.result import RunSummary
 from spark_cluster.errors import Interrupted, SparkClusterError
 from spark_cluster.runner import connections
 from spark_cluster.runner.events import Bus, Note, Recap, RunFinished, RunStarted
@@ -105,7 +106,7 @@ class Run:
 
     def to_dict(self, *, ok: bool = True, **found: Any) -> dict[str, Any]:
         """The JSON of a run that can change something: `found` between what all of them tell."""
-        return {"ok": ok, "changed": self.recap.changed, **found, "seconds": self.stage_seconds}
+        return RunSummary.of(self, ok=ok).to_dict(**found)
 
     @property
     def stage_seconds(self) -> dict[str, float]:
