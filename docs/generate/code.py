@@ -31,7 +31,6 @@ from spark_cluster.cli.history import RunDetails, Runs
 from spark_cluster.cli.init import Written
 from spark_cluster.cli.models_pull import PulledModel
 from spark_cluster.cli.models_size import ModelSizes
-from spark_cluster.cli.playbook import PlaybookError, PlayedNode
 from spark_cluster.cli.predict_kv import KvFigures, KvFiguresOfBoth
 from spark_cluster.cli.predicted_speed import PredictedSpeed
 from spark_cluster.cli.recipes_update import NotUpdated
@@ -39,6 +38,7 @@ from spark_cluster.cli.revert import RevertedNode
 from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.version import Versions
 from spark_cluster.cluster import ping
+from spark_cluster.cluster.playbook import PlaybookError, PlayedNode
 from spark_cluster.cluster.provision import MeasuredBandwidth, ProvisionedNode
 from spark_cluster.config.inventory_schema import InventoryFile
 from spark_cluster.config.not_carried_over import NotCarriedOver

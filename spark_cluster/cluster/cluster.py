@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from spark_cluster.cluster.facts import FactsResult
     from spark_cluster.cluster.overrides import Given
     from spark_cluster.cluster.ping import PingResult
+    from spark_cluster.cluster.playbook import PlaybookResult
     from spark_cluster.cluster.provision import ProvisionResult
     from spark_cluster.cluster.up import UpResult
     from spark_cluster.cluster.vram import VramResult
@@ -299,6 +300,25 @@ class Cluster(Opened):
             allow=allow,
             options=_options(options),
         )
+
+    def playbook(self, file: str | Path, *, options: Options | None = None) -> PlaybookResult:
+        """Run a playbook.
+
+        Args:
+            file: a Python file with a function `main(play)`, or a name in `playbooks/`.
+            options: check mode, diffs, a selection of roles.
+
+        Returns:
+            What `main` returned, and each node's part. A node that drops out is in `errors`; see
+            `raise_for_errors()`.
+
+        Raises:
+            InvalidFile: there is no such file, or its code is wrong.
+            SparkClusterError: no node is reached, or the playbook raised.
+        """
+        from spark_cluster.cluster.playbook import playbook
+
+        return playbook(self, str(file), options=_options(options))
 
     def down(self, *, unload: Sequence[str] = (), options: Options | None = None) -> DownResult:
         """Stop what serves on all nodes, and wait until its memory is free again.

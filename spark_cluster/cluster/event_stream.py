@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from spark_cluster.cluster.watch import WatchedRun, watching
-from spark_cluster.errors import Failed
+from spark_cluster.errors import Failed, Interrupted
 from spark_cluster.runner.events import Event, RunFinished
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class _Work(Generic[T]):
         self._error: BaseException | None = None
 
     def begin(self) -> None:
-        """Begin once; one that was cancelled before does nothing but say so."""
+        """Begin once; one that was cancelled before only says so."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -142,6 +142,8 @@ class _Work(Generic[T]):
 
     def _go(self) -> None:
         try:
+            if self._cancelled:
+                raise Interrupted("cancelled before it began; nothing was done")
             with watching(self._watch):
                 self._results.append(self._operation())
         except BaseException as error:  # noqa: BLE001  (handed to who waits)
