@@ -38,8 +38,23 @@ from spark_cluster.cli.revert import RevertedNode
 from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.version import Versions
 from spark_cluster.cluster import ping
-from spark_cluster.cluster.playbook import PlaybookError, PlayedNode
-from spark_cluster.cluster.provision import MeasuredBandwidth, ProvisionedNode
+from spark_cluster.cluster.bench import BenchResult
+from spark_cluster.cluster.cluster import Cluster
+from spark_cluster.cluster.down import DownResult
+from spark_cluster.cluster.event_stream import EventStream
+from spark_cluster.cluster.facts import FactsResult
+from spark_cluster.cluster.opened import Opened
+from spark_cluster.cluster.ping import PingResult, Reached
+from spark_cluster.cluster.playbook import PlaybookError, PlaybookResult, PlayedNode
+from spark_cluster.cluster.provision import (
+    MeasuredBandwidth,
+    ProvisionedNode,
+    ProvisionResult,
+)
+from spark_cluster.cluster.result import RunSummary
+from spark_cluster.cluster.up import UpResult
+from spark_cluster.cluster.vram import VramResult
+from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.inventory_schema import InventoryFile
 from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.recipe import Recipe
@@ -63,6 +78,7 @@ from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.registries.update import Update
 from spark_cluster.resources import Resource
 from spark_cluster.runner import events
+from spark_cluster.runner.options import Options, Selection
 from spark_cluster.runner.tunnel import TunnelEvent
 from spark_cluster.serving.cache_parts import CachePart
 from spark_cluster.serving.client_snippets import Snippet
@@ -73,7 +89,7 @@ from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
 from spark_cluster.serving.stopped import Stopped
 from spark_cluster.serving.supervision import Supervision
-from spark_cluster.serving.verify import Verification
+from spark_cluster.serving.verify import CheckVerdict, Verification
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
 from spark_cluster.transfer.caches import CopiedCache
@@ -92,6 +108,35 @@ BENCH_RUN: type[BaseModel] = Record
 
 PLANNING: tuple[ModuleType, ...] = (memory, fit, plan)
 SPEED = Constants
+
+CLUSTER = Cluster
+API_OPENS = Opened
+API_RESULTS: tuple[type[Any], ...] = (
+    RunSummary,
+    PingResult,
+    Reached,
+    FactsResult,
+    VramResult,
+    NodeVram,
+    ProvisionResult,
+    ProvisionedNode,
+    UpResult,
+    Served,
+    MemoryOfNode,
+    Status,
+    Verification,
+    CheckVerdict,
+    BenchResult,
+    PlaybookResult,
+    PlayedNode,
+    DownResult,
+    Stopped,
+    EventStream,
+    Options,
+    Selection,
+    Allowances,
+)
+"""What the methods of `Cluster` take and return."""
 
 _RUN = {"ok": bool, "changed": int, "seconds": dict[str, float]}
 """What every run that can change something prints."""
@@ -307,8 +352,11 @@ def _commands(
 
 
 __all__ = [
+    "API_OPENS",
+    "API_RESULTS",
     "BENCH_RUN",
     "CHECKOUT",
+    "CLUSTER",
     "INVENTORY",
     "OUTPUTS",
     "PLANNING",

@@ -80,14 +80,15 @@ class Cluster(Opened):
     ) -> EventStream[T]:
         """Return the events of a method of this class while it goes on, and then its result.
 
+        Args:
+            operation: `cluster.up`, or another function that calls such methods.
+            args, given: its arguments.
+
+        Example:
             with cluster.events(cluster.up, tp=2) as events:
                 for event in events:
                     print(event)
             print(events.result().served)
-
-        Args:
-            operation: `cluster.up`, or another function that calls such methods.
-            args, given: its arguments.
         """
         from spark_cluster.cluster.event_stream import EventStream
 

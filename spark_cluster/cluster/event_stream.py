@@ -23,17 +23,13 @@ connection that is just being made takes at most the inventory's `connect_timeou
 class EventStream(Generic[T]):
     """The events of an operation, one by one, and then its result. Made by `Cluster.events`.
 
-        with cluster.events(cluster.up, "gemma4-31b-nvfp4", tp=2) as events:
-            for event in events:
-                print(event)
-        print(events.result().served)
-
     The operation begins with the block or the first event, and goes on whether or not its events
     are read. Leaving the block ends it as Ctrl-C does, if it has not ended, and waits for that;
     so does dropping the stream, and closing the cluster. Leaving the loop only does not end it:
     `result()` still waits for the whole of it.
 
-    The loop and `result()` raise the operation's error.
+    The loop and `result()` raise the operation's error. Ctrl-C in the loop is raised there; it is
+    the end of the block that ends the run.
     """
 
     def __init__(self, operation: Callable[[], T]) -> None:

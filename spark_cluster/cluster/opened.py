@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from spark_cluster.runner.options import Options
 
     R = TypeVar("R", bound=Run)
+
+_loading = threading.Lock()
+"""What a project brings of its own is loaded into the process; runs of several threads want it."""
 
 
 class Opened:
@@ -145,11 +149,12 @@ class Opened:
         """
         from spark_cluster.loader.own_files import KNOWN_ISSUES, own_files
 
-        self.project.load_resources()
-        if own_files(KNOWN_ISSUES, ".toml"):
-            from spark_cluster.known_issues.entries import own
+        with _loading:
+            self.project.load_resources()
+            if own_files(KNOWN_ISSUES, ".toml"):
+                from spark_cluster.known_issues.entries import own
 
-            own()
+                own()
 
     def connect_early(self, label: str = "", *, become: bool = True) -> None:
         """Begin to connect to the selected nodes, while what asks them is still being imported.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
+import notebook
 import pytest
 from commandline import CommandLine
 from json_schema import document as fits
@@ -14,6 +17,8 @@ from spark_cluster import Cluster, Options
 from spark_cluster.errors import Interrupted
 from spark_cluster.lab import Lab
 from spark_cluster.runner.events import RunFinished, StageStarted
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 pytestmark = pytest.mark.lab
 
@@ -70,11 +75,26 @@ def test_what_serves_is_the_same_for_the_command_line(cluster: Cluster, tmp_path
     assert held["spark2"] == 0
 
 
+def test_the_script_and_the_notebook(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both bring up what is up already, and verify it; the notebook takes it down."""
+    monkeypatch.chdir(os.environ["HOME"])
+    script = runpy.run_path(str(EXAMPLES / "serve.py"))
+    assert script["main"](["--inventory", "lab", "--tp", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "paris at http://10.89.0.11:8000" in said
+    assert "ok       " in said
+    left = notebook.run(EXAMPLES / "cluster.ipynb", cluster='Cluster("lab")', SERVE="True")
+    assert "Paris" in left["served"].answer
+    assert any(reading.processes for reading in left["stopped"].before)
+    assert not any(reading.processes for reading in left["stopped"].now)
+
+
 def test_down(cluster: Cluster) -> None:
     assert cluster.down(options=Options(check=True)).stopped is None
     found = cluster.down()
     assert found.stopped is not None
-    assert any(reading.processes for reading in found.stopped.before)
     assert not any(reading.processes for reading in found.stopped.now)
     fits("down", json.dumps(found.to_dict()))
     assert cluster.status().state == "stopped"
