@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from spark_cluster.cluster.down import DownResult
     from spark_cluster.cluster.event_stream import EventStream
     from spark_cluster.cluster.facts import FactsResult
-    from spark_cluster.cluster.overrides import Given
     from spark_cluster.cluster.ping import PingResult
     from spark_cluster.cluster.playbook import PlaybookResult
     from spark_cluster.cluster.provision import ProvisionResult
     from spark_cluster.cluster.up import UpResult
     from spark_cluster.cluster.vram import VramResult
+    from spark_cluster.config.recipe_schema import EngineValue
     from spark_cluster.runner.options import Options
     from spark_cluster.serving.state import Status
     from spark_cluster.serving.verify import Verification
@@ -182,7 +182,7 @@ class Cluster(Opened):
         replicas: int = 1,
         force: bool = False,
         offline: bool = False,
-        overrides: Given = (),
+        overrides: Mapping[str, EngineValue | None] | Sequence[str] = (),
         allow: Allowances = NOTHING,
         options: Options | None = None,
     ) -> UpResult:
@@ -194,7 +194,8 @@ class Cluster(Opened):
             replicas: number of nodes that each serve the whole model, behind one endpoint.
             force: launch even if the plan says that the configuration cannot work.
             offline: ask no hub, serve from what the nodes have.
-            overrides: of the recipe, such as `{"max-model-len": 32768, "env.NCCL_DEBUG": "INFO"}`.
+            overrides: of the recipe, such as `{"max-model-len": 32768, "env.NCCL_DEBUG": "INFO"}`,
+                or `KEY=VALUE` texts; `image.ref` is the image, None takes an argument away.
             allow: what the recipe may use beyond what every recipe may.
             options: check mode, diffs, a selection of roles.
 

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 Changes: TypeAlias = tuple[str, ...]
 """KEY=VALUE texts; of two with one key the later one holds."""
 
-Given: TypeAlias = "Mapping[str, EngineValue | None] | Sequence[str]"
-"""Engine arguments by name, or KEY=VALUE texts. `env.NAME` is a variable of the containers,
-`image.ref` the image; None takes an argument away."""
 
+def texts(given: Mapping[str, EngineValue | None] | Sequence[str]) -> Changes:
+    """Return overrides as KEY=VALUE texts.
 
-def texts(given: Given) -> Changes:
-    """Return overrides as KEY=VALUE texts."""
+    Args:
+        given: engine arguments by name, or the texts. `env.NAME` is a variable of the containers,
+            `image.ref` the image; None takes an argument away.
+    """
     if isinstance(given, Mapping):
         return tuple(f"{key}={_text(value)}" for key, value in given.items())
     return tuple(given)

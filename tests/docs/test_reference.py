@@ -200,6 +200,6 @@ def test_the_python_api_has_a_text_for_all():
     page = python_api.render()
     for kind in API_RESULTS:
         assert f"### {kind.__name__}\n" in page
-    assert "overrides: Given = ()," in page
+    assert "    replicas: int = 1,\n" in page
     assert "| `raise_for_errors()` |" in page
     assert "    *args: P.args,\n    **given: P.kwargs,\n) -> EventStream[T]" in page
