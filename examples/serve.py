@@ -4,7 +4,7 @@
     python examples/serve.py 192.168.1.10 192.168.1.11 --recipe gemma4-31b-nvfp4 --check
 
 Without addresses the nodes are those of `inventory.yaml` in the current folder. What serves is left
-up; `--down` stops it at the end. The exit status is that of the command line.
+up; `--down` stops it at the end, `--only answer` asks one question only. The exit status is that of the command line.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--inventory", help="file, or name of a shipped one")
     parser.add_argument("--recipe", help="name or file; by default the inventory's")
     parser.add_argument("--tp", type=int, help="nodes to split each layer over")
+    parser.add_argument("--only", action="append", default=[], help="check to run, or rung")
     parser.add_argument("--check", action="store_true", help="change nothing")
     parser.add_argument("--down", action="store_true", help="stop the server at the end")
     return parser
@@ -61,7 +62,7 @@ def serve(cluster: Cluster, asked: argparse.Namespace) -> None:
         return
     endpoint = done.served.plan.endpoint
     print(f"{endpoint.model} at {endpoint.url}, after {done.run.seconds['total']:.1f} s")
-    verified = cluster.verify(only=("answer", "coherence"))
+    verified = cluster.verify(only=asked.only)
     for verdict in verified.verdicts:
         print(visible(f"{verdict.status:8} {verdict.title}: {verdict.found}"))
     for node in cluster.vram().nodes:
