@@ -4,7 +4,8 @@
     python examples/serve.py 192.168.1.10 192.168.1.11 --recipe gemma4-31b-nvfp4 --check
 
 Without addresses the nodes are those of `inventory.yaml` in the current folder. What serves is left
-up; `--down` stops it at the end, `--only answer` asks one question only. The exit status is that of the command line.
+up; `--down` stops it at the end, `--only answer` asks one question only. The exit status is that of
+the command line.
 """
 
 from __future__ import annotations

@@ -182,6 +182,12 @@ def ended(run: R) -> Iterator[R]:
         if shown is not error:
             raise shown from None
         raise
+    except Exception as error:
+        if not run.cancelled:
+            raise
+        interrupted = run.interrupted()  # a connection that is closed under what uses it
+        run.finish(error=str(interrupted))
+        raise interrupted from error
     else:
         run.finish()
     finally:

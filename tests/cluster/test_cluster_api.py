@@ -6,6 +6,7 @@ import ast
 import gc
 import json
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,14 +45,15 @@ def test_check_mode_and_a_selection(cluster: Cluster, project: Path) -> None:
 
 
 def test_it_prints_nothing_and_leaves_the_process_alone(
-    cluster: Cluster, capfd: pytest.CaptureFixture[str]
+    cluster: Cluster, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    frozen = gc.get_freeze_count()
+    frozen, interval = gc.get_freeze_count(), sys.getswitchinterval()
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _s: pytest.fail("it is the user's"))
     cluster.playbook("mine")
     assert capfd.readouterr() == ("", "")
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-    assert gc.get_freeze_count() == frozen
+    assert (gc.get_freeze_count(), sys.getswitchinterval()) == (frozen, interval)
 
 
 def test_a_node_that_is_not_reached_is_in_the_result(project: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from waiting import HANG_S, until
 
 from spark_cluster import Cluster, Options
-from spark_cluster.errors import Failed, Interrupted
+from spark_cluster.errors import Failed, Interrupted, Unreachable
 from spark_cluster.runner.events import Note, RunFinished, RunStarted, StageStarted
 
 
@@ -86,6 +86,26 @@ def test_leaving_the_block_ends_the_run(
     last = json.loads(record.read_text().splitlines()[-1])
     assert (last["event"], last["ok"]) == ("RunFinished", False)
     assert "interrupted" in last["error"]
+
+
+def test_what_a_closed_connection_raises_is_the_interrupt(cluster: Cluster) -> None:
+    """Whatever the code that used it makes of it."""
+    begun = threading.Event()
+
+    def work() -> None:
+        with cluster.play("sleep", cluster.nodes, Options()) as run:
+            play = run.open()
+            begun.set()
+            try:
+                play.session(play.head).run(["sleep", "600"], timeout=700)
+            except (Failed, Unreachable):
+                raise OSError("the channel is closed") from None
+
+    with cluster.events(work) as events:
+        assert begun.wait(HANG_S)
+    with pytest.raises(Interrupted) as caught:
+        events.result()
+    assert isinstance(caught.value.__cause__, OSError)
 
 
 def test_an_error_in_the_block_ends_the_run(cluster: Cluster, sleeping: Callable[[], str]) -> None:
