@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from spark_cluster.bench import vllm_runs
 from spark_cluster.errors import VerificationFailed
@@ -15,29 +13,13 @@ from spark_cluster.inference.runtime import absent
 from spark_cluster.resources import Container, Directory
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import admission, holders, vram
+from spark_cluster.serving.stopped import Stopped
 from spark_cluster.topology import Node
 
 LOAD = Container(
     vllm_runs.CONTAINER, only_labelled=vllm_runs.LABEL, stop_timeout_s=2, state="absent"
 )
 """The load generator of a benchmark that was killed."""
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """The memory held before and after a stop."""
-
-    before: list[vram.NodeVram]
-    now: list[vram.NodeVram]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `down --json` prints it."""
-        return {
-            "vram": {
-                "nodes": [reading.to_dict() for reading in self.now],
-                "before": [reading.to_dict() for reading in self.before],
-            }
-        }
 
 
 def main(play: Play, *, unload: Collection[str] = (), keep_others: bool = False) -> Stopped | None:

@@ -19,6 +19,7 @@ LAYERS = (
     "config", "facts", "models", "topology", "logs", "loader", "importers", "registries",
     "known_issues",
     "runner", "link_check", "planning", "inference", "serving", "transfer", "doctor", "bench",
+    "cluster",
     "dashboard", "lab", "cli",
     "__main__",
 )  # fmt: skip
@@ -75,6 +76,8 @@ def layer(module: str) -> str:
 def test_imports_go_downwards() -> None:
     wrong = []
     for module, path in MODULES.items():
+        if module == PACKAGE:  # the names of the API, for type checkers; it imports nothing
+            continue
         for other, line in imports(path):
             ours, theirs = layer(module), layer(other)
             if other == PACKAGE or ours == theirs:
@@ -108,6 +111,7 @@ def cycle(graph: Mapping[str, set[str]]) -> list[str]:
 
 def test_no_modules_import_each_other() -> None:
     graph = {module: {name for name, _ in imports(path)} for module, path in MODULES.items()}
+    graph[PACKAGE] = set()  # as above
     assert not cycle(graph), " -> ".join(cycle(graph))
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import click
 from pydantic import BaseModel
 
-from playbooks.down import Stopped
 from playbooks.swap import Swapped
 from spark_cluster import errors, resources
 from spark_cluster.bench.fabric_record import FabricRecord
@@ -20,7 +19,6 @@ from spark_cluster.bench.telemetry import Row
 from spark_cluster.cli import (
     bench_compare,
     bench_suites,
-    ping,
     recipe_list,
     recipes_import,
     recipes_search,
@@ -33,14 +31,30 @@ from spark_cluster.cli.history import RunDetails, Runs
 from spark_cluster.cli.init import Written
 from spark_cluster.cli.models_pull import PulledModel
 from spark_cluster.cli.models_size import ModelSizes
-from spark_cluster.cli.playbook import PlaybookError, PlayedNode
 from spark_cluster.cli.predict_kv import KvFigures, KvFiguresOfBoth
 from spark_cluster.cli.predicted_speed import PredictedSpeed
-from spark_cluster.cli.provision import MeasuredBandwidth, ProvisionedNode
 from spark_cluster.cli.recipes_update import NotUpdated
 from spark_cluster.cli.revert import RevertedNode
 from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.version import Versions
+from spark_cluster.cluster import ping
+from spark_cluster.cluster.bench import BenchResult
+from spark_cluster.cluster.cluster import Cluster
+from spark_cluster.cluster.down import DownResult
+from spark_cluster.cluster.event_stream import EventStream
+from spark_cluster.cluster.facts import FactsResult
+from spark_cluster.cluster.opened import Opened
+from spark_cluster.cluster.ping import PingResult, Reached
+from spark_cluster.cluster.playbook import PlaybookError, PlaybookResult, PlayedNode
+from spark_cluster.cluster.provision import (
+    MeasuredBandwidth,
+    ProvisionedNode,
+    ProvisionResult,
+)
+from spark_cluster.cluster.result import RunSummary
+from spark_cluster.cluster.up import UpResult
+from spark_cluster.cluster.vram import VramResult
+from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.inventory_schema import InventoryFile
 from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.recipe import Recipe
@@ -64,6 +78,7 @@ from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.registries.update import Update
 from spark_cluster.resources import Resource
 from spark_cluster.runner import events
+from spark_cluster.runner.options import Options, Selection
 from spark_cluster.runner.tunnel import TunnelEvent
 from spark_cluster.serving.cache_parts import CachePart
 from spark_cluster.serving.client_snippets import Snippet
@@ -72,8 +87,9 @@ from spark_cluster.serving.memory_phases import MemoryOfNode
 from spark_cluster.serving.named_keys import NamedKey
 from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
+from spark_cluster.serving.stopped import Stopped
 from spark_cluster.serving.supervision import Supervision
-from spark_cluster.serving.verify import Verification
+from spark_cluster.serving.verify import CheckVerdict, Verification
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
 from spark_cluster.transfer.caches import CopiedCache
@@ -93,6 +109,35 @@ BENCH_RUN: type[BaseModel] = Record
 PLANNING: tuple[ModuleType, ...] = (memory, fit, plan)
 SPEED = Constants
 
+CLUSTER = Cluster
+API_OPENS = Opened
+API_RESULTS: tuple[type[Any], ...] = (
+    RunSummary,
+    PingResult,
+    Reached,
+    FactsResult,
+    VramResult,
+    NodeVram,
+    ProvisionResult,
+    ProvisionedNode,
+    UpResult,
+    Served,
+    MemoryOfNode,
+    Status,
+    Verification,
+    CheckVerdict,
+    BenchResult,
+    PlaybookResult,
+    PlayedNode,
+    DownResult,
+    Stopped,
+    EventStream,
+    Options,
+    Selection,
+    Allowances,
+)
+"""What the methods of `Cluster` take and return."""
+
 _RUN = {"ok": bool, "changed": int, "seconds": dict[str, float]}
 """What every run that can change something prints."""
 
@@ -109,7 +154,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "completion": ("completion", Completion),
     "init": ("init", Written),
     "trust": ("trust", {"nodes": [NodeKey | UnreadKey], "jump_hosts": [JumpHostKey]}),
-    "ping": ("ping", {"nodes": [ping._document]}),
+    "ping": ("ping", {"nodes": [ping.document]}),
     "facts": ("facts", {"nodes": [(Facts, {"name": str, "address": str, "links": [Link]})]}),
     "doctor": ("doctor", {"checks": [CheckResult], "issues": [KnownIssueMatch]}),
     "recipes-list": ("recipes list", {"recipes": [recipe_list.document]}),
@@ -308,8 +353,11 @@ def _commands(
 
 
 __all__ = [
+    "API_OPENS",
+    "API_RESULTS",
     "BENCH_RUN",
     "CHECKOUT",
+    "CLUSTER",
     "INVENTORY",
     "OUTPUTS",
     "PLANNING",

@@ -20,6 +20,7 @@ class Docstring:
         text: what follows it, up to the first section.
         arguments: name to meaning, of Args and Attributes.
         raises: error to reason.
+        returns: what a function returns.
         example: code.
     """
 
@@ -28,6 +29,7 @@ class Docstring:
     arguments: dict[str, str]
     raises: dict[str, str]
     example: str
+    returns: str = ""
 
 
 def parse(thing: object) -> Docstring:
@@ -49,6 +51,7 @@ def of_text(text: str) -> Docstring:
         {**_entries(sections.get("Args", "")), **_entries(sections.get("Attributes", ""))},
         _entries(sections.get("Raises", "")),
         textwrap.dedent(sections.get("Example", "")).strip(),
+        " ".join(sections.get("Returns", "").split()),
     )
 
 

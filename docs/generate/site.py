@@ -16,6 +16,7 @@ from docs.generate import (
     files,
     json_output,
     known_issues,
+    python_api,
     resources,
     schemas,
 )
@@ -35,6 +36,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/known-issues.md": known_issues.render,
     "reference/planning-constants.md": constants.render,
     "reference/json.md": json_output.render,
+    "reference/python-api.md": python_api.render,
     "reference/exit-status.md": exit_status.render,
 }
 """Place on the site to what makes the page."""

@@ -21,6 +21,7 @@ import click
 from spark_cluster import __version__
 from spark_cluster.cli.app import App
 from spark_cluster.cli.visible import show_error
+from spark_cluster.cluster.watch import watching
 from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
@@ -182,7 +183,9 @@ def cli(
     Exit status: 0 fine, 1 failed, 2 usage or invalid file, 3 unreachable, 4 refused by the plan,
     5 verification failed, 130 interrupted.
     """
-    ctx.obj = App(inventory, project, limit, as_json=as_json, verbose=verbose)
+    app = App(inventory, project, limit, as_json=as_json, verbose=verbose)
+    ctx.obj = app
+    ctx.with_resource(watching(app.watch))
 
 
 def main() -> NoReturn:

@@ -1,4 +1,4 @@
-"""The parts that all commands share: project, inventory, a run with its events, JSON output."""
+"""The parts that all commands share: global options, the cluster, a run as it is shown, JSON."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from spark_cluster.errors import SparkClusterError, UsageError
+from spark_cluster.cli import process_start
+from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.cli.console import Console
     from spark_cluster.cli.run import Run
+    from spark_cluster.cluster.cluster import Cluster
+    from spark_cluster.cluster.watch import WatchedRun
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.config.inventory import Inventory, InventoryNode
-    from spark_cluster.config.yamlfile import Sourced
     from spark_cluster.loader.project import Project
+    from spark_cluster.runner.events import Sink
     from spark_cluster.runner.options import Options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,63 +54,47 @@ class App:
     port: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        from spark_cluster.loader import own_files
-
-        own_files.use(lambda: self.project)
+        self.last_run: WatchedRun | None = None
+        _ = self._opened  # from here on the project's own files are those that count
 
     @cached_property
+    def _opened(self) -> Cluster:
+        from spark_cluster.cluster.cluster import Cluster
+
+        return Cluster(
+            self.inventory_name, project=self.project_folder, started=process_start.STARTED
+        )
+
+    @property
+    def cluster(self) -> Cluster:
+        """What the commands do is done by this."""
+        found = self._opened
+        found.limit, found.port = self.limit, self.port
+        return found
+
+    @property
     def project(self) -> Project:
         """The user's project folder and what is shipped."""
-        from spark_cluster.loader.project import Project
-
-        return Project(Path(self.project_folder or ".").resolve())
+        return self.cluster.project
 
     @property
     def inventory_is_missing(self) -> bool:
         """True if none is named and the project has none, which some commands can do without."""
-        from spark_cluster.loader.inventory_source import DEFAULT
+        return self.cluster.inventory_is_missing
 
-        return self.inventory_name is None and not (self.project.folder / DEFAULT).exists()
-
-    @cached_property
-    def _source(self) -> Sourced:
-        """The data of the inventory's file, not checked."""
-        from spark_cluster.loader.inventory_source import load_source
-
-        return load_source(self.inventory_name, self.project)
-
-    @cached_property
+    @property
     def inventory(self) -> Inventory:
         """The inventory, read and checked."""
-        from spark_cluster.config.inventory import checked
+        return self.cluster.inventory
 
-        found = checked(self._source, self.project.list("roles"))
-        return found if self.port is None else found.with_port(self.port)
+    @property
+    def nodes(self) -> list[InventoryNode]:
+        """The nodes that --limit selects."""
+        return self.cluster.nodes
 
     def connect_early(self, label: str = "", *, become: bool = True) -> None:
-        """Begin to connect to the selected nodes, while the command is still being imported.
-
-        Args:
-            label: of the agents' processes; by default the id of the run that follows.
-            become: the agents will be root.
-
-        Raises:
-            SparkClusterError: there is no inventory that can be read.
-        """
-        from spark_cluster.config.ssh_settings import unchecked
-
-        if not label:  # a run follows: its agents get the project's own resources
-            self.load_extensions()
-        found = unchecked(self._source, self.limit)
-        if not found:
-            return
-        from spark_cluster.runner import head_start
-        from spark_cluster.runner.ssh_route import Target
-
-        targets = [Target.of(name, settings) for name, settings in found.items()]
-        agent = head_start.Agent(label or self.run_id, become)
-        without_password = not become or "become" not in self._source.data
-        head_start.begin(targets, agent if without_password else None)
+        """Begin to connect while the command is still being imported; see `Opened`."""
+        self.cluster.connect_early(label, become=become)
 
     def import_meanwhile(self, *modules: str) -> None:
         """Import what shows the answers while the nodes are asked; nothing for --json.
@@ -126,31 +113,11 @@ class App:
     @cached_property
     def run_id(self) -> str:
         """The id of the run that this command makes."""
-        from spark_cluster.runner.run_id import new_run
-
-        return new_run()
+        return self.cluster.take_run_id()
 
     def allowances(self, named: Allowances) -> Allowances:
         """Return what recipes are allowed: by the inventory, and by the options of the command."""
-        from spark_cluster.config.allowances import Allowances
-
-        if self.inventory_is_missing:
-            return named
-        serve = self.inventory.serve
-        known = Allowances(
-            tuple(serve.allow_files),
-            tuple(serve.allow_env),
-            tuple(serve.allow_mounts),
-            serve.allow_venv,
-            serve.allow_build,
-            serve.allow_build_network,
-        )
-        return known + named
-
-    @property
-    def nodes(self) -> list[InventoryNode]:
-        """The nodes that --limit selects."""
-        return self.inventory.select(self.limit)
+        return self.cluster.allowances(named)
 
     @cached_property
     def console(self) -> Console:
@@ -159,25 +126,25 @@ class App:
 
         return Console(stderr=self.as_json)
 
-    def load_extensions(self) -> None:
-        """Check what the project brings of its own, before anything is connected: its resources
-        are part of what agents get, its known issues may be wanted when something has failed.
-
-        Raises:
-            Refused: others can write them.
-            InvalidFile: one of them is wrong, with the place.
-        """
-        from spark_cluster.loader.own_files import KNOWN_ISSUES, own_files
-
-        self.project.load_resources()
-        if own_files(KNOWN_ISSUES, ".toml"):
-            from spark_cluster.known_issues.entries import own
-
-            own()
-
     def print_json(self, document: Any) -> None:
         """The one JSON document."""
         click.echo(json.dumps(document, indent=2, default=str))
+
+    def watch(self, run: WatchedRun) -> Sink:
+        """Return what shows a run of this command."""
+        from spark_cluster.cli.run import shown
+
+        self.last_run = run
+        if not run.change:  # its result is shown right after; a run that changes shows its events
+            self.import_meanwhile()
+        return shown(self, run)
+
+    def show_recap(self) -> None:
+        """Print the closing table of the last run, unless the output is JSON."""
+        from spark_cluster.cli.run import show_recap
+
+        if self.last_run is not None:
+            show_recap(self, self.last_run)
 
     @contextlib.contextmanager
     def play(
@@ -198,21 +165,13 @@ class App:
             SparkClusterError: no node could be reached, or what the body raises.
         """
         from spark_cluster.cli.run import Run
+        from spark_cluster.cluster.run import ended
 
-        run = Run(self, command, nodes, options, change=change, gather_facts=gather_facts)
-        try:
+        how = {"change": change, "gather_facts": gather_facts}
+        run = self.cluster.begin(Run, command, nodes, options, run_id=self.run_id, **how)
+        run.app = self
+        with ended(run):
             yield run
-        except KeyboardInterrupt:
-            interrupted = run.interrupted()
-            run.finish(error=str(interrupted))
-            raise interrupted from None
-        except SparkClusterError as error:
-            run.finish(error=str(error))
-            raise
-        else:
-            run.finish()
-        finally:
-            run.close()
 
 
 def allowing(function: F) -> F:
@@ -354,7 +313,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(name.strip() for name in text.split(",") if name.strip())
 
 
-def leave_with(run: Run, *, exit_code: bool) -> None:
+def leave_with(run: WatchedRun | None, *, exit_code: bool) -> None:
     """Status 10 when the user asked for it and something would change."""
-    if exit_code and run.check and run.recap.changed:
+    if exit_code and run is not None and run.check and run.recap.changed:
         sys.exit(WOULD_CHANGE)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
-from spark_cluster.cli.bench_run import RESULTS
+from spark_cluster.cluster.bench import RESULTS
 from spark_cluster.errors import UsageError, VerificationFailed
 
 if TYPE_CHECKING:

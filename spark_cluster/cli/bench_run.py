@@ -6,24 +6,20 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
-from spark_cluster.errors import UsageError
+from spark_cluster.cluster.bench import RESULTS, of_folder, of_record, refuse_second_run
 
 if TYPE_CHECKING:
-    from spark_cluster.bench.record import Record
     from spark_cluster.bench.run import BenchRun
+    from spark_cluster.cluster.bench import BenchResult
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.runner.options import Options
     from spark_cluster.runner.play import Play
-
-RESULTS = "bench-results"
-"""Folder for runs, below the current one."""
 
 OUT = click.option(
     "--out", type=click.Path(path_type=Path), metavar="FOLDER",
@@ -77,9 +73,16 @@ def run(
     """
     refuse_second_run(out)
     app.connect_early()
-    made = _begin(app, suite, recipes, allow, out)
-    how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
-    go_on(app, made, options, how, exit_code=exit_code)
+    found = app.cluster.bench(
+        suite,
+        recipes,
+        out=out,
+        keep=keep,
+        stop_at_first_failure=stop_at_first_failure,
+        allow=allow,
+        options=options,
+    )
+    _leave(app, found, options, exit_code=exit_code)
 
 
 @click.command()
@@ -105,7 +108,7 @@ def attach(
     from spark_cluster.bench.run_folder import load_record
 
     record = load_record(folder)
-    made = _of_record(app, record, folder, allow)
+    made = of_record(app.cluster, record, folder, allow)
     if record.repeats is not None and not trust_recipes and not options.check:
         from spark_cluster.bench.repeat import SOURCE, load_original, must_be_trusted
 
@@ -125,7 +128,7 @@ def status(app: App, folder: Path) -> None:
     from spark_cluster.bench.replica_run import is_measuring
     from spark_cluster.cli.console import styled
 
-    made = _of_folder(app, folder)
+    made = of_folder(app.cluster, folder)
     record, cells = made.record, made.expansion.cells
     found: dict[str, Any] = {
         "run": record.id,
@@ -157,7 +160,7 @@ def stop(app: App, folder: Path) -> None:
     """End what a run measures on the nodes; the cell in progress is lost, the server stays up."""
     from spark_cluster.bench import replica_run, run_telemetry
 
-    made = _of_folder(app, folder)
+    made = of_folder(app.cluster, folder)
     stopped = []
     with _reached(app, "bench stop") as play:
         for step in made.pending:
@@ -184,7 +187,7 @@ def fetch(app: App, folder: Path) -> None:
     from spark_cluster.bench.replica_run import fetch as fetch_step
     from spark_cluster.bench.telemetry_parts import merge
 
-    made = _of_folder(app, folder)
+    made = of_folder(app.cluster, folder)
     before = len(made.record.cells)
     if made.pending:
         with _reached(app, "bench fetch") as play:
@@ -198,65 +201,6 @@ def fetch(app: App, folder: Path) -> None:
         app.console.print(f"{new} new results, {len(made.record.cells)} in all, in {folder}")
 
 
-def refuse_second_run(out: Path | None) -> None:
-    """Refuse a folder that has a run.
-
-    Raises:
-        UsageError: it has one.
-    """
-    from spark_cluster.bench.run_folder import RECORD
-
-    if out is not None and (out / RECORD).exists():
-        hint = f"`spark-cluster bench attach {out}` continues it; or give another folder with --out"
-        raise UsageError(f"{out} holds a run already", hint=hint)
-
-
-def _begin(
-    app: App, name: str, names: tuple[str, ...], allow: Allowances, out: Path | None
-) -> BenchRun:
-    """Return a new run of a suite."""
-    from spark_cluster import __version__
-    from spark_cluster.bench import generators
-    from spark_cluster.bench.expansion import canonical
-    from spark_cluster.bench.project_state import commit_of
-    from spark_cluster.bench.record import Record
-    from spark_cluster.bench.suite import load_suite
-
-    suite = load_suite(name, app.project)
-    app.project.must_be_own(app.project.resolve("suites", name), f"suite {name}")
-    served = app.inventory.serve.recipe
-    chosen = names or tuple(suite.recipes) or ((served,) if served else ())
-    record = Record(
-        id=app.run_id,
-        suite=suite.name,
-        suite_text=canonical(suite),
-        spark_cluster=__version__,
-        started=datetime.now(UTC),
-        status="running",
-        tool=generators.tool(suite),
-        setups=(),
-        cells=(),
-        command=(
-            "spark-cluster",
-            "bench",
-            "run",
-            name,
-            *(w for n in chosen for w in ("--recipe", n)),
-        ),
-        recipes=chosen,
-        client=app.inventory.head.name,
-        project_commit=commit_of(app.project.folder),
-    )
-    return _of_record(app, record, out or Path(RESULTS) / record.id, allow)
-
-
-def _of_folder(app: App, folder: Path) -> BenchRun:
-    """Return a run to look at, or to end."""
-    from spark_cluster.bench.run_folder import load_record
-
-    return _of_record(app, load_record(folder), folder, known=False)
-
-
 @contextlib.contextmanager
 def _reached(app: App, command: str) -> Iterator[Play]:
     """The nodes that answer, for a command that changes nothing on them."""
@@ -264,46 +208,6 @@ def _reached(app: App, command: str) -> Iterator[Play]:
 
     with app.play(command, app.nodes, Options(), change=False) as play_run:
         yield play_run.open(fail_fast=False)
-
-
-def _of_record(
-    app: App,
-    record: Record,
-    folder: Path,
-    allow: Allowances | None = None,
-    *,
-    known: bool = True,
-) -> BenchRun:
-    """Return the run that a record is of, as its suite says it.
-
-    Args:
-        known: with the recipes; to look at a run, or to end it, they are not needed.
-
-    Raises:
-        InvalidFile: the record's suite is none.
-    """
-    from spark_cluster.bench.expansion import expand, measurable
-    from spark_cluster.bench.repeat import continued, suite_of
-    from spark_cluster.bench.run import BenchRun
-    from spark_cluster.bench.run_folder import RECORD
-    from spark_cluster.config.allowances import Allowances
-    from spark_cluster.loader.recipes import load_recipe
-
-    allowed = app.allowances(allow or Allowances())
-    if record.repeats is not None:
-        # All, whatever --limit selects: cells that are left out now have a result for good.
-        return continued(record, folder, allowed, len(app.inventory.nodes))
-    suite = suite_of(record, str(folder / RECORD))
-    recipes = {}
-    for name in record.recipes if known else ():
-        recipes[name] = load_recipe(name, app.project, allowed)
-        app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {name}")
-    return BenchRun(
-        record=record,
-        suite=suite,
-        expansion=measurable(suite, expand(suite, recipes, record.recipes)),
-        folder=folder,
-    )
 
 
 def go_on(
@@ -315,50 +219,30 @@ def go_on(
     exit_code: bool,
     before: Callable[[Play], None] | None = None,
 ) -> None:
-    """Measure what has no result yet, and show what came of it.
+    """Measure what has no result yet, and show what came of it; see `measure`."""
+    from spark_cluster.cluster.bench import measure
 
-    Args:
-        how: `keep` and `stop_at_first_failure`, as the playbook `bench` takes them.
-        before: is called when the nodes are connected, before anything is measured.
-    """
-    from spark_cluster.bench.run_folder import save_record
-    from spark_cluster.bench.telemetry_file import need_pyarrow
+    found = measure(app.cluster, made, options, how, run_id=app.run_id, before=before)
+    _leave(app, found, options, exit_code=exit_code)
 
-    if options.selection.partial and not options.check:
-        raise UsageError(
-            "--tags, --skip-tags and --start-at would bring up part of a server only",
-            hint="leave them out, or add --check",
-        )
-    need_pyarrow()  # not after hours of measuring
-    with app.play(f"bench run {made.suite.name}", app.nodes, options) as play_run:
-        playbook = app.project.load_playbook("bench")
-        play = play_run.open()
-        if before is not None:
-            before(play)
+
+def _leave(app: App, found: BenchResult, options: Options, *, exit_code: bool) -> None:
+    """Show the result, and end with its exit status."""
+    if app.as_json:
+        app.print_json(found.to_dict())
+    else:
+        app.show_recap()
         if not options.check:
-            save_record(made.record, made.folder)
-        playbook.function(play, run=made, **how)
-        play_run.finish()
-        cells = made.record.cells
-        failed = [cell for cell in cells if cell.status == "failed"]
-        if app.as_json:
-            about = made.record.model_dump(mode="json", include={"id", "suite", "status"})
-            folder = str(made.folder)
-            count = {"cells": len(cells), "failed": len(failed)}
-            app.print_json(play_run.to_dict(ok=not failed, run=about, folder=folder, **count))
-        else:
-            play_run.show_recap()
-            if not options.check:
-                _show(app, made, failed)
-    leave_with(play_run, exit_code=exit_code)
-    if failed:
+            _show(app, found)
+    leave_with(app.last_run, exit_code=exit_code)
+    if found.failed:
         sys.exit(1)
 
 
-def _show(app: App, made: BenchRun, failed: list[Any]) -> None:
+def _show(app: App, made: BenchResult) -> None:
     from spark_cluster.cli.console import styled
 
-    console = app.console
+    console, failed = app.console, made.failed
     together = Counter((cell.setup, cell.reason) for cell in failed)
     for (setup, reason), count in together.items():
         ids = [cell.id for cell in failed if (cell.setup, cell.reason) == (setup, reason)]

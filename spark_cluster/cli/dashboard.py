@@ -9,6 +9,7 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.ended_by_signals import ended_by_signals
+from spark_cluster.cli.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +41,7 @@ def command(app: App, port: int, interval: float, open_it: bool) -> None:
     """
     app.connect_early("top")
     from spark_cluster.bench.sampling import Sampling, metrics_url
-    from spark_cluster.cli.bench_run import RESULTS
+    from spark_cluster.cluster.bench import RESULTS
     from spark_cluster.dashboard.feed import Feed
     from spark_cluster.dashboard.questions import Questions
     from spark_cluster.dashboard.server import listen, need_libraries, serve
@@ -73,7 +74,8 @@ def _teller(app: App, open_it: bool) -> Callable[[str], None]:
         if app.as_json:
             app.print_json({"url": address})
         else:
-            click.echo(f"{address}\nCtrl-C ends it.")
+            click.echo(visible(address))
+            click.echo("Ctrl-C ends it.")
         if open_it:
             import webbrowser
 

@@ -24,17 +24,14 @@ def command(app: App, unload: tuple[str, ...], exit_code: bool, options: Options
     names the process ids and programs that hold memory.
     """
     app.connect_early()
-    with app.play("down", app.nodes, options, gather_facts=False) as run:
-        playbook = app.project.load_playbook("down")
-        stopped = playbook.function(run.open(), unload=unload)
-        run.finish()
-        if app.as_json:
-            app.print_json(run.to_dict(**(stopped.to_dict() if stopped is not None else {})))
-        else:
-            run.show_recap()
-            if stopped is not None:
-                from spark_cluster.cli.vram import table
+    found = app.cluster.down(unload=unload, options=options)
+    if app.as_json:
+        app.print_json(found.to_dict())
+    else:
+        app.show_recap()
+        if found.stopped is not None:
+            from spark_cluster.cli.vram import table
 
-                app.console.print()
-                app.console.print(table(stopped.now, before=stopped.before))
-    leave_with(run, exit_code=exit_code)
+            app.console.print()
+            app.console.print(table(found.stopped.now, before=found.stopped.before))
+    leave_with(app.last_run, exit_code=exit_code)

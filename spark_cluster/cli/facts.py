@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from spark_cluster.cli.app import App
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from spark_cluster.topology import Node
 
 
@@ -18,27 +19,14 @@ if TYPE_CHECKING:
 def command(app: App) -> None:
     """Show the facts of each node: system, memory, GPU, ConnectX-7 links, Docker."""
     app.connect_early()
-    from spark_cluster.runner.options import Options
-
-    with app.play("facts", app.nodes, Options(), change=False) as run:
-        nodes = run.open().nodes
-        run.finish()
+    found = app.cluster.facts()
     if app.as_json:
-        app.print_json({"nodes": [_document(node) for node in nodes]})
+        app.print_json(found.to_dict())
     else:
-        _show(app, nodes)
+        _show(app, found.nodes)
 
 
-def _document(node: Node) -> dict[str, Any]:
-    return {
-        "name": node.name,
-        "address": node.address,
-        "links": [dataclasses.asdict(link) for link in node.links],
-        **dataclasses.asdict(node.facts),
-    }
-
-
-def _show(app: App, nodes: list[Node]) -> None:
+def _show(app: App, nodes: Sequence[Node]) -> None:
     from rich.table import Table
 
     from spark_cluster.cli.console import painted

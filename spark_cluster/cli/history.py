@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.node_error import NodeError
 from spark_cluster.cli.visible import show_error
+from spark_cluster.cluster.node_error import NodeError
 from spark_cluster.errors import Failed, SparkClusterError
 
 if TYPE_CHECKING:

@@ -56,6 +56,8 @@ class LateDisplay:
                 self._maker.start()
             if not isinstance(event, _TITLES):
                 self._now.set()
+        if isinstance(event, RunFinished):  # a command prints its result next
+            self.settle()
 
     def settle(self) -> None:
         """Wait until all that was told is shown.

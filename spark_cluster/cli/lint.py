@@ -10,8 +10,8 @@ import click
 
 from spark_cluster.cli.app import App, allowing
 from spark_cluster.cli.hub_option import hub, offline_option
-from spark_cluster.cli.override_options import changed_launch
 from spark_cluster.cli.visible import visible
+from spark_cluster.cluster.overrides import changed_launch
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:

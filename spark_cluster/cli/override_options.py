@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from spark_cluster.cli.app import App, with_options
+from spark_cluster.cluster.overrides import Changes
 from spark_cluster.errors import UsageError
-
-if TYPE_CHECKING:
-    from spark_cluster.config.launch import Launch
-    from spark_cluster.config.overrides import Overrides
-    from spark_cluster.config.recipe import Recipe
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,9 +21,6 @@ NAMED = (
     "kv-cache-dtype",
 )
 """Flags that have an option of their own; the others are given as -o KEY=VALUE."""
-
-Changes = tuple[str, ...]
-"""KEY=VALUE texts."""
 
 
 def overriding(function: F) -> F:
@@ -112,37 +105,3 @@ _OPTIONS = (
     ),
     click.option("--image", metavar="REF", help="Container image instead of the recipe's."),
 )
-
-
-def changed(recipe: Recipe, changes: Changes) -> Recipe:
-    """Return the recipe with the changes of the command line.
-
-    Raises:
-        UsageError: a key that is not known, or a value that it cannot have.
-    """
-    if not changes:
-        return recipe
-    from spark_cluster.config.overrides import apply
-
-    return apply(recipe, _read(changes, recipe.engine, set(recipe.engine_args)))
-
-
-def changed_launch(launch: Launch, changes: Changes) -> Launch:
-    """Return a pasted command's launch with the changes.
-
-    Raises:
-        UsageError: as `changed`.
-    """
-    if not changes:
-        return launch
-    from spark_cluster.config.overrides import apply_to_launch
-
-    return apply_to_launch(launch, _read(changes, launch.engine, set(launch.args)))
-
-
-def _read(changes: Changes, engine: str, own: set[str]) -> Overrides:
-    """The changes; a flag that is given already is known, whatever the tables say."""
-    from spark_cluster.config.overrides import read
-    from spark_cluster.importers.vllm_flags import kinds
-
-    return read(changes, engine, {**dict.fromkeys(own, ""), **kinds(engine)})

@@ -9,13 +9,8 @@ import click
 
 from spark_cluster.cli.app import App, allowing
 from spark_cluster.cli.finite import Finite
-from spark_cluster.cli.override_options import (
-    Changes,
-    changed,
-    changed_launch,
-    overriding,
-    with_port,
-)
+from spark_cluster.cli.override_options import overriding, with_port
+from spark_cluster.cluster.overrides import Changes, changed, changed_launch
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.override_options import Changes, changed, overriding
+from spark_cluster.cli.override_options import overriding
 from spark_cluster.cli.visible import visible
+from spark_cluster.cluster.overrides import Changes, changed
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:

@@ -7,13 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.cli.console import Console
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.config.recipe_schema import Probe
-    from spark_cluster.serving.launches import Upcoming
     from spark_cluster.serving.state import Status
 
 STYLES = {
@@ -34,54 +30,13 @@ def command(ctx: click.Context) -> None:
     """
     app: App = ctx.obj
     app.connect_early()
-    from spark_cluster.runner.connections import ask_secret
-    from spark_cluster.runner.options import Options
-    from spark_cluster.serving import state
-
-    serve = app.inventory.serve
-    key = serve.api_key.read("the API key", ask_secret()) if serve.api_key else None
-    if not any(node.is_head for node in app.nodes):
-        raise UsageError(
-            f"--limit {app.limit} leaves out the head, which serves",
-            hint=f"the head is {app.inventory.head.name}; spark-cluster ping reaches single nodes",
-        )
-    with app.play("status", app.nodes, Options(), change=False) as run:
-        app.import_meanwhile()
-        recipe = _recipe(app)
-        found = state.status(run.open(fail_fast=False), key, _probe(recipe), _upcoming(app, recipe))
-        run.finish()
+    found = app.cluster.status()
     if app.as_json:
         app.print_json(found.to_dict())
     else:
         _show(app, found)
     if found.state in ("failed", "degraded"):
         ctx.exit(5)
-
-
-def _recipe(app: App) -> Recipe | None:
-    """The inventory's recipe; None when it names none."""
-    from spark_cluster.loader.recipes import load_recipe
-
-    name = app.inventory.serve.recipe
-    return None if name is None else load_recipe(name, app.project)
-
-
-def _probe(recipe: Recipe | None) -> Probe:
-    if recipe is not None:
-        return recipe.probe
-    from spark_cluster.config.recipe import Recipe
-
-    usual: Probe = Recipe.model_fields["probe"].default
-    return usual
-
-
-def _upcoming(app: App, recipe: Recipe | None) -> Upcoming | None:
-    if recipe is None:
-        return None
-    from spark_cluster.serving.caches import root_on
-    from spark_cluster.serving.launches import Upcoming
-
-    return Upcoming(recipe, {node.name: root_on(node) for node in app.nodes})
 
 
 def _show(app: App, found: Status) -> None:

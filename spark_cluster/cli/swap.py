@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
-from spark_cluster.cli.override_options import Changes, overriding
-from spark_cluster.cli.serving_options import forced, recipe_to_serve, size_on, sized, unloading
+from spark_cluster.cli.override_options import overriding
+from spark_cluster.cli.serving_options import forced, sized, unloading
+from spark_cluster.cluster.overrides import Changes
+from spark_cluster.cluster.recipes import recipe_to_serve, size_on
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,11 +62,11 @@ def command(
             "swap stops one server and starts another, and takes no selection of roles",
             hint="leave out --tags, --skip-tags and --start-at",
         )
-    recipe = recipe_to_serve(app, recipe_name, changes, allow)
-    size = size_on(app, recipe, tp)
+    recipe = recipe_to_serve(app.cluster, recipe_name, changes, allow)
+    size = size_on(app.cluster, recipe, tp)
 
     def load(former: Former) -> Recipe:
-        return recipe_to_serve(app, former.recipe, former.changes, allow)
+        return recipe_to_serve(app.cluster, former.recipe, former.changes, allow)
 
     title = " ".join(filter(None, [f"swap {recipe.name} --tp {size}", text(recipe.overrides)]))
     memory = MemoryPhases()
@@ -95,7 +97,7 @@ def _show(app: App, swapped: Any, memory: MemoryPhases) -> None:
     from spark_cluster.cli.console import painted
     from spark_cluster.cli.up import show_served
 
-    show_served(app, swapped.served, memory)
+    show_served(app, swapped.served, memory.nodes.values())
     if swapped.former is not None:
         text = f"in place of {swapped.former}; {swapped.down_s:.1f} s without a server"
         app.console.print(painted(text, "dim"), soft_wrap=True)

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
-from spark_cluster.cli.override_options import Changes, overriding, with_port
-from spark_cluster.cli.serving_options import forced, recipe_to_serve, size_on, sized
-from spark_cluster.errors import UsageError
+from spark_cluster.cli.override_options import overriding, with_port
+from spark_cluster.cli.serving_options import forced, sized
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from spark_cluster.cluster.overrides import Changes
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving.memory_phases import MemoryPhases
+    from spark_cluster.serving.memory_phases import MemoryOfNode
     from spark_cluster.serving.result import Served
 
 
@@ -60,60 +62,26 @@ def command(
     GPU, and the model must give the right answer. Running it again changes nothing.
     """
     app.connect_early()
-    from spark_cluster.config.overrides import text
-    from spark_cluster.serving.memory_phases import MemoryPhases
-    from spark_cluster.serving.nodes import groups
-
-    name = recipe_name or app.inventory.serve.recipe
-    if name is None:
-        raise UsageError(
-            "no recipe is given",
-            hint="give --recipe NAME, or `serve: {recipe: NAME}` in the inventory",
-        )
-    recipe = recipe_to_serve(app, name, changes, allow)
-    size = size_on(app, recipe, _size(tp, replicas))
-    if replicas > 1:
-        groups([node.name for node in app.nodes], 1, replicas)
-    port = "" if app.port is None else f"--port {app.port}"
-    how = f"--tp {size}" if replicas == 1 else f"--replicas {replicas}"
-    title = " ".join(filter(None, ["up", how, text(recipe.overrides), port]))
-    memory = MemoryPhases()
-    with app.play(title, app.nodes, options) as run:
-        run.bus.add(memory)
-        playbook = app.project.load_playbook("up")
-        play = run.open()
-        several = {"count": replicas} if replicas > 1 else {}
-        served = playbook.function(
-            play, recipe=recipe, tp=size, force=force, offline=offline, **several
-        )
-        run.finish()
-        if app.as_json:
-            found = served.to_dict() if served is not None else {}
-            app.print_json(run.to_dict(**found, memory=memory.to_dict()))
-        else:
-            run.show_recap()
-            if served is not None:
-                show_served(app, served, memory)
-    leave_with(run, exit_code=exit_code)
+    found = app.cluster.up(
+        recipe_name,
+        tp=tp,
+        replicas=replicas,
+        force=force,
+        offline=offline,
+        overrides=changes,
+        allow=allow,
+        options=options,
+    )
+    if app.as_json:
+        app.print_json(found.to_dict())
+    else:
+        app.show_recap()
+        if found.served is not None:
+            show_served(app, found.served, found.memory)
+    leave_with(app.last_run, exit_code=exit_code)
 
 
-def _size(tp: int | None, replicas: int) -> int | None:
-    """Return the tensor-parallel size that is asked for; None for the recipe's.
-
-    Raises:
-        UsageError: replicas of several nodes each.
-    """
-    if replicas == 1:
-        return tp
-    if tp not in (None, 1):
-        raise UsageError(
-            f"--replicas {replicas} with --tp {tp}: each replica is on one node",
-            hint="leave --tp out; `spark-cluster plan RECIPE --for throughput` compares the two",
-        )
-    return 1
-
-
-def show_served(app: App, served: Served, memory: MemoryPhases) -> None:
+def show_served(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> None:
     """Print a verified endpoint: memory, address, answer, versions."""
     from spark_cluster.cli.console import mark, painted, styled
     from spark_cluster.cli.vram import table
@@ -121,7 +89,7 @@ def show_served(app: App, served: Served, memory: MemoryPhases) -> None:
     console = app.console
     console.print()
     console.print(table(served.now, served.peak))
-    for node in memory.nodes.values():
+    for node in memory:
         if node.planned_ready is not None:
             console.print(painted(f"GPU memory of {node}", "dim"), soft_wrap=True)
     endpoint = served.plan.endpoint

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
     from spark_cluster.serving.kept_answers import ComparedSize
     from spark_cluster.serving.verify import CheckVerdict, Verification
 
@@ -62,55 +59,12 @@ def command(
     """
     app: App = ctx.obj
     app.connect_early()
-    from spark_cluster.runner.connections import ask_secret
-    from spark_cluster.runner.options import Options
-    from spark_cluster.runner.record import state_folder
-    from spark_cluster.serving import verify
-    from spark_cluster.serving.client import PATIENCE_S
-
-    selection = verify.Selection(only, skip)
-    selection.must_be_known()
-    serve = app.inventory.serve
-    key = serve.api_key.read("the API key", ask_secret()) if serve.api_key else None
-    if not any(node.is_head for node in app.nodes):
-        raise UsageError(
-            f"--limit {app.limit} leaves out the head, which serves",
-            hint=f"the head is {app.inventory.head.name}",
-        )
-    with app.play("verify", app.nodes, Options(), change=False) as run:
-        app.import_meanwhile()
-        play = run.open(fail_fast=False)
-        server = verify.running_server(play, key)
-        recipe = _recipe(app, server.recipe)
-        limit = patience_s if patience_s is not None else PATIENCE_S
-        checks = partial(verify.verify, patience_s=limit, context=context)
-        found = verify.with_memory(play, partial(checks, play, server, recipe, selection))
-        found = verify.with_other_sizes(found, server, recipe, state_folder() / "verify")
-        run.finish()
+    found = app.cluster.verify(only=only, skip=skip, timeout_s=patience_s, context=context)
     if app.as_json:
         app.print_json(found.to_dict())
     else:
         _show(app, found)
     ctx.exit(5 if found.failed else 0)
-
-
-def _recipe(app: App, name: str) -> Recipe:
-    """The recipe that the server was started with.
-
-    Raises:
-        SparkClusterError: it is not there any more, or wrong; with what it is needed for.
-    """
-    from spark_cluster.loader.recipes import load_recipe
-
-    try:
-        return load_recipe(name, app.project)
-    except SparkClusterError as error:
-        raise type(error)(
-            f"the server was started with recipe {name or 'without a name'}, which cannot be read: "
-            f"{error.message}",
-            where=error.where,
-            hint=error.hint or "run it in the project folder that `up` was run in",
-        ) from None
 
 
 def _show(app: App, found: Verification) -> None:

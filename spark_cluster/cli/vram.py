@@ -14,7 +14,7 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.ended_by_signals import ended_by_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rich.table import Table
 
@@ -41,20 +41,19 @@ def command(app: App, watch: bool, interval: float, count: int | None) -> None:
     """
     app.connect_early("vram")
     from spark_cluster.runner.agents import agents
-    from spark_cluster.serving import vram
 
     nodes = app.nodes
     app.import_meanwhile(*(("rich.live",) if watch else ()))
-    with agents(nodes, "vram") as sessions:
-        if watch:
+    if watch:
+        with agents(nodes, "vram") as sessions:
             with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
                 _watch(app, sessions, interval, count)
             return
-        readings = vram.sample(sessions)
+    found = app.cluster.vram()
     if app.as_json:
-        app.print_json({"nodes": [reading.to_dict() for reading in readings]})
+        app.print_json(found.to_dict())
     else:
-        app.console.print(table(readings))
+        app.console.print(table(found.nodes))
 
 
 def _watch(app: App, sessions: Mapping[str, Session], interval: float, count: int | None) -> None:
@@ -94,7 +93,7 @@ def _shown(app: App) -> Iterator[Callable[[list[NodeVram], list[NodeVram]], None
 
 
 def table(
-    readings: list[NodeVram],
+    readings: Sequence[NodeVram],
     peak: list[NodeVram] | None = None,
     before: list[NodeVram] | None = None,
 ) -> Table:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from pathlib import Path
+from typing import Any
 
 from spark_cluster.config.fields import is_ip
 from spark_cluster.config.inventory import Inventory, read_inventory
+from spark_cluster.config.yamlfile import Sourced
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.template import render
@@ -70,6 +73,30 @@ def write(path: Path, answers: Answers, project: Project) -> Inventory:
     finally:
         staged.unlink(missing_ok=True)
     return inventory
+
+
+def source_of(addresses: Sequence[str]) -> Sourced:
+    """Return the data of an inventory for nodes of which only the addresses are known.
+
+    Args:
+        addresses: `HOST` or `USER@HOST`, the head first; they are named spark1, spark2 and so on.
+
+    Raises:
+        UsageError: there is none, or one of them twice.
+    """
+    if not addresses or len(set(addresses)) < len(addresses):
+        raise UsageError(
+            f"addresses of the nodes: found {', '.join(addresses) or 'none'}, expected one or more "
+            "different ones",
+            hint="give each node's address once, the head first",
+        )
+    nodes: dict[str, dict[str, Any]] = {}
+    for number, text in enumerate(addresses, 1):
+        user, _, host = text.rpartition("@")
+        nodes[f"spark{number}"] = {"address": host, **({"user": user} if user else {})}
+    nodes["spark1"]["roles"] = ["head"]
+    pool = _pool(tuple(str(node["address"]) for node in nodes.values()))
+    return Sourced(Path("addresses"), {"nodes": nodes, "fabric": {"pool": pool}})
 
 
 def _without_lines(error: InvalidFile) -> str:

@@ -50,6 +50,7 @@ def begin(targets: Iterable[Target], agent: Agent | None = None) -> None:
         _begun[target] = made, start(partial(_connect, made, agent))
     if _begun:
         load()
+        sys.setswitchinterval(SWITCH_S)  # this process does one thing only
 
 
 def _connect(connection: SshConnection, agent: Agent | None) -> None:
@@ -66,8 +67,6 @@ def load() -> None:
     caller imports next, and the first packet would leave later.
     """
     from spark_cluster.runner import host_key_check  # noqa: F401
-
-    sys.setswitchinterval(SWITCH_S)
 
 
 def connection(target: Target) -> SshConnection:

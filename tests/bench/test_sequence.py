@@ -20,6 +20,8 @@ from spark_cluster.bench.run_folder import load_record
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.cli import bench_run
 from spark_cluster.cli.console import Console
+from spark_cluster.cluster.bench import BenchResult
+from spark_cluster.cluster.result import RunSummary
 from spark_cluster.errors import (
     DoesNotFit,
     Failed,
@@ -340,12 +342,12 @@ def test_the_summary_says_each_reason_once(run, cluster, capsys):
     """40 cells of one server have one reason."""
     cluster.errors[1] = OUT_OF_MEMORY
     sequence.go_on(FakePlay(), run)
-    failed = [cell for cell in run.record.cells if cell.status == "failed"]
     app: Any = SimpleNamespace(console=Console(width=200))
-    bench_run._show(app, run, failed)
+    found = BenchResult(RunSummary(run.record.id, False, 0, {}), run.record, run.folder)
+    bench_run._show(app, found)
     said = capsys.readouterr().out
     assert said.count("CUDA out of memory") == 1
-    assert f"failed: 2 cells of {failed[0].setup}: the server did not start" in said
+    assert f"failed: 2 cells of {found.failed[0].setup}: the server did not start" in said
     assert "4 cells measured" in said
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import shlex
@@ -130,3 +131,24 @@ def test_the_check_of_the_page():
     check = space["inodes"]
     assert isinstance(check, Check)
     assert check.area == "system"
+
+
+def test_what_the_page_of_the_python_api_imports_is_there():
+    """What its methods do is run by the tests of the script and the notebook next to it."""
+    found = [ast.parse(text) for text in blocks(DOCS / "how-to/python-api.md", "python")]
+    assert len(found) == 3
+    lines = [node for tree in found for node in tree.body if isinstance(node, ast.ImportFrom)]
+    space: dict[str, object] = {}
+    for line in lines:
+        exec(ast.unparse(line), space)
+    called = {
+        node.func.attr
+        for tree in found
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == "cluster"
+    }
+    assert called == {"provision", "up", "verify", "events"}
+    assert called <= vars(space["Cluster"]).keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -9,8 +10,17 @@ import click
 import pytest
 from pydantic import BaseModel
 
-from docs.generate import commands, constants, docstring, exit_status, fields, resources
+from docs.generate import (
+    commands,
+    constants,
+    docstring,
+    exit_status,
+    fields,
+    python_api,
+    resources,
+)
 from docs.generate.code import (
+    API_RESULTS,
     INVENTORY,
     RECIPE,
     REGISTRIES,
@@ -179,3 +189,17 @@ def test_types_in_words():
 def test_help_text_keeps_marked_lines():
     text = "One\ntwo.\n\n\b\na  b\nc  d\n\nEnd."
     assert commands.help_text(text) == "One two.\n\n```\na  b\nc  d\n```\n\nEnd."
+
+
+def test_the_python_api_has_a_text_for_all():
+    """Each method of `Cluster`, each of its arguments, and what is returned."""
+    for name, function in python_api.methods():
+        told = docstring.parse(function)
+        assert told.summary, name
+        assert set(inspect.signature(function).parameters) - {"self"} <= set(told.arguments), name
+    page = python_api.render()
+    for kind in API_RESULTS:
+        assert f"### {kind.__name__}\n" in page
+    assert "    replicas: int = 1,\n" in page
+    assert "| `raise_for_errors()` |" in page
+    assert "    *args: P.args,\n    **given: P.kwargs,\n) -> EventStream[T]" in page

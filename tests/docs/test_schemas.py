@@ -20,7 +20,7 @@ from docs.generate import schemas
 from docs.generate.code import OUTPUTS, commands, event_classes
 from docs.generate.inference import Inference
 from playbooks.provision import Provisioned
-from spark_cluster.cli import provision
+from spark_cluster.cluster import provision
 from spark_cluster.errors import Unreachable
 from spark_cluster.lab import Lab, breakage
 from spark_cluster.lab.layout import Layout
@@ -210,11 +210,10 @@ def test_what_provision_prints_fits():
         firmware={"spark1": {"UEFI": "1.0"}},
         bandwidth=[Bandwidth(Hop(*nodes, link, link), 98.5)],
     )
-    run = SimpleNamespace(
-        recap=recap, to_dict=lambda **found: {"changed": 0, "seconds": {}, **found}
-    )
-    document = provision._document(run, done, {"spark2": Unreachable("no answer", hint="wait")})
-    check(made()["output-provision"], json.loads(json.dumps(document)))
+    run: Any = SimpleNamespace(id="20261120-1", recap=recap, stage_seconds={"total": 1.0})
+    found = provision._result(run, done, {"spark2": Unreachable("no answer", hint="wait")})
+    assert not found.run.ok
+    check(made()["output-provision"], json.loads(json.dumps(found.to_dict())))
 
 
 def test_the_record_of_a_run_fits():

@@ -70,9 +70,14 @@ def test_payload_holds_agent_node_and_resources_only():
     assert len(payload.code()) < 280_000, "it is sent over slow links, once a version"
 
 
+ONLY_TYPES = "if TYPE_CHECKING"
+
+
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_what_runs_on_a_node_needs_python_3_10_and_the_standard_library_only(name):
     tree = ast.parse(modules()[name], feature_version=(3, 10))
+    if name == "spark_cluster/__init__.py":  # the names of the API, which it imports when asked for
+        tree.body = [node for node in tree.body if ast.unparse(node).split(":")[0] != ONLY_TYPES]
     imported = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

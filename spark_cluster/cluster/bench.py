@@ -1,0 +1,215 @@
+"""Measure suites: a new run of one, one that goes on, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.cluster.result import RunSummary
+from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.bench.record import CellResult, Record
+    from spark_cluster.bench.run import BenchRun
+    from spark_cluster.cluster.opened import Opened
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.runner.options import Options
+    from spark_cluster.runner.play import Play
+
+RESULTS = "bench-results"
+"""Folder for runs, below the current one."""
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """The result of measuring a suite.
+
+    Attributes:
+        run: how the run went; not ok when a cell failed.
+        record: what was measured, as `run.json` has it.
+        folder: with the record and the telemetry.
+    """
+
+    run: RunSummary
+    record: Record
+    folder: Path
+
+    @property
+    def failed(self) -> tuple[CellResult, ...]:
+        """The cells that failed."""
+        return tuple(cell for cell in self.record.cells if cell.status == "failed")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `bench run --json` prints it."""
+        about = self.record.model_dump(mode="json", include={"id", "suite", "status"})
+        count = {"cells": len(self.record.cells), "failed": len(self.failed)}
+        return self.run.to_dict(run=about, folder=str(self.folder), **count)
+
+
+def refuse_second_run(out: Path | None) -> None:
+    """Refuse a folder that has a run.
+
+    Raises:
+        UsageError: it has one.
+    """
+    from spark_cluster.bench.run_folder import RECORD
+
+    if out is not None and (out / RECORD).exists():
+        hint = f"`spark-cluster bench attach {out}` continues it; or give another folder with --out"
+        raise UsageError(f"{out} holds a run already", hint=hint)
+
+
+def bench(
+    opened: Opened,
+    suite: str,
+    recipes: Sequence[str],
+    *,
+    out: Path | None,
+    keep: bool,
+    stop_at_first_failure: bool,
+    allow: Allowances,
+    options: Options,
+) -> BenchResult:
+    """Measure a suite; see `Cluster.bench`."""
+    refuse_second_run(out)
+    run_id = opened.take_run_id()
+    made = _begin(opened, suite, tuple(recipes), allow, out=out, run_id=run_id)
+    how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
+    return measure(opened, made, options, how, run_id=run_id)
+
+
+def _begin(
+    opened: Opened,
+    name: str,
+    names: tuple[str, ...],
+    allow: Allowances,
+    *,
+    out: Path | None,
+    run_id: str,
+) -> BenchRun:
+    """Return a new run of a suite."""
+    from spark_cluster import __version__
+    from spark_cluster.bench import generators
+    from spark_cluster.bench.expansion import canonical
+    from spark_cluster.bench.project_state import commit_of
+    from spark_cluster.bench.record import Record
+    from spark_cluster.bench.suite import load_suite
+
+    suite = load_suite(name, opened.project)
+    opened.project.must_be_own(opened.project.resolve("suites", name), f"suite {name}")
+    served = opened.inventory.serve.recipe
+    chosen = names or tuple(suite.recipes) or ((served,) if served else ())
+    record = Record(
+        id=run_id,
+        suite=suite.name,
+        suite_text=canonical(suite),
+        spark_cluster=__version__,
+        started=datetime.now(UTC),
+        status="running",
+        tool=generators.tool(suite),
+        setups=(),
+        cells=(),
+        command=(
+            "spark-cluster",
+            "bench",
+            "run",
+            name,
+            *(w for n in chosen for w in ("--recipe", n)),
+        ),
+        recipes=chosen,
+        client=opened.inventory.head.name,
+        project_commit=commit_of(opened.project.folder),
+    )
+    return of_record(opened, record, out or Path(RESULTS) / record.id, allow)
+
+
+def of_folder(opened: Opened, folder: Path) -> BenchRun:
+    """Return a run to look at, or to end."""
+    from spark_cluster.bench.run_folder import load_record
+
+    return of_record(opened, load_record(folder), folder, known=False)
+
+
+def of_record(
+    opened: Opened,
+    record: Record,
+    folder: Path,
+    allow: Allowances | None = None,
+    *,
+    known: bool = True,
+) -> BenchRun:
+    """Return the run that a record is of, as its suite says it.
+
+    Args:
+        known: with the recipes; to look at a run, or to end it, they are not needed.
+
+    Raises:
+        InvalidFile: the record's suite is none.
+    """
+    from spark_cluster.bench.expansion import expand, measurable
+    from spark_cluster.bench.repeat import continued, suite_of
+    from spark_cluster.bench.run import BenchRun
+    from spark_cluster.bench.run_folder import RECORD
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.loader.recipes import load_recipe
+
+    allowed = opened.allowances(allow or Allowances())
+    if record.repeats is not None:
+        # All, whatever --limit selects: cells that are left out now have a result for good.
+        return continued(record, folder, allowed, len(opened.inventory.nodes))
+    suite = suite_of(record, str(folder / RECORD))
+    recipes = {}
+    for name in record.recipes if known else ():
+        recipes[name] = load_recipe(name, opened.project, allowed)
+        opened.project.must_be_own(opened.project.resolve("recipes", name), f"recipe {name}")
+    return BenchRun(
+        record=record,
+        suite=suite,
+        expansion=measurable(suite, expand(suite, recipes, record.recipes)),
+        folder=folder,
+    )
+
+
+def measure(
+    opened: Opened,
+    made: BenchRun,
+    options: Options,
+    how: Mapping[str, bool],
+    *,
+    run_id: str = "",
+    before: Callable[[Play], None] | None = None,
+) -> BenchResult:
+    """Measure what has no result yet.
+
+    Args:
+        how: `keep` and `stop_at_first_failure`, as the playbook `bench` takes them.
+        before: is called when the nodes are connected, before anything is measured.
+
+    Raises:
+        UsageError: a selection of roles would bring up part of a server.
+        SparkClusterError: a node is not reached, or a server does not start where that ends it.
+    """
+    from spark_cluster.bench.run_folder import save_record
+    from spark_cluster.bench.telemetry_file import need_pyarrow
+
+    if options.selection.partial and not options.check:
+        raise UsageError(
+            "--tags, --skip-tags and --start-at would bring up part of a server only",
+            hint="leave them out, or add --check",
+        )
+    need_pyarrow()  # not after hours of measuring
+    title = f"bench run {made.suite.name}"
+    with opened.play(title, opened.nodes, options, run_id=run_id) as run:
+        playbook = opened.project.load_playbook("bench")
+        play = run.open()
+        if before is not None:
+            before(play)
+        if not options.check:
+            save_record(made.record, made.folder)
+        playbook.function(play, run=made, **how)
+        run.finish()
+        ok = all(cell.status != "failed" for cell in made.record.cells)
+        return BenchResult(RunSummary.of(run, ok=ok), made.record, made.folder)

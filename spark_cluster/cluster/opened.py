@@ -1,0 +1,260 @@
+"""An inventory that is open, and the nodes that are selected in it: where each operation starts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.cluster.run import Run
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.config.inventory import Inventory, InventoryNode
+    from spark_cluster.config.yamlfile import Sourced
+    from spark_cluster.loader.project import Project
+    from spark_cluster.runner.options import Options
+
+    R = TypeVar("R", bound=Run)
+
+_loading = threading.Lock()
+"""What a project brings of its own is loaded into the process; runs of several threads want it."""
+
+
+class Opened:
+    """An inventory, the project that it is used in, and a selection of its nodes.
+
+    Files are read when they are first asked for, so that making one costs nothing and raises
+    nothing.
+
+    Args:
+        inventory: a file, the name of one in `inventories/`, or the nodes' addresses, the head
+            first (`192.168.1.10` or `user@spark-1.local`); by default the project's own
+            `inventory.yaml`.
+        project: the project folder; by default the current one.
+        limit: only these nodes or groups, such as `spark*,!spark2`.
+        port: of the endpoint instead of the inventory's.
+        started: when the time of its runs began, seconds on the monotonic clock; by default each
+            begins with its run.
+    """
+
+    def __init__(
+        self,
+        inventory: str | Path | Sequence[str] | None = None,
+        *,
+        project: str | Path | None = None,
+        limit: str = "all",
+        port: int | None = None,
+        started: float | None = None,
+    ) -> None:
+        from spark_cluster.loader import own_files
+
+        self.named = inventory
+        self.limit = limit
+        self.port = port
+        self._folder = Path(project or ".").absolute()
+        self._started = started
+        self._early_id = ""
+        self._closed = False
+        self._runs: set[Run] = set()
+        own_files.use(lambda: self.project)
+
+    @cached_property
+    def project(self) -> Project:
+        """The user's project folder and what is shipped.
+
+        Raises:
+            UsageError: there is no such folder.
+        """
+        from spark_cluster.loader.project import Project
+
+        return Project(self._folder.resolve())
+
+    @property
+    def inventory_is_missing(self) -> bool:
+        """True if none is named and the project has none, which some commands can do without."""
+        from spark_cluster.loader.inventory_source import DEFAULT
+
+        return self.named is None and not (self.project.folder / DEFAULT).exists()
+
+    @cached_property
+    def _source(self) -> Sourced:
+        """The data of the inventory's file, not checked."""
+        if self.named is None or isinstance(self.named, str | Path):
+            from spark_cluster.loader.inventory_source import load_source
+
+            return load_source(self.named, self.project)
+        from spark_cluster.loader.new_inventory import source_of
+
+        return source_of(self.named)
+
+    @cached_property
+    def _checked(self) -> Inventory:
+        from spark_cluster.config.inventory import checked
+
+        return checked(self._source, self.project.list("roles"))
+
+    @property
+    def inventory(self) -> Inventory:
+        """The inventory, read and checked.
+
+        Raises:
+            InvalidFile: it does not exist or is wrong, with every problem and its line.
+            UsageError: there is no inventory of that name.
+            Refused: others can write it.
+        """
+        return self._checked if self.port is None else self._checked.with_port(self.port)
+
+    @property
+    def nodes(self) -> list[InventoryNode]:
+        """The nodes that `limit` selects.
+
+        Raises:
+            SparkClusterError: as `inventory`.
+            UsageError: the pattern names something unknown, or selects no node; or it is closed.
+        """
+        if self._closed:
+            raise UsageError("this Cluster is closed", hint="make a new one of the same inventory")
+        return self.inventory.select(self.limit)
+
+    def allowances(self, named: Allowances) -> Allowances:
+        """Return what recipes are allowed: by the inventory, and by what is named here."""
+        from spark_cluster.config.allowances import Allowances
+
+        if self.inventory_is_missing:
+            return named
+        serve = self.inventory.serve
+        known = Allowances(
+            tuple(serve.allow_files),
+            tuple(serve.allow_env),
+            tuple(serve.allow_mounts),
+            serve.allow_venv,
+            serve.allow_build,
+            serve.allow_build_network,
+        )
+        return known + named
+
+    def load_extensions(self) -> None:
+        """Check what the project brings of its own, before anything is connected: its resources
+        are part of what agents get, its known issues may be wanted when something has failed.
+
+        Raises:
+            Refused: others can write them.
+            InvalidFile: one of them is wrong, with the place.
+        """
+        from spark_cluster.loader.own_files import KNOWN_ISSUES, own_files
+
+        with _loading:
+            self.project.load_resources()
+            if own_files(KNOWN_ISSUES, ".toml"):
+                from spark_cluster.known_issues.entries import own
+
+                own()
+
+    def connect_early(self, label: str = "", *, become: bool = True) -> None:
+        """Begin to connect to the selected nodes, while what asks them is still being imported.
+
+        For a process that does one thing: the connections are for its next run, and a later call
+        drops those that were not taken.
+
+        Args:
+            label: of the agents' processes; by default the id of the run that follows.
+            become: the agents will be root.
+
+        Raises:
+            SparkClusterError: there is no inventory that can be read.
+        """
+        from spark_cluster.config.ssh_settings import unchecked
+
+        if not label:  # a run follows: its agents get the project's own resources
+            self.load_extensions()
+            self._early_id = self._early_id or _new_id()
+        found = unchecked(self._source, self.limit)
+        if not found:
+            return
+        from spark_cluster.runner import head_start
+        from spark_cluster.runner.ssh_route import Target
+
+        targets = [Target.of(name, settings) for name, settings in found.items()]
+        agent = head_start.Agent(label or self._early_id, become)
+        without_password = not become or "become" not in self._source.data
+        head_start.begin(targets, agent if without_password else None)
+
+    def close(self) -> None:
+        """End the runs of other threads as Ctrl-C does, with their connections; begin no more."""
+        self._closed = True
+        for run in list(self._runs):
+            run.cancel()
+
+    def take_run_id(self) -> str:
+        """Return the id of the next run: the one that was connected for early, or a new one."""
+        early, self._early_id = self._early_id, ""
+        return early or _new_id()
+
+    def begin(
+        self,
+        kind: type[R],
+        command: str,
+        nodes: list[InventoryNode],
+        options: Options,
+        *,
+        change: bool = True,
+        gather_facts: bool = True,
+        run_id: str = "",
+    ) -> R:
+        """Begin a run of this kind; see `play`."""
+        self.load_extensions()
+        return kind(
+            self.inventory,
+            self.project,
+            command,
+            nodes,
+            options,
+            run_id=run_id or self.take_run_id(),
+            change=change,
+            gather_facts=gather_facts,
+            started=time.monotonic() if self._started is None else self._started,
+        )
+
+    @contextlib.contextmanager
+    def play(
+        self,
+        command: str,
+        nodes: list[InventoryNode],
+        options: Options,
+        *,
+        change: bool = True,
+        gather_facts: bool = True,
+        run_id: str = "",
+    ) -> Iterator[Run]:
+        """A run over nodes: connected, watched, recorded, ended in order whatever happens.
+
+        Args:
+            change: it may change nodes.
+            gather_facts: at once; otherwise when one is first read.
+            run_id: by default `take_run_id()`.
+
+        Raises:
+            Interrupted: on Ctrl-C, or when it was cancelled.
+            SparkClusterError: no node could be reached, or what the body raises.
+        """
+        from spark_cluster.cluster.run import Run, ended
+
+        how = {"change": change, "gather_facts": gather_facts}
+        with ended(self.begin(Run, command, nodes, options, run_id=run_id, **how)) as run:
+            self._runs.add(run)
+            try:
+                yield run
+            finally:
+                self._runs.discard(run)
+
+
+def _new_id() -> str:
+    from spark_cluster.runner.run_id import new_run
+
+    return new_run()

@@ -1,0 +1,71 @@
+"""A recipe that may be served here, and the number of nodes that serve it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spark_cluster.cluster.overrides import Changes, changed
+from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.cluster.opened import Opened
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.config.recipe import Recipe
+
+
+def recipe_to_serve(opened: Opened, name: str, changes: Changes, allow: Allowances) -> Recipe:
+    """Return a recipe that may be served, with the user's changes.
+
+    Raises:
+        SparkClusterError: it is wrong, is another's, or asks for what is not allowed.
+    """
+    from spark_cluster.config.allowance_checks import must_be_allowed
+    from spark_cluster.config.model_kind import must_be_served
+    from spark_cluster.loader.recipes import load_recipe
+
+    recipe = changed(load_recipe(name, opened.project, opened.allowances(allow)), changes)
+    opened.project.must_be_own(opened.project.resolve("recipes", name), f"recipe {recipe.name}")
+    must_be_served(recipe.kind, f"recipe {recipe.name}")
+    must_be_allowed(recipe)
+    return recipe
+
+
+def size_on(opened: Opened, recipe: Recipe, tp: int | None) -> int:
+    """Return the tensor-parallel size; what cannot be is refused before any node is asked.
+
+    Raises:
+        Refused: the recipe does not do this size, or there are too few nodes.
+    """
+    from spark_cluster.serving.nodes import serving
+
+    nodes = opened.nodes
+    size = tp if tp is not None else recipe.size_for(len(nodes))
+    recipe.check_size(size)
+    serving(nodes, size, recipe.nodes_for(size))
+    return size
+
+
+def head_must_be_selected(opened: Opened, hint: str = "") -> None:
+    """Look whether the head, which serves, is among the selected nodes.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not any(node.is_head for node in opened.nodes):
+        head = opened.inventory.head.name
+        raise UsageError(
+            f"--limit {opened.limit} leaves out the head, which serves",
+            hint=f"the head is {head}{hint}",
+        )
+
+
+def api_key(opened: Opened) -> str | None:
+    """Return the endpoint's API key; None when it has none.
+
+    Raises:
+        SparkClusterError: the inventory's reference to it leads to nothing.
+    """
+    from spark_cluster.runner.connections import ask_secret
+
+    serve = opened.inventory.serve
+    return serve.api_key.read("the API key", ask_secret()) if serve.api_key else None

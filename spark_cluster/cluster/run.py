@@ -1,0 +1,194 @@
+"""A run over nodes: connected, watched, recorded, ended in order."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from spark_cluster.cluster import watch
+from spark_cluster.cluster.result import RunSummary
+from spark_cluster.errors import Interrupted, SparkClusterError
+from spark_cluster.runner import connections
+from spark_cluster.runner.events import Bus, Note, Recap, RunFinished, RunStarted
+from spark_cluster.runner.record import Record
+
+if TYPE_CHECKING:
+    from spark_cluster.config.inventory import Inventory, InventoryNode
+    from spark_cluster.loader.project import Project
+    from spark_cluster.runner.options import Options
+    from spark_cluster.runner.play import Play
+
+R = TypeVar("R", bound="Run")
+
+
+class Run:
+    """A play, its recap, its record, its end. Connecting begins with the object.
+
+    Args:
+        inventory, project: what the play is over, and where its roles are.
+        command: what the user asked for, for the record, and for whoever meets this run's locks.
+        nodes: those of the inventory that it is over.
+        run_id: as `history` and `revert` know it.
+        change: it may change nodes: it is recorded and holds their locks, outside check mode.
+        gather_facts: at once; otherwise when one is first read.
+        started: when its time began, seconds on the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        project: Project,
+        command: str,
+        nodes: list[InventoryNode],
+        options: Options,
+        *,
+        run_id: str,
+        change: bool,
+        gather_facts: bool,
+        started: float,
+    ) -> None:
+        self.command = command
+        self.options = options
+        self.change = change
+        self.id = run_id
+        self.recap = Recap()
+        self.bus = Bus(self.recap)
+        self._started = started
+        self._begun = self._finished = self._cancelled = False
+        if change:
+            record = Record(self.id, on_error=lambda why: self.bus.emit(Note(why, "warning")))
+            self.bus.add(record)
+        self.connections = connections.Connections(
+            nodes,
+            self.bus,
+            self.id,
+            command=command,
+            change=change and not options.check,
+            gather_facts=gather_facts,
+        )
+        self.connections.begin()  # what follows is imported while the network is waited for
+        if change:
+            import jinja2  # noqa: F401  (roles with templates want it next)
+
+        from spark_cluster.runner.play import Play
+
+        self._play = Play(inventory, project, self.connections, self.bus, options)
+
+    @property
+    def check(self) -> bool:
+        """True if it changes nothing."""
+        return self.options.check
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since its time began."""
+        return time.monotonic() - self._started
+
+    def open(self, *, fail_fast: bool = True) -> Play:
+        """Connect; with `fail_fast` every node has to be there.
+
+        Raises:
+            SparkClusterError: the first node's error.
+        """
+        watcher = watch.current()
+        if watcher is not None:
+            self.bus.add(watcher(self))
+        names = tuple(self.connections.nodes)
+        self.bus.emit(RunStarted(self.id, self.command, names, self.check))
+        failed = self.connections.open()
+        self._play.out.update(failed)
+        if failed and (fail_fast or len(failed) == len(names)):
+            raise next(iter(failed.values()))
+        self._begun = True
+        return self._play
+
+    def to_dict(self, *, ok: bool = True, **found: Any) -> dict[str, Any]:
+        """The JSON of a run that can change something: `found` between what all of them tell."""
+        return RunSummary.of(self, ok=ok).to_dict(**found)
+
+    @property
+    def stage_seconds(self) -> dict[str, float]:
+        """Seconds by stage, and in `total` all until now."""
+        return {**self._play.seconds, "total": round(self.seconds, 3)}
+
+    def cancel(self) -> None:
+        """End it from another thread as Ctrl-C does; its own thread raises Interrupted.
+
+        What waits for a node ends with the connections; everything else at the next event.
+        """
+        self._cancelled = True
+        self.connections.close()
+
+    @property
+    def cancelled(self) -> bool:
+        """True if it was told to end."""
+        return self._cancelled
+
+    def interrupted(self) -> Interrupted:
+        """Return the error that says in which state an interrupt leaves things."""
+        at_work = [f"{node} was at {what}" for node, what in self.recap.last.items()]
+        if not at_work:
+            return Interrupted(
+                "interrupted; no node was being changed",
+                hint="run the same command again to continue",
+            )
+        return Interrupted(
+            f"interrupted; {', '.join(at_work)}",
+            hint="a package manager or an image pull finishes there by itself, so does a model's "
+            "download; everything else is stopped within seconds, and no file is half-written. "
+            "Run the same command again to continue",
+        )
+
+    def finish(self, error: str = "") -> None:
+        """Tell the sinks that it is over.
+
+        Raises:
+            UsageError: all went well, but a name of --tags or --start-at was never met.
+        """
+        if self._finished:
+            return
+        self._finished = True
+        unmatched = self.options.selection.unmatched() if self._begun and not error else None
+        error = str(unmatched or error)
+        self.bus.emit(RunFinished(not error, self.seconds, error))
+        if unmatched is not None:  # before anyone hears that all is well
+            raise unmatched
+
+    def close(self) -> None:
+        """End the sinks first, among them a live display, then the connections."""
+        self.bus.close()
+        self.connections.close()
+
+
+@contextlib.contextmanager
+def ended(run: R) -> Iterator[R]:
+    """Have a run end in order whatever happens in the block.
+
+    Raises:
+        Interrupted: on Ctrl-C, or when it was cancelled.
+        SparkClusterError: what the block raises.
+    """
+    try:
+        yield run
+    except KeyboardInterrupt:
+        interrupted = run.interrupted()
+        run.finish(error=str(interrupted))
+        raise interrupted from None
+    except SparkClusterError as error:
+        shown = run.interrupted() if run.cancelled else error
+        run.finish(error=str(shown))
+        if shown is not error:
+            raise shown from None
+        raise
+    except Exception as error:
+        if not run.cancelled:
+            raise
+        interrupted = run.interrupted()  # a connection that is closed under what uses it
+        run.finish(error=str(interrupted))
+        raise interrupted from error
+    else:
+        run.finish()
+    finally:
+        run.close()

@@ -1,0 +1,98 @@
+"""Bring the nodes from any state to a verified endpoint."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.cluster.recipes import recipe_to_serve, size_on
+from spark_cluster.cluster.result import RunSummary
+from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.cluster.opened import Opened
+    from spark_cluster.cluster.overrides import Changes
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.runner.options import Options
+    from spark_cluster.serving.memory_phases import MemoryOfNode
+    from spark_cluster.serving.result import Served
+
+
+@dataclass(frozen=True)
+class UpResult:
+    """The result of `up`.
+
+    Attributes:
+        run: how the run went.
+        served: the verified endpoint; None where nothing was verified (check mode, a selection of
+            roles).
+        memory: the GPU memory of each node by phase, next to what the plan predicted.
+    """
+
+    run: RunSummary
+    served: Served | None
+    memory: tuple[MemoryOfNode, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `up --json` prints it."""
+        found = self.served.to_dict() if self.served is not None else {}
+        return self.run.to_dict(**found, memory=[asdict(node) for node in self.memory])
+
+
+def up(
+    opened: Opened,
+    recipe_name: str | None,
+    *,
+    tp: int | None,
+    replicas: int,
+    force: bool,
+    offline: bool,
+    changes: Changes,
+    allow: Allowances,
+    options: Options,
+) -> UpResult:
+    """Serve a recipe; see `Cluster.up`."""
+    from spark_cluster.config.overrides import text
+    from spark_cluster.serving.memory_phases import MemoryPhases
+    from spark_cluster.serving.nodes import groups
+
+    name = recipe_name or opened.inventory.serve.recipe
+    if name is None:
+        raise UsageError(
+            "no recipe is given",
+            hint="give --recipe NAME, or `serve: {recipe: NAME}` in the inventory",
+        )
+    recipe = recipe_to_serve(opened, name, changes, allow)
+    size = size_on(opened, recipe, _size(tp, replicas))
+    if replicas > 1:
+        groups([node.name for node in opened.nodes], 1, replicas)
+    port = "" if opened.port is None else f"--port {opened.port}"
+    how = f"--tp {size}" if replicas == 1 else f"--replicas {replicas}"
+    title = " ".join(filter(None, ["up", how, text(recipe.overrides), port]))
+    memory = MemoryPhases()
+    with opened.play(title, opened.nodes, options) as run:
+        run.bus.add(memory)
+        playbook = opened.project.load_playbook("up")
+        play = run.open()
+        several = {"count": replicas} if replicas > 1 else {}
+        served: Served | None = playbook.function(
+            play, recipe=recipe, tp=size, force=force, offline=offline, **several
+        )
+        run.finish()
+        return UpResult(RunSummary.of(run), served, tuple(memory.nodes.values()))
+
+
+def _size(tp: int | None, replicas: int) -> int | None:
+    """Return the tensor-parallel size that is asked for; None for the recipe's.
+
+    Raises:
+        UsageError: replicas of several nodes each.
+    """
+    if replicas == 1:
+        return tp
+    if tp not in (None, 1):
+        raise UsageError(
+            f"--replicas {replicas} with --tp {tp}: each replica is on one node",
+            hint="leave --tp out; `spark-cluster plan RECIPE --for throughput` compares the two",
+        )
+    return 1

@@ -1,0 +1,34 @@
+"""Read who holds GPU memory on the nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_cluster.cluster.opened import Opened
+    from spark_cluster.serving.vram import NodeVram
+
+
+@dataclass(frozen=True)
+class VramResult:
+    """One reading of every node."""
+
+    nodes: tuple[NodeVram, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `vram --json` prints it."""
+        return {"nodes": [reading.to_dict() for reading in self.nodes]}
+
+
+def vram(opened: Opened) -> VramResult:
+    """Take one reading of every selected node.
+
+    Raises:
+        SparkClusterError: a node is not reached, or its nvidia-smi does not answer.
+    """
+    from spark_cluster.runner.agents import agents
+    from spark_cluster.serving.vram import sample
+
+    with agents(opened.nodes, "vram") as sessions:
+        return VramResult(tuple(sample(sessions)))

@@ -1,0 +1,100 @@
+"""The Python API on booted nodes and real vLLM: from a run that is left to the memory of `down`."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+import notebook
+import pytest
+from commandline import CommandLine
+from json_schema import document as fits
+
+from spark_cluster import Cluster, Options
+from spark_cluster.errors import Interrupted
+from spark_cluster.lab import Lab
+from spark_cluster.runner.events import RunFinished, StageStarted
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture(scope="module")
+def cluster(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The lab's nodes, as a program in a folder of its own opens them; nothing serves."""
+    home = tmp_path_factory.mktemp("program")
+    with pytest.MonkeyPatch.context() as patched, Cluster("lab", project=home) as made:
+        patched.setenv("XDG_STATE_HOME", str(home / "state"))
+        patched.setenv("HOME", str(home))
+        made.down()
+        yield made
+        made.down()
+
+
+def test_ping_and_vram(cluster: Cluster) -> None:
+    reached = cluster.ping()
+    assert reached.ok
+    assert list(reached.nodes) == ["spark1", "spark2"]
+    fits("ping", json.dumps(reached.to_dict()))
+    held = cluster.vram()
+    assert [(node.name, node.processes) for node in held.nodes] == [("spark1", ()), ("spark2", ())]
+    assert cluster.status().state == "stopped"
+
+
+def test_up_is_left_while_it_loads_and_done_again(cluster: Cluster) -> None:
+    with cluster.events(cluster.up, tp=1) as events:
+        for event in events:
+            if isinstance(event, StageStarted) and event.stage == "load":
+                break
+    with pytest.raises(Interrupted, match="interrupted"):
+        events.result()
+    stream = cluster.events(cluster.up, tp=1)
+    *_, last = stream
+    assert isinstance(last, RunFinished)
+    found = stream.result()
+    assert last.ok
+    assert found.served is not None
+    assert "Paris" in found.served.answer
+    fits("up", json.dumps(found.to_dict()))
+    assert cluster.up(tp=1).run.changed == 0
+
+
+def test_what_serves_is_the_same_for_the_command_line(cluster: Cluster, tmp_path: Path) -> None:
+    found = cluster.status()
+    printed = CommandLine(tmp_path).json("status")
+    assert found.state == printed["state"] == "serving"
+    assert found.to_dict()["endpoint"] == printed["endpoint"]
+    verified = cluster.verify(only=("answer",))
+    assert [verdict.status for verdict in verified.verdicts] == ["ok"]
+    held = {node.name: len(node.processes) for node in cluster.vram().nodes}
+    assert held["spark1"] > 0
+    assert held["spark2"] == 0
+
+
+def test_the_script_and_the_notebook(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both bring up what is up already, and verify it; the notebook takes it down."""
+    monkeypatch.chdir(os.environ["HOME"])
+    script = runpy.run_path(str(EXAMPLES / "serve.py"))
+    assert script["main"](["--inventory", "lab", "--tp", "1", "--only", "answer"]) == 0
+    said = capsys.readouterr().out
+    assert "paris at http://10.89.0.11:8000" in said
+    assert "ok       " in said
+    left = notebook.run(EXAMPLES / "cluster.ipynb", cluster='Cluster("lab")', SERVE="True")
+    assert "Paris" in left["served"].answer
+    assert any(reading.processes for reading in left["stopped"].before)
+    assert not any(reading.processes for reading in left["stopped"].now)
+
+
+def test_down(cluster: Cluster) -> None:
+    assert cluster.down(options=Options(check=True)).stopped is None
+    found = cluster.down()
+    assert found.stopped is not None
+    assert not any(reading.processes for reading in found.stopped.now)
+    fits("down", json.dumps(found.to_dict()))
+    assert cluster.status().state == "stopped"
