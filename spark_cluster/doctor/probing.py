@@ -48,7 +48,7 @@ def probe(
     why_not: dict[str, str] = {}
     users = {seen.node: seen.user for seen in nodes}
     known = topology_of(inventory, {seen.node: seen.facts for seen in nodes}, users)
-    hops = link_check.hops(list(known.values()))
+    hops = link_check.checked_hops(list(known.values()))
     if not hops:
         reason = "one node alone" if len(nodes) < 2 else "no link is up between the nodes"
         why_not = dict.fromkeys(("pings", "transfers", "rdma"), reason)
@@ -84,30 +84,37 @@ def pings(hops: Sequence[Hop], sessions: Sessions) -> tuple[Ping, ...]:
 
 
 def transfers(hops: Sequence[Hop], sessions: Sessions) -> tuple[Transfer, ...]:
-    """TCP over every hop, one after the other; first each node to itself, to compare with."""
+    """TCP over every hop, in rounds; first each node to itself, to compare with."""
     names = sorted({hop.source.name for hop in hops})
     with ThreadPoolExecutor() as pool:
         alone = pool.map(lambda n: transfer.measure(sessions[n], sessions[n], "127.0.0.1"), names)
         own = {node: measured.rate for node, measured in zip(names, alone, strict=True)}
-    found = []
-    for number, hop in enumerate(hops, start=1):
+    ports = {hop: transfer.PORT + number for number, hop in enumerate(hops, start=1)}
+
+    def measured(hop: Hop) -> transfer.Measured:
         sender, receiver = sessions[hop.source.name], sessions[hop.target.name]
-        address, port = str(hop.theirs.address.ip), transfer.PORT + number
-        done = transfer.measure(sender, receiver, address, port=port)
+        return transfer.measure(sender, receiver, str(hop.theirs.address.ip), port=ports[hop])
+
+    found = []
+    for hop, outcome in zip(hops, link_check.in_rounds(hops, measured), strict=True):
+        failed = isinstance(outcome, SparkClusterError)
+        done = transfer.Measured(None, outcome.message) if failed else outcome
         found.append(Transfer(name(hop), done.rate, own[hop.source.name], done.output))
     return tuple(found)
 
 
 def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Rdma, ...]:
-    """`ib_write_bw` over every hop, one after the other."""
-    found = []
-    for hop in hops:
-        try:
-            rate = link_check.measure(sessions[hop.target.name], sessions[hop.source.name], hop)
-            found.append(Rdma(name(hop), rate))
-        except SparkClusterError as error:
-            found.append(Rdma(name(hop), None, error.message))
-    return tuple(found)
+    """`ib_write_bw` over every hop, in rounds."""
+
+    def measured(hop: Hop) -> float:
+        return link_check.measure(sessions[hop.target.name], sessions[hop.source.name], hop)
+
+    return tuple(
+        Rdma(name(hop), None, rate.message)
+        if isinstance(rate, SparkClusterError)
+        else Rdma(name(hop), rate)
+        for hop, rate in zip(hops, link_check.in_rounds(hops, measured), strict=True)
+    )
 
 
 def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Question) -> Answer | None:
