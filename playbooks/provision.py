@@ -11,6 +11,7 @@ from typing import Any
 from spark_cluster import link_check
 from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.facts import pins
+from spark_cluster.link_cabling import must_be_switched
 from spark_cluster.resources import Command, File, Reboot, Resource
 from spark_cluster.runner.play import Applied, Play, RoleCall
 from spark_cluster.topology import Node
@@ -102,6 +103,7 @@ def _link(play: Play) -> list[str | RoleCall]:
     if len(names) < 2:
         return []
     mesh = play.role("ssh_mesh", peers=names)
+    must_be_switched(play.nodes, play.session)
     dark = [node for node in play.nodes if not node.links]
     if not (play.out and dark):
         return ["network", mesh]

@@ -127,7 +127,7 @@ def all_reduce(size: int, seconds: tuple[float, ...], nodes: int, use: Use = "")
         seconds: of one operation, for each repetition; at least one.
     """
     middle = statistics.median(seconds)
-    sent = size * 2 * (nodes - 1) / nodes
+    sent = size * carried(nodes)
     return AllReduce(
         bytes=size,
         use=use,

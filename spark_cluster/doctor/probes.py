@@ -10,12 +10,27 @@ from typing import TypeVar
 from spark_cluster.doctor.check import check
 from spark_cluster.doctor.probed import Probed, Rdma, Transfer
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
+from spark_cluster.link_cabling import without_switch
 from spark_cluster.link_check import DEGRADED_GBITS, GOOD_GBITS
 
 T = TypeVar("T")
 
 OF_OWN = 0.33
 """A link that carries less than this share of what the node does to itself is the limit."""
+
+
+@check(
+    "link.cabling",
+    title="all ports of a node lead to the same nodes",
+    needs=("frames",),
+    effect="blocks",
+)
+def cabling(probed: Probed) -> Verdict:
+    found = _tried(probed, "cabling", probed.cabling)
+    split = without_switch(found)
+    if split:
+        return fail(". ".join(map(str, split)))
+    return ok(". ".join(map(str, found)) or "no third node, or one port of each is up")
 
 
 @check(

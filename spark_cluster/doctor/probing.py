@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster import link_check
+from spark_cluster import link_cabling, link_check
 from spark_cluster.config.ports import EnginePorts, Span
 from spark_cluster.doctor import ports, transfer
 from spark_cluster.doctor.observations import Observations
@@ -15,9 +15,10 @@ from spark_cluster.doctor.probed import Answer, Ping, Probed, Rdma, Transfer
 from spark_cluster.doctor.verdict import NotSeen
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.inference.containers import ContainerState
+from spark_cluster.link_cabling import Cabling
 from spark_cluster.link_check import Hop
 from spark_cluster.runner.session import Session
-from spark_cluster.topology import topology_of
+from spark_cluster.topology import Node, topology_of
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory
@@ -48,10 +49,13 @@ def probe(
     why_not: dict[str, str] = {}
     users = {seen.node: seen.user for seen in nodes}
     known = topology_of(inventory, {seen.node: seen.facts for seen in nodes}, users)
+    cabling = _cabling(list(known.values()), sessions)
+    if isinstance(cabling, str):
+        why_not["cabling"] = cabling
     hops = link_check.checked_hops(list(known.values()))
     if not hops:
         reason = "one node alone" if len(nodes) < 2 else "no link is up between the nodes"
-        why_not = dict.fromkeys(("pings", "transfers", "rdma"), reason)
+        why_not |= dict.fromkeys(("pings", "transfers", "rdma"), reason)
     lacking = [seen.node for seen in nodes if not _has(seen, "ib_write_bw")]
     if lacking:
         why_not.setdefault("rdma", f"there is no ib_write_bw on {', '.join(lacking)} (perftest)")
@@ -63,6 +67,7 @@ def probe(
         why_not["ports"] = tried
     return Probed(
         full_size=inventory.mtu - link_check.HEADERS,
+        cabling=None if isinstance(cabling, str) else cabling,
         pings=pings(hops, sessions) if hops else None,
         transfers=transfers(hops, sessions) if hops else None,
         rdma=rdma(hops, sessions) if hops and not lacking else None,
@@ -70,6 +75,16 @@ def probe(
         ports=None if isinstance(tried, str) else tried,
         why_not=why_not,
     )
+
+
+def _cabling(nodes: Sequence[Node], sessions: Sessions) -> tuple[Cabling, ...] | str:
+    """Look where the ports lead, if that is not clear; or the reason why that is not known."""
+    if not link_cabling.in_doubt(nodes):
+        return ()
+    try:
+        return tuple(link_cabling.look(nodes, sessions))
+    except SparkClusterError as error:
+        return f"{error.where}: {error.message}" if error.where else error.message
 
 
 def name(hop: Hop) -> str:
@@ -97,8 +112,9 @@ def transfers(hops: Sequence[Hop], sessions: Sessions) -> tuple[Transfer, ...]:
 
     found = []
     for hop, outcome in zip(hops, link_check.in_rounds(hops, measured), strict=True):
-        failed = isinstance(outcome, SparkClusterError)
-        done = transfer.Measured(None, outcome.message) if failed else outcome
+        done = outcome
+        if isinstance(done, SparkClusterError):
+            done = transfer.Measured(None, done.message)
         found.append(Transfer(name(hop), done.rate, own[hop.source.name], done.output))
     return tuple(found)
 
