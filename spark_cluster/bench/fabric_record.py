@@ -17,6 +17,7 @@ from spark_cluster.bench.printable import printable
 from spark_cluster.bench.record import Part
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.node.durable import write_file
+from spark_cluster.planning.speed.allreduce import carried
 
 FORMAT: Final = "spark-cluster.fabric.v1"
 FILE = "fabric.json"

@@ -41,7 +41,7 @@ def test_names_fit_into_the_kernels_fifteen_characters(tmp_path: Path) -> None:
 
 
 def test_addresses_of_the_nodes(tmp_path: Path) -> None:
-    first, second = Layout(tmp_path).nodes()
+    first, second = Layout(tmp_path).nodes(2)
     assert (first.name, first.address) == ("spark1", "10.89.0.11")
     assert (second.name, second.address) == ("spark2", "10.89.0.12")
     assert len({first.cable(i) for i in FABRIC} | {second.cable(i) for i in FABRIC}) == 4
