@@ -104,11 +104,11 @@ def transfers(hops: Sequence[Hop], sessions: Sessions) -> tuple[Transfer, ...]:
     with ThreadPoolExecutor() as pool:
         alone = pool.map(lambda n: transfer.measure(sessions[n], sessions[n], "127.0.0.1"), names)
         own = {node: measured.rate for node, measured in zip(names, alone, strict=True)}
-    ports = {hop: transfer.PORT + number for number, hop in enumerate(hops, start=1)}
+    ports = {str(hop): transfer.PORT + number for number, hop in enumerate(hops, start=1)}
 
     def measured(hop: Hop) -> transfer.Measured:
         sender, receiver = sessions[hop.source.name], sessions[hop.target.name]
-        return transfer.measure(sender, receiver, str(hop.theirs.address.ip), port=ports[hop])
+        return transfer.measure(sender, receiver, str(hop.theirs.address.ip), port=ports[str(hop)])
 
     found = []
     for hop, outcome in zip(hops, link_check.in_rounds(hops, measured), strict=True):

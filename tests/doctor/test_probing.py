@@ -10,12 +10,17 @@ import factories
 import pytest
 from doctor_samples import inspected, seen
 
+from spark_cluster import link_check
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.doctor import probing, transfer
 from spark_cluster.doctor.probing import Question
+from spark_cluster.errors import Failed
+from spark_cluster.facts.model import Facts, Hca
+from spark_cluster.link_check import checked_hops
 from spark_cluster.runner.session import Answer as HttpAnswer
 from spark_cluster.runner.session import Session
+from spark_cluster.topology import topology_of
 
 QUESTION = Question(Probe(question="capital of France?", expect="Paris"), key="secret")
 
@@ -128,6 +133,37 @@ def test_nothing_to_probe(inventory: Inventory) -> None:
     assert found.pings is None
     assert found.why_not["pings"] == "one node alone"
     assert found.why_not["answer"] == "no server of ours runs on these nodes"
+
+
+def test_transfers_and_rdma_between_four_nodes(tmp_path: Path, monkeypatch: Any) -> None:
+    text = "".join(f"  spark{n}: {{address: 10.0.0.{n}}}\n" for n in (2, 3, 4))
+    made = factories.make_inventory(
+        tmp_path, f"nodes:\n  spark1: {{address: 10.0.0.1, roles: [head]}}\n{text}"
+    )
+    facts = Facts(hcas=(Hca("rocep1s0f1", "enp1s0f1np1", up=True),))
+    hops = checked_hops(list(topology_of(made, dict.fromkeys(made.nodes, facts), {}).values()))
+    sessions: Any = {name: name for name in made.nodes}
+
+    def measure(sender: str, receiver: str, address: str, port: int = 0) -> transfer.Measured:
+        if receiver == "spark3" != sender:
+            raise Failed("it is lost", where="spark3")
+        return transfer.Measured(10.0 * int(sender[-1]))
+
+    monkeypatch.setattr(transfer, "measure", measure)
+    found = probing.transfers(hops, sessions)
+    assert [(t.link, t.rate, t.own, t.message) for t in found] == [
+        ("spark1 enp1s0f1np1 to spark2", 10.0, 10.0, ""),
+        ("spark2 enp1s0f1np1 to spark3", None, 20.0, "it is lost"),
+        ("spark3 enp1s0f1np1 to spark4", 30.0, 30.0, ""),
+        ("spark4 enp1s0f1np1 to spark1", 40.0, 40.0, ""),
+    ]
+    monkeypatch.setattr(
+        link_check, "measure", lambda server, client, hop: measure(client, server, "").rate
+    )
+    assert [(t.rate, t.message) for t in probing.rdma(hops, sessions)] == [
+        *((10.0, ""), (None, "it is lost")),
+        *((30.0, ""), (40.0, "")),
+    ]
 
 
 def test_a_transfer_between_real_agents(agent: Callable[..., Session]) -> None:
