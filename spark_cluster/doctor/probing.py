@@ -52,9 +52,8 @@ def probe(
     cabling = _cabling(list(known.values()), sessions)
     if isinstance(cabling, str):
         why_not["cabling"] = cabling
-    hops = link_check.checked_hops(list(known.values()))
+    hops, reason = _hops(list(known.values()), cabling)
     if not hops:
-        reason = "one node alone" if len(nodes) < 2 else "no link is up between the nodes"
         why_not |= dict.fromkeys(("pings", "transfers", "rdma"), reason)
     lacking = [seen.node for seen in nodes if not _has(seen, "ib_write_bw")]
     if lacking:
@@ -85,6 +84,15 @@ def _cabling(nodes: Sequence[Node], sessions: Sessions) -> tuple[Cabling, ...] |
         return tuple(link_cabling.look(nodes, sessions))
     except SparkClusterError as error:
         return f"{error.where}: {error.message}" if error.where else error.message
+
+
+def _hops(nodes: Sequence[Node], cabling: Sequence[Cabling] | str) -> tuple[list[Hop], str]:
+    """Return the hops to try, or the reason why there are none."""
+    if not isinstance(cabling, str) and link_cabling.without_switch(cabling):
+        return [], "no switch joins the nodes"  # each would be waited for in vain
+    if found := link_check.checked_hops(nodes):
+        return found, ""
+    return [], "one node alone" if len(nodes) < 2 else "no link is up between the nodes"
 
 
 def name(hop: Hop) -> str:

@@ -10,13 +10,14 @@ import factories
 import pytest
 from doctor_samples import inspected, seen
 
-from spark_cluster import link_check
+from spark_cluster import link_cabling, link_check
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.doctor import probing, transfer
 from spark_cluster.doctor.probing import Question
 from spark_cluster.errors import Failed
 from spark_cluster.facts.model import Facts, Hca
+from spark_cluster.link_cabling import Cabling
 from spark_cluster.link_check import checked_hops
 from spark_cluster.runner.session import Answer as HttpAnswer
 from spark_cluster.runner.session import Session
@@ -125,6 +126,26 @@ def test_what_is_probed_is_what_users_reach(inventory: Inventory, monkeypatch: A
     probing.probe(inventory, nodes, sessions, QUESTION)
     assert one.requests[0] == "https://10.0.0.1:8443/health"
     assert one.certificates == ["/etc/spark-cluster/endpoint/self-signed.pem"] * 2
+
+
+def test_a_ring_of_cables_is_named_and_nothing_is_waited_for(
+    inventory: Inventory, monkeypatch: Any
+) -> None:
+    ring = [Cabling("spark1", {"np0": ("spark3",), "np1": ("spark2",)})]
+    monkeypatch.setattr(link_cabling, "in_doubt", lambda _: True)
+    monkeypatch.setattr(link_cabling, "look", lambda *_: ring)
+    found = probing.probe(inventory, [seen(1, tools=""), seen(2, tools="")], {}, QUESTION)
+    assert found.cabling == tuple(ring)
+    assert (found.pings, found.transfers, found.rdma) == (None, None, None)
+    assert found.why_not["pings"] == "no switch joins the nodes"
+
+    def lost(*_: Any) -> list[Cabling]:
+        raise Failed("it is gone", where="spark2")
+
+    monkeypatch.setattr(link_cabling, "look", lost)
+    monkeypatch.setattr(probing, "_hops", lambda *_: ([], "none"))
+    found = probing.probe(inventory, [seen(1, tools=""), seen(2, tools="")], {}, QUESTION)
+    assert (found.cabling, found.why_not["cabling"]) == (None, "spark2: it is gone")
 
 
 def test_nothing_to_probe(inventory: Inventory) -> None:

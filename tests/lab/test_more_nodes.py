@@ -43,7 +43,7 @@ def user(four: Lab, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
 
 def link(user: CommandLine, status: int = 0) -> dict[str, dict[str, Any]]:
     """What doctor finds of the link, by check; of a check of each node what is worst."""
-    found = user.json("doctor", "--probe", "--only", "link", status=status)["results"]
+    found = user.json("doctor", "--probe", "--only", "link", status=status)["checks"]
     return {result["id"]: result for result in reversed(found)}
 
 
