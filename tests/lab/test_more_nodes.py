@@ -155,8 +155,11 @@ def test_a_node_of_four_loses_power(user: CommandLine, four: Lab, served: dict[s
     try:
         ran = user("up", "--tp", "4", status=3)
         assert "spark3" in ran.printed
-        status = user.json("status", status=3)
-        assert status["state"] != "serving"
+        until(
+            lambda: "Ray shows 3 of 4 nodes" in " ".join(user.json("status", status=5)["problems"]),
+            what="Ray without the node",
+        )
+        assert any("spark3" in one for one in user.json("status", status=5)["problems"])
     finally:
         lost.boot()
     again = user.json("up", "--tp", "4")
