@@ -31,7 +31,8 @@ class TensorParallel(Schema):
         default=None,
         ge=1,
         le=MOST_NODES,
-        description="size when --tp is not given (default: as many nodes as there are)",
+        description="size when --tp is not given (default: the largest power of two, or `max`, "
+        "that there are nodes for)",
     )
 
     @model_validator(mode="after")

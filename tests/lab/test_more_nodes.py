@@ -37,6 +37,7 @@ def four(lab: Lab) -> Iterator[Lab]:
 @pytest.fixture(scope="module")
 def user(four: Lab, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
     made = CommandLine(tmp_path_factory.mktemp("more-nodes"), inventory="lab4")
+    made("trust")
     made("down")
     made("provision", *LINK)
     return made
