@@ -9,6 +9,7 @@ from spark_cluster.bench.fabric_record import FabricRecord
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.inference.process import RAY
+from spark_cluster.link_cabling import must_be_switched
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 from spark_cluster.serving import readiness
@@ -54,6 +55,7 @@ def main(play: Play, *, recipe: Recipe, tp: int, name: str) -> FabricRecord | No
 def _start(play: Play, plan: ServePlan, name: str) -> None:
     """Link, firewall, Docker, caches, image and Ray, as `up` does it; neither model nor server."""
     with play.stage("prepare"):
+        must_be_switched(plan.nodes, play.session)
         guarded = guard(play, plan)
         docker = ("containers",) if plan.deployment.runtime == "docker" else ()
         made = play.apply(plan.nodes, "network", guarded, *docker, "caches")

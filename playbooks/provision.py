@@ -11,6 +11,7 @@ from typing import Any
 from spark_cluster import link_check
 from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.facts import pins
+from spark_cluster.link_cabling import must_be_switched
 from spark_cluster.resources import Command, File, Reboot, Resource
 from spark_cluster.runner.play import Applied, Play, RoleCall
 from spark_cluster.topology import Node
@@ -102,6 +103,7 @@ def _link(play: Play) -> list[str | RoleCall]:
     if len(names) < 2:
         return []
     mesh = play.role("ssh_mesh", peers=names)
+    must_be_switched(play.nodes, play.session)
     dark = [node for node in play.nodes if not node.links]
     if not (play.out and dark):
         return ["network", mesh]
@@ -258,7 +260,7 @@ def _link_changed(applied: Applied) -> bool:
 
 
 def _verify(play: Play, done: Provisioned, *, measure: bool) -> None:
-    found = link_check.hops(play.nodes)
+    found = link_check.checked_hops(play.nodes)
 
     def verify_login(node: Node) -> list[SparkClusterError]:
         try:
@@ -306,15 +308,24 @@ def _in_force(text: str) -> str:
 
 
 def _measure(play: Play, found: Iterable[link_check.Hop], done: Provisioned) -> None:
-    """Each twin once, in one direction, one after another: together they share the port."""
-    for hop in found:
-        tools = all("perftest" in n.facts.packages for n in (hop.source, hop.target))
-        if not tools or not hop.ours.hca or hop.source.index > hop.target.index:
-            continue
-        try:
-            gbits = link_check.measure(play.session(hop.target), play.session(hop.source), hop)
-        except SparkClusterError as error:
-            done.failures.setdefault(hop.source.name, []).append(error)
+    """Each twin once, in one direction, and one of a node at a time: together they share the port.
+
+    Of nodes on a switch each is measured to the next; no pair waits for another one.
+    """
+    wanted = [
+        hop
+        for hop in found
+        if all("perftest" in n.facts.packages for n in (hop.source, hop.target))
+        and hop.ours.hca
+        and hop.source.index < hop.target.index
+    ]
+
+    def measured(hop: link_check.Hop) -> float:
+        return link_check.measure(play.session(hop.target), play.session(hop.source), hop)
+
+    for hop, gbits in zip(wanted, link_check.in_rounds(wanted, measured), strict=True):
+        if isinstance(gbits, SparkClusterError):
+            done.failures.setdefault(hop.source.name, []).append(gbits)
             continue
         result = link_check.Bandwidth(hop, gbits)
         done.bandwidth.append(result)

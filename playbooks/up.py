@@ -5,6 +5,7 @@ from __future__ import annotations
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.runtime import absent
+from spark_cluster.link_cabling import must_be_switched
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import (
     admission,
@@ -158,6 +159,7 @@ def prepare(play: Play, plan: ServePlan) -> str:
         Whether there is a firewall: `present` or `absent`.
     """
     link = ("network",) if len(plan.nodes) > 1 else ()
+    must_be_switched(plan.nodes, play.session)
     guarded = guard(play, plan)
     front = ("haproxy",) if plan.endpoint.engine_port is not None else ()
     docker = ("containers",) if plan.deployment.runtime == "docker" else ()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from spark_cluster.errors import VerificationFailed
+from spark_cluster.errors import SparkClusterError, VerificationFailed
+from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.topology import Link, Node
 
 if TYPE_CHECKING:
     from spark_cluster.runner.session import Session
+
+T = TypeVar("T")
 
 HEADERS = 28
 """Bytes of IP and ICMP around the payload of a ping."""
@@ -90,6 +94,42 @@ def hops(nodes: Sequence[Node]) -> list[Hop]:
         for theirs in target.links
         if ours.address.network == theirs.address.network
     ]
+
+
+def checked_hops(nodes: Sequence[Node]) -> list[Hop]:
+    """Every twin from each node to the next one, and from the last node to the first.
+
+    So each port sends and receives, over a cable or a switch, and what is tried grows with the
+    nodes and not with their square. Of two nodes it is every hop.
+    """
+    names = [node.name for node in nodes]
+    following = dict(zip(names, (*names[1:], *names[:1]), strict=True))
+    return [hop for hop in hops(nodes) if hop.target.name == following[hop.source.name]]
+
+
+def rounds(found: Sequence[Hop]) -> list[list[Hop]]:
+    """Divide hops into rounds in which no node has two, so that a round's can be measured at once.
+
+    Those of `checked_hops` make at most three rounds for each twin, whatever the number of nodes.
+    """
+    divided: list[list[Hop]] = []
+    for hop in found:
+        ends = {hop.source.name, hop.target.name}
+        for one in divided:
+            if not any(ends & {other.source.name, other.target.name} for other in one):
+                one.append(hop)
+                break
+        else:
+            divided.append([hop])
+    return divided
+
+
+def in_rounds(found: Sequence[Hop], measured: Callable[[Hop], T]) -> list[T | SparkClusterError]:
+    """Measure every hop, those of a round at once; return results, or errors, in their order."""
+    outcomes: dict[str, T | SparkClusterError] = {}
+    for one in rounds(found):
+        outcomes |= in_parallel({str(hop): partial(measured, hop) for hop in one})
+    return [outcomes[str(hop)] for hop in found]
 
 
 def ping_argv(hop: Hop, size: int) -> list[str]:

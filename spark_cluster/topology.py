@@ -157,15 +157,23 @@ def links(inventory: Inventory, node: InventoryNode, facts: Facts) -> tuple[Link
     return tuple(found)
 
 
-def cabled_port(facts: Facts) -> tuple[Hca, ...]:
-    """The up twins of the port that has a cable; of two cabled ports, the first.
+def port_of(interface: str) -> str:
+    """Return the port of a twin, by the end of its name.
 
-    A port's two twins differ in their PCI domain only: `enp1s0f1np1` and `enP2p1s0f1np1`.
+    A port's two twins differ in their PCI domain only.
+
+    >>> port_of("enp1s0f1np1"), port_of("enP2p1s0f1np1")
+    ('f1np1', 'f1np1')
     """
+    place = re.search(r"f\d+(np\d+)?$", interface)
+    return place[0] if place else interface
+
+
+def cabled_port(facts: Facts) -> tuple[Hca, ...]:
+    """The up twins of the port that has a cable; of two cabled ports, the first."""
     ports: dict[str, list[Hca]] = {}
     for hca in facts.hcas:
         if hca.up:
-            place = re.search(r"f\d+(np\d+)?$", hca.interface)
-            ports.setdefault(place[0] if place else hca.interface, []).append(hca)
+            ports.setdefault(port_of(hca.interface), []).append(hca)
     best = sorted(ports.items(), key=lambda item: (-len(item[1]), item[0]))
     return tuple(best[0][1]) if best else ()

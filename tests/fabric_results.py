@@ -28,17 +28,21 @@ def node(name: str, log: Sequence[str] = RDMA, **changed: Any) -> FabricNode:
 
 
 def measured(
-    chunk_gb_s: float = 23.1, token_us: Sequence[float] = (41.0,) * 5, **changed: Any
+    chunk_gb_s: float = 23.1,
+    token_us: Sequence[float] = (41.0,) * 5,
+    count: int = 2,
+    **changed: Any,
 ) -> FabricRecord:
-    """A result of two Sparks.
+    """A result of two Sparks, or of another count.
 
     Args:
         chunk_gb_s: bus bandwidth of the prefill chunk.
         token_us: repetitions of one token.
     """
+    chunk_s = CHUNK * 2 * (count - 1) / count / chunk_gb_s / 1e9
     rows = (
-        all_reduce(10752, tuple(value / 1e6 for value in token_us), 2, "one token"),
-        all_reduce(CHUNK, (CHUNK / chunk_gb_s / 1e9,) * 5, 2, "prefill chunk"),
+        all_reduce(10752, tuple(value / 1e6 for value in token_us), count, "one token"),
+        all_reduce(CHUNK, (chunk_s,) * 5, count, "prefill chunk"),
     )
     usual: dict[str, Any] = {
         "id": "r1",
@@ -48,7 +52,7 @@ def measured(
         "model": "google/gemma-4-31B-it",
         "image": "x",
         "backend": "nccl",
-        "nodes": (node("spark1"), node("spark2")),
+        "nodes": tuple(node(f"spark{number + 1}") for number in range(count)),
         "allreduce": rows,
     }
     return FabricRecord(**{**usual, **changed})

@@ -18,9 +18,8 @@ LAYERS = (
     "errors", "node", "resources", "agent",
     "config", "facts", "models", "topology", "logs", "loader", "importers", "registries",
     "known_issues",
-    "runner", "link_check", "planning", "inference", "serving", "transfer", "doctor", "bench",
-    "cluster",
-    "dashboard", "lab", "cli",
+    "runner", "link_check", "link_cabling", "planning", "inference", "serving", "transfer",
+    "doctor", "bench", "cluster", "dashboard", "lab", "cli",
     "__main__",
 )  # fmt: skip
 """Of the package, the lowest first; roles and playbooks are above all but the command line."""

@@ -17,6 +17,7 @@ from spark_cluster.bench.printable import printable
 from spark_cluster.bench.record import Part
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.node.durable import write_file
+from spark_cluster.planning.speed.allreduce import carried
 
 FORMAT: Final = "spark-cluster.fabric.v1"
 FILE = "fabric.json"
@@ -127,7 +128,7 @@ def all_reduce(size: int, seconds: tuple[float, ...], nodes: int, use: Use = "")
         seconds: of one operation, for each repetition; at least one.
     """
     middle = statistics.median(seconds)
-    sent = size * 2 * (nodes - 1) / nodes
+    sent = size * carried(nodes)
     return AllReduce(
         bytes=size,
         use=use,

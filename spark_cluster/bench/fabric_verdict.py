@@ -10,6 +10,7 @@ from spark_cluster.bench.fabric_record import FabricIssue, FabricNode, FabricRec
 from spark_cluster.known_issues.entries import catalogue
 from spark_cluster.known_issues.log_matching import recognise
 from spark_cluster.link_check import DEGRADED_GBITS, GOOD_GBITS
+from spark_cluster.planning.speed.allreduce import MEASURED, most_exchanges
 from spark_cluster.planning.speed.constants import Constants
 
 EXPECTED_GB_S = (22.0, 24.0)
@@ -84,11 +85,14 @@ def _of_link(record: FabricRecord) -> Iterator[str]:
     best = record.best_gb_s
     if best < GOOD_GB_S:
         yield f"{best:.1f} GB/s between the nodes, {low:g} to {high:g} are expected"
-    token, slowest = record.of_use("one token"), Constants().allreduce_high_us
+    nodes = len(record.nodes)
+    token = record.of_use("one token")
+    slowest = most_exchanges(nodes) * Constants().allreduce_high_us
     if token is not None and token.latency_us > slowest:
+        known = "were seen elsewhere" if nodes == MEASURED else f"are expected of {nodes} nodes"
         yield (
             f"an all-reduce of one token takes {token.latency_us:.0f} us, "
-            f"at most {slowest:.0f} were seen elsewhere"
+            f"at most {slowest:.0f} {known}"
         )
 
 

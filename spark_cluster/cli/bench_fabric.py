@@ -94,7 +94,9 @@ def _recipe(app: App, name: str | None, allow: Allowances) -> tuple[Recipe, int]
     recipe = load_recipe(name, app.project, app.allowances(allow))
     app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {recipe.name}")
     must_be_allowed(recipe)
-    size = recipe.size_for(len(app.nodes))
+    # Of the link: over all nodes that can share it, also where fewer usually serve the recipe.
+    sizes = recipe.tensor_parallel.model_copy(update={"default": None})
+    size = sizes.size_for(len(app.nodes) // recipe.nodes_for(1))
     must_suit(recipe, recipe.nodes_for(size))
     recipe.check_size(size)
     serving(app.nodes, size, recipe.nodes_for(size))

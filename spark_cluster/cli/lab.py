@@ -1,4 +1,4 @@
-"""`spark-cluster lab`: two simulated Sparks on this machine."""
+"""`spark-cluster lab`: two to four simulated Sparks on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import click
 from spark_cluster.cli.app import App
 from spark_cluster.cli.groups import Group
 from spark_cluster.lab import Lab, documents
-from spark_cluster.lab.layout import MAX_NODES
+from spark_cluster.lab.layout import DEFAULT_NODES, MAX_NODES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -48,16 +48,17 @@ def say(document: DataclassInstance, text: str, *, as_json: bool = False, **more
 
 @click.group(cls=Group)
 def command() -> None:
-    """Run two simulated Sparks on this machine (Linux, root)."""
+    """Run simulated Sparks on this machine: two, or up to four (Linux, root)."""
 
 
 @command.command()
 @click.option(
     "--nodes",
     type=click.IntRange(1, MAX_NODES),
-    default=MAX_NODES,
+    default=DEFAULT_NODES,
     show_default=True,
-    help="How many nodes to boot.",
+    help="How many nodes to boot: two have a cable between them, three and four a switch. Their "
+    "inventories are lab, lab3 and lab4.",
 )
 @click.option("--fresh", is_flag=True, help="Boot the nodes as fresh Sparks, with new disks.")
 def up(nodes: int, fresh: bool) -> None:

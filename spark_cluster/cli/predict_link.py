@@ -8,6 +8,7 @@ from pathlib import Path
 from spark_cluster.bench.fabric_record import FabricRecord, is_fabric, load_fabric
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.planning.link import MeasuredLink
+from spark_cluster.planning.speed import allreduce
 
 
 def split(results: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
@@ -35,14 +36,17 @@ def measured_link(paths: Sequence[Path]) -> tuple[MeasuredLink | None, list[str]
 
 
 def _link(record: FabricRecord) -> MeasuredLink | None:
+    """Return a record's link as that of two nodes, however many it was measured between."""
     token, chunk = record.of_use("one token"), record.of_use("prefill chunk")
     if record.backend != "nccl" or token is None or chunk is None:
         return None
+    nodes = len(record.nodes)
+    one = allreduce.exchanges(nodes)
     return MeasuredLink(
-        latency_us=token.latency_us,
-        low_us=min(token.values_us, default=token.latency_us),
-        high_us=max(token.values_us, default=token.latency_us),
-        bytes_s=chunk.bytes / chunk.latency_us * 1e6,
+        latency_us=token.latency_us / one,
+        low_us=min(token.values_us, default=token.latency_us) / one,
+        high_us=max(token.values_us, default=token.latency_us) / one,
+        bytes_s=allreduce.carried(nodes) * chunk.bytes / chunk.latency_us * 1e6,
     )
 
 

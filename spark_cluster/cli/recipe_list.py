@@ -45,7 +45,7 @@ def entries(project: Project) -> Iterator[Entry]:
             yield Entry(name, path, own, error=error)
 
 
-def sizes(recipe: Recipe) -> range:
+def sizes(recipe: Recipe) -> tuple[int, ...]:
     """The tensor-parallel sizes that are shown."""
     return recipe.tensor_parallel.usual
 

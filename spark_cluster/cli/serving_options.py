@@ -8,7 +8,8 @@ sized = click.option(
     "--tp",
     type=int,
     metavar="N",
-    help="Number of nodes to split each layer over (default: the recipe's, else all).",
+    help="Number of nodes to split each layer over (default: the recipe's, else the largest power "
+    "of two that there are nodes for).",
 )
 
 forced = click.option(

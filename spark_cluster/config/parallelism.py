@@ -31,7 +31,8 @@ class TensorParallel(Schema):
         default=None,
         ge=1,
         le=MOST_NODES,
-        description="size when --tp is not given (default: as many nodes as there are)",
+        description="size when --tp is not given (default: the largest power of two, or `max`, "
+        "that there are nodes for)",
     )
 
     @model_validator(mode="after")
@@ -50,10 +51,24 @@ class TensorParallel(Schema):
         return self.max == MOST_NODES
 
     @property
-    def usual(self) -> range:
-        """The sizes to look at when none is named: all, or those of two Sparks and the default."""
+    def usual(self) -> tuple[int, ...]:
+        """The sizes to look at when none is named, up to `max`, or to two Sparks or the default.
+
+        They are powers of two and what is named here: a layer's heads are divided evenly, and those
+        of nearly every model by no other size, such as three.
+        """
         last = max(2, self.min, self.default or 1) if self.unlimited else self.max
-        return range(self.min, last + 1)
+        named = {self.min, last, self.default or self.min}
+        powers = {1 << power for power in range(last.bit_length())}
+        return tuple(sorted(size for size in named | powers if self.min <= size <= last))
+
+    def size_for(self, nodes: int) -> int:
+        """Return the size when none is asked for, with so many nodes; at least 1.
+
+        The largest of the usual ones that the nodes suffice for, up to the default.
+        """
+        most = self.default or max(self.usual)
+        return max((size for size in self.usual if size <= min(nodes, most)), default=max(1, nodes))
 
     def __str__(self) -> str:
         if self.unlimited:

@@ -267,13 +267,8 @@ class Recipe(Schema):
         return tp * self.pipeline_parallel * self.data_parallel
 
     def size_for(self, nodes: int) -> int:
-        """Return the tensor-parallel size when none is asked for, with so many nodes; at least 1.
-
-        As many as there are, within what the recipe does and up to its default.
-        """
-        sizes = self.tensor_parallel
-        most = sizes.default or (max(2, sizes.min) if sizes.unlimited else sizes.max)
-        return max(1, min(nodes // self.nodes_for(1), most))
+        """Return the tensor-parallel size on so many nodes when none is asked for; at least 1."""
+        return self.tensor_parallel.size_for(nodes // self.nodes_for(1))
 
     def check_size(self, tp: int) -> None:
         """Raise Refused when the recipe does not do this tensor-parallel size."""

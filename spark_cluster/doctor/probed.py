@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from spark_cluster.link_cabling import Cabling
+
 
 @dataclass(frozen=True)
 class Ping:
@@ -96,9 +98,14 @@ class PortScan:
 
 @dataclass(frozen=True)
 class Probed:
-    """The results of all probes; None for what was not tried, with the reason in `why_not`."""
+    """The results of all probes; None for what was not tried, with the reason in `why_not`.
+
+    Attributes:
+        cabling: where the ports lead; none where one port of each node is up, or of two nodes.
+    """
 
     full_size: int = 8972
+    cabling: tuple[Cabling, ...] | None = None
     pings: tuple[Ping, ...] | None = None
     transfers: tuple[Transfer, ...] | None = None
     rdma: tuple[Rdma, ...] | None = None

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import TypeVar
 
 from spark_cluster.doctor.check import check
-from spark_cluster.doctor.probed import Probed
+from spark_cluster.doctor.probed import Probed, Rdma, Transfer
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
+from spark_cluster.link_cabling import without_switch
 from spark_cluster.link_check import DEGRADED_GBITS, GOOD_GBITS
 
 T = TypeVar("T")
 
 OF_OWN = 0.33
 """A link that carries less than this share of what the node does to itself is the limit."""
+
+
+@check(
+    "link.cabling",
+    title="all ports of a node lead to the same nodes",
+    needs=("frames",),
+    effect="blocks",
+)
+def cabling(probed: Probed) -> Verdict:
+    found = _tried(probed, "cabling", probed.cabling)
+    split = without_switch(found)
+    if split:
+        return fail(". ".join(map(str, split)))
+    return ok(". ".join(map(str, found)) or "no third node, or one port of each is up")
 
 
 @check(
@@ -48,7 +65,7 @@ def transfer_rate(probed: Probed) -> Verdict:
     failed = [t for t in transfers if t.rate is None]
     if failed:
         raise NotSeen(f"{failed[0].link}: {failed[0].message or 'nothing came'}")
-    shown = ", ".join(f"{t.link} {t.rate:.1f} Gb/s" for t in transfers)
+    shown = _rates(transfers)
     slow = [t for t in transfers if t.rate is not None and t.rate < DEGRADED_GBITS]
     for transfer in slow:
         own = transfer.own
@@ -74,7 +91,7 @@ def rdma_rate(probed: Probed) -> Verdict:
     failed = [t for t in tries if t.rate is None]
     if failed:
         raise NotSeen(f"{failed[0].link}: {failed[0].message or 'ib_write_bw reported no rate'}")
-    shown = ", ".join(f"{t.link} {t.rate:.1f} Gb/s" for t in tries)
+    shown = _rates(tries)
     lowest = min((t.rate for t in tries if t.rate is not None), default=0.0)
     if lowest < DEGRADED_GBITS:
         return fail(shown, "link-at-13-gbps")
@@ -128,6 +145,24 @@ def open_ports(probed: Probed) -> Verdict:
     if scan.open:
         return warn(f"open to this laptop: {shown}; {tried}", "other-ports-open")
     return ok(f"nothing else answers; {tried}")
+
+
+LISTED = 4
+"""Rates that are shown one by one: of two nodes all."""
+
+
+def _rates(measured: Sequence[Transfer] | Sequence[Rdma]) -> str:
+    """Return the rates in words: each, or of many the slow ones and how fast the others are."""
+    rates = sorted(((m.rate, m.link) for m in measured if m.rate is not None), key=itemgetter(0))
+    if len(rates) <= LISTED:
+        return ", ".join(f"{m.link} {m.rate:.1f} Gb/s" for m in measured)
+    slow = [f"{link} {rate:.1f} Gb/s" for rate, link in rates if rate < DEGRADED_GBITS]
+    (lowest, link), (highest, _) = rates[0], rates[-1]
+    if not slow or len(slow) == len(rates):
+        return f"{len(rates)} ways, {lowest:.1f} ({link}) to {highest:.1f} Gb/s"
+    others = [rate for rate, _ in rates if rate >= DEGRADED_GBITS]
+    fast = f"{others[0]:.1f} to {others[-1]:.1f} Gb/s"
+    return f"{', '.join(slow)}; the other {len(others)} ways {fast}"
 
 
 def _tried(probed: Probed, name: str, value: T | None) -> T:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster import link_check
+from spark_cluster import link_cabling, link_check
 from spark_cluster.config.ports import EnginePorts, Span
 from spark_cluster.doctor import ports, transfer
 from spark_cluster.doctor.observations import Observations
@@ -15,9 +15,10 @@ from spark_cluster.doctor.probed import Answer, Ping, Probed, Rdma, Transfer
 from spark_cluster.doctor.verdict import NotSeen
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.inference.containers import ContainerState
+from spark_cluster.link_cabling import Cabling
 from spark_cluster.link_check import Hop
 from spark_cluster.runner.session import Session
-from spark_cluster.topology import topology_of
+from spark_cluster.topology import Node, topology_of
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory
@@ -48,10 +49,12 @@ def probe(
     why_not: dict[str, str] = {}
     users = {seen.node: seen.user for seen in nodes}
     known = topology_of(inventory, {seen.node: seen.facts for seen in nodes}, users)
-    hops = link_check.hops(list(known.values()))
+    cabling = _cabling(list(known.values()), sessions)
+    if isinstance(cabling, str):
+        why_not["cabling"] = cabling
+    hops, reason = _hops(list(known.values()), cabling)
     if not hops:
-        reason = "one node alone" if len(nodes) < 2 else "no link is up between the nodes"
-        why_not = dict.fromkeys(("pings", "transfers", "rdma"), reason)
+        why_not |= dict.fromkeys(("pings", "transfers", "rdma"), reason)
     lacking = [seen.node for seen in nodes if not _has(seen, "ib_write_bw")]
     if lacking:
         why_not.setdefault("rdma", f"there is no ib_write_bw on {', '.join(lacking)} (perftest)")
@@ -63,6 +66,7 @@ def probe(
         why_not["ports"] = tried
     return Probed(
         full_size=inventory.mtu - link_check.HEADERS,
+        cabling=None if isinstance(cabling, str) else cabling,
         pings=pings(hops, sessions) if hops else None,
         transfers=transfers(hops, sessions) if hops else None,
         rdma=rdma(hops, sessions) if hops and not lacking else None,
@@ -70,6 +74,25 @@ def probe(
         ports=None if isinstance(tried, str) else tried,
         why_not=why_not,
     )
+
+
+def _cabling(nodes: Sequence[Node], sessions: Sessions) -> tuple[Cabling, ...] | str:
+    """Look where the ports lead, if that is not clear; or the reason why that is not known."""
+    if not link_cabling.in_doubt(nodes):
+        return ()
+    try:
+        return tuple(link_cabling.look(nodes, sessions))
+    except SparkClusterError as error:
+        return f"{error.where}: {error.message}" if error.where else error.message
+
+
+def _hops(nodes: Sequence[Node], cabling: Sequence[Cabling] | str) -> tuple[list[Hop], str]:
+    """Return the hops to try, or the reason why there are none."""
+    if not isinstance(cabling, str) and link_cabling.without_switch(cabling):
+        return [], "no switch joins the nodes"  # each would be waited for in vain
+    if found := link_check.checked_hops(nodes):
+        return found, ""
+    return [], "one node alone" if len(nodes) < 2 else "no link is up between the nodes"
 
 
 def name(hop: Hop) -> str:
@@ -84,30 +107,38 @@ def pings(hops: Sequence[Hop], sessions: Sessions) -> tuple[Ping, ...]:
 
 
 def transfers(hops: Sequence[Hop], sessions: Sessions) -> tuple[Transfer, ...]:
-    """TCP over every hop, one after the other; first each node to itself, to compare with."""
+    """TCP over every hop, in rounds; first each node to itself, to compare with."""
     names = sorted({hop.source.name for hop in hops})
     with ThreadPoolExecutor() as pool:
         alone = pool.map(lambda n: transfer.measure(sessions[n], sessions[n], "127.0.0.1"), names)
         own = {node: measured.rate for node, measured in zip(names, alone, strict=True)}
-    found = []
-    for number, hop in enumerate(hops, start=1):
+    ports = {str(hop): transfer.PORT + number for number, hop in enumerate(hops, start=1)}
+
+    def measured(hop: Hop) -> transfer.Measured:
         sender, receiver = sessions[hop.source.name], sessions[hop.target.name]
-        address, port = str(hop.theirs.address.ip), transfer.PORT + number
-        done = transfer.measure(sender, receiver, address, port=port)
+        return transfer.measure(sender, receiver, str(hop.theirs.address.ip), port=ports[str(hop)])
+
+    found = []
+    for hop, outcome in zip(hops, link_check.in_rounds(hops, measured), strict=True):
+        done = outcome
+        if isinstance(done, SparkClusterError):
+            done = transfer.Measured(None, done.message)
         found.append(Transfer(name(hop), done.rate, own[hop.source.name], done.output))
     return tuple(found)
 
 
 def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Rdma, ...]:
-    """`ib_write_bw` over every hop, one after the other."""
-    found = []
-    for hop in hops:
-        try:
-            rate = link_check.measure(sessions[hop.target.name], sessions[hop.source.name], hop)
-            found.append(Rdma(name(hop), rate))
-        except SparkClusterError as error:
-            found.append(Rdma(name(hop), None, error.message))
-    return tuple(found)
+    """`ib_write_bw` over every hop, in rounds."""
+
+    def measured(hop: Hop) -> float:
+        return link_check.measure(sessions[hop.target.name], sessions[hop.source.name], hop)
+
+    return tuple(
+        Rdma(name(hop), None, rate.message)
+        if isinstance(rate, SparkClusterError)
+        else Rdma(name(hop), rate)
+        for hop, rate in zip(hops, link_check.in_rounds(hops, measured), strict=True)
+    )
 
 
 def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Question) -> Answer | None:

@@ -19,6 +19,7 @@ BREAKAGES: dict[str, Breakage] = {
 
 NOT_PRODUCED: dict[str, str] = {
     "link.rdma-rate": "there is no RDMA without the hardware",
+    "link.cabling": "it takes three nodes: tests/lab/test_more_nodes.py cables them in a ring",
     "pair.same-port": "the lab's cable cannot be moved to the other port",
     "pair.clock": "both nodes have this machine's clock",
     "system.disk": "the nodes' disk is this machine's",

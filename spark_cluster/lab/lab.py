@@ -16,7 +16,7 @@ from spark_cluster.errors import Failed, UsageError
 from spark_cluster.lab import cgroup, disk, network, power
 from spark_cluster.lab.artefact import mounts_below
 from spark_cluster.lab.documents import LabStatus, NodeStatus
-from spark_cluster.lab.layout import BRIDGE, CABLES, MAX_NODES, Layout, NodeLayout
+from spark_cluster.lab.layout import BRIDGE, CABLES, DEFAULT_NODES, MAX_NODES, Layout, NodeLayout
 from spark_cluster.lab.machine import Progress, install_missing_tools, require_root_on_linux
 from spark_cluster.lab.node import LabNode
 from spark_cluster.lab.prepare import Prepared, prepare
@@ -31,7 +31,7 @@ def silent(_text: str) -> None:
 
 
 class Lab:
-    """Two (or one) simulated Sparks on this machine. Needs root on Linux.
+    """One to four simulated Sparks on this machine, usually two. Needs root on Linux.
 
     >>> lab = Lab.default()          # doctest: +SKIP
     >>> lab.up()                     # doctest: +SKIP
@@ -160,7 +160,7 @@ class Lab:
             return made
 
     def up(
-        self, nodes: int = MAX_NODES, *, fresh: bool = False, progress: Progress = silent
+        self, nodes: int = DEFAULT_NODES, *, fresh: bool = False, progress: Progress = silent
     ) -> bool:
         """Bring the nodes up; returns False when they were up already.
 

@@ -26,7 +26,9 @@ UNCABLED = ("enp1s0f0np0", "enP2p1s0f0np0")
 USER = "nvidia"
 PASSWORD = "spark"  # noqa: S105  a lab node's user, reachable from this machine only
 IMAGE_TAG = "spark-vllm:lab"
-MAX_NODES = 2
+DEFAULT_NODES = 2
+MAX_NODES = 4
+"""What 24 GiB of memory hold with an engine on each."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""The lab's networks: a bridge for management, a cable for each fabric port, and nothing else.
+"""The lab's networks: a bridge for management, what joins the fabric ports, and nothing else.
 
 Each node has a network namespace. The far end of its management port is on the bridge; the far
-ends of its fabric ports are in a namespace of their own, where a cable is a bridge of two ports.
-So a cable can be pulled out of sight of the nodes, and both ends lose their carrier, as on Sparks.
+ends of its fabric ports are in a namespace of their own. There a bridge for each twin is the cable
+between two nodes, and the switch between more. So a cable can be pulled out of sight of the nodes:
+of the one between two nodes both ends lose their carrier, of one to a switch that node alone.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from spark_cluster.lab.layout import (
 from spark_cluster.lab.shell import output, run
 
 FABRIC_MTU = 9216
+CABLED = 2
+"""Nodes that one cable joins; more are on a switch."""
+
 NEIGHBOUR_PORT = "lan-other"
 CONF = Path("/proc/sys/net/ipv4/conf")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -184,7 +188,7 @@ def detach_neighbour() -> None:
 
 
 def pulled(layout: Layout) -> set[str]:
-    """Ports whose cable is out: fabric ports by interface, management ports by far end."""
+    """Ports whose cable is out, by their far ends."""
     return set(layout.pulled.read_text().split()) if layout.pulled.exists() else set()
 
 
@@ -195,15 +199,20 @@ def set_pulled(layout: Layout, ports: Iterable[str], out: bool) -> None:
 
 
 def settle(layout: Layout, nodes: Sequence[NodeLayout]) -> None:
-    """Give each port a carrier if its cable is in and there is power at both ends."""
+    """Give each port a carrier if its cable is in and there is power at both ends.
+
+    The other end is the other node of two, and a switch, which always has power, of more.
+    """
     out = pulled(layout)
     present = links()
     ports = [node.port for node in nodes if node.port in present]
     ip(*(f"link set {port} {'down' if port in out else 'up'}" for port in ports), check=False)
-    alive = len(nodes) > 1 and all(node.powered.exists() for node in nodes)
+    powered = {node.name for node in nodes if node.powered.exists()}
+    alive = powered if len(nodes) > CABLED or len(powered) == CABLED else set()
     ip(
         *(
-            f"link set {node.cable(port)} {'up' if alive and port not in out else 'down'}"
+            f"link set {node.cable(port)} "
+            f"{'up' if node.name in alive and node.cable(port) not in out else 'down'}"
             for port in FABRIC
             for node in nodes
         ),

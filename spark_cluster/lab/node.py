@@ -236,12 +236,21 @@ class LabNode:
         self._cables([self.layout.port], out=False)
 
     def unplug_fabric(self, *interfaces: str) -> None:
-        """Pull the fabric cable (both twins, or the named interfaces): both ends lose the link."""
-        self._cables(interfaces or FABRIC, out=True)
+        """Pull the fabric cable (both twins, or the named interfaces).
+
+        Of two nodes both lose the link; on the switch between more, this node alone.
+        """
+        self._cables(self._far_ends(interfaces or FABRIC), out=True)
 
     def plug_fabric(self, *interfaces: str) -> None:
         """Plug it in again."""
-        self._cables(interfaces or FABRIC, out=False)
+        self._cables(self._far_ends(interfaces or FABRIC), out=False)
+
+    def _far_ends(self, interfaces: Sequence[str]) -> list[str]:
+        """The far ends of what the cable joins: of this node, and of the other one of two."""
+        there = [node.layout for node in self.lab.nodes]
+        joined = there if len(there) == network.CABLED else [self.layout]
+        return [node.cable(interface) for node in joined for interface in interfaces]
 
     def _cables(self, ports: Sequence[str], *, out: bool) -> None:
         with self.lab.locked():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,10 +42,10 @@ class Verdict:
         return {"feasible": self.feasible, "reason": self.reason, "decode_tok_s": speed}
 
 
-def verdicts(recipe: Recipe, planner: Planner) -> Iterator[Verdict]:
-    """Yield a verdict for each size that the recipe does."""
-    rooms = assumed(max(SIZES))
-    for tp in SIZES:
+def verdicts(recipe: Recipe, planner: Planner, sizes: Sequence[int] = SIZES) -> Iterator[Verdict]:
+    """Yield a verdict for each of the sizes that the recipe does."""
+    rooms = assumed(max(sizes))
+    for tp in sizes:
         if not recipe.tensor_parallel.min <= tp <= recipe.tensor_parallel.max:
             continue
         try:

@@ -37,11 +37,12 @@ def serving(nodes: Iterable[M], tp: int, count: int | None = None) -> tuple[list
     if len(chosen) < wanted:
         names = ", ".join(node.name for node in chosen)
         what = f"--tp {tp}" if wanted == tp else f"--tp {tp} with pipeline stages"
-        smaller = f", or use --tp {len(chosen)}" if wanted == tp else ""
+        halved = 1 << (len(chosen).bit_length() - 1)  # of three nodes two: heads divide by it
+        smaller = f", or use --tp {halved}" if wanted == tp else ""
         raise Refused(
             f"{what} needs {wanted} nodes; there {'is' if len(chosen) == 1 else 'are'} "
             f"{len(chosen)} ({names})",
-            hint=f"add the other Spark to the inventory, widen --limit{smaller}",
+            hint=f"add another Spark to the inventory, widen --limit{smaller}",
         )
     return chosen[:wanted], chosen[wanted:]
 
@@ -59,6 +60,6 @@ def groups(names: Sequence[str], tp: int, replicas: int) -> list[list[str]]:
         raise Refused(
             f"{replicas} replicas at TP={tp} need {tp * replicas} nodes; there are {len(names)} "
             f"({', '.join(names)})",
-            hint="add the other Spark to the inventory, or widen --limit",
+            hint="add another Spark to the inventory, or widen --limit",
         )
     return [list(names[at : at + tp]) for at in range(0, tp * replicas, tp)]

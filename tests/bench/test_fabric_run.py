@@ -61,6 +61,16 @@ def test_bus_bandwidth():
     assert all_reduce(1_000_000, (2e-4,), 8).bus_gb_s == 8.75
 
 
+def test_an_all_reduce_of_four_nodes_may_take_a_ring_of_them():
+    assert judged(measured(token_us=(500.0,) * 5, count=4)).verdict == "as expected"
+    slow = judged(measured(token_us=(600.0,) * 5, count=4))
+    assert slow.reasons == (
+        "an all-reduce of one token takes 600 us, at most 525 are expected of 4 nodes",
+    )
+    (reason,) = judged(measured(token_us=(500.0,) * 5)).reasons
+    assert reason.endswith("at most 175 were seen elsewhere")
+
+
 def test_as_expected():
     found = judged(measured())
     assert (found.verdict, found.reasons, found.issues) == ("as expected", (), ())

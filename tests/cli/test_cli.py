@@ -152,7 +152,7 @@ def test_exec_leaves_the_words_of_the_command_alone(program, closed_port):
 def test_up_refuses_what_cannot_work_before_it_asks_any_node(program):
     # An address that no name server knows: had it been asked, that would be the error.
     program.put("inventory.yaml", ONE.format(address="never-asked.invalid", port=22))
-    for tp, said in (("3", "not 3"), ("0", "not 0"), ("2", "--tp 2 needs 2 nodes; there is 1")):
+    for tp, said in (("5", "not 5"), ("0", "not 0"), ("2", "--tp 2 needs 2 nodes; there is 1")):
         done = program("up", "--tp", tp)
         assert done.returncode == 4, done.stderr
         assert said in done.stderr

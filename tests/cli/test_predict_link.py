@@ -55,6 +55,14 @@ def test_the_measured_link_replaces_the_assumed_one(ask, tmp_path):
     assert "fitted to published runs" in constants.basis
 
 
+def test_a_link_that_was_measured_between_four_nodes(ask, tmp_path):
+    """What a small all-reduce takes is divided by its exchanges; a large one has 1.5 times more."""
+    ask("predict", "--calibrate", save(tmp_path / "fabric", token_s=100e-6, count=4))
+    constants = read_constants(tmp_path / "calibration.json")
+    assert constants.allreduce_us == pytest.approx(50)
+    assert constants.link == pytest.approx(22e9, rel=1e-3)
+
+
 def test_as_json(ask, tmp_path):
     out = ask("predict", "--calibrate", save(tmp_path / "f") + "/fabric.json", "--json")
     found = fits("predict-calibrate", out)

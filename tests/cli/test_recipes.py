@@ -9,6 +9,7 @@ import pytest
 from program import invoke
 
 from spark_cluster.cli.recipe_list import headlines
+from spark_cluster.config.parallelism import TensorParallel
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
@@ -68,7 +69,7 @@ def test_the_list_as_json(ask):
     one = found["gemma4-31b-fp8"]
     assert one["valid"] is True
     assert one["own"] is False
-    assert one["tensor_parallel"] == {"min": 1, "max": 2}
+    assert one["tensor_parallel"] == {"min": 1, "max": 4, "default": 2}
     assert [(m["tp"], m["decode_tok_s"]) for m in one["measured_tok_s"]] == [(1, 6.93), (2, 11.2)]
     assert one["quantization"] == "fp8-online"
 
@@ -124,8 +125,8 @@ def test_show_as_json(ask):
 def test_show_of_what_is_not_there_or_not_done(ask):
     with pytest.raises(UsageError, match="no recipe 'gema4'"):
         ask("recipes", "show", "gema4")
-    with pytest.raises(Refused, match="not 3"):
-        ask("recipes", "show", "gemma4-31b-fp8", "--tp", "3")
+    with pytest.raises(Refused, match="not 5"):
+        ask("recipes", "show", "gemma4-31b-fp8", "--tp", "5")
     (ask.folder / "bad.yaml").write_text("[")
     with pytest.raises(InvalidFile):
         ask("recipes", "show", "bad")
@@ -141,13 +142,13 @@ def test_headlines_are_one_for_each_source_and_size(tmp_path):
 def test_expected_speeds_of_every_shipped_model(ask):
     found = json.loads(ask("recipes", "list", "--json"))["recipes"]
     for recipe in found:
-        low, high = recipe["tensor_parallel"].values()
+        sizes = TensorParallel(**recipe["tensor_parallel"]).usual
         speeds = recipe["expected_tok_s"]
         # A toy on a CPU: nothing here was fitted to its like. An embedding model generates nothing.
         if recipe["name"] in {"lab-paris", "qwen3-embedding-0.6b"}:
             assert speeds == {}
             continue
-        assert set(speeds) == {str(tp) for tp in range(low, high + 1)}, recipe["name"]
+        assert set(speeds) == {str(tp) for tp in sizes}, recipe["name"]
         assert all(s["low"] <= s["expected"] <= s["high"] for s in speeds.values())
     assert 6 < next(r for r in found if r["name"] == "gemma4-31b-nvfp4")["expected_tok_s"]["1"][
         "expected"

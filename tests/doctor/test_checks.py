@@ -36,6 +36,7 @@ from spark_cluster.doctor.probed import Answer, OpenPort, Ping, PortScan, Probed
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.facts import gather
 from spark_cluster.known_issues.entries import catalogue
+from spark_cluster.link_cabling import Cabling
 from spark_cluster.resources import Unit
 
 NODE = {check.id: check for check in registry.NODE}
@@ -603,13 +604,16 @@ def answering(port: OpenPort) -> PortScan:
 
 
 HEALTHY = Probed(
+    cabling=(),
     ports=PortScan((), 131070, True, 9.0),
     pings=(Ping("a -> b", True, True),),
     transfers=(Transfer("a -> b", 97.0, 180.0),),
     rdma=(Rdma("a -> b", 111.7),),
     answer=Answer(200, 200, "Paris", "Paris"),
 )
+RING = (Cabling("a", {"np0": ("c",), "np1": ("b",)}), Cabling("b", {"np0": ("a", "c")}))
 PROBED: list[tuple[str, Probed, str, str]] = [
+    ("link.cabling", Probed(cabling=RING), "fail", "a: np0 to c; np1 to b"),
     ("link.full-size-ping", Probed(pings=(Ping("a -> b", True, False),)), "fail",
      "8972 bytes do not pass"),
     ("link.full-size-ping", Probed(pings=(Ping("a -> b", False, False),)), "fail", "no answer"),

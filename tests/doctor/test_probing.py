@@ -10,12 +10,18 @@ import factories
 import pytest
 from doctor_samples import inspected, seen
 
+from spark_cluster import link_cabling, link_check
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.doctor import probing, transfer
 from spark_cluster.doctor.probing import Question
+from spark_cluster.errors import Failed
+from spark_cluster.facts.model import Facts, Hca
+from spark_cluster.link_cabling import Cabling
+from spark_cluster.link_check import checked_hops
 from spark_cluster.runner.session import Answer as HttpAnswer
 from spark_cluster.runner.session import Session
+from spark_cluster.topology import topology_of
 
 QUESTION = Question(Probe(question="capital of France?", expect="Paris"), key="secret")
 
@@ -122,12 +128,63 @@ def test_what_is_probed_is_what_users_reach(inventory: Inventory, monkeypatch: A
     assert one.certificates == ["/etc/spark-cluster/endpoint/self-signed.pem"] * 2
 
 
+def test_a_ring_of_cables_is_named_and_nothing_is_waited_for(
+    inventory: Inventory, monkeypatch: Any
+) -> None:
+    ring = [Cabling("spark1", {"np0": ("spark3",), "np1": ("spark2",)})]
+    monkeypatch.setattr(link_cabling, "in_doubt", lambda _: True)
+    monkeypatch.setattr(link_cabling, "look", lambda *_: ring)
+    found = probing.probe(inventory, [seen(1, tools=""), seen(2, tools="")], {}, QUESTION)
+    assert found.cabling == tuple(ring)
+    assert (found.pings, found.transfers, found.rdma) == (None, None, None)
+    assert found.why_not["pings"] == "no switch joins the nodes"
+
+    def lost(*_: Any) -> list[Cabling]:
+        raise Failed("it is gone", where="spark2")
+
+    monkeypatch.setattr(link_cabling, "look", lost)
+    monkeypatch.setattr(probing, "_hops", lambda *_: ([], "none"))
+    found = probing.probe(inventory, [seen(1, tools=""), seen(2, tools="")], {}, QUESTION)
+    assert (found.cabling, found.why_not["cabling"]) == (None, "spark2: it is gone")
+
+
 def test_nothing_to_probe(inventory: Inventory) -> None:
     stopped = inspected(1, "spark-vllm", State__Status="exited")
     found = probing.probe(inventory, [seen(1, containers=stopped)], {}, QUESTION)
     assert found.pings is None
     assert found.why_not["pings"] == "one node alone"
     assert found.why_not["answer"] == "no server of ours runs on these nodes"
+
+
+def test_transfers_and_rdma_between_four_nodes(tmp_path: Path, monkeypatch: Any) -> None:
+    text = "".join(f"  spark{n}: {{address: 10.0.0.{n}}}\n" for n in (2, 3, 4))
+    made = factories.make_inventory(
+        tmp_path, f"nodes:\n  spark1: {{address: 10.0.0.1, roles: [head]}}\n{text}"
+    )
+    facts = Facts(hcas=(Hca("rocep1s0f1", "enp1s0f1np1", up=True),))
+    hops = checked_hops(list(topology_of(made, dict.fromkeys(made.nodes, facts), {}).values()))
+    sessions: Any = {name: name for name in made.nodes}
+
+    def measure(sender: str, receiver: str, address: str, port: int = 0) -> transfer.Measured:
+        if receiver == "spark3" != sender:
+            raise Failed("it is lost", where="spark3")
+        return transfer.Measured(10.0 * int(sender[-1]))
+
+    monkeypatch.setattr(transfer, "measure", measure)
+    found = probing.transfers(hops, sessions)
+    assert [(t.link, t.rate, t.own, t.message) for t in found] == [
+        ("spark1 enp1s0f1np1 to spark2", 10.0, 10.0, ""),
+        ("spark2 enp1s0f1np1 to spark3", None, 20.0, "it is lost"),
+        ("spark3 enp1s0f1np1 to spark4", 30.0, 30.0, ""),
+        ("spark4 enp1s0f1np1 to spark1", 40.0, 40.0, ""),
+    ]
+    monkeypatch.setattr(
+        link_check, "measure", lambda server, client, hop: measure(client, server, "").rate
+    )
+    assert [(t.rate, t.message) for t in probing.rdma(hops, sessions)] == [
+        *((10.0, ""), (None, "it is lost")),
+        *((30.0, ""), (40.0, "")),
+    ]
 
 
 def test_a_transfer_between_real_agents(agent: Callable[..., Session]) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from ruamel.yaml import YAML
 
 from spark_cluster.cli.lab import command
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.lab import machine, standin_layer
+from spark_cluster.lab import machine, network, standin_layer
 from spark_cluster.lab.artefact import Artefact, mounts_below, unmount
 from spark_cluster.lab.base import bootstrap
 from spark_cluster.lab.image import write_docker_archive
@@ -40,8 +41,61 @@ def test_names_fit_into_the_kernels_fifteen_characters(tmp_path: Path) -> None:
             assert len(name) <= 15
 
 
+@pytest.mark.parametrize(("name", "count"), [("lab", 2), ("lab3", 3), ("lab4", 4)])
+def test_inventories_of_the_lab_differ_in_their_nodes_only(name: str, count: int) -> None:
+    folder = Path(__file__).parents[2] / "inventories"
+    usual, found = (YAML(typ="safe").load(folder / f"{one}.yaml") for one in ("lab", name))
+    layouts = Layout(Path()).nodes(count)
+    assert {n: entry["address"] for n, entry in found.pop("nodes").items()} == {
+        node.name: node.address for node in layouts
+    }
+    del usual["nodes"]
+    assert found == usual
+
+
+def cabled(tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Nodes with power, and a function that returns which of them have a carrier on a twin."""
+    layout = Layout(tmp_path)
+    nodes = layout.nodes(count)
+    for node in nodes:
+        node.directory.mkdir(parents=True)
+        node.powered.touch()
+    said: list[str] = []
+    monkeypatch.setattr(network, "ip", lambda *commands, **_: said.extend(commands))
+
+    def lit(interface: str = FABRIC[0]) -> list[str]:
+        said.clear()
+        network.settle(layout, nodes)
+        return [n.name for n in nodes if f"link set {n.cable(interface)} up" in said]
+
+    return layout, nodes, lit
+
+
+def test_a_cable_between_two_nodes_needs_power_at_both_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (one, _), lit = cabled(tmp_path, 2, monkeypatch)
+    assert lit() == ["spark1", "spark2"]
+    one.powered.unlink()
+    assert lit() == []
+    assert cabled(tmp_path / "alone", 1, monkeypatch)[2]() == []
+
+
+def test_on_a_switch_each_node_has_a_carrier_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, nodes, lit = cabled(tmp_path, 4, monkeypatch)
+    nodes[1].powered.unlink()
+    assert lit() == ["spark1", "spark3", "spark4"]
+    network.set_pulled(layout, [nodes[3].cable(FABRIC[0])], out=True)
+    assert lit() == ["spark1", "spark3"]
+    assert lit(FABRIC[1]) == ["spark1", "spark3", "spark4"]
+    network.set_pulled(layout, [nodes[3].cable(FABRIC[0])], out=False)
+    assert lit() == ["spark1", "spark3", "spark4"]
+
+
 def test_addresses_of_the_nodes(tmp_path: Path) -> None:
-    first, second = Layout(tmp_path).nodes()
+    first, second = Layout(tmp_path).nodes(2)
     assert (first.name, first.address) == ("spark1", "10.89.0.11")
     assert (second.name, second.address) == ("spark2", "10.89.0.12")
     assert len({first.cable(i) for i in FABRIC} | {second.cable(i) for i in FABRIC}) == 4

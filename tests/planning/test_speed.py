@@ -262,8 +262,7 @@ def test_every_shipped_recipe_has_a_speed_near_what_was_measured():
     compared = 0
     for name in project.list("recipes"):
         recipe = load_recipe(name, project)
-        sizes = range(recipe.tensor_parallel.min, recipe.tensor_parallel.max + 1)
-        for tp in sizes:
+        for tp in recipe.tensor_parallel.usual:
             serving = serving_of(recipe, tp, project.folder)
             found = expected(recipe, serving)
             ordered(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from spark_cluster.errors import UsageError
+from spark_cluster.planning.speed import allreduce
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.estimate import Estimate, Uncertainty, family
 from spark_cluster.planning.speed.fitted import Correction, correction, usual_range
@@ -26,8 +27,9 @@ class Step:
     Attributes:
         read: bytes of weights.
         cache: bytes of the cache, all requests together.
-        allreduces: how often the nodes add up what each has: twice a layer, once for the embedding
-            and once for the output; none on one node.
+        allreduces: exchanges in which the nodes add up what each has: twice a layer, once for the
+            embedding and once for the output, each time one of two nodes and more of more; none on
+            one node.
         sockets: they do it over TCP.
     """
 
@@ -104,7 +106,7 @@ def step(
     return Step(
         read=weights_read(serving, concurrency * (1 + drafted), sharing),
         cache=concurrency * serving.kv_bytes(context),
-        allreduces=2 * serving.geometry.layers + 2 if serving.tp > 1 else 0,
+        allreduces=(2 * serving.geometry.layers + 2) * allreduce.exchanges(serving.tp),
         sockets=serving.sockets,
     )
 
@@ -134,6 +136,7 @@ def decode(
     usual = known(serving, constants, "tp" if serving.tp > 1 else "decode")
     seconds = step_seconds(serving, one, constants) / usual.factor
     doubt = doubts(serving, concurrency, known_model=usual.known)
+    over_switch(doubt, serving, one, constants)
     best = 1 / shortest(serving, context, concurrency, constants)
     request = doubt.around(min(1 / seconds, best), best, constants, serving.tp)
     if serving.eager:
@@ -159,6 +162,22 @@ def step_seconds(serving: Serving, one: Step, constants: Constants) -> float:
     least = serving.geometry.layers * constants.eager_layer_ms / 1e3 if serving.eager else 0.0
     pace = EAGER if serving.eager else 1.0
     return max(least, one.seconds(constants) / pace)
+
+
+def over_switch(doubt: Uncertainty, serving: Serving, one: Step, constants: Constants) -> None:
+    """Widen for all-reduces of more than two nodes: from one exchange at best to a slow ring."""
+    nodes = serving.tp
+    if nodes <= allreduce.MEASURED:
+        return
+    usual = step_seconds(serving, one, constants)
+    each = one.allreduces / allreduce.exchanges(nodes)
+    quickest = replace(constants, allreduce_us=constants.allreduce_low_us)
+    slowest = replace(constants, allreduce_us=constants.allreduce_high_us)
+    ring = replace(one, allreduces=round(each * allreduce.most_exchanges(nodes)))
+    fast = step_seconds(serving, replace(one, allreduces=round(each)), quickest)
+    slow = step_seconds(serving, ring, slowest)
+    reason = "all-reduces over a switch, of which none is published"
+    doubt.more(reason, max(0.0, 1 - usual / slow), max(0.0, usual / fast - 1))
 
 
 def doubts(serving: Serving, concurrency: int, *, known_model: bool) -> Uncertainty:

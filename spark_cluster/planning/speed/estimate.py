@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from spark_cluster.config.engines import dialect
 from spark_cluster.models.weights import step_bytes
+from spark_cluster.planning.speed.allreduce import MEASURED
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.serving import Serving
 
@@ -75,10 +76,10 @@ class Uncertainty:
         """Return the range around an expected speed; the bound is nowhere exceeded.
 
         Args:
-            constants: of these the spread of the link is taken, where there are several nodes.
+            constants: of these the spread of the link is taken, where there are two nodes.
         """
         down, up = self.down, self.up
-        if tp > 1 and constants.allreduce_high_us <= 1.5 * constants.allreduce_us:
+        if tp == MEASURED and constants.allreduce_high_us <= 1.5 * constants.allreduce_us:
             down, up = min(down, OWN_LINK), min(up, OWN_LINK)  # measured by the user
         low, high = expected * (1 - down), expected * (1 + up)
         return Estimate(expected, min(low, expected), min(max(high, expected), roofline), roofline)
@@ -93,7 +94,7 @@ class Uncertainty:
 
 
 OWN_LINK = 0.15
-"""Range either way on several nodes where runs over the user's own link were given."""
+"""Range either way on two nodes where runs over the user's own link were given."""
 
 
 def family(serving: Serving, doubt: Uncertainty) -> None:
@@ -109,5 +110,5 @@ def family(serving: Serving, doubt: Uncertainty) -> None:
         doubt.more("its latent attention", 0.10)
     if serving.expert_parallel and serving.tp > 1:
         doubt.more("--enable-expert-parallel", 0.10)
-    if serving.tp > 2:
+    if serving.tp > MEASURED:
         doubt.more("more than two nodes", 0.15)

@@ -10,6 +10,7 @@ from spark_cluster.errors import UsageError
 from spark_cluster.models import Geometry
 from spark_cluster.models.stored_tensors import Part
 from spark_cluster.models.weights import LINEAR, weights_of
+from spark_cluster.planning.speed import allreduce
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import known, step
 from spark_cluster.planning.speed.estimate import Estimate, Uncertainty, family
@@ -131,7 +132,8 @@ def work(serving: Serving, prompt: int, cached: int = 0) -> Work:
     big, small = _per_pair(serving)
     exchanged = 0.0
     if serving.tp > 1:
-        exchanged = (2 * geometry.layers + 1) * prompt * geometry.hidden * 2.0
+        added_up = (2 * geometry.layers + 1) * prompt * geometry.hidden * 2.0
+        exchanged = added_up * allreduce.carried(serving.tp)
     chunks = math.ceil(prompt / serving.batched_tokens)
     weights = weights_read(serving, prompt / chunks)
     return Work(

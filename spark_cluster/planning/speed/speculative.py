@@ -12,6 +12,7 @@ from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import (
     doubts,
     known,
+    over_switch,
     shortest,
     step,
     step_seconds,
@@ -120,6 +121,8 @@ def speculative(
     gained = _gained(drafted, acceptance, accepted_share)
     usual = known(serving, constants, "drafter")
     doubt = _doubts(serving, concurrency, known_model=usual.known)
+    verified = step(serving, context, concurrency, sharing=constants.sharing, drafted=drafted)
+    over_switch(doubt, serving, verified, constants)
     is_known = len(set(gained)) == 1
     if not is_known:
         doubt.why.append("an acceptance that was not measured")
