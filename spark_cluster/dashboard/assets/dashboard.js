@@ -155,7 +155,7 @@ function memory(into, list) {
     item.append(element("i", "", `b${index}`), `${title} ${value}`);
     list_.append(item);
   }
-  into.replaceChildren(svg, axis(`${gib(most)} GiB`, list.length), list_);
+  into.replaceChildren(svg, axis(`${Math.round(most / 1024)} GiB`, list.length), list_);
 }
 
 // -- nodes and engine -----------------------------------------------------------------------------
