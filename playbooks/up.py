@@ -12,6 +12,7 @@ from spark_cluster.serving import (
     readiness,
     replicas,
     rungs,
+    short_load,
     startup_log,
     vram,
 )
@@ -32,11 +33,13 @@ def main(
     force: bool = False,
     offline: bool = False,
     count: int = 1,
+    load: bool = True,
 ) -> Served | None:
     """Serve `recipe` over `tp` nodes; None where nothing can be verified (check mode, --tags).
 
     With `force` also what the plan says cannot work; with `offline` from what the nodes have. With
-    a `count` of replicas, each on one node.
+    a `count` of replicas, each on one node. With `load` a server that was started is put under a
+    short load, for its GPU memory.
     """
     if count > 1:
         return with_replicas(play, recipe, count, force=force, offline=offline)
@@ -89,6 +92,8 @@ def main(
             lambda: served(play, plan, answer, before, peak),
             lambda: launches.unrecorded(play, plan),
         )
+    if load and made is not None:
+        result = short_load.under_load(play, plan, result)
     launches.record(play, plan, made, result.versions.get(recipe.engine, ""))
     if made is not None:
         mark_used(play, plan)
@@ -128,7 +133,10 @@ def with_replicas(
         startup_log.must_fit(play, group.whole.nodes, recipe.readiness)
         answer = replicas.verify(play, group, found)
         result = served(play, group.whole, answer, before, peak)
-    replicas.record(play, found, result.versions.get(recipe.engine, ""))
+        made = replicas.unrecorded(play, found)
+    if any(one is not None for one in made):
+        result = short_load.under_load(play, group.whole, result)
+    replicas.record(play, found, made, result.versions.get(recipe.engine, ""))
     mark_used(play, group.whole)
     return result
 
