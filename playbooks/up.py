@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.runtime import absent
@@ -14,6 +16,7 @@ from spark_cluster.serving import (
     rungs,
     short_load,
     startup_log,
+    tuned,
     vram,
 )
 from spark_cluster.serving.nodes import serving
@@ -44,11 +47,12 @@ def main(
     if count > 1:
         return with_replicas(play, recipe, count, force=force, offline=offline)
     nodes, _ = serving(play.nodes, tp, recipe.nodes_for(tp))
-    running, before, models, several = play.together(
+    running, before, models, several, kernels = play.together(
         lambda: readiness.container_state(play, SERVER),
         lambda: [] if play.check else vram.sample(play.sessions),
         lambda: stored(play, recipe, nodes),
         lambda: replicas.behind(play),
+        lambda: tuned.look(play, recipe, nodes),
     )
     if note := replicas.taken_away(several, tp):
         play.note(note)
@@ -69,6 +73,7 @@ def main(
         if fetched is not plan.recipe:
             plan = resolve(fetched, play.inventory, play.nodes, tp)
     with play.stage("start"):
+        plan = tuned.applied(play, plan, kernels)
         launches.before_start(play, plan, running)
         share = admission.share(play, plan, running)
         if running.status == "running":
@@ -106,10 +111,11 @@ def with_replicas(
     """Serve `recipe` on each of so many nodes, behind one endpoint; None as in `main`."""
     group = replicas.resolve_group(recipe, play.inventory, play.nodes, count)
     announce(play, group.whole)
-    found, before, models = play.together(
+    found, before, models, kernels = play.together(
         lambda: replicas.members(play, group),
         lambda: [] if play.check else vram.sample(play.sessions),
         lambda: stored(play, recipe, group.whole.nodes),
+        lambda: tuned.look(play, recipe, group.whole.nodes),
     )
     if offline:
         must_be_there(recipe, models)
@@ -121,6 +127,9 @@ def with_replicas(
     with play.stage("fetch"):
         fetched = fetch(play, group.whole, models).located(models.folders())
         group = replicas.resolve_group(fetched, play.inventory, play.nodes, count)
+        group = replace(
+            group, parts=tuple(tuned.applied(play, part, kernels) for part in group.parts)
+        )
         found = replicas.with_plans(found, group)
     with play.stage("start"):
         replicas.start(play, group, found, guarded)

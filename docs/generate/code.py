@@ -89,6 +89,7 @@ from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
 from spark_cluster.serving.stopped import Stopped
 from spark_cluster.serving.supervision import Supervision
+from spark_cluster.serving.tuning import Tuning
 from spark_cluster.serving.verify import CheckVerdict, Verification
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
@@ -231,6 +232,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "supervise-install": ("supervise install", {**_RUN, "supervision": Supervision}),
     "supervise-remove": ("supervise remove", {**_RUN, "supervision": Supervision}),
     "supervise-status": ("supervise status", Supervision),
+    "tune": ("tune RECIPE", {**_RUN, "tuned": Tuning | None}),
     "down": ("down", (Stopped | None, _RUN)),
     "verify": ("verify", Verification),
     "status": ("status", Status),
