@@ -31,7 +31,7 @@ PROBE_S, REMOVE_S = 300.0, 60.0
 LINES_KEPT = 200
 
 PROBE = f"""
-import importlib.metadata as m, importlib.util as u, json, os
+import importlib.metadata as m, importlib.util as u, json, os, sys
 spec = u.find_spec("vllm")
 near = [os.path.dirname(os.path.dirname(spec.origin))] if spec and spec.origin else []
 folders = ["/vllm-workspace", *near, os.getcwd()]
@@ -40,8 +40,12 @@ try:
     version = m.version("vllm")
 except m.PackageNotFoundError:
     version = ""
-print(json.dumps({{"tuner": (found or [""])[0], "ray": bool(u.find_spec("ray")), "vllm": version}}))
+place = "vllm/model_executor/layers/fused_moe/configs"
+ships = any(os.path.isfile(os.path.join(f, place, sys.argv[1])) for f in near)
+ray = bool(u.find_spec("ray"))
+print(json.dumps({{"tuner": (found or [""])[0], "ray": ray, "vllm": version, "ships": ships}}))
 """
+"""Asks an image for its tuner, Ray, version, and whether it ships parameters for a file's name."""
 
 
 def argv(request: Mapping[str, Any]) -> list[str]:
@@ -86,7 +90,7 @@ def tune(request: Mapping[str, Any]) -> dict[str, Any]:
     finally:
         remove_container()
         shutil.rmtree(staging, ignore_errors=True)
-    return {**found, "engine": engine["vllm"]}
+    return {**found, "ships": engine["ships"]}
 
 
 def _keep(
@@ -194,7 +198,7 @@ def _tuner(request: Mapping[str, Any]) -> dict[str, Any]:
     command = [
         *("docker", "run", "--rm", "--network", "none", "--entrypoint", "python3"),
         *(word for volume in request["volumes"] for word in ("--volume", volume)),
-        *(request["image"], "-c", PROBE),
+        *(request["image"], "-c", PROBE, str(request["entry"]["file"])),
     ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)

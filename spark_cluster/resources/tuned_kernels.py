@@ -99,6 +99,8 @@ class TunedKernels(Resource):
         }
         done = units.run(host, self.id, kernel_tuner.argv(request), timeout=self.limit_s + SPARE_S)
         found = own_program.answer_of(done.stdout, done.stderr, "the tuner")
+        if found["ships"]:
+            host.note(f"the image ships parameters for {self.file}; those that were tuned go first")
         if found["left"]:
             raise ResourceError(
                 f"the limit of {self.limit_s / 3600:g} h is over: batch sizes "

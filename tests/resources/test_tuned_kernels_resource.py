@@ -32,7 +32,12 @@ done
 exec {python} -IS {tuner} --model {root}/model --tp-size 1 --tune \\
   --save-dir "$output/output" --batch-size "$last"
 """
-PROBE = {"tuner": f"/vllm-workspace/{kernel_tuner.TUNER}", "ray": True, "vllm": "0.32.0"}
+PROBE = {
+    "tuner": f"/vllm-workspace/{kernel_tuner.TUNER}",
+    "ray": True,
+    "vllm": "0.32.0",
+    "ships": False,
+}
 MADE = TunedKernels(
     "vllm/vllm-openai:v0.32.0", FILE, "/srv/caches", model="org/m", tp=1, gpu="NVIDIA GB10",
     words=("--model", "/srv/m", "--tp-size", "1"), sizes=(1, 2), volumes=("/srv/m:/srv/m:ro",),
@@ -90,6 +95,12 @@ def test_the_container_has_no_network_and_the_tuners_own_arguments(tuned: Any) -
         assert part in line
     words = f"--entrypoint python3 {IMAGE} {PROBE['tuner']} --model /srv/m --tp-size 1"
     assert f"{words} --tune --save-dir /spark-cluster-tuned/output --batch-size 4" in line
+
+
+def test_parameters_that_the_image_ships_are_said(node: Any) -> None:
+    install(node, ships=True)
+    node.apply(replace(MADE, sizes=(1,)))
+    assert node.notes == [f"the image ships parameters for {FILE}; those that were tuned go first"]
 
 
 def test_only_what_lacks_is_tuned_unless_it_is_asked_for_again(tuned: Any) -> None:
