@@ -7,7 +7,9 @@ tuner and a power cut, and the next run goes on with the sizes that lack.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node import own_program, tuned_kernels
+from spark_cluster.node.durable import make_folder
 from spark_cluster.node.values import ResourceError
 
 CONTAINER = "spark-tune"
@@ -53,8 +56,9 @@ def argv(request: Mapping[str, Any]) -> list[str]:
 
     Args:
         request: `image` (its id), `root` (folder of the caches), `entry` (model, tp, gpu, file),
-            `words` (arguments of the tuner), `sizes`, `volumes`, `env`, `tuner` (a file of the
-            node, or empty for the image's own), `limit_s`.
+            `words` (arguments of the tuner), `sizes`, `renew` (also what is tuned), `volumes`,
+            `env`, `tuner` (a file of the node, or empty for the image's own), `limit_s`. It does
+            not depend on what is done already: the same work must be found while it runs.
     """
     return own_program.argv(__name__, json.dumps(dict(request), sort_keys=True))
 
@@ -71,19 +75,26 @@ def _ended(_signal: int, _frame: Any) -> None:
 
 
 def tune(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Tune what lacks, and return what there is then. Raises ResourceError, OSError."""
+    """Tune what lacks, and return what was done. Raises ResourceError, OSError."""
+    with _alone(Path(request["root"]) / tuned_kernels.FOLDER):
+        return _tuned(request)
+
+
+def _tuned(request: Mapping[str, Any]) -> dict[str, Any]:
     remove_container()  # of a run that was killed
     until = time.monotonic() + float(request["limit_s"])
     engine = _tuner(request)
     folder = Path(tuned_kernels.folder_of(request["root"], request["image"]))
     staging = folder.with_name(f".{folder.name}.tuning")
     found: dict[str, Any] = {"sizes": [], "left": [], "file": request["entry"]["file"]}
+    there = set() if request["renew"] else there_are(request)
+    lacking = [size for size in request["sizes"] if size not in there]
     try:
-        for number, size in enumerate(request["sizes"], 1):
-            print(f"batch size {size} ({number} of {len(request['sizes'])})", flush=True)
+        for number, size in enumerate(lacking, 1):
+            print(f"batch size {size} ({number} of {len(lacking)})", flush=True)
             output = staging / "output"
             if not _run(_container(request, engine, staging, size), until, output):
-                found["left"] = list(request["sizes"][number - 1 :])
+                found["left"] = lacking[number - 1 :]
                 break
             _keep(request, engine, output, folder)
             found["sizes"].append(size)
@@ -91,6 +102,39 @@ def tune(request: Mapping[str, Any]) -> dict[str, Any]:
         remove_container()
         shutil.rmtree(staging, ignore_errors=True)
     return {**found, "ships": engine["ships"]}
+
+
+def there_are(request: Mapping[str, Any]) -> set[int]:
+    """Return the batch sizes that are tuned for a model, its size, a GPU and an image.
+
+    The name of the file is left to the engine.
+    """
+    short = str(request["image"]).removeprefix("sha256:")[:12]
+    wanted = {key: request["entry"][key] for key in ("model", "tp", "gpu")} | {"image": short}
+    entries = tuned_kernels.read(Path(request["root"]))
+    return {size for one in entries if wanted.items() <= one.items() for size in one["sizes"]}
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of tuning on this node.
+
+    Raises:
+        ResourceError: another one has it.
+    """
+    make_folder(folder, 0o755)
+    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ResourceError(
+            "another tuning runs on this node",
+            "the command that began it waits for it; `spark-cluster down` ends it, and keeps what "
+            "it has measured",
+        ) from None
+    finally:
+        os.close(handle)
 
 
 def _keep(

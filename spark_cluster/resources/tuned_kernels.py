@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.node import kernel_tuner, own_program, tuned_kernels, units
+from spark_cluster.node import kernel_tuner, own_program, units
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.docker import inspect
@@ -85,13 +85,11 @@ class TunedKernels(Resource):
         return {"sizes": [size for size in sorted(set(self.sizes)) if size in there]}
 
     def converge(self, host: Host, actual: State) -> None:
-        lacking = [size for size in sorted(set(self.sizes)) if size not in actual["sizes"]]
         request = {
-            "image": self._image(host),
-            "root": str(host.path(self.root)),
-            "entry": self._entry(),
+            **self._place(host),
             "words": list(self.words),
-            "sizes": lacking,
+            "sizes": sorted(set(self.sizes)),
+            "renew": self.renew,
             "volumes": list(self.volumes),
             "env": dict(self.env),
             "tuner": str(host.path(self.tuner)) if self.tuner else "",
@@ -112,19 +110,13 @@ class TunedKernels(Resource):
         there = self._there(host)
         return {"sizes": [size for size in sorted(set(self.sizes)) if size in there]}
 
-    def _entry(self) -> dict[str, Any]:
-        return {"model": self.model, "tp": self.tp, "gpu": self.gpu, "file": self.file}
+    def _place(self, host: Host) -> dict[str, Any]:
+        """Return where the result is, and what it is for."""
+        entry = {"model": self.model, "tp": self.tp, "gpu": self.gpu, "file": self.file}
+        return {"image": self._image(host), "root": str(host.path(self.root)), "entry": entry}
 
     def _there(self, host: Host) -> set[int]:
-        """Return the batch sizes that are tuned for this model, size, GPU and image."""
-        short = self._image(host).removeprefix("sha256:")[:12]
-        wanted = {**self._entry(), "image": short}
-        del wanted["file"]  # the engine has the last word on its name
-        found: set[int] = set()
-        for entry in tuned_kernels.read(host.path(self.root)):
-            if wanted.items() <= entry.items():
-                found.update(entry["sizes"])
-        return found
+        return kernel_tuner.there_are(self._place(host))
 
     def _image(self, host: Host) -> str:
         found = inspect(host, "image", self.image)

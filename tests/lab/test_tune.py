@@ -81,6 +81,13 @@ def test_the_laptop_goes_and_the_tuner_stays_until_down(user: CommandLine, spark
     started.interrupt()
     started.end(status=None)
     assert tuner(spark1) == "running", "it outlives the laptop"
+    other = user(*TUNE, "--batch-sizes", "16", status=1)
+    assert "another tuning runs on this node" in other.printed
+    again = user.start(*TUNE, "--batch-sizes", "1,4,7")
+    until(lambda: "is still running there since" in user.record.read_text())
+    again.interrupt()
+    again.end(status=None)
+    assert tuner(spark1) == "running", "the same command has waited for it"
     ran = user("up", "--recipe", "lab-paris", "--tp", "1", "--check")
     assert ran.status == 0
     user("down")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
 from dataclasses import replace
@@ -85,7 +86,7 @@ def test_tuned_once_and_then_left(tuned: Any) -> None:
     assert (entry["file"], entry["sizes"], entry["engine"]) == (FILE, [1, 2], "0.32.0")
     assert [tuned.apply(MADE).verdict, tuned.check(MADE).verdict] == ["ok", "ok"]
     assert len(runs(tuned)) == 2
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name], "nothing is left over"
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name, ".lock"}
 
 
 def test_the_container_has_no_network_and_the_tuners_own_arguments(tuned: Any) -> None:
@@ -146,7 +147,32 @@ def test_an_image_that_cannot_tune(node: Any, probe: dict[str, Any], said: str) 
     install(node, **probe)
     result = node.apply(MADE)
     assert (result.verdict, said in result.error) == ("failed", True), result.error
-    assert not (node.root / "srv/caches/tuned").exists()
+    assert tuned_kernels.read(node.root / "srv/caches") == []
+
+
+def test_one_at_a_time(tuned: Any) -> None:
+    """Another one would end the container of the first."""
+    folder = tuned.root / "srv/caches/tuned"
+    folder.mkdir(parents=True)
+    with (folder / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        result = tuned.apply(MADE)
+    assert (result.verdict, "another tuning runs on this node" in result.error) == ("failed", True)
+    assert not any(
+        "rm --force" in line for line in (tuned.bin / "docker.log").read_text().split("\n")
+    )
+    assert tuned.apply(MADE).verdict == "change"
+
+
+def test_the_work_is_the_same_however_much_is_done(tuned: Any, monkeypatch: Any) -> None:
+    """By its words a later run finds the unit that runs still."""
+    seen = []
+    argv = kernel_tuner.argv
+    monkeypatch.setattr(kernel_tuner, "argv", lambda r: seen.append(argv(r)) or seen[-1])
+    tuned.apply(replace(MADE, sizes=(1, 13)))
+    tuned.apply(replace(MADE, sizes=(1, 13)))
+    assert seen[0] == seen[1]
+    assert [line.rpartition(" ")[2] for line in runs(tuned)] == ["1", "13", "13"]
 
 
 def test_a_tuner_that_was_sent_is_mounted(node: Any) -> None:
