@@ -9,8 +9,10 @@ import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
 from spark_cluster.cli.finite import Finite
-from spark_cluster.cli.override_options import Changes, overriding
-from spark_cluster.cli.serving_options import recipe_to_serve, size_on, sized
+from spark_cluster.cli.override_options import overriding
+from spark_cluster.cli.serving_options import sized
+from spark_cluster.cluster.overrides import Changes
+from spark_cluster.cluster.recipes import recipe_to_serve, size_on
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,8 +72,8 @@ def command(
 
     sizes = SIZES if batch_sizes is None else _sizes(batch_sizes)
     app.connect_early()
-    recipe = recipe_to_serve(app, recipe_name, changes, allow)
-    size = size_on(app, recipe, tp)
+    recipe = recipe_to_serve(app.cluster, recipe_name, changes, allow)
+    size = size_on(app.cluster, recipe, tp)
     with app.play(f"tune {recipe.name} --tp {size}", app.nodes, options) as run:
         playbook = app.project.load_playbook("tune")
         done = playbook.function(
