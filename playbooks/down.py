@@ -10,6 +10,7 @@ from spark_cluster.errors import VerificationFailed
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray_node import RAY_HOME
 from spark_cluster.inference.runtime import absent
+from spark_cluster.node import kernel_tuner
 from spark_cluster.resources import Container, Directory
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import admission, holders, vram
@@ -20,6 +21,11 @@ LOAD = Container(
     vllm_runs.CONTAINER, only_labelled=vllm_runs.LABEL, stop_timeout_s=2, state="absent"
 )
 """The load generator of a benchmark that was killed."""
+
+TUNER = Container(
+    kernel_tuner.CONTAINER, only_labelled=kernel_tuner.LABEL, stop_timeout_s=2, state="absent"
+)
+"""What `tune` runs; what it has measured is kept."""
 
 
 def main(play: Play, *, unload: Collection[str] = (), keep_others: bool = False) -> Stopped | None:
@@ -36,7 +42,7 @@ def main(play: Play, *, unload: Collection[str] = (), keep_others: bool = False)
     with play.stage("stop"):
         play.apply(
             play.nodes,
-            [LOAD, *absent(SERVER, stop_timeout_s=30)],
+            [LOAD, TUNER, *absent(SERVER, stop_timeout_s=30)],
             play.role("endpoint"),
         )
         play.apply(

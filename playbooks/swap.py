@@ -12,7 +12,7 @@ from spark_cluster.errors import SparkClusterError, Unreachable
 from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import admission, kept_logs, launches, readiness, vram
+from spark_cluster.serving import admission, kept_logs, launches, readiness, short_load, vram
 from spark_cluster.serving.former import Former, Load, former_of, plan_again
 from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.serving.result import Served
@@ -86,7 +86,8 @@ def main(
         raise _restored(play, old, former, error) from error
     if served is None:
         return None
-    return Swapped(served, former, stopped.now if stopped else None, time.monotonic() - began)
+    down_s = time.monotonic() - began - play.seconds.get(short_load.STAGE, 0.0)
+    return Swapped(served, former, stopped.now if stopped else None, down_s)
 
 
 def _before_the_stop(play: Play, plan: ServePlan, running: ContainerState, *, force: bool) -> None:

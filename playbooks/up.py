@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.runtime import absent
@@ -13,7 +15,9 @@ from spark_cluster.serving import (
     readiness,
     replicas,
     rungs,
+    short_load,
     startup_log,
+    tuned,
     vram,
 )
 from spark_cluster.serving.nodes import serving
@@ -33,20 +37,23 @@ def main(
     force: bool = False,
     offline: bool = False,
     count: int = 1,
+    load: bool = True,
 ) -> Served | None:
     """Serve `recipe` over `tp` nodes; None where nothing can be verified (check mode, --tags).
 
     With `force` also what the plan says cannot work; with `offline` from what the nodes have. With
-    a `count` of replicas, each on one node.
+    a `count` of replicas, each on one node. With `load` a server that was started is put under a
+    short load, for its GPU memory.
     """
     if count > 1:
         return with_replicas(play, recipe, count, force=force, offline=offline)
     nodes, _ = serving(play.nodes, tp, recipe.nodes_for(tp))
-    running, before, models, several = play.together(
+    running, before, models, several, kernels = play.together(
         lambda: readiness.container_state(play, SERVER),
         lambda: [] if play.check else vram.sample(play.sessions),
         lambda: stored(play, recipe, nodes),
         lambda: replicas.behind(play),
+        lambda: tuned.look(play, recipe, nodes),
     )
     if note := replicas.taken_away(several, tp):
         play.note(note)
@@ -67,6 +74,7 @@ def main(
         if fetched is not plan.recipe:
             plan = resolve(fetched, play.inventory, play.nodes, tp)
     with play.stage("start"):
+        plan = tuned.applied(play, plan, kernels)
         launches.before_start(play, plan, running)
         share = admission.share(play, plan, running)
         if running.status == "running":
@@ -90,6 +98,8 @@ def main(
             lambda: served(play, plan, answer, before, peak),
             lambda: launches.unrecorded(play, plan),
         )
+    if load and made is not None:
+        result = short_load.under_load(play, plan, result)
     launches.record(play, plan, made, result.versions.get(recipe.engine, ""))
     if made is not None:
         mark_used(play, plan)
@@ -102,10 +112,11 @@ def with_replicas(
     """Serve `recipe` on each of so many nodes, behind one endpoint; None as in `main`."""
     group = replicas.resolve_group(recipe, play.inventory, play.nodes, count)
     announce(play, group.whole)
-    found, before, models = play.together(
+    found, before, models, kernels = play.together(
         lambda: replicas.members(play, group),
         lambda: [] if play.check else vram.sample(play.sessions),
         lambda: stored(play, recipe, group.whole.nodes),
+        lambda: tuned.look(play, recipe, group.whole.nodes),
     )
     if offline:
         must_be_there(recipe, models)
@@ -117,6 +128,9 @@ def with_replicas(
     with play.stage("fetch"):
         fetched = fetch(play, group.whole, models).located(models.folders())
         group = replicas.resolve_group(fetched, play.inventory, play.nodes, count)
+        group = replace(
+            group, parts=tuple(tuned.applied(play, part, kernels) for part in group.parts)
+        )
         found = replicas.with_plans(found, group)
     with play.stage("start"):
         replicas.start(play, group, found, guarded)
@@ -129,7 +143,10 @@ def with_replicas(
         startup_log.must_fit(play, group.whole.nodes, recipe.readiness)
         answer = replicas.verify(play, group, found)
         result = served(play, group.whole, answer, before, peak)
-    replicas.record(play, found, result.versions.get(recipe.engine, ""))
+        made = replicas.unrecorded(play, found)
+    if any(one is not None for one in made):
+        result = short_load.under_load(play, group.whole, result)
+    replicas.record(play, found, made, result.versions.get(recipe.engine, ""))
     mark_used(play, group.whole)
     return result
 

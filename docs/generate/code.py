@@ -89,6 +89,7 @@ from spark_cluster.serving.result import Served
 from spark_cluster.serving.state import Status
 from spark_cluster.serving.stopped import Stopped
 from spark_cluster.serving.supervision import Supervision
+from spark_cluster.serving.tuning import Tuning
 from spark_cluster.serving.verify import CheckVerdict, Verification
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
@@ -140,6 +141,9 @@ API_RESULTS: tuple[type[Any], ...] = (
 
 _RUN = {"ok": bool, "changed": int, "seconds": dict[str, float]}
 """What every run that can change something prints."""
+
+_STARTED = {**_RUN, "memory": [MemoryOfNode], "memory_plot": str | None}
+"""What a run that starts a server prints: `memory_plot` is a file on this machine."""
 
 _BENCH_RUN = {
     **_RUN,
@@ -223,11 +227,12 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "models-prune": ("models prune", {"applied": bool, "nodes": [Pruned]}),
     "models-pin": ("models pin", {"model": str, "changed": dict[str, bool]}),
     "models-unpin": ("models unpin", {"model": str, "changed": dict[str, bool]}),
-    "up": ("up", (Served | None, {**_RUN, "memory": [MemoryOfNode]})),
-    "swap": ("swap", (Swapped | None, {**_RUN, "memory": [MemoryOfNode]})),
+    "up": ("up", (Served | None, _STARTED)),
+    "swap": ("swap", (Swapped | None, _STARTED)),
     "supervise-install": ("supervise install", {**_RUN, "supervision": Supervision}),
     "supervise-remove": ("supervise remove", {**_RUN, "supervision": Supervision}),
     "supervise-status": ("supervise status", Supervision),
+    "tune": ("tune RECIPE", {**_RUN, "tuned": Tuning | None}),
     "down": ("down", (Stopped | None, _RUN)),
     "verify": ("verify", Verification),
     "status": ("status", Status),
@@ -249,6 +254,10 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "caches-prune": ("caches prune", {"applied": bool, "bytes": int, "parts": [CachePart]}),
     "caches-copy": ("caches copy", {**_RUN, "copies": [CopiedCache]}),
     "vram": ("vram", {"nodes": [NodeVram]}),
+    "vram-run": (
+        "vram --run RUN",
+        {"run": str, "command": str, "memory": [MemoryOfNode], "plot": str | None},
+    ),
     "vram-watch": ("vram --watch", {"at": float, "nodes": [(NodeVram, {"peak_mib": int})]}),
     "top": ("top", Row),
     "dashboard": ("dashboard", {"url": str}),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import cache_usage, launch_records
+from spark_cluster.node import cache_usage, launch_records, tuned_kernels
 from spark_cluster.node.host import Host
 
 Reply = dict[str, Any]
@@ -19,7 +19,7 @@ LOG_S = 30.0
 
 
 def caches(host: Host, request: Mapping[str, Any]) -> Reply:
-    """Answer one question; `what` is state, known, record, usage or remove."""
+    """Answer one question; `what` is state, tuned, known, record, usage or remove."""
     question = QUESTIONS.get(str(request.get("what")))
     if question is None:
         return {"error": f"the operation caches has no question {request.get('what')!r}"}
@@ -35,7 +35,12 @@ def _state(host: Host, request: Mapping[str, Any]) -> Reply:
     return {
         "launches": [record.to_dict() for record in launch_records.read(host.root)],
         "compiled": cache_usage.compiled_keys(_folder(host, request)),
+        "tuned": tuned_kernels.read(_folder(host, request)),
     }
+
+
+def _tuned(host: Host, request: Mapping[str, Any]) -> Reply:
+    return {"tuned": tuned_kernels.read(_folder(host, request))}
 
 
 def _known(host: Host, request: Mapping[str, Any]) -> Reply:
@@ -78,6 +83,7 @@ def _remove(host: Host, request: Mapping[str, Any]) -> Reply:
 
 QUESTIONS: dict[str, Callable[[Host, Mapping[str, Any]], Reply]] = {
     "state": _state,
+    "tuned": _tuned,
     "known": _known,
     "record": _record,
     "usage": _usage,

@@ -164,9 +164,14 @@ def skipped(cell: PlannedCell, why: str) -> CellResult:
 
 
 def bring_up(play: Play, step: Step) -> Served | None:
-    """Bring the step's server up with the playbook `up`, verified; None in check mode."""
+    """Bring the step's server up with the playbook `up`, verified; None in check mode.
+
+    Its memory under load is read while its cells are measured.
+    """
     playbook = play.project.load_playbook("up")
-    served: Served | None = playbook.function(play, recipe=step.setup.served, tp=step.setup.tp)
+    served: Served | None = playbook.function(
+        play, recipe=step.setup.served, tp=step.setup.tp, load=False
+    )
     return served
 
 

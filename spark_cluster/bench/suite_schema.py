@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from spark_cluster.bench.record import MetricName
-from spark_cluster.config.fields import Word
+from spark_cluster.config.fields import Word, env_name
 from spark_cluster.config.recipe_schema import EngineValue, Flag, why_no_engine_value
 from spark_cluster.config.schema import Schema
 
@@ -46,6 +46,9 @@ class Variant(Schema):
     )
     num_speculative_tokens: int | None = Field(
         default=None, ge=0, le=32, description="tokens drafted in each step; 0 for no drafter"
+    )
+    env: dict[Annotated[str, AfterValidator(env_name)], str] = Field(
+        default={}, description="variables of the containers that replace the recipe's"
     )
 
 

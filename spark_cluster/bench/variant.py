@@ -26,6 +26,7 @@ def label(variant: Variant) -> str:
     parts = [f"{flag}={_text(value)}" for flag, value in sorted(variant.engine_args.items())]
     if variant.num_speculative_tokens is not None:
         parts.append(f"num_speculative_tokens={variant.num_speculative_tokens}")
+    parts += [f"{name}={value}" for name, value in sorted(variant.env.items())]
     return " ".join(parts)
 
 
@@ -46,6 +47,8 @@ def varied(recipe: Recipe, variant: Variant) -> Recipe:
         # The recipe's own field would win over the flag.
         if "gpu-memory-utilization" in variant.engine_args:
             changed["gpu_memory_utilization"] = None
+    if variant.env:
+        changed["env"] = {**recipe.env, **variant.env}
     tokens = variant.num_speculative_tokens
     if tokens == 0:
         changed["drafter"] = None

@@ -43,6 +43,7 @@ COMMANDS = {
     "up": "Bring up a verified vLLM endpoint from any state.",
     "swap": "Serve another recipe; the old one again if the new one fails.",
     "supervise": "Restart a dead engine from the head itself, without the laptop.",
+    "tune": "Tune the engine's kernels for a recipe on this GPU, with its own tuner.",
     "down": "Stop serving, and verify that the memory is free again.",
     "verify": "Verify the answers of what serves, in depth.",
     "status": "Show what serves, and what is wrong.",

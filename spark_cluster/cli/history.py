@@ -110,7 +110,11 @@ class ChangesOnNode:
 
 @dataclass(frozen=True)
 class RunDetails:
-    """The document of `history RUN`; its fields are as in `history`."""
+    """The document of `history RUN`; its fields are as in `history`.
+
+    Attributes:
+        memory_plot: file on this machine with the plot of the run's memory; null without one.
+    """
 
     run: str
     since: float | None
@@ -119,6 +123,7 @@ class RunDetails:
     reverts: str | None
     nodes: dict[str, ChangesOnNode]
     errors: dict[str, NodeError]
+    memory_plot: str | None
 
 
 @click.command()
@@ -205,7 +210,15 @@ def _details(run_id: str, found: Answers, errors: dict[str, NodeError]) -> RunDe
         reverts=first.get("reverts"),
         nodes=nodes,
         errors=errors,
+        memory_plot=_memory_plot(first.get("run", run_id)),
     )
+
+
+def _memory_plot(run: str) -> str | None:
+    from spark_cluster.serving.memory_record import plot_path
+
+    path = plot_path(run)
+    return str(path) if path.is_file() else None
 
 
 def _when(seconds: float | None) -> str:
@@ -260,6 +273,8 @@ def _show_run(app: App, found: Answers) -> None:
     about = (_when(first["since"]), first["user"] or "", first["command"] or "")
     line = styled("[bold]{}[/]  {}  {}  [bold]{}[/]", first["run"], *about)
     app.console.print(line, soft_wrap=True)
+    if plot := _memory_plot(first["run"]):
+        app.console.print(styled("  [dim]memory over time: {}[/]", plot), soft_wrap=True)
     for name, answer in found.items():
         for note in answer.get("notes", ()):
             app.console.print(styled("  [bold]{}[/]  {}", name, note), soft_wrap=True)

@@ -80,6 +80,9 @@ def _show(app: App, found: Status) -> None:
 def _show_rest(console: Console, found: Status) -> None:
     from spark_cluster.cli.console import mark, painted, styled
 
+    if found.tuned:
+        text = f"started with tuned kernels: {', '.join(found.tuned)}"
+        console.print(painted(text, "dim"), soft_wrap=True)
     if found.caches is not None:
         console.print(painted(str(found.caches), "dim"), soft_wrap=True)
     for problem in found.problems:

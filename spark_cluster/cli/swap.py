@@ -14,6 +14,8 @@ from spark_cluster.cluster.recipes import recipe_to_serve, size_on
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.runner.options import Options
@@ -54,6 +56,7 @@ def command(
     old recipe is started again, and the exit status is that of the failure.
     """
     app.connect_early()
+    from spark_cluster.cluster.memory_plot import keep_plot
     from spark_cluster.config.overrides import text
     from spark_cluster.serving.memory_phases import MemoryPhases
 
@@ -82,22 +85,23 @@ def command(
             restore=not no_restore,
             unload=unload,
         )
+        plot = keep_plot(run, memory)
         run.finish()
         if app.as_json:
             found = swapped.to_dict() if swapped is not None else {}
-            app.print_json(run.to_dict(**found, memory=memory.to_dict()))
+            app.print_json(run.to_dict(**found, memory=memory.to_dict(), memory_plot=plot))
         else:
             run.show_recap()
             if swapped is not None:
-                _show(app, swapped, memory)
+                _show(app, swapped, memory, plot)
     leave_with(run, exit_code=exit_code)
 
 
-def _show(app: App, swapped: Any, memory: MemoryPhases) -> None:
+def _show(app: App, swapped: Any, memory: MemoryPhases, plot: Path | None) -> None:
     from spark_cluster.cli.console import painted
     from spark_cluster.cli.up import show_served
 
-    show_served(app, swapped.served, memory.nodes.values())
+    show_served(app, swapped.served, memory.nodes.values(), plot)
     if swapped.former is not None:
         text = f"in place of {swapped.former}; {swapped.down_s:.1f} s without a server"
         app.console.print(painted(text, "dim"), soft_wrap=True)

@@ -12,6 +12,7 @@ from spark_cluster.cli.serving_options import forced, sized
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from spark_cluster.cluster.overrides import Changes
     from spark_cluster.config.allowances import Allowances
@@ -77,21 +78,29 @@ def command(
     else:
         app.show_recap()
         if found.served is not None:
-            show_served(app, found.served, found.memory)
+            show_served(app, found.served, found.memory, found.memory_plot)
     leave_with(app.last_run, exit_code=exit_code)
 
 
-def show_served(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> None:
-    """Print a verified endpoint: memory, address, answer, versions."""
+def show_served(
+    app: App, served: Served, memory: Iterable[MemoryOfNode], plot: Path | None
+) -> None:
+    """Print a verified endpoint: memory, address, answer, versions.
+
+    Args:
+        plot: of the memory over time, where there is one.
+    """
     from spark_cluster.cli.console import mark, painted, styled
     from spark_cluster.cli.vram import table
 
     console = app.console
     console.print()
-    console.print(table(served.now, served.peak))
+    console.print(table(served.now, served.peak, under_load=served.under_load))
     for node in memory:
         if node.planned_ready is not None:
             console.print(painted(f"GPU memory of {node}", "dim"), soft_wrap=True)
+    if plot is not None:
+        console.print(painted(f"memory over time: {plot}", "dim"), soft_wrap=True)
     endpoint = served.plan.endpoint
     recipe = served.plan.recipe
     kind = "" if recipe.kind == "chat" else f"{recipe.kind}, "

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -32,13 +33,42 @@ if TYPE_CHECKING:
     help="With --watch: seconds between two readings.",
 )
 @click.option("--count", type=click.IntRange(min=1), help="With --watch: end after so many.")
+@click.option(
+    "--run",
+    "run_id",
+    metavar="RUN",
+    help="Show the memory of a run that was recorded on this machine, by phase, and ask no node; "
+    "`last` for the last one.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Draw the memory of a recorded run over time, as SVG or PNG; without --run that of the "
+    "last one.",
+)
 @click.pass_obj
-def command(app: App, watch: bool, interval: float, count: int | None) -> None:
+def command(
+    app: App,
+    watch: bool,
+    interval: float,
+    count: int | None,
+    run_id: str | None,
+    plot: Path | None,
+) -> None:
     """Show who holds GPU memory on each node, asked on the host.
 
     On a Spark the GPU's memory is the machine's: MemTotal and MemAvailable are shown next to it.
     With --watch the largest sum so far is shown too; --json then prints one line for each reading.
+    Each `up`, `swap` and `down` records it by phase (before, loading, ready, under load, stopped):
+    --run shows that of a run, --plot draws it.
     """
+    if run_id is not None or plot is not None:
+        from spark_cluster.cli.memory_plot import LAST, must_stand_alone, show_run
+
+        must_stand_alone(watch)
+        show_run(app, run_id or LAST, plot)
+        return
     app.connect_early("vram")
     from spark_cluster.runner.agents import agents
 
@@ -96,8 +126,13 @@ def table(
     readings: Sequence[NodeVram],
     peak: list[NodeVram] | None = None,
     before: list[NodeVram] | None = None,
+    under_load: list[NodeVram] | None = None,
 ) -> Table:
-    """Return the table of processes, and of each node's sum next to the node's total."""
+    """Return the table of processes, and of each node's sum next to the node's total.
+
+    Args:
+        peak, before, under_load: other readings of the nodes, whose sums are shown next to it.
+    """
     from rich.table import Table
 
     from spark_cluster.cli.console import painted
@@ -106,28 +141,23 @@ def table(
     result.add_column("node")
     result.add_column("pid", justify="right")
     result.add_column("process", no_wrap=True)
-    for title in ("used", *_extra(peak, before), "available", "total MiB"):
+    others = {"peak": peak, "before": before, "under load": under_load}
+    shown = {title: {one.name: one for one in found} for title, found in others.items() if found}
+    for title in ("used", *shown, "available", "total MiB"):
         result.add_column(title, justify="right")
-    other = {reading.name: reading for reading in peak or before or ()}
     for reading in readings:
         for process in reading.processes:
             used = "?" if process.used_mib is None else f"{process.used_mib}"
-            cells = ["", used, *([""] if other else []), "", ""]
-            result.add_row(reading.name, str(process.pid), process.name, *cells[1:])
-        extra = [str(other[reading.name].used_mib)] if reading.name in other else []
+            empty = [""] * (len(shown) + 2)
+            result.add_row(reading.name, str(process.pid), process.name, used, *empty)
+        sums = (found.get(reading.name) for found in shown.values())
         result.add_row(
             painted(reading.name, "bold"),
             "",
             painted("sum" if reading.processes else "nothing is held", "dim"),
             painted(str(reading.used_mib), "bold"),
-            *(extra or ([""] if other else [])),
+            *("" if one is None else str(one.used_mib) for one in sums),
             str(reading.mem_available_mib),
             str(reading.mem_total_mib),
         )
     return result
-
-
-def _extra(peak: list[NodeVram] | None, before: list[NodeVram] | None) -> list[str]:
-    if peak:
-        return ["peak"]
-    return ["before"] if before else []

@@ -136,9 +136,9 @@ class Run:
             )
         return Interrupted(
             f"interrupted; {', '.join(at_work)}",
-            hint="a package manager or an image pull finishes there by itself, so does a model's "
-            "download; everything else is stopped within seconds, and no file is half-written. "
-            "Run the same command again to continue",
+            hint="a package manager or an image pull finishes there by itself, so do a model's "
+            "download and a tuner; everything else is stopped within seconds, and no file is "
+            "half-written. Run the same command again to continue",
         )
 
     def finish(self, error: str = "") -> None:

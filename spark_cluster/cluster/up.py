@@ -10,6 +10,8 @@ from spark_cluster.cluster.result import RunSummary
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from spark_cluster.cluster.opened import Opened
     from spark_cluster.cluster.overrides import Changes
     from spark_cluster.config.allowances import Allowances
@@ -27,16 +29,21 @@ class UpResult:
         served: the verified endpoint; None where nothing was verified (check mode, a selection of
             roles).
         memory: the GPU memory of each node by phase, next to what the plan predicted.
+        memory_plot: file of this machine with its course; None where nothing was started, or
+            without the extra `bench`.
     """
 
     run: RunSummary
     served: Served | None
     memory: tuple[MemoryOfNode, ...]
+    memory_plot: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `up --json` prints it."""
         found = self.served.to_dict() if self.served is not None else {}
-        return self.run.to_dict(**found, memory=[asdict(node) for node in self.memory])
+        plot = str(self.memory_plot) if self.memory_plot is not None else None
+        memory = [asdict(node) for node in self.memory]
+        return self.run.to_dict(**found, memory=memory, memory_plot=plot)
 
 
 def up(
@@ -52,6 +59,7 @@ def up(
     options: Options,
 ) -> UpResult:
     """Serve a recipe; see `Cluster.up`."""
+    from spark_cluster.cluster.memory_plot import keep_plot
     from spark_cluster.config.overrides import text
     from spark_cluster.serving.memory_phases import MemoryPhases
     from spark_cluster.serving.nodes import groups
@@ -78,8 +86,9 @@ def up(
         served: Served | None = playbook.function(
             play, recipe=recipe, tp=size, force=force, offline=offline, **several
         )
+        plot = keep_plot(run, memory)
         run.finish()
-        return UpResult(RunSummary.of(run), served, tuple(memory.nodes.values()))
+        return UpResult(RunSummary.of(run), served, tuple(memory.nodes.values()), plot)
 
 
 def _size(tp: int | None, replicas: int) -> int | None:

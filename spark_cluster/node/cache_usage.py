@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.node.tuned_kernels import FOLDER as TUNED
+
 WALK_S = 20.0
 """Seconds that counting may take; what was not counted by then makes the sum a lower bound."""
 
@@ -39,6 +41,7 @@ _REMOVED_FROM = (
     "triton",
     "torchinductor",
     _FLASHINFER,
+    TUNED,
 )
 
 
@@ -47,7 +50,7 @@ class CacheEntry:
     """A part of the caches that can be removed by itself.
 
     Attributes:
-        kind: compile, triton, inductor, flashinfer, vllm (its other files) or huggingface.
+        kind: compile, triton, inductor, flashinfer, tuned, vllm (its other files) or huggingface.
         path: below the folder of the caches.
         bytes: on the disk.
         files: how many.
@@ -98,6 +101,7 @@ def places(root: Path) -> list[tuple[str, str]]:
         *(("vllm", f"vllm/{name}") for name in _names(root, "vllm") if name != COMPILED_IN),
         *((kind, name) for kind, name in single if _is_folder(root, name)),
         *_flashinfer(root),
+        *(("tuned", f"{TUNED}/{name}") for name in _names(root, TUNED) if name[0] != "."),
     ]
 
 

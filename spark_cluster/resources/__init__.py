@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from spark_cluster.resources.ssh_key import SshKey
     from spark_cluster.resources.swap import Swap
     from spark_cluster.resources.sysctl import Sysctl
+    from spark_cluster.resources.tuned_kernels import TunedKernels
     from spark_cluster.resources.unit import Unit
     from spark_cluster.resources.user import User
     from spark_cluster.resources.virtual_environment import VirtualEnvironment
@@ -84,6 +85,7 @@ __all__ = [
     "SshKey",
     "Swap",
     "Sysctl",
+    "TunedKernels",
     "Unit",
     "Unknown",
     "User",

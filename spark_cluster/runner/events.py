@@ -147,8 +147,9 @@ class MemoryHeld(Event):
     """The GPU memory that processes hold on a node at one phase of a run.
 
     Attributes:
-        phase: `before` the run, `loading` (the largest reading while a server loads), `ready`, or
-            `stopped`.
+        phase: `before` the run, `loading`, `ready`, `under_load`, or `stopped`. While a server
+            loads or is under load, each reading that differs from the one before is an event, and
+            the largest is what the phase held.
         used_mib: sum over the processes that `nvidia-smi --query-compute-apps` lists, MiB.
         mem_available_mib: MemAvailable of the node, MiB.
     """

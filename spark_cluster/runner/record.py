@@ -15,6 +15,9 @@ from spark_cluster.runner.events import Event
 KEPT = 200
 """Runs whose records are kept."""
 
+PLOT_SUFFIX = ".svg"
+"""Of the plot of a run's memory, next to its record and kept as long."""
+
 
 def state_folder() -> Path:
     """`$XDG_STATE_HOME/spark-cluster`, by default under ~/.local/state."""
@@ -86,6 +89,7 @@ class Record:
         records.sort(key=lambda path: (place.get(path.name, -1), path.name))
         for old in records[:-KEPT]:
             old.unlink(missing_ok=True)
+            old.with_suffix(PLOT_SUFFIX).unlink(missing_ok=True)
         if len(place) > 2 * KEPT:
             staged = order.with_name(f"runs.order.{os.getpid()}")
             staged.write_text("".join(f"{path.name}\n" for path in records[-KEPT:]))

@@ -33,7 +33,8 @@ class CachePart:
     """A part of a node's caches that can be removed by itself.
 
     Attributes:
-        kind: compile, triton, inductor, flashinfer, vllm (other files of vLLM) or huggingface.
+        kind: compile, triton, inductor, flashinfer, tuned (parameters of kernels, by `tune`), vllm
+            (other files of vLLM) or huggingface.
         path: below the folder of the caches.
         bytes: on the disk; a lower bound where `whole` is False.
         recipes: whose launches used it, as far as records tell; of shared parts none.

@@ -12,7 +12,7 @@ from spark_cluster.inference import compile_key, runtime, unit_state
 from spark_cluster.inference.process import SERVER
 from spark_cluster.node import launch_records
 from spark_cluster.node.launch_records import LaunchRecord, short
-from spark_cluster.serving import warmth
+from spark_cluster.serving import tuned, warmth
 from spark_cluster.serving.caches import root_on
 from spark_cluster.serving.startup_log import BEGINNING
 
@@ -73,10 +73,15 @@ def planned(plan: ServePlan) -> LaunchRecord:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a node was asked about a launch; both requests are on their way in one turn."""
+    """What a node was asked about a launch; both requests are on their way in one turn.
+
+    Attributes:
+        model: its name.
+    """
 
     state: Pending
     image: Pending | None
+    model: str
 
     def answer(self, launch: LaunchRecord) -> NodeWarmth:
         """Wait, and judge the launch; unknown where the node does not answer."""
@@ -92,21 +97,29 @@ class Asked:
             launch = replace(launch, image=done["stdout"].strip())
         found = (launch_records.from_dict(one) for one in state["launches"])
         records = [record for record in found if record is not None]
-        return warmth.judge(launch, records, set(state["compiled"]))
+        files = [
+            str(entry["file"])
+            for entry in tuned.fitting(state["tuned"], launch.tp, {launch.gpu}, launch.image or "-")
+            if entry["model"] == self.model
+        ]
+        return replace(
+            warmth.judge(launch, records, set(state["compiled"])), tuned=tuple(sorted(files))
+        )
 
 
-def ask(session: Session, folder: str, reference: str) -> Asked:
+def ask(session: Session, folder: str, reference: str, model: str) -> Asked:
     """Ask a node for its records, the compiled code that is there, and the id of the image.
 
     Args:
         folder: of the caches.
         reference: of the image; empty without one.
+        model: its name.
     """
     state = session.submit("caches", what="state", folder=folder)
     if not reference:
-        return Asked(state, None)
+        return Asked(state, None, model)
     inspect = ["docker", "image", "inspect", "--format", "{{.Id}}", reference]
-    return Asked(state, session.submit("gather", commands={"image": inspect}))
+    return Asked(state, session.submit("gather", commands={"image": inspect}), model)
 
 
 @dataclass(frozen=True)
@@ -122,7 +135,7 @@ class Upcoming:
 
     def ask(self, node: str, session: Session) -> Asked:
         """Ask a node about the next launch."""
-        return ask(session, self.folders[node], _reference(self.recipe))
+        return ask(session, self.folders[node], _reference(self.recipe), self.recipe.model.name)
 
     def judge(self, asked: Mapping[str, Asked], tp: int, gpus: Mapping[str, str]) -> Warmth:
         """Judge the next launch.
@@ -156,7 +169,7 @@ def before_start(play: Play, plan: ServePlan, running: ContainerState) -> None:
     if warmth.without_nodes(launch) is not None:
         return
     folders = dict.fromkeys(plan.deployment.nodes, plan.deployment.cache_root)
-    told = _ask(play, plan.nodes, launch, folders, _reference(plan.recipe))
+    told = _ask(play, plan.nodes, launch, folders, plan.recipe)
     play.note(shown(told))
 
 
@@ -167,7 +180,7 @@ def of_recipe(play: Play, recipe: Recipe, tp: int) -> Warmth | None:
     if len(nodes) < count:
         return None
     folders = {node.name: root_on(play.inventory.nodes[node.name]) for node in nodes}
-    return _ask(play, nodes, wanted(recipe, tp), folders, _reference(recipe))
+    return _ask(play, nodes, wanted(recipe, tp), folders, recipe)
 
 
 def _ask(
@@ -175,9 +188,12 @@ def _ask(
     nodes: Sequence[Node],
     launch: LaunchRecord,
     folders: Mapping[str, str],
-    reference: str,
+    recipe: Recipe,
 ) -> Warmth:
-    asked = [(node, ask(play.session(node), folders[node.name], reference)) for node in nodes]
+    reference, model = _reference(recipe), recipe.model.name
+    asked = [
+        (node, ask(play.session(node), folders[node.name], reference, model)) for node in nodes
+    ]
     found = {node.name: one.answer(replace(launch, gpu=_gpu(node))) for node, one in asked}
     return warmth.whole(launch.recipe, found)
 
@@ -185,7 +201,7 @@ def _ask(
 def shown(told: Warmth) -> str:
     """Return in a line whether a launch finds its compiled code, and why not."""
     why = f" ({'; '.join(told.reasons)})" if told.reasons else ""
-    return f"compile cache: {told.state}{why}"
+    return f"compile cache: {told.state}{why}{told.of_tuned}"
 
 
 def _gpu(node: Node) -> str:

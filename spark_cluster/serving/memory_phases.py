@@ -7,8 +7,11 @@ from typing import Any
 
 from spark_cluster.runner.events import Event, MemoryHeld, MemoryPlanned
 
-PHASES = ("before", "loading", "ready", "stopped")
+PHASES = ("before", "loading", "ready", "under_load", "stopped")
 """In their order; those of `MemoryHeld`."""
+
+LASTING = ("loading", "under_load")
+"""Phases with several readings, of which the largest counts."""
 
 
 @dataclass
@@ -20,6 +23,7 @@ class MemoryOfNode:
         before: the run.
         loading: the largest reading while the server loaded.
         ready: when it took requests.
+        under_load: the largest reading during a short load after it was verified.
         stopped: after a stop.
         planned_loading, planned_ready: what the plan predicted; None where nothing was started.
     """
@@ -28,17 +32,25 @@ class MemoryOfNode:
     before: int | None = None
     loading: int | None = None
     ready: int | None = None
+    under_load: int | None = None
     stopped: int | None = None
     planned_loading: int | None = None
     planned_ready: int | None = None
 
     def __str__(self) -> str:
         """Describe it in a line."""
-        read = [f"{name} {held}" for name in PHASES if (held := getattr(self, name)) is not None]
+        read = [
+            f"{name.replace('_', ' ')} {held}"
+            for name in PHASES
+            if (held := getattr(self, name)) is not None
+        ]
         text = f"{self.node}: {', '.join(read)} MiB"
         if self.planned_ready is None or self.ready is None:
             return text
-        return f"{text}; planned {self.planned_ready} ({self.ready - self.planned_ready:+d})"
+        differs = f"{self.ready - self.planned_ready:+d}"
+        if self.under_load is not None:
+            differs += f", under load {self.under_load - self.planned_ready:+d}"
+        return f"{text}; planned {self.planned_ready} ({differs})"
 
 
 @dataclass
@@ -50,7 +62,10 @@ class MemoryPhases:
     def take(self, event: Event) -> None:
         """Keep a reading or a prediction; other events are not for it."""
         if isinstance(event, MemoryHeld) and event.phase in PHASES:
-            setattr(self._of(event.node), event.phase, event.used_mib)
+            node, held = self._of(event.node), event.used_mib
+            if event.phase in LASTING:
+                held = max(held, getattr(node, event.phase) or 0)
+            setattr(node, event.phase, held)
         elif isinstance(event, MemoryPlanned):
             node = self._of(event.node)
             node.planned_loading, node.planned_ready = event.loading_mib, event.ready_mib

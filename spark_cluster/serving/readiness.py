@@ -44,7 +44,7 @@ def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]
     here = {node.address for node in nodes}
     wanted = sorted(play.nodes, key=lambda node: not node.is_head)[:tp]
     missing = [n.name for n in wanted if n.fabric_ip not in here]
-    fault = logs.first_error(_logs(play, RAY))
+    fault = logs.first_error(program_logs(play, RAY))
     cause = f"; {fault.where} says: {fault.text}" if fault else ""
     raise VerificationFailed(
         f"Ray shows {len(nodes)} of {tp} nodes after {timeout:g} s; "
@@ -90,10 +90,13 @@ def healthy(
     sessions = {node.name: play.session(node) for node in play.nodes}
     deadline = time.monotonic() + timeout
     peak: list[vram.NodeVram] = []
+    course = vram.Course(play.bus, "loading")
     restarts: dict[str, int] = {}
     while True:
         health = endpoint.request(session, serving.health, timeout=5)
-        peak = _peak(play, peak, vram.sample(sessions))
+        now = vram.sample(sessions)
+        course.take(now)
+        peak = vram.peak(peak, now)
         if health.status == 200:
             return peak
         for name in (play.head.name, *ranks):
@@ -114,14 +117,6 @@ def healthy(
         time.sleep(POLL_S)
 
 
-def _peak(play: Play, known: list[vram.NodeVram], now: list[vram.NodeVram]) -> list[vram.NodeVram]:
-    """Return the larger readings; larger ones are recorded, for a start may fail at any moment."""
-    peak = vram.peak(known, now)
-    had = {reading.name: reading.used_mib for reading in known}
-    vram.record(play.bus, "loading", [r for r in peak if r.used_mib > had.get(r.name, 0)])
-    return peak
-
-
 def ask(play: Play, endpoint: Endpoint, probe: Probe) -> str:
     """The answer to the recipe's question; health is not readiness, a right answer is.
 
@@ -130,7 +125,7 @@ def ask(play: Play, endpoint: Endpoint, probe: Probe) -> str:
     """
     reply = ask_once(play.session(play.head), endpoint, probe, timeout=120)
     if reply.status != 200:
-        fault = logs.first_error(_logs(play, SERVER) | _logs(play, RAY))
+        fault = logs.first_error(program_logs(play, SERVER) | program_logs(play, RAY))
         cause = fault.text if fault else reply.why
         raise VerificationFailed(
             f"/health is fine, but a completion is not (status {reply.status}): {cause}",
@@ -195,7 +190,7 @@ def container_state(play: Play, name: str, node: str | None = None) -> Container
 
 
 def _ended(play: Play, state: ContainerState, name: str) -> Failed:
-    fault = logs.first_error(_logs(play, SERVER) | _logs(play, RAY))
+    fault = logs.first_error(program_logs(play, SERVER) | program_logs(play, RAY))
     session = play.connections.session(name)
     last = logs.last_line(logs.read(session, SERVER, lines=20))
     who = "the server" if name == play.head.name else f"the rank on {name}"
@@ -209,7 +204,8 @@ def _ended(play: Play, state: ContainerState, name: str) -> Failed:
     )
 
 
-def _logs(play: Play, container: str) -> dict[str, str]:
+def program_logs(play: Play, container: str) -> dict[str, str]:
+    """Return the end of the log of one of our programs on each node, by node and program."""
     return {
         f"{node.name} {container}": logs.read(play.session(node), container) for node in play.nodes
     }

@@ -19,6 +19,7 @@ from spark_cluster.inference import runtime
 from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.engine import engine
 from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.node.launch_records import LaunchRecord
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import admission, caches, firewall, launches, readiness, rungs, vram
 from spark_cluster.serving.endpoint import LABEL, Endpoint
@@ -271,11 +272,18 @@ def verify(play: Play, group: Group, found: Sequence[Member]) -> str:
     return answers[0]
 
 
-def record(play: Play, found: Sequence[Member], engine_version: str) -> None:
+def unrecorded(play: Play, found: Sequence[Member]) -> list[LaunchRecord | None]:
+    """Return the record of each replica's launch; None for one that its node has already."""
+    return play.together(*[partial(launches.unrecorded, one.play, one.plan) for one in found])
+
+
+def record(
+    play: Play, found: Sequence[Member], made: Sequence[LaunchRecord | None], engine_version: str
+) -> None:
     """Write the record of each launch that has none on its node."""
-
-    def record_one(one: Member) -> None:
-        made = launches.unrecorded(one.play, one.plan)
-        launches.record(one.play, one.plan, made, engine_version)
-
-    play.together(*[partial(record_one, one) for one in found])
+    play.together(
+        *[
+            partial(launches.record, one.play, one.plan, new, engine_version)
+            for one, new in zip(found, made, strict=True)
+        ]
+    )

@@ -27,6 +27,7 @@ class Served:
     Attributes:
         plan: what is served.
         before, peak, now: VRAM before the run, the largest while loading, and when ready.
+        under_load: the largest VRAM during a short load; empty where nothing was started.
         versions: name to version, for the record.
         fingerprint: SHA-256 of the certificate that the endpoint presents; empty without TLS.
     """
@@ -38,6 +39,7 @@ class Served:
     now: list[NodeVram]
     versions: dict[str, str] = field(default_factory=dict)
     fingerprint: str = ""
+    under_load: list[NodeVram] = field(default_factory=list)
 
     @property
     def access(self) -> Access:
@@ -61,6 +63,7 @@ class Served:
                 "nodes": [reading.to_dict() for reading in self.now],
                 "before": [reading.to_dict() for reading in self.before],
                 "peak": [reading.to_dict() for reading in self.peak],
+                "under_load": [reading.to_dict() for reading in self.under_load],
             },
             "versions": self.versions,
         }

@@ -16,7 +16,7 @@ from spark_cluster.inference.ray import RayNode, RayState
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-from spark_cluster.serving import firewall, logs, node_states, replica_state
+from spark_cluster.serving import firewall, logs, node_states, replica_state, tuned
 from spark_cluster.serving.endpoint import Endpoint, running
 from spark_cluster.serving.kind_probe import ANSWERS, kind_of, probe_once
 from spark_cluster.serving.node_states import MANY_RESTARTS, NodeState
@@ -64,6 +64,7 @@ class Status:
         overrides: engine arguments that `up` was given in place of the recipe's, as options.
         caches: whether the next launch of the inventory's recipe is warm; None without a recipe.
         replicas: the servers behind the endpoint, where there are several.
+        tuned: files with tuned parameters of kernels that the server was started with.
     """
 
     state: str
@@ -78,6 +79,7 @@ class Status:
     overrides: str = ""
     caches: Warmth | None = None
     replicas: tuple[ReplicaState, ...] = ()
+    tuned: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `status --json` prints it."""
@@ -91,6 +93,7 @@ class Status:
             "kind": self.kind,
             "tp": self.tp,
             "overrides": self.overrides,
+            "tuned": list(self.tuned),
             "replicas": [replica.to_dict() for replica in self.replicas],
             "caches": self.caches.to_dict() if self.caches is not None else None,
             "problems": list(self.problems),
@@ -180,6 +183,7 @@ def _serving_state(
         kind=kind,
         overrides=server.labels.get(OVERRIDES, ""),
         replicas=replicas,
+        tuned=tuple(server.labels.get(tuned.LABEL, "").split()),
     )
     if access is None:
         return found

@@ -25,6 +25,9 @@ RETURNED = 0.9
 """Share of the memory of ended processes that MemAvailable must show again before it counts as
 back; other programs of the node take and return memory meanwhile."""
 
+NOTICED_MIB = 256
+"""Change of MemAvailable that makes a reading of the same processes a new one."""
+
 Pids = Mapping[str, Collection[int]]
 """Node to ids of processes."""
 
@@ -99,6 +102,32 @@ def record(bus: Bus, phase: str, readings: Iterable[NodeVram]) -> None:
         bus.emit(MemoryHeld(one.name, phase, one.used_mib, one.mem_available_mib))
 
 
+class Course:
+    """The readings of one phase while it lasts, as the run's record has them.
+
+    Each that differs from the one before is recorded at once, for a start may fail at any moment.
+
+    Args:
+        phase: of the run, see `MemoryHeld`.
+    """
+
+    def __init__(self, bus: Bus, phase: str) -> None:
+        self._bus, self._phase = bus, phase
+        self._last: dict[str, NodeVram] = {}
+
+    def take(self, readings: Iterable[NodeVram]) -> None:
+        """Record what is new in a reading of the nodes."""
+        new = [one for one in readings if _differs(self._last.get(one.name), one)]
+        self._last.update({one.name: one for one in new})
+        record(self._bus, self._phase, new)
+
+
+def _differs(before: NodeVram | None, now: NodeVram) -> bool:
+    if before is None or before.used_mib != now.used_mib:
+        return True
+    return abs(before.mem_available_mib - now.mem_available_mib) >= NOTICED_MIB
+
+
 def record_plan(bus: Bus, nodes: Iterable[Node], loading_gib: float, ready_gib: float) -> None:
     """Put the plan's prediction for each node that is to serve into the run's record."""
     loading, ready = round(loading_gib * 1024), round(ready_gib * 1024)
@@ -149,6 +178,7 @@ def peak_until(
     ended: threading.Event,
     on_error: Callable[[str], None],
     every_s: float = UNDER_LOAD_S,
+    on_reading: Callable[[list[NodeVram]], None] = lambda _readings: None,
 ) -> list[NodeVram]:
     """Return the largest reading of each node until `ended` is set.
 
@@ -156,11 +186,14 @@ def peak_until(
         on_error: is told why there are no further readings; what goes on meanwhile is not ended
             by it.
         every_s: seconds between two readings.
+        on_reading: is given each reading.
     """
     found: list[NodeVram] = []
     try:
         while not ended.wait(every_s):
-            found = peak(found, sample(sessions))
+            now = sample(sessions)
+            on_reading(now)
+            found = peak(found, now)
     except SparkClusterError as error:
         on_error(f"no further readings of GPU memory: {error.message}")
     return found

@@ -32,10 +32,12 @@ class NodeWarmth:
 
     Attributes:
         reasons: why it is not warm: the flag, variable, version or image that changed.
+        tuned: files with tuned parameters of kernels that it finds.
     """
 
     state: State
     reasons: tuple[str, ...] = ()
+    tuned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,23 @@ class Warmth:
             "state": self.state,
             "reasons": list(self.reasons),
             "nodes": {name: node.state for name, node in self.nodes.items()},
+            "tuned": list(self.tuned),
         }
+
+    @property
+    def tuned(self) -> tuple[str, ...]:
+        """Files with tuned parameters of kernels that are on each node."""
+        files = [set(node.tuned) for node in self.nodes.values()]
+        return tuple(sorted(set.intersection(*files))) if files else ()
+
+    @property
+    def of_tuned(self) -> str:
+        """What a line on the next launch says of them; empty without any."""
+        return f"; tuned kernels: {', '.join(self.tuned)}" if self.tuned else ""
 
     def __str__(self) -> str:
         why = f": {'; '.join(self.reasons)}" if self.reasons else ""
-        return f"next launch of {self.recipe}: {self.state}{why}"
+        return f"next launch of {self.recipe}: {self.state}{why}{self.of_tuned}"
 
 
 def without_nodes(wanted: LaunchRecord) -> NodeWarmth | None:

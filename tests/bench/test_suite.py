@@ -45,7 +45,7 @@ def test_what_is_shipped():
     assert set(SUITES) == {
         "single-user", "concurrency", "depth", "compile-vs-eager", "mtp-sweep", "five-by-800",
         "three-parallel", "vision", "tool-calls", "spark-arena-v2", "dual", "lab",
-        "open-loop",
+        "open-loop", "tuned-kernels",
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import lab_model
@@ -144,7 +145,8 @@ def test_from_fresh_nodes_to_the_right_answer(user, story):
     assert document["changed"] == len(did["change"])
     assert document["endpoint"] == f"{URL}/v1"
     assert "Paris" in document["answer"]
-    assert {"prepare", "fetch", "start", "load", "verify", "total"} == set(document["seconds"])
+    stages = {"prepare", "fetch", "start", "load", "verify", "under load", "total"}
+    assert stages == set(document["seconds"])
     assert document["versions"].keys() >= {"vllm", "ray", "image", "docker", "driver"}
     for node in ("spark1", "spark2"):
         assert processes(document["vram"])[node], "it holds memory"
@@ -152,6 +154,13 @@ def test_from_fresh_nodes_to_the_right_answer(user, story):
     for before, peak, now in zip(*(held[m] for m in held), strict=True):
         assert before["used_mib"] == 0
         assert peak["used_mib"] >= now["used_mib"] > 100
+    loaded = {one["name"]: one["used_mib"] for one in document["vram"]["under_load"]}
+    for phases in document["memory"]:
+        assert loaded[phases["node"]] == phases["under_load"] > 100
+        assert phases["loading"] >= phases["under_load"] // 2
+    drawn = Path(document["memory_plot"]).read_text()
+    assert all(word in drawn for word in ("spark1", "spark2", "loading", "under load"))
+    assert user.json("vram", "--run", "last")["memory"] == document["memory"]
     # Check mode told the truth: all it promised came, and nothing that it did not announce.
     assert would["change"] <= did["change"]
     assert did["change"] <= would["change"] | would["unknown"]
@@ -172,6 +181,8 @@ def test_again_changes_nothing(user, story, spark1, spark2):
     assert document["changed"] == 0
     assert not user.verdicts()["change"]
     assert "Paris" in document["answer"]
+    assert "under load" not in document["seconds"], "only a server that was started is loaded"
+    assert document["memory_plot"] is None
     user("up", "--tp", "2", "--check", "--diff", "--exit-code")
     assert not user.verdicts()["change"] | user.verdicts()["unknown"]
     assert (looks(spark1), looks(spark2)) == before

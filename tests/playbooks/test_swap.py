@@ -44,6 +44,7 @@ class Play:
         self.nodes = [make_node("spark1"), make_node("spark2", head=False, address="10.0.0.2")]
         self.inventory = inventory_of(*self.nodes)
         self.done: list[str] = []
+        self.seconds: dict[str, float] = {}
         self.notes: list[str] = []
         self.playbooks = {"up": up, "down": down}
         self.project = SimpleNamespace(load_playbook=self._load)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 from spark_cluster.facts.model import Process
 from spark_cluster.runner.events import Bus, MemoryHeld, Note
 from spark_cluster.runner.record import Record
-from spark_cluster.serving import readiness, vram
+from spark_cluster.serving import vram
 from spark_cluster.serving.memory_phases import MemoryOfNode, MemoryPhases
 from spark_cluster.serving.vram import NodeVram
 
@@ -27,14 +28,18 @@ def test_phases_are_kept_next_to_the_prediction():
         vram.record(bus, "loading", [reading(used)])
     bus.emit(Note("something else"))
     vram.record(bus, "ready", [reading(103_000)])
+    for used in (103_900, 103_400):
+        vram.record(bus, "under_load", [reading(used)])
     first, second = phases.to_dict()
     assert first == {
-        "node": "spark1", "before": 0, "loading": 60_000, "ready": 103_000, "stopped": None,
+        "node": "spark1", "before": 0, "loading": 60_000, "ready": 103_000,
+        "under_load": 103_900, "stopped": None,
         "planned_loading": 51_712, "planned_ready": 102_400,
     }  # fmt: skip
     assert (second["node"], second["before"], second["planned_ready"]) == ("spark2", 5, None)
     assert str(phases.nodes["spark1"]) == (
-        "spark1: before 0, loading 60000, ready 103000 MiB; planned 102400 (+600)"
+        "spark1: before 0, loading 60000, ready 103000, under load 103900 MiB; "
+        "planned 102400 (+600, under load +1500)"
     )
 
 
@@ -49,16 +54,16 @@ def test_a_phase_of_another_version_is_left_out():
     assert phases.to_dict() == []
 
 
-def test_the_peak_is_recorded_as_it_grows(tmp_path):
+def test_the_course_is_recorded_as_it_goes(tmp_path):
     """A start that fails leaves in the record how far it had come."""
-    record = Record("x", tmp_path)
-    play = SimpleNamespace(bus=Bus(record))
-    peak = []
-    for used in (10, 30, 20, 40):
-        peak = readiness._peak(play, peak, [reading(used)])
+    record, phases = Record("x", tmp_path), MemoryPhases()
+    course = vram.Course(Bus(record, phases), "loading")
+    for used in (10, 30, 30, 20, 40):
+        course.take([reading(used)])
+    course.take([replace(reading(40), mem_available_mib=100_000)])
     record.close()
     events = [json.loads(line) for line in record.path.read_text().splitlines()]
     assert [(e["event"], e["phase"], e["used_mib"]) for e in events] == [
-        ("MemoryHeld", "loading", used) for used in (10, 30, 40)
+        ("MemoryHeld", "loading", used) for used in (10, 30, 20, 40, 40)
     ]
-    assert peak[0].used_mib == 40
+    assert phases.nodes["spark1"].loading == 40

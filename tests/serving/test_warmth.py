@@ -163,11 +163,20 @@ def test_the_worst_node_is_the_state_of_the_launch() -> None:
 
 def asked(records: list[LaunchRecord], compiled: list[str], image: str = "") -> launches.Asked:
     """A node that answers with these records and keys, and has an image of this id."""
-    state = {"launches": [record.to_dict() for record in records], "compiled": compiled}
+    tuned = [
+        {"image": "3" * 12, "model": make_recipe().model.name, "tp": tp, "gpu": "", "file": file}
+        for tp, file in ((2, "E=8,N=64.json"), (1, "E=8,N=128.json"))
+    ]
+    state = {
+        "launches": [record.to_dict() for record in records],
+        "compiled": compiled,
+        "tuned": tuned,
+    }
     inspect = {"status": 0 if image else 1, "stdout": f"{image}\n", "stderr": ""}
     return launches.Asked(
         SimpleNamespace(wait=lambda: state),  # type: ignore[arg-type]
         SimpleNamespace(wait=lambda: {"commands": {"image": inspect}}),  # type: ignore[arg-type]
+        make_recipe().model.name,
     )
 
 
@@ -177,7 +186,9 @@ def test_a_recipe_is_judged_by_what_its_nodes_answer() -> None:
     made = replace(launches.wanted(recipe, 2), image=image, keys=("0123456789", KEY), last=1.0)
     upcoming = launches.Upcoming(recipe, {"spark1": "/var/cache/x", "spark2": "/var/cache/x"})
     here = asked([made], ["0123456789", KEY], image)
-    assert upcoming.judge({"spark1": here, "spark2": here}, 2, {}).state == "warm"
+    both = upcoming.judge({"spark1": here, "spark2": here}, 2, {})
+    assert (both.state, both.tuned) == ("warm", ("E=8,N=64.json",))
+    assert str(both) == f"next launch of {recipe.name}: warm; tuned kernels: E=8,N=64.json"
     found = upcoming.judge({"spark1": here, "spark2": asked([made], [], image)}, 2, {})
     assert found.state == "cold"
     assert found.to_dict()["nodes"] == {"spark1": "warm", "spark2": "cold"}
@@ -185,14 +196,14 @@ def test_a_recipe_is_judged_by_what_its_nodes_answer() -> None:
     smaller = upcoming.judge({"spark1": here}, 1, {})
     assert "--tensor-parallel-size changed from 2 to 1" in smaller.reasons
     other = upcoming.judge({"spark1": asked([made], [KEY], "sha256:4")}, 2, {})
-    assert other.state == "unknown"
+    assert (other.state, other.tuned) == ("unknown", ())
 
 
 def test_a_node_that_does_not_answer_is_unknown() -> None:
     def broken() -> None:
         raise Failed("the agent ended")
 
-    asked_of = launches.Asked(SimpleNamespace(wait=broken), None)  # type: ignore[arg-type]
+    asked_of = launches.Asked(SimpleNamespace(wait=broken), None, "m")  # type: ignore[arg-type]
     assert asked_of.answer(NOW) == warmth.NodeWarmth("unknown", ("the agent ended",))
 
 
@@ -204,9 +215,9 @@ def test_a_virtual_environment_has_no_image_to_ask_for() -> None:
             sent.append(op)
             return SimpleNamespace(wait=lambda: {"launches": [], "compiled": [], "commands": what})
 
-    launches.ask(Asking(), "/srv/caches", "")  # type: ignore[arg-type]
+    launches.ask(Asking(), "/srv/caches", "", "m")  # type: ignore[arg-type]
     assert sent == ["caches"]
-    launches.ask(Asking(), "/srv/caches", "vllm/vllm-openai:v1")  # type: ignore[arg-type]
+    launches.ask(Asking(), "/srv/caches", "vllm/vllm-openai:v1", "m")  # type: ignore[arg-type]
     assert sent == ["caches", "caches", "gather"]
 
 
@@ -310,6 +321,7 @@ def test_up_tells_before_a_start_and_not_of_a_server_that_runs() -> None:
             answer = {
                 "launches": [made.to_dict()],
                 "compiled": [KEY],
+                "tuned": [],
                 "commands": {"image": {"status": 0, "stdout": image}},
             }
             return SimpleNamespace(wait=lambda: answer)

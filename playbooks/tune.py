@@ -1,0 +1,74 @@
+"""Tune the engine's kernels for a recipe on the head's GPU, and hand the result to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.errors import Failed
+from spark_cluster.runner.play import Play
+from spark_cluster.serving import tuned, tuning
+from spark_cluster.serving.plan import resolve
+from spark_cluster.serving.tuning import Tuning
+from spark_cluster.transfer.fetch import fetch
+from spark_cluster.transfer.stored import stored
+
+
+def main(
+    play: Play,
+    *,
+    recipe: Recipe,
+    tp: int,
+    sizes: Sequence[int],
+    limit_s: float,
+    tuner: Path | None = None,
+    renew: bool = False,
+) -> Tuning | None:
+    """Tune `recipe` as `tp` nodes would serve it; None in check mode.
+
+    With `tuner`, a file of the laptop in place of the image's own; with `renew` also what is tuned.
+    """
+    plan = resolve(recipe, play.inventory, play.nodes, tp)
+    tuning.must_be_tunable(plan)
+    tuning.must_be_free(play, plan)
+    models = stored(play, recipe, plan.nodes)
+    with play.stage("prepare"):
+        play.apply(plan.nodes, "containers", "caches")
+        play.refresh(plan.nodes)
+    with play.stage("fetch"):
+        fetched = fetch(play, plan, models).located(models.folders())
+        plan = resolve(fetched, play.inventory, play.nodes, tp)
+    shape = tuning.shape_of(play, plan)
+    low, high = tuning.estimate(shape, sizes)
+    play.note(
+        f"{len(sizes)} batch sizes, {shape.configurations} configurations each: {low / 3600:.1f} "
+        f"to {high / 3600:.0f} h, {limit_s / 3600:g} h at most; it goes on when this ends, and "
+        "the same command waits for it"
+    )
+    with play.stage("tune"):
+        path = tuning.sent_tuner(play, plan, tuner)
+        wanted = tuning.resource(plan, shape, sizes, tuner=path, limit_s=limit_s, renew=renew)
+        made = play.apply(plan.nodes[0], [wanted])
+    if play.check:
+        return None
+    found = [
+        entry
+        for entry in tuned.look(play, recipe, plan.nodes[:1])[plan.nodes[0].name]
+        if (entry["tp"], entry["gpu"]) == (tp, wanted.gpu)
+    ]
+    if not found:
+        raise Failed("the tuner ended well, and left nothing", where=plan.nodes[0].name)
+    newest = max(found, key=lambda entry: float(entry["at"]))
+    tuning.hand_on(play, plan, str(newest["image"]), [str(newest["file"])])
+    return Tuning(
+        recipe=recipe.name,
+        tp=tp,
+        image=plan.deployment.image,
+        gpu=wanted.gpu,
+        file=str(newest["file"]),
+        sizes=tuple(newest["sizes"]),
+        changed=made.changed,
+        nodes=tuple(node.name for node in plan.nodes),
+        estimate_s=(low, high),
+    )

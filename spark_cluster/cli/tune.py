@@ -1,0 +1,121 @@
+"""`tune`: the engine's own tuner for the kernels of a recipe, on this GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.finite import Finite
+from spark_cluster.cli.override_options import overriding
+from spark_cluster.cli.serving_options import sized
+from spark_cluster.cluster.overrides import Changes
+from spark_cluster.cluster.recipes import recipe_to_serve, size_on
+from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.runner.options import Options
+    from spark_cluster.serving.tuning import Tuning
+
+DEFAULT_H = 24.0
+
+
+@click.command()
+@click.argument("recipe_name", metavar="RECIPE")
+@sized
+@click.option(
+    "--batch-sizes",
+    metavar="N,N",
+    help="Batch sizes to tune, in tokens (default: 1 to 64, 256, 1024, 2048, 4096).",
+)
+@click.option(
+    "--hours",
+    type=Finite(0.01, 168),
+    default=DEFAULT_H,
+    metavar="H",
+    help=f"Limit; what was tuned by then is kept (default {DEFAULT_H:g}).",
+)
+@click.option(
+    "--tuner",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="vLLM's benchmark_moe.py of the image's version, for an image that lacks it.",
+)
+@click.option("--again", is_flag=True, help="Tune also what is tuned already.")
+@overriding
+@allowing
+@changing
+@click.pass_obj
+def command(
+    app: App,
+    recipe_name: str,
+    tp: int | None,
+    batch_sizes: str | None,
+    hours: float,
+    tuner: Path | None,
+    again: bool,
+    changes: Changes,
+    allow: Allowances,
+    exit_code: bool,
+    options: Options,
+) -> None:
+    """Tune vLLM's Triton kernel for the experts of RECIPE's model, on the head's GPU.
+
+    vLLM's own tuner runs in its image for the model's shapes, for hours; nothing may serve
+    meanwhile. The result is kept beside the caches of the nodes, by image, GPU and shape, and the
+    next `up` uses it. `bench run tuned-kernels` shows before and after.
+    """
+    from spark_cluster.serving.tuning import SIZES
+
+    sizes = SIZES if batch_sizes is None else _sizes(batch_sizes)
+    app.connect_early()
+    recipe = recipe_to_serve(app.cluster, recipe_name, changes, allow)
+    size = size_on(app.cluster, recipe, tp)
+    with app.play(f"tune {recipe.name} --tp {size}", app.nodes, options) as run:
+        playbook = app.project.load_playbook("tune")
+        done = playbook.function(
+            run.open(),
+            recipe=recipe,
+            tp=size,
+            sizes=sizes,
+            limit_s=hours * 3600,
+            tuner=tuner,
+            renew=again,
+        )
+        run.finish()
+        if app.as_json:
+            found = {"tuned": done.to_dict()} if done is not None else {}
+            app.print_json(run.to_dict(**found))
+        else:
+            run.show_recap()
+            if done is not None:
+                _show(app, done)
+    leave_with(run, exit_code=exit_code)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """Raises:
+    UsageError: it is no list of numbers of tokens.
+    """
+    found = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and 0 < int(word) <= 65536 for word in found):
+        raise UsageError(
+            f"--batch-sizes {text}: expected numbers of tokens from 1 to 65536, with commas",
+            hint="for example --batch-sizes 1,2,4,8",
+        )
+    return tuple(sorted({int(word) for word in found}))
+
+
+def _show(app: App, done: Tuning) -> None:
+    from spark_cluster.cli.console import mark, painted, styled
+
+    console = app.console
+    what = "tuned" if done.changed else "tuned already"
+    sizes = ", ".join(map(str, done.sizes))
+    console.print(styled("{} {}: [bold]{}[/]", mark("ok"), what, done.file), soft_wrap=True)
+    console.print(painted(f"batch sizes {sizes}; on {', '.join(done.nodes)}", "dim"))
+    use = f"spark-cluster up --recipe {done.recipe} --tp {done.tp} uses it"
+    console.print(painted(f"{use}; spark-cluster bench run tuned-kernels compares", "dim"))

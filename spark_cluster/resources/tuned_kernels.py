@@ -1,0 +1,131 @@
+"""Tuned parameters of an engine's kernels, made by the engine's own tuner in its image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.node import kernel_tuner, own_program, units
+from spark_cluster.node.values import InvalidResource, Missing, ResourceError
+from spark_cluster.resources.base import Resource, State, absolute
+from spark_cluster.resources.docker import inspect
+
+if TYPE_CHECKING:
+    from spark_cluster.node.host import Host
+
+SPARE_S = 900.0
+"""Seconds after the limit of the tuner in which it keeps what it has and ends."""
+
+
+@dataclass(frozen=True)
+class TunedKernels(Resource):
+    """Parameters of vLLM's Triton kernel for experts, tuned on this GPU, beside the caches.
+
+    vLLM's tuner (benchmark_moe.py) runs for one batch size after another, in a container of the
+    image without a network, in a unit of its own that goes on when the laptop is gone. What was
+    measured is kept after each; a later run goes on with those that lack.
+
+    Args:
+        image: reference of the image, which is there.
+        file: name of the file, as the engine looks for it.
+        root: folder of the caches.
+        model: name of the model, by which `up` finds the result.
+        tp: tensor-parallel size that it is for.
+        gpu: name of the GPU.
+        words: arguments of the tuner: model, size and type.
+        sizes: batch sizes.
+        volumes: of the container, `SOURCE:TARGET[:ro]`.
+        env: environment of the container.
+        tuner: a file of the node with the tuner; empty for the image's own.
+        renew: measure again what is there.
+        limit_s: seconds; then the size that is measured is given up, and those before are kept.
+
+    Raises:
+        ResourceError: the image cannot tune, or the tuner fails, with its reason.
+
+    Example:
+        TunedKernels("vllm/vllm-openai:v0.20.1", "E=128,N=768,device_name=NVIDIA_GB10.json",
+                     "/srv/caches", model="Qwen/Qwen3-30B-A3B", tp=1, gpu="NVIDIA GB10",
+                     words=("--model", "/srv/models/m", "--tp-size", "1"), sizes=(1, 2, 4))
+    """
+
+    noun = "tuned kernels"
+    reverts = "the files stay; `caches prune --kind tuned` removes them"
+
+    image: str
+    file: str
+    root: str
+    model: str = field(kw_only=True)
+    tp: int = field(kw_only=True)
+    gpu: str = field(kw_only=True)
+    words: tuple[str, ...] = field(kw_only=True)
+    sizes: tuple[int, ...] = field(kw_only=True)
+    volumes: tuple[str, ...] = field(default=(), kw_only=True)
+    env: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    tuner: str = field(default="", kw_only=True)
+    renew: bool = field(default=False, kw_only=True)
+    limit_s: float = field(default=24 * 3600.0, kw_only=True)
+
+    def validate(self) -> None:
+        what = f"TunedKernels {self.file}"
+        absolute(self.root, what)
+        if self.tuner:
+            absolute(self.tuner, what)
+        if "/" in self.file or not self.file.endswith(".json"):
+            raise InvalidResource(f"{what}: it is not the name of a file NAME.json")
+        if not self.sizes or any(size < 1 for size in self.sizes):
+            raise InvalidResource(f"{what}: sizes are numbers of tokens from 1")
+
+    def desired(self) -> State:
+        return {"sizes": sorted(set(self.sizes))}
+
+    def observe(self, host: Host) -> State:
+        there = () if self.renew else self._there(host)
+        return {"sizes": [size for size in sorted(set(self.sizes)) if size in there]}
+
+    def converge(self, host: Host, actual: State) -> None:
+        request = {
+            **self._place(host),
+            "words": list(self.words),
+            "sizes": sorted(set(self.sizes)),
+            "renew": self.renew,
+            "volumes": list(self.volumes),
+            "env": dict(self.env),
+            "tuner": str(host.path(self.tuner)) if self.tuner else "",
+            "limit_s": self.limit_s,
+        }
+        done = units.run(host, self.id, kernel_tuner.argv(request), timeout=self.limit_s + SPARE_S)
+        found = own_program.answer_of(done.stdout, done.stderr, "the tuner")
+        if found["ships"]:
+            host.note(f"the image ships parameters for {self.file}; those that were tuned go first")
+        if found["left"]:
+            raise ResourceError(
+                f"the limit of {self.limit_s / 3600:g} h is over: batch sizes "
+                f"{_listed(found['sizes']) or 'none'} are tuned, {_listed(found['left'])} are not",
+                "run it again to go on with those, with a higher limit if one size takes longer",
+            )
+
+    def state_after(self, host: Host) -> State:
+        there = self._there(host)
+        return {"sizes": [size for size in sorted(set(self.sizes)) if size in there]}
+
+    def _place(self, host: Host) -> dict[str, Any]:
+        """Return where the result is, and what it is for."""
+        entry = {"model": self.model, "tp": self.tp, "gpu": self.gpu, "file": self.file}
+        return {"image": self._image(host), "root": str(host.path(self.root)), "entry": entry}
+
+    def _there(self, host: Host) -> set[int]:
+        return kernel_tuner.there_are(self._place(host))
+
+    def _image(self, host: Host) -> str:
+        found = inspect(host, "image", self.image)
+        if found is None:
+            raise Missing(
+                f"image:{self.image}", f"{self.image} is not here", "fetch the image first"
+            )
+        return str(found["Id"])
+
+
+def _listed(sizes: list[int]) -> str:
+    return ", ".join(map(str, sizes))

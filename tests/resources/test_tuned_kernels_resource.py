@@ -1,0 +1,199 @@
+"""TunedKernels: the real program, with a docker that runs a stand-in for vLLM's tuner."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_cluster.node import kernel_tuner, tuned_kernels
+from spark_cluster.resources import InvalidResource, TunedKernels
+
+FILE = "E=8,N=64,device_name=NVIDIA_GB10.json"
+IMAGE = "sha256:" + "ab" * 32
+DOCKER = """\
+#!/bin/sh
+echo "$*" >> {log}
+case "$1 $2" in
+"image inspect") echo '[{{"Id": "{image}"}}]'; exit ;;
+"rm --force") exit ;;
+esac
+for word in "$@"; do
+  case "$word" in
+  *:/spark-cluster-tuned) output="${{word%%:*}}" ;;
+  -c) echo '{probe}'; exit ;;
+  esac
+  last="$word"
+done
+exec {python} -IS {tuner} --model {root}/model --tp-size 1 --tune \\
+  --save-dir "$output/output" --batch-size "$last"
+"""
+PROBE = {
+    "tuner": f"/vllm-workspace/{kernel_tuner.TUNER}",
+    "ray": True,
+    "vllm": "0.32.0",
+    "ships": False,
+}
+MADE = TunedKernels(
+    "vllm/vllm-openai:v0.32.0", FILE, "/srv/caches", model="org/m", tp=1, gpu="NVIDIA GB10",
+    words=("--model", "/srv/m", "--tp-size", "1"), sizes=(1, 2), volumes=("/srv/m:/srv/m:ro",),
+)  # fmt: skip
+
+
+def install(node: Any, **probe: Any) -> None:
+    tuner = Path(__file__).parents[1] / "tuner_stand_in.py"
+    text = DOCKER.format(
+        root=node.root, log=node.bin / "docker.log", image=IMAGE,
+        probe=json.dumps(PROBE | probe), python=sys.executable, tuner=tuner,
+    )  # fmt: skip
+    node.bin.mkdir(exist_ok=True)
+    (node.bin / "docker").write_text(text)
+    (node.bin / "docker").chmod(0o755)
+    node.put("model/config.json", json.dumps({"num_experts": 8, "moe_intermediate_size": 64}))
+
+
+@pytest.fixture
+def tuned(node: Any) -> Any:
+    install(node)
+    return node
+
+
+def runs(node: Any) -> list[str]:
+    lines = (node.bin / "docker.log").read_text().splitlines()
+    return [line for line in lines if line.startswith("run --rm --init")]
+
+
+def kept(node: Any) -> dict[str, Any]:
+    (entry,) = tuned_kernels.read(node.root / "srv/caches")
+    return entry
+
+
+def test_tuned_once_and_then_left(tuned: Any) -> None:
+    assert tuned.check(MADE).verdict == "change"
+    result = tuned.apply(MADE)
+    assert (result.verdict, result.error) == ("change", " | ")
+    folder = tuned.root / f"srv/caches/tuned/{'ab' * 6}"
+    document = json.loads((folder / FILE).read_text())
+    assert document.keys() == {"triton_version", "1", "2"}
+    assert document["2"]["BLOCK_SIZE_N"] == 64
+    entry = kept(tuned)
+    assert (entry["image"], entry["model"], entry["tp"]) == ("ab" * 6, "org/m", 1)
+    assert (entry["file"], entry["sizes"], entry["engine"]) == (FILE, [1, 2], "0.32.0")
+    assert [tuned.apply(MADE).verdict, tuned.check(MADE).verdict] == ["ok", "ok"]
+    assert len(runs(tuned)) == 2
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name, ".lock"}
+
+
+def test_the_container_has_no_network_and_the_tuners_own_arguments(tuned: Any) -> None:
+    tuned.apply(replace(MADE, sizes=(4,), env={"VLLM_X": "1"}))
+    (line,) = runs(tuned)
+    for part in ("--network none", "--gpus all", "--volume /srv/m:/srv/m:ro", "--env VLLM_X=1"):
+        assert part in line
+    words = f"--entrypoint python3 {IMAGE} {PROBE['tuner']} --model /srv/m --tp-size 1"
+    assert f"{words} --tune --save-dir /spark-cluster-tuned/output --batch-size 4" in line
+
+
+def test_parameters_that_the_image_ships_are_said(node: Any) -> None:
+    install(node, ships=True)
+    node.apply(replace(MADE, sizes=(1,)))
+    assert node.notes == [f"the image ships parameters for {FILE}; those that were tuned go first"]
+
+
+def test_only_what_lacks_is_tuned_unless_it_is_asked_for_again(tuned: Any) -> None:
+    tuned.apply(replace(MADE, sizes=(1,)))
+    tuned.apply(MADE)
+    assert [line.rpartition(" ")[2] for line in runs(tuned)] == ["1", "2"]
+    tuned.apply(replace(MADE, renew=True))
+    assert len(runs(tuned)) == 4
+    other = replace(MADE, tp=2)
+    assert tuned.check(other).verdict == "change", "another size is another result"
+
+
+def test_what_was_measured_before_a_failure_is_kept(tuned: Any) -> None:
+    result = tuned.apply(replace(MADE, sizes=(1, 13, 16)))
+    assert result.verdict == "failed"
+    assert "AttributeError: 'Config' object has no attribute 'num_local_experts'" in result.error
+    assert kept(tuned)["sizes"] == [1]
+
+
+def test_the_limit_ends_it_and_keeps_what_is_done(tuned: Any) -> None:
+    """The container is removed; this docker has a process in its place."""
+    tuned.apply(replace(MADE, sizes=(1,)))
+    docker = (tuned.bin / "docker").read_text()
+    pid = tuned.bin / "pid"
+    ending = f'"rm --force") test ! -f {pid} || kill "$(cat {pid})"; exit ;;'
+    docker = docker.replace('"rm --force") exit ;;', ending)
+    docker = docker.replace("exec ", f"echo $$ > {pid}\nexec ")
+    (tuned.bin / "docker").write_text(docker)
+    result = tuned.apply(replace(MADE, sizes=(1, 7, 16), limit_s=0.3))
+    assert result.verdict == "failed"
+    assert "batch sizes none are tuned, 7, 16 are not" in result.error
+    assert kept(tuned)["sizes"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("probe", "said"),
+    [
+        ({"ray": False}, "the image has no Ray"),
+        ({"tuner": ""}, "blob/v0.32.0/benchmarks/kernels/benchmark_moe.py"),
+    ],
+)
+def test_an_image_that_cannot_tune(node: Any, probe: dict[str, Any], said: str) -> None:
+    install(node, **probe)
+    result = node.apply(MADE)
+    assert (result.verdict, said in result.error) == ("failed", True), result.error
+    assert tuned_kernels.read(node.root / "srv/caches") == []
+
+
+def test_one_at_a_time(tuned: Any) -> None:
+    """Another one would end the container of the first."""
+    folder = tuned.root / "srv/caches/tuned"
+    folder.mkdir(parents=True)
+    with (folder / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        result = tuned.apply(MADE)
+    assert (result.verdict, "another tuning runs on this node" in result.error) == ("failed", True)
+    assert "rm --force" not in (tuned.bin / "docker.log").read_text()
+    assert tuned.apply(MADE).verdict == "change"
+
+
+def test_the_work_is_the_same_however_much_is_done(tuned: Any, monkeypatch: Any) -> None:
+    """By its words a later run finds the unit that runs still."""
+    seen = []
+    argv = kernel_tuner.argv
+    monkeypatch.setattr(kernel_tuner, "argv", lambda r: seen.append(argv(r)) or seen[-1])
+    tuned.apply(replace(MADE, sizes=(1, 13)))
+    tuned.apply(replace(MADE, sizes=(1, 13)))
+    assert seen[0] == seen[1]
+    assert [line.rpartition(" ")[2] for line in runs(tuned)] == ["1", "13", "13"]
+
+
+def test_a_tuner_that_was_sent_is_mounted(node: Any) -> None:
+    install(node, tuner="")
+    assert node.apply(replace(MADE, sizes=(1,), tuner="/srv/tuner.py")).verdict == "change"
+    (line,) = runs(node)
+    assert f"--volume {node.root}/srv/tuner.py:{kernel_tuner.INSIDE}:ro" in line
+    assert f"{IMAGE} {kernel_tuner.INSIDE} --model" in line
+
+
+@pytest.mark.parametrize(
+    "text", ['{"1": {"BLOCK_SIZE_M": "x"}}', "[]", '{"one": {}}', "{", '{"1": {"num_warps": 4}}']
+)
+def test_a_file_that_no_tuner_writes(tmp_path: Path, text: str) -> None:
+    path = tmp_path / FILE
+    path.write_text(text)
+    with pytest.raises(tuned_kernels.ResourceError):
+        tuned_kernels.parameters(path)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"sizes": ()}, {"sizes": (0,)}, {"root": "caches"}, {"file": "../x.json"}]
+)
+def test_what_is_no_declaration(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidResource):
+        replace(MADE, **wrong)
