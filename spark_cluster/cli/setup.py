@@ -94,7 +94,7 @@ def command(
     asker.must_be_able(WOULD_ASK)
     flow = Flow(ctx.find_root().command, ctx.obj, asker)
     words = tuple(filter(None, (word.strip() for word in addresses.split(","))))
-    asked = Asked(words, user, identity_file, port, interface)
+    asked = Asked(words, user, identity_file, port, interface, recipe)
     login = Login(flow, password_env, passwordless_sudo=passwordless_sudo)
     status = 0
     try:
@@ -171,6 +171,7 @@ def _second(flow: Flow, step: Step, login: Login) -> bool:
         ):
             both = (*answers.addresses, peer.address)
             write(flow, step, replace(answers, addresses=both))
+            flow.count = len(both)
             return True
     return False
 

@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -19,6 +19,9 @@ from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.setup_asking import Asker
 from spark_cluster.cli.visible import show_error
 from spark_cluster.errors import Failed, Interrupted, SparkClusterError
+
+if TYPE_CHECKING:
+    from spark_cluster.loader.new_inventory import Answers
 
 State = Literal["done", "nothing to do", "declined", "failed", "would run"]
 
@@ -59,12 +62,18 @@ class Flow:
     Args:
         root: the program's commands.
         app: the global options.
+
+    Attributes:
+        count: nodes that there are.
+        planned: in check mode, what the inventory would be written from.
     """
 
     root: click.Command
     app: App
     ask: Asker
     steps: list[Step] = field(default_factory=list)
+    count: int = 1
+    planned: Answers | None = None
 
     @property
     def check(self) -> bool:
@@ -118,8 +127,11 @@ class Flow:
         """Return a command as a user types it."""
         return shlex.join(["spark-cluster", *self.words(*words)])
 
-    def run(self, step: Step, *words: str) -> None:
+    def run(self, step: Step, *words: str, quiet: bool = False) -> None:
         """Run a command in this process, in its own display.
+
+        Args:
+            quiet: leave out what it prints on standard output, such as what to do next.
 
         Raises:
             Stopped: it did not succeed.
@@ -130,16 +142,16 @@ class Flow:
         if self.check:
             step.state = "would run"
             return
-        status = self._status(self.words(*words))
+        status = self._status(self.words(*words), quiet=quiet)
         if status:
             raise Stopped(status, line)
 
-    def _status(self, words: Sequence[str]) -> int:
+    def _status(self, words: Sequence[str], *, quiet: bool) -> int:
         """Run it as the program does, and print its error; return the exit status."""
         process_start.begin_again()
-        out = contextlib.redirect_stdout(sys.stderr) if self.app.as_json else _AS_IT_IS
+        out = io.StringIO() if quiet else sys.stderr if self.app.as_json else sys.stdout
         try:
-            with out:
+            with contextlib.redirect_stdout(out):
                 return int(self.root.main(list(words), "spark-cluster", standalone_mode=False) or 0)
         except SystemExit as ended:
             return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
@@ -193,6 +205,3 @@ class Flow:
         if stopped.again != again:
             self.say(styled("  [bold]{}[/]  {}", again,
                             painted("goes on after what is done", "dim")))  # fmt: skip
-
-
-_AS_IT_IS: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()

@@ -47,13 +47,13 @@ def model(
         return _taken(flow, step, Model(recipe, ""))
     # In check mode the inventory may not be there yet.
     have = "" if flow.app.inventory_is_missing else flow.app.inventory.serve.recipe
-    if have and want is None and flow.ask.silent and step.name == "model" and _was_there(flow):
+    if have and want is None and flow.ask.silent and _was_there(flow):
         flow.nothing_to_do(step, f"the inventory names the recipe {have}")
         return Model(have, "")
     want = want or _one_of(flow, "What is it for?", WANTS)
     if speed is None:
         speed = "latency" if want == "embedding" else _one_of(flow, "How fast?", SPEEDS)
-    count = 1 if flow.app.inventory_is_missing else len(flow.app.nodes)
+    count = flow.count
     found = proposals(flow, cast("Want", want), cast("Speed", speed), count)
     if not found:
         raise Refused(

@@ -27,6 +27,7 @@ class Asked:
     identity_file: str | None
     port: int | None
     interface: str | None
+    recipe: str | None = None
 
 
 def nodes(flow: Flow, step: Step, asked: Asked) -> None:
@@ -40,6 +41,7 @@ def nodes(flow: Flow, step: Step, asked: Asked) -> None:
         _known(flow, step, asked)
         return
     answers = _answers(flow, asked)
+    flow.count = len(answers.addresses)
     write(flow, step, answers, new=True)
 
 
@@ -53,6 +55,7 @@ def _known(flow: Flow, step: Step, asked: Asked) -> None:
             f"{flow.line('init', *_nodes(asked.addresses), '--force')}",
         )
     names = ", ".join(f"{node.name} ({node.address})" for node in inventory.nodes.values())
+    flow.count = len(flow.app.nodes)
     flow.nothing_to_do(step, f"the inventory names {names}")
 
 
@@ -73,7 +76,7 @@ def own_answers(flow: Flow) -> Answers | None:
 
     path = inventory_path(flow)
     if flow.app.inventory_name is not None or not path.exists():
-        return None
+        return flow.planned
     return answers_in(path)
 
 
@@ -81,22 +84,28 @@ def write(flow: Flow, step: Step, answers: Answers, *, new: bool = False) -> Non
     """Write the inventory, or write it again with other answers, where that changes anything."""
     if not new and own_answers(flow) == answers:
         return
+    from spark_cluster.loader.new_inventory import DEFAULT_RECIPE
+
     words = ["init", *_nodes(answers.addresses)]
+    recipe = None if new and answers.recipe == DEFAULT_RECIPE else answers.recipe
     for option, value in (
         ("--user", answers.user),
         ("--identity-file", answers.identity_file),
         ("--port", answers.port),
-        ("--recipe", answers.recipe),
+        ("--recipe", recipe),
         ("--sudo-password", answers.sudo_password),
     ):
         words += [option, str(value)] if value is not None else []
     words += ["--passwordless-sudo"] if answers.passwordless_sudo else []
-    flow.run(step, *words, "--yes", *([] if new else ["--force"]))
+    flow.run(step, *words, "--yes", *([] if new else ["--force"]), quiet=True)
+    if not flow.check:
+        flow.note("ok", f"wrote {inventory_path(flow)}")
+    flow.planned = answers if flow.check else None
     flow.app = replace(flow.app)  # with the inventory as it is now
 
 
 def _answers(flow: Flow, asked: Asked) -> Answers:
-    from spark_cluster.loader.new_inventory import Answers
+    from spark_cluster.loader.new_inventory import DEFAULT_RECIPE, Answers
 
     port, addresses = asked.port, asked.addresses
     if not addresses:
@@ -107,7 +116,8 @@ def _answers(flow: Flow, asked: Asked) -> Answers:
     user = asked.user
     if user is None and not flow.ask.silent:
         user = flow.ask.text("User on the Sparks", default="nvidia") or None
-    return Answers(addresses, user, asked.identity_file, port=port)
+    recipe = asked.recipe or DEFAULT_RECIPE
+    return Answers(addresses, user, asked.identity_file, recipe, port)
 
 
 def _choose(flow: Flow, interface: str | None) -> list[Candidate]:
@@ -141,7 +151,7 @@ def find(flow: Flow, interface: str | None) -> list[Candidate]:
 
     flow.say(painted(f"listening on the local network for {mdns.LISTEN_S:.0f} s (mDNS) ...", "dim"))
     try:
-        announced = mdns.browse(interface=interface)
+        announced = mdns.browse(mdns.LISTEN_S, interface)
     except UsageError as error:
         flow.note("warn", f"{error.message}")
         announced = []

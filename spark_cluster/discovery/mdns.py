@@ -46,11 +46,14 @@ class Announced:
     port: int = 22
 
 
-def browse(seconds: float = LISTEN_S, interface: str | None = None) -> list[Announced]:
+def browse(
+    seconds: float, interface: str | None = None, enough: int | None = None
+) -> list[Announced]:
     """Ask the local network once, and collect the answers.
 
     Args:
         interface: the address of one interface of this machine; None asks on all of them.
+        enough: machines after which there is nothing to wait for; None listens to the end.
 
     Raises:
         UsageError: this machine cannot send multicast questions.
@@ -72,7 +75,7 @@ def browse(seconds: float = LISTEN_S, interface: str | None = None) -> list[Anno
         browser = ServiceBrowser(asked, SERVICE, handlers=[lambda **of: names.add(of["name"])])
         until = time.monotonic() + seconds
         found: dict[str, ServiceInfo] = {}
-        while (left := until - time.monotonic()) > 0:
+        while (left := until - time.monotonic()) > 0 and len(found) != enough:
             for name in sorted(names - found.keys()):
                 info = asked.get_service_info(SERVICE, name, timeout=round(left * 1000))
                 if info is not None:
@@ -85,7 +88,7 @@ def browse(seconds: float = LISTEN_S, interface: str | None = None) -> list[Anno
 def _announced(info: ServiceInfo) -> Announced | None:
     """Return what is announced; None where it is no host name or no address that could be used."""
     host = (info.server or "").rstrip(".").removesuffix(".local")
-    addresses = tuple(a for a in info.parsed_addresses() if usable(a))
+    addresses = tuple(sorted(a for a in info.parsed_addresses() if usable(a)))
     if not HOST_NAME.fullmatch(host) or not addresses:
         return None
     return Announced(host.lower(), addresses, info.port or 22)
