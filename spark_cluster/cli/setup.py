@@ -99,6 +99,7 @@ def command(
     status = 0
     try:
         _all(flow, asked, login, (recipe, want, speed))
+        flow.show_end()
     except Stopped as stopped:
         flow.show_way_on(stopped)
         status = stopped.status
@@ -131,13 +132,31 @@ def _all(
         _log_in(flow, step, login)
     with flow.step("provision", "make them ready") as step:
         _provision(flow, step, login)
+    served = None if any(wish) or flow.steps[0].state != "nothing to do" else _served(flow)
     with flow.step("model", "what to serve") as step:
-        chosen = model(flow, step, *wish)
+        if served:
+            flow.nothing_to_do(step, served)
+        else:
+            chosen = model(flow, step, *wish)
     with flow.step("up", "serve it") as step:
-        _up(flow, step, chosen)
+        if served:
+            flow.nothing_to_do(step, "`status` finds nothing wrong")
+        else:
+            _up(flow, step, chosen)
+
+
+def _served(flow: Flow) -> str | None:
+    """Return what serves already, in words; None when nothing does, or something is wrong."""
+    found = flow.document("status")
+    if found is None or found.get("state") != "serving":
+        return None
+    return f"{found['model']} is served at {found['endpoint']}"
 
 
 def _trust(flow: Flow, step: Step) -> None:
+    if not flow.ask.silent:
+        flow.text("A name on the network is no proof. Compare the fingerprint with the node's own: "
+                  "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub prints it there.")  # fmt: skip
     flow.run(step, "trust", *(["--yes"] if flow.ask.yes else []))
 
 

@@ -112,6 +112,14 @@ class Flow:
 
         Console(stderr=self.app.as_json).print(text, soft_wrap=True)
 
+    def text(self, text: str, *, indent: int = 0) -> None:
+        """Print further words, folded between words."""
+        from rich.padding import Padding
+
+        from spark_cluster.cli.console import Console
+
+        Console(stderr=self.app.as_json).print(Padding(painted(text, "dim"), (0, 0, 0, indent)))
+
     def note(self, verdict: str, text: str) -> None:
         """Print a line with a sign."""
         self.say(styled("{} {}", mark(verdict), text))
@@ -194,6 +202,24 @@ class Flow:
         """Note that a step was done before."""
         step.state = "nothing to do"
         self.note("ok", text)
+
+    def show_end(self) -> None:
+        """Print what is left to do, when no step has failed."""
+        if self.check:
+            return
+        left = [step for step in self.steps if step.state == "declined"]
+        if left:
+            names = ", ".join(step.name for step in left)
+            self.say(styled("\n{} not done: {}. Go on with:", mark("warn"), names))
+            self.say(styled("  [bold]{}[/]", self.line("setup")))
+            return
+        self.say(styled("\n{} it serves. What now:", mark("ok")))
+        for words, meaning in (
+            ("clients", "how curl, Python and others use it"),
+            ("tunnel", "reach it at a port of this machine"),
+            ("status", "what serves, and what is wrong"),
+        ):
+            self.say(styled("  {:<24}  [dim]{}[/]", self.line(words), meaning))
 
     def show_way_on(self, stopped: Stopped) -> None:
         """Print which command goes on from here."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_cluster.cli.console import styled
 from spark_cluster.cli.setup_flow import Flow, Step, Stopped
 from spark_cluster.cli.setup_nodes import own_answers, write
 from spark_cluster.errors import Failed, SparkClusterError
@@ -167,7 +168,6 @@ class Login:
         path = nodes[0].identity_file or Path.home() / ".ssh" / "id_ed25519"
         argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
         step.commands.append(f"ssh-keygen -q -t ed25519 -N '' -f {path}")
-        self.flow.say(f"$ {step.commands[-1]}")
         if path.exists() or not self.flow.ask.consent(
             "You have no SSH key to log in with from now on. Make one, without a passphrase?"
         ):
@@ -176,5 +176,6 @@ class Login:
                 hint=f"ssh-keygen -t ed25519 -f {path} makes one (ssh-keygen -y prints that of a "
                 "private key)",
             )
+        self.flow.say(styled("[bold cyan]$ {}[/]", step.commands[-1]))
         path.parent.mkdir(mode=0o700, exist_ok=True)
         subprocess.run(argv, check=True, timeout=60, stdin=subprocess.DEVNULL)

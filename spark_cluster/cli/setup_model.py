@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from spark_cluster.cli.console import painted, styled
+from spark_cluster.cli.console import styled
 from spark_cluster.cli.setup_flow import Flow, Step
 from spark_cluster.cli.setup_nodes import own_answers, write
 from spark_cluster.errors import Refused, SparkClusterError
+from spark_cluster.planning.proposal import USERS
 
 if TYPE_CHECKING:
     from spark_cluster.planning.proposal import Proposal, Speed, Want
@@ -98,15 +99,19 @@ def proposals(flow: Flow, want: Want, speed: Speed, nodes: int) -> list[Proposal
 
 
 def _show(flow: Flow, found: list[Proposal]) -> None:
-    flow.say(painted("by the arithmetic of `plan`, for idle Sparks:", "dim"))
+    many = found[0].total_tok_s > found[0].tok_s
+    users = f"{USERS['throughput']} users in all" if many else "one user"
+    flow.text(f"By the arithmetic of `plan`, for idle Sparks and {users}, with the range:")
     width = max(len(one.recipe) for one in found[:SHOWN])
     for number, one in enumerate(found[:SHOWN], 1):
-        speed = f"{one.tok_s:5.0f} tok/s for each user" if one.tok_s else ""
-        if one.tok_s and one.total_tok_s > one.tok_s:
-            speed = f"{one.total_tok_s:5.0f} tok/s in all"
+        speed = ""
+        if one.tok_s:
+            count = one.total_tok_s / one.tok_s
+            low, high = one.low * count, one.high * count
+            speed = f"{one.total_tok_s:4.0f} tok/s ({low:.0f} to {high:.0f})"
         name = one.recipe.ljust(width)
-        flow.say(styled("  {}  [bold]{}[/]  {}  [dim]{}[/]", number, name, speed, one.option))
-        flow.say(painted(f"     {one.description}", "dim"))
+        flow.say(styled("  {}  [bold]{}[/]  {}  {}", number, name, one.option, speed))
+        flow.text(one.description, indent=5)
 
 
 def _taken(flow: Flow, step: Step, chosen: Model) -> Model:

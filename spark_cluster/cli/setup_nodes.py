@@ -156,18 +156,22 @@ def find(flow: Flow, interface: str | None) -> list[Candidate]:
         flow.note("warn", f"{error.message}")
         announced = []
     found = candidates(announced, neighbours.of_this_machine(), mdns.networks())
-    width = max((len(one.address) for one in found.candidates), default=0)
+    wide = max((len(one.address) for one in found.candidates), default=0)
+    also = max((len(one.also) for one in found.candidates), default=0)
     for number, one in enumerate(found.candidates, 1):
-        name = one.address.ljust(width)
-        flow.say(styled("  {}  [bold]{}[/]  [dim]{}[/]", number, name, one.why))
+        place = styled("[bold]{}[/]  {}", one.address.ljust(wide), one.also.ljust(also))
+        flow.say(styled("  {}  {}  [dim]{}[/]", number, place, one.why))
     if not found.candidates:
         flow.note("warn", "no Spark announces itself here")
-        flow.say(
-            "  A Spark's own screen shows its address, so does your router; its name is on the "
-            "sticker\n  (spark-xxxx.local). It has to be on the same network as this machine."
+        flow.text(
+            "Its name (spark-xxxx.local) is in its quick start guide; your router lists its "
+            "address, and its own screen shows it. It has to be on the same network as this "
+            "machine.",
+            indent=2,
         )
     if found.others:
-        flow.say(painted(f"  {found.others} other machines announce SSH", "dim"))
+        count = "1 other machine" if found.others == 1 else f"{found.others} other machines"
+        flow.text(f"{count} with SSH announced, by name no Spark", indent=2)
     return list(found.candidates)
 
 
@@ -182,7 +186,7 @@ def chosen(text: str, found: list[Candidate]) -> list[Candidate]:
     picked = []
     for word in filter(None, (word.strip() for word in text.split(","))):
         if not word.isdigit():
-            picked.append(Candidate(word, "named", is_spark=True))
+            picked.append(Candidate(word, "", "named", is_spark=True))
         elif 1 <= int(word) <= len(found):
             picked.append(found[int(word) - 1])
         else:

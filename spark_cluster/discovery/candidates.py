@@ -31,12 +31,14 @@ class Candidate:
 
     Attributes:
         address: how to reach it: its .local name where this machine resolves that, else IPv4.
+        also: its address where that is its name, its name where that is its address.
         port: of its sshd.
         why: what tells that it is one.
         is_spark: its host name is that of a Spark; otherwise only its network card is NVIDIA's.
     """
 
     address: str
+    also: str
     why: str
     is_spark: bool
     port: int = 22
@@ -79,12 +81,12 @@ def candidates(
             others += 1
             continue
         name = f"{one.host}.local"
-        at = f"{address}, announced by mDNS" + (", an NVIDIA network card" if card else "")
-        best = name if resolves(name, address) else address
-        found.append(Candidate(best, at if best == name else f"{one.host}, {at}", named, one.port))
+        why = "announced by mDNS" + (", NVIDIA network card" if card else "")
+        both = (name, address) if resolves(name, address) else (address, one.host)
+        found.append(Candidate(*both, why, named, one.port))
     for address, mac in sorted(nvidia.items()):
         if address not in seen and nearest([address], local):
-            found.append(Candidate(address, f"an NVIDIA network card ({mac})", is_spark=False))
+            found.append(Candidate(address, mac, "NVIDIA network card", is_spark=False))
     return Found(tuple(sorted(found, key=lambda one: not one.is_spark)), others)
 
 

@@ -46,14 +46,11 @@ class Announced:
     port: int = 22
 
 
-def browse(
-    seconds: float, interface: str | None = None, enough: int | None = None
-) -> list[Announced]:
+def browse(seconds: float, interface: str | None = None) -> list[Announced]:
     """Ask the local network once, and collect the answers.
 
     Args:
         interface: the address of one interface of this machine; None asks on all of them.
-        enough: machines after which there is nothing to wait for; None listens to the end.
 
     Raises:
         UsageError: this machine cannot send multicast questions.
@@ -75,7 +72,7 @@ def browse(
         browser = ServiceBrowser(asked, SERVICE, handlers=[lambda **of: names.add(of["name"])])
         until = time.monotonic() + seconds
         found: dict[str, ServiceInfo] = {}
-        while (left := until - time.monotonic()) > 0 and len(found) != enough:
+        while (left := until - time.monotonic()) > 0:
             for name in sorted(names - found.keys()):
                 info = asked.get_service_info(SERVICE, name, timeout=round(left * 1000))
                 if info is not None:

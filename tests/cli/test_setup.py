@@ -61,17 +61,17 @@ def setup(folder: Path) -> Iterator[Callable[..., Terminal]]:
 
 
 @pytest.fixture
-def announced(sshd: PasswordSshd) -> Iterator[None]:
-    """A Spark that announces its sshd on the loopback."""
+def announced(sshd: PasswordSshd) -> Iterator[str]:
+    """The name of a Spark that announces its sshd on the loopback, where others may, too."""
     from zeroconf import ServiceInfo, Zeroconf
 
     responder = Zeroconf(interfaces=["127.0.0.1"])
     packed = [socket.inet_aton("127.0.0.1")]
-    name = f"spark-2a60.{mdns.SERVICE}"
-    info = ServiceInfo(mdns.SERVICE, name, sshd.port, addresses=packed,
-                       server="spark-2a60.local.")  # fmt: skip
+    name = f"spark-{sshd.port:04x}"
+    info = ServiceInfo(mdns.SERVICE, f"{name}.{mdns.SERVICE}", sshd.port, addresses=packed,
+                       server=f"{name}.local.")  # fmt: skip
     responder.registry.async_add(info)
-    yield
+    yield name
     responder.close()
 
 
@@ -83,8 +83,8 @@ def test_from_nothing_to_the_login_and_again(setup, folder, sshd, announced):
     """Found, trusted, a wrong password and the right one; a second one finds what is done."""
     (folder / "home/.ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAA me\n")
     first = setup("--interface", "127.0.0.1")
-    assert "spark-2a60" in first.expect("Which of them")
-    first.type("")
+    listed = [line for line in first.expect("Which of them").splitlines() if announced in line]
+    first.type(listed[0].split()[0])
     first.answer("User on the Sparks", "me")
     first.expect("$ spark-cluster init --node 127.0.0.1 --user me --port")
     first.expect("$ spark-cluster trust")
@@ -99,9 +99,10 @@ def test_from_nothing_to_the_login_and_again(setup, folder, sshd, announced):
     first.expect("later: spark-cluster provision --ask-password")
     first.answer("Number", "2")
     first.answer("Number", "1")
-    assert "tok/s for each user" in first.expect("Which one")
+    assert "tok/s (" in first.expect("Which one")
     first.type("2")
     first.answer("Run `up`?", "n")
+    first.expect("not done: provision, up. Go on with:")
     assert first.end() == 0
     assert PASSWORD not in first.shown
     assert sshd.passwords == ["wrong", PASSWORD]

@@ -39,12 +39,11 @@ def test_host_names_of_sparks(host: str, expected: bool) -> None:
 def test_by_name_where_this_machine_resolves_it() -> None:
     found = candidates([NAS, SPARK], [], LAN, lambda *_: True)
     assert found.candidates == (
-        Candidate("spark-06c4.local", "192.168.1.20, announced by mDNS", True, 2222),
+        Candidate("spark-06c4.local", "192.168.1.20", "announced by mDNS", True, 2222),
     )
     assert found.others == 1
     found = candidates([SPARK], [], LAN, lambda *_: False)
-    assert found.candidates[0].address == "192.168.1.20"
-    assert found.candidates[0].why.startswith("spark-06c4, ")
+    assert (found.candidates[0].address, found.candidates[0].also) == ("192.168.1.20", "spark-06c4")
 
 
 def test_a_network_card_alone_comes_last_and_each_machine_once() -> None:
