@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import subprocess
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ class Login:
         self.variable = variable
         self.passwordless_sudo = passwordless_sudo
         self.with_password = False
+        self._last: str | None = None
         self.peers: tuple[Peer, ...] = ()
 
     @property
@@ -70,39 +72,48 @@ class Login:
 
     def _all(self, nodes: list[InventoryNode]) -> dict[str, FirstLogin]:
         """Log in everywhere, first by key, then with the password."""
-        from spark_cluster.runner.connections import forget_passwords
         from spark_cluster.runner.first_login import log_in
         from spark_cluster.runner.ssh_connect import KeysRefused
 
         found, refused = self._sorted(log_in(nodes))
         self._must(refused, only=KeysRefused)
-        for attempt in range(1 if self.variable else TRIES):
+        if refused and self._last is not None:  # of the other node: a user has the same on both
+            more, refused = self._sorted(log_in(*self._with(nodes, refused, self._last)))
+            found.update(more)
+        for _ in range(1 if self.variable else TRIES):
             if not refused:
                 return found
             self.with_password = True
-            missing = [node for node in nodes if node.name in refused]
-            more, refused = self._sorted(log_in(missing, self._password(missing, attempt)))
+            password = None if self.variable else self._asked(nodes, refused)
+            more, refused = self._sorted(log_in(*self._with(nodes, refused, password)))
             found.update(more)
             if refused and not self.variable:
-                forget_passwords()
                 self._show(refused)
         self._must(refused)
         return found
 
-    def _password(self, nodes: list[InventoryNode], attempt: int) -> Secret:
+    def _asked(self, nodes: list[InventoryNode], refused: Collection[str]) -> str:
+        missing = [node for node in nodes if node.name in refused]
+        users = ", ".join(f"{node.user or getpass.getuser()}@{node.address}" for node in missing)
+        if self._last is None:
+            self.flow.text("No key of yours is accepted yet: the password is needed once, and kept "
+                           "nowhere.")  # fmt: skip
+        self._last = getpass.getpass(f"Password of {users}: ")
+        return self._last
+
+    def _with(
+        self, nodes: list[InventoryNode], refused: Collection[str], password: str | None
+    ) -> tuple[list[InventoryNode], Secret]:
+        """Return the nodes that are left, and where their password comes from."""
         from spark_cluster.config.secret import Secret
         from spark_cluster.runner.connections import remember_password
 
-        if self.variable:
-            return Secret(env=self.variable)
-        users = ", ".join(f"{node.user or getpass.getuser()}@{node.address}" for node in nodes)
-        if attempt == 0:
-            self.flow.say("No key of yours is accepted yet: the password is needed once, and kept "
-                          "nowhere.")  # fmt: skip
-        password = getpass.getpass(f"Password of {users}: ")
-        for node in self.flow.app.nodes:
+        missing = [node for node in nodes if node.name in refused]
+        if password is None:
+            return missing, Secret(env=self.variable)
+        for node in missing:
             remember_password(node.name, password)
-        return Secret(prompt=True)
+        return missing, Secret(prompt=True)
 
     @staticmethod
     def _sorted(
