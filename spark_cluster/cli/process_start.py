@@ -12,14 +12,6 @@ STARTED = time.monotonic()
 the user waits for: most of a short run is spent importing."""
 
 
-_began = [STARTED]
-
-
 def elapsed() -> float:
-    """Return the seconds since the process began, or since `begin_again`."""
-    return time.monotonic() - _began[0]
-
-
-def begin_again() -> None:
-    """Count from now on: `setup` runs several commands in one process."""
-    _began[0] = time.monotonic()
+    """Return the seconds since the process began."""
+    return time.monotonic() - STARTED
