@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "spark_cluster"
 LAYERS = (
     "errors", "node", "resources", "agent",
-    "config", "facts", "models", "topology", "logs", "loader", "importers", "registries",
+    "config", "facts", "discovery", "models", "topology", "logs", "loader", "importers",
+    "registries",
     "known_issues",
     "runner", "link_check", "link_cabling", "planning", "inference", "serving", "transfer",
     "doctor", "bench", "cluster", "dashboard", "lab", "cli",

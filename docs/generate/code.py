@@ -35,6 +35,7 @@ from spark_cluster.cli.predict_kv import KvFigures, KvFiguresOfBoth
 from spark_cluster.cli.predicted_speed import PredictedSpeed
 from spark_cluster.cli.recipes_update import NotUpdated
 from spark_cluster.cli.revert import RevertedNode
+from spark_cluster.cli.setup_flow import Step
 from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.version import Versions
 from spark_cluster.cluster import ping
@@ -156,6 +157,7 @@ _BENCH_RUN = {
 OUTPUTS: dict[str, tuple[str, Any]] = {
     "version": ("version", Versions),
     "completion": ("completion", Completion),
+    "setup": ("setup", {"ok": bool, "check": bool, "steps": [Step]}),
     "init": ("init", Written),
     "trust": ("trust", {"nodes": [NodeKey | UnreadKey], "jump_hosts": [JumpHostKey]}),
     "ping": ("ping", {"nodes": [ping.document]}),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 COMMANDS = {
+    "setup": "Go from nothing to a verified endpoint, step by step.",
     "init": "Write a commented inventory for your nodes.",
     "trust": "Show the nodes' host keys and accept them.",
     "ping": "Connect to every node and measure the time.",

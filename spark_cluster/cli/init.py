@@ -38,7 +38,18 @@ class Written:
 )
 @click.option("--user", metavar="NAME", help="User to log in as (default: as ~/.ssh/config says).")
 @click.option("--identity-file", metavar="FILE", help="Private key (default: agent and ~/.ssh).")
+@click.option("--port", type=click.IntRange(1, 65535), help="Port of the nodes' sshd.")
 @click.option("--recipe", metavar="NAME", help="What to serve.")
+@click.option(
+    "--sudo-password",
+    metavar="SOURCE",
+    help="Where sudo's password comes from: `prompt`, or the name of an environment variable.",
+)
+@click.option(
+    "--passwordless-sudo",
+    is_flag=True,
+    help="Have `provision` let the user use sudo without a password.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing inventory.yaml.")
 @click.option("--yes", is_flag=True, help="Ask nothing.")
 @click.pass_context
@@ -48,7 +59,10 @@ def command(
     addresses: tuple[str, ...],
     user: str | None,
     identity_file: str | None,
+    port: int | None,
     recipe: str | None,
+    sudo_password: str | None,
+    passwordless_sudo: bool,
     force: bool,
     yes: bool,
 ) -> None:
@@ -74,9 +88,34 @@ def command(
                 raise click.Abort from None
             click.echo("", err=True)  # the question's line has no end
             raise _no_node() from None
-    answers = Answers(addresses, user, identity_file, recipe or DEFAULT_RECIPE)
+    answers = Answers(
+        addresses,
+        user,
+        identity_file,
+        recipe or DEFAULT_RECIPE,
+        port,
+        _source(sudo_password),
+        passwordless_sudo,
+    )
     inventory = write(path, answers, project)
     _print(path, list(inventory.nodes), as_json=getattr(ctx.obj, "as_json", False))
+
+
+def _source(text: str | None) -> str | None:
+    """Raises:
+    UsageError: it is neither `prompt` nor the name of a variable; it could be the password.
+    """
+    from spark_cluster.config.fields import env_name
+
+    if text in (None, "prompt"):
+        return text
+    try:
+        return env_name(str(text))
+    except ValueError:
+        raise UsageError(
+            "--sudo-password: expected `prompt` or the name of an environment variable",
+            hint="the password itself never stands on a command line",
+        ) from None
 
 
 def _no_node() -> UsageError:

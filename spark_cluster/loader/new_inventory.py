@@ -15,6 +15,7 @@ from spark_cluster.config.fields import is_ip
 from spark_cluster.config.inventory import Inventory, read_inventory
 from spark_cluster.config.yamlfile import Sourced
 from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.loader.inventory_source import read_source
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.template import render
 
@@ -30,12 +31,60 @@ class Answers:
         user: to log in as; None leaves it to ~/.ssh/config.
         identity_file: private key on the laptop; None leaves it to ssh.
         recipe: the name of what to serve.
+        port: of the nodes' sshd; None leaves it to ~/.ssh/config.
+        sudo_password: where sudo's password comes from: `prompt`, or the name of an environment
+            variable; None where sudo asks for none.
+        passwordless_sudo: `provision` lets the user use sudo without a password.
     """
 
     addresses: tuple[str, ...]
     user: str | None = None
     identity_file: str | None = None
     recipe: str = DEFAULT_RECIPE
+    port: int | None = None
+    sudo_password: str | None = None
+    passwordless_sudo: bool = False
+
+
+def answers_in(path: Path) -> Answers | None:
+    """Return the answers that the inventory at `path` was written from; None when its user has
+    changed it since, so that it is not ours to write again.
+
+    Raises:
+        InvalidFile: it is no inventory.
+    """
+    data = read_source(path).data
+    try:
+        ssh, nodes = data.get("ssh") or {}, data["nodes"].values()
+        source = (data.get("become") or {}).get("password")
+        settings = data.get("settings") or {}
+        found = Answers(
+            tuple(str(node["address"]) for node in nodes),
+            ssh.get("user"),
+            ssh.get("identity_file"),
+            data["serve"]["recipe"],
+            ssh.get("port"),
+            source["env"] if isinstance(source, dict) else source,
+            bool((settings.get("bootstrap") or {}).get("passwordless_sudo")),
+        )
+        return found if _text(found) == path.read_text(encoding="utf-8") else None
+    except (AttributeError, KeyError, TypeError):
+        return None
+
+
+def _text(answers: Answers) -> str:
+    return render(
+        Path(__file__).parent / "templates",
+        "inventory.yaml.j2",
+        addresses=[_scalar(address) for address in answers.addresses],
+        user=_scalar(answers.user),
+        identity_file=_scalar(answers.identity_file),
+        port=answers.port,
+        recipe=_scalar(answers.recipe),
+        sudo_password=answers.sudo_password,
+        passwordless_sudo=answers.passwordless_sudo,
+        pool=_pool(answers.addresses),
+    )
 
 
 def write(path: Path, answers: Answers, project: Project) -> Inventory:
@@ -45,15 +94,7 @@ def write(path: Path, answers: Answers, project: Project) -> Inventory:
         UsageError: an answer does not fit, or the file cannot be written; `path` is untouched.
     """
     project.find("recipes", answers.recipe)
-    text = render(
-        Path(__file__).parent / "templates",
-        "inventory.yaml.j2",
-        addresses=[_scalar(address) for address in answers.addresses],
-        user=_scalar(answers.user),
-        identity_file=_scalar(answers.identity_file),
-        recipe=_scalar(answers.recipe),
-        pool=_pool(answers.addresses),
-    )
+    text = _text(answers)
     try:
         handle, name = tempfile.mkstemp(prefix=".inventory-", suffix=".yaml", dir=path.parent)
     except OSError as error:

@@ -42,12 +42,12 @@ def target(node: InventoryNode) -> Target:
     def login_password() -> str | None:
         if node.login_password is None:
             return None
-        return node.login_password.read(f"the login password of {node.name}", ask_secret())
+        return node.login_password.read(_login_password(node.name), ask_secret())
 
     def password() -> str | None:
         if become.password is None:
             return login_password()  # a fresh node's user has one for both
-        return become.password.read(f"the sudo password of {node.name}", ask_secret())
+        return become.password.read(_sudo_password(node.name), ask_secret())
 
     found = Target.of(node.name, node)
     return replace(found, sudo_password=password, login_password=login_password)
@@ -71,6 +71,28 @@ def ssh(node: InventoryNode) -> NodeConnection:
 
 _asked: dict[str, str] = {}
 _asking = threading.Lock()
+
+
+def _login_password(node: str) -> str:
+    return f"the login password of {node}"
+
+
+def _sudo_password(node: str) -> str:
+    return f"the sudo password of {node}"
+
+
+def remember_password(node: str, password: str) -> None:
+    """Answer with it, in this process only, where a terminal would be asked for the node's login or
+    sudo password: a fresh node's user has one for both.
+    """
+    with _asking:
+        _asked[_login_password(node)] = _asked[_sudo_password(node)] = password
+
+
+def forget_passwords() -> None:
+    """Ask again for every password: the one that was given is wrong, or no longer needed."""
+    with _asking:
+        _asked.clear()
 
 
 def ask_secret() -> Callable[[str], str] | None:

@@ -187,6 +187,12 @@ def new_transport(sock: Any, check: HostKeyCheck, **options: Any) -> paramiko.Tr
 # -- what is said when it does not work ------------------------------------------------------------
 
 
+_NOTHING_ACCEPTED = re.compile(
+    r"encountered \w+ key, expected \w+ key|No authentication methods available"
+)
+"""paramiko's words for keys that it could not use, and for a user that has none."""
+
+
 @contextlib.contextmanager
 def _explained(hop: Hop, target: Target, user: str, password: str | None) -> Iterator[None]:
     """Turn what paramiko raises while connecting to a host into an error for people.
@@ -220,7 +226,8 @@ def _explained(hop: Hop, target: Target, user: str, password: str | None) -> Ite
         raise _refused(hop, target, f"{user}@{hop.place}", password) from None
     except (paramiko.SSHException, OSError, EOFError) as error:
         # Of a refused key in the old PEM form paramiko keeps only that it tried other forms last.
-        if re.fullmatch(r"encountered \w+ key, expected \w+ key", str(error)):
+        # Without any key of the user's it has nothing to try.
+        if _NOTHING_ACCEPTED.fullmatch(str(error)):
             raise _refused(hop, target, f"{user}@{hop.place}", password) from None
         raise unreachable(target, str(error) or "the connection was cut") from None
 

@@ -1,23 +1,27 @@
-"""`up` with a model and an image that are on no node: each is fetched once, by one of them, and
-copied to the other over the fabric."""
+"""First contact: `setup` on fresh nodes; and `up` with a model and an image that are on no node:
+each is fetched once, by one of them, and copied to the other over the fabric."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commandline import CommandLine, until
+from commandline import CHECKOUT, WAIT_S, CommandLine, until
 from image_registry import ImageRegistry, registry
 from ruamel.yaml import YAML
 
+from spark_cluster.cli.setup_flow import STEPS
 from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.lab import Lab, LabNode
 from spark_cluster.lab import hub as lab_hub
-from spark_cluster.lab.layout import GATEWAY
+from spark_cluster.lab.layout import GATEWAY, USER
 
 pytestmark = pytest.mark.lab
 
@@ -29,7 +33,53 @@ def main(play):
     image = Image("{IMAGE}", archive="/srv/images/spark-vllm.tar")
     play.apply(play.head, "containers", [image])
 """
+OWN_PASSWORD = "correct-horse-4417"
+"""One that can be looked for."""
 OTHER_CACHE = "/root/.cache/huggingface/hub"
+
+
+@pytest.fixture
+def newcomer(lab: Lab, tmp_path: Path) -> Iterator[Path]:
+    """The folder of a user without a key, an inventory or known hosts, and two fresh nodes that
+    know no key of theirs and whose sudo asks for the password."""
+    for node in lab.nodes:
+        node.reset()
+        node.run(["usermod", "-aG", "sudo", USER])
+        node.run(["sh", "-c", f"echo {USER}:{OWN_PASSWORD} | chpasswd"])
+        node.run(["rm", "-rf", f"/etc/sudoers.d/{USER}", f"/home/{USER}/.ssh"])
+    (tmp_path / "home").mkdir()
+    yield tmp_path
+    lab.up(2, fresh=True)
+    lab.trust()
+
+
+def test_setup_from_nothing_to_serving_and_again(lab, newcomer):
+    addresses = ",".join(node.address for node in lab.nodes)
+
+    def setup(*more: str) -> dict[str, str]:
+        environment = {
+            "PATH": os.environ["PATH"], "PYTHONPATH": str(CHECKOUT), "PW": OWN_PASSWORD,
+            "HOME": str(newcomer / "home"), "XDG_STATE_HOME": str(newcomer / "state"),
+        }  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "spark_cluster", "setup", "--yes", "--json", *more],
+            check=False, capture_output=True, text=True, cwd=newcomer, env=environment,
+            stdin=subprocess.DEVNULL, timeout=WAIT_S,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr + done.stdout
+        assert "it serves" in done.stderr
+        return {step["name"]: step["state"] for step in json.loads(done.stdout)["steps"]}
+
+    words = ("--nodes", addresses, "--user", USER, "--password-env", "PW", "--passwordless-sudo")
+    first = setup(*words, "--recipe", "lab-paris")
+    assert first == dict.fromkeys(STEPS, "done")
+    again = setup()
+    assert {step for step, state in again.items() if state != "nothing to do"} == {"trust", "login"}
+    for path in newcomer.rglob("*"):
+        assert not path.is_file() or OWN_PASSWORD.encode() not in path.read_bytes(), path
+    for node in lab.nodes:
+        found = node.run(["grep", "-rl", OWN_PASSWORD, "/etc", "/var/lib", "/home"], check=False)
+        assert found.stdout == "", "on no node either"
 
 
 @pytest.fixture(scope="module")

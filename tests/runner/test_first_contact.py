@@ -102,6 +102,19 @@ def test_without_a_named_key_the_usual_ones_come_first(server, wanted, tmp_path)
     connection.close()
 
 
+def test_a_user_without_any_key(server, wanted):
+    """paramiko has nothing to try then, and says so in words of its own."""
+    wanted.identity_file.unlink()
+    none = replace(wanted, identity_file=None)
+    with pytest.raises(Unreachable, match="accepts none") as caught:
+        SshConnection(none).open()
+    assert "--ask-password" in caught.value.hint
+    connection = SshConnection(replace(none, login_password=lambda: PASSWORD))
+    assert connection.open().transport.is_active()
+    assert server.passwords == [PASSWORD]
+    connection.close()
+
+
 def test_a_wrong_password(server, wanted):
     with pytest.raises(Unreachable, match="does not accept the password") as caught:
         SshConnection(replace(wanted, login_password=lambda: "no")).open()

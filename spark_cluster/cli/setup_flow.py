@@ -1,0 +1,234 @@
+"""The steps of `setup`: each runs commands as a user could type them, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from spark_cluster.cli import process_start
+from spark_cluster.cli.app import App
+from spark_cluster.cli.console import mark, painted, styled
+from spark_cluster.cli.setup_asking import Asker
+from spark_cluster.cli.visible import show_error
+from spark_cluster.errors import Failed, Interrupted, SparkClusterError
+
+if TYPE_CHECKING:
+    from spark_cluster.loader.new_inventory import Answers
+
+State = Literal["done", "nothing to do", "declined", "failed", "would run"]
+
+STEPS = ("nodes", "trust", "login", "provision", "model", "up")
+
+
+@dataclass
+class Step:
+    """A step of `setup`.
+
+    Attributes:
+        state: how it ended.
+        commands: what it ran, or would run, as a user could type it.
+    """
+
+    name: str
+    state: State = "done"
+    commands: list[str] = field(default_factory=list)
+
+
+class Stopped(Exception):
+    """A step did not succeed, so that those after it are not begun.
+
+    Args:
+        again: the command that goes on with it.
+    """
+
+    def __init__(self, status: int, again: str) -> None:
+        super().__init__(again)
+        self.status = status
+        self.again = again
+
+
+@dataclass
+class Flow:
+    """A run of `setup`.
+
+    Args:
+        root: the program's commands.
+        app: the global options.
+
+    Attributes:
+        count: nodes that there are.
+        planned: in check mode, what the inventory would be written from.
+    """
+
+    root: click.Command
+    app: App
+    ask: Asker
+    steps: list[Step] = field(default_factory=list)
+    count: int = 1
+    planned: Answers | None = None
+
+    @property
+    def check(self) -> bool:
+        """True when nothing is to be done."""
+        return self.ask.check
+
+    @contextlib.contextmanager
+    def step(self, name: str, title: str) -> Iterator[Step]:
+        """Run one step under its title; what fails in it stops the run.
+
+        Raises:
+            Stopped: it failed, was declined although the others need it, or was interrupted.
+        """
+        now = Step(name)
+        self.steps.append(now)
+        place = f"{STEPS.index(name) + 1}/{len(STEPS)}"
+        self.say(styled("\n[bold]{}  {}[/]", place, title))
+        try:
+            yield now
+        except Stopped:
+            now.state = "failed" if now.state == "done" else now.state
+            raise
+        except (KeyboardInterrupt, click.Abort):
+            now.state = "failed"
+            click.echo("", err=True)  # the question's line has no end
+            raise Stopped(Interrupted.exit_code, self.line("setup")) from None
+        except SparkClusterError as error:
+            now.state = "failed"
+            show_error(f"{error.where}: {error.message}" if error.where else error.message,
+                       error.hint)  # fmt: skip
+            raise Stopped(error.exit_code, self.line("setup")) from None
+
+    def say(self, text: Any = "") -> None:
+        """Print for people: with --json on standard error."""
+        from spark_cluster.cli.console import Console
+
+        Console(stderr=self.app.as_json).print(text, soft_wrap=True)
+
+    def text(self, text: str, *, indent: int = 0) -> None:
+        """Print further words, folded between words."""
+        from rich.padding import Padding
+
+        from spark_cluster.cli.console import Console
+
+        Console(stderr=self.app.as_json).print(Padding(painted(text, "dim"), (0, 0, 0, indent)))
+
+    def note(self, verdict: str, text: str) -> None:
+        """Print a line with a sign."""
+        self.say(styled("{} {}", mark(verdict), text))
+
+    def words(self, *words: str) -> list[str]:
+        """Return a command with the global options of this run."""
+        app = self.app
+        options = {"-i": app.inventory_name, "--project": app.project_folder}
+        given = [word for name, value in options.items() if value for word in (name, value)]
+        return [*given, *(["-l", app.limit] if app.limit != "all" else []), *words]
+
+    def line(self, *words: str) -> str:
+        """Return a command as a user types it."""
+        return shlex.join(["spark-cluster", *self.words(*words)])
+
+    def run(self, step: Step, *words: str, quiet: bool = False) -> None:
+        """Run a command in this process, in its own display.
+
+        Args:
+            quiet: leave out what it prints on standard output, such as what to do next.
+
+        Raises:
+            Stopped: it did not succeed.
+        """
+        line = self.line(*words)
+        step.commands.append(line)
+        self.say(styled("[bold cyan]$ {}[/]", line))
+        if self.check:
+            step.state = "would run"
+            return
+        status = self._status(self.words(*words), quiet=quiet)
+        if status:
+            raise Stopped(status, line)
+
+    def _status(self, words: Sequence[str], *, quiet: bool) -> int:
+        """Run it as the program does, and print its error; return the exit status."""
+        process_start.STARTED = time.monotonic()  # what a run shows is its own time
+        out = io.StringIO() if quiet else sys.stderr if self.app.as_json else sys.stdout
+        try:
+            with contextlib.redirect_stdout(out):
+                return int(self.root.main(list(words), "spark-cluster", standalone_mode=False) or 0)
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        except click.ClickException as error:
+            error.show()
+            return error.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            return Interrupted.exit_code
+        except SparkClusterError as error:
+            where = f"{error.where}: " if error.where else ""
+            show_error(where + error.message, error.hint)
+            return error.exit_code
+
+    def document(self, *words: str) -> dict[str, Any] | None:
+        """Return what a command that changes nothing prints with --json; None when it fails."""
+        out = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+                argv = [*self.words(*words), "--json"]
+                self.root.main(argv, "spark-cluster", standalone_mode=False)
+            found = json.loads(out.getvalue())
+        except (SparkClusterError, click.ClickException, SystemExit, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def declined(self, step: Step, *words: str, needed: bool = False) -> None:
+        """Note that the user did not want a step now.
+
+        Raises:
+            Stopped: the steps after it need it.
+        """
+        step.state = "declined"
+        line = self.line(*words)
+        step.commands.append(line)
+        if needed:
+            raise Stopped(Failed.exit_code, line)
+        self.say(styled("[dim]not now; later:[/] {}", line))
+
+    def nothing_to_do(self, step: Step, text: str) -> None:
+        """Note that a step was done before."""
+        step.state = "nothing to do"
+        self.note("ok", text)
+
+    def show_end(self) -> None:
+        """Print what is left to do, when no step has failed."""
+        if self.check:
+            return
+        left = [step for step in self.steps if step.state == "declined"]
+        if left:
+            names = ", ".join(step.name for step in left)
+            self.say(styled("\n{} not done: {}. Go on with:", mark("warn"), names))
+            self.say(styled("  [bold]{}[/]", self.line("setup")))
+            return
+        self.say(styled("\n{} it serves. What now:", mark("ok")))
+        for words, meaning in (
+            ("clients", "how curl, Python and others use it"),
+            ("tunnel", "reach it at a port of this machine"),
+            ("status", "what serves, and what is wrong"),
+        ):
+            self.say(styled("  {:<24}  [dim]{}[/]", self.line(words), meaning))
+
+    def show_way_on(self, stopped: Stopped) -> None:
+        """Print which command goes on from here."""
+        step = self.steps[-1]
+        why = "was declined" if step.state == "declined" else "is not done"
+        self.say(styled("\n{} step {} {}. Go on with:", mark("warn"), step.name, why))
+        self.say(styled("  [bold]{}[/]", stopped.again))
+        again = self.line("setup")
+        if stopped.again != again:
+            self.say(styled("  [bold]{}[/]  {}", again,
+                            painted("goes on after what is done", "dim")))  # fmt: skip

@@ -1,0 +1,197 @@
+"""The first step of `setup`: which machines, and the inventory that names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spark_cluster.cli.console import painted, styled
+from spark_cluster.cli.setup_flow import Flow, Step
+from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.discovery.candidates import Candidate
+    from spark_cluster.loader.new_inventory import Answers
+
+MOST = 2
+"""Sparks that are chosen unless others are named: more than two need a switch."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The nodes as the options name them."""
+
+    addresses: tuple[str, ...]
+    user: str | None
+    identity_file: str | None
+    port: int | None
+    interface: str | None
+    recipe: str | None = None
+
+
+def nodes(flow: Flow, step: Step, asked: Asked) -> None:
+    """Have an inventory: the one that is there, or one of the machines that are named or found.
+
+    Raises:
+        UsageError: no node is named, and none could be asked for.
+    """
+    app = flow.app
+    if not app.inventory_is_missing:
+        _known(flow, step, asked)
+        return
+    answers = _answers(flow, asked)
+    flow.count = len(answers.addresses)
+    write(flow, step, answers, new=True)
+
+
+def _known(flow: Flow, step: Step, asked: Asked) -> None:
+    inventory = flow.app.inventory
+    known = [node.address for node in inventory.nodes.values()]
+    if asked.addresses and list(asked.addresses) != known:
+        raise UsageError(
+            f"the inventory has other nodes ({', '.join(known)})",
+            hint=f"edit {inventory_path(flow)}, or write it again: "
+            f"{flow.line('init', *_nodes(asked.addresses), '--force')}",
+        )
+    names = ", ".join(f"{node.name} ({node.address})" for node in inventory.nodes.values())
+    flow.count = len(flow.app.nodes)
+    flow.nothing_to_do(step, f"the inventory names {names}")
+
+
+def _nodes(addresses: tuple[str, ...]) -> list[str]:
+    return [word for address in addresses for word in ("--node", address)]
+
+
+def inventory_path(flow: Flow) -> Path:
+    """Return where the inventory of the project is, or will be."""
+    from spark_cluster.loader.inventory_source import DEFAULT
+
+    return flow.app.project.folder / DEFAULT
+
+
+def own_answers(flow: Flow) -> Answers | None:
+    """Return what the project's inventory was written from; None when it is not ours to write."""
+    from spark_cluster.loader.new_inventory import answers_in
+
+    path = inventory_path(flow)
+    if flow.app.inventory_name is not None or not path.exists():
+        return flow.planned
+    return answers_in(path)
+
+
+def write(flow: Flow, step: Step, answers: Answers, *, new: bool = False) -> None:
+    """Write the inventory, or write it again with other answers, where that changes anything."""
+    if not new and own_answers(flow) == answers:
+        return
+    from spark_cluster.loader.new_inventory import DEFAULT_RECIPE
+
+    words = ["init", *_nodes(answers.addresses)]
+    recipe = None if new and answers.recipe == DEFAULT_RECIPE else answers.recipe
+    for option, value in (
+        ("--user", answers.user),
+        ("--identity-file", answers.identity_file),
+        ("--port", answers.port),
+        ("--recipe", recipe),
+        ("--sudo-password", answers.sudo_password),
+    ):
+        words += [option, str(value)] if value is not None else []
+    words += ["--passwordless-sudo"] if answers.passwordless_sudo else []
+    flow.run(step, *words, "--yes", *([] if new else ["--force"]), quiet=True)
+    if not flow.check:
+        flow.note("ok", f"wrote {inventory_path(flow)}")
+    flow.planned = answers if flow.check else None
+    flow.app = replace(flow.app)  # with the inventory as it is now
+
+
+def _answers(flow: Flow, asked: Asked) -> Answers:
+    from spark_cluster.loader.new_inventory import DEFAULT_RECIPE, Answers
+
+    port, addresses = asked.port, asked.addresses
+    if not addresses:
+        chosen = _choose(flow, asked.interface)
+        addresses = tuple(one.address for one in chosen)
+        ports = {one.port for one in chosen} - {22}
+        port = port or (ports.pop() if ports else None)
+    user = asked.user
+    if user is None and not flow.ask.silent:
+        user = flow.ask.text("User on the Sparks", default="nvidia") or None
+    recipe = asked.recipe or DEFAULT_RECIPE
+    return Answers(addresses, user, asked.identity_file, recipe, port)
+
+
+def _choose(flow: Flow, interface: str | None) -> list[Candidate]:
+    """Show what was found, and ask which of it.
+
+    Raises:
+        UsageError: --yes leaves no one to look at what was found.
+    """
+    found = find(flow, interface)
+    sparks = [one for one in found if one.is_spark]
+    if flow.ask.silent:
+        named = ",".join(one.address for one in sparks) or "ADDRESS[,ADDRESS]"
+        raise UsageError(
+            "no node is named: anyone on the local network can announce a name, so that what was "
+            "found there is for a person to choose from",
+            hint=f"--nodes {named}",
+        )
+    default = ",".join(str(n) for n in range(1, min(len(sparks), MOST) + 1)) or None
+    question = (
+        "Which of them, the head first (numbers or addresses, with commas)"
+        if found
+        else "Their addresses, the head first (with commas)"
+    )
+    return flow.ask.until_valid(question, default, lambda text: chosen(text, found))
+
+
+def find(flow: Flow, interface: str | None) -> list[Candidate]:
+    """Look for Sparks on the local network, and print what was found."""
+    from spark_cluster.discovery import mdns, neighbours
+    from spark_cluster.discovery.candidates import candidates
+
+    flow.say(painted(f"listening on the local network for {mdns.LISTEN_S:.0f} s (mDNS) ...", "dim"))
+    try:
+        announced = mdns.browse(mdns.LISTEN_S, interface)
+    except UsageError as error:
+        flow.note("warn", f"{error.message}")
+        announced = []
+    found = candidates(announced, neighbours.of_this_machine(), mdns.networks())
+    wide = max((len(one.address) for one in found.candidates), default=0)
+    also = max((len(one.also) for one in found.candidates), default=0)
+    for number, one in enumerate(found.candidates, 1):
+        place = styled("[bold]{}[/]  {}", one.address.ljust(wide), one.also.ljust(also))
+        flow.say(styled("  {}  {}  [dim]{}[/]", number, place, one.why))
+    if not found.candidates:
+        flow.note("warn", "no Spark announces itself here")
+        flow.text(
+            "Its name (spark-xxxx.local) is in its quick start guide; your router lists its "
+            "address, and its own screen shows it. It has to be on the same network as this "
+            "machine.",
+            indent=2,
+        )
+    if found.others:
+        count = "1 other machine" if found.others == 1 else f"{found.others} other machines"
+        flow.text(f"{count} with SSH announced, by name no Spark", indent=2)
+    return list(found.candidates)
+
+
+def chosen(text: str, found: list[Candidate]) -> list[Candidate]:
+    """Read an answer: numbers of the list, or addresses.
+
+    Raises:
+        UsageError: it is none of them, or one twice.
+    """
+    from spark_cluster.discovery.candidates import Candidate
+
+    picked = []
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        if not word.isdigit():
+            picked.append(Candidate(word, "", "named", is_spark=True))
+        elif 1 <= int(word) <= len(found):
+            picked.append(found[int(word) - 1])
+        else:
+            raise UsageError(f"found {word}, expected a number from 1 to {len(found)}")
+    addresses = [one.address for one in picked]
+    if not picked or len(set(addresses)) < len(addresses):
+        raise UsageError("expected one or more different machines, such as 1,2")
+    return picked

@@ -1,0 +1,155 @@
+"""What to serve for what a user wants: the recipes that suit it, planned, the best first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from spark_cluster.config.launch import of_recipe
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.errors import Refused, UsageError
+from spark_cluster.planning.planner import Planner, Question
+from spark_cluster.planning.purpose import Topology
+from spark_cluster.planning.room import assumed
+from spark_cluster.planning.subject import Subject, of_a_recipe
+
+Want = Literal["chat", "coding", "vision", "embedding"]
+Speed = Literal["latency", "throughput"]
+
+CODING_CONTEXT = 65_536
+"""Tokens of context that a coding agent should have at the least: its prompt, tools and files."""
+
+USERS = {"latency": 1, "throughput": 16}
+"""Concurrent requests for which recipes are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A recipe and how to serve it.
+
+    Attributes:
+        option: of `up`, such as `--tp 2`.
+        tok_s: of each user; `low` and `high` the range. 0 where nothing is generated.
+        total_tok_s: of all users.
+        context: tokens; None when the recipe leaves it to the model.
+    """
+
+    recipe: str
+    description: str
+    option: str
+    tok_s: float
+    low: float
+    high: float
+    total_tok_s: float
+    context: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `setup --json` prints it."""
+        return {
+            "recipe": self.recipe,
+            "up_option": self.option,
+            "tok_s_per_user": round(self.tok_s, 2),
+            "tok_s_total": round(self.total_tok_s, 2),
+        }
+
+
+def suits(recipe: Recipe, want: Want) -> bool:
+    """Return whether a recipe is for what is wanted; `up` verifies it by the same rungs.
+
+    A model in a folder of this machine is not proposed: its owner names it.
+    """
+    if recipe.model.directory is not None:
+        return False
+    if want == "embedding" or recipe.kind != "chat":
+        return recipe.kind == want
+    rungs = recipe.readiness.rungs
+    if want == "vision":
+        return "vision" in rungs
+    if want == "coding":
+        context = _context(recipe)
+        return "tool_call" in rungs and (context is None or context >= CODING_CONTEXT)
+    return True
+
+
+def propose(
+    planner: Planner, recipes: Iterable[Recipe], want: Want, speed: Speed, nodes: int
+) -> list[Proposal]:
+    """Return what fits so many idle Sparks, the fastest first, one recipe for each model.
+
+    Args:
+        speed: `latency` compares by the tokens/s of one user, `throughput` by those of all of 16.
+    """
+    best: dict[str, tuple[tuple[float, int], Proposal]] = {}
+    for recipe in recipes:
+        if not suits(recipe, want):
+            continue
+        found = _planned(planner, recipe, speed, nodes)
+        if found is None:
+            continue
+        figure = found.tok_s if speed == "latency" else found.total_tok_s
+        rank = (round(figure, 1), len(recipe.readiness.rungs))  # of equals, what verifies more
+        model = recipe.model.base or recipe.model.name
+        if model not in best or rank > best[model][0]:
+            best[model] = rank, found
+    ranked = sorted(best.values(), key=lambda one: one[0], reverse=True)
+    return [proposal for _, proposal in ranked]
+
+
+def _planned(planner: Planner, recipe: Recipe, speed: Speed, nodes: int) -> Proposal | None:
+    """Return how a recipe serves best; None when it cannot, or nothing is known of its model."""
+    sizes = recipe.tensor_parallel
+    if sizes.min > nodes:
+        return None
+    subject = of_a_recipe(recipe, of_recipe(recipe, sizes.min))
+    question = Question(concurrency=USERS[speed])
+    try:
+        if nodes == 1 or recipe.kind != "chat":
+            return _on_one(planner, recipe, subject, question)
+        advice = planner.advise(subject, assumed(2), question, speed)
+    except (UsageError, Refused):
+        return None
+    topology = advice.best or _faster(advice.undecided)
+    return None if topology is None else _of_topology(recipe, topology)
+
+
+def _faster(undecided: tuple[Topology, ...]) -> Topology | None:
+    return max(undecided, key=lambda topology: topology.tok_s_user, default=None)
+
+
+def _on_one(
+    planner: Planner, recipe: Recipe, subject: Subject, question: Question
+) -> Proposal | None:
+    plan = planner.plan(subject, assumed(1), question)
+    if not plan.feasible:
+        return None
+    found = Proposal(
+        recipe.name, recipe.description, "--tp 1", 0.0, 0.0, 0.0, 0.0, _context(recipe)
+    )
+    if recipe.kind != "chat":
+        return found
+    best, evidence = plan.speed.best, plan.speed.evidence
+    each = best.request
+    low, high = evidence.range if evidence else (each.low, each.high)
+    tok_s = (evidence.low + evidence.high) / 2 if evidence else each.expected
+    total = tok_s * question.concurrency
+    return replace(found, tok_s=tok_s, low=low, high=high, total_tok_s=total)
+
+
+def _of_topology(recipe: Recipe, topology: Topology) -> Proposal:
+    low, high = topology.user_range
+    return Proposal(
+        recipe.name,
+        recipe.description,
+        topology.up_option,
+        topology.tok_s_user,
+        low,
+        high,
+        topology.tok_s_total,
+        _context(recipe),
+    )
+
+
+def _context(recipe: Recipe) -> int | None:
+    value = recipe.engine_args.get("max-model-len")
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,68 @@
+"""The first login to nodes that are trusted: does a key do, does sudo ask, who is at the cable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from spark_cluster.config.inventory import InventoryNode
+from spark_cluster.config.secret import Secret
+from spark_cluster.discovery import cable
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.runner.parallel import in_parallel
+
+_COMMANDS: dict[str, Any] = {
+    **cable.COMMANDS,
+    "user": ("id", "-u"),
+    "sudo": ("sudo", "-n", "true"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FirstLogin:
+    """What the login user of a node is told there.
+
+    Attributes:
+        sudo_asks: sudo wants a password.
+        peers: machines at the other ends of its cables.
+    """
+
+    sudo_asks: bool
+    peers: tuple[cable.Peer, ...]
+
+
+def log_in(
+    nodes: Iterable[InventoryNode], password: Secret | None = None
+) -> dict[str, FirstLogin | SparkClusterError]:
+    """Log in to every node, without sudo, and ask.
+
+    Args:
+        password: offered where no key is accepted.
+    """
+    wanted = [replace(node, login_password=password) for node in nodes]
+    return in_parallel({node.name: partial(_ask, node) for node in wanted})
+
+
+def _ask(node: InventoryNode) -> FirstLogin:
+    """Raises:
+    Unreachable: it does not let us in; a KeysRefused where a password may.
+    """
+    from spark_cluster.runner.connections import ssh
+
+    connection = ssh(node)
+    try:
+        session = connection.session("setup", become=False)
+        answer = session.request("gather", commands=_COMMANDS)
+        session.close()
+    finally:
+        connection.close()
+    return FirstLogin(_sudo_asks(answer), tuple(cable.peers(answer)))
+
+
+def _sudo_asks(answer: dict[str, Any]) -> bool:
+    user, sudo = answer["commands"].get("user"), answer["commands"].get("sudo")
+    if user is not None and user["stdout"].strip() == "0":
+        return False
+    return sudo is None or sudo["status"] != 0

@@ -1,0 +1,66 @@
+"""Which of the machines that were found may be Sparks."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+
+import pytest
+
+from spark_cluster.discovery.candidates import (
+    Candidate,
+    candidates,
+    is_spark_name,
+    resolves_to,
+)
+from spark_cluster.discovery.mdns import Announced
+from spark_cluster.discovery.neighbours import Neighbour
+
+LAN = [ip_network("192.168.1.0/24")]
+NAS = Announced("nas", ("192.168.1.3",))
+SPARK = Announced("spark-06c4", ("192.168.1.20",), 2222)
+CARD = Neighbour("192.168.1.20", "en0", "4c:bb:47:2b:06:c4")
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("spark-06c4", True),
+        ("GX10-9641", True),
+        ("thinkstationpgx-00b4", True),
+        ("spark-06c4x", False),
+        ("spark", False),
+        ("nas", False),
+    ],
+)
+def test_host_names_of_sparks(host: str, expected: bool) -> None:
+    assert is_spark_name(host) is expected
+
+
+def test_by_name_where_this_machine_resolves_it() -> None:
+    found = candidates([NAS, SPARK], [], LAN, lambda *_: True)
+    assert found.candidates == (
+        Candidate("spark-06c4.local", "192.168.1.20", "announced by mDNS", True, 2222),
+    )
+    assert found.others == 1
+    found = candidates([SPARK], [], LAN, lambda *_: False)
+    assert (found.candidates[0].address, found.candidates[0].also) == ("192.168.1.20", "spark-06c4")
+
+
+def test_a_network_card_alone_comes_last_and_each_machine_once() -> None:
+    jetson = Neighbour("192.168.1.9", "en0", "4c:bb:47:7b:14:80")
+    renamed = Announced("office", ("192.168.1.21",))
+    its_card = Neighbour("192.168.1.21", "en0", "4c:bb:47:2b:dd:bf")
+    found = candidates([renamed, SPARK], [jetson, CARD, its_card], LAN, lambda *_: False)
+    assert [(one.address, one.is_spark) for one in found.candidates] == [
+        ("192.168.1.20", True), ("192.168.1.21", False), ("192.168.1.9", False),
+    ]  # fmt: skip
+
+
+def test_an_announced_address_elsewhere_is_not_proposed() -> None:
+    elsewhere = Announced("spark-06c4", ("203.0.113.9",))
+    assert candidates([elsewhere], [], LAN, lambda *_: True).candidates == ()
+
+
+def test_what_this_machine_resolves() -> None:
+    assert resolves_to("localhost", "127.0.0.1")
+    assert not resolves_to("localhost", "192.0.2.1")
