@@ -9,7 +9,7 @@ import click
 from spark_cluster.cli.app import App, allowing, changing, leave_with
 from spark_cluster.cli.override_options import Changes, overriding, with_port
 from spark_cluster.cli.serving_options import forced, recipe_to_serve, size_on, sized
-from spark_cluster.errors import UsageError
+from spark_cluster.errors import Refused, UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.config.allowances import Allowances
@@ -64,6 +64,11 @@ def command(
     from spark_cluster.serving.memory_phases import MemoryPhases
     from spark_cluster.serving.nodes import groups
 
+    if recipe_name is None and app.inventory.serve.recipes:
+        raise Refused(
+            "the inventory serves several models, and `up` serves one",
+            hint="give --recipe NAME; `spark-cluster plan` shows what they take together",
+        )
     name = recipe_name or app.inventory.serve.recipe
     if name is None:
         raise UsageError(

@@ -18,6 +18,7 @@ from spark_cluster.errors import Refused
 from spark_cluster.inference.containers import NODES, OVERRIDES
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import engine
+from spark_cluster.inference.process import server_name
 from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.serving import caches, firewall, secret_env
 from spark_cluster.serving.build_steps import build_settings
@@ -71,6 +72,11 @@ class ServePlan:
         from spark_cluster.planning.subject import of_a_recipe
 
         return of_a_recipe(self.recipe, self.launch)
+
+    @property
+    def server(self) -> str:
+        """The name of the server's program."""
+        return server_name(self.deployment.instance)
 
     @property
     def ranks(self) -> tuple[str, ...]:

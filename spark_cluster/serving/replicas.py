@@ -111,7 +111,7 @@ def resolve_group(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], c
             where=str(inventory.path),
             hint="give serve.engine_port another number",
         )
-    behind = tuple(Replica(node.name, _address(node), port) for node in serving)
+    behind = tuple(Replica(node.name, address_of(node), port) for node in serving)
     guarded = firewall.settings(inventory, recipe, serving[:1])
     if guarded["state"] == "present":
         guarded = {**guarded, "peers": tuple(names), "ports": (*guarded["ports"], (port, port))}
@@ -122,12 +122,12 @@ def resolve_group(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], c
         endpoint=replace(alone.endpoint, engine_port=port, replicas=behind),
         firewall=guarded,
     )
-    parts = [_part(whole, inventory, *pair) for pair in zip(serving, behind, strict=True)]
+    parts = [part(whole, inventory, *pair) for pair in zip(serving, behind, strict=True)]
     return Group(whole, tuple(parts))
 
 
-def _address(node: Node) -> str:
-    """Where a replica listens.
+def address_of(node: Node) -> str:
+    """Return where a server behind the proxy listens.
 
     Raises:
         Refused: the node has no address on the fabric.
@@ -136,15 +136,15 @@ def _address(node: Node) -> str:
         return LOOPBACK
     if node.fabric_ip is None:
         raise Refused(
-            f"{node.name} has no link to the head: the proxy reaches replicas over it only, where "
+            f"{node.name} has no link to the head: the proxy reaches servers over it only, where "
             "no one else is",
             hint=NO_LINK,
         )
     return node.fabric_ip
 
 
-def _part(whole: ServePlan, inventory: Inventory, node: Node, behind: Replica) -> ServePlan:
-    """Return the plan of one replica, which knows nothing of the others."""
+def part(whole: ServePlan, inventory: Inventory, node: Node, behind: Replica) -> ServePlan:
+    """Return the plan of one server behind the proxy, which knows nothing of the others."""
     endpoint = Endpoint(behind.address, behind.port, whole.endpoint.model)
     deployment = replace(
         whole.deployment,
