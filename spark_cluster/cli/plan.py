@@ -17,6 +17,7 @@ from spark_cluster.cli.override_options import (
     with_port,
 )
 from spark_cluster.cli.served_models import (
+    OVERRIDE,
     models_to_serve,
     must_be_for_all,
     plan_models,
@@ -125,7 +126,7 @@ def command(
         )
     several = recipe_name is None and text is None and serves_several(app)
     if several:
-        must_be_for_all({"--tp": tp not in (None, 1), "--for": purpose, "an option": changes})
+        must_be_for_all({"--tp": tp not in (None, 1), "--for": purpose, OVERRIDE: changes})
     planner = Planner(app.project, hub(offline=offline), partial(own_evidence, app.project))
     question = Question(context, prompt, users)
     if several:

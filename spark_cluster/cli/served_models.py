@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from spark_cluster.serving.models import ServedModel
 
 
+OVERRIDE = "an override such as -o, -e or --max-model-len"
+
+
 def serves_several(app: App) -> bool:
     """Return whether the inventory names several models."""
     return not app.inventory_is_missing and bool(app.inventory.serve.recipes)

@@ -6,10 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from spark_cluster.cli import up_models
 from spark_cluster.cli.app import App, allowing, changing, leave_with
 from spark_cluster.cli.override_options import Changes, overriding, with_port
+from spark_cluster.cli.served_models import (
+    OVERRIDE,
+    models_to_serve,
+    must_be_for_all,
+    serves_several,
+)
 from spark_cluster.cli.serving_options import forced, recipe_to_serve, size_on, sized
-from spark_cluster.errors import Refused, UsageError
+from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.config.allowances import Allowances
@@ -58,17 +65,22 @@ def command(
 
     Network, Docker, image, model, Ray over the fabric, vLLM; then Ray must show every node and
     GPU, and the model must give the right answer. Running it again changes nothing.
+
+    Several recipes of the inventory (`serve: [CHAT, EMBEDDING]`) are served next to each other:
+    the endpoint sends a request to the model that it names.
     """
     app.connect_early()
     from spark_cluster.config.overrides import text
     from spark_cluster.serving.memory_phases import MemoryPhases
     from spark_cluster.serving.nodes import groups
 
-    if recipe_name is None and app.inventory.serve.recipes:
-        raise Refused(
-            "the inventory serves several models, and `up` serves one",
-            hint="give --recipe NAME; `spark-cluster plan` shows what they take together",
-        )
+    if recipe_name is None and serves_several(app):
+        given = {"--tp": tp not in (None, 1), "--replicas": replicas > 1, OVERRIDE: changes}
+        must_be_for_all(given)
+        models = models_to_serve(app, allow)
+        run = up_models.serve(app, models, options, force=force, offline=offline)
+        leave_with(run, exit_code=exit_code)
+        return
     name = recipe_name or app.inventory.serve.recipe
     if name is None:
         raise UsageError(

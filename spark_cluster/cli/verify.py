@@ -44,9 +44,15 @@ MARKS = {"ok": "ok", "failed": "fail", "not applicable": "info", "not run": "war
     metavar="TOKENS",
     help="Longest prompt of the context check, and its answer (default: what the server states).",
 )
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Model to verify, where the endpoint has several.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
+    model: str | None,
     only: tuple[str, ...],
     skip: tuple[str, ...],
     patience_s: float | None,
@@ -80,7 +86,7 @@ def command(
     with app.play("verify", app.nodes, Options(), change=False) as run:
         app.import_meanwhile()
         play = run.open(fail_fast=False)
-        server = verify.running_server(play, key)
+        server = verify.running_server(play, key, model)
         recipe = _recipe(app, server.recipe)
         limit = patience_s if patience_s is not None else PATIENCE_S
         checks = partial(verify.verify, patience_s=limit, context=context)

@@ -29,6 +29,12 @@ def server_name(instance: str = "") -> str:
 TITLE = re.compile(r"VLLM::(EngineCor|Worker)|ray::|RayWorker|sglang::")
 """Beginning of the titles of an engine's own processes, as nvidia-smi shows them."""
 
+
+def instance_of(name: str) -> str:
+    """Return the instance that a server's program has in its name; empty for one without."""
+    return name.removeprefix(SERVER).removeprefix("-")
+
+
 SECRET_ENV = "/run/secrets/env"  # noqa: S105  (a folder)
 """Folder that the program sees, with a file for each secret variable: Docker and systemd show an
 environment that is declared to everyone who may ask them."""

@@ -83,9 +83,13 @@ class NodeTogether:
             "addition"
             for one in self.models
         )
-        needed = self.taken_gib + RESERVE_GIB
+        needed = f"{self.taken_gib + RESERVE_GIB:.1f} GiB"
+        count = len(self.models)
+        who = f"{self.models[0].title} needs {needed}"
+        if count > 1:
+            who = f"{count} models need {needed} together"
         return (
-            f"{self.room.name}: {len(self.models)} models need {needed:.1f} GiB together ({parts} "
+            f"{self.room.name}: {who} ({parts} "
             f"+ {RESERVE_GIB:g} that the system keeps), and {self.room.available_gib:.1f} are "
             "available"
         )

@@ -119,6 +119,12 @@ def must_go_together(models: Sequence[ServedModel]) -> None:
 
 
 def _must_take_one_node(recipe: Recipe) -> None:
+    if recipe.runtime != "docker":
+        raise Refused(
+            f"recipe {recipe.name} has runtime: {recipe.runtime}, and models that are served next "
+            "to each other run in containers",
+            hint=f"serve it alone: `spark-cluster up --recipe {recipe.name}`",
+        )
     if recipe.tensor_parallel.min > 1 or recipe.nodes_for(1) > 1:
         least = recipe.nodes_for(recipe.tensor_parallel.min)
         raise Refused(

@@ -15,7 +15,7 @@ from spark_cluster.config.model_kind import must_be_served
 from spark_cluster.config.parallelism import REPLICAS_INSTEAD, REPLICAS_REFUSED
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import Refused
-from spark_cluster.inference.containers import NODES, OVERRIDES
+from spark_cluster.inference.containers import NODES, OVERRIDES, RECIPE
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import engine
 from spark_cluster.inference.process import server_name
@@ -195,7 +195,7 @@ def _labels(recipe: Recipe, tp: int, endpoint: Endpoint) -> dict[str, str]:
     return {
         **({NODES: str(nodes)} if nodes != tp else {}),
         **({OVERRIDES: overrides.text(recipe.overrides)} if recipe.overrides else {}),
-        "spark-cluster.recipe": recipe.name,
+        RECIPE: recipe.name,
         "spark-cluster.model": endpoint.model,
         "spark-cluster.tp": str(tp),
         "spark-cluster.executor": recipe.executor,

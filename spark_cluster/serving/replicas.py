@@ -24,7 +24,7 @@ from spark_cluster.serving import admission, caches, firewall, launches, readine
 from spark_cluster.serving.endpoint import LABEL, Endpoint
 from spark_cluster.serving.nodes import groups
 from spark_cluster.serving.plan import ServePlan, resolve
-from spark_cluster.serving.proxy import DESCRIPTION, Replica, replicas_of
+from spark_cluster.serving.proxy import DESCRIPTION, Replica
 from spark_cluster.topology import Node
 
 BEHIND_PROXY_S = 30.0
@@ -67,10 +67,11 @@ class Member:
         return self.play.head
 
 
-def behind(play: Play) -> tuple[Replica, ...]:
-    """Return the replicas that the endpoint has now; none where it has one server."""
+def behind(play: Play) -> str | None:
+    """Return what the proxy's own file says of the endpoint; None without a proxy."""
     answer = play.session(play.head).request("gather", files={"endpoint": DESCRIPTION})
-    return replicas_of(answer["files"]["endpoint"])
+    found: str | None = answer["files"]["endpoint"]
+    return found
 
 
 def taken_away(now: Sequence[Replica], tp: int) -> str:
@@ -162,7 +163,7 @@ def members(play: Play, group: Group) -> list[Member]:
 
     def look(plan: ServePlan) -> Member:
         part = play.part(plan.deployment.nodes)
-        states = [readiness.container_state(part, name) for name in (SERVER, RAY)]
+        states = [readiness.container_state(part, name) for name in (plan.server, RAY)]
         return Member(part, plan, *states)
 
     return play.together(*[partial(look, plan) for plan in group.parts])
@@ -174,13 +175,19 @@ def with_plans(found: Sequence[Member], group: Group) -> list[Member]:
 
 
 def must_work(
-    found: Sequence[Member], there: Mapping[str, float], *, force: bool, offline: bool = False
+    found: Sequence[Member],
+    there: Mapping[str, float],
+    *,
+    force: bool,
+    offline: bool = False,
+    ended: Sequence[str] = (),
 ) -> None:
     """Refuse what cannot work on one of the nodes, unless forced; each is asked for its memory.
 
     Args:
         there: as `admission.must_work` takes it.
         offline: the hub is not asked for the model's shape.
+        ended: as `admission.must_work` takes it.
 
     Raises:
         DoesNotFit: with the node.
@@ -191,7 +198,13 @@ def must_work(
             one.play.note(note, node=one.node)
         try:
             admission.must_work(
-                one.play, one.plan, one.running, there, force=force, offline=offline
+                one.play,
+                one.plan,
+                one.running,
+                there,
+                force=force,
+                offline=offline,
+                ended=ended,
             )
         except SparkClusterError as error:
             error.where = error.where or one.node.name
