@@ -61,6 +61,7 @@ from spark_cluster.planning.plan import Plan
 from spark_cluster.planning.purpose import Advice
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.estimate import Estimate
+from spark_cluster.planning.together import PlanTogether
 from spark_cluster.registries.update import Update
 from spark_cluster.resources import Resource
 from spark_cluster.runner import events
@@ -70,7 +71,7 @@ from spark_cluster.serving.client_snippets import Snippet
 from spark_cluster.serving.client_target import ClientTarget
 from spark_cluster.serving.memory_phases import MemoryOfNode
 from spark_cluster.serving.named_keys import NamedKey
-from spark_cluster.serving.result import Served
+from spark_cluster.serving.result import Served, ServedTogether
 from spark_cluster.serving.state import Status
 from spark_cluster.serving.supervision import Supervision
 from spark_cluster.serving.verify import Verification
@@ -131,6 +132,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
         },
     ),
     "plan": ("plan", Plan),
+    "plan-several": ("plan, of several models", PlanTogether),
     "plan-for": ("plan --for PURPOSE", (Advice, {"recipe": str})),
     "lint": (
         "lint",
@@ -179,6 +181,10 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "models-pin": ("models pin", {"model": str, "changed": dict[str, bool]}),
     "models-unpin": ("models unpin", {"model": str, "changed": dict[str, bool]}),
     "up": ("up", (Served | None, {**_RUN, "memory": [MemoryOfNode]})),
+    "up-several": (
+        "up, of several models",
+        (ServedTogether | None, {**_RUN, "memory": [MemoryOfNode]}),
+    ),
     "swap": ("swap", (Swapped | None, {**_RUN, "memory": [MemoryOfNode]})),
     "supervise-install": ("supervise install", {**_RUN, "supervision": Supervision}),
     "supervise-remove": ("supervise remove", {**_RUN, "supervision": Supervision}),

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -42,6 +43,7 @@ def command(app: App, watch: bool, interval: float, count: int | None) -> None:
     app.connect_early("vram")
     from spark_cluster.runner.agents import agents
     from spark_cluster.serving import vram
+    from spark_cluster.serving.programs import models_by_process
 
     nodes = app.nodes
     app.import_meanwhile(*(("rich.live",) if watch else ()))
@@ -51,6 +53,8 @@ def command(app: App, watch: bool, interval: float, count: int | None) -> None:
                 _watch(app, sessions, interval, count)
             return
         readings = vram.sample(sessions)
+        models = models_by_process(sessions)
+    readings = [replace(one, models=models.get(one.name, {})) for one in readings]
     if app.as_json:
         app.print_json({"nodes": [reading.to_dict() for reading in readings]})
     else:
@@ -114,7 +118,9 @@ def table(
         for process in reading.processes:
             used = "?" if process.used_mib is None else f"{process.used_mib}"
             cells = ["", used, *([""] if other else []), "", ""]
-            result.add_row(reading.name, str(process.pid), process.name, *cells[1:])
+            model = reading.models.get(process.pid)
+            shown = f"{process.name} ({model})" if model else process.name
+            result.add_row(reading.name, str(process.pid), shown, *cells[1:])
         extra = [str(other[reading.name].used_mib)] if reading.name in other else []
         result.add_row(
             painted(reading.name, "bold"),

@@ -97,7 +97,9 @@ def parts(
     }
     answers = {name: (usage.wait(), state.wait()) for name, (usage, state) in waiting.items()}
     states = [unit_state.parse(_printed(s, n)) for _, s in answers.values() for n in PROGRAMS]
-    several = [name for _, s in answers.values() for name in _printed(s, "servers").split()]
+    several = [
+        name for _, s in answers.values() for name in runtime.server_names(_printed(s, "servers"))
+    ]
     serves, found = serving(states, several), list[CachePart]()
     for name, (usage, _) in answers.items():
         found += of_node(name, usage, serves, recipes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,7 +13,6 @@ from typing import Any
 import pytest
 import word_model
 from commandline import CommandLine
-from exposure import exposure
 from lab_model import complete
 from ruamel.yaml import YAML
 
@@ -20,7 +20,8 @@ from spark_cluster.lab import LabNode
 
 pytestmark = pytest.mark.lab
 
-URL = "http://10.89.0.11:8000"
+HOST = "10.89.0.11"
+URL = f"http://{HOST}:8000"
 CHAT, WORDS = "spark-vllm-lab-paris", "spark-vllm-lab-words"
 SHIPPED = Path(__file__).parents[2] / "recipes/lab-paris.yaml"
 
@@ -65,30 +66,29 @@ def started(node: LabNode, name: str) -> str:
     return node.run(["sh", "-c", '"$@" 2>/dev/null || true', "sh", *asked]).stdout.strip()
 
 
-def embed(model: str) -> list[float]:
+def embed(model: str, query: str = "") -> list[float]:
     body = json.dumps({"input": "capital of france", "model": model}).encode()
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{URL}/v1/embeddings", body, headers)
+    request = urllib.request.Request(f"{URL}/v1/embeddings{query}", body, headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
         found: list[float] = json.load(answer)["data"][0]["embedding"]
     return found
 
 
-def test_two_models_on_one_node_behind_one_endpoint(
-    user: CommandLine, spark1: LabNode, spark2: LabNode
-) -> None:
+def test_two_models_on_one_node_behind_one_endpoint(user: CommandLine) -> None:
     document = user.json("up")
     chat, words = document["models"]
     assert (chat["model"], chat["node"], chat["kind"]) == ("paris", "spark1", "chat")
     assert "Paris" in chat["answer"]
     assert (words["aliases"], words["verified"]) == (["text-embedding-3-small"], ["embedding"])
     assert "Paris" in complete(URL, 60)
-    assert embed("words") == embed("text-embedding-3-small")
+    assert embed("words") == embed("text-embedding-3-small") == embed("words", "?model=words")
     with pytest.raises(urllib.error.HTTPError) as unknown:
         embed("no-such-model")
     assert unknown.value.code == 404
-    with exposure(spark1, spark2) as seen:
-        assert seen.open() == {("spark1", "haproxy", 8000)}
+    for port in (18000, 18001):  # behind the proxy
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((HOST, port), 10).close()
 
 
 def test_a_second_up_changes_nothing(user: CommandLine, spark1: LabNode) -> None:
@@ -97,13 +97,18 @@ def test_a_second_up_changes_nothing(user: CommandLine, spark1: LabNode) -> None
     assert (started(spark1, CHAT), started(spark1, WORDS)) == before
 
 
-def test_status_and_logs_know_both(user: CommandLine) -> None:
+def test_each_command_knows_both(user: CommandLine) -> None:
     found = user.json("status")
     assert (found["state"], found["problems"]) == ("serving", [])
     assert [(one["model"], one["state"]) for one in found["models"]] == [
         ("paris", "serving"),
         ("words", "serving"),
     ]
+    held = user.json("vram")["nodes"][0]["processes"]
+    assert {one.get("model") for one in held} == {"paris", "words"}
+    checked = user.json("verify", "--model", "text-embedding-3-small")
+    assert (checked["model"], checked["kind"], checked["ok"]) == ("words", "embedding", True)
+    assert "the endpoint has 2 models" in user("verify", status=2).err
     logs = user.json("logs", "--tail", "5")["logs"]
     assert {one["container"] for one in logs} == {CHAT, WORDS}
     assert (
