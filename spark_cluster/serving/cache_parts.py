@@ -97,9 +97,8 @@ def parts(
     }
     answers = {name: (usage.wait(), state.wait()) for name, (usage, state) in waiting.items()}
     states = [unit_state.parse(_printed(s, n)) for _, s in answers.values() for n in PROGRAMS]
-    several = [
-        name for _, s in answers.values() for name in runtime.server_names(_printed(s, "servers"))
-    ]
+    printed = " ".join(_printed(state, "servers") for _, state in answers.values())
+    several = runtime.server_names(printed)
     serves, found = serving(states, several), list[CachePart]()
     for name, (usage, _) in answers.items():
         found += of_node(name, usage, serves, recipes)

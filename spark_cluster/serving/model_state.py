@@ -152,7 +152,7 @@ def _of_server(
         return "failed", f"/health does not return 200 ({answer.status})"
     if container.restarts < MANY_RESTARTS:
         return "loading", "its server takes no requests yet: it is loading"
-    often = f"its server has been restarted {container.restarts} times"
+    often = f"its server has been restarted {container.restarts} times and takes no requests"
     fault = logs.first_error({server.node: logs.read(session, server.program)})
     return "failed", f"{often}{f', its log says: {fault.text}' if fault else ''}"
 

@@ -230,13 +230,12 @@ def _with_models(
         problems.append(f"the proxy in front of vLLM ({UNIT}) is {unit_is} on {head.name}")
     found = model_state.look(play, models, known, ask)
     answer = any(one.state == "serving" for one in found)
-    waits = any(one.state == "loading" for one in found) and not problems
-    loading = waits and all(one.state in ("loading", "serving") for one in found)
+    loading = not problems and all(one.state == "loading" for one in found)
     problems += [one.problem for one in found if one.problem]
     shown = whole.request(session, "/health", timeout=5).certificate
     access = replace(described(head.description) or Access(whole.url), fingerprint=shown)
     return Status(
-        "starting" if loading else _state(answer=answer, problems=problems, loading=False),
+        _state(answer=answer, problems=problems, loading=loading),
         nodes,
         [],
         endpoint=access.url,
