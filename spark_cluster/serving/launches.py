@@ -156,7 +156,8 @@ def before_start(play: Play, plan: ServePlan, running: ContainerState) -> None:
         return
     folders = dict.fromkeys(plan.deployment.nodes, plan.deployment.cache_root)
     told = _ask(play, plan.nodes, launch, folders, _reference(plan.recipe))
-    play.note(shown(told))
+    whose = f"{plan.recipe.name}: " if plan.deployment.instance else ""
+    play.note(f"{whose}{shown(told)}")
 
 
 def of_recipe(play: Play, recipe: Recipe, tp: int) -> Warmth | None:

@@ -98,7 +98,7 @@ class Status:
             "tp": self.tp,
             "overrides": self.overrides,
             "replicas": [replica.to_dict() for replica in self.replicas],
-            "models": [model.to_dict() for model in self.models],
+            **({"models": [model.to_dict() for model in self.models]} if self.models else {}),
             "caches": self.caches.to_dict() if self.caches is not None else None,
             "problems": list(self.problems),
         }

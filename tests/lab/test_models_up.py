@@ -136,7 +136,7 @@ def test_one_recipe_takes_their_place_and_they_take_it_back(
         "the endpoint has 2 models (paris, words), and lab-paris takes their place" in ran.printed
     )
     assert (started(spark1, CHAT), started(spark1, WORDS)) == ("", "")
-    assert user.json("status")["models"] == []
+    assert "models" not in user.json("status")
     user("up")
     assert started(spark1, "spark-vllm") == ""
     assert user.json("down")["vram"]["nodes"][0]["used_mib"] == 0
