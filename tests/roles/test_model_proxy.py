@@ -61,10 +61,13 @@ def content(answer: str) -> dict[str, Any]:
     return found
 
 
+ODD = "-i $HOME #1 %[src] ${PATH}"
+"""A name that a configuration could take for something else."""
+
 MODELS = {
     "paris": (("paris", "gpt-4o"), "chat"),
     "org/words": (("org/words", "text-embedding-3-small"), "embedding"),
-    "whisper": (("whisper",), "transcription"),
+    "whisper": (("whisper", ODD), "transcription"),
 }
 
 
@@ -92,6 +95,7 @@ CHAT = "/v1/chat/completions"
         ('{"messages": [{"content": "\\"model\\": \\"whisper\\""}], "model":"gpt-4o"}', "paris"),
         ('{"extra": {"model": "paris"}, "model": "org\\/words"}', "org/words"),
         ('{"input": "x", "model": "text-embedding-3-small"}', "org/words"),
+        (json.dumps({"model": ODD}), "whisper"),
     ],
 )
 def test_a_request_reaches_the_model_that_it_names(served: Served, body: str, model: str) -> None:
@@ -143,7 +147,7 @@ def test_a_request_without_a_model_is_asked_for_one(served: Served, body: str) -
 def test_all_models_are_listed(served: Served) -> None:
     found = content(served.ask("GET", "/v1/models"))
     assert [one["id"] for one in found["data"]] == [
-        *("paris", "gpt-4o", "org/words", "text-embedding-3-small", "whisper")
+        *("paris", "gpt-4o", "org/words", "text-embedding-3-small", "whisper", ODD)
     ]
 
 
