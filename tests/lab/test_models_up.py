@@ -116,6 +116,12 @@ def test_each_command_knows_both(user: CommandLine) -> None:
     )
 
 
+def test_doctor_finds_nothing_wrong_with_two_servers_on_a_node(user: CommandLine) -> None:
+    checks = user.json("doctor", "--probe", "--only", "serving")["checks"]
+    found = {check["id"]: check["found"] for check in checks if check["status"] == "fail"}
+    assert found == {}
+
+
 def test_a_dead_one_is_seen_and_repaired_alone(user: CommandLine, spark1: LabNode) -> None:
     chat = started(spark1, CHAT)
     spark1.run(["docker", "kill", WORDS])
