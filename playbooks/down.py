@@ -7,13 +7,14 @@ from functools import partial
 
 from spark_cluster.bench import vllm_runs
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.inference.process import RAY
 from spark_cluster.inference.ray_node import RAY_HOME
 from spark_cluster.inference.runtime import absent
 from spark_cluster.node import kernel_tuner
 from spark_cluster.resources import Container, Directory
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import admission, holders, vram
+from spark_cluster.serving.programs import programs_there
 from spark_cluster.serving.stopped import Stopped
 from spark_cluster.topology import Node
 
@@ -36,13 +37,15 @@ def main(play: Play, *, unload: Collection[str] = (), keep_others: bool = False)
         keep_others: the memory of programs that are not ours need not be free.
     """
     sessions = {node.name: play.session(node) for node in play.nodes}
+    there = programs_there(play)
+    names = sorted({name for programs in there.values() for name in programs} - {RAY})
     before = [] if play.check else vram.sample(sessions)
-    others = _others(play, before, unload) if keep_others and not play.check else {}
+    others = _others(play, before, unload, (*names, RAY)) if keep_others and not play.check else {}
     vram.record(play.bus, "before", before)
     with play.stage("stop"):
         play.apply(
             play.nodes,
-            [LOAD, TUNER, *absent(SERVER, stop_timeout_s=30)],
+            [LOAD, TUNER, *absent(*names, stop_timeout_s=30)],
             play.role("endpoint"),
         )
         play.apply(
@@ -73,10 +76,10 @@ def _shared(nodes: Sequence[Node], before: list[vram.NodeVram]) -> list[vram.Nod
 
 
 def _others(
-    play: Play, before: list[vram.NodeVram], unload: Collection[str]
+    play: Play, before: list[vram.NodeVram], unload: Collection[str], programs: Sequence[str]
 ) -> dict[str, set[int]]:
     """Node to the processes that are none of ours and keep their memory."""
-    ours = admission.our_processes(play, [reading.name for reading in before])
+    ours = admission.our_processes(play, [reading.name for reading in before], programs)
     return {
         reading.name: {
             p.pid

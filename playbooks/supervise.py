@@ -6,6 +6,7 @@ from typing import Literal
 
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import supervision
+from spark_cluster.serving.model_servers import must_serve_one
 from spark_cluster.serving.supervision import Supervision
 
 
@@ -13,6 +14,8 @@ def main(
     play: Play, *, state: Literal["present", "absent"], at_boot: bool = False
 ) -> Supervision | None:
     """Bring the head's supervision into a state; None in check mode."""
+    if state == "present":
+        must_serve_one(play, "supervise watches")
     with play.stage("supervise"):
         play.apply(play.head, play.role("supervise", state=state, at_boot=at_boot))
     return None if play.check else supervision.report(play.session(play.head))

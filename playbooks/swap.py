@@ -14,6 +14,7 @@ from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import admission, kept_logs, launches, readiness, short_load, vram
 from spark_cluster.serving.former import Former, Load, former_of, plan_again
+from spark_cluster.serving.model_servers import must_serve_one
 from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.serving.result import Served
 from spark_cluster.transfer.fetch import fetch
@@ -65,6 +66,7 @@ def main(
         restore: start the old one again when the new one fails.
         unload: programs whose loaded models are unloaded, too.
     """
+    must_serve_one(play, "swap replaces")
     plan = resolve(recipe, play.inventory, play.nodes, tp)
     running = readiness.container_state(play, SERVER)
     former = former_of(running) if running.status == "running" else None

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.inference.process import RAY, SERVER
-from spark_cluster.inference.runtime import absent
-from spark_cluster.link_cabling import must_be_switched
+from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import (
     admission,
     launches,
+    model_servers,
     readiness,
     replicas,
     rungs,
@@ -21,9 +20,11 @@ from spark_cluster.serving import (
     vram,
 )
 from spark_cluster.serving.nodes import serving
-from spark_cluster.serving.plan import ServePlan, resolve
+from spark_cluster.serving.plan import resolve
+from spark_cluster.serving.prepare import announce, prepare
+from spark_cluster.serving.proxy import models_of, replicas_of
 from spark_cluster.serving.result import Served, served
-from spark_cluster.serving.start import end_dead_server, guard, start
+from spark_cluster.serving.start import end_dead_server, start
 from spark_cluster.transfer.fetch import fetch, must_be_there
 from spark_cluster.transfer.hub_models import mark_used
 from spark_cluster.transfer.stored import stored
@@ -48,14 +49,17 @@ def main(
     if count > 1:
         return with_replicas(play, recipe, count, force=force, offline=offline)
     nodes, _ = serving(play.nodes, tp, recipe.nodes_for(tp))
-    running, before, models, several, kernels = play.together(
+    running, before, models, text, kernels = play.together(
         lambda: readiness.container_state(play, SERVER),
         lambda: [] if play.check else vram.sample(play.sessions),
         lambda: stored(play, recipe, nodes),
         lambda: replicas.behind(play),
         lambda: tuned.look(play, recipe, nodes),
     )
-    if note := replicas.taken_away(several, tp):
+    if note := replicas.taken_away(replicas_of(text), tp):
+        play.note(note)
+    former = models_of(text)
+    if note := model_servers.taken_away(former, recipe.name):
         play.note(note)
     if offline:
         must_be_there(recipe, models)
@@ -65,7 +69,13 @@ def main(
     if note := admission.overrides_changed(running, plan):
         play.note(note)
     admission.must_work(
-        play, plan, running, models.there(recipe.model.name), force=force, offline=offline
+        play,
+        plan,
+        running,
+        models.there(recipe.model.name),
+        force=force,
+        offline=offline,
+        ended=[one.program for one in former],
     )
     with play.stage("prepare"):
         guarded = prepare(play, plan)
@@ -74,6 +84,7 @@ def main(
         if fetched is not plan.recipe:
             plan = resolve(fetched, play.inventory, play.nodes, tp)
     with play.stage("start"):
+        model_servers.end(play, former)
         plan = tuned.applied(play, plan, kernels)
         launches.before_start(play, plan, running)
         share = admission.share(play, plan, running)
@@ -112,17 +123,22 @@ def with_replicas(
     """Serve `recipe` on each of so many nodes, behind one endpoint; None as in `main`."""
     group = replicas.resolve_group(recipe, play.inventory, play.nodes, count)
     announce(play, group.whole)
-    found, before, models, kernels = play.together(
+    found, before, models, text, kernels = play.together(
         lambda: replicas.members(play, group),
         lambda: [] if play.check else vram.sample(play.sessions),
         lambda: stored(play, recipe, group.whole.nodes),
+        lambda: replicas.behind(play),
         lambda: tuned.look(play, recipe, group.whole.nodes),
     )
+    former = models_of(text)
+    if note := model_servers.taken_away(former, recipe.name):
+        play.note(note)
     if offline:
         must_be_there(recipe, models)
     vram.record(play.bus, "before", before)
     there = models.there(recipe.model.name)
-    replicas.must_work(found, there, force=force, offline=offline)
+    ended = [one.program for one in former]
+    replicas.must_work(found, there, force=force, offline=offline, ended=ended)
     with play.stage("prepare"):
         guarded = prepare(play, group.whole)
     with play.stage("fetch"):
@@ -133,6 +149,7 @@ def with_replicas(
         )
         found = replicas.with_plans(found, group)
     with play.stage("start"):
+        model_servers.end(play, former)
         replicas.start(play, group, found, guarded)
     if play.check or play.options.selection.partial:
         play.note("not all was started, so nothing was verified")
@@ -149,45 +166,3 @@ def with_replicas(
     replicas.record(play, found, made, result.versions.get(recipe.engine, ""))
     mark_used(play, group.whole)
     return result
-
-
-def announce(play: Play, plan: ServePlan) -> None:
-    """Say at each run what the user may not want: an open endpoint, variables of this machine."""
-    serve = play.inventory.serve
-    if serve.open and not serve.on_loopback:
-        play.note(
-            f"serve.open: anyone who reaches {plan.endpoint.host} may use the endpoint; "
-            "`api_key: {env: NAME}` instead requires a key",
-            warning=True,
-        )
-    if plan.recipe.secret_env:
-        names = ", ".join(ref.env for ref in plan.recipe.secret_env.values())
-        play.note(f"the recipe gives the containers {names} from this machine's environment")
-    build = plan.recipe.image.build
-    if build is not None and build.steps:
-        steps = ", ".join(step.shown for step in build.steps)
-        play.note(f"scripts of the recipe change the image, as root in its build: {steps}")
-
-
-def prepare(play: Play, plan: ServePlan) -> str:
-    """Link, firewall, Docker and caches on the nodes that serve; nothing of ours on the others.
-
-    Returns:
-        Whether there is a firewall: `present` or `absent`.
-    """
-    link = ("network",) if len(plan.nodes) > 1 else ()
-    must_be_switched(plan.nodes, play.session)
-    guarded = guard(play, plan)
-    front = ("haproxy",) if plan.endpoint.engine_port is not None else ()
-    docker = ("containers",) if plan.deployment.runtime == "docker" else ()
-    made = play.apply(plan.nodes, *link, guarded, *docker, "caches", *front)
-    if made.changed and not play.check:
-        play.refresh(plan.nodes)  # Docker's version, the fabric's addresses
-    if plan.idle:
-        play.apply(
-            plan.idle,
-            absent(SERVER, RAY),
-            play.role("endpoint"),
-            play.role("firewall", state="absent"),
-        )
-    return str(guarded.given["state"])

@@ -76,6 +76,7 @@ from spark_cluster.planning.plan import Plan
 from spark_cluster.planning.purpose import Advice
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.estimate import Estimate
+from spark_cluster.planning.together import PlanTogether
 from spark_cluster.registries.update import Update
 from spark_cluster.resources import Resource
 from spark_cluster.runner import events
@@ -86,7 +87,7 @@ from spark_cluster.serving.client_snippets import Snippet
 from spark_cluster.serving.client_target import ClientTarget
 from spark_cluster.serving.memory_phases import MemoryOfNode
 from spark_cluster.serving.named_keys import NamedKey
-from spark_cluster.serving.result import Served
+from spark_cluster.serving.result import Served, ServedTogether
 from spark_cluster.serving.state import Status
 from spark_cluster.serving.stopped import Stopped
 from spark_cluster.serving.supervision import Supervision
@@ -182,6 +183,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
         },
     ),
     "plan": ("plan", Plan),
+    "plan-several": ("plan, of several models", PlanTogether),
     "plan-for": ("plan --for PURPOSE", (Advice, {"recipe": str})),
     "lint": (
         "lint",
@@ -230,6 +232,10 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "models-pin": ("models pin", {"model": str, "changed": dict[str, bool]}),
     "models-unpin": ("models unpin", {"model": str, "changed": dict[str, bool]}),
     "up": ("up", (Served | None, _STARTED)),
+    "up-several": (
+        "up, of several models",
+        (ServedTogether | None, {**_RUN, "memory": [MemoryOfNode]}),
+    ),
     "swap": ("swap", (Swapped | None, _STARTED)),
     "supervise-install": ("supervise install", {**_RUN, "supervision": Supervision}),
     "supervise-remove": ("supervise remove", {**_RUN, "supervision": Supervision}),

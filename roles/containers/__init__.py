@@ -30,7 +30,7 @@ CDI = "/etc/cdi/nvidia.yaml"
 DAEMON = "/etc/docker/daemon.json"
 SERVING = (
     *("docker", "ps", "--format", "{{.Names}}"),
-    *("--filter", f"name=^{SERVER}$", "--filter", f"name=^{RAY}$"),
+    *("--filter", f"name=^{SERVER}(-.+)?$", "--filter", f"name=^{RAY}$"),
 )
 """Prints which of the engine's containers run."""
 

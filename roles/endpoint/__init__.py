@@ -22,7 +22,8 @@ from spark_cluster.resources import (
     Service,
 )
 from spark_cluster.serving import proxy
-from spark_cluster.serving.proxy import Replica, TlsKind
+from spark_cluster.serving.proxy import ModelServer, Replica, TlsKind
+from spark_cluster.serving.routes import CONNECTIONS, error_body, routes
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -77,11 +78,17 @@ class Settings(BaseModel):
         description="servers on several nodes that requests are shared out to; none is one server "
         "on `engine_port` of the head's loopback",
     )
+    models: tuple[InstanceOf[ModelServer], ...] = Field(
+        default=(),
+        description="servers of several models, to which requests are sent by the model that they "
+        "name; none is one model",
+    )
     connections_per_address: int = Field(
         default=512,
         ge=1,
         description="connections that one client address may have open at a time; those beyond are "
-        "reset. Without a limit where the endpoint is on the loopback",
+        "reset. Without a limit where the endpoint is on the loopback; at most 128 with several "
+        "models, whose connections take more memory",
     )
 
 
@@ -178,8 +185,9 @@ def configuration(settings: Settings) -> str:
         errors=ERRORS,
         retry=RETRY,
         replicas=settings.replicas,
+        models=routes(settings.models),
         unauthorized=UNAUTHORIZED,
-        body=_body,
+        body=error_body,
         unit=proxy.UNIT,
     )
 
@@ -187,7 +195,10 @@ def configuration(settings: Settings) -> str:
 def _per_address(settings: Settings) -> int | None:
     """Connections of one address; None on the loopback, where all programs have the same one."""
     local = settings.host is not None and ip_address(settings.host).is_loopback
-    return None if local else settings.connections_per_address
+    if local:
+        return None
+    most = settings.connections_per_address
+    return min(most, CONNECTIONS // 2) if settings.models else most
 
 
 def _secret(path: str, text: str) -> File:
@@ -196,13 +207,6 @@ def _secret(path: str, text: str) -> File:
 
 def _name(path: str) -> str:
     return path.rsplit("/", 1)[1]
-
-
-def _body(message: str, code: str) -> str:
-    """An error as OpenAI's servers write it."""
-    kind = "invalid_request_error" if code in ("invalid_api_key", "bad_request") else "server_error"
-    error = {"message": message, "type": kind, "param": None, "code": code}
-    return json.dumps({"error": error})
 
 
 def _description(settings: Settings) -> str:
@@ -215,5 +219,6 @@ def _description(settings: Settings) -> str:
             if settings.replicas
             else {}
         ),
+        **({"models": [model.to_dict() for model in settings.models]} if settings.models else {}),
     }
     return json.dumps(found, indent=2) + "\n"

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, InstanceOf
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import engine
-from spark_cluster.inference.process import SERVER
+from spark_cluster.inference.process import server_name
 from spark_cluster.inference.runtime import RUNTIMES
 from spark_cluster.resources import Resource
 from spark_cluster.topology import Node
@@ -35,7 +35,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     runtime = RUNTIMES[deployment.runtime]
     process = engine(deployment.engine).server(node, deployment, settings.master_port)
     if process is None:
-        yield runtime.absent(SERVER)
+        yield runtime.absent(server_name(deployment.instance))
     else:
         process = replace(process, stop_timeout_s=settings.stop_timeout_s)
         yield runtime.resource(process, deployment)

@@ -25,6 +25,7 @@ from spark_cluster.inference.process import SERVER
 from spark_cluster.inference.ray_jobs import RayJobs
 from spark_cluster.runner.events import Progress
 from spark_cluster.serving import readiness, vram
+from spark_cluster.serving.programs import servers_there
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
@@ -79,8 +80,26 @@ def must_be_possible(play: Play, plan: ServePlan) -> None:
             requests would disturb the figures.
     """
     must_suit(plan.recipe, len(plan.nodes))
+    several = servers_there(play)
     for node in plan.nodes:
-        state = readiness.container_state(play, SERVER, node.name)
+        _must_serve_nothing(play, node, several.get(node.name, ()))
+    for node in plan.nodes:
+        if on_node.is_busy(play.session(node)):
+            raise Refused(
+                "a benchmark is running there",
+                where=node.name,
+                hint="wait for its end, or `spark-cluster bench stop` with the folder of that run",
+            )
+
+
+def _must_serve_nothing(play: Play, node: Node, several: Sequence[str]) -> None:
+    """Raise Refused where a server is up.
+
+    Args:
+        several: the servers of several models there.
+    """
+    states = [readiness.container_state(play, name, node.name) for name in (SERVER, *several)]
+    for state in states:
         if state.status not in ("absent", "exited", "created", "dead"):
             served = state.labels.get("spark-cluster.recipe", "a server")
             raise Refused(
@@ -88,13 +107,6 @@ def must_be_possible(play: Play, plan: ServePlan) -> None:
                 "figures",
                 where=node.name,
                 hint="spark-cluster down, then bench fabric",
-            )
-    for node in plan.nodes:
-        if on_node.is_busy(play.session(node)):
-            raise Refused(
-                "a benchmark is running there",
-                where=node.name,
-                hint="wait for its end, or `spark-cluster bench stop` with the folder of that run",
             )
 
 

@@ -34,6 +34,7 @@ from spark_cluster.runner.session import Session
 from spark_cluster.serving import admission, readiness
 from spark_cluster.serving.nodes import groups
 from spark_cluster.serving.plan import resolve
+from spark_cluster.serving.programs import servers_there
 from spark_cluster.serving.result import Served
 from spark_cluster.topology import Node
 
@@ -114,7 +115,7 @@ def _clear(play: Play, step: Step, parts: Sequence[Play]) -> None:
         for node in play.nodes
         for program in (SERVER, RAY)
     ]
-    if any(state.status != "absent" for state in states):
+    if any(state.status != "absent" for state in states) or any(servers_there(play).values()):
         play.project.load_playbook("down").function(play)
 
 

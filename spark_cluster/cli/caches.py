@@ -131,7 +131,7 @@ def _folders(app: App) -> dict[str, str]:
 def _parts(app: App, play: Play) -> list[CachePart]:
     from spark_cluster.serving.cache_parts import parts
 
-    return parts(play.sessions, _folders(app), app.inventory.serve.recipe)
+    return parts(play.sessions, _folders(app), app.inventory.serve.recipe_names)
 
 
 def table(found: Iterable[CachePart]) -> Table:

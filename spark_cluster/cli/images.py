@@ -44,7 +44,7 @@ def _needs(app: App) -> dict[str, list[str]]:
     from spark_cluster.transfer.upkeep import kept_recipes
 
     allow = app.allowances(Allowances())
-    return needs_of(kept_recipes(app.project, app.inventory.serve.recipe, allow))
+    return needs_of(kept_recipes(app.project, app.inventory.serve.recipe_names, allow))
 
 
 @command.command("list")

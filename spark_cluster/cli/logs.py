@@ -15,6 +15,8 @@ from spark_cluster.errors import UsageError
 from spark_cluster.node.output import LINE_LIMIT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from spark_cluster.inference.runtime import Name
     from spark_cluster.runner.pending import Pending
     from spark_cluster.runner.play import Play
@@ -27,7 +29,12 @@ AUTOMATIC = "-"
 @click.command()
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until Ctrl-C.")
 @click.option("-n", "--tail", default=50, show_default=True, help="Number of lines from the end.")
-@click.option("--container", "only", type=click.Choice(["vllm", "ray"]), help="Only this one.")
+@click.option(
+    "--container",
+    "only",
+    type=click.Choice(["vllm", "ray"]),
+    help="Only this one; vllm is the server of every model.",
+)
 @click.option(
     "--bundle",
     is_flag=False,
@@ -52,14 +59,18 @@ def command(app: App, follow: bool, tail: int, only: str | None, bundle: str | N
         logs_bundle.command(app, "" if bundle == AUTOMATIC else bundle)
         return
     app.connect_early()
-    from spark_cluster.inference.process import RAY, SERVER
+    from spark_cluster.inference.process import RAY
     from spark_cluster.runner.options import Options
     from spark_cluster.serving import logs
+    from spark_cluster.serving.programs import programs_there
 
-    names = [n for n in (SERVER, RAY) if only is None or n.endswith(only)]
     with app.play("logs", app.nodes, Options(), change=False, gather_facts=False) as run:
         play = run.open()
-        found = _present(play, names)
+        wanted = {
+            node: [name for name in names if only is None or (only == "ray") == (name == RAY)]
+            for node, names in programs_there(play).items()
+        }
+        found = _present(play, wanted)
         run.finish()
         if follow:
             with contextlib.suppress(KeyboardInterrupt):
@@ -81,14 +92,18 @@ def command(app: App, follow: bool, tail: int, only: str | None, bundle: str | N
             click.echo(coloured(f"{node} {name.removeprefix('spark-')}: {line}"))
 
 
-def _present(play: Play, names: list[str]) -> dict[tuple[str, str], Name]:
-    """Node and program of all that is there, to what runs it."""
+def _present(play: Play, names: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], Name]:
+    """Node and program of all that is there, to what runs it.
+
+    Args:
+        names: by node the programs that are looked for.
+    """
     from spark_cluster.serving.readiness import container_state
 
     states = {
-        (node.name, name): container_state(play, name, node.name)
-        for node in play.nodes
-        for name in names
+        (node, name): container_state(play, name, node)
+        for node, wanted in names.items()
+        for name in wanted
     }
     return {key: state.runtime for key, state in states.items() if state.status != "absent"}
 

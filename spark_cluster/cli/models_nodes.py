@@ -39,7 +39,7 @@ def needed_by_recipes(app: App) -> list[Need]:
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.transfer.upkeep import needed
 
-    return needed(app.project, app.inventory.serve.recipe, app.allowances(Allowances()))
+    return needed(app.project, app.inventory.serve.recipe_names, app.allowances(Allowances()))
 
 
 def age(when: float) -> str:

@@ -10,7 +10,14 @@ import click
 from spark_cluster.cli.app import App, allowing
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.override_options import overriding, with_port
+from spark_cluster.cli.served_models import plan_models, show_plan
 from spark_cluster.cluster.overrides import Changes, changed, changed_launch
+from spark_cluster.cluster.served_models import (
+    OVERRIDE,
+    models_to_serve,
+    must_be_for_all,
+    serves_several,
+)
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
     from spark_cluster.planning.purpose import Purpose
     from spark_cluster.planning.room import NodeMemory
     from spark_cluster.planning.subject import Subject
+    from spark_cluster.planning.together import PlanTogether
 
 NAME_ONE = "name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME}` in the inventory"
 PURPOSES = ("latency", "throughput", "capacity")
@@ -91,6 +99,8 @@ def command(
 ) -> None:
     """Plan a recipe (by default the inventory's): what it takes, and how fast it will be.
 
+    Several recipes of the inventory (`serve: [CHAT, EMBEDDING]`) are planned next to each other.
+
     Memory on each node and the right --gpu-memory-utilization, KV cache and concurrency, tokens/s
     with their range, known issues; go or no-go, and the nearest configuration that would work.
 
@@ -108,7 +118,17 @@ def command(
         raise UsageError(
             "--available needs --offline; otherwise the nodes are asked", hint="add --offline"
         )
+    several = recipe_name is None and text is None and serves_several(app.cluster)
+    if several:
+        must_be_for_all({"--tp": tp not in (None, 1), "--for": purpose, OVERRIDE: changes})
     planner = Planner(app.project, hub(offline=offline), partial(own_evidence, app.project))
+    question = Question(context, prompt, users)
+    if several:
+        models = models_to_serve(app.cluster, allow)
+        _several(
+            ctx, plan_models(app, planner, models, question, offline=offline, available=available)
+        )
+        return
     asked = Asked(recipe_name, text, tp, changes, offline=offline)
     subject, recipe = _subject(app, asked, app.allowances(allow))
     least = 2 if purpose else 1
@@ -117,7 +137,6 @@ def command(
     if not (offline or app.inventory_is_missing):
         rooms, facts, told = _rooms(app, planner, subject, least, recipe)
         subject = replace(subject, remarks=(*subject.remarks, *told))
-    question = Question(context, prompt, users)
     if purpose is not None:
         _advise(ctx, planner, subject, rooms, question, cast("Purpose", purpose))
         return
@@ -128,6 +147,15 @@ def command(
         from spark_cluster.cli.plan_picture import show
 
         show(app.console, plan)
+    ctx.exit(0 if plan.feasible else 4)
+
+
+def _several(ctx: click.Context, plan: PlanTogether) -> None:
+    app: App = ctx.obj
+    if app.as_json:
+        app.print_json(plan.to_dict())
+    else:
+        show_plan(app.console, plan)
     ctx.exit(0 if plan.feasible else 4)
 
 

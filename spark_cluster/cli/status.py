@@ -54,6 +54,8 @@ def _show(app: App, found: Status) -> None:
         verdict += styled("  {} at {}  [dim]{}{}[/]", *shown)
         if found.overrides:
             verdict += styled("  [dim]{}[/]", found.overrides)
+    if found.models:
+        verdict += styled("  {} models at {}", len(found.models), found.endpoint)
     console.print(verdict, soft_wrap=True)
     if found.access is not None:
         console.print(painted(str(found.access), "dim"), soft_wrap=True)
@@ -68,13 +70,24 @@ def _show(app: App, found: Status) -> None:
                 table.add_row(node.name, name, container.status, str(container.restarts))
     if table.row_count:
         console.print(table)
-    if found.replicas:
-        states = ", ".join(f"{one.node} {one.state}" for one in found.replicas)
-        console.print(styled("[dim]replicas: {}[/]", states))
+    _show_behind(console, found)
     if found.ray:
         gpus = sum(node.gpus for node in found.ray)
         console.print(styled("[dim]Ray: {} nodes, {:g} GPUs[/]", len(found.ray), gpus))
     _show_rest(console, found)
+
+
+def _show_behind(console: Console, found: Status) -> None:
+    """Show what is behind the endpoint where it is not one server."""
+    from spark_cluster.cli.console import styled
+
+    for model in found.models:
+        names = ", ".join((model.model, *model.aliases))
+        shown = (names, model.kind, model.node, model.state)
+        console.print(styled("[bold]{}[/]  [dim]{} on {}, {}[/]", *shown), soft_wrap=True)
+    if found.replicas:
+        states = ", ".join(f"{one.node} {one.state}" for one in found.replicas)
+        console.print(styled("[dim]replicas: {}[/]", states))
 
 
 def _show_rest(console: Console, found: Status) -> None:

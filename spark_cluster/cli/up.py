@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from spark_cluster.cli import up_models
 from spark_cluster.cli.app import App, allowing, changing, leave_with
 from spark_cluster.cli.override_options import overriding, with_port
 from spark_cluster.cli.serving_options import forced, sized
+from spark_cluster.cluster.served_models import OVERRIDE, must_be_for_all, serves_several
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,8 +63,17 @@ def command(
 
     Network, Docker, image, model, Ray over the fabric, vLLM; then Ray must show every node and
     GPU, and the model must give the right answer. Running it again changes nothing.
+
+    Several recipes of the inventory (`serve: [CHAT, EMBEDDING]`) are served next to each other:
+    the endpoint sends a request to the model that it names.
     """
     app.connect_early()
+    if recipe_name is None and serves_several(app.cluster):
+        given = {"--tp": tp not in (None, 1), "--replicas": replicas > 1, OVERRIDE: changes}
+        must_be_for_all(given)
+        up_models.serve(app, allow, options, force=force, offline=offline)
+        leave_with(app.last_run, exit_code=exit_code)
+        return
     found = app.cluster.up(
         recipe_name,
         tp=tp,

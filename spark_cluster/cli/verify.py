@@ -41,9 +41,15 @@ MARKS = {"ok": "ok", "failed": "fail", "not applicable": "info", "not run": "war
     metavar="TOKENS",
     help="Longest prompt of the context check, and its answer (default: what the server states).",
 )
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Model to verify, where the endpoint has several.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
+    model: str | None,
     only: tuple[str, ...],
     skip: tuple[str, ...],
     patience_s: float | None,
@@ -59,7 +65,9 @@ def command(
     """
     app: App = ctx.obj
     app.connect_early()
-    found = app.cluster.verify(only=only, skip=skip, timeout_s=patience_s, context=context)
+    found = app.cluster.verify(
+        only=only, skip=skip, timeout_s=patience_s, context=context, model=model
+    )
     if app.as_json:
         app.print_json(found.to_dict())
     else:

@@ -149,7 +149,9 @@ def table(
         for process in reading.processes:
             used = "?" if process.used_mib is None else f"{process.used_mib}"
             empty = [""] * (len(shown) + 2)
-            result.add_row(reading.name, str(process.pid), process.name, used, *empty)
+            model = reading.models.get(process.pid)
+            name = f"{process.name} ({model})" if model else process.name
+            result.add_row(reading.name, str(process.pid), name, used, *empty)
         sums = (found.get(reading.name) for found in shown.values())
         result.add_row(
             painted(reading.name, "bold"),

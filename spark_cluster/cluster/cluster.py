@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from spark_cluster.cluster.playbook import PlaybookResult
     from spark_cluster.cluster.provision import ProvisionResult
     from spark_cluster.cluster.up import UpResult
+    from spark_cluster.cluster.up_models import UpModelsResult
     from spark_cluster.cluster.vram import VramResult
     from spark_cluster.config.recipe_schema import EngineValue
     from spark_cluster.runner.options import Options
@@ -219,6 +220,30 @@ class Cluster(Opened):
             options=_options(options),
         )
 
+    def up_models(
+        self,
+        *,
+        force: bool = False,
+        offline: bool = False,
+        allow: Allowances = NOTHING,
+        options: Options | None = None,
+    ) -> UpModelsResult:
+        """Serve the models of the inventory (`serve: [CHAT, EMBEDDING]`) next to each other.
+
+        Args:
+            force: launch even if the plan says that they do not fit.
+            offline: ask no hub, serve from what the nodes have.
+            allow: what the recipes may use beyond what every recipe may.
+            options: check mode, diffs, a selection of roles.
+
+        Raises:
+            DoesNotFit: their sum is more than a node has; with the figures.
+            SparkClusterError: a node is not reached, or a part of it failed.
+        """
+        from spark_cluster.cluster.up_models import up_models
+
+        return up_models(self, force=force, offline=offline, allow=allow, options=_options(options))
+
     def status(self) -> Status:
         """Return what serves and what is wrong, after a real completion; nothing is changed.
 
@@ -239,6 +264,7 @@ class Cluster(Opened):
         skip: Sequence[str] = (),
         timeout_s: float | None = None,
         context: int | None = None,
+        model: str | None = None,
     ) -> Verification:
         """Ask the running server what users will ask it, and judge the answers.
 
@@ -248,6 +274,7 @@ class Cluster(Opened):
             timeout_s: longest time that one answer may take, seconds; by default 900.
             context: longest prompt of the context check with its answer, tokens; by default what
                 the server states.
+            model: to verify, where the endpoint has several.
 
         Returns:
             A verdict for each check; those that failed are in `failed`, and are not raised.
@@ -258,7 +285,7 @@ class Cluster(Opened):
         """
         from spark_cluster.cluster.verify import verify
 
-        return verify(self, only=only, skip=skip, timeout_s=timeout_s, context=context)
+        return verify(self, only=only, skip=skip, timeout_s=timeout_s, context=context, model=model)
 
     def bench(
         self,

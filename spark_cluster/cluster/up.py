@@ -65,6 +65,11 @@ def up(
     from spark_cluster.serving.nodes import groups
 
     name = recipe_name or opened.inventory.serve.recipe
+    if name is None and opened.inventory.serve.recipes:
+        raise UsageError(
+            "the inventory serves several models",
+            hint="name one of its recipes, or take `up_models`",
+        )
     if name is None:
         raise UsageError(
             "no recipe is given",

@@ -22,6 +22,7 @@ def verify(
     skip: Sequence[str] = (),
     timeout_s: float | None = None,
     context: int | None = None,
+    model: str | None = None,
 ) -> Verification:
     """Ask the running server what users will ask it, and judge the answers.
 
@@ -29,6 +30,7 @@ def verify(
         only, skip: ids of checks, or of rungs with all their checks.
         timeout_s: longest time that one answer may take, seconds; by default `client.PATIENCE_S`.
         context: longest prompt of the context check with its answer, tokens.
+        model: to verify, where the endpoint has several.
 
     Raises:
         UsageError: there is no such check, or the head is not selected.
@@ -45,7 +47,7 @@ def verify(
     head_must_be_selected(opened)
     with opened.play("verify", opened.nodes, Options(), change=False) as run:
         play = run.open(fail_fast=False)
-        server = in_depth.running_server(play, key)
+        server = in_depth.running_server(play, key, model)
         recipe = _recipe(opened, server.recipe)
         limit = timeout_s if timeout_s is not None else PATIENCE_S
         checks = partial(in_depth.verify, patience_s=limit, context=context)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ def vram(opened: Opened) -> VramResult:
         SparkClusterError: a node is not reached, or its nvidia-smi does not answer.
     """
     from spark_cluster.runner.agents import agents
+    from spark_cluster.serving.programs import models_by_process
     from spark_cluster.serving.vram import sample
 
     with agents(opened.nodes, "vram") as sessions:
-        return VramResult(tuple(sample(sessions)))
+        readings, models = sample(sessions), models_by_process(sessions)
+    return VramResult(tuple(replace(r, models=models.get(r.name, {})) for r in readings))

@@ -45,6 +45,7 @@ class Dialect:
         names: a flag of vLLM's to the engine's own one, where they mean the same but are named
             otherwise. Plans and rules know vLLM's names.
         executors: what can join the nodes, the default first.
+        several_names: a model can be served by several names, given one after the other.
         planned: plans (KV cache, speeds) are made for this engine; those of another are nearer to
             a guess, and say so.
     """
@@ -56,6 +57,7 @@ class Dialect:
     names: Mapping[str, str] = field(default_factory=dict)
     executors: tuple[Literal["ray", "mp"], ...] = ("ray", "mp")
     planned: bool = False
+    several_names: bool = False
 
     def own(self, flag: str) -> str:
         """Return the engine's name of a flag of vLLM's."""

@@ -124,7 +124,7 @@ class Inventory:
             UsageError: it is vLLM's own, behind the proxy.
         """
         serve = self.serve.model_copy(update={"port": port})
-        if serve.proxied and serve.engine_port == port:
+        if serve.proxied and port in serve.engine_ports:
             raise UsageError(
                 f"--port {port}: vLLM's own port behind the endpoint (serve.engine_port)",
                 hint="take another one",

@@ -9,6 +9,7 @@ from typing import Any
 
 from spark_cluster.config.fields import is_ip
 from spark_cluster.config.inventory_schema import InventoryFile, SshEntry
+from spark_cluster.config.ports import LAST_PORT
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.config.yamlfile import Key, Problem
 
@@ -26,6 +27,7 @@ def check(entry: InventoryFile) -> list[Problem]:
         *_addresses(entry),
         *_connections(entry),
         *_serve(entry),
+        *_models(entry),
         *_groups(entry),
         *_pool(entry),
         *_interfaces(entry),
@@ -109,11 +111,28 @@ def _serve(entry: InventoryFile) -> Iterator[Problem]:
             f"anyone on {network} network could use the endpoint; give it an "
             "api_key: {env: SPARK_API_KEY}, or set open: true if that is meant",
         )
-    if serve.proxied and serve.engine_port == serve.port:
+    if serve.proxied and serve.port in serve.engine_ports:
         yield Problem(
             ("serve", "engine_port" if "engine_port" in serve.model_fields_set else "port"),
             f"{serve.port} is also vLLM's own port behind the endpoint; take another",
         )
+
+
+def _models(entry: InventoryFile) -> Iterator[Problem]:
+    """Each of several models is there once, and on a node that there is."""
+    serve = entry.serve
+    seen: set[str] = set()
+    for index, model in enumerate(serve.recipes):
+        at: Key = ("serve", "recipes", index)
+        if model.recipe in seen:
+            yield Problem(at, f"'{model.recipe}' is given twice")
+        seen.add(model.recipe)
+        if model.node is not None and model.node not in entry.nodes:
+            advice = did_you_mean(model.node, entry.nodes, "nodes")
+            yield Problem((*at, "node"), f"no node '{model.node}'; {advice}")
+    if serve.recipes and serve.engine_ports[-1] > LAST_PORT:
+        message = f"{len(serve.recipes)} models need as many ports from {serve.engine_port} on"
+        yield Problem(("serve", "engine_port"), message)
 
 
 def _one_spelling(address: str) -> str:

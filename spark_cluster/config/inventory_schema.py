@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Interface, IPv4Network
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from spark_cluster.config.fields import (
     Address,
@@ -90,10 +90,44 @@ class NodeEntry(SshEntry):
     settings: RoleSettings = Field(default={}, description="settings of roles on this node")
 
 
+def _recipe_or_entry(value: Any) -> Any:
+    """A recipe's name alone is an entry without more."""
+    return {"recipe": value} if isinstance(value, str) else value
+
+
+class ModelEntry(Schema):
+    """One of several models that are served next to each other."""
+
+    recipe: str = Field(min_length=1, description="name or path of a recipe")
+    aliases: list[Annotated[str, Field(min_length=1)]] = Field(
+        default=[], description="further names by which clients may ask for it"
+    )
+    node: HostName | None = Field(
+        default=None, description="node that it is served on (default: the head)"
+    )
+
+
+MODELS_AT_MOST = 8
+"""Models next to each other: each has a port of its own, from `engine_port` on."""
+
+
 class ServeEntry(Schema):
-    """The recipe to serve, and who can reach it."""
+    """The recipe to serve, or several next to each other, and who can reach them."""
+
+    list_is: ClassVar[str] = "recipes"
 
     recipe: str | None = Field(default=None, min_length=1, description="name or path of a recipe")
+    recipes: list[
+        Annotated[
+            ModelEntry,
+            BeforeValidator(_recipe_or_entry, json_schema_input_type=ModelEntry | str),
+        ]
+    ] = Field(
+        default=[],
+        max_length=MODELS_AT_MOST,
+        description="several recipes instead of one, served next to each other behind one "
+        "endpoint: names, or {recipe, aliases, node}",
+    )
     bind: Bind = Field(
         default="loopback",
         description="address of the endpoint: the head's loopback, its management address, or "
@@ -142,8 +176,24 @@ class ServeEntry(Schema):
     engine_port: Port = Field(
         default=18000,
         description="vLLM's own port on the head's loopback, when a proxy has the endpoint's: off "
-        "the loopback, with an api_key, with tls, or with replicas, which have it on the fabric",
+        "the loopback, with an api_key, with tls, or with replicas, which have it on the fabric; "
+        "of several models the first one's, the others have the ports after it",
     )
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> ServeEntry:
+        if self.recipe is not None and self.recipes:
+            raise ValueError("found recipe and recipes; give one of them")
+        if len(self.recipes) == 1:
+            raise ValueError("found 1 entry, expected at least 2; for one, give recipe: NAME")
+        return self
+
+    @property
+    def recipe_names(self) -> tuple[str, ...]:
+        """The names of all recipes that are served."""
+        if self.recipe is not None:
+            return (self.recipe,)
+        return tuple(entry.recipe for entry in self.recipes)
 
     @property
     def on_loopback(self) -> bool:
@@ -153,7 +203,18 @@ class ServeEntry(Schema):
     @property
     def proxied(self) -> bool:
         """True if there is a reverse proxy in front of vLLM."""
-        return not self.on_loopback or self.api_key is not None or self.tls is not None
+        guarded = self.api_key is not None or self.tls is not None
+        return guarded or not self.on_loopback or bool(self.recipes)
+
+    @property
+    def engine_ports(self) -> range:
+        """The ports of the servers behind the proxy: one for each model."""
+        return range(self.engine_port, self.engine_port + max(1, len(self.recipes)))
+
+
+def _list_or_entry(value: Any) -> Any:
+    """A list alone is that of the recipes."""
+    return {ServeEntry.list_is: value} if isinstance(value, list) else value
 
 
 class FabricPoolEntry(Schema):
@@ -185,7 +246,13 @@ class InventoryFile(Schema):
     ssh: SshEntry = Field(default=SshEntry(), description="defaults of all nodes")
     nodes: dict[HostName, NodeEntry] = Field(min_length=1, description="the Sparks, by name")
     groups: dict[Word, list[str]] = Field(default={}, description="names for several nodes")
-    serve: ServeEntry = Field(default=ServeEntry(), description="what is served")
+    serve: Annotated[
+        ServeEntry,
+        BeforeValidator(_list_or_entry, json_schema_input_type=ServeEntry | list[ModelEntry | str]),
+    ] = Field(
+        default=ServeEntry(),
+        description="what is served; a list is short for {recipes: [...]}",
+    )
     fabric: FabricPoolEntry = Field(default=FabricPoolEntry(), description="the link's addresses")
     trusted_network: bool = Field(
         default=False,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, to_json
@@ -21,6 +21,9 @@ M = TypeVar("M", bound=BaseModel)
 
 class Schema(BaseModel):
     """Base of the models of files: unknown fields are errors, and nothing changes afterwards."""
+
+    list_is: ClassVar[str] = ""
+    """The field that a list in place of the mapping is, where that is a short form."""
 
     # Only the outermost models are built: it saves half of the time that the import takes.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False)
@@ -185,7 +188,10 @@ def _types_at(model: type[BaseModel], key: Key) -> list[Any]:
 
 def _inside(kind: Any, part: str | int) -> list[Any]:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        field = kind.model_fields.get(str(part))
+        in_short = getattr(kind, "list_is", "") if isinstance(part, int) else ""
+        field = kind.model_fields.get(in_short or str(part))
+        if field and in_short:
+            return _inside(field.annotation, part)
         return _opened(field.annotation) if field else []
     arguments = get_args(kind)
     return _opened(arguments[0 if isinstance(part, int) else -1]) if arguments else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,17 @@ _JOURNAL = ("journalctl", "--quiet", "--no-pager", "--utc", "--output", "short-i
 
 INSPECT = "inspect"
 
+_SEVERAL = shlex.join(runtime.servers_there())
+"""Prints the names of the servers of several models."""
+
+_LOG_OF_ONE = f'echo "==> $name"; docker logs --timestamps --tail {LINES} "$name" 2>&1'
+
 QUESTIONS: Mapping[str, Sequence[str]] = {
     f"{SERVER}.log": runtime.log(SERVER, LINES),
     f"{SERVER}.beginning.log": runtime.beginning(SERVER, FIRST_BYTES),
     f"{RAY}.log": runtime.log(RAY, LINES),
-    INSPECT: ("docker", "container", "inspect", SERVER, RAY),
+    "spark-vllm-models.log": ("sh", "-c", f"for name in $({_SEVERAL}); do {_LOG_OF_ONE}; done"),
+    INSPECT: ("sh", "-c", f"docker container inspect {SERVER} {RAY} $({_SEVERAL})"),
     "containers.txt": ("docker", "ps", "--all", "--no-trunc"),
     "images.txt": ("docker", "images", "--digests"),
     "docker-version.txt": ("docker", "version"),

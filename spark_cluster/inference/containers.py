@@ -20,6 +20,8 @@ _EARLY = timedelta(milliseconds=50)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 NODES = "spark-cluster.nodes"
 """Label of how many nodes serve together, where that is not the tensor-parallel size."""
+RECIPE = "spark-cluster.recipe"
+"""Label of the recipe that a program was started with."""
 OVERRIDES = "spark-cluster.overrides"
 """Label of the engine arguments that are not the recipe's own; absent without any."""
 

@@ -19,6 +19,7 @@ class Deployment:
 
     Attributes:
         engine: name of the inference engine.
+        instance: what tells the server of one of several models from the others; empty for one.
         runtime: where its programs live.
         venv: folder of the virtual environment, for the runtime venv.
         image: reference of the image; empty without one.
@@ -52,6 +53,7 @@ class Deployment:
     labels: Mapping[str, str] = field(default_factory=dict)
     ray_token: str | None = field(default=None, repr=False)
     engine: str = DEFAULT
+    instance: str = ""
     runtime: Literal["docker", "venv"] = "docker"
     venv: str = ""
 

@@ -20,8 +20,20 @@ SERVER, RAY = "spark-vllm", "spark-ray"
 
 PROGRAMS = (SERVER, RAY)
 
+
+def server_name(instance: str = "") -> str:
+    """Return the name of a server's program; of one of several models it has its instance."""
+    return f"{SERVER}-{instance}" if instance else SERVER
+
+
 TITLE = re.compile(r"VLLM::(EngineCor|Worker)|ray::|RayWorker|sglang::")
 """Beginning of the titles of an engine's own processes, as nvidia-smi shows them."""
+
+
+def instance_of(name: str) -> str:
+    """Return the instance that a server's program has in its name; empty for one without."""
+    return name.removeprefix(SERVER).removeprefix("-")
+
 
 SECRET_ENV = "/run/secrets/env"  # noqa: S105  (a folder)
 """Folder that the program sees, with a file for each secret variable: Docker and systemd show an
@@ -38,7 +50,7 @@ class Process:
     """A program of an engine; paths are the same on the node and for the program.
 
     Attributes:
-        name: `SERVER` or `RAY`.
+        name: `SERVER` (of one of several models, one that begins with it) or `RAY`.
         command: the program, as its environment finds it, and its arguments.
         env: its variables.
         secret_files: path that the program sees to a secret.

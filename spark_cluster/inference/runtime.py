@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from spark_cluster.inference import unit_state
-from spark_cluster.inference.process import SECRET_ENV, WITH_SECRET_ENV, Process
+from spark_cluster.inference.containers import RECIPE
+from spark_cluster.inference.process import SECRET_ENV, SERVER, WITH_SECRET_ENV, Process
 from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Container, Resource, Unit
@@ -142,6 +143,20 @@ def question(name: str) -> list[list[str]]:
     The first one counts that has an answer, as the agent's `gather` takes them.
     """
     return [unit_state.question(name), ["docker", "container", "inspect", name]]
+
+
+def servers_there() -> list[str]:
+    """Return the command that prints the names of the servers of several models, a line each.
+
+    They are containers; those of other programs whose names begin so lack the label.
+    """
+    made = ["--filter", f"label={RECIPE}", "--filter", f"name=^{SERVER}-"]
+    return ["docker", "container", "ls", "--all", *made, "--format", "{{.Names}}"]
+
+
+def server_names(printed: str) -> tuple[str, ...]:
+    """Return the names that the command of `servers_there` printed."""
+    return tuple(sorted(name for name in printed.split() if name.startswith(f"{SERVER}-")))
 
 
 def log(name: str, lines: int) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from spark_cluster.config.engines import Dialect
 from spark_cluster.config.model_kind import RUNGS
 from spark_cluster.errors import Failed
-from spark_cluster.inference.process import SERVER, Process, base_environment, needs_rdma
+from spark_cluster.inference.process import Process, base_environment, needs_rdma, server_name
 from spark_cluster.logs import start_patterns
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Sglang:
         if deployment.size > 1:
             command = (*command, *_ranks(node, deployment, master_port))
         return Process(
-            SERVER,
+            server_name(deployment.instance),
             (*command, f"--host={deployment.host}", f"--port={deployment.port}"),
             self.environment(node, deployment),
             rdma=needs_rdma(node, deployment),

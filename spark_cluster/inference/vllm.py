@@ -13,10 +13,10 @@ from spark_cluster.config.engines import Dialect
 from spark_cluster.config.model_kind import RUNGS
 from spark_cluster.errors import Failed
 from spark_cluster.inference.process import (
-    SERVER,
     Process,
     base_environment,
     needs_rdma,
+    server_name,
 )
 from spark_cluster.inference.ray_node import RAY_HOME, authentication
 from spark_cluster.logs import start_patterns
@@ -49,7 +49,7 @@ OWNED = {
 }
 """Flags of `vllm serve` that are no engine arguments of a recipe, and what they are instead."""
 
-DIALECT = Dialect("vLLM", ("vllm", "serve"), owned=OWNED, planned=True)
+DIALECT = Dialect("vLLM", ("vllm", "serve"), owned=OWNED, planned=True, several_names=True)
 """vLLM's own names are the ones that plans and rules know."""
 
 
@@ -135,7 +135,9 @@ class Vllm:
 
     def _process(self, node: Node, deployment: Deployment, command: tuple[str, ...]) -> Process:
         env = self.environment(node, deployment)
-        return Process(SERVER, command, env, rdma=needs_rdma(node, deployment))
+        return Process(
+            server_name(deployment.instance), command, env, rdma=needs_rdma(node, deployment)
+        )
 
 
 def _answering(command: tuple[str, ...], deployment: Deployment) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ What is certain from the plan is refused with its reason, while refusing is chea
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import DoesNotFit, InvalidFile, Refused, UsageError
 from spark_cluster.inference import runtime
 from spark_cluster.inference.containers import OVERRIDES, ContainerState
-from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.inference.process import PROGRAMS, RAY, SERVER
 from spark_cluster.models.memory import LOWEST, utilization
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.runner.play import Play
@@ -56,12 +56,14 @@ def must_work(
     *,
     force: bool,
     offline: bool = False,
+    ended: Sequence[str] = (),
 ) -> None:
     """Refuse what the plan says cannot work, unless forced; what serves already, does.
 
     Args:
         there: GiB of the model that nodes have in the hub cache; infinite: all of it.
         offline: the hub is not asked for the model's shape.
+        ended: further programs of ours that give their memory back before the start.
 
     Raises:
         DoesNotFit: with the first reason, and the nearest configuration that would work.
@@ -76,9 +78,9 @@ def must_work(
     from spark_cluster.serving.survey import survey
 
     rooms, facts = survey(play, plan.deployment.model_path, there)
-    if running.status == "running":
-        ours = our_processes(play, [room.name for room in rooms])
-        rooms = [_without_ours(room, ours[room.name]) for room in rooms]
+    if running.status == "running" or ended:
+        ours = our_processes(play, [room.name for room in rooms], (*PROGRAMS, *ended))
+        rooms = [without_ours(room, ours[room.name]) for room in rooms]
         facts = [replace(fact, memory=room.memory) for fact, room in zip(facts, rooms, strict=True)]
     try:
         hub = model_lookup.hub_for(play, plan.subject, offline=offline)
@@ -141,11 +143,11 @@ def share(play: Play, plan: ServePlan, running: ContainerState) -> float | None:
         _release(play)
     if not plan.chooses_share:
         return None
-    kept = _share_of(running, f"--{plan.share_flag}") if same else None
+    kept = kept_share(running, plan)
     if kept is not None:
         return kept
     if not play.check:  # page cache is not free memory to CUDA
-        play.on_each(plan.nodes, partial(_drop_caches, play))
+        play.on_each(plan.nodes, partial(drop_caches, play))
         play.refresh(plan.nodes)
     known = {node.name: node for node in play.nodes}
     now = [known[node.name] for node in plan.nodes]
@@ -163,8 +165,11 @@ def share(play: Play, plan: ServePlan, running: ContainerState) -> float | None:
     return _planned(play, plan, now, highest)
 
 
-def _share_of(running: ContainerState, wanted: str) -> float | None:
-    """The share that a server was started with, where its command line says one."""
+def kept_share(running: ContainerState, plan: ServePlan) -> float | None:
+    """The share of a server that serves the same already, where its command line says one."""
+    wanted = f"--{plan.share_flag}"
+    if not serves(running, plan):
+        return None
     for flag, value in zip(running.command, running.command[1:], strict=False):
         if flag == wanted:
             with contextlib.suppress(ValueError):
@@ -191,9 +196,11 @@ def _release(play: Play) -> None:
     vram.until_free(play.sessions)
 
 
-def our_processes(play: Play, names: list[str]) -> dict[str, set[int]]:
+def our_processes(
+    play: Play, names: Sequence[str], programs: Sequence[str] = PROGRAMS
+) -> dict[str, set[int]]:
     """Node to the process ids (of the host) in our programs; one question a node, all at once."""
-    commands = {name: runtime.processes(name) for name in (SERVER, RAY)}
+    commands = {name: runtime.processes(name) for name in programs}
     waiting = {
         node.name: play.session(node).submit("gather", commands=commands)
         for node in play.nodes
@@ -208,7 +215,7 @@ def our_processes(play: Play, names: list[str]) -> dict[str, set[int]]:
     return found
 
 
-def _without_ours(room: NodeMemory, ours: set[int]) -> NodeMemory:
+def without_ours(room: NodeMemory, ours: set[int]) -> NodeMemory:
     """A node as it will be when what we serve on it now has been ended; others' processes stay."""
     held = sum(process.used_mib or 0 for process in room.held if process.pid in ours)
     memory = room.memory
@@ -217,7 +224,7 @@ def _without_ours(room: NodeMemory, ours: set[int]) -> NodeMemory:
     return replace(room, memory=replace(memory, available_kib=back), held=left)
 
 
-def _drop_caches(play: Play, node: Node) -> None:
+def drop_caches(play: Play, node: Node) -> None:
     """Give the page cache back, as vLLM's start gate does not count it as free."""
     play.session(node).run(["sync"], timeout=300)
     play.session(node).run(["sysctl", "-q", "-w", "vm.drop_caches=3"], timeout=300)

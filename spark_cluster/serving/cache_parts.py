@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.inference import compile_key, runtime, unit_state
-from spark_cluster.inference.process import PROGRAMS
+from spark_cluster.inference.containers import RECIPE
+from spark_cluster.inference.process import PROGRAMS, instance_of
 from spark_cluster.node.launch_records import LaunchRecord, from_dict
 
 if TYPE_CHECKING:
@@ -59,6 +60,13 @@ class CachePart:
         return {**vars(self), "recipes": list(self.recipes)}
 
 
+_STATES = {
+    **{name: runtime.question(name) for name in PROGRAMS},
+    "servers": [runtime.servers_there()],
+}
+"""The questions for what serves on a node."""
+
+
 @dataclass(frozen=True)
 class Serving:
     """The programs of the engine on one node or several.
@@ -73,26 +81,28 @@ class Serving:
 
 
 def parts(
-    sessions: Mapping[str, Session], folders: Mapping[str, str], recipe: str | None
+    sessions: Mapping[str, Session], folders: Mapping[str, str], recipes: Collection[str]
 ) -> list[CachePart]:
     """Return the parts on all nodes, the one that was used longest ago first.
 
     Args:
         folders: node to the folder of its caches.
-        recipe: of the inventory, whose compiled code is kept.
+        recipes: of the inventory, whose compiled code is kept.
     """
     waiting = {
         name: (
             session.submit("caches", what="usage", folder=folders[name], timeout=USAGE_S),
-            session.submit("gather", commands={n: runtime.question(n) for n in PROGRAMS}),
+            session.submit("gather", commands=_STATES),
         )
         for name, session in sessions.items()
     }
     answers = {name: (usage.wait(), state.wait()) for name, (usage, state) in waiting.items()}
     states = [unit_state.parse(_printed(s, n)) for _, s in answers.values() for n in PROGRAMS]
-    serves, found = serving(states), list[CachePart]()
+    printed = " ".join(_printed(state, "servers") for _, state in answers.values())
+    several = runtime.server_names(printed)
+    serves, found = serving(states, several), list[CachePart]()
     for name, (usage, _) in answers.items():
-        found += of_node(name, usage, serves, recipe)
+        found += of_node(name, usage, serves, recipes)
     return sorted(found, key=lambda part: (part.last_used, part.node, part.path))
 
 
@@ -101,15 +111,20 @@ def _printed(answer: Mapping[str, Any], name: str) -> str:
     return str(done["stdout"]) if done is not None else ""
 
 
-def serving(states: Iterable[ContainerState]) -> Serving:
-    """Put the states of all nodes together: every rank reads its caches, the server's or not."""
+def serving(states: Iterable[ContainerState], several: Iterable[str] = ()) -> Serving:
+    """Put the states of all nodes together: every rank reads its caches, the server's or not.
+
+    Args:
+        several: names of the servers of several models.
+    """
     there = [state for state in states if state.status != "absent"]
-    recipes = (state.labels.get("spark-cluster.recipe", "") for state in there)
-    return Serving(frozenset(filter(None, recipes)), bool(there))
+    recipes = {state.labels.get(RECIPE, "") for state in there}
+    recipes |= {instance_of(name) for name in several}
+    return Serving(frozenset(filter(None, recipes)), bool(there or recipes))
 
 
 def of_node(
-    node: str, usage: Mapping[str, Any], serves: Serving, recipe: str | None
+    node: str, usage: Mapping[str, Any], serves: Serving, recipes: Collection[str]
 ) -> list[CachePart]:
     """Return the parts of one node from its answer."""
     records = [r for one in usage["launches"] if (r := from_dict(one)) is not None]
@@ -129,7 +144,7 @@ def of_node(
                 recipes=named,
                 last_used=last,
                 idle_days=round(max(0.0, now - last) / 86400, 2),
-                kept=_kept(entry["kind"], named, serves, records, recipe),
+                kept=_kept(entry["kind"], named, serves, records, recipes),
             )
         )
     return found
@@ -148,7 +163,7 @@ def _kept(
     named: Collection[str],
     serves: Serving,
     records: Iterable[LaunchRecord],
-    recipe: str | None,
+    recipes: Collection[str],
 ) -> str:
     if kind == "huggingface":
         return "models are not pruned here"
@@ -159,9 +174,8 @@ def _kept(
         # Of a server without a record nothing says which compiled code it uses.
         if not serves.recipes or not serves.recipes <= known or serves.recipes & set(named):
             return "a server uses it, or may"
-    if recipe is not None and recipe in named:
-        return f"recipe {recipe} of the inventory uses it"
-    return ""
+    of_inventory = [recipe for recipe in recipes if recipe in named]
+    return f"recipe {', '.join(of_inventory)} of the inventory uses it" if of_inventory else ""
 
 
 def prunable(

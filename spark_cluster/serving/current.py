@@ -11,10 +11,10 @@ from spark_cluster.inference import replies, runtime, unit_state
 from spark_cluster.inference.process import SERVER
 from spark_cluster.serving.endpoint import LABEL, running
 from spark_cluster.serving.kind_probe import kind_of
-from spark_cluster.serving.proxy import DESCRIPTION, Access, described
+from spark_cluster.serving.proxy import DESCRIPTION, Access, ModelServer, described, models_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from spark_cluster.runner.session import Session
 
@@ -61,6 +61,8 @@ def current(session: Session, node: str) -> Current:
     shown = answer["commands"][SERVER]
     state = unit_state.parse(shown["stdout"] if shown else "")
     description = answer["files"]["endpoint"]
+    if models := models_of(description):
+        return _first(session, models, description)
     endpoint = running(state.labels, description, None)
     if state.status == "absent" or endpoint is None:
         raise Failed("nothing serves there", where=node, hint="spark-cluster up starts a server")
@@ -69,16 +71,28 @@ def current(session: Session, node: str) -> Current:
         access,
         endpoint.model,
         kind_of(state.labels),
-        _context(session, state.labels, endpoint.model),
+        _context(session, state.labels.get(LABEL, ""), endpoint.model),
         _certificate(session, access),
     )
 
 
-def _context(session: Session, labels: Mapping[str, str], model: str) -> int | None:
-    """Ask the engine itself, behind the proxy, where no key is needed."""
-    if LABEL not in labels:
+def _first(session: Session, models: Sequence[ModelServer], description: str) -> Current:
+    """Return the first of several models; clients ask for the others at the same address."""
+    access, server = described(description) or Access(""), models[0]
+    context = _context(session, server.url, server.model)
+    certificate = _certificate(session, access)
+    return Current(access, server.model, server.kind, context, certificate)
+
+
+def _context(session: Session, base: str, model: str) -> int | None:
+    """Ask the engine itself, behind the proxy, where no key is needed.
+
+    Args:
+        base: its own OpenAI base URL; empty where that is not known.
+    """
+    if not base:
         return None
-    answer = session.http(f"{labels[LABEL]}/models", timeout=ASKS_S)
+    answer = session.http(f"{base}/models", timeout=ASKS_S)
     if answer.status != 200:
         return None
     listed = replies.at(replies.decoded(answer.body), "data")

@@ -15,7 +15,7 @@ from spark_cluster.errors import Failed, UsageError
 from spark_cluster.runner.connections import ask_secret
 from spark_cluster.runner.session import Answer
 from spark_cluster.serving import proxy
-from spark_cluster.serving.proxy import Access, Replica, TlsKind
+from spark_cluster.serving.proxy import Access, ModelServer, Replica, TlsKind
 from spark_cluster.topology import Node
 
 LABEL = "spark-cluster.endpoint"
@@ -50,7 +50,8 @@ class Endpoint:
         engine_port: vLLM's own port on the loopback, behind the proxy; None without a proxy.
         tls: where the certificate comes from; None for plain HTTP.
         pem: the user's certificate and its private key; shown nowhere.
-        replicas: the servers behind the proxy, where there are several.
+        replicas: the servers behind the proxy, where there are several of one model.
+        models: the same where there are several models.
     """
 
     host: str
@@ -61,6 +62,7 @@ class Endpoint:
     tls: TlsKind | None = None
     pem: str | None = field(default=None, repr=False)
     replicas: tuple[Replica, ...] = ()
+    models: tuple[ModelServer, ...] = ()
 
     @property
     def url(self) -> str:
@@ -129,6 +131,7 @@ class Endpoint:
             "tls": self.tls,
             "certificate": self.pem,
             "replicas": self.replicas,
+            "models": self.models,
         }
 
 

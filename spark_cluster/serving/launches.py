@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from spark_cluster.config.flags import words
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.inference import compile_key, runtime, unit_state
-from spark_cluster.inference.process import SERVER
 from spark_cluster.node import launch_records
 from spark_cluster.node.launch_records import LaunchRecord, short
 from spark_cluster.serving import tuned, warmth
@@ -170,7 +169,8 @@ def before_start(play: Play, plan: ServePlan, running: ContainerState) -> None:
         return
     folders = dict.fromkeys(plan.deployment.nodes, plan.deployment.cache_root)
     told = _ask(play, plan.nodes, launch, folders, plan.recipe)
-    play.note(shown(told))
+    whose = f"{plan.recipe.name}: " if plan.deployment.instance else ""
+    play.note(f"{whose}{shown(told)}")
 
 
 def of_recipe(play: Play, recipe: Recipe, tp: int) -> Warmth | None:
@@ -221,7 +221,7 @@ def unrecorded(play: Play, plan: ServePlan) -> LaunchRecord | None:
 
 
 def _unrecorded(session: Session, plan: ServePlan) -> LaunchRecord | None:
-    asked = session.request("gather", commands={"inspect": runtime.question(SERVER)})
+    asked = session.request("gather", commands={"inspect": runtime.question(plan.server)})
     done = asked["commands"]["inspect"]
     state = unit_state.parse(done["stdout"] if done is not None else "")
     run = f"{state.id[:12]} {state.started}".strip()
@@ -229,7 +229,7 @@ def _unrecorded(session: Session, plan: ServePlan) -> LaunchRecord | None:
         "caches",
         what="known",
         run=run,
-        log=runtime.beginning(SERVER, BEGINNING),
+        log=runtime.beginning(plan.server, BEGINNING),
         pattern=compile_key.KEY.pattern,
     )
     if answer["known"]:

@@ -15,9 +15,10 @@ from spark_cluster.config.model_kind import must_be_served
 from spark_cluster.config.parallelism import REPLICAS_INSTEAD, REPLICAS_REFUSED
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import Refused
-from spark_cluster.inference.containers import NODES, OVERRIDES
+from spark_cluster.inference.containers import NODES, OVERRIDES, RECIPE
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import engine
+from spark_cluster.inference.process import server_name
 from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.serving import caches, firewall, secret_env
 from spark_cluster.serving.build_steps import build_settings
@@ -71,6 +72,11 @@ class ServePlan:
         from spark_cluster.planning.subject import of_a_recipe
 
         return of_a_recipe(self.recipe, self.launch)
+
+    @property
+    def server(self) -> str:
+        """The name of the server's program."""
+        return server_name(self.deployment.instance)
 
     @property
     def ranks(self) -> tuple[str, ...]:
@@ -189,7 +195,7 @@ def _labels(recipe: Recipe, tp: int, endpoint: Endpoint) -> dict[str, str]:
     return {
         **({NODES: str(nodes)} if nodes != tp else {}),
         **({OVERRIDES: overrides.text(recipe.overrides)} if recipe.overrides else {}),
-        "spark-cluster.recipe": recipe.name,
+        RECIPE: recipe.name,
         "spark-cluster.model": endpoint.model,
         "spark-cluster.tp": str(tp),
         "spark-cluster.executor": recipe.executor,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from spark_cluster.config.model_kind import KINDS, ModelKind
 from spark_cluster.config.ports import LOOPBACK
 
 UNIT = "spark-cluster-endpoint"
@@ -64,6 +65,31 @@ class Replica:
     def to_dict(self) -> dict[str, Any]:
         """Return it as the proxy's description has it."""
         return {"node": self.node, "address": self.address, "port": self.port}
+
+
+@dataclass(frozen=True)
+class ModelServer(Replica):
+    """The server of one of several models, to which the proxy sends the requests for it.
+
+    Attributes:
+        names: all names by which it is asked for, its own first.
+        program: name of the container, or of the unit.
+        kind: what the model answers.
+    """
+
+    names: tuple[str, ...] = ()
+    program: str = ""
+    kind: ModelKind = "chat"
+
+    @property
+    def model(self) -> str:
+        """Its own name, which its answers carry."""
+        return self.names[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as the proxy's description has it."""
+        own = {"names": list(self.names), "program": self.program, "kind": self.kind}
+        return {**super().to_dict(), **own}
 
 
 @dataclass(frozen=True)
@@ -129,6 +155,24 @@ def replicas_of(text: str | None) -> tuple[Replica, ...]:
     try:
         found = json.loads(text or "").get("replicas", [])
         return tuple(Replica(str(r["node"]), str(r["address"]), int(r["port"])) for r in found)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return ()
+
+
+def models_of(text: str | None) -> tuple[ModelServer, ...]:
+    """Parse the models of a node's `endpoint.json`; none where it does not serve several."""
+    try:
+        found = json.loads(text or "").get("models", [])
+        return tuple(
+            ModelServer(
+                *(str(m["node"]), str(m["address"]), int(m["port"])),
+                names=(str(m["names"][0]), *map(str, m["names"][1:])),
+                program=str(m["program"]),
+                kind=m["kind"],
+            )
+            for m in found
+            if m["kind"] in KINDS
+        )
     except (ValueError, LookupError, TypeError, AttributeError):
         return ()
 

@@ -71,12 +71,15 @@ def healthy(
     timeout: float,
     ranks: Sequence[str] = (),
     engine_name: str = DEFAULT,
+    *,
+    server: str = SERVER,
 ) -> list[vram.NodeVram]:
     """Wait until the engine is healthy, at most `timeout` seconds.
 
     Args:
         ranks: names of the nodes other than the head that have a rank of their own (executor mp).
         engine_name: of the engine that is waited for.
+        server: name of its program.
 
     Returns:
         The largest VRAM seen meanwhile.
@@ -100,12 +103,12 @@ def healthy(
         if health.status == 200:
             return peak
         for name in (play.head.name, *ranks):
-            state = container_state(play, SERVER, name)
+            state = container_state(play, server, name)
             if state.status != "running" or state.restarts > restarts.setdefault(
                 name, state.restarts
             ):
-                raise _ended(play, state, name)
-        log = logs.read(session, SERVER, lines=20)
+                raise _ended(play, state, name, server)
+        log = logs.read(session, server, lines=20)
         if time.monotonic() > deadline:
             raise VerificationFailed(
                 f"the server is not healthy after {timeout:g} s; its log ends with: "
@@ -117,7 +120,7 @@ def healthy(
         time.sleep(POLL_S)
 
 
-def ask(play: Play, endpoint: Endpoint, probe: Probe) -> str:
+def ask(play: Play, endpoint: Endpoint, probe: Probe, server: str = SERVER) -> str:
     """The answer to the recipe's question; health is not readiness, a right answer is.
 
     Raises:
@@ -125,7 +128,7 @@ def ask(play: Play, endpoint: Endpoint, probe: Probe) -> str:
     """
     reply = ask_once(play.session(play.head), endpoint, probe, timeout=120)
     if reply.status != 200:
-        fault = logs.first_error(program_logs(play, SERVER) | program_logs(play, RAY))
+        fault = logs.first_error(program_logs(play, server) | program_logs(play, RAY))
         cause = fault.text if fault else reply.why
         raise VerificationFailed(
             f"/health is fine, but a completion is not (status {reply.status}): {cause}",
@@ -189,17 +192,17 @@ def container_state(play: Play, name: str, node: str | None = None) -> Container
     return unit_state.parse(done["stdout"] if done is not None else "")
 
 
-def _ended(play: Play, state: ContainerState, name: str) -> Failed:
-    fault = logs.first_error(program_logs(play, SERVER) | program_logs(play, RAY))
+def _ended(play: Play, state: ContainerState, name: str, server: str) -> Failed:
+    fault = logs.first_error(program_logs(play, server) | program_logs(play, RAY))
     session = play.connections.session(name)
-    last = logs.last_line(logs.read(session, SERVER, lines=20))
+    last = logs.last_line(logs.read(session, server, lines=20))
     who = "the server" if name == play.head.name else f"the rank on {name}"
     what = "restarted" if state.status == "running" else f"is {state.status}"
     # Docker would start it again and again; what it said stays to be read.
-    session.run(runtime.RUNTIMES[state.runtime].stop(SERVER))
+    session.run(runtime.RUNTIMES[state.runtime].stop(server))
     return Failed(
         f"{who} {what} while loading: {fault.text if fault else last or state.error}",
-        where=fault.where if fault else f"{name} {SERVER}",
+        where=fault.where if fault else f"{name} {server}",
         hint=logs.advice(fault, f"{who} was stopped, its log stays: spark-cluster logs shows more"),
     )
 

@@ -25,7 +25,7 @@ from spark_cluster.serving import admission, caches, firewall, launches, readine
 from spark_cluster.serving.endpoint import LABEL, Endpoint
 from spark_cluster.serving.nodes import groups
 from spark_cluster.serving.plan import ServePlan, resolve
-from spark_cluster.serving.proxy import DESCRIPTION, Replica, replicas_of
+from spark_cluster.serving.proxy import DESCRIPTION, Replica
 from spark_cluster.topology import Node
 
 BEHIND_PROXY_S = 30.0
@@ -68,10 +68,11 @@ class Member:
         return self.play.head
 
 
-def behind(play: Play) -> tuple[Replica, ...]:
-    """Return the replicas that the endpoint has now; none where it has one server."""
+def behind(play: Play) -> str | None:
+    """Return what the proxy's own file says of the endpoint; None without a proxy."""
     answer = play.session(play.head).request("gather", files={"endpoint": DESCRIPTION})
-    return replicas_of(answer["files"]["endpoint"])
+    found: str | None = answer["files"]["endpoint"]
+    return found
 
 
 def taken_away(now: Sequence[Replica], tp: int) -> str:
@@ -112,7 +113,7 @@ def resolve_group(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], c
             where=str(inventory.path),
             hint="give serve.engine_port another number",
         )
-    behind = tuple(Replica(node.name, _address(node), port) for node in serving)
+    behind = tuple(Replica(node.name, address_of(node), port) for node in serving)
     guarded = firewall.settings(inventory, recipe, serving[:1])
     if guarded["state"] == "present":
         guarded = {**guarded, "peers": tuple(names), "ports": (*guarded["ports"], (port, port))}
@@ -123,12 +124,12 @@ def resolve_group(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], c
         endpoint=replace(alone.endpoint, engine_port=port, replicas=behind),
         firewall=guarded,
     )
-    parts = [_part(whole, inventory, *pair) for pair in zip(serving, behind, strict=True)]
+    parts = [part(whole, inventory, *pair) for pair in zip(serving, behind, strict=True)]
     return Group(whole, tuple(parts))
 
 
-def _address(node: Node) -> str:
-    """Where a replica listens.
+def address_of(node: Node) -> str:
+    """Return where a server behind the proxy listens.
 
     Raises:
         Refused: the node has no address on the fabric.
@@ -137,15 +138,15 @@ def _address(node: Node) -> str:
         return LOOPBACK
     if node.fabric_ip is None:
         raise Refused(
-            f"{node.name} has no link to the head: the proxy reaches replicas over it only, where "
+            f"{node.name} has no link to the head: the proxy reaches servers over it only, where "
             "no one else is",
             hint=NO_LINK,
         )
     return node.fabric_ip
 
 
-def _part(whole: ServePlan, inventory: Inventory, node: Node, behind: Replica) -> ServePlan:
-    """Return the plan of one replica, which knows nothing of the others."""
+def part(whole: ServePlan, inventory: Inventory, node: Node, behind: Replica) -> ServePlan:
+    """Return the plan of one server behind the proxy, which knows nothing of the others."""
     endpoint = Endpoint(behind.address, behind.port, whole.endpoint.model)
     deployment = replace(
         whole.deployment,
@@ -163,7 +164,7 @@ def members(play: Play, group: Group) -> list[Member]:
 
     def look(plan: ServePlan) -> Member:
         part = play.part(plan.deployment.nodes)
-        states = [readiness.container_state(part, name) for name in (SERVER, RAY)]
+        states = [readiness.container_state(part, name) for name in (plan.server, RAY)]
         return Member(part, plan, *states)
 
     return play.together(*[partial(look, plan) for plan in group.parts])
@@ -175,13 +176,19 @@ def with_plans(found: Sequence[Member], group: Group) -> list[Member]:
 
 
 def must_work(
-    found: Sequence[Member], there: Mapping[str, float], *, force: bool, offline: bool = False
+    found: Sequence[Member],
+    there: Mapping[str, float],
+    *,
+    force: bool,
+    offline: bool = False,
+    ended: Sequence[str] = (),
 ) -> None:
     """Refuse what cannot work on one of the nodes, unless forced; each is asked for its memory.
 
     Args:
         there: as `admission.must_work` takes it.
         offline: the hub is not asked for the model's shape.
+        ended: as `admission.must_work` takes it.
 
     Raises:
         DoesNotFit: with the node.
@@ -192,7 +199,13 @@ def must_work(
             one.play.note(note, node=one.node)
         try:
             admission.must_work(
-                one.play, one.plan, one.running, there, force=force, offline=offline
+                one.play,
+                one.plan,
+                one.running,
+                there,
+                force=force,
+                offline=offline,
+                ended=ended,
             )
         except SparkClusterError as error:
             error.where = error.where or one.node.name

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_cluster.errors import VerificationFailed
+from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.events import Progress
 from spark_cluster.serving import embedding_size, readiness
 from spark_cluster.serving.checks import every
@@ -34,7 +35,7 @@ def climb(play: Play, plan: ServePlan) -> str:
         VerificationFailed: at the first rung that does not hold.
     """
     answer = ""
-    client = client_for(play, plan.endpoint, plan.recipe)
+    client = client_for(play, plan.endpoint, plan.recipe, plan.server)
     flags = {flag: str(value) for flag, value in plan.launch.args.items()}
     client = replace(client, flags=flags)
     for rung in plan.recipe.readiness.rungs:
@@ -49,10 +50,14 @@ def climb(play: Play, plan: ServePlan) -> str:
     return answer
 
 
-def client_for(play: Play, endpoint: Endpoint, recipe: Recipe) -> Client:
-    """Return the client that asks from the head, with what the recipe lets one expect."""
+def client_for(play: Play, endpoint: Endpoint, recipe: Recipe, server: str = SERVER) -> Client:
+    """Return the client that asks from the head, with what the recipe lets one expect.
+
+    Args:
+        server: name of the program that serves, for its log.
+    """
     session = play.session(play.head)
-    own_question = partial(readiness.ask, play, endpoint, recipe.probe)
+    own_question = partial(readiness.ask, play, endpoint, recipe.probe, server)
     client = Client(session, endpoint, play.head.name, own_question=own_question)
     if recipe.kind == "embedding":
         return embedding_size.expecting(client, session, recipe)

@@ -37,15 +37,18 @@ class Unmet:
     line: str = ""
 
 
-def must_fit(play: Play, nodes: Sequence[Node], wanted: Readiness) -> None:
+def must_fit(play: Play, nodes: Sequence[Node], wanted: Readiness, server: str = SERVER) -> None:
     """Look for the recipe's assertions in the logs of all ranks; a line of any of them counts.
+
+    Args:
+        server: name of the program that serves.
 
     Raises:
         VerificationFailed: a line is missing, or there is one that must not be.
     """
     if not (wanted.log_expect or wanted.log_forbid):
         return
-    texts = [read(play.session(node), name) for node in nodes for name in (SERVER, RAY)]
+    texts = [read(play.session(node), name) for node in nodes for name in (server, RAY)]
     missed = unmet("\n".join(texts), wanted.log_expect, wanted.log_forbid)
     if not missed:
         return

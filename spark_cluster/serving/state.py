@@ -16,18 +16,22 @@ from spark_cluster.inference.ray import RayNode, RayState
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-from spark_cluster.serving import firewall, logs, node_states, replica_state, tuned
+from spark_cluster.serving import firewall, logs, model_state, node_states, replica_state, tuned
 from spark_cluster.serving.endpoint import Endpoint, running
 from spark_cluster.serving.kind_probe import ANSWERS, kind_of, probe_once
+from spark_cluster.serving.model_state import ModelState
 from spark_cluster.serving.node_states import MANY_RESTARTS, NodeState
 from spark_cluster.serving.proxy import (
     UNIT,
     Access,
+    ModelServer,
     Replica,
     described,
+    models_of,
     refused_by_proxy,
     replicas_of,
 )
+from spark_cluster.serving.readiness import Reply
 from spark_cluster.serving.replica_state import ReplicaState
 
 if TYPE_CHECKING:
@@ -63,7 +67,8 @@ class Status:
         kind: of the model: chat, embedding, reranking or transcription; None without a server.
         overrides: engine arguments that `up` was given in place of the recipe's, as options.
         caches: whether the next launch of the inventory's recipe is warm; None without a recipe.
-        replicas: the servers behind the endpoint, where there are several.
+        replicas: the servers behind the endpoint, where there are several of one model.
+        models: the models, where the endpoint has several; `model`, `tp` and `kind` are None then.
         tuned: files with tuned parameters of kernels that the server was started with.
     """
 
@@ -79,6 +84,7 @@ class Status:
     overrides: str = ""
     caches: Warmth | None = None
     replicas: tuple[ReplicaState, ...] = ()
+    models: tuple[ModelState, ...] = ()
     tuned: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,6 +101,7 @@ class Status:
             "overrides": self.overrides,
             "tuned": list(self.tuned),
             "replicas": [replica.to_dict() for replica in self.replicas],
+            **({"models": [model.to_dict() for model in self.models]} if self.models else {}),
             "caches": self.caches.to_dict() if self.caches is not None else None,
             "problems": list(self.problems),
         }
@@ -134,6 +141,9 @@ def _serving_state(
     play: Play, nodes: list[NodeState], endpoint_key: str | None, probe: Probe
 ) -> Status:
     known = {node.name: node for node in nodes}
+    head_state = next((known[node.name] for node in play.nodes if node.is_head), None)
+    if head_state and (models := models_of(head_state.description)):
+        return _with_models(play, nodes, models, endpoint_key, probe)
     server = _server(play, known)
     if server is None:
         return _without_server(nodes)
@@ -188,6 +198,55 @@ def _serving_state(
     if access is None:
         return found
     return replace(found, endpoint=access.url, access=replace(access, fingerprint=shown))
+
+
+def _with_models(
+    play: Play,
+    nodes: list[NodeState],
+    models: Sequence[ModelServer],
+    endpoint_key: str | None,
+    probe: Probe,
+) -> Status:
+    """The state where the endpoint has several models."""
+    nodes = model_state.with_servers(play, nodes, models)
+    known = {node.name: node for node in nodes}
+    head = known[_head(play)]
+    problems = [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
+    endpoint = running({}, head.description, endpoint_key)
+    if endpoint is None:
+        problems.append(f"the proxy's description on {head.name} names no endpoint")
+        return Status("failed", nodes, [], problems=tuple(problems))
+    whole = endpoint
+    session = play.connections.session(head.name)
+    few = probe.model_copy(update={"max_tokens": min(probe.max_tokens, FEW_TOKENS)})
+
+    def ask(server: ModelServer) -> Reply:
+        asked = replace(whole, model=server.model)
+        return probe_once(session, asked, server.kind, few, timeout=COMPLETION_S)
+
+    problems += [
+        f"the firewall of the engine's ports on {node.name}: {node.firewall}"
+        for node in nodes
+        if node.firewall and any(model_state.is_guarded(node, one.program) for one in models)
+    ]
+    if head.proxy != "active":
+        unit_is = head.proxy or "not there"
+        problems.append(f"the proxy in front of vLLM ({UNIT}) is {unit_is} on {head.name}")
+    found = model_state.look(play, models, known, ask)
+    answer = any(one.state == "serving" for one in found)
+    loading = not problems and all(one.state == "loading" for one in found)
+    problems += [one.problem for one in found if one.problem]
+    shown = whole.request(session, "/health", timeout=5).certificate
+    access = replace(described(head.description) or Access(whole.url), fingerprint=shown)
+    return Status(
+        _state(answer=answer, problems=problems, loading=loading),
+        nodes,
+        [],
+        endpoint=access.url,
+        access=access,
+        problems=tuple(problems),
+        models=found,
+    )
 
 
 def _together(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:

@@ -23,7 +23,8 @@ from spark_cluster.serving.client import PATIENCE_S, NotApplicable, RequestFaile
 from spark_cluster.serving.endpoint import running
 from spark_cluster.serving.kept_answers import COMPARED, ComparedSize, KeptAnswers
 from spark_cluster.serving.kind_probe import kind_of
-from spark_cluster.serving.proxy import DESCRIPTION
+from spark_cluster.serving.proxy import DESCRIPTION, ModelServer, models_of
+from spark_cluster.serving.readiness import container_state
 from spark_cluster.serving.vram import NodeVram
 
 if TYPE_CHECKING:
@@ -169,24 +170,35 @@ class RunningServer:
     kind: ModelKind
     flags: dict[str, str] = field(default_factory=dict)
     overrides: str = ""
+    program: str = SERVER
 
 
-def running_server(play: Play, key: str | None) -> RunningServer:
-    """Return the server that runs on the head.
+def running_server(play: Play, key: str | None, model: str | None = None) -> RunningServer:
+    """Return the server that runs on the head, or that of one of several models.
 
     Args:
         key: the endpoint's API key, when it has one.
+        model: a name of the model, where there are several.
 
     Raises:
         Failed: none runs, or none that `up` started.
+        UsageError: there are several models, and none of them is named.
     """
     answer = play.session(play.head).request(
         "gather",
         commands={"inspect": runtime.question(SERVER)},
         files={"endpoint": DESCRIPTION},
     )
-    done = answer["commands"]["inspect"]
-    state = unit_state.parse(done["stdout"] if done is not None else "")
+    program = SERVER
+    if models := models_of(answer["files"]["endpoint"]):
+        chosen = _chosen(models, model)
+        program = chosen.program
+        state = container_state(play, program, chosen.node)
+    elif model is not None:
+        raise UsageError(f"--model {model}: the endpoint has one model", hint="leave --model out")
+    else:
+        done = answer["commands"]["inspect"]
+        state = unit_state.parse(done["stdout"] if done is not None else "")
     if state.status != "running":
         what = "nothing serves" if state.status == "absent" else f"the server is {state.status}"
         raise Failed(what, where=play.head.name, hint="spark-cluster up starts the server")
@@ -194,10 +206,25 @@ def running_server(play: Play, key: str | None) -> RunningServer:
     if endpoint is None:
         raise Failed(
             "the container's label names no endpoint",
-            where=f"{play.head.name} {SERVER}",
+            where=f"{play.head.name} {program}",
             hint="spark-cluster up starts it with its labels",
         )
-    return _of_labels(state, endpoint)
+    return replace(_of_labels(state, endpoint), program=program)
+
+
+def _chosen(models: Sequence[ModelServer], model: str | None) -> ModelServer:
+    """Return the server of the model that is named.
+
+    Raises:
+        UsageError: none of them is.
+    """
+    for server in models:
+        if model in server.names:
+            return server
+    there = ", ".join(server.model for server in models)
+    if model is None:
+        raise UsageError(f"the endpoint has {len(models)} models", hint=f"--model NAME: {there}")
+    raise UsageError(f"the endpoint has no model '{model}'", hint=f"there are: {there}")
 
 
 def _of_labels(state: ContainerState, endpoint: Endpoint) -> RunningServer:
@@ -240,7 +267,7 @@ def verify(
         raise UsageError(
             f"no check of a model of kind {server.kind} is selected", hint=f"there are: {known}"
         )
-    client = rungs.client_for(play, server.endpoint, recipe)
+    client = rungs.client_for(play, server.endpoint, recipe, server.program)
     client = replace(client, flags=server.flags, patience_s=patience_s, context=context)
     launch = _launch(recipe, server.tp)
     verdicts = tuple(_verdicts(client, checks, recipe, launch, _progress(play)))

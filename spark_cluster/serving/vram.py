@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from spark_cluster.errors import Failed, SparkClusterError
@@ -38,12 +38,14 @@ class NodeVram:
 
     Attributes:
         processes: what `nvidia-smi --query-compute-apps` lists.
+        models: process id to the model that it serves, where several are served.
     """
 
     name: str
     processes: tuple[Process, ...]
     mem_total_mib: int
     mem_available_mib: int
+    models: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def used_mib(self) -> int:
@@ -55,7 +57,13 @@ class NodeVram:
         return {
             "name": self.name,
             "processes": [
-                {"pid": p.pid, "name": p.name, "used_mib": p.used_mib} for p in self.processes
+                {
+                    "pid": p.pid,
+                    "name": p.name,
+                    "used_mib": p.used_mib,
+                    **({"model": self.models[p.pid]} if p.pid in self.models else {}),
+                }
+                for p in self.processes
             ],
             "used_mib": self.used_mib,
             "mem_total_mib": self.mem_total_mib,

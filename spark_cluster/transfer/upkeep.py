@@ -195,8 +195,8 @@ def needs_of(recipes: Iterable[Recipe]) -> list[Need]:
     return found
 
 
-def needed(project: Project, served: str | None, allow: Allowances) -> list[Need]:
-    """Return the models that the inventory's recipe and the user's own recipes need, which are
+def needed(project: Project, served: Iterable[str], allow: Allowances) -> list[Need]:
+    """Return the models that the inventory's recipes and the user's own recipes need, which are
     never pruned.
 
     Raises:
@@ -205,15 +205,13 @@ def needed(project: Project, served: str | None, allow: Allowances) -> list[Need
     return list(dict.fromkeys(needs_of(kept_recipes(project, served, allow))))
 
 
-def kept_recipes(project: Project, served: str | None, allow: Allowances) -> list[Recipe]:
+def kept_recipes(project: Project, served: Iterable[str], allow: Allowances) -> list[Recipe]:
     """Return the recipes whose models and images are never pruned: the inventory's, and the user's
     own; see `needed`."""
     shipped = project.shipped / "recipes"
     own = [path for path in project.list("recipes").values() if not path.is_relative_to(shipped)]
     recipes = [load_recipe(path, project, allow) for path in own]
-    if served is not None:
-        recipes.append(load_recipe(served, project, allow))
-    return recipes
+    return recipes + [load_recipe(name, project, allow) for name in served]
 
 
 def stored(nodes: Nodes, needs: Sequence[Need]) -> list[StoredModels]:

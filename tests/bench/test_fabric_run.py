@@ -31,6 +31,7 @@ from spark_cluster.bench.fabric_verdict import judged, rdma_devices, uses_rdma
 from spark_cluster.errors import Failed, InvalidFile, Refused, UsageError
 from spark_cluster.facts.model import Process
 from spark_cluster.inference.containers import ContainerState
+from spark_cluster.inference.process import SERVER
 from spark_cluster.serving import readiness
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
@@ -288,9 +289,13 @@ def test_when_it_is_refused(monkeypatch):
     plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
     monkeypatch.setattr(on_node, "is_busy", lambda _session: False)
 
-    def state(play: Busy, _name: str, node: str) -> ContainerState:
-        return play.states.get(node, ContainerState("absent"))
+    def state(play: Busy, name: str, node: str) -> ContainerState:
+        (there,) = several.get(node, (SERVER,))
+        return play.states.get(node, ContainerState("absent")) if name == there else absent
 
+    absent = ContainerState("absent")
+    several: dict[str, tuple[str, ...]] = {}
+    monkeypatch.setattr(fabric_run, "servers_there", lambda _play: several)
     monkeypatch.setattr(readiness, "container_state", state)
     must_be_possible(Busy(), plan)  # type: ignore[arg-type]
     must_be_possible(Busy(spark1=ContainerState("exited")), plan)  # type: ignore[arg-type]
@@ -298,6 +303,10 @@ def test_when_it_is_refused(monkeypatch):
     with pytest.raises(Refused, match="lab-paris is up: it holds the GPU's memory") as caught:
         must_be_possible(Busy(spark2=up), plan)  # type: ignore[arg-type]
     assert "spark-cluster down" in caught.value.hint
+    several["spark1"] = ("spark-vllm-chat",)
+    with pytest.raises(Refused, match="lab-paris is up") as caught:
+        must_be_possible(Busy(spark1=up), plan)  # type: ignore[arg-type]
+    several.clear()
     one = SimpleNamespace(nodes=("spark1",), recipe=make_recipe("gemma4-31b-fp8"))
     with pytest.raises(Refused, match="between nodes"):
         must_be_possible(Busy(), one)  # type: ignore[arg-type]

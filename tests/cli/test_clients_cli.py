@@ -93,6 +93,19 @@ def test_what_serves_is_asked_and_the_certificate_is_saved(run, serving, project
     assert "abc-123" in run("clients", "--json", "--show-key")[1]
 
 
+def test_of_several_models_it_is_for_the_first(run, serving, engine):
+    node = serving()
+    proxied(node)
+    access = json.loads((node / DESCRIPTION.lstrip("/")).read_text())
+    one = {"node": "spark1", "address": "127.0.0.1", "port": engine, "program": "p", "kind": "chat"}
+    models = [{**one, "names": ["gemma", "alias"]}, {**one, "names": ["words"]}]
+    put(node / DESCRIPTION.lstrip("/"), json.dumps({**access, "models": models}))
+    put(node / "usr/local/bin/docker", "#!/bin/sh\nexit 1\n", 0o755)
+    endpoint = json.loads(run("clients", "--json")[1])["endpoint"]
+    assert (endpoint["url"], endpoint["model"]) == ("https://10.0.0.1:8443/v1", "gemma")
+    assert endpoint["context"] == 9
+
+
 def test_one_client_alone_can_be_written_to_a_file(run, serving):
     serving()
     status, out, err = run("clients", "opencode")

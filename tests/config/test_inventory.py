@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import IPv4Interface
 from pathlib import Path
 
@@ -498,3 +499,33 @@ def test_files_of_the_certificate_start_at_the_inventory(tmp_path):
     made = make_inventory(tmp_path, HEAD + "serve: {tls: self-signed}\n").serve.tls
     assert made.self_signed
     assert made.read() is None
+
+
+SEVERAL = "nodes: {{a: {{address: 10.0.0.1, roles: [head]}}}}\nserve: {}\n"
+
+
+def test_a_list_of_recipes_is_served_next_to_each_other(tmp_path):
+    found = make_inventory(tmp_path, SEVERAL.format("[chat, {recipe: words, aliases: [small]}]"))
+    assert found.serve.recipe_names == ("chat", "words")
+    assert found.serve.recipes[1].aliases == ["small"]
+    assert found.serve.proxied
+    assert list(found.serve.engine_ports) == [18000, 18001]
+    long = make_inventory(tmp_path, SEVERAL.format("{port: 9000, recipes: [chat, words]}"))
+    assert (long.serve.port, long.serve.recipe_names) == (9000, ("chat", "words"))
+
+
+@pytest.mark.parametrize(
+    ("serve", "why"),
+    [
+        ("[chat]", "found 1 entry, expected at least 2; for one, give recipe: NAME"),
+        ("{recipe: chat, recipes: [a, b]}", "found recipe and recipes; give one of them"),
+        ("[chat, chat]", "'chat' is given twice"),
+        ("[chat, {recipe: b, node: z}]", "no node 'z'"),
+        ("{recipes: [a, b], port: 18001}", "is also vLLM's own port"),
+        ("{recipes: [a, b], engine_port: 65535}", "2 models need as many ports"),
+        ("[chat, {recipe: b, alias: [x]}]", "unknown field; did you mean 'aliases'?"),
+    ],
+)
+def test_lists_that_cannot_be_served(tmp_path, serve, why):
+    with pytest.raises(InvalidFile, match=re.escape(why)):
+        make_inventory(tmp_path, SEVERAL.format(serve))

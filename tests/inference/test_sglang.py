@@ -20,6 +20,7 @@ from spark_cluster.errors import Refused
 from spark_cluster.facts.model import Facts, Hca
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import engine
+from spark_cluster.inference.process import SERVER
 from spark_cluster.inference.runtime import RUNTIMES
 from spark_cluster.logs.startup import Start
 from spark_cluster.node.http import ask
@@ -196,6 +197,7 @@ def test_up_waits_asks_and_reads_the_version(port: int, monkeypatch: pytest.Monk
         recipe=recipe,
         launch=of_recipe(recipe, 1),
         deployment=deployment("spark1"),
+        server=SERVER,
     )
     assert rungs.climb(play, plan) == "Paris"  # type: ignore[arg-type]
     found = result.served(play, plan, "Paris", [], [])  # type: ignore[arg-type]

@@ -29,13 +29,16 @@ class Play:
     def __init__(self, gpu: str = "NVIDIA GB10") -> None:
         facts = Facts(gpu=Gpu(gpu, "12.1", "580"))
         self.nodes = [SimpleNamespace(name=name, facts=facts) for name in ("spark1", "spark2")]
+        self.servers: dict[str, str] = {}
         self.applied: list[str] = []
         self.notes: list[str] = []
         self.memory = MemoryPhases()
         self.bus = Bus(self.memory)
 
-    def session(self, node: SimpleNamespace) -> str:
-        return f"session with {node.name}"
+    def session(self, node: SimpleNamespace) -> SimpleNamespace:
+        done = {"status": 0, "stdout": self.servers.get(node.name, "")}
+        pending = SimpleNamespace(wait=lambda: {"commands": {"servers": done}})
+        return SimpleNamespace(submit=lambda _operation, commands: pending)
 
     def on_each(self, nodes: list[SimpleNamespace], job: Callable[[Any], None]) -> None:
         for node in nodes:
@@ -124,7 +127,7 @@ LEFT = [NodeVram("spark1", (OLLAMA,), 1000, 950), FREE[1]]
 def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's process is in our container; Ollama's is not."""
     found = {"spark1": {7}, "spark2": set[int]()}
-    monkeypatch.setattr(admission, "our_processes", lambda _play, _names: found)
+    monkeypatch.setattr(admission, "our_processes", lambda _play, _names, _programs: found)
 
 
 @pytest.mark.usefixtures("ours")
@@ -165,3 +168,16 @@ def test_models_of_ollama_are_unloaded_on_request(
     verb = "would unload" if check else "unloaded"
     assert f"spark1: Ollama: {verb} gemma3 (50 MiB)" in play.notes
     assert "spark2: Ollama has no model loaded, or is not running" in play.notes
+
+
+def test_the_servers_of_several_models_are_ended_wherever_they_are(
+    readings: list[list[NodeVram]],
+) -> None:
+    """Also those that the endpoint's description does not name any more."""
+    readings += [FREE]
+    play = Play()
+    play.servers = {"spark1": "spark-vllm-chat\nspark-vllm-words\n"}
+    down(play)
+    ended = [name for name in play.applied if "Container:spark-vllm" in name]
+    for name in ("spark-vllm", "spark-vllm-chat", "spark-vllm-words"):
+        assert f"spark1 Container:{name}" in ended

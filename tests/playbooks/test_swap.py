@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -43,6 +44,7 @@ class Play:
     def __init__(self, up: Callable[..., Any], down: Callable[..., Any]) -> None:
         self.nodes = [make_node("spark1"), make_node("spark2", head=False, address="10.0.0.2")]
         self.inventory = inventory_of(*self.nodes)
+        self.description: str | None = None
         self.done: list[str] = []
         self.seconds: dict[str, float] = {}
         self.notes: list[str] = []
@@ -67,8 +69,13 @@ class Play:
     def note(self, text: str, **_options: Any) -> None:
         self.notes.append(text)
 
-    def session(self, node: Any) -> Any:
-        return node
+    @property
+    def head(self) -> Any:
+        return self.nodes[0]
+
+    def session(self, _node: Any) -> Any:
+        found = {"files": {"endpoint": self.description}}
+        return SimpleNamespace(request=lambda _operation, files: found)
 
     def readmit(self) -> None:
         self.done.append("readmit")
@@ -248,3 +255,13 @@ def test_the_labels_give_the_command_back():
         "-o max-num-seqs=2 -o no-enable-x="
     )
     assert former_of(ContainerState("running", labels={"spark-cluster.tp": "x"})) is None
+
+
+def test_several_models_are_not_swapped(swap: Callable[..., Any]) -> None:
+    play = Play(fine, fine)
+    model = {"node": "spark1", "address": "127.0.0.1", "port": 1, "program": "x", "kind": "chat"}
+    models = [{**model, "names": [name]} for name in ("paris", "words")]
+    play.description = json.dumps({"models": models})
+    with pytest.raises(Refused, match=r"the endpoint has 2 models \(paris, words\)"):
+        swap(play, runs())
+    assert play.done == []

@@ -109,7 +109,7 @@ def test_docker_as_it_comes(role):
     docker = one(resources, "Service")
     assert docker.triggers() == ("JsonKeys:/etc/docker/daemon.json",)
     assert not docker.allow_restart
-    assert {"name=^spark-vllm$", "name=^spark-ray$"} <= set(docker.in_use)
+    assert {"name=^spark-vllm(-.+)?$", "name=^spark-ray$"} <= set(docker.in_use)
     assert one(role("containers", a_spark(), allow_restart=True), "Service").allow_restart
 
 

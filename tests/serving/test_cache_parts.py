@@ -60,7 +60,8 @@ class Node:
 
     def answer(self, op: str, what: dict[str, Any]) -> dict[str, Any]:
         if op == "gather":
-            found = {name: {"stdout": self.programs.get(name, "[]")} for name in what["commands"]}
+            printed = {"servers": "", **self.programs}
+            found = {name: {"stdout": printed.get(name, "[]")} for name in what["commands"]}
             return {"commands": found}
         if what["what"] == "remove":
             self.removed += what["paths"]
@@ -71,7 +72,7 @@ class Node:
 
 def look(recipe: str | None = None, **nodes: Node) -> list[CachePart]:
     folders = dict.fromkeys(nodes, "/var/cache/x")
-    return cache_parts.parts(nodes, folders, recipe)  # type: ignore[arg-type]
+    return cache_parts.parts(nodes, folders, (recipe,) if recipe else ())  # type: ignore[arg-type]
 
 
 def prunable(found: list[CachePart], **options: Any) -> list[str]:
@@ -127,3 +128,13 @@ def test_each_node_removes_its_own() -> None:
     removed = cache_parts.remove(nodes, folders, chosen)  # type: ignore[arg-type]
     assert removed == {"spark1": [chosen[0].path]}
     assert (len(nodes["spark1"].removed), nodes["spark2"].removed) == (3, [])
+
+
+def test_what_one_of_several_models_uses_is_kept() -> None:
+    found = look(a=Node({"servers": "spark-vllm-old\nspark-vllm-new\n"}))
+    kept = {
+        part.path.removeprefix(cache_parts.COMPILED): part.kept
+        for part in found
+        if part.kind == "compile"
+    }
+    assert kept[OLD] == kept[NEW] == "a server uses it, or may"

@@ -10,6 +10,7 @@ import pytest
 from chat_server import ChatServer, Node
 from factories import make_node
 
+from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.options import Options, Selection
 from spark_cluster.serving import start
 from spark_cluster.serving.endpoint import Endpoint
@@ -47,6 +48,7 @@ def ended(endpoint: Endpoint, engine: str = "vllm", selection: Selection | None 
         endpoint=endpoint,
         nodes=[make_node("spark1"), make_node("spark2")],
         deployment=SimpleNamespace(runtime="docker"),
+        server=SERVER,
     )
     start.end_dead_server(play, plan)  # type: ignore[arg-type]
     return play

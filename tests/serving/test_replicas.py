@@ -92,7 +92,7 @@ def test_one_server_in_place_of_several_is_said() -> None:
     text = endpoint_files(group().whole)[proxy.DESCRIPTION]
     session = SimpleNamespace(request=lambda _op, files: {"files": {"endpoint": text}})
     play = SimpleNamespace(head=NODES[0], session=lambda _node: session)
-    said = replicas.taken_away(replicas.behind(play), 2)  # type: ignore[arg-type]
+    said = replicas.taken_away(proxy.replicas_of(replicas.behind(play)), 2)  # type: ignore[arg-type]
     assert "2 replicas (a, b)" in said
     assert "--tp 2" in said
     assert "`up --replicas 2` keeps them" in said

@@ -22,6 +22,7 @@ from spark_cluster.config.schema import parse
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.inference import replies
 from spark_cluster.inference.containers import parse_state
+from spark_cluster.inference.process import SERVER
 from spark_cluster.serving import rungs
 from spark_cluster.serving.checks import pictures
 from spark_cluster.serving.text_checks import incoherent
@@ -41,7 +42,7 @@ def climb(server: ChatServer, *names: str) -> str:
     plan = plan_for(recipe, node)
     session, endpoint = Node(), server.endpoint
     play = SimpleNamespace(head=node, nodes=[], session=lambda _node: session, bus=Mock())
-    made = SimpleNamespace(recipe=recipe, endpoint=endpoint, launch=plan.launch)
+    made = SimpleNamespace(recipe=recipe, endpoint=endpoint, launch=plan.launch, server=SERVER)
     return rungs.climb(play, made)  # type: ignore[arg-type]
 
 

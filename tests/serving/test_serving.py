@@ -165,14 +165,15 @@ class FakeSession:
         self.firewall = firewall
         self.description, self.proxy, self.asked = description, proxy, []
 
-    def submit(self, op, commands, files):
+    def submit(self, op, commands, files=()):
         assert op == "gather"
         found = {
             name: {"status": 0, "stdout": self.containers.get(name, "[]"), "stderr": ""}
             for name in commands
         }
         found["firewall"] = {"status": 0 if self.firewall else 1, "stdout": self.firewall}
-        found[UNIT]["stdout"] = f"{self.proxy}\n"
+        if UNIT in commands:
+            found[UNIT]["stdout"] = f"{self.proxy}\n"
         kept = dict.fromkeys(files, self.description) | {"firewall": normalised(TABLE)}
         return SimpleNamespace(wait=lambda: {"commands": found, "files": kept})
 
@@ -475,6 +476,76 @@ def test_the_firewall_of_each_replica(status):
     )
     found = status(play_of(spark1=head, spark2=replica(firewall="")))
     assert found.problems == ("the firewall of the engine's ports on spark2: it is not in force",)
+
+
+MODELS = json.dumps(
+    json.loads(PROXIED)
+    | {
+        "models": [
+            {"node": node, "address": address, "port": 18000 + n, "names": [name, f"{name}-alias"],
+             "program": f"spark-vllm-{name}", "kind": "chat"}
+            for n, (name, node, address) in enumerate(
+                (("paris", "spark1", "127.0.0.1"), ("words", "spark2", "192.168.177.12"))
+            )
+        ]
+    }
+)  # fmt: skip
+
+
+def model(name, server="running", **more):
+    labels = {"spark-cluster.recipe": f"lab-{name}", "spark-cluster.firewall": "present"}
+    made = inspected(server, labels=labels, restarts=more.pop("restarts", 0))
+    containers = {} if server == "absent" else {f"spark-vllm-{name}": made}
+    return FakeSession(containers, **{"health": 200, "answer": "Paris", **more})
+
+
+def test_models_that_serve(status):
+    head = model("paris", description=MODELS)
+    found = status(play_of(spark1=head, spark2=model("words")))
+    assert (found.state, found.problems) == ("serving", ())
+    assert found.endpoint == json.loads(PROXIED)["url"]
+    first, second = found.to_dict()["models"]
+    assert first == {
+        "model": "paris", "aliases": ["paris-alias"], "kind": "chat", "recipe": "lab-paris",
+        "node": "spark1", "url": "http://127.0.0.1:18000/v1", "state": "serving",
+    }  # fmt: skip
+    assert (second["model"], second["url"]) == ("words", "http://192.168.177.12:18001/v1")
+    asked = [json.loads(o["body"])["model"] for _, o in head.asked if o.get("body")]
+    assert sorted(asked) == ["paris", "words"], "each through the endpoint, on the head"
+    assert "spark-vllm-words" in found.to_dict()["nodes"][1]["containers"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "state_", "states", "problem"),
+    [
+        ({}, {"server": "exited"}, "degraded", ["serving", "failed"],
+         "words on spark2: its server is exited"),
+        ({"server": "absent"}, {}, "degraded", ["failed", "serving"], "its server is gone"),
+        ({}, {"health": 0}, "degraded", ["serving", "loading"], "it is loading"),
+        ({}, {"health": 503}, "degraded", ["serving", "failed"], "does not return 200 (503)"),
+        ({}, {"health": 0, "restarts": 3}, "degraded", ["serving", "failed"],
+         "has been restarted 3 times and takes no requests"),
+        ({"health": 0}, {"health": 0}, "starting", ["loading", "loading"], "it is loading"),
+        ({"health": 0}, {"server": "exited"}, "failed", ["loading", "failed"], "is exited"),
+        ({"answer": ""}, {}, "failed", ["failed", "failed"],
+         "through the endpoint a completion does not come"),
+        ({"answer": "401"}, {}, "failed", ["failed", "failed"], "asks for another API key"),
+        ({"proxy": "failed"}, {}, "degraded", ["serving", "serving"], "is failed on spark1"),
+        ({}, {"firewall": ""}, "degraded", ["serving", "serving"],
+         "the firewall of the engine's ports on spark2"),
+    ],
+)  # fmt: skip
+def test_a_model_that_does_not_serve(status, first, second, state_, states, problem):
+    head = model("paris", **first, description=MODELS)
+    found = status(play_of(spark1=head, spark2=model("words", **second)))
+    assert (found.state, [one.state for one in found.models]) == (state_, states), found.problems
+    assert any(problem in p for p in found.problems), found.problems
+
+
+def test_the_node_of_a_model_that_does_not_answer(status):
+    head = model("paris", description=MODELS)
+    found = status(play_of(lost=("spark2",), spark1=head, spark2=model("words")))
+    assert (found.state, found.models[1].state) == ("degraded", "unreachable")
 
 
 def rank(status="running"):

@@ -131,13 +131,22 @@ def inspected(status: str = "running", **labels: str) -> str:
     return json.dumps([container])
 
 
-def head(stdout: str) -> Play:
-    def request(_op: str, **_asked: Any) -> dict[str, Any]:
-        found = {"stdout": stdout, "stderr": "", "status": 0} if stdout else None
-        return {"commands": {"inspect": found}, "files": {"endpoint": None}}
+def head(stdout: str, description: str | None = None, **others: str) -> Play:
+    """A head; `others` are what Docker on other nodes prints."""
 
-    session = SimpleNamespace(request=request)
-    return SimpleNamespace(head=make_node("spark1"), session=lambda _node: session)
+    def session(printed: str) -> SimpleNamespace:
+        def request(_op: str, **_asked: Any) -> dict[str, Any]:
+            found = {"stdout": printed, "stderr": "", "status": 0} if printed else None
+            return {"commands": {"inspect": found}, "files": {"endpoint": description}}
+
+        return SimpleNamespace(request=request)
+
+    sessions = {name: session(printed) for name, printed in others.items()}
+    return SimpleNamespace(
+        head=make_node("spark1"),
+        session=lambda _node: session(stdout),
+        connections=SimpleNamespace(session=sessions.__getitem__),
+    )
 
 
 LABELS = {
@@ -167,6 +176,41 @@ def test_without_a_server(stdout: str, text: str) -> None:
     with pytest.raises(Failed, match=text) as caught:
         verify.running_server(head(stdout), None)
     assert "spark-cluster up" in caught.value.hint
+
+
+MODEL = {"node": "spark2", "address": "192.168.177.12", "port": 18001, "kind": "chat"}
+SEVERAL = json.dumps(
+    {
+        "url": "http://10.0.0.1:8000/v1", "api_key": False, "tls": None,
+        "models": [
+            {**MODEL, "names": ["paris"], "program": "spark-vllm-a"},
+            {**MODEL, "names": ["gemma", "g"], "program": "spark-vllm-r"},
+        ],
+    }
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["gemma", "g"])
+def test_one_of_several_models_is_asked_through_the_endpoint(name: str) -> None:
+    play = head("", SEVERAL, spark2=inspected(**LABELS))
+    found = verify.running_server(play, None, name)
+    assert (found.recipe, found.program) == ("r", "spark-vllm-r")
+    assert (found.endpoint.url, found.endpoint.model) == ("http://10.0.0.1:8000/v1", "gemma")
+
+
+@pytest.mark.parametrize(
+    ("description", "name", "text"),
+    [
+        (SEVERAL, None, "the endpoint has 2 models"),
+        (SEVERAL, "x", "the endpoint has no model 'x'"),
+        (None, "x", "the endpoint has one model"),
+    ],
+)
+def test_the_model_must_be_named_where_there_are_several(
+    description: str | None, name: str | None, text: str
+) -> None:
+    with pytest.raises(UsageError, match=text):
+        verify.running_server(head(inspected(**LABELS), description), None, name)
 
 
 def test_answers_at_two_sizes_are_compared(server: ChatServer, tmp_path: Path) -> None:

@@ -1,0 +1,234 @@
+"""The plan of several models next to each other: each node's memory is shared out once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.facts.model import Facts
+from spark_cluster.models.memory import GIB_KIB, OUTSIDE_GIB, RESERVE_GIB
+from spark_cluster.planning.disk import disk_gib
+from spark_cluster.planning.fit import Fit, kv_bytes_given
+from spark_cluster.planning.plan import Plan
+from spark_cluster.planning.planner import Planner, Question
+from spark_cluster.planning.room import NodeMemory
+
+if TYPE_CHECKING:
+    from spark_cluster.planning.subject import Subject
+
+
+IDLE = Question()
+"""The usual load, where only memory is asked for."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A model on its node.
+
+    Attributes:
+        room: the node, as it is without what is planned.
+        facts: of the node, where it was asked.
+    """
+
+    subject: Subject
+    room: NodeMemory
+    facts: Facts | None = None
+
+
+@dataclass(frozen=True)
+class ModelMemory:
+    """What one of several models takes of its node, GiB.
+
+    Attributes:
+        reserved_gib: weights, KV cache and runtime: the least that does what is asked where the
+            plan does not fit, otherwise what is planned.
+    """
+
+    title: str
+    reserved_gib: float
+
+    @property
+    def whole_gib(self) -> float:
+        """What it reserves, and what its server takes in addition."""
+        return self.reserved_gib + OUTSIDE_GIB
+
+
+@dataclass(frozen=True)
+class NodeTogether:
+    """The memory of a node with all of its models."""
+
+    room: NodeMemory
+    models: tuple[ModelMemory, ...]
+
+    @property
+    def taken_gib(self) -> float:
+        """The sum over the models."""
+        return sum(one.whole_gib for one in self.models)
+
+    @property
+    def left_gib(self) -> float:
+        """What stays for everything else; less than nothing where it is too much."""
+        return self.room.available_gib - self.taken_gib
+
+    @property
+    def reason(self) -> str:
+        """Why they do not fit next to each other; empty when they do."""
+        # Shares are in hundredths of the memory, and sums of floats are not exact.
+        if self.left_gib >= RESERVE_GIB - 1e-6:
+            return ""
+        parts = " + ".join(
+            f"{one.reserved_gib:.1f} for {one.title} and {OUTSIDE_GIB:g} that vLLM takes in "
+            "addition"
+            for one in self.models
+        )
+        needed = f"{self.taken_gib + RESERVE_GIB:.1f} GiB"
+        count = len(self.models)
+        who = f"{self.models[0].title} needs {needed}"
+        if count > 1:
+            who = f"{count} models need {needed} together"
+        return (
+            f"{self.room.name}: {who} ({parts} "
+            f"+ {RESERVE_GIB:g} that the system keeps), and {self.room.available_gib:.1f} are "
+            "available"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `plan --json` prints it."""
+        return {
+            **self.room.to_dict(),
+            "models": [
+                {"recipe": one.title, "reserved_gib": round(one.reserved_gib, 2)}
+                for one in self.models
+            ],
+            "outside_gib": OUTSIDE_GIB,
+            "taken_gib": round(self.taken_gib, 2),
+            "left_gib": round(self.left_gib, 2),
+        }
+
+
+@dataclass(frozen=True)
+class PlanTogether:
+    """The result of `plan` for several models.
+
+    Attributes:
+        plans: of each model, in the given order, with the memory that the others leave.
+        nodes: those that serve.
+    """
+
+    plans: tuple[Plan, ...]
+    nodes: tuple[NodeTogether, ...]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why they do not fit: the sums first; the parts only where no sum says it."""
+        sums = tuple(node.reason for node in self.nodes if node.reason)
+        return sums or tuple(
+            f"{plan.title}: {reason}" for plan in self.plans for reason in plan.reasons
+        )
+
+    @property
+    def obstacles(self) -> tuple[str, ...]:
+        """What else prevents one of them, besides memory."""
+        found = []
+        for plan in self.plans:
+            errors = [f"{i.title} ({i.found})" for i in plan.issues if i.severity == "error"]
+            found += [f"{plan.title}: {why}" for why in (*plan.obstacles, *errors)]
+        return tuple(found)
+
+    @property
+    def feasible(self) -> bool:
+        """True if all can work, as far as known."""
+        return not (self.reasons or self.obstacles)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `plan --json` prints it."""
+        return {
+            "fits": not self.reasons,
+            "feasible": self.feasible,
+            "reasons": list(self.reasons),
+            "obstacles": list(self.obstacles),
+            "models": [plan.to_dict() for plan in self.plans],
+            "nodes": [node.to_dict() for node in self.nodes],
+        }
+
+
+def plan_together(
+    planner: Planner, placed: Sequence[Placed], question: Question = IDLE
+) -> PlanTogether:
+    """Plan several models, each with the memory that the others on its node leave.
+
+    A model whose share is given, or whose number of requests is, takes that much. The first one
+    without either takes all that the others leave; further ones the KV cache of one request.
+
+    Raises:
+        UsageError: the shape of a model is known nowhere; with its recipe.
+        Refused: models of this kind are not served.
+    """
+    sizes = [_least(_fitted(planner, one), one.room) for one in placed]
+    plans: list[Plan] = []
+    for index, one in enumerate(placed):
+        others = [sizes[other] + OUTSIDE_GIB for other in _next_to(placed, index)]
+        taken_disk = sum(
+            disk_gib(plan.fit.launch, plan.fit.serving.geometry, plan.fit.peak_gib)
+            for before, plan in zip(placed, plans, strict=False)
+            if before.room.name == one.room.name and not before.room.has_model
+        )
+        room = _left(one.room, sum(others), taken_disk)
+        facts = (one.facts,) if one.facts is not None else ()
+        subject = _remarked(one.subject, sum(others), len(others))
+        plan = planner.plan(subject, [room], question, facts)
+        plans.append(plan)
+        if plan.fit.fits:
+            sizes[index] = plan.fit.reserved_gib
+    return PlanTogether(tuple(plans), tuple(_nodes(placed, sizes)))
+
+
+def _fitted(planner: Planner, one: Placed) -> Fit:
+    try:
+        return planner.fit(one.subject, [one.room])
+    except (UsageError, InvalidFile) as error:
+        error.where = error.where or one.subject.title
+        raise
+
+
+def _least(alone: Fit, room: NodeMemory) -> float:
+    """The least that a model reserves to do what is asked, GiB; what is given where it is."""
+    if kv_bytes_given(alone.launch) is not None:
+        return alone.reserved_gib
+    share = alone.launch.number("gpu-memory-utilization")
+    return (alone.needed if share is None else share) * room.total_gib
+
+
+def _next_to(placed: Sequence[Placed], index: int) -> list[int]:
+    """The other models on the node of one."""
+    name = placed[index].room.name
+    return [i for i, one in enumerate(placed) if i != index and one.room.name == name]
+
+
+def _left(room: NodeMemory, taken_gib: float, taken_disk: float) -> NodeMemory:
+    """A node as the others leave it."""
+    available = max(0, room.memory.available_kib - round(taken_gib * GIB_KIB))
+    disk = None if room.disk_free_gib is None else max(0.0, room.disk_free_gib - taken_disk)
+    memory = replace(room.memory, available_kib=available)
+    return replace(room, memory=memory, disk_free_gib=disk)
+
+
+def _remarked(subject: Subject, taken_gib: float, others: int) -> Subject:
+    if not others:
+        return subject
+    models = "the other model" if others == 1 else f"the {others} other models"
+    told = f"{taken_gib:.1f} GiB of the node are kept for {models}, and count as in use here"
+    return replace(subject, remarks=(*subject.remarks, told))
+
+
+def _nodes(placed: Sequence[Placed], sizes: Sequence[float]) -> Iterator[NodeTogether]:
+    rooms = {one.room.name: one.room for one in placed}
+    for name, room in rooms.items():
+        models = [
+            ModelMemory(one.subject.title, size)
+            for one, size in zip(placed, sizes, strict=True)
+            if one.room.name == name
+        ]
+        yield NodeTogether(room, tuple(models))

@@ -1,0 +1,149 @@
+"""A chat model and an embedding model on one node behind one endpoint, with real vLLM."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import word_model
+from commandline import CommandLine
+from lab_model import complete
+from ruamel.yaml import YAML
+
+from spark_cluster.lab import LabNode
+
+pytestmark = pytest.mark.lab
+
+HOST = "10.89.0.11"
+URL = f"http://{HOST}:8000"
+CHAT, WORDS = "spark-vllm-lab-paris", "spark-vllm-lab-words"
+SHIPPED = Path(__file__).parents[2] / "recipes/lab-paris.yaml"
+
+
+def words_recipe() -> dict[str, Any]:
+    """The lab's recipe with the embedding model."""
+    data: dict[str, Any] = YAML(typ="safe").load(SHIPPED.read_text())
+    del data["probe"]
+    flags = {**data["engine_args"], "runner": "pooling", "max-model-len": word_model.CONTEXT}
+    model = {
+        "name": "words",
+        "source": "directory",
+        "directory": "words",
+        "path": "/srv/models/words",
+        "served_name": "words",
+    }
+    given = {"name": "lab-words", "kind": "embedding", "model": model, "engine_args": flags}
+    return {**data, **given, "readiness": {}}
+
+
+@pytest.fixture(scope="module")
+def user(lab: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    made = CommandLine(tmp_path_factory.mktemp("models-up"))
+    (made.home / "recipes").mkdir()
+    word_model.write(made.home / "recipes/words")
+    (made.home / "recipes/lab-words.yaml").write_text(json.dumps(words_recipe()))
+
+    def several(inventory: dict[str, Any]) -> None:
+        del inventory["serve"]["recipe"]
+        small = {"recipe": "lab-words", "aliases": ["text-embedding-3-small"]}
+        inventory["serve"]["recipes"] = ["lab-paris", small]
+
+    made = made.with_inventory("several", several)
+    made("down")
+    yield made
+    made("down")
+
+
+def started(node: LabNode, name: str) -> str:
+    """Return the id and the start of a server; empty without one."""
+    asked = ["docker", "container", "inspect", "-f", "{{.Id}} {{.State.StartedAt}}", name]
+    return node.run(["sh", "-c", '"$@" 2>/dev/null || true', "sh", *asked]).stdout.strip()
+
+
+def embed(model: str, query: str = "") -> list[float]:
+    body = json.dumps({"input": "capital of france", "model": model}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{URL}/v1/embeddings{query}", body, headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        found: list[float] = json.load(answer)["data"][0]["embedding"]
+    return found
+
+
+def test_two_models_on_one_node_behind_one_endpoint(user: CommandLine) -> None:
+    document = user.json("up")
+    chat, words = document["models"]
+    assert (chat["model"], chat["node"], chat["kind"]) == ("paris", "spark1", "chat")
+    assert "Paris" in chat["answer"]
+    assert (words["aliases"], words["verified"]) == (["text-embedding-3-small"], ["embedding"])
+    assert "Paris" in complete(URL, 60)
+    assert embed("words") == embed("text-embedding-3-small") == embed("words", "?model=words")
+    with pytest.raises(urllib.error.HTTPError) as unknown:
+        embed("no-such-model")
+    assert unknown.value.code == 404
+    for port in (18000, 18001):  # behind the proxy
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((HOST, port), 10).close()
+
+
+def test_a_second_up_changes_nothing(user: CommandLine, spark1: LabNode) -> None:
+    before = started(spark1, CHAT), started(spark1, WORDS)
+    assert user.json("up")["changed"] == 0
+    assert (started(spark1, CHAT), started(spark1, WORDS)) == before
+
+
+def test_each_command_knows_both(user: CommandLine) -> None:
+    found = user.json("status")
+    assert (found["state"], found["problems"]) == ("serving", [])
+    assert [(one["model"], one["state"]) for one in found["models"]] == [
+        ("paris", "serving"),
+        ("words", "serving"),
+    ]
+    held = user.json("vram")["nodes"][0]["processes"]
+    assert {one.get("model") for one in held} == {"paris", "words"}
+    checked = user.json("verify", "--model", "text-embedding-3-small")
+    assert (checked["model"], checked["kind"], checked["ok"]) == ("words", "embedding", True)
+    assert "the endpoint has 2 models" in user("verify", status=2).err
+    logs = user.json("logs", "--tail", "5")["logs"]
+    assert {one["container"] for one in logs} == {CHAT, WORDS}
+    assert (
+        "2 models (paris, words), and swap replaces one" in user("swap", "lab-paris", status=4).err
+    )
+
+
+def test_doctor_finds_nothing_wrong_with_two_servers_on_a_node(user: CommandLine) -> None:
+    checks = user.json("doctor", "--probe", "--only", "serving")["checks"]
+    found = {check["id"]: check["found"] for check in checks if check["status"] == "fail"}
+    assert found == {}
+
+
+def test_a_dead_one_is_seen_and_repaired_alone(user: CommandLine, spark1: LabNode) -> None:
+    chat = started(spark1, CHAT)
+    spark1.run(["docker", "kill", WORDS])
+    found = user.json("status", status=5)
+    assert found["state"] == "degraded"
+    assert any("words on spark1: its server is exited" in p for p in found["problems"])
+    assert "Paris" in complete(URL, 60)
+    assert user.json("up")["changed"] > 0
+    assert started(spark1, CHAT) == chat, "the other one was not started again"
+    assert user.json("status")["state"] == "serving"
+
+
+def test_one_recipe_takes_their_place_and_they_take_it_back(
+    user: CommandLine, spark1: LabNode
+) -> None:
+    ran = user("up", "--recipe", "lab-paris", "--tp", "1")
+    assert (
+        "the endpoint has 2 models (paris, words), and lab-paris takes their place" in ran.printed
+    )
+    assert (started(spark1, CHAT), started(spark1, WORDS)) == ("", "")
+    assert "models" not in user.json("status")
+    user("up")
+    assert started(spark1, "spark-vllm") == ""
+    assert user.json("down")["vram"]["nodes"][0]["used_mib"] == 0
+    assert (started(spark1, CHAT), started(spark1, WORDS)) == ("", "")

@@ -1,0 +1,171 @@
+"""Requests to a real HAProxy in front of servers of several models: each reaches its model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from free_ports import free_port
+from proxied import HAPROXY, Engine, converse, proxied
+from role_samples import a_spark
+from waiting import until
+
+from spark_cluster.serving import proxy, routes
+from spark_cluster.serving.proxy import ModelServer
+
+pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
+
+KEY = "sk-test-5be1cf0277a04d"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A proxy on a port, and the servers behind it by name of the model."""
+
+    port: int
+    engines: dict[str, Engine]
+
+    def ask(self, method: str, target: str, body: bytes | str = b"", more: str = "") -> str:
+        """Return the answer to a request with the key."""
+        data = body.encode() if isinstance(body, str) else body
+        sized = f"Content-Length: {len(data)}\r\n" if data else ""
+        head = (
+            f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            f"Authorization: Bearer {KEY}\r\n{sized}{more}\r\n"
+        )
+        return converse(self.port, head.encode() + data)
+
+    def reached(self, method: str, target: str, body: bytes | str = b"", more: str = "") -> str:
+        """Return the model whose server a request reached."""
+        before = {name: len(_asked(engine)) for name, engine in self.engines.items()}
+        answer = self.ask(method, target, body, more)
+        assert status(answer) == 200, answer
+        found = [n for n, engine in self.engines.items() if len(_asked(engine)) > before[n]]
+        assert len(found) == 1, found
+        return found[0]
+
+
+def _asked(engine: Engine) -> list[str]:
+    return [line for line in engine.lines if not line.startswith("GET /health ")]
+
+
+def status(answer: str) -> int:
+    return int(answer.split(" ", 2)[1])
+
+
+def content(answer: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(answer.partition("\r\n\r\n")[2])
+    return found
+
+
+ODD = "-i $HOME #1 %[src] ${PATH}"
+"""A name that a configuration could take for something else."""
+
+MODELS = {
+    "paris": (("paris", "gpt-4o"), "chat"),
+    "org/words": (("org/words", "text-embedding-3-small"), "embedding"),
+    "whisper": (("whisper", ODD), "transcription"),
+}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    engines = {name: Engine() for name in MODELS}
+    servers = tuple(
+        ModelServer("spark1", "127.0.0.1", engines[name].port, names, f"spark-vllm-{n}", kind)  # type: ignore[arg-type]
+        for n, (name, (names, kind)) in enumerate(MODELS.items())
+    )
+    folder = tmp_path_factory.mktemp("models")
+    with proxied(folder, a_spark(), free_port(), api_key=KEY, models=servers) as port:
+        yield Served(port, engines)
+    for one in engines.values():
+        one.close()
+
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("body", "model"),
+    [
+        ('{"model": "paris", "messages": []}', "paris"),
+        ('{"messages": [{"content": "\\"model\\": \\"whisper\\""}], "model":"gpt-4o"}', "paris"),
+        ('{"extra": {"model": "paris"}, "model": "org\\/words"}', "org/words"),
+        ('{"input": "x", "model": "text-embedding-3-small"}', "org/words"),
+        (json.dumps({"model": ODD}), "whisper"),
+    ],
+)
+def test_a_request_reaches_the_model_that_it_names(served: Served, body: str, model: str) -> None:
+    assert served.reached("POST", CHAT, body) == model
+
+
+def test_the_name_may_stand_behind_a_long_prompt(served: Served) -> None:
+    long = json.dumps({"messages": "x" * (routes.BUFFER // 2), "model": "org/words"})
+    assert served.reached("POST", CHAT, long) == "org/words"
+    too_long = json.dumps({"messages": "x" * (routes.BUFFER + 10), "model": "org/words"})
+    assert status(served.ask("POST", CHAT, too_long)) == 400
+    assert served.reached("POST", f"{CHAT}?model=org%2Fwords", too_long) == "org/words"
+
+
+def test_a_body_in_chunks_is_read_whole(served: Served) -> None:
+    parts = (b'{"stream": true, "mod', b'el": "org/words"}')
+    body = b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in parts) + b"0\r\n\r\n"
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        f"Authorization: Bearer {KEY}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    before = len(_asked(served.engines["org/words"]))
+    converse(served.port, head.encode() + body)
+    assert len(_asked(served.engines["org/words"])) == before + 1
+
+
+def test_audio_reaches_the_model_that_hears(served: Served) -> None:
+    form = "Content-Type: multipart/form-data; boundary=b\r\n"
+    body = '--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper\r\n--b--\r\n'
+    assert served.reached("POST", "/v1/audio/transcriptions", body, form) == "whisper"
+
+
+def test_an_unknown_model_is_told_which_there_are(served: Served) -> None:
+    for odd in ('"paris2"', "7", '"Paris"'):
+        answer = served.ask("POST", CHAT, f'{{"model": {odd}}}')
+        assert status(answer) == 404, answer
+        error = content(answer)["error"]
+        assert (error["code"], error["type"]) == ("model_not_found", "invalid_request_error")
+        assert "paris, gpt-4o, org/words, text-embedding-3-small, whisper" in error["message"]
+
+
+@pytest.mark.parametrize("body", ["", "no JSON", '{"messages": []}', '{"model": {"a": 1}}'])
+def test_a_request_without_a_model_is_asked_for_one(served: Served, body: str) -> None:
+    answer = served.ask("POST", CHAT, body)
+    assert status(answer) == 400, answer
+    assert content(answer)["error"]["code"] == "model_missing"
+
+
+def test_all_models_are_listed(served: Served) -> None:
+    found = content(served.ask("GET", "/v1/models"))
+    assert [one["id"] for one in found["data"]] == [
+        *("paris", "gpt-4o", "org/words", "text-embedding-3-small", "whisper", ODD)
+    ]
+
+
+def test_what_names_no_model_goes_to_the_first(served: Served) -> None:
+    assert served.reached("GET", "/version") == "paris"
+
+
+def test_nothing_is_told_without_the_key(served: Served) -> None:
+    for method, target in (("GET", "/v1/models"), ("POST", CHAT), ("GET", "/version")):
+        head = f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        assert status(converse(served.port, head.encode())) == 401
+
+
+def test_the_endpoint_is_healthy_when_every_model_is(served: Served) -> None:
+    """The last test of this proxy: a server ends."""
+    assert status(served.ask("GET", "/health")) == 200
+    served.engines["org/words"].close()
+    until(lambda: status(served.ask("GET", "/health")) == 503, what="an unhealthy endpoint")
+    answer = served.ask("POST", CHAT, '{"model": "org/words"}')
+    assert (status(answer), content(answer)["error"]["code"]) == (503, proxy.NOT_SERVED)
+    assert served.reached("POST", CHAT, '{"model": "paris"}') == "paris"
