@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -17,7 +17,6 @@ from spark_cluster.cli.setup_nodes import chosen, own_answers, write
 from spark_cluster.discovery.cable import Peer
 from spark_cluster.discovery.candidates import Candidate
 from spark_cluster.errors import UsageError
-from spark_cluster.loader import own_files
 from spark_cluster.loader.inventories import load_inventory
 from spark_cluster.loader.new_inventory import Answers
 from spark_cluster.runner import first_login
@@ -37,13 +36,6 @@ class Says(Asker):
 
     def offer(self, question: str) -> bool:
         return self.answer
-
-
-@pytest.fixture(autouse=True)
-def project_of_the_next_test() -> Iterator[None]:
-    """Leave no project in use whose folder goes with the test."""
-    yield
-    own_files.use(None)
 
 
 @pytest.fixture
