@@ -119,8 +119,10 @@ def project_folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def as_a_process_begins() -> Iterator[None]:
     """Undo what the program does to the process that it has for itself, for the next test: at its
-    end Ctrl-C is ignored, which children inherit, and nothing is collected while it starts."""
+    end Ctrl-C is ignored, which children inherit, nothing is collected while it starts, and the
+    project in use is one whose folder goes with the test."""
     yield
+    own_files.use(None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -79,14 +80,17 @@ class PasswordSshd(paramiko.ServerInterface):
         )
         assert process.stdin is not None and process.stdout is not None
         threading.Thread(target=self._feed, args=(channel, process), daemon=True).start()
-        while data := os.read(process.stdout.fileno(), 65536):
-            channel.sendall(data)
-        channel.send_exit_status(process.wait())
-        channel.close()
+        with contextlib.suppress(EOFError, OSError):  # who asked has gone
+            while data := os.read(process.stdout.fileno(), 65536):
+                channel.sendall(data)
+            channel.send_exit_status(process.wait())
+            channel.close()
 
     @staticmethod
     def _feed(channel: paramiko.Channel, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
-        while data := channel.recv(65536):
-            os.write(process.stdin.fileno(), data)
-        process.stdin.close()
+        with contextlib.suppress(OSError):  # the command has ended
+            while data := channel.recv(65536):
+                process.stdin.write(data)
+                process.stdin.flush()
+            process.stdin.close()

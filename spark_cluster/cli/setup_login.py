@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from spark_cluster.cli.console import styled
 from spark_cluster.cli.setup_flow import Flow, Step, Stopped
 from spark_cluster.cli.setup_nodes import own_answers, write
-from spark_cluster.errors import Failed, SparkClusterError
+from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
@@ -77,6 +77,8 @@ class Login:
 
         found, refused = self._sorted(log_in(nodes))
         self._must(refused, only=KeysRefused)
+        if refused and not self.variable and self.flow.ask.silent:
+            return self._not_asked(found, refused)
         if refused and self._last is not None:  # of the other node: a user has the same on both
             more, refused = self._sorted(log_in(*self._with(nodes, refused, self._last)))
             found.update(more)
@@ -90,6 +92,22 @@ class Login:
             if refused and not self.variable:
                 self._show(refused)
         self._must(refused)
+        return found
+
+    def _not_asked(
+        self, found: dict[str, FirstLogin], refused: dict[str, SparkClusterError]
+    ) -> dict[str, FirstLogin]:
+        """Say that the password would be asked for.
+
+        Raises:
+            Stopped: --yes leaves no one to ask.
+        """
+        if not self.flow.check:
+            self._show(refused)
+            self.flow.text("With --yes the password comes from a variable: --password-env NAME")
+            raise Stopped(Unreachable.exit_code, self.flow.line("setup"))
+        self.with_password = True
+        self.flow.note("info", f"asks for the password: {', '.join(refused)} takes no key of yours")
         return found
 
     def _asked(self, nodes: list[InventoryNode], refused: Collection[str]) -> str:
@@ -152,6 +170,8 @@ class Login:
             password = getpass.getpass(f"Password for sudo on {', '.join(asks)}: ")
             for name in asks:
                 remember_password(name, password)
+        if known and not self.with_password:
+            return  # as for every other command
         self.with_password = True
         if answers is None or known or answers.passwordless_sudo:
             return
@@ -179,6 +199,9 @@ class Login:
         path = nodes[0].identity_file or Path.home() / ".ssh" / "id_ed25519"
         argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
         step.commands.append(f"ssh-keygen -q -t ed25519 -N '' -f {path}")
+        if self.flow.check:
+            self.flow.say(styled("[bold cyan]$ {}[/]", step.commands[-1]))
+            return
         if path.exists() or not self.flow.ask.consent(
             "You have no SSH key to log in with from now on. Make one, without a passphrase?"
         ):

@@ -140,6 +140,23 @@ def test_three_wrong_passwords_are_enough(flow, logins, capsys):
     assert flow.steps[-1].state == "failed"
 
 
+def test_no_password_is_asked_for_where_nothing_is_asked(flow, logins, capsys, tmp_path):
+    offered = logins({"spark1": "right"}, sudo_asks=True, typed=[])
+    flow.ask = Asker(yes=True)
+    with pytest.raises(Stopped) as stopped, flow.step("login", "log in") as step:
+        Login(flow, None, passwordless_sudo=False).log_in(step)
+    assert stopped.value.status == 3
+    assert "--password-env" in capsys.readouterr().out
+    flow.ask = Asker(yes=False, check=True)
+    login = Login(flow, None, passwordless_sudo=False)
+    with flow.step("login", "log in") as step:
+        login.log_in(step)
+    assert (login.options, offered) == (["--ask-password"], [])
+    assert "asks for the password: spark1" in capsys.readouterr().out
+    assert not (tmp_path / ".ssh").exists(), "no key is made in check mode"
+    assert step.commands[0].startswith("ssh-keygen")
+
+
 def test_without_passwordless_sudo_the_inventory_says_where_it_comes_from(flow, logins, tmp_path):
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAA me\n")
