@@ -13,6 +13,7 @@ from spark_cluster.serving import (
     replicas,
     rungs,
     startup_log,
+    taken_ports,
     vram,
 )
 from spark_cluster.serving.nodes import serving
@@ -59,6 +60,8 @@ def main(
     admission.must_work(
         play, plan, running, models.there(recipe.model.name), force=force, offline=offline
     )
+    if running.status != "running":
+        taken_ports.must_be_free(play, plan)
     with play.stage("prepare"):
         guarded = prepare(play, plan)
     with play.stage("fetch"):
@@ -111,6 +114,8 @@ def with_replicas(
     vram.record(play.bus, "before", before)
     there = models.there(recipe.model.name)
     replicas.must_work(found, there, force=force, offline=offline)
+    if any(one.running.status != "running" for one in found):
+        taken_ports.must_be_free(play, group.whole)
     with play.stage("prepare"):
         guarded = prepare(play, group.whole)
     with play.stage("fetch"):
