@@ -20,7 +20,6 @@ BREAKAGES: dict[str, Breakage] = {
 NOT_PRODUCED: dict[str, str] = {
     "link.rdma-rate": "there is no RDMA without the hardware",
     "pair.same-port": "the lab's cable cannot be moved to the other port",
-    "pair.clock": "both nodes have this machine's clock",
     "system.disk": "the nodes' disk is this machine's",
     "system.ssh-folder": "it would lock the lab out of its own node",
 }
