@@ -16,6 +16,7 @@ from spark_cluster.serving import (
     rungs,
     short_load,
     startup_log,
+    taken_ports,
     tuned,
     vram,
 )
@@ -77,6 +78,8 @@ def main(
         offline=offline,
         ended=[one.program for one in former],
     )
+    if running.status != "running" and not former:  # whose ports become free
+        taken_ports.must_be_free(play, plan)
     with play.stage("prepare"):
         guarded = prepare(play, plan)
     with play.stage("fetch"):
@@ -139,6 +142,8 @@ def with_replicas(
     there = models.there(recipe.model.name)
     ended = [one.program for one in former]
     replicas.must_work(found, there, force=force, offline=offline, ended=ended)
+    if not former and any(one.running.status != "running" for one in found):
+        taken_ports.must_be_free(play, group.whole)
     with play.stage("prepare"):
         guarded = prepare(play, group.whole)
     with play.stage("fetch"):

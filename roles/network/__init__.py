@@ -58,7 +58,7 @@ def _fix(issue: str, node: Node) -> str:
 
 
 def _cabled(node: Node, settings: Settings) -> None:
-    """Raise Failed when no link, or half a link, is up."""
+    """Raise Failed when no link, or half a link, is up, or an interface of it is not there."""
     seen = ", ".join(f"{h.interface} ({'up' if h.up else 'down'})" for h in node.facts.hcas)
     if not node.links:
         raise Failed(
@@ -66,6 +66,15 @@ def _cabled(node: Node, settings: Settings) -> None:
             where=node.name,
             hint=f"{_fix('link-down', node)}; or name the interfaces under `fabric` in the "
             "inventory",
+        )
+    known = [interface.name for interface in node.facts.interfaces]
+    absent = [link.interface for link in node.links if link.interface not in known]
+    if known and absent:
+        raise Failed(
+            f"the node has no interface {' or '.join(absent)}, which the inventory names under "
+            f"`fabric` (ConnectX-7: {seen or 'none'}; all: {', '.join(known)})",
+            where=node.name,
+            hint="name one that is up, or write `fabric: detect`",
         )
     up = [hca for hca in node.facts.hcas if hca.up]
     by_hand = not {link.interface for link in node.links} <= {hca.interface for hca in up}

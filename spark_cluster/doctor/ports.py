@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from spark_cluster.config.ports import EnginePorts, Span
 from spark_cluster.doctor import port_scan
 from spark_cluster.doctor.probed import OpenPort, PortScan
+from spark_cluster.facts.listeners import LISTENERS, parse
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory, InventoryNode
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 LIMIT_S = 30.0
 """Seconds for the ports of all nodes; those of the engine are tried first."""
 
-LISTENERS = ("ss", "-Hltnp")
 SSH = 22
 
 
@@ -66,16 +65,11 @@ def listeners(session: Session) -> dict[int, str]:
 
 def parse_listeners(text: str) -> dict[int, str]:
     """Parse the output of `ss -Hltnp`; programs on loopback addresses are left out."""
-    found: dict[int, str] = {}
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) < 4:
-            continue
-        address, _, port = words[3].rpartition(":")
-        name = re.search(r'\(\("([^"]+)"', line)
-        if port.isdigit() and "127.0.0." not in address and address != "[::1]":
-            found[int(port)] = name[1] if name else ""
-    return found
+    return {
+        one.port: one.program
+        for one in parse(text)
+        if not one.address.startswith("127.0.0.") and one.address != "::1"
+    }
 
 
 def _in_order(spans: Iterable[Span]) -> Iterator[int]:

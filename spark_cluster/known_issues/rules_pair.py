@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 
+from spark_cluster.facts.model import Facts
 from spark_cluster.known_issues.case import Case
 from spark_cluster.known_issues.match import Edit
 from spark_cluster.known_issues.rules import RuleContext, RuleResult, rule
 
 OWN = ("VLLM_HOST_IP", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 """What each node sets to its own fabric address or interface."""
+
+FIND_OR_FAIL = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+"""Variables that name an interface, without which the ranks do not start."""
 
 _NGC = re.compile(r"nvcr\.io/nvidia/vllm:(\d+)\.(\d+)")
 
@@ -59,3 +63,34 @@ def pair_environment(about: RuleContext, case: Case) -> RuleResult:
         return None
     missing = [name for name in OWN if name not in case.launch.env]
     return about.found("no " + ", ".join(missing)) if missing else None
+
+
+@rule("interface-not-found")
+def interface_not_found(about: RuleContext, case: Case) -> RuleResult:
+    """Judge where the nodes' interfaces are known; `spark-cluster up` gives each node its own."""
+    if not case.several_nodes:
+        return None
+    serving = case.facts[: max(case.launch.nodes, case.launch.tp)]
+    for variable in FIND_OR_FAIL:
+        wanted = case.launch.env.get(variable, "")
+        lacking = [f for f in serving if f.interfaces and not _has_interface(f, wanted)]
+        if lacking:
+            names = ", ".join(facts.hostname or "a node" for facts in lacking)
+            links = dict.fromkeys(
+                hca.interface for facts in lacking for hca in facts.hcas if hca.up
+            )
+            seen = f"; of the link: {', '.join(links)}" if links else ""
+            return about.found(f"{variable}={wanted}, not an interface of {names}{seen}")
+    return None
+
+
+def _has_interface(facts: Facts, wanted: str) -> bool:
+    """Return whether a variable finds an interface on a node.
+
+    A list of names; to NCCL a name is a prefix unless `=` stands before them, and `^` takes those
+    that are not named, which always leaves some. To say no must be certain, so a prefix does.
+    """
+    if not wanted or "$" in wanted or wanted.startswith("^"):
+        return True
+    names = tuple(name for name in wanted.removeprefix("=").split(",") if name)
+    return any(interface.name.startswith(names) for interface in facts.interfaces)

@@ -76,8 +76,8 @@ _ECHO = re.compile(
 )
 """What follows from an earlier error in another process, and is never its cause."""
 
-_COUNTED = re.compile(r"validation errors? for \w+$")
-"""pydantic says in the next line what is wrong."""
+_GOES_ON = re.compile(r"validation errors? for \w+$|cluster was started with:$")
+"""pydantic says in the next line what is wrong, and Ray which version the head has."""
 
 HARMLESS = ("DEBUG", "INFO", "WARNING")
 """Levels below an error; such a line may quote one."""
@@ -170,8 +170,10 @@ def error_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
     if match is None:
         return ""
     error = next(group for group in match.groups() if group)
-    if _COUNTED.search(error):
-        error += ": " + read(following()).text.partition(" [type=")[0].strip()
+    if _GOES_ON.search(error):
+        error = (
+            error.removesuffix(":") + ": " + read(following()).text.partition(" [type=")[0].strip()
+        )
     return error
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,22 @@ class Fault:
 def advice(fault: Fault | None, otherwise: str) -> str:
     """`Fault.advice`, or `otherwise` where there is no fault."""
     return otherwise if fault is None else fault.advice(otherwise)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Add to a failure what is known of it: a program that ends at once has its log in the message.
+
+    Raises:
+        Failed: as it was raised, with a longer hint.
+    """
+    try:
+        yield
+    except Failed as error:
+        lines_of_it = (Fault(error.where, line.strip()) for line in error.message.splitlines())
+        fault = next((one for one in lines_of_it if one.known is not None), None)
+        error.hint = advice(fault, error.hint)
+        raise
 
 
 def read(session: Session, container: str, *, lines: int = 400) -> str:

@@ -23,15 +23,22 @@ from spark_cluster.serving.endpoint import Endpoint
 
 POLL_S = 1.0
 
+ENDS_AGAIN = 2
+"""Starts of a Ray node by its runtime after which it does not come up by itself: one is usual for a
+worker that finds its head not ready yet."""
+
 
 def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]:
     """Wait until Ray shows `tp` nodes with a GPU each, at most `timeout` seconds.
 
     Raises:
+        Failed: a node of Ray ends again and again; with the first error of its log.
         VerificationFailed: it does not in time; with who is missing.
     """
     deadline = time.monotonic() + timeout
     state = RayState(play.session(play.head), port)
+    wanted = sorted(play.nodes, key=lambda node: not node.is_head)[:tp]
+    restarts: dict[str, int] = {}
     while True:
         nodes = state.nodes()
         gpus = sum(node.gpus for node in nodes)
@@ -39,10 +46,13 @@ def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]
             return nodes
         if time.monotonic() > deadline:
             break
+        for name in (node.name for node in wanted):
+            had = container_state(play, RAY, name)
+            if had.restarts >= restarts.setdefault(name, had.restarts) + ENDS_AGAIN:
+                raise _ray_ended(play, had, name)
         play.bus.emit(Progress(play.head.name, "Ray", f"{len(nodes)} of {tp} nodes, {gpus:g} GPUs"))
         time.sleep(POLL_S / 2)
     here = {node.address for node in nodes}
-    wanted = sorted(play.nodes, key=lambda node: not node.is_head)[:tp]
     missing = [n.name for n in wanted if n.fabric_ip not in here]
     fault = logs.first_error(program_logs(play, RAY))
     cause = f"; {fault.where} says: {fault.text}" if fault else ""
@@ -51,6 +61,18 @@ def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]
         f"missing: {', '.join(missing) or 'a GPU'}{cause}",
         hint="ping the head's fabric address from the worker; the same image on both nodes? "
         "spark-cluster logs shows more",
+    )
+
+
+def _ray_ended(play: Play, state: ContainerState, name: str) -> Failed:
+    fault = logs.first_error({f"{name} {RAY}": logs.read(play.connections.session(name), RAY)})
+    # Docker would start it again and again; what it said stays to be read.
+    play.connections.session(name).run(runtime.RUNTIMES[state.runtime].stop(RAY))
+    return Failed(
+        f"Ray on {name} ended {state.restarts} times: "
+        f"{fault.text if fault else 'its log has no error'}",
+        where=f"{name} {RAY}",
+        hint=logs.advice(fault, "it was stopped, its log stays: spark-cluster logs shows more"),
     )
 
 

@@ -11,7 +11,7 @@ from spark_cluster.inference.engine import engine
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import token
 from spark_cluster.runner.play import Play, RoleCall
-from spark_cluster.serving import firewall, readiness
+from spark_cluster.serving import firewall, logs, readiness
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.topology import Node
 
@@ -44,6 +44,13 @@ def start(play: Play, plan: ServePlan, share: float | None, guarded: str) -> Non
     ray_token = token(play.session(nodes[0])) if plan.deployment.on_ray else None
     deployment = plan.starting(share=share, guarded=guarded, ray_token=ray_token)
     _start_ray(play, nodes, deployment)
+    with logs.explained():
+        _start_server(play, plan, deployment)
+
+
+def _start_server(play: Play, plan: ServePlan, deployment: Deployment) -> None:
+    """Start the server and the proxy in front of it."""
+    nodes = plan.nodes
     server = play.role("vllm", deployment=deployment)
     proxy = play.role("endpoint", **plan.endpoint.proxy_settings())
     # Who has the port gives it up before the other takes it.
@@ -92,7 +99,8 @@ def start_ray_alone(
 
 def _start_ray(play: Play, nodes: Sequence[Node], deployment: Deployment) -> None:
     """Start Ray where the deployment needs it, and wait for all nodes; end it elsewhere."""
-    changed = _ray_nodes(play, nodes, deployment)
+    with logs.explained():
+        changed = _ray_nodes(play, nodes, deployment)
     if changed and not play.check:
         # A server that was started with another Ray cluster never finds this one.
         play.apply(nodes[0], [_runtime(deployment).absent(SERVER)])

@@ -181,6 +181,8 @@ def _serving_state(
     if health == 0 and server.restarts and not behind:
         problems.append(_restarted(session, head, server.restarts))
         loading = loading and server.restarts < MANY_RESTARTS
+    if why and on_ray:
+        problems += _ray_restarted(play, nodes, size)
     state = _state(answer=bool(answer), problems=problems, loading=loading)
     access = described(description) or (Access(endpoint.url) if endpoint is not None else None)
     found = Status(
@@ -359,6 +361,18 @@ def _number(labels: Mapping[str, str], label: str, otherwise: int) -> int:
     """A number among a container's labels; another one where it is none."""
     text = labels.get(label, "")
     return int(text) if text.isascii() and text.isdigit() else otherwise
+
+
+def _ray_restarted(play: Play, nodes: list[NodeState], size: int) -> list[str]:
+    """Return where Ray was started again, which ends the server: why one that served loads."""
+    _, wanted = _serving(play, size)
+    times = {n.name: n.containers[RAY].restarts for n in nodes if n.name in wanted and n.reachable}
+    return [
+        f"Ray's container on {name} has been restarted {count} times; a server that had its "
+        "workers there is started again"
+        for name, count in times.items()
+        if count
+    ]
 
 
 def _restarted(session: Session, head: str, times: int) -> str:

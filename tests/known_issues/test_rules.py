@@ -8,7 +8,7 @@ import pytest
 from factories import make_node
 
 from spark_cluster.config.launch import Launch, Volume
-from spark_cluster.facts.model import Facts
+from spark_cluster.facts.model import Facts, Interface
 from spark_cluster.known_issues.match import ORDER
 from spark_cluster.known_issues.rules import lint
 from spark_cluster.models import Attention, Experts, Geometry
@@ -416,3 +416,23 @@ def test_a_kind_that_the_architecture_contradicts(sick, well, geometry):
     assert "kind-contradicts-model" in ids(sick, geometry)
     assert "kind-contradicts-model" not in ids(sick)
     assert "kind-contradicts-model" not in ids(well, geometry)
+
+
+def linked(name: str, *interfaces: str) -> Facts:
+    return Facts(hostname=name, interfaces=tuple(Interface(i) for i in interfaces))
+
+
+def test_an_interface_that_a_node_does_not_have():
+    """With the nodes at hand; without them nothing is known of their interfaces."""
+    nodes = [linked("spark1", "eth0", "enp1s0f1np1"), linked("spark2", "enp1s0f0np0")]
+
+    def found(value: str) -> list[str]:
+        launch = recipe(env={"GLOO_SOCKET_IFNAME": value}, tp=2, nodes=2)
+        assert "interface-not-found" not in ids(launch)
+        told = lint(launch, facts=[*nodes, linked("spark3")])
+        return [one.found for one in told if one.id == "interface-not-found"]
+
+    assert found("enp9s9") == ["GLOO_SOCKET_IFNAME=enp9s9, not an interface of spark1, spark2"]
+    assert found("enp1s0f1np1")[0].endswith("not an interface of spark2")
+    for value in ("enp1s0f1np1,enp1s0f0np0", "=eth0,enp1s0f0np0", "enp", "^lo", "$NAME", ""):
+        assert found(value) == [], value

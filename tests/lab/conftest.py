@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 
 import pytest
+from detection import Detection, detection
 
 from spark_cluster.lab import Lab, LabNode
 
@@ -54,3 +57,11 @@ def fresh(spark1: LabNode) -> LabNode:
     """The first node as a fresh Spark."""
     spark1.reset()
     return spark1
+
+
+@pytest.fixture
+def detected(
+    record_property: Callable[[str, object], None],
+) -> Callable[[str], AbstractContextManager[Detection]]:
+    """`with detected("ID") as fault:` for a fault of docs/faults.toml."""
+    return partial(detection, record=record_property)

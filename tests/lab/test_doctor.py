@@ -97,7 +97,14 @@ TOGETHER = (
     ("rate-100g", "pcie-x2", "connectx-firmware", "subnet-overlap", "cma", "clocks-low"),
     ("firmware-failed", "other-firmware", "memory-low", "orphan", "swap", "xid-79", "no-memory"),
     ("reboot-pending", "mlnx-fw-updater", "earlyoom-off", "docker-group", "tailscale-ssh"),
-    ("no-names", "same-machine-id", "same-host-keys", "other-system", "other-kernel"),
+    (
+        "clock-ahead",
+        "no-names",
+        "same-machine-id",
+        "same-host-keys",
+        "other-system",
+        "other-kernel",
+    ),
     ("no-rdma-device", "no-memlock", "one-hca", "gid-pinned", "lan-address", "ray-monitor"),
     ("slow-load", "ended", "other-processor"),
 )

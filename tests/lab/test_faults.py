@@ -570,12 +570,10 @@ def own_recipe(user: CommandLine, old: str, new: str) -> None:
     (user.home / "recipes" / shipped.name).write_text(shipped.read_text().replace(old, new))
 
 
-def test_server_that_cannot_start(user):
+def test_server_that_cannot_start(user, detected):
     own_recipe(user, "  enforce-eager: true\n", "  enforce-eager: true\n  no-such-flag: 1\n")
-    said = user("up", "--tp", "1", status=1).printed  # once: the server takes half a minute to fail
-    assert "while loading: vllm: error: unrecognized arguments: --no-such-flag 1" in said
-    assert "spark1 spark-vllm" in said
-    assert "spark-cluster logs" in said
+    with detected("server-ends") as fault:  # the server takes half a minute to fail
+        fault.said_in(user("up", "--tp", "1", status=1).printed)
     told = asked(user)
     assert told["state"] == "failed"
     assert any("the server is exited" in p for p in told["problems"])
@@ -617,13 +615,12 @@ def test_worker_that_cannot_reach_the_head(user, spark1, spark2):
     assert "Paris" in user.json("up", "--tp", "2")["answer"]
 
 
-def test_fabric_cable_pulled_while_serving(user, spark2):
+def test_fabric_cable_pulled_while_serving(user, spark2, detected):
     """/health still returns 200: status looks further. Repaired, it continues as if nothing was."""
-    spark2.unplug_fabric()
     try:
-        said = user("status", status=5).out
-        assert "a completion does not come" in said
-        assert "no ConnectX-7 interface of spark2 is up: is the cable in?" in said
+        with detected("link-cut") as fault:
+            spark2.unplug_fabric()
+            fault.said_in(user("status", status=5).out)
     finally:
         spark2.plug_fabric()
 

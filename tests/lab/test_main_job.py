@@ -342,18 +342,19 @@ def test_drift_is_repaired_and_nothing_else(user, story, spark1, spark2):
     assert now == story.containers, "it went on serving"
 
 
-def test_killed_worker_is_said_and_repaired(user, spark2):
-    spark2.run(["docker", "kill", "spark-ray"])
+def test_killed_worker_is_said_and_repaired(user, spark2, detected):
 
     def told() -> Any:
         ran = user.start("status", "--json").process
         out, _ = ran.communicate(timeout=WAIT_S)
         return (ran.returncode, json.loads(out)) if ran.returncode else None
 
-    status, document = until(told, what="status says that something is wrong")
+    with detected("worker-killed") as fault:
+        spark2.run(["docker", "kill", "spark-ray"])
+        status, document = until(told, what="status says that something is wrong")
+        fault.said_in("\n".join(document["problems"]))
     assert status == 5
     assert document["state"] in ("failed", "degraded")
-    assert any("Ray's container on spark2 is exited" in p for p in document["problems"])
     said = user("status", status=5).out
     assert "Ray's container on spark2 is exited" in said
     assert "spark-cluster up repairs it" in said

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from commandline import WAIT_S, CommandLine, processes, until
 
+from spark_cluster.lab.breakage import BREAKAGES
+
 pytestmark = pytest.mark.lab
 
 SHIPPED = Path(__file__).parents[2] / "recipes/lab-paris.yaml"
@@ -88,16 +90,28 @@ def test_an_engine_that_hangs_serves_again(serving, spark1):
     user("supervise", "install")
     assert user.json("supervise", "install")["changed"] == 0
 
-    def phase() -> str:
-        return str(user.json("supervise", "status")["phase"])
-
-    until(lambda: phase() == "serving", what="the supervision has seen an answer")
+    until(lambda: phase(user) == "serving", what="the supervision has seen an answer")
     spark1.run(["pkill", "-STOP", "-f", "VLLM::EngineCor"])
-    until(lambda: phase() != "serving", what="the supervision has noticed", every=1.0)
-    until(lambda: phase() == "serving", what="the server answers again", every=1.0)
+    until(lambda: phase(user) != "serving", what="the supervision has noticed", every=1.0)
+    until(lambda: phase(user) == "serving", what="the server answers again", every=1.0)
     events = [event["text"] for event in user.json("supervise", "status")["events"]]
     assert any("waiting (stopped): 2 times no answer" in text for text in events), events
     assert "loading (started)" in events
+    assert serving.json("status")["state"] == "serving"
+
+
+def phase(user: CommandLine) -> str:
+    return str(user.json("supervise", "status")["phase"])
+
+
+def test_an_engine_that_is_killed_serves_again(serving, spark1, detected):
+    """Nothing is done on the laptop."""
+    user = supervised(serving)
+    with detected("engine-killed") as fault:
+        spark1.run(["pkill", "-KILL", "-f", "VLLM::EngineCor"])
+        until(lambda: phase(user) != "serving", what="the supervision has noticed")
+        fault.said_in(user("supervise", "status").printed)
+    until(lambda: phase(user) == "serving", what="the server answers again", every=1.0)
     assert serving.json("status")["state"] == "serving"
 
 
@@ -111,23 +125,62 @@ def test_supervision_leaves_down_alone(serving, spark1):
     assert left.returncode != 0
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("which", ["spark1", "spark2"])
-def test_a_power_cut_of_either_node(lab, serving, which):
-    """Head or worker: nothing is done on the laptop, and completions come again."""
+def state(user: CommandLine) -> str:
+    """Return what `status` says, whatever its exit status."""
+    out, _ = user.start("status", "--json").process.communicate(timeout=WAIT_S)
+    return str(json.loads(out).get("state"))
+
+
+@pytest.fixture
+def pair(serving) -> Iterator[CommandLine]:
+    """A user whose server on both nodes is supervised, also after a boot."""
     user = supervised(serving)
     user("up", "--tp", "2", "--recipe", "lab-paris")
     user("supervise", "install", "--at-boot")
+    until(lambda: phase(user) == "serving", what="the supervision has seen an answer")
+    yield user
+    user("supervise", "remove")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("which", ["spark1", "spark2"])
+def test_a_power_cut_of_either_node(lab, pair, which, detected):
+    """Head or worker: nothing is done on the laptop, and completions come again."""
     node = lab.node(which)
-    node.poweroff(orderly=False)
-    node.boot()
+    with detected(f"power-cut-{which}") as fault:
+        node.poweroff(orderly=False)
+        node.boot()
+        until(lambda: state(pair) == "serving", what="it serves again", every=2.0)
+        until(lambda: phase(pair) == "serving", every=2.0)
+        fault.said_in(pair("supervise", "status").printed)
 
-    def state() -> str:
-        out, _ = user.start("status", "--json").process.communicate(timeout=WAIT_S)
-        return str(json.loads(out).get("state"))
 
+@pytest.mark.soak
+def test_rays_head_is_gone(pair, spark1, detected):
+    """Ray's worker ends with it, is started again, and so is the server."""
+    with detected("ray-head-gone") as fault:
+        spark1.run(["pkill", "-KILL", "-x", "gcs_server"])
+        until(lambda: phase(pair) != "serving", what="the supervision has noticed")
+        fault.said_in(pair("supervise", "status").printed)
+    until(lambda: phase(pair) == "serving", what="it serves again", every=2.0)
+    until(lambda: state(pair) == "serving", what="status says so", every=2.0)
+
+
+@pytest.mark.soak
+def test_a_power_cut_after_which_the_link_has_other_addresses(lab, pair, spark1, detected):
+    """The supervision names what the laptop has to repair; then `up` uses the new addresses."""
+    moved = BREAKAGES["other-subnet"]
     try:
-        until(lambda: state() == "serving", what="it serves again", every=5.0)
-        until(lambda: user.json("supervise", "status")["phase"] == "serving", every=2.0)
+        with detected("address-after-power-cut") as fault:
+            for node in lab.nodes:
+                moved.break_(node)
+            spark1.poweroff(orderly=False)
+            spark1.boot()
+            until(lambda: pair.json("supervise", "status")["problems"], what="it is noticed")
+            fault.said_in(pair("supervise", "status").printed)
+        assert "Paris" in pair.json("up", "--tp", "2", "--recipe", "lab-paris")["answer"]
+        assert pair.json("supervise", "status")["problems"] == []
     finally:
-        user("supervise", "remove")
+        pair("down")
+        for node in lab.nodes:
+            moved.repair(node)

@@ -97,13 +97,15 @@ def test_two_replicas_and_one_endpoint(user: CommandLine, spark1: LabNode, spark
 
 @pytest.mark.soak
 def test_a_replica_is_killed_under_load_and_repaired(
-    user: CommandLine, spark1: LabNode, spark2: LabNode
+    user: CommandLine, spark1: LabNode, spark2: LabNode, detected: Any
 ) -> None:
     first = server(spark1)
     with Load() as load:
         load.go_on()
         assert load.failures == []
-        spark2.run(["docker", "kill", SERVER])
+        with detected("replica-killed") as fault:
+            spark2.run(["docker", "kill", SERVER])
+            fault.said_in(user("status", status=5).printed)
         load.go_on()
         lost: list[Any] = list(load.failures)
         assert len(lost) <= USERS, "no more than were in flight"

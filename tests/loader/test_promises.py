@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import re
 from pathlib import Path
+
+from named_tests import find
 
 CHECKOUT = Path(__file__).parents[2]
 PROMISES = (CHECKOUT / "docs/promises.md").read_text()
@@ -30,24 +30,5 @@ def test_every_promise_names_a_test() -> None:
     assert [row[0] for row in ROWS if "promise" not in row[0] and "`tests/" not in row[-1]] == []
 
 
-@functools.cache
-def parsed(file: str) -> list[ast.stmt]:
-    return ast.parse((CHECKOUT / file).read_text()).body
-
-
-def named(test_id: str) -> bool:
-    """Return whether a test of this id is written down."""
-    file, *names = test_id.split("::")
-    if not (CHECKOUT / file).is_file():
-        return False
-    scope = parsed(file)
-    for name in names:
-        found = [node for node in scope if getattr(node, "name", None) == name]
-        if not found:
-            return False
-        scope = getattr(found[0], "body", [])
-    return not names or names[-1].startswith("test_")
-
-
 def test_every_test_that_is_named_exists() -> None:
-    assert [test_id for test_id in IDS if not named(test_id)] == []
+    assert [test_id for test_id in IDS if find(test_id) is None] == []

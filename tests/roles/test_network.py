@@ -7,6 +7,7 @@ import pytest
 from role_samples import HCAS, a_spark
 
 from spark_cluster.errors import Failed
+from spark_cluster.facts.model import Interface
 
 
 def test_both_twins_in_one_file(role):
@@ -53,3 +54,13 @@ def test_two_cables(role):
 
 def test_interfaces_named_by_hand_need_no_rdma_device(role):
     assert role("network", a_spark(hcas=()))
+
+
+def test_an_interface_that_is_not_there(role):
+    """A wrong name in the inventory: nothing of it is written into netplan."""
+    node = a_spark()
+    facts = replace(node.facts, interfaces=(Interface("eth0"), Interface("enp1s0f1np1")))
+    with pytest.raises(Failed, match="has no interface enP2p1s0f1np1, which the inventory") as it:
+        role("network", replace(node, facts=facts))
+    assert "eth0, enp1s0f1np1)" in it.value.message
+    assert "fabric: detect" in it.value.hint

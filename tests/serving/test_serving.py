@@ -84,6 +84,11 @@ def test_the_earliest_of_all_ranks():
             "2026-11-20T14:12:19Z (APIServer pid=1)   Value error, too long (9) [type=value_error]",
             "a.ValidationError: 1 validation error for M: Value error, too long (9)",
         ),
+        (
+            "2026-11-20T14:12:19Z RuntimeError: Version mismatch: The cluster was started with:\n"
+            "2026-11-20T14:12:19Z     Ray: 2.60.0\n",
+            "RuntimeError: Version mismatch: The cluster was started with: Ray: 2.60.0",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_an_error(line, text):
@@ -256,6 +261,11 @@ def test_serving(status):
     assert document["nodes"][1]["containers"][SERVER]["status"] == "absent"
 
 
+def test_a_ray_that_was_started_again_is_no_trouble_of_a_server_that_answers(status):
+    again = FakeSession({RAY: inspected(restarts=2)})
+    assert status(play_of(spark1=serving(), spark2=again), TWO).problems == ()
+
+
 def test_a_firewall_that_is_not_in_force(status):
     guarded = {"spark-cluster.firewall": "present"}
     flushed = FakeSession({RAY: inspected()}, firewall="")
@@ -287,6 +297,8 @@ def test_serving_alone(status):
          "the server has been restarted 3 times"),
         (play_of(cable=False, spark1=serving(answer=""), spark2=WORKER), [], "failed",
          "no ConnectX-7 interface of spark2 is up: is the cable in?"),
+        (play_of(spark1=serving(health=0), spark2=FakeSession({RAY: inspected(restarts=1)})), TWO,
+         "starting", "Ray's container on spark2 has been restarted 1 times; a server that"),
         (play_of(spark1=serving(health=503), spark2=WORKER), TWO, "failed", "200 (503)"),
         (play_of(spark1=serving(answer=""), spark2=WORKER), TWO, "failed", "a completion does not"),
         (play_of(spark1=serving(server="exited", health=0, exit_code=1), spark2=WORKER), TWO,

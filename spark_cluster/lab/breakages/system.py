@@ -26,6 +26,12 @@ TAILSCALE = """#!/bin/sh
 echo '{"RunSSH": true, "CorpDNS": true}'
 """
 
+AHEAD_S = 300
+DATE = f"""#!/bin/sh
+test "$*" = +%s.%N || exec /usr/bin/date "$@"
+echo "$(($(/usr/bin/date +%s) + {AHEAD_S})).0"
+"""
+
 
 def kernel_says(*lines: str) -> str:
     """A script that writes lines into the journal as the kernel's."""
@@ -108,6 +114,13 @@ def swaps_little(node: LabNode) -> None:
 def tailscale(node: LabNode) -> None:
     path = keep(node, "tailscale-ssh", "/usr/local/sbin/tailscale")
     path.write_text(TAILSCALE)
+    path.chmod(0o755)
+
+
+def clock_ahead(node: LabNode) -> None:
+    """The clock is this machine's: only what `date` says is changed."""
+    path = keep(node, "clock-ahead", "/usr/local/sbin/date")
+    path.write_text(DATE)
     path.chmod(0o755)
 
 
@@ -226,6 +239,10 @@ BREAKAGES = (
     ),
     Breakage(
         "tailscale-ssh", "Tailscale SSH is on", ("system.tailscale-ssh",), act=tailscale,
+    ),
+    Breakage(
+        "clock-ahead", f"this node's clock is {AHEAD_S} s ahead", ("pair.clock",),
+        act=clock_ahead, node="spark2",
     ),
     Breakage("no-names", "/etc/hosts names no peer", ("pair.names",), act=no_names),
     Breakage(
