@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from spark_cluster.config.recipe import Recipe
@@ -21,7 +22,7 @@ from spark_cluster.serving import (
     vram,
 )
 from spark_cluster.serving.nodes import serving
-from spark_cluster.serving.plan import resolve
+from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.serving.prepare import announce, prepare
 from spark_cluster.serving.proxy import models_of, replicas_of
 from spark_cluster.serving.result import Served, served
@@ -69,17 +70,11 @@ def main(
     vram.record(play.bus, "before", before)
     if note := admission.overrides_changed(running, plan):
         play.note(note)
-    admission.must_work(
-        play,
-        plan,
-        running,
-        models.there(recipe.model.name),
-        force=force,
-        offline=offline,
-        ended=[one.program for one in former],
-    )
-    if running.status != "running" and not former:  # whose ports become free
-        taken_ports.must_be_free(play, plan)
+    ended = [one.program for one in former]
+    there = models.there(recipe.model.name)
+    admission.must_work(play, plan, running, there, force=force, offline=offline, ended=ended)
+    if running.status != "running":
+        _must_find_free_ports(play, plan, ended)
     with play.stage("prepare"):
         guarded = prepare(play, plan)
     with play.stage("fetch"):
@@ -101,23 +96,7 @@ def main(
     if left_out and readiness.container_state(play, SERVER).status == "absent":
         play.note("the server was left out, so nothing was verified")
         return None
-    with play.stage("load"):
-        limit = recipe.ready_timeout_s
-        peak = readiness.healthy(play, plan.endpoint, limit, plan.ranks, recipe.engine)
-    with play.stage("verify"):
-        startup_log.must_fit(play, plan.nodes, recipe.readiness)
-        answer = rungs.climb(play, plan)
-        result: Served
-        result, made = play.together(
-            lambda: served(play, plan, answer, before, peak),
-            lambda: launches.unrecorded(play, plan),
-        )
-    if load and made is not None:
-        result = short_load.under_load(play, plan, result)
-    launches.record(play, plan, made, result.versions.get(recipe.engine, ""))
-    if made is not None:
-        mark_used(play, plan)
-    return result
+    return _verified(play, plan, before, load=load)
 
 
 def with_replicas(
@@ -142,8 +121,8 @@ def with_replicas(
     there = models.there(recipe.model.name)
     ended = [one.program for one in former]
     replicas.must_work(found, there, force=force, offline=offline, ended=ended)
-    if not former and any(one.running.status != "running" for one in found):
-        taken_ports.must_be_free(play, group.whole)
+    if any(one.running.status != "running" for one in found):
+        _must_find_free_ports(play, group.whole, ended)
     with play.stage("prepare"):
         guarded = prepare(play, group.whole)
     with play.stage("fetch"):
@@ -170,4 +149,31 @@ def with_replicas(
         result = short_load.under_load(play, group.whole, result)
     replicas.record(play, found, made, result.versions.get(recipe.engine, ""))
     mark_used(play, group.whole)
+    return result
+
+
+def _must_find_free_ports(play: Play, plan: ServePlan, ended: Sequence[str]) -> None:
+    """Refuse ports that another program has; what will be ended may be that, and frees its own."""
+    if not ended:
+        taken_ports.must_be_free(play, plan)
+
+
+def _verified(play: Play, plan: ServePlan, before: list[vram.NodeVram], *, load: bool) -> Served:
+    """Wait for the server, and verify it."""
+    with play.stage("load"):
+        limit = plan.recipe.ready_timeout_s
+        peak = readiness.healthy(play, plan.endpoint, limit, plan.ranks, plan.recipe.engine)
+    with play.stage("verify"):
+        startup_log.must_fit(play, plan.nodes, plan.recipe.readiness)
+        answer = rungs.climb(play, plan)
+        result: Served
+        result, made = play.together(
+            lambda: served(play, plan, answer, before, peak),
+            lambda: launches.unrecorded(play, plan),
+        )
+    if load and made is not None:
+        result = short_load.under_load(play, plan, result)
+    launches.record(play, plan, made, result.versions.get(plan.recipe.engine, ""))
+    if made is not None:
+        mark_used(play, plan)
     return result
