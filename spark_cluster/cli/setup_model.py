@@ -100,8 +100,8 @@ def proposals(flow: Flow, want: Want, speed: Speed, nodes: int) -> list[Proposal
 
 def _show(flow: Flow, found: list[Proposal]) -> None:
     many = found[0].total_tok_s > found[0].tok_s
-    users = f"{USERS['throughput']} users in all" if many else "one user"
-    flow.text(f"By the arithmetic of `plan`, for idle Sparks and {users}, with the range:")
+    users = f"{USERS['throughput']} users together" if many else "one user"
+    flow.text(f"By the arithmetic of `plan`, for {users} on idle Sparks, with the range:")
     width = max(len(one.recipe) for one in found[:SHOWN])
     for number, one in enumerate(found[:SHOWN], 1):
         speed = ""

@@ -170,8 +170,10 @@ def find(flow: Flow, interface: str | None) -> list[Candidate]:
             indent=2,
         )
     if found.others:
-        count = "1 other machine" if found.others == 1 else f"{found.others} other machines"
-        flow.text(f"{count} with SSH announced, by name no Spark", indent=2)
+        count = (
+            "1 other machine announces" if found.others == 1 else f"{found.others} others announce"
+        )
+        flow.text(f"{count} SSH under a name that is no Spark's", indent=2)
     return list(found.candidates)
 
 
