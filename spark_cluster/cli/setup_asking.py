@@ -65,7 +65,7 @@ class Asker:
             try:
                 return read(self.text(question, default))
             except UsageError as error:
-                click.echo(click.style(f"  {visible(error.message)}", fg="red"), err=True)
+                click.echo(visible(f"  {error.message}"), err=True)
 
     def choice(self, question: str, count: int, default: int = 1) -> int:
         """Ask for one of a numbered list; 0 is the first."""
