@@ -129,7 +129,7 @@ def _fields(kind: type[Any], doc: docstring.Docstring) -> Iterator[tuple[str, st
 
 def _properties(kind: type[Any]) -> Iterator[tuple[str, str, str]]:
     """What an object computes, its cached properties among it."""
-    for name, found in vars(kind).items():
+    for name, found in _members(kind).items():
         function = found.fget if isinstance(found, property) else getattr(found, "func", None)
         if function is not None and not name.startswith("_"):
             result = inspect.signature(function).return_annotation
@@ -137,9 +137,16 @@ def _properties(kind: type[Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _functions(kind: type[Any]) -> Iterator[tuple[str, str]]:
+    members = _members(kind)
     for name in METHODS:
-        if name in vars(kind):
-            yield code(f"{name}()"), plain(docstring.parse(vars(kind)[name]).summary)
+        if name in members:
+            yield code(f"{name}()"), plain(docstring.parse(members[name]).summary)
+
+
+def _members(kind: type[Any]) -> dict[str, Any]:
+    """What a class has, and what it has from ours that it is made of."""
+    ours = [one for one in reversed(kind.__mro__) if one.__module__.startswith("spark_cluster")]
+    return {name: found for one in ours for name, found in vars(one).items()}
 
 
 def _errors() -> Iterator[tuple[str, str]]:

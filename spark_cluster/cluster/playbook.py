@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.cluster.result import RunSummary
+from spark_cluster.cluster.result import NodeErrors, RunSummary
 from spark_cluster.errors import Failed, SparkClusterError, UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class PlayedNode:
 
 
 @dataclass(frozen=True)
-class PlaybookResult:
+class PlaybookResult(NodeErrors):
     """The result of a playbook. A node may drop out of it without ending it.
 
     Attributes:
@@ -52,20 +52,6 @@ class PlaybookResult:
     result: Any
     nodes: Mapping[str, PlayedNode]
     errors: Mapping[str, SparkClusterError]
-
-    @property
-    def ok(self) -> bool:
-        """True if no node dropped out."""
-        return not self.errors
-
-    def raise_for_errors(self) -> None:
-        """Raise the error of the first node that dropped out; do nothing when none did.
-
-        Raises:
-            SparkClusterError: that error.
-        """
-        for error in self.errors.values():
-            raise error
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `playbook --json` prints it."""

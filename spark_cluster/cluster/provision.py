@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.cluster.node_error import NodeError
-from spark_cluster.cluster.result import RunSummary
+from spark_cluster.cluster.result import NodeErrors, RunSummary
 from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class MeasuredBandwidth:
 
 
 @dataclass(frozen=True)
-class ProvisionResult:
+class ProvisionResult(NodeErrors):
     """The result of `provision`. A node that fails does not stop the others.
 
     Attributes:
@@ -62,20 +62,6 @@ class ProvisionResult:
     nodes: Mapping[str, ProvisionedNode]
     bandwidth: tuple[MeasuredBandwidth, ...]
     errors: Mapping[str, SparkClusterError]
-
-    @property
-    def ok(self) -> bool:
-        """True if no node failed."""
-        return not self.errors
-
-    def raise_for_errors(self) -> None:
-        """Raise the error of the first node that failed; do nothing when all are ready.
-
-        Raises:
-            SparkClusterError: that error.
-        """
-        for error in self.errors.values():
-            raise error
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `provision --json` prints it."""

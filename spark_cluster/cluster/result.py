@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.events import Recap
 
 
@@ -42,3 +44,27 @@ class RunSummary:
     def to_dict(self, **found: Any) -> dict[str, Any]:
         """Return it as `--json` prints it, with what the run `found`."""
         return {"ok": self.ok, "changed": self.changed, **found, "seconds": self.seconds}
+
+
+class NodeErrors:
+    """A result of which a node may drop out without ending the run.
+
+    Attributes:
+        errors: the error of each node that dropped out, by name.
+    """
+
+    errors: Mapping[str, SparkClusterError]
+
+    @property
+    def ok(self) -> bool:
+        """True if no node dropped out."""
+        return not self.errors
+
+    def raise_for_errors(self) -> None:
+        """Raise the error of the first node that dropped out; do nothing when none did.
+
+        Raises:
+            SparkClusterError: that error.
+        """
+        for error in self.errors.values():
+            raise error

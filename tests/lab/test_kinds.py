@@ -4,35 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import word_model
 from commandline import CommandLine
 from ruamel.yaml import YAML
+from words_recipe import NAME, SHIPPED, recipe
 
 pytestmark = pytest.mark.lab
 
-NAME = "lab-words"
 UP = ("up", "--tp", "1", "--recipe", NAME)
-SHIPPED = Path(__file__).parents[2] / "recipes/lab-paris.yaml"
-
-
-def recipe(kind: str, **changed: Any) -> dict[str, Any]:
-    """The lab's recipe with the embedding model, as one of a kind."""
-    data: dict[str, Any] = YAML(typ="safe").load(SHIPPED.read_text())
-    del data["probe"]
-    flags = {**data["engine_args"], "runner": "pooling", "max-model-len": word_model.CONTEXT}
-    model = {
-        "name": "words",
-        "source": "directory",
-        "directory": "words",
-        "path": "/srv/models/words",
-        "served_name": "words",
-    }
-    given = {"name": NAME, "kind": kind, "model": model, "engine_args": flags}
-    return {**data, **given, "readiness": {}, **changed}
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,13 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import word_model
 from commandline import CommandLine
 from lab_model import complete
-from ruamel.yaml import YAML
+from words_recipe import recipe
 
 from spark_cluster.lab import LabNode
 
@@ -23,23 +22,6 @@ pytestmark = pytest.mark.lab
 HOST = "10.89.0.11"
 URL = f"http://{HOST}:8000"
 CHAT, WORDS = "spark-vllm-lab-paris", "spark-vllm-lab-words"
-SHIPPED = Path(__file__).parents[2] / "recipes/lab-paris.yaml"
-
-
-def words_recipe() -> dict[str, Any]:
-    """The lab's recipe with the embedding model."""
-    data: dict[str, Any] = YAML(typ="safe").load(SHIPPED.read_text())
-    del data["probe"]
-    flags = {**data["engine_args"], "runner": "pooling", "max-model-len": word_model.CONTEXT}
-    model = {
-        "name": "words",
-        "source": "directory",
-        "directory": "words",
-        "path": "/srv/models/words",
-        "served_name": "words",
-    }
-    given = {"name": "lab-words", "kind": "embedding", "model": model, "engine_args": flags}
-    return {**data, **given, "readiness": {}}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +29,7 @@ def user(lab: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comm
     made = CommandLine(tmp_path_factory.mktemp("models-up"))
     (made.home / "recipes").mkdir()
     word_model.write(made.home / "recipes/words")
-    (made.home / "recipes/lab-words.yaml").write_text(json.dumps(words_recipe()))
+    (made.home / "recipes/lab-words.yaml").write_text(json.dumps(recipe("embedding")))
 
     def several(inventory: dict[str, Any]) -> None:
         del inventory["serve"]["recipe"]
