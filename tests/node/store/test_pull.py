@@ -221,7 +221,7 @@ def test_a_token_that_expires_in_the_middle(puller: Puller) -> None:
     for number in range(40):
         (puller.hub.root / MODEL / f"part-{number}.json").write_bytes(b"%d" % number * 100_000)
     puller.hub.conduct[MODEL] = Conduct(
-        private=True, token="hf_old", expires_after=1_000_000, bytes_per_s=64 << 20
+        private=True, token="hf_old", expires_after=4_000_000, bytes_per_s=64 << 20
     )
     found = puller.pull(token="hf_old")
     assert found["kind"] == "token"
