@@ -212,4 +212,7 @@ class Login:
             )
         self.flow.say(styled("[bold cyan]$ {}[/]", step.commands[-1]))
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        subprocess.run(argv, check=True, timeout=60, stdin=subprocess.DEVNULL)
+        try:
+            subprocess.run(argv, check=True, timeout=60, stdin=subprocess.DEVNULL)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise Failed(f"ssh-keygen made no key: {error}", hint="make one by hand") from None

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp
 
-COOKIE = "spark_cluster_dashboard"
+COOKIE = "spark_cluster_dashboard_"
+"""With the port: browsers keep the cookies of all ports of an address together."""
 OURS = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'"
 NEVER = "; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 HEADERS = {
@@ -56,7 +57,7 @@ class Guard(BaseHTTPMiddleware):
             return _said(HTTPStatus.MISDIRECTED_REQUEST, "this is not the address of this server")
         if request.method not in ("GET", "HEAD"):
             return _said(HTTPStatus.METHOD_NOT_ALLOWED, "the dashboard only shows")
-        if "token" in request.query_params or self._is_known(request.cookies.get(COOKIE, "")):
+        if "token" in request.query_params or self._is_known(request.cookies.get(_name(request), "")):
             return None
         return _said(
             HTTPStatus.FORBIDDEN,
@@ -71,11 +72,15 @@ class Guard(BaseHTTPMiddleware):
         if not self._is_known(given):
             return _said(HTTPStatus.FORBIDDEN, "the token is that of another dashboard")
         response = RedirectResponse(request.url.path, HTTPStatus.SEE_OTHER)
-        response.set_cookie(COOKIE, given, httponly=True, samesite="strict", path="/")
+        response.set_cookie(_name(request), given, httponly=True, samesite="strict", path="/")
         return response
 
     def _is_known(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token.encode())
+
+
+def _name(request: Request) -> str:
+    return f"{COOKIE}{request.url.port}"
 
 
 def _said(status: HTTPStatus, text: str) -> Response:

@@ -72,7 +72,7 @@ def user(client: TestClient) -> TestClient:
 
 @pytest.mark.parametrize("path", ["/", "/dashboard.js", "/stream", "/ask/status", "/runs"])
 def test_without_the_token_there_is_nothing(client: TestClient, path: str) -> None:
-    for headers in ({}, {"Cookie": f"{COOKIE}=guess"}):
+    for headers in ({}, {"Cookie": f"{COOKIE}8800=guess"}):
         refused = client.get(path, headers=headers)
         assert refused.status_code == 403
         assert "token" in refused.text
@@ -85,6 +85,7 @@ def test_the_token_leaves_the_address_for_a_cookie(client: TestClient) -> None:
     cookie = entered.headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert "samesite=strict" in cookie
+    assert cookie.startswith(f"{COOKIE}8800=")  # another dashboard keeps its own
     page = client.get("/")
     assert page.status_code == 200
     assert TOKEN not in page.text
