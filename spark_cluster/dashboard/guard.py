@@ -57,7 +57,9 @@ class Guard(BaseHTTPMiddleware):
             return _said(HTTPStatus.MISDIRECTED_REQUEST, "this is not the address of this server")
         if request.method not in ("GET", "HEAD"):
             return _said(HTTPStatus.METHOD_NOT_ALLOWED, "the dashboard only shows")
-        if "token" in request.query_params or self._is_known(request.cookies.get(_name(request), "")):
+        if "token" in request.query_params or self._is_known(
+            request.cookies.get(_name(request), "")
+        ):
             return None
         return _said(
             HTTPStatus.FORBIDDEN,
