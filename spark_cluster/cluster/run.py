@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound="Run")
 
+LOADING = "load"
+"""Stage of `up` in which a server loads by itself, whoever waits for it."""
+
 
 class Run:
     """A play, its recap, its record, its end. Connecting begins with the object.
@@ -129,6 +132,12 @@ class Run:
     def interrupted(self) -> Interrupted:
         """Return the error that says in which state an interrupt leaves things."""
         at_work = [f"{node} was at {what}" for node, what in self.recap.last.items()]
+        if not at_work and self._play.failed_stage == LOADING:
+            return Interrupted(
+                "interrupted; no node was being changed, and the server goes on loading",
+                hint="run the same command again to continue, which waits for it; `spark-cluster "
+                "status` shows it, `spark-cluster down` ends it",
+            )
         if not at_work:
             return Interrupted(
                 "interrupted; no node was being changed",

@@ -88,6 +88,20 @@ def test_leaving_the_block_ends_the_run(
     assert "interrupted" in last["error"]
 
 
+def test_a_server_that_loads_is_said_to_go_on(cluster: Cluster) -> None:
+    def work() -> None:
+        with cluster.play("up", cluster.nodes, Options()) as run:
+            play = run.open()
+            with play.stage("load"):
+                play.session(play.head).run(["sleep", "600"], timeout=700)
+
+    with cluster.events(work) as events:
+        next(event for event in events if isinstance(event, StageStarted))
+    with pytest.raises(Interrupted, match="and the server goes on loading") as error:
+        events.result()
+    assert "`spark-cluster down` ends it" in error.value.hint
+
+
 def test_what_a_closed_connection_raises_is_the_interrupt(cluster: Cluster) -> None:
     """Whatever the code that used it makes of it."""
     begun = threading.Event()
