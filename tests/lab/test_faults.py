@@ -485,7 +485,8 @@ def test_no_room_for_the_journal(user, spark1):
 
 
 def test_sizes_that_cannot_be(user, spark1):
-    refused_with(user, 4, "size 1 to 2, not 3", "--tp 2", words=("up", "--tp", "3"))
+    refused_with(user, 4, "size 1 to 4, not 5", "--tp 4", words=("up", "--tp", "5"))
+    refused_with(user, 4, "--tp 3 needs 3 nodes", "--tp 2", words=("up", "--tp", "3"))
     refused_with(user, 4, "not 0", "--tp 1", words=("up", "--tp", "0"))
     lonely = user.with_inventory("one", only_one())
     refused_with(lonely, 4, "--tp 2 needs 2 nodes", "--tp 1", words=("up", "--tp", "2"))
