@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import IO, cast
@@ -171,7 +172,7 @@ class Reader:
         self.bytes = 0
         self.lines = 0
         self.tail = ""
-        self._anchors = minimal({anchor.encode() for anchor in anchors})
+        self._anchors = set(minimal(frozenset(anchor.encode() for anchor in anchors)))
         self._shapes = Shapes(self._anchors)
 
     def drop(self, anchor: str) -> None:
@@ -180,8 +181,8 @@ class Reader:
 
     def standing_for(self, literals: Iterable[str]) -> frozenset[bytes]:
         """The anchors of which one is in each line that has one of these literals."""
-        wanted = [literal.encode() for literal in literals]
-        return frozenset(a for a in self._anchors if any(a in literal for literal in wanted))
+        wanted = frozenset(literal.encode() for literal in literals)
+        return _standing_for(frozenset(self._anchors), wanted)
 
     def candidates(self) -> Iterator[Candidate]:
         """Lines with an anchor, in order.
@@ -234,13 +235,22 @@ class Reader:
         return found
 
 
-def minimal(anchors: set[bytes]) -> set[bytes]:
+@lru_cache(maxsize=8)
+def minimal(anchors: frozenset[bytes]) -> frozenset[bytes]:
     """Return the anchors without those that contain another one.
 
-    >>> sorted(minimal({b"Error", b"KeyError", b"KV cache"}))
+    The hundreds of the catalogue take as long as reading some 100 kB, and a session of Ray has a
+    hundred logs: those of the last sets are remembered.
+
+    >>> sorted(minimal(frozenset({b"Error", b"KeyError", b"KV cache"})))
     [b'Error', b'KV cache']
     """
-    return {a for a in anchors if not any(other in a for other in anchors if other != a)}
+    return frozenset(a for a in anchors if not any(b in a for b in anchors if b != a))
+
+
+@lru_cache(maxsize=8)
+def _standing_for(anchors: frozenset[bytes], wanted: frozenset[bytes]) -> frozenset[bytes]:
+    return frozenset(a for a in anchors if any(a in literal for literal in wanted))
 
 
 @contextmanager

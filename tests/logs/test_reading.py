@@ -176,7 +176,7 @@ def test_an_anchor_that_is_dropped_is_looked_for_no_more():
 
 
 def test_anchors_stand_for_longer_ones():
-    literals = {b"Error", b"KeyError", b"NET/IB"}
+    literals = frozenset({b"Error", b"KeyError", b"NET/IB"})
     assert reading.minimal(literals) == {b"Error", b"NET/IB"}
     assert all(any(re.search(re.escape(m), lit) for m in reading.minimal(literals)) for lit in literals)  # noqa: E501  # fmt: skip
 
