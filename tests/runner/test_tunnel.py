@@ -15,6 +15,7 @@ import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from free_ports import free_port
@@ -62,7 +63,9 @@ def endpoint():
 
 
 class Running:
-    """A tunnel in a thread; `transports` are those of its connections."""
+    """A tunnel in a thread, until its test ends."""
+
+    started: ClassVar[list[Running]] = []
 
     def __init__(self, ssh, remote_port):
         self.events: queue.Queue[TunnelEvent] = queue.Queue()
@@ -71,8 +74,11 @@ class Running:
         self.connections = []
         there = f"http://127.0.0.1:{remote_port}/v1"
         self.error = None
+        self.ended = False
 
         def dial():
+            if self.ended:
+                raise KeyboardInterrupt
             self.connections.append(ssh())
             return self.connections[-1]
 
@@ -83,8 +89,16 @@ class Running:
                 made.run()
             except Unreachable as error:
                 self.error = error
+            except KeyboardInterrupt:
+                pass
 
         threading.Thread(target=run, daemon=True).start()
+        self.started.append(self)
+
+    def end(self):
+        self.ended = True
+        for connection in self.connections:
+            connection.close()
 
     def next(self, kind):
         event = self.events.get(timeout=HANG_S)
@@ -95,6 +109,14 @@ class Running:
         url = f"http://127.0.0.1:{self.port}{path}"
         with urllib.request.urlopen(url, timeout=HANG_S) as answer:
             return answer.read().decode()
+
+
+@pytest.fixture(autouse=True)
+def ended():
+    """Let no tunnel try again and again while other tests run."""
+    yield
+    while Running.started:
+        Running.started.pop().end()
 
 
 @pytest.fixture
