@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -28,9 +27,14 @@ from spark_cluster.bench.run import (
     take_down,
     tool_of,
 )
+from spark_cluster.config.flags import words
 from spark_cluster.errors import Failed, Refused, SparkClusterError
+from spark_cluster.inference import runtime, unit_state
+from spark_cluster.inference.containers import RECIPE, ContainerState
+from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import current
+from spark_cluster.serving.former import former_of
+from spark_cluster.serving.proxy import DESCRIPTION, models_of
 
 T = TypeVar("T")
 
@@ -114,15 +118,28 @@ def _measure_steps(
 def _take_down_last(play: Play, run: BenchRun) -> None:
     """Take the last server down after its cells were measured while the laptop was away."""
     measured = [step for step in run.expansion.steps if recorded(run, step) is not None]
-    recipe = measured[-1].setup.served if measured else None
-    if recipe is None:
+    if not measured:
         return
-    with contextlib.suppress(Failed):  # nothing serves: what is left of it is taken away
-        serves = current.current(play.session(play.head), play.head.name).model
-        if serves != recipe.model.served_name:
-            play.note(f"{serves} serves now, which is not of this run: it stays up")
-            return
-    take_down(play, run, measured[-1])
+    answer = play.session(play.head).request(
+        "gather", commands={SERVER: runtime.question(SERVER)}, files={"endpoint": DESCRIPTION}
+    )
+    asked = answer["commands"][SERVER]
+    running = unit_state.parse(asked["stdout"] if asked is not None else "")
+    other = ", ".join(one.model for one in models_of(answer["files"]["endpoint"]))
+    if running.status != "absent" and not is_of(measured[-1], running):
+        other = running.labels.get(RECIPE, "another server")
+    if other:
+        play.note(f"{other} serves now, which is not of this run: it stays up")
+        return
+    take_down(play, run, measured[-1])  # where nothing serves: what is left of it
+
+
+def is_of(step: Step, running: ContainerState) -> bool:
+    """True if a server is that of a step: its recipe, its size and its arguments."""
+    former, recipe, tp = former_of(running), step.setup.served, step.setup.tp
+    if former is None or recipe is None or (former.recipe, former.tp) != (recipe.name, tp):
+        return False
+    return set(words(recipe.flags(tp))) <= set(running.command)
 
 
 def _server(step: Step) -> tuple[str, int]:

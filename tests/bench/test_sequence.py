@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -22,6 +24,7 @@ from spark_cluster.cli import bench_run
 from spark_cluster.cli.console import Console
 from spark_cluster.cluster.bench import BenchResult
 from spark_cluster.cluster.result import RunSummary
+from spark_cluster.config.flags import words
 from spark_cluster.errors import (
     DoesNotFit,
     Failed,
@@ -32,6 +35,7 @@ from spark_cluster.errors import (
     UsageError,
     VerificationFailed,
 )
+from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.play import Play
 
 OUT_OF_MEMORY = Failed("the server is exited while loading: CUDA out of memory", where="spark1")
@@ -50,8 +54,10 @@ class FakePlay(Play):
     nodes = ()  # type: ignore[assignment]
     head = make_node("spark1")  # type: ignore[assignment]
 
+    answers: Any = None
+
     def session(self, _node: object) -> Any:
-        return None
+        return self.answers
 
     def note(self, text: str, **_: Any) -> None:
         self.notes.append(text)
@@ -150,32 +156,71 @@ def cut_off_after_the_last_cell(run: BenchRun) -> None:
     run.add([result(cell) for cell in run.expansion.cells])
 
 
-def serving(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    answer = SimpleNamespace(model=model)
-    monkeypatch.setattr(sequence.current, "current", lambda *_: answer)
+class Head:
+    """A session with the head: the container of the server, and the file of the endpoint."""
+
+    def __init__(self, running: Mapping[str, Any] | None, models: Sequence[str] = ()) -> None:
+        shown = None if running is None else {"stdout": json.dumps([running])}
+        listed = [
+            {"node": "n", "address": "", "port": 1, "names": [name], "program": "", "kind": "chat"}
+            for name in models
+        ]
+        endpoint = json.dumps({"models": listed}) if models else None
+        self.answer = {"commands": {SERVER: shown}, "files": {"endpoint": endpoint}}
+
+    def request(self, *_: object, **__: object) -> dict[str, Any]:
+        return self.answer
 
 
-def test_a_server_whose_cells_were_fetched_while_the_laptop_was_away_is_taken_down(
-    run, cluster, monkeypatch
-):
+def container(run: BenchRun, step: int, **changed: str) -> dict[str, Any]:
+    """What Docker says of the server of a step."""
+    setup = run.expansion.steps[step].setup
+    own = {"spark-cluster.recipe": setup.served.name, "spark-cluster.tp": str(setup.tp)}
+    labels = {**own, **changed}
+    args = ["serve", "/models/m", *words(setup.served.flags(setup.tp))]
+    return {"State": {"Status": "running"}, "Config": {"Labels": labels, "Cmd": args}}
+
+
+def play_with(head: Head) -> FakePlay:
+    play = FakePlay()
+    play.answers = head
+    return play
+
+
+def test_a_server_whose_cells_were_fetched_while_the_laptop_was_away_is_taken_down(run, cluster):
     cut_off_after_the_last_cell(run)
-    serving(monkeypatch, run.expansion.steps[-1].setup.served.model.served_name)
-    sequence.go_on(FakePlay(), run, keep=True)
+    head = Head(container(run, -1))
+    sequence.go_on(play_with(head), run, keep=True)
     assert cluster.log == []
     run.end("running")
-    sequence.go_on(FakePlay(), run)
+    sequence.go_on(play_with(head), run)
     assert cluster.log == ["down 2"]
-    sequence.go_on(FakePlay(), run)  # it is complete now: what serves is no longer its concern
+    sequence.go_on(play_with(head), run)  # complete now: what serves is no longer its concern
     assert cluster.log == ["down 2"]
 
 
-def test_another_server_that_was_brought_up_meanwhile_stays(run, cluster, monkeypatch):
+def test_what_is_left_of_a_server_that_is_gone_is_taken_away(run, cluster):
     cut_off_after_the_last_cell(run)
-    serving(monkeypatch, "another")
-    play = FakePlay()
+    sequence.go_on(play_with(Head(None)), run)
+    assert cluster.log == ["down 2"]
+
+
+@pytest.mark.parametrize("which", ["recipe", "size", "arguments", "several models"])
+def test_another_server_that_was_brought_up_meanwhile_stays(run, cluster, which):
+    cut_off_after_the_last_cell(run)
+    head = {
+        "recipe": Head(container(run, -1, **{"spark-cluster.recipe": "another"})),
+        "size": Head(container(run, -1, **{"spark-cluster.tp": "2"})),
+        "arguments": Head(container(run, 0)),
+        "several models": Head(None, ["another", "third"]),
+    }[which]
+    play = play_with(head)
     sequence.go_on(play, run)
     assert cluster.log == []
-    assert any("another serves" in note for note in play.notes)
+    (note,) = [note for note in play.notes if "serves now, which is not of this run" in note]
+    served = run.expansion.steps[0].setup.served.name
+    said = {"recipe": "another", "several models": "another, third"}.get(which, served)
+    assert note.startswith(f"{said} serves now")
 
 
 @pytest.mark.parametrize(
