@@ -137,7 +137,8 @@ def links(inventory: Inventory, node: InventoryNode, facts: Facts) -> tuple[Link
     """The node's twins with their addresses.
 
     With `fabric: detect` a twin keeps an address that it already has, so that what a user
-    configured is never fought; without one it gets its place in the inventory's pool.
+    configured is never fought; without one, or with one that an earlier run gave (the pool may be
+    another one now), it gets its place in the inventory's pool.
     """
     from spark_cluster.config.inventory import fabric_addresses
 
@@ -152,8 +153,9 @@ def links(inventory: Inventory, node: InventoryNode, facts: Facts) -> tuple[Link
     for hca, address in zip(cabled_port(facts), wanted, strict=False):
         interface = facts.interface(hca.interface)
         present = interface.addresses if interface is not None else ()
-        ours = not present or address in present
-        found.append(Link(hca.interface, address if ours else present[0], hca.name, ours))
+        theirs = [one for one in present if one not in facts.given_addresses]
+        ours = not theirs or address in present
+        found.append(Link(hca.interface, address if ours else theirs[0], hca.name, ours))
     return tuple(found)
 
 

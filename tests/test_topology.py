@@ -20,8 +20,8 @@ HCAS = {
 }
 
 
-def facts(up, addresses=None, hcas=True):
-    """Facts of a Spark whose interfaces `up` have a carrier."""
+def facts(up, addresses=None, hcas=True, given_here=()):
+    """Facts of a Spark whose interfaces `up` have a carrier; of its addresses we gave these."""
     given = addresses or {}
     return Facts(
         interfaces=tuple(
@@ -29,6 +29,7 @@ def facts(up, addresses=None, hcas=True):
             for name in HCAS
         ),
         hcas=tuple(Hca(hca, name, name in up) for name, hca in HCAS.items()) if hcas else (),
+        given_addresses=tuple(map(IPv4Interface, given_here)),
     )
 
 
@@ -101,6 +102,22 @@ def test_addresses_that_the_user_gave_are_kept(inventory):
     both = {PORT_1[0]: ["10.1.1.5/24", "192.168.177.12/24"]}
     first = links(made, made.nodes["spark2"], facts(PORT_1, both))[0]
     assert (str(first.address), first.ours) == ("192.168.177.12/24", True)
+
+
+def test_addresses_of_an_earlier_pool_are_ours_and_change(inventory):
+    """They were taken for the user's, left out of our file, and gone with its `netplan apply`."""
+    made = inventory()
+    earlier = {PORT_1[0]: ["10.77.0.12/24"], PORT_1[1]: ["192.168.178.12/24"]}
+    seen = facts(PORT_1, earlier, given_here=["10.77.0.12/24", "192.168.178.12/24"])
+    assert told(links(made, made.nodes["spark2"], seen)) == [
+        ("enp1s0f1np1", "192.168.177.12/24", "rocep1s0f1", True),
+        ("enP2p1s0f1np1", "192.168.178.12/24", "roceP2p1s0f1", True),
+    ]
+    theirs = {PORT_1[0]: ["10.77.0.12/24", "10.1.1.5/24"]}
+    first = links(made, made.nodes["spark2"], facts(PORT_1, theirs, given_here=["10.77.0.12/24"]))[
+        0
+    ]
+    assert (str(first.address), first.ours) == ("10.1.1.5/24", False)
 
 
 def test_addresses_of_the_inventory(inventory):

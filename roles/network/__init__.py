@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from spark_cluster.errors import Failed
+from spark_cluster.facts.gather import NETPLAN
 from spark_cluster.loader.template import render
 from spark_cluster.resources import Netplan
 from spark_cluster.topology import Node
@@ -21,7 +22,7 @@ class Settings(BaseModel):
     """Settings of the role `network`."""
 
     netplan_file: str = Field(
-        default="/etc/netplan/40-cx7.yaml", description="our file; the user's own are never touched"
+        default=NETPLAN, description="our file; the user's own are never touched"
     )
     any_cable_count: bool = Field(
         default=False,

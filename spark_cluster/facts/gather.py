@@ -33,6 +33,9 @@ PACKAGES = (
 MESH_KEY = "/etc/spark-cluster/mesh/id_ed25519"
 """The key with which a node logs in to the others, made by the role `ssh_mesh`."""
 
+NETPLAN = "/etc/netplan/40-cx7.yaml"
+"""The addresses of the fabric, as the role `network` writes them."""
+
 COMMANDS: dict[str, tuple[str, ...] | tuple[tuple[str, ...], ...]] = {
     "gpu": ("nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader,nounits"),
     "ip": ("ip", "-j", "addr"),
@@ -58,6 +61,7 @@ FILES = {
     "reboot_required": "/var/run/reboot-required",
     "mesh_key": f"{MESH_KEY}.pub",
     "local_ports": "/proc/sys/net/ipv4/ip_local_port_range",
+    "netplan": NETPLAN,
 }
 TREES = {
     "host_keys": "/etc/ssh/ssh_host_*_key.pub",
@@ -117,6 +121,7 @@ def facts(answer: Mapping[str, Any]) -> Facts:
         mesh_key=next(iter(parsers.public_keys([files["mesh_key"]])), ""),
         local_ports=parsers.port_range(files["local_ports"]),
         ssh_ports=parsers.ssh_ports(_out(commands, "sshd"), _out(commands, "ssh_sockets")),
+        given_addresses=parsers.netplan_addresses(files["netplan"]),
     )
 
 

@@ -104,6 +104,7 @@ class Facts:
         disk_free_bytes: of the root file system.
         local_ports: first and last of the ports that the kernel picks by itself.
         ssh_ports: TCP ports at which sshd is to listen, by itself or through systemd.
+        given_addresses: those that our own netplan file gives, in force or not.
     """
 
     hostname: str = ""
@@ -131,6 +132,7 @@ class Facts:
     mesh_key: str = ""
     local_ports: tuple[int, int] = EPHEMERAL
     ssh_ports: tuple[int, ...] = ()
+    given_addresses: tuple[IPv4Interface, ...] = ()
 
     def interface(self, name: str) -> Interface | None:
         return next((i for i in self.interfaces if i.name == name), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,9 @@ from spark_cluster.config.ports import EPHEMERAL
 from spark_cluster.facts.model import Gpu, Hca, Interface, Memory, Process
 from spark_cluster.facts.public_keys import is_key
 from spark_cluster.node import nvidia_smi
+
+MANAGED = "# Managed by spark-cluster"
+"""How files begin that roles write."""
 
 NOT_TOLD = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "")
 
@@ -113,6 +117,21 @@ def _interface(row: dict[str, object]) -> Interface:
         up=isinstance(flags, list) and "UP" in flags and "LOWER_UP" in flags,
         addresses=tuple(addresses),
     )
+
+
+def netplan_addresses(text: str) -> tuple[IPv4Interface, ...]:
+    """Return the IPv4 addresses of a netplan file of our own; none of another one.
+
+    >>> netplan_addresses("# Managed by spark-cluster: x\\n  addresses: [192.168.177.11/24]\\n")
+    (IPv4Interface('192.168.177.11/24'),)
+    """
+    if not text.startswith(MANAGED):
+        return ()
+    found = []
+    for word in re.findall(r"[0-9.]+/[0-9]+", "".join(re.findall(r"addresses:\s*\[.*\]", text))):
+        with contextlib.suppress(ValueError):
+            found.append(IPv4Interface(word))
+    return tuple(found)
 
 
 def dpkg(text: str) -> dict[str, str]:
