@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import resource
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -53,6 +53,8 @@ _MISSING = re.compile(
     r"|unadvertised object",
     re.IGNORECASE,
 )
+_LIMITED = 'ulimit -f "$1" && shift && exec "$@"'
+_ULIMIT_UNIT = 512  # bytes (POSIX)
 _TOO_LARGE = re.compile(rf"File too large|write error|died of signal {signal.SIGXFSZ.value}\b")
 
 
@@ -174,22 +176,25 @@ class Git:
         return list(_batch(data, numbers))
 
     def _run(self, argv: list[str], given: int, out: int, err: int) -> int:
-        """Run it in a session of its own, which is killed at the limit."""
-        try:
-            process = subprocess.Popen(
-                argv,
-                stdin=given,
-                stdout=out,
-                stderr=err,
-                env=_environment(),
-                start_new_session=True,
-                preexec_fn=_limit,  # noqa: PLW1509  (no other thread runs in `recipes update`)
-            )
-        except FileNotFoundError:
+        """Run it in a session of its own, which is killed at the limit.
+
+        A shell sets the limit of what it writes: with a `preexec_fn` Python would fork, which
+        copies the tables of all its memory, where it can vfork.
+        """
+        if shutil.which("git") is None:
             raise UsageError(
                 "git is not installed on this machine, which a registry that is a repository needs",
                 hint="install git, or name an archive with its sha256",
-            ) from None
+            )
+        limited = ["/bin/sh", "-c", _LIMITED, "sh", str(LARGEST_PACK // _ULIMIT_UNIT), *argv]
+        process = subprocess.Popen(
+            limited,
+            stdin=given,
+            stdout=out,
+            stderr=err,
+            env=_environment(),
+            start_new_session=True,
+        )
         try:
             return process.wait(max(0.0, self.until - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -223,10 +228,6 @@ class Git:
             where=self.registry.url,
             hint="what was taken before remains in use",
         )
-
-
-def _limit() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_PACK, LARGEST_PACK))
 
 
 def _environment() -> dict[str, str]:
