@@ -2,7 +2,8 @@
 third of what a new interpreter costs for each.
 
 All else is as in a process of its own: the command line's code reads the bootstrap from its input,
-which finds or asks for the agent's code and imports it from the node's folder.
+which finds or asks for the agent's code and imports it from the node's folder. What a process has
+imported is frozen: its end would go through all of it, and copy it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +31,7 @@ ISOLATED = ("-I", "-S", "-u", "-c")
 """Options of the interpreter that the process here has, and that the agent's command line names."""
 
 SERVER = """\
-import os, signal, socket, sys
+import gc, os, signal, socket, sys
 import json
 import bisect, contextlib, copy, dataclasses, difflib, fcntl, fnmatch, functools, glob, grp, hashlib
 import http.client, importlib, io, ipaddress, itertools, pathlib, pwd, queue, re, select, selectors
@@ -55,6 +56,10 @@ def tell_the_ended():
             return
         channel.send(json.dumps([pid, os.waitstatus_to_exitcode(status)]).encode())
 
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+gc.collect()
+gc.freeze()
 while True:
     ready, _, _ = select.select([channel, ended], [], [])
     if ended in ready:
@@ -148,12 +153,25 @@ class Forked:
 
 
 class ForkServer:
-    """The process that is forked; it ends with this one."""
+    """The process that is forked; it ends with this one.
 
-    def __init__(self) -> None:
+    Args:
+        options: of its interpreter, the last one `-c`.
+        modules: what it imports besides.
+        environment: while it imports; this process' own if None.
+    """
+
+    def __init__(
+        self,
+        options: Sequence[str] = ISOLATED,
+        modules: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        argv = [sys.executable, *ISOLATED, SERVER, str(other.fileno())]
-        self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=[other.fileno()])
+        argv = [sys.executable, *options, SERVER, str(other.fileno()), *modules]
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, pass_fds=[other.fileno()], env=environment
+        )
         other.close()
         atexit.register(self._process.kill)
         self._one_at_a_time = threading.Lock()
@@ -161,7 +179,13 @@ class ForkServer:
         self._ends: dict[int, Future[int]] = {}
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def start(self, code: str, words: Sequence[str] = (), *, stderr: str = "pipe") -> Forked:
+    def start(
+        self,
+        code: str,
+        words: Sequence[str] = (),
+        *,
+        stderr: str = "pipe",
+    ) -> Forked:
         """Run code with these words behind it, with this process' environment and folder.
 
         Args:
@@ -196,6 +220,27 @@ class ForkServer:
 def server() -> ForkServer:
     """The one of this process, started where it is needed first."""
     return ForkServer()
+
+
+HUB_LIBRARY = (
+    "huggingface_hub.constants", "huggingface_hub.file_download", "huggingface_hub.hf_api",
+    "huggingface_hub.utils",
+)  # fmt: skip
+"""What nine tenths of the start of a pull go to."""
+
+
+@functools.cache
+def hub_library_server(home: str) -> ForkServer:
+    """The one whose processes have this environment's packages and the hub library, which may ask
+    a hub, and whose own files are in the folder `home`."""
+    environment = {**os.environ, "HF_HOME": home, "HF_HUB_OFFLINE": "0"}
+    return ForkServer(("-u", "-c"), HUB_LIBRARY, environment)
+
+
+def hub_program(name: str, home: str) -> Forked:
+    """Run a module that needs the hub library, as `python3 -m NAME` does."""
+    code = f"import runpy\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)\n"
+    return hub_library_server(home).start(code)
 
 
 def script(path: str, *words: str, stderr: str = "pipe") -> Forked:

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fork_server
 import pytest
+from fork_server import Forked
 
 from spark_cluster.lab.hub import Conduct, LabHub, serve
 
 MODEL = "org/model"
-SHARD = 8 << 20
+PROGRAM = "spark_cluster.node.store.pull"
+SHARD = 2 << 20
 LIMIT_S = 60.0
 
 
@@ -27,9 +30,10 @@ class Puller:
 
     hub: LabHub
     folder: Path
+    home: Path
 
-    def start(self, **given: Any) -> subprocess.Popen[str]:
-        request = {
+    def request(self, **given: Any) -> str:
+        asked = {
             "repository": MODEL,
             "revision": "main",
             "cache": str(self.folder / "cache"),
@@ -39,30 +43,23 @@ class Puller:
             "tries": 2,
             **given,
         }
-        process = subprocess.Popen(
-            [sys.executable, "-m", "spark_cluster.node.store.pull"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                "HF_HOME": str(self.folder / "home"),
-                "HF_HUB_OFFLINE": "0",  # conftest keeps tests from the real hub
-            },
-        )
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(request))
-        process.stdin.close()
-        process.stdin = None
+        return json.dumps(asked)
+
+    def start(self, **given: Any) -> Forked:
+        process = fork_server.hub_program(PROGRAM, str(self.home))
+        with process.stdin:
+            process.stdin.write(self.request(**given).encode())
         return process
 
-    def result(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+    def result(self, process: Forked) -> dict[str, Any]:
         out, err = process.communicate(timeout=LIMIT_S)
+        return self.said(out, err, process.returncode)
+
+    def said(self, out: str, err: str, status: int | None) -> dict[str, Any]:
         assert out, err
         found = json.loads(out.strip().rpartition("\n")[2])
         assert isinstance(found, dict)
-        assert process.returncode == ("error" in found), err
+        assert status == ("error" in found), err
         return {**found, "output": out}
 
     def pull(self, **given: Any) -> dict[str, Any]:
@@ -78,12 +75,18 @@ class Puller:
         return {path.relative_to(snapshot).as_posix(): path.read_bytes() for path in paths}
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the hub library's own files."""
+    return tmp_path_factory.mktemp("hub-library")
+
+
 @pytest.fixture
-def puller(tmp_path: Path) -> Iterator[Puller]:
+def puller(tmp_path: Path, home: Path) -> Iterator[Puller]:
     root = tmp_path / "hub" / MODEL
     write(root, b"first")
     with serve(tmp_path / "hub") as hub:
-        yield Puller(hub, tmp_path)
+        yield Puller(hub, tmp_path, home)
 
 
 def write(root: Path, seed: bytes) -> None:
@@ -136,7 +139,7 @@ def test_a_preview_fetches_nothing(puller: Puller) -> None:
 
 
 def test_a_cut_connection_is_resumed_in_the_same_run(puller: Puller) -> None:
-    puller.hub.conduct[MODEL] = Conduct(cut_after=3 << 20)
+    puller.hub.conduct[MODEL] = Conduct(cut_after=3 << 18)
     found = puller.pull()
     assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
     assert puller.hub.spent[MODEL, "cut"] > 1
@@ -144,11 +147,11 @@ def test_a_cut_connection_is_resumed_in_the_same_run(puller: Puller) -> None:
 
 
 def test_a_pull_that_was_killed_is_resumed(puller: Puller) -> None:
-    puller.hub.conduct[MODEL] = Conduct(bytes_per_s=1 << 20)
+    puller.hub.conduct[MODEL] = Conduct(bytes_per_s=1 << 18)
     process = puller.start()
     blobs = puller.repository / "blobs"
     until = time.monotonic() + LIMIT_S
-    while sum(p.stat().st_size for p in blobs.glob("*.incomplete")) < 2 << 20:
+    while sum(p.stat().st_size for p in blobs.glob("*.incomplete")) < 1 << 18:
         assert time.monotonic() < until
         assert process.poll() is None
         time.sleep(0.02)
@@ -163,7 +166,7 @@ def test_a_pull_that_was_killed_is_resumed(puller: Puller) -> None:
 
 
 def test_two_pulls_at_once_fetch_each_byte_once(puller: Puller) -> None:
-    puller.hub.conduct[MODEL] = Conduct(bytes_per_s=16 << 20)
+    puller.hub.conduct[MODEL] = Conduct(bytes_per_s=4 << 20)
     both = [puller.start(), puller.start()]
     found = [puller.result(process) for process in both]
     assert sorted(one["came"] for one in found) == [0, found[0]["size"]]
@@ -207,19 +210,26 @@ def test_a_refusal_that_passes_is_waited_for(status: int, files_only: bool, pull
 
 def test_a_token_opens_a_gated_model_and_is_written_nowhere(puller: Puller) -> None:
     puller.hub.conduct[MODEL] = Conduct(gated=True, token="hf_secret")
-    process = puller.start(token="hf_secret")
+    own, pipe = {"HF_HOME": str(puller.folder / "home"), "HF_HUB_OFFLINE": "0"}, subprocess.PIPE
+    process = subprocess.Popen(
+        [sys.executable, "-m", PROGRAM],
+        stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=os.environ | own,
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(puller.request(token="hf_secret"))
+    process.stdin.flush()
     shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
     shown += Path(f"/proc/{process.pid}/environ").read_bytes()
     assert b"hf_secret" not in shown
-    found = puller.result(process)
+    found = puller.said(*process.communicate(timeout=LIMIT_S), process.returncode)
     assert "hf_secret" not in found["output"]
     files = [path for path in puller.folder.rglob("*") if path.is_file()]
     assert not [path for path in files if b"hf_secret" in path.read_bytes()]
 
 
 def test_a_token_that_expires_in_the_middle(puller: Puller) -> None:
-    for number in range(40):
-        (puller.hub.root / MODEL / f"part-{number}.json").write_bytes(b"%d" % number * 100_000)
+    for number in range(20):
+        (puller.hub.root / MODEL / f"part-{number}.json").write_bytes(b"%d" % number * 200_000)
     puller.hub.conduct[MODEL] = Conduct(
         private=True, token="hf_old", expires_after=4_000_000, bytes_per_s=64 << 20
     )
