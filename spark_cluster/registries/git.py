@@ -54,7 +54,7 @@ _MISSING = re.compile(
     re.IGNORECASE,
 )
 _LIMITED = 'ulimit -f "$1" && shift && exec "$@"'
-_ULIMIT_UNIT = 512  # bytes (POSIX)
+_ULIMIT_UNIT = 512  # bytes (POSIX; the bash 3.2 of macOS takes 1,024, so twice as much there)
 _TOO_LARGE = re.compile(rf"File too large|write error|died of signal {signal.SIGXFSZ.value}\b")
 
 
