@@ -57,7 +57,7 @@ def test_it_is_reported_at_once_although_the_other_log_goes_on(follow, capsys):
 
 def test_a_fault_of_ours_comes_through(follow):
     with pytest.raises(ZeroDivisionError):
-        follow(spark1=[ZeroDivisionError()], spark2=["two\n"])
+        follow(spark1=[ZeroDivisionError()], spark2=[])
 
 
 def test_logs_that_end(follow, capsys):
