@@ -45,6 +45,7 @@ def main(play: Play, *, unload: Collection[str] = (), keep_others: bool = False)
     with play.stage("stop"):
         play.apply(
             play.nodes,
+            play.role("model_loader"),  # it would start what is stopped
             [LOAD, TUNER, *absent(*names, stop_timeout_s=30)],
             play.role("endpoint"),
         )

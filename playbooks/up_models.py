@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import model_servers, replicas, vram
-from spark_cluster.serving.model_admission import Starting, shares
+from spark_cluster.serving import model_loading, model_servers, replicas, vram
+from spark_cluster.serving.model_admission import Starting, admit
 from spark_cluster.serving.models import ServedModel, resolve_models
 from spark_cluster.serving.prepare import announce, announce_recipe, prepare
 from spark_cluster.serving.proxy import models_of, replicas_of
@@ -49,7 +49,7 @@ def main(
         for model, member, there in zip(models, found, stores, strict=True)
     ]
     ended = sorted({name for names in former.values() for name in names})
-    shared = shares(play, starting, ended, force=force, offline=offline)
+    admitted = admit(play, starting, ended, force=force, offline=offline)
     with play.stage("prepare"):
         guarded = prepare(play, group.whole)
     with play.stage("fetch"):
@@ -57,16 +57,20 @@ def main(
         found = replicas.with_plans(found, group)
     with play.stage("start"):
         model_servers.end_others(play, group, former)
+        if admitted.new:
+            model_loading.unload(play, found)
         # The proxy's file names the servers: a run that is cut off leaves none that is not known.
         endpoint = group.whole.endpoint.proxy_settings()
         play.apply(group.whole.nodes, play.role("endpoint", **endpoint))
     with play.stage("load"):
-        peak = model_servers.start(play, found, guarded, shared)
+        peak = model_servers.start(play, found, guarded, admitted)
+        loader = model_loading.settings(found, group.whole.endpoint)
+        play.apply(group.whole.nodes, play.role("model_loader", **loader))
     if play.check or play.options.selection.partial:
         play.note("not all was started, so nothing was verified")
         return None
     with play.stage("verify"):
-        answers = model_servers.verify(play, group, found)
+        answers = model_servers.verify(play, group, found, admitted.new)
         result = served_together(
             play, group.whole.endpoint, found, answers, before=before, peak=peak
         )

@@ -30,7 +30,10 @@ def plan_models(
 
     if offline:
         spark = assumed(1, available)[0]
-        placed = [Placed(model.subject, replace(spark, name=model.node)) for model in models]
+        placed = [
+            Placed(model.subject, replace(spark, name=model.node), on_request=model.on_request)
+            for model in models
+        ]
     else:
         placed = _asked(app, planner, models)
     return plan_together(planner, placed, question)
@@ -70,6 +73,9 @@ def show_plan(console: Console, plan: PlanTogether) -> None:
     for node in plan.nodes:
         console.print()
         _show_node(console, node)
+    if len(plan.on_request) > 1:
+        each = ", ".join(f"{one.title} {one.reserved_gib:.1f}" for one in plan.on_request)
+        console.print(f"on request, of which the largest is above (GiB): {each}", soft_wrap=True)
     for one in plan.plans:
         console.print(painted("\n" + "─" * 78, "dim"))
         show(console, one)

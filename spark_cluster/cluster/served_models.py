@@ -46,7 +46,7 @@ def models_to_serve(opened: Opened, allow: Allowances) -> tuple[ServedModel, ...
     Raises:
         SparkClusterError: a recipe is wrong, or they cannot be served next to each other.
     """
-    from spark_cluster.serving.models import ServedModel, must_go_together
+    from spark_cluster.serving.models import ServedModel, must_be_on_head, must_go_together
 
     head = opened.inventory.head.name
     found = tuple(
@@ -54,8 +54,10 @@ def models_to_serve(opened: Opened, allow: Allowances) -> tuple[ServedModel, ...
             recipe_to_serve(opened, entry.recipe, (), allow),
             entry.node or head,
             tuple(entry.aliases),
+            entry.on_request,
         )
         for entry in opened.inventory.serve.recipes
     )
     must_go_together(found)
+    must_be_on_head(found, head)
     return found

@@ -105,6 +105,11 @@ class ModelEntry(Schema):
     node: HostName | None = Field(
         default=None, description="node that it is served on (default: the head)"
     )
+    on_request: bool = Field(
+        default=False,
+        description="load it when it is asked for, and unload it when another one needs the "
+        "memory; only on the head",
+    )
 
 
 MODELS_AT_MOST = 8
@@ -126,7 +131,7 @@ class ServeEntry(Schema):
         default=[],
         max_length=MODELS_AT_MOST,
         description="several recipes instead of one, served next to each other behind one "
-        "endpoint: names, or {recipe, aliases, node}",
+        "endpoint: names, or {recipe, aliases, node, on_request}",
     )
     bind: Bind = Field(
         default="loopback",

@@ -28,6 +28,7 @@ class Deployment:
         flags: the engine's flags without dashes, the same on all ranks.
         executor: what joins several nodes.
         ray: how Ray is started.
+        on_request: its server is made, and the model loader starts it when it is asked for.
         host, port: where the server listens: the head's loopback; a replica on another node does on
             its address on the fabric.
         mounts: `SOURCE:TARGET[:ro]`.
@@ -56,6 +57,7 @@ class Deployment:
     instance: str = ""
     runtime: Literal["docker", "venv"] = "docker"
     venv: str = ""
+    on_request: bool = False
 
     @property
     def size(self) -> int:

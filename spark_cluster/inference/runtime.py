@@ -87,6 +87,7 @@ class Docker:
             restart="unless-stopped",  # after status 0 too, with which vLLM ends when a rank died
             labels=dict(deployment.labels),
             stop_timeout_s=process.stop_timeout_s,
+            state="created" if deployment.on_request else "running",
         )
 
     def absent(self, name: str, stop_timeout_s: int = 10) -> Container:

@@ -30,11 +30,13 @@ class Placed:
     Attributes:
         room: the node, as it is without what is planned.
         facts: of the node, where it was asked.
+        on_request: it is loaded when it is asked for, with or without the others of that sort.
     """
 
     subject: Subject
     room: NodeMemory
     facts: Facts | None = None
+    on_request: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,10 +100,7 @@ class NodeTogether:
         """Return it as `plan --json` prints it."""
         return {
             **self.room.to_dict(),
-            "models": [
-                {"recipe": one.title, "reserved_gib": round(one.reserved_gib, 2)}
-                for one in self.models
-            ],
+            "models": [*map(_memory, self.models)],
             "outside_gib": OUTSIDE_GIB,
             "taken_gib": round(self.taken_gib, 2),
             "left_gib": round(self.left_gib, 2),
@@ -115,10 +114,12 @@ class PlanTogether:
     Attributes:
         plans: of each model, in the given order, with the memory that the others leave.
         nodes: those that serve.
+        on_request: what each model takes that is loaded on request. `nodes` have the largest one.
     """
 
     plans: tuple[Plan, ...]
     nodes: tuple[NodeTogether, ...]
+    on_request: tuple[ModelMemory, ...] = ()
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -151,7 +152,12 @@ class PlanTogether:
             "obstacles": list(self.obstacles),
             "models": [plan.to_dict() for plan in self.plans],
             "nodes": [node.to_dict() for node in self.nodes],
+            **({"on_request": [*map(_memory, self.on_request)]} if self.on_request else {}),
         }
+
+
+def _memory(one: ModelMemory) -> dict[str, Any]:
+    return {"recipe": one.title, "reserved_gib": round(one.reserved_gib, 2)}
 
 
 def plan_together(
@@ -160,12 +166,36 @@ def plan_together(
     """Plan several models, each with the memory that the others on its node leave.
 
     A model whose share is given, or whose number of requests is, takes that much. The first one
-    without either takes all that the others leave; further ones the KV cache of one request.
+    without either takes all that the others leave; further ones the KV cache of one request. Of
+    models that are loaded on request each must fit next to those that always are, and the largest
+    one keeps its place.
 
     Raises:
         UsageError: the shape of a model is known nowhere; with its recipe.
         Refused: models of this kind are not served.
     """
+    always = [one for one in placed if not one.on_request]
+    each = [_plan(planner, [*always, one], question) for one in placed if one.on_request]
+    if not each:
+        return _plan(planner, placed, question)
+    taken = [_last(whole, one) for whole, one in zip(each, _on_request(placed), strict=True)]
+    largest = max(range(len(each)), key=lambda number: taken[number].reserved_gib)
+    stay, come = iter(each[largest].plans[:-1]), (whole.plans[-1] for whole in each)
+    plans = tuple(next(come) if one.on_request else next(stay) for one in placed)
+    return PlanTogether(plans, each[largest].nodes, tuple(taken))
+
+
+def _on_request(placed: Sequence[Placed]) -> list[Placed]:
+    return [one for one in placed if one.on_request]
+
+
+def _last(whole: PlanTogether, one: Placed) -> ModelMemory:
+    """What the last of the planned models takes."""
+    return next(node for node in whole.nodes if node.room.name == one.room.name).models[-1]
+
+
+def _plan(planner: Planner, placed: Sequence[Placed], question: Question) -> PlanTogether:
+    """Plan models that are all there at the same time."""
     sizes = [_least(_fitted(planner, one), one.room) for one in placed]
     plans: list[Plan] = []
     for index, one in enumerate(placed):

@@ -26,6 +26,9 @@ STAYS_S = 2.0
 
 LOOK_EVERY_S = 0.2
 
+MADE = ("created", "running", "restarting", "paused", "exited")
+"""States in which a container of the state `created` is left."""
+
 RESTARTS = ("no", "always", "unless-stopped", "on-failure")
 
 
@@ -35,7 +38,8 @@ class Container(Resource):
 
     It is converged when it runs, was made by the same arguments, and its image is the one that
     the reference names now. A stopped container is created again as well, so that a mount
-    or device that changed meanwhile is right again.
+    or device that changed meanwhile is right again. With the state `created` another program
+    starts and stops it: it is made, and left as it is while its arguments and image are the same.
 
     Args:
         container: its name.
@@ -60,7 +64,7 @@ class Container(Resource):
         stop_timeout_s: seconds it has to end before it is killed.
         restart_when: resources of the same document whose change creates it again.
         only_labelled: with `absent`, a container without this label is another's and stays.
-        state: `running` or `absent`.
+        state: `running`, `created` or `absent`.
 
     Raises:
         Missing: no image, no mount source, no device, no docker.
@@ -101,14 +105,14 @@ class Container(Resource):
     def validate(self) -> None:
         if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+", self.container):
             raise InvalidResource(f"Container: {self.container!r} is not a name that Docker takes")
-        if self.state not in ("running", "absent"):
-            raise self._invalid(f"state {self.state!r} is not running or absent")
-        if self.state == "running" and not self.image:
+        if self.state not in ("running", "created", "absent"):
+            raise self._invalid(f"state {self.state!r} is not running, created or absent")
+        if self.state != "absent" and not self.image:
             raise self._invalid("no image is given")
         if self.restart.partition(":")[0] not in RESTARTS:
             raise self._invalid(f"restart {self.restart!r} is not one of {', '.join(RESTARTS)}")
         if self.only_labelled and self.state != "absent":
-            raise self._invalid("only_labelled has no effect with state='running'")
+            raise self._invalid(f"only_labelled has no effect with state={self.state!r}")
         if self.shm_size and self.ipc == "host":
             raise self._invalid("shm_size has no effect with ipc='host'")
         for what in ("devices", "cap_add"):
@@ -124,7 +128,7 @@ class Container(Resource):
             absolute(device.partition(":")[0], f"{who}: device")
 
     def provides(self) -> tuple[str, ...]:
-        return (f"container:{self.container}",) if self.state == "running" else ()
+        return (f"container:{self.container}",) if self.state != "absent" else ()
 
     def triggers(self) -> tuple[str, ...]:
         return ids(self.restart_when)
@@ -133,7 +137,7 @@ class Container(Resource):
         if self.state == "absent":
             return {"state": "absent", "secrets": "none"}
         secrets = "as declared" if self.secret_files else "none"
-        return {"state": "running", "spec": self.spec[:12], "image": "current", "secrets": secrets}
+        return {"state": self.state, "spec": self.spec[:12], "image": "current", "secrets": secrets}
 
     def observe(self, host: Host) -> State:
         if self.state == "absent" and host.which("docker") is None:
@@ -144,6 +148,8 @@ class Container(Resource):
         state = {**_state_of(found), "secrets": self._secrets(host)}
         if self.state == "absent":
             return state
+        if self.state == "created" and state["state"] in MADE:
+            state["state"] = "created"
         if found is not None:
             same = found["Image"] == self._image_id(host)
             state["image"] = "current" if same else "not the one that the reference names now"
@@ -157,20 +163,20 @@ class Container(Resource):
         return state
 
     def converge(self, host: Host, actual: State) -> None:
-        if self.state == "running":
+        if self.state != "absent":
             self._need_sources(host)
         if actual["state"] != "absent":
             self._remove(host)
         # Only now, with no container left: otherwise a run that dies in between would leave one
         # that still reads the old secret while the file has the new one.
-        files = self.secret_files if self.state == "running" else {}
+        files = self.secret_files if self.state != "absent" else {}
         secret_files.write(host, self.container, files)
-        if self.state == "running":
+        if self.state != "absent":
             self._start(host)
 
     def diff(self, host: Host, actual: State) -> str:
         before = json.loads(actual.get("argv") or "[]")
-        after = self.argv if self.state == "running" else ()
+        after = self.argv if self.state != "absent" else ()
         lines = difflib.unified_diff(
             [f"{word}\n" for word in before],
             [f"{word}\n" for word in after],
@@ -258,10 +264,13 @@ class Container(Resource):
     def _start(self, host: Host) -> None:
         labels = ("--label", f"{SPEC}={self.spec}", "--label", f"{ARGV}={json.dumps(self.argv)}")
         host.progress(f"starting {self.container}")
-        done = docker(host, "run", "-d", *labels, *self.argv, timeout=120)
+        verb = ("run", "-d") if self.state == "running" else ("create",)
+        done = docker(host, *verb, *labels, *self.argv, timeout=120)
         if done.status != 0:
             docker(host, "rm", "-f", self.container)
             done.check(f"starting container {self.container}")
+        if self.state == "created":
+            return
         until = time.monotonic() + STAYS_S
         while True:
             time.sleep(LOOK_EVERY_S)

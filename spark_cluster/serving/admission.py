@@ -26,13 +26,18 @@ from spark_cluster.topology import Node
 
 def serves(running: ContainerState, plan: ServePlan) -> bool:
     """Return whether this recipe runs already at this size."""
+    return running.status == "running" and was_made_for(running, plan)
+
+
+def was_made_for(running: ContainerState, plan: ServePlan) -> bool:
+    """Return whether a server, running or not, was made for this recipe at this size."""
     labels = plan.deployment.labels
     wanted = {name: labels[name] for name in ("spark-cluster.recipe", "spark-cluster.tp")}
     if running.runtime != plan.deployment.runtime:
         return False
     if running.labels.get(OVERRIDES, "") != labels.get(OVERRIDES, ""):
         return False
-    return running.status == "running" and wanted.items() <= running.labels.items()
+    return wanted.items() <= running.labels.items()
 
 
 def overrides_changed(running: ContainerState, plan: ServePlan) -> str:
@@ -167,9 +172,12 @@ def share(play: Play, plan: ServePlan, running: ContainerState) -> float | None:
 
 def kept_share(running: ContainerState, plan: ServePlan) -> float | None:
     """The share of a server that serves the same already, where its command line says one."""
+    return share_of(running, plan) if serves(running, plan) else None
+
+
+def share_of(running: ContainerState, plan: ServePlan) -> float | None:
+    """The share that a server was made with, where its command line says one."""
     wanted = f"--{plan.share_flag}"
-    if not serves(running, plan):
-        return None
     for flag, value in zip(running.command, running.command[1:], strict=False):
         if flag == wanted:
             with contextlib.suppress(ValueError):

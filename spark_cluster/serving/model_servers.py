@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,9 +12,19 @@ from spark_cluster.errors import Refused, VerificationFailed
 from spark_cluster.inference import replies, runtime
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import admission, launches, readiness, rungs, startup_log, vram
+from spark_cluster.serving import (
+    admission,
+    launches,
+    model_loading,
+    readiness,
+    rungs,
+    startup_log,
+    vram,
+)
 from spark_cluster.serving.endpoint import Endpoint
 from spark_cluster.serving.kind_probe import ANSWERS, probe_once
+from spark_cluster.serving.model_admission import Admitted
+from spark_cluster.serving.model_loading import NEEDS
 from spark_cluster.serving.proxy import ModelServer, Replica, models_of
 from spark_cluster.serving.replicas import BEHIND_PROXY_S, Group, Member, behind
 from spark_cluster.serving.start import end_dead_server
@@ -82,7 +92,11 @@ def end(play: Play, models: Sequence[ModelServer]) -> None:
     """End the servers of several models, and have their memory back."""
     if not models:
         return
-    play.apply(play.nodes, runtime.absent(*{one.program for one in models}, stop_timeout_s=30))
+    play.apply(
+        play.nodes,
+        play.role("model_loader"),
+        runtime.absent(*{one.program for one in models}, stop_timeout_s=30),
+    )
     if not play.check:
         vram.until_free(play.sessions)
 
@@ -111,16 +125,16 @@ def start(
     play: Play,
     found: Sequence[Member],
     guarded: str,
-    shares: Mapping[str, float | None],
+    admitted: Admitted,
 ) -> list[vram.NodeVram]:
     """Start each server that is not as it should be, and wait until it is healthy.
 
     One after the other on a node, because an engine measures the free memory while it starts; the
-    nodes at the same time.
+    nodes at the same time. Those on request are made only.
 
     Args:
         guarded: whether there is a firewall, for the containers' label.
-        shares: name of the program to its --gpu-memory-utilization; None keeps the recipe's.
+        admitted: what each server is given.
 
     Returns:
         The largest VRAM of each node seen meanwhile; none in check mode.
@@ -133,7 +147,7 @@ def start(
     def on_node(members: Sequence[Member]) -> list[vram.NodeVram]:
         peak: list[vram.NodeVram] = []
         for one in members:
-            now = _start_one(one, guarded, shares)
+            now = _start_one(one, guarded, admitted)
             peak = vram.peak(peak, now) if now else peak
         return peak
 
@@ -143,16 +157,18 @@ def start(
     return [reading for peak in peaks for reading in peak]
 
 
-def _start_one(
-    one: Member, guarded: str, shares: Mapping[str, float | None]
-) -> list[vram.NodeVram]:
+def _start_one(one: Member, guarded: str, admitted: Admitted) -> list[vram.NodeVram]:
     play, plan = one.play, one.plan
     launches.before_start(play, plan, one.running)
+    made = plan.starting(share=admitted.shares[plan.server], guarded=guarded, ray_token=None)
+    if plan.deployment.on_request:
+        labels = {**made.labels, NEEDS: str(admitted.needs_gib[plan.server])}
+        play.apply(one.node, play.role("vllm", deployment=replace(made, labels=labels)))
+        return []
     if one.running.status == "running":
         end_dead_server(play, plan)
     if not play.check and not admission.serves(one.running, plan):
         admission.drop_caches(play, one.node)  # page cache is not free memory to CUDA
-    made = plan.starting(share=shares[plan.server], guarded=guarded, ray_token=None)
     play.apply(one.node, play.role("vllm", deployment=made))
     if play.check or play.options.selection.partial:
         return []
@@ -166,23 +182,38 @@ def _start_one(
     )
 
 
-def verify(play: Play, group: Group, found: Sequence[Member]) -> list[str]:
+def verify(
+    play: Play, group: Group, found: Sequence[Member], new: Collection[str] = ()
+) -> list[str]:
     """Climb each recipe's rungs on its own server, then ask the endpoint for each model.
 
+    Args:
+        new: servers that were started or made. One that is loaded on request is asked for, and so
+            loaded, when it is among them; otherwise it is left as it is.
+
     Returns:
-        The answer of each to its own question.
+        The answer of each to its own question; empty for one that was left.
 
     Raises:
         VerificationFailed: at the first rung that does not hold, or the proxy does not lead to one.
     """
-    for one in found:
+    always = [one for one in found if not one.plan.deployment.on_request]
+    for one in always:
         startup_log.must_fit(one.play, [one.node], one.plan.recipe.readiness, one.plan.server)
-    answers: list[str] = play.together(*[partial(rungs.climb, one.play, one.plan) for one in found])
+    climbed = play.together(*[partial(rungs.climb, one.play, one.plan) for one in always])
+    answers: dict[str, str] = {
+        one.plan.server: answer for one, answer in zip(always, climbed, strict=True)
+    }
     endpoint = group.whole.endpoint
     _until_all_are_behind(play, endpoint)
     _must_list(play, endpoint)
-    play.together(*[partial(_must_reach, play, endpoint, one) for one in found])
-    return answers
+    play.together(*[partial(_must_reach, play, endpoint, one) for one in always])
+    for one in found:  # one after the other: each may unload the one before
+        if one.plan.deployment.on_request and one.plan.server in new:
+            model_loading.load(play, endpoint, one)
+            startup_log.must_fit(one.play, [one.node], one.plan.recipe.readiness, one.plan.server)
+            answers[one.plan.server] = rungs.climb(one.play, one.plan)
+    return [answers.get(one.plan.server, "") for one in found]
 
 
 def _until_all_are_behind(play: Play, endpoint: Endpoint) -> None:
@@ -238,7 +269,13 @@ def _must_reach(play: Play, endpoint: Endpoint, one: Member) -> None:
 
 
 def record(found: Sequence[Member], versions: Sequence[str]) -> None:
-    """Write the record of each launch that has none on its node."""
+    """Write the record of each launch that has none on its node.
+
+    Args:
+        versions: of their engines; empty for one that is not loaded.
+    """
     for one, version in zip(found, versions, strict=True):
+        if not version and one.plan.deployment.on_request:
+            continue
         made = launches.unrecorded(one.play, one.plan)
         launches.record(one.play, one.plan, made, version)

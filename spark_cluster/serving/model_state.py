@@ -19,7 +19,7 @@ from spark_cluster.serving.proxy import ModelServer
 from spark_cluster.serving.readiness import Reply
 from spark_cluster.serving.replica_state import HEALTH_S
 
-State = Literal["serving", "loading", "failed", "unreachable"]
+State = Literal["serving", "on request", "loading", "failed", "unreachable"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class ModelState:
         node: name of its node.
         url: its server's own OpenAI base URL, which the proxy asks.
         state: `serving` (an answer came through the endpoint), `loading` (its program runs, and
-            does not take requests yet), `failed` or `unreachable` (its node).
+            does not take requests yet), `on request` (it is loaded when it is asked for), `failed`
+            or `unreachable` (its node).
         problem: what is wrong, as text; empty when nothing is.
     """
 
@@ -142,8 +143,14 @@ def _of_server(
     if container is None:
         return "unreachable", "not asked: the node does not answer"
     if container.status != "running":
+        if server.on_request and container.status in ("created", "exited"):
+            return "on request", ""  # asked for an answer, it would be loaded
         gone = container.status == "absent"
         return "failed", f"its server is {'gone' if gone else container.status}"
+    return _of_running(play, server, container)
+
+
+def _of_running(play: Play, server: ModelServer, container: ContainerState) -> tuple[State, str]:
     session = play.connections.session(server.node)
     answer = session.http(f"http://{server.address}:{server.port}/health", timeout=HEALTH_S)
     if answer.status == 200:
@@ -151,7 +158,8 @@ def _of_server(
     if answer.status:
         return "failed", f"/health does not return 200 ({answer.status})"
     if container.restarts < MANY_RESTARTS:
-        return "loading", "its server takes no requests yet: it is loading"
+        slow = "its server takes no requests yet: it is loading"
+        return "loading", "" if server.on_request else slow
     often = f"its server has been restarted {container.restarts} times and takes no requests"
     fault = logs.first_error({server.node: logs.read(session, server.program)})
     return "failed", f"{often}{f', its log says: {fault.text}' if fault else ''}"

@@ -38,11 +38,13 @@ class ServedModel:
     Attributes:
         node: name of the node that it is served on.
         aliases: further names by which clients may ask for it.
+        on_request: it is loaded when it is asked for.
     """
 
     recipe: Recipe
     node: str
     aliases: tuple[str, ...] = ()
+    on_request: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -82,7 +84,7 @@ def placed(
         rooms, facts = survey(play, model.subject.node_path, begun)
         _node(model, {node.name: node for node in play.nodes})
         known = {room.name: (room, fact) for room, fact in zip(rooms, facts, strict=True)}
-        found.append(Placed(model.subject, *known[model.node]))
+        found.append(Placed(model.subject, *known[model.node], model.on_request))
     return found
 
 
@@ -116,6 +118,17 @@ def must_go_together(models: Sequence[ServedModel]) -> None:
                     hint="printable ASCII without quotes and backslashes is fine",
                 )
             owners[name] = recipe.name
+
+
+def must_be_on_head(models: Sequence[ServedModel], head: str) -> None:
+    """Raise Refused for a model on request elsewhere: what loads it runs beside the proxy."""
+    for model in models:
+        if model.on_request and model.node != head:
+            raise Refused(
+                f"recipe {model.recipe.name} is to be loaded on request on {model.node}, and the "
+                f"head, {head}, loads models of its own only",
+                hint="take `node` or `on_request` out of its entry",
+            )
 
 
 def _must_take_one_node(recipe: Recipe) -> None:
@@ -160,6 +173,7 @@ def resolve_models(
             names=model.names,
             program=model.program,
             kind=model.recipe.kind,
+            on_request=model.on_request,
         )
         for model, node, port in zip(models, on, ports, strict=True)
     )
@@ -195,7 +209,13 @@ def _named(plan: ServePlan, server: ModelServer) -> ServePlan:
     if server.names[1:]:
         flags[flag] = list(server.names)
     labels = {**plan.deployment.labels, "spark-cluster.model": server.model}
-    made = replace(plan.deployment, instance=plan.recipe.name, flags=flags, labels=labels)
+    made = replace(
+        plan.deployment,
+        instance=plan.recipe.name,
+        flags=flags,
+        labels=labels,
+        on_request=server.on_request,
+    )
     return replace(plan, endpoint=replace(plan.endpoint, model=server.model), deployment=made)
 
 

@@ -27,6 +27,15 @@ NAMED_HEADER = "# SHA-256 of each key, its name and the day: see `spark-cluster 
 ADMIN_SOCKET = f"/run/{UNIT}/admin.sock"
 """HAProxy's runtime API, for root and the proxy's own user."""
 
+LOADER_UNIT = "spark-cluster-model-loader"
+"""The systemd unit of what loads models on request."""
+
+LOADER = f"/run/{LOADER_UNIT}/http.sock"
+"""Where it takes requests for models that are not loaded."""
+
+HEADER = "X-Spark-Cluster-Program"
+"""Header in which the proxy tells it which model's server is meant."""
+
 CERTIFICATE = f"{FOLDER}/certificate.pem"
 """The certificate that the user named, with its private key; only root reads it."""
 
@@ -75,11 +84,13 @@ class ModelServer(Replica):
         names: all names by which it is asked for, its own first.
         program: name of the container, or of the unit.
         kind: what the model answers.
+        on_request: it is loaded when it is asked for.
     """
 
     names: tuple[str, ...] = ()
     program: str = ""
     kind: ModelKind = "chat"
+    on_request: bool = False
 
     @property
     def model(self) -> str:
@@ -89,7 +100,8 @@ class ModelServer(Replica):
     def to_dict(self) -> dict[str, Any]:
         """Return it as the proxy's description has it."""
         own = {"names": list(self.names), "program": self.program, "kind": self.kind}
-        return {**super().to_dict(), **own}
+        loads = {"on_request": True} if self.on_request else {}
+        return {**super().to_dict(), **own, **loads}
 
 
 @dataclass(frozen=True)
@@ -169,6 +181,7 @@ def models_of(text: str | None) -> tuple[ModelServer, ...]:
                 names=(str(m["names"][0]), *map(str, m["names"][1:])),
                 program=str(m["program"]),
                 kind=m["kind"],
+                on_request=m.get("on_request") is True,
             )
             for m in found
             if m["kind"] in KINDS

@@ -84,6 +84,11 @@ class ServedPart:
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
+    def verified(self) -> bool:
+        """False for a model that is loaded on request and was verified when it was added."""
+        return bool(self.answer) or not self.plan.deployment.on_request
+
+    @property
     def version(self) -> str:
         """The engine's version; empty when it is not known."""
         return self.versions.get(self.plan.recipe.engine, "")
@@ -98,8 +103,9 @@ class ServedPart:
             "node": self.plan.nodes[0].name,
             "tp": self.plan.tp,
             "answer": self.answer,
-            "verified": list(self.plan.recipe.readiness.rungs),
+            "verified": list(self.plan.recipe.readiness.rungs) if self.verified else [],
             "versions": self.versions,
+            **({"on_request": True} if self.plan.deployment.on_request else {}),
         }
 
 

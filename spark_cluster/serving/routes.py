@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spark_cluster.serving.proxy import ModelServer
+from spark_cluster.serving.proxy import HEADER, LOADER, ModelServer
 
 CONNECTIONS = 256
 """Connections at a time where the proxy reads bodies for their model: each has two large buffers
@@ -29,6 +29,8 @@ class Routes:
             several.
         listed: the answer to `GET /v1/models`.
         unknown, unnamed: the errors for a model that is not served, and for none.
+        loader: socket of what loads models on request; empty where none is.
+        header: in which it is told the name of the program.
     """
 
     servers: tuple[ModelServer, ...]
@@ -36,6 +38,8 @@ class Routes:
     listed: str
     unknown: str
     unnamed: str
+    loader: str = ""
+    header: str = HEADER
     connections: int = CONNECTIONS
     buffer: int = BUFFER
 
@@ -59,6 +63,7 @@ def routes(servers: Sequence[ModelServer]) -> Routes | None:
             "model_missing",
             "model",
         ),
+        LOADER if any(server.on_request for server in servers) else "",
     )
 
 

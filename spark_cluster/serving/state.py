@@ -235,7 +235,7 @@ def _with_models(
         unit_is = head.proxy or "not there"
         problems.append(f"the proxy in front of vLLM ({UNIT}) is {unit_is} on {head.name}")
     found = model_state.look(play, models, known, ask)
-    answer = any(one.state == "serving" for one in found)
+    answer = any(one.state in ("serving", "on request") for one in found)
     loading = not problems and all(one.state == "loading" for one in found)
     problems += [one.problem for one in found if one.problem]
     shown = whole.request(session, "/health", timeout=5).certificate

@@ -82,7 +82,8 @@ def test_it_waits_until_the_memory_is_back(readings: list[list[NodeVram]]) -> No
     assert found == {one.name: (one.used_mib, 0) for one in HELD}
     programs = ("spark-bench", "spark-tune", "spark-vllm")
     first = [f"spark{n} Container:{program}" for program in programs for n in (1, 2)]
-    assert play.applied[: len(first)] == first
+    assert play.applied[:2] == ["spark1 role model_loader", "spark2 role model_loader"]
+    assert play.applied[2 : 2 + len(first)] == first
     assert "spark2 Container:spark-ray" in play.applied
     assert play.applied[-2:] == ["spark1 role firewall", "spark2 role firewall"], "and it last"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from spark_cluster.loader.project import Project
 from spark_cluster.planning.room import SPARK, NodeMemory
 from spark_cluster.planning.together import Placed
 from spark_cluster.serving import model_admission, model_servers
-from spark_cluster.serving.model_admission import Starting, shares
+from spark_cluster.serving.model_admission import Admitted, Starting, admit
 from spark_cluster.serving.models import ServedModel, resolve_models
 from spark_cluster.serving.proxy import Replica
 from spark_cluster.serving.replicas import Member
@@ -81,20 +81,28 @@ def members(play: FakePlay, *states: ContainerState) -> list[Member]:
 
 def planned(
     monkeypatch: pytest.MonkeyPatch, *states: ContainerState, gib: float | None = None, **how: Any
-) -> dict[str, float | None]:
+) -> Mapping[str, float | None]:
     """The shares on a Spark with so much available."""
+    return admitted(monkeypatch, *states, gib=gib, **how).shares
+
+
+def admitted(
+    monkeypatch: pytest.MonkeyPatch, *states: ContainerState, gib: float | None = None, **how: Any
+) -> Admitted:
+    """What each is given there."""
     play = how.pop("play", None) or FakePlay()
     memory = SPARK if gib is None else replace(SPARK, available_kib=round(gib * 2**20))
     room = NodeMemory("a", memory)
 
     def placed(_play: Any, models: Sequence[ServedModel], _there: Any) -> list[Placed]:
-        return [Placed(model.subject, room) for model in models]
+        return [Placed(model.subject, room, on_request=model.on_request) for model in models]
 
     monkeypatch.setattr(model_admission, "placed", placed)
     monkeypatch.setattr(model_admission.admission, "our_processes", lambda *_: {"a": set()})
     monkeypatch.setattr(model_admission.model_lookup, "hub_for", lambda *_, **__: None)
-    starting = [Starting(m, one, {}) for m, one in zip(MODELS, members(play, *states), strict=True)]
-    return shares(play, starting, [], **{"force": False, **how})
+    models = how.pop("models", MODELS)
+    starting = [Starting(m, one, {}) for m, one in zip(models, members(play, *states), strict=True)]
+    return admit(play, starting, [], **{"force": False, **how})
 
 
 def test_each_gets_the_share_of_the_plan_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +124,39 @@ def test_a_server_that_runs_keeps_its_share_and_the_other_takes_what_it_leaves(
 def test_nothing_is_planned_when_all_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     found = planned(monkeypatch, running(0, 0.5), running(1), gib=1)
     assert found[f"spark-vllm-{CHAT}"] == 0.5
+
+
+ON_REQUEST = (MODELS[0], replace(MODELS[1], on_request=True))
+LOADS = f"spark-vllm-{EMBEDDING}"
+
+
+def made(needs: str, status: str = "exited") -> ContainerState:
+    """The container of the model that is loaded on request."""
+    labels = {**GROUP.parts[1].deployment.labels, model_admission.NEEDS: needs}
+    return ContainerState(status, labels=labels)
+
+
+def test_a_model_on_request_keeps_its_place_and_is_told_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = admitted(monkeypatch, GONE, GONE, models=ON_REQUEST)
+    assert found.shares == planned(monkeypatch, GONE, GONE)
+    assert found.needs_gib == {LOADS: pytest.approx(21.8, abs=0.1)}
+    assert found.new == {f"spark-vllm-{CHAT}", LOADS}
+
+
+@pytest.mark.parametrize("status", ["created", "exited", "running"])
+def test_one_that_is_made_already_is_left_as_it_is(monkeypatch, status):
+    found = admitted(monkeypatch, running(0, 0.5), made("21.8", status), models=ON_REQUEST, gib=1)
+    assert (found.new, found.needs_gib) == (frozenset(), {LOADS: 21.8})
+
+
+def test_what_is_started_leaves_room_for_one_that_is_loaded_later(monkeypatch):
+    found = admitted(monkeypatch, GONE, made("21.8", "running"), models=ON_REQUEST)
+    assert found.shares[f"spark-vllm-{CHAT}"] == 0.74
+    assert (found.new, found.needs_gib) == ({f"spark-vllm-{CHAT}"}, {LOADS: 21.8})
+    with pytest.raises(DoesNotFit, match=r"a: 2 models need 51\.7 GiB together"):
+        admitted(monkeypatch, GONE, made("21.8"), models=ON_REQUEST, gib=40)
 
 
 def test_what_does_not_fit_is_refused_with_the_sum_or_forced(
@@ -152,7 +193,7 @@ def test_they_are_started_one_after_the_other_each_when_the_one_before_is_health
         "healthy",
         lambda _play, endpoint, *_, server, **__: play.log.append((server, endpoint.url)) or [],
     )
-    share = {f"spark-vllm-{CHAT}": 0.74, f"spark-vllm-{EMBEDDING}": None}
+    share = Admitted({f"spark-vllm-{CHAT}": 0.74, f"spark-vllm-{EMBEDDING}": None})
     model_servers.start(play, members(play, GONE, GONE), "present", share)  # type: ignore[arg-type]
     assert play.log == [
         (CHAT, 0.74),

@@ -1,0 +1,63 @@
+"""The program on the head that loads models on request, and unloads others for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel, Field, InstanceOf
+
+from spark_cluster.loader.template import render
+from spark_cluster.resources import Directory, File, Resource, Service
+from spark_cluster.serving import model_loading
+from spark_cluster.serving.proxy import LOADER_UNIT, UNIT, ModelServer
+from spark_cluster.topology import Node
+
+TEMPLATES = Path(__file__).parent / "templates"
+UNIT_FILE = f"/etc/systemd/system/{LOADER_UNIT}.service"
+
+
+class Settings(BaseModel):
+    """Settings of the role `model_loader`; `up` gives them."""
+
+    servers: tuple[InstanceOf[ModelServer], ...] = Field(
+        default=(),
+        description="the models of the endpoint; where none is loaded on request, the program is "
+        "removed",
+    )
+    ready_s: float = Field(
+        default=1800, ge=0, description="seconds until a server that was started must answer"
+    )
+
+
+def role(node: Node, settings: Settings) -> Iterator[Resource]:
+    """The program, its configuration and its unit on the head; elsewhere none of them."""
+    if not node.is_head or not any(server.on_request for server in settings.servers):
+        yield Service(LOADER_UNIT, running=False, enabled=False)
+        for path in (UNIT_FILE, model_loading.CONFIG):
+            yield File(path, state="absent")
+        yield Directory(model_loading.FOLDER, state="absent", keep=False)
+        return
+    program = [File(path, content=text) for path, text in model_loading.program().items()]
+    folders = sorted({str(Path(file.path).parent) for file in program})
+    yield Directory(model_loading.FOLDER, mode=0o700)
+    yield from (Directory(folder) for folder in folders if folder != model_loading.FOLDER)
+    yield from program
+    yield Directory(str(Path(model_loading.CONFIG).parent), mode=0o755)
+    told = model_loading.configuration(settings.servers, settings.ready_s)
+    config = File(model_loading.CONFIG, content=json.dumps(told, indent=2) + "\n")
+    unit = File(
+        UNIT_FILE,
+        content=render(
+            TEMPLATES,
+            "model-loader.service.j2",
+            program=model_loading.START,
+            config=model_loading.CONFIG,
+            runtime=LOADER_UNIT,
+            proxy=UNIT,
+        ),
+    )
+    yield config
+    yield unit
+    yield Service(LOADER_UNIT, enabled=True, restart_when=(config, unit, *program))

@@ -1,0 +1,207 @@
+"""The program of the unit `spark-cluster-model-loader`: it answers for models that are not there,
+and loads them one after the other."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.node.model_loader.load_queue import Answer, Queue
+from spark_cluster.node.model_loader.policy import make_room
+from spark_cluster.node.model_loader.servers import Failed, Servers, available_gib
+
+LOOK_S = 1.0
+"""Seconds between two looks at a server that is loading, and at the memory."""
+
+ROOM_S = 300.0
+"""Seconds that a model waits for others to have no requests, and for their memory."""
+
+CRASHES = 2
+"""Times that Docker starts a server again before it answers, after which it is stopped."""
+
+RETURN_S = 30.0
+"""Seconds in which the memory of a server that was stopped comes back."""
+
+REQUEST_S = 30.0
+"""Seconds for a request to come in whole."""
+
+BODY_BYTES = 4 * 2**20
+"""Bytes of a request's body that are read, to be thrown away: the proxy sends it first."""
+
+
+class Loader:
+    """Loads the models that are asked for."""
+
+    def __init__(self, servers: Servers, queue: Queue) -> None:
+        self.servers = servers
+        self.queue = queue
+
+    def go_on(self) -> None:
+        """What was begun before this program was ended: no server stays drained, and one that is
+        loading is waited for."""
+        for name in self.servers.models:
+            self.servers.tell_proxy(name, "state ready")
+            try:
+                program = self.servers.program(name)
+            except Failed:
+                continue
+            if program.running and self.servers.answers(program):
+                self.queue.ask(name)
+
+    def load_next(self, limit_s: float) -> None:
+        """Load the next model of the queue."""
+        name = self.queue.take(limit_s)
+        if not name:
+            return
+        began = time.monotonic()
+        try:
+            self._load(name)
+        except (Failed, OSError, subprocess.SubprocessError) as error:
+            print(f"{name}: not loaded: {error}", flush=True)
+            self.queue.done(str(error))
+            return
+        print(f"{name}: loaded in {time.monotonic() - began:.0f} s", flush=True)
+        self.queue.done()
+
+    def _load(self, name: str) -> None:
+        if not self.servers.program(name).running:
+            self._wait_for_room(name)
+            self._do(name, "its server is started")
+            self.servers.start(name)
+        self._do(name, "its server reads the model")
+        try:
+            self._wait_for_answer(name)
+        except Failed:
+            self.servers.stop(name)
+            raise
+        self.servers.came_up(name)
+
+    def _wait_for_room(self, name: str) -> None:
+        """Unload others until the memory is there.
+
+        Raises:
+            Failed: it is not in time.
+        """
+        need = self.servers.need_gib(self.servers.program(name))
+        deadline = time.monotonic() + ROOM_S
+        freed, told = time.monotonic(), ""
+        while True:
+            room = make_room(need, available_gib(), self.servers.loaded(name))
+            if not (room.unload or room.why_not):
+                return
+            for other in room.unload:
+                self._do(name, f"{other} is unloaded for it")
+                if not self.servers.unload(other):
+                    break
+                freed = time.monotonic()
+            returned = time.monotonic() - freed > RETURN_S
+            if time.monotonic() > deadline or (room.why_not and returned and not room.later):
+                raise Failed(room.why_not or f"{need:.1f} GiB did not become available")
+            if room.later and room.why_not != told:
+                told = room.why_not
+                self._do(name, f"it waits for memory: {told}")
+            time.sleep(LOOK_S)
+
+    def _wait_for_answer(self, name: str) -> None:
+        first = self.servers.program(name)
+        deadline = time.monotonic() + float(self.servers.models[name]["ready_s"])
+        while True:
+            now = self.servers.program(name)
+            if not now.running:
+                raise Failed(f"its server has ended: `docker logs {name}` on the head says why")
+            if now.crashes - first.crashes >= CRASHES:
+                raise Failed(
+                    f"its server ends again and again: `docker logs {name}` on the head says why"
+                )
+            why = self.servers.answers(now)
+            if not why:
+                return
+            if time.monotonic() > deadline:
+                raise Failed(f"its server does not answer in time: {why}")
+            time.sleep(LOOK_S)
+
+    def _do(self, name: str, what: str) -> None:
+        print(f"{name}: {what}", flush=True)
+        self.queue.doing(what)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers a request that the proxy sends for a model that is not there."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = REQUEST_S
+    server: Server
+
+    def answer(self) -> None:
+        """Answer 503 with what is done, in the form of OpenAI's errors."""
+        length = self.headers.get("Content-Length", "0")
+        left = min(int(length) if length.isdecimal() else 0, BODY_BYTES)
+        while left > 0 and (part := self.rfile.read(min(left, 65536))):
+            left -= len(part)
+        program = self.headers.get(self.server.header, "")
+        model = self.server.models.get(program)
+        if model is None:
+            self._send(404, f"no model is loaded on request as {program!r}", "model_not_found", 0)
+            return
+        told: Answer = self.server.queue.ask(program)
+        name = model["names"][0]
+        self._send(503, f"{name} is not loaded: {told.text}", "model_loading", told.retry_s)
+
+    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = do_OPTIONS = answer  # noqa: N815
+
+    def _send(self, status: int, message: str, code: str, retry_s: int) -> None:
+        kind = "server_error" if status == 503 else "invalid_request_error"
+        error = {"message": message, "type": kind, "param": "model", "code": code}
+        body = json.dumps({"error": error}).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if retry_s:
+            self.send_header("Retry-After", str(retry_s))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+        self.close_connection = True
+
+    def address_string(self) -> str:
+        """A Unix socket has no address."""
+        return "proxy"
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing: a client that asks again every second would fill the journal."""
+
+
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """The socket that the proxy sends requests to."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, path: str, header: str, models: Mapping[str, Any], queue: Queue) -> None:
+        Path(path).unlink(missing_ok=True)
+        self.header, self.models, self.queue = header, models, queue
+        super().__init__(path, Handler)
+        Path(path).chmod(0o666)  # the proxy has a user of its own, made when it starts
+
+    def handle_error(self, _request: object, _client: object) -> None:
+        """A client that is gone is none of our concern."""
+
+
+def main(config: str) -> int:
+    """Answer and load, until the unit is stopped."""
+    read = json.loads(Path(config).read_text())
+    servers, queue = Servers(read), Queue(time.monotonic)
+    loader = Loader(servers, queue)
+    server = Server(read["socket"], read["header"], servers.models, queue)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    loader.go_on()
+    while True:
+        loader.load_next(60.0)

@@ -1,0 +1,128 @@
+"""The decisions of the model loader: what is unloaded for which model, and what its users are told.
+
+Pure: no clock, no process, no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+STAYS_S = 60.0
+"""Seconds that a model stays after it was loaded: who asked for it asks again after Retry-After,
+and two models that take turns would only load otherwise."""
+
+SHORTEST_S = 2
+"""Seconds of a Retry-After at least."""
+
+LONGEST_S = 60
+"""Seconds of a Retry-After at most: a client that waits longer than a load takes is idle."""
+
+USUAL_S = 90.0
+"""Seconds of a load of which no earlier one is known."""
+
+FIRST_PAUSE_S = 60.0
+"""Seconds after a load that failed, in which it is not tried again; doubled with each failure."""
+
+LONGEST_PAUSE_S = 900.0
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is loaded and may be unloaded.
+
+    Attributes:
+        program: name of its container.
+        frees_gib: what its server gives back.
+        requests: that it answers now.
+        idle_s: seconds since its last request began; since its load where none came.
+        loaded_s: seconds since it was loaded.
+    """
+
+    program: str
+    frees_gib: float
+    requests: int
+    idle_s: float
+    loaded_s: float
+
+    @property
+    def busy(self) -> str:
+        """Why it is not unloaded now; empty when it can be."""
+        if self.requests:
+            return f"{self.program} has {self.requests} requests"
+        if self.loaded_s < STAYS_S:
+            return f"{self.program} was loaded {self.loaded_s:.0f} s ago"
+        return ""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What is to be done for the memory of a model.
+
+    Attributes:
+        unload: programs to unload, the least recently used first.
+        why_not: what stands in the way; empty when there is, or will be, enough.
+        later: the others will go out of the way by themselves.
+    """
+
+    unload: tuple[str, ...] = ()
+    why_not: str = ""
+    later: bool = False
+
+
+def make_room(need_gib: float, available_gib: float, loaded: Sequence[Loaded]) -> Room:
+    """Decide what is unloaded, so that so much memory is available: as few as will do.
+
+    >>> a, b = Loaded("a", 10, 0, 300, 900), Loaded("b", 10, 0, 100, 900)
+    >>> make_room(12, 5, [b, a])
+    Room(unload=('a',), why_not='', later=False)
+    >>> make_room(12, 5, [Loaded("a", 10, 2, 0, 900)]).why_not
+    'a has 2 requests'
+    """
+    if available_gib >= need_gib:
+        return Room()
+    free = sorted((one for one in loaded if not one.busy), key=lambda one: -one.idle_s)
+    chosen: list[str] = []
+    for one in free:
+        chosen.append(one.program)
+        available_gib += one.frees_gib
+        if available_gib >= need_gib:
+            return Room(tuple(chosen))
+    busy = [one for one in loaded if one.busy]
+    if busy and available_gib + sum(one.frees_gib for one in busy) >= need_gib:
+        return Room((), "; ".join(one.busy for one in busy), later=True)
+    total = available_gib + sum(one.frees_gib for one in busy)
+    return Room(
+        (),
+        f"it needs {need_gib:.1f} GiB, and with every other model unloaded {total:.1f} are "
+        "available: another program has taken memory (`spark-cluster vram` names it)",
+    )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A load that failed.
+
+    Attributes:
+        why: what went wrong.
+        at: when, in seconds of a clock that only goes forward.
+        count: failures in a row.
+    """
+
+    why: str
+    at: float
+    count: int = 1
+
+    def pause(self, now: float) -> float:
+        """Return the seconds for which it is not tried again."""
+        length = min(FIRST_PAUSE_S * 2.0 ** min(self.count - 1, 10), LONGEST_PAUSE_S)
+        return max(0.0, self.at + length - now)
+
+
+def retry_after(elapsed_s: float, usual_s: float) -> int:
+    """Return the seconds after which a client is to ask again.
+
+    >>> retry_after(10, 40), retry_after(100, 40), retry_after(0, 400)
+    (30, 2, 60)
+    """
+    return int(min(LONGEST_S, max(SHORTEST_S, usual_s - elapsed_s)))

@@ -1,0 +1,144 @@
+"""The servers of the models: their containers, the memory of the node, and the proxy's view."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.node.model_loader import haproxy
+from spark_cluster.node.model_loader.policy import Loaded
+from spark_cluster.node.supervision import look
+from spark_cluster.node.supervision.look import Program
+
+ACT_S = 180.0
+"""Seconds to start or stop a container."""
+
+STOP_S = 30
+"""Seconds that a server has to end before it is killed."""
+
+LEAVE_S = 2.0
+"""Seconds in which a request that the proxy has just sent shows itself."""
+
+_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
+
+
+class Failed(Exception):
+    """A server that could not be stopped or started; the text says why."""
+
+
+def available_gib() -> float:
+    """Return MemAvailable of the node."""
+    found = _AVAILABLE.search(Path("/proc/meminfo").read_text())
+    return int(found[1]) / 2**20 if found else 0.0
+
+
+class Servers:
+    """The models that are loaded on request.
+
+    Args:
+        config: what the role `model_loader` wrote; see `serving.model_loading.configuration`.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+        self.models: dict[str, Mapping[str, Any]] = {
+            one["program"]: one for one in config["models"]
+        }
+        self._loaded_at: dict[str, float] = {}
+
+    def program(self, name: str) -> Program:
+        """Return a container.
+
+        Raises:
+            Failed: Docker does not answer, or there is none.
+        """
+        found = look.program(name, self.config)
+        if found is None:
+            raise Failed("Docker does not answer")
+        if not found.id:
+            raise Failed(f"there is no container {name}: `spark-cluster up` makes it")
+        return found
+
+    def need_gib(self, one: Program) -> float:
+        """Return the memory that must be available before a server is started."""
+        with contextlib.suppress(ValueError):
+            return float(one.label(self.config["labels"]["needs"]))
+        return 0.0
+
+    def loaded(self, but: str) -> list[Loaded]:
+        """Return the others that are loaded, with their use.
+
+        Raises:
+            Failed: the proxy or Docker does not answer: whether one has requests is not known then.
+        """
+        try:
+            uses = haproxy.uses(haproxy.command(self.config["admin"], "show stat"))
+        except OSError as error:
+            raise Failed(f"the proxy does not answer: {error}") from None
+        now, found = time.monotonic(), []
+        for name in self.models:
+            if name == but:
+                continue
+            program = self.program(name)
+            if program.running:
+                use = uses.get(name, haproxy.Use())
+                since = now - self._loaded_at.get(name, float("-inf"))
+                idle = use.idle_s if use.idle_s is not None else since
+                frees = max(0.0, self.need_gib(program) - float(self.config["reserve_gib"]))
+                found.append(Loaded(name, frees, use.requests, idle, since))
+        return found
+
+    def unload(self, name: str) -> bool:
+        """Stop a server that has no requests; False where one came meanwhile.
+
+        Raises:
+            Failed: it does not stop.
+        """
+        self.tell_proxy(name, "state drain")  # no request comes between the look and the stop
+        try:
+            time.sleep(LEAVE_S)
+            uses = haproxy.uses(haproxy.command(self.config["admin"], "show stat"))
+            if uses.get(name, haproxy.Use()).requests:
+                return False
+            if look.output(["docker", "stop", "-t", str(STOP_S), name], ACT_S) is None:
+                raise Failed(f"docker stop {name} failed")
+            self.tell_proxy(name, "health down")
+            return True
+        except OSError as error:
+            raise Failed(f"the proxy does not answer: {error}") from None
+        finally:
+            self.tell_proxy(name, "state ready")
+
+    def start(self, name: str) -> None:
+        """Start a server.
+
+        Raises:
+            Failed: Docker cannot.
+        """
+        with contextlib.suppress(OSError):  # page cache is not free memory to CUDA
+            Path(self.config["drop_caches"]).write_text("3")
+        if look.output(["docker", "start", name], ACT_S) is None:
+            raise Failed(f"docker start {name} failed: `docker logs {name}` on the head says more")
+        self._loaded_at[name] = time.monotonic()
+
+    def stop(self, name: str) -> None:
+        """Stop a server that does not come up; it is left as it is where that fails."""
+        look.output(["docker", "stop", "-t", "5", name], ACT_S)
+
+    def answers(self, one: Program) -> str:
+        """Return why a server gives no real answer; empty when it does."""
+        return look.answer(one, self.config, float(self.config["answer_s"]))[0]
+
+    def came_up(self, name: str) -> None:
+        """Note when a server was ready."""
+        self._loaded_at[name] = time.monotonic()
+
+    def tell_proxy(self, name: str, what: str) -> None:
+        """Set the state of a server in the proxy, which sees by itself when it is wrong."""
+        backend = self.models[name]["backend"]
+        with contextlib.suppress(OSError):
+            haproxy.command(self.config["admin"], f"set server {backend}/{name} {what}")

@@ -1,0 +1,147 @@
+"""Models that are loaded when they are asked for: the program on the head, and what it is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.errors import VerificationFailed
+from spark_cluster.inference import runtime
+from spark_cluster.models.memory import RESERVE_GIB
+from spark_cluster.runner.play import Play
+from spark_cluster.serving import admission, proxy, supervision, vram
+from spark_cluster.serving.endpoint import Endpoint
+from spark_cluster.serving.kind_probe import probe_once
+from spark_cluster.serving.proxy import ModelServer
+from spark_cluster.serving.replicas import Member
+
+FOLDER = "/var/lib/spark-cluster/model-loader"
+CONFIG = "/etc/spark-cluster/model-loader.json"
+START = f"{FOLDER}/start.py"
+
+NEEDS = "spark-cluster.needs-gib"
+"""Label of a container: GiB that must be available before it is started."""
+
+ANSWER_S = 30.0
+"""Seconds for an answer of a server that has just come up."""
+
+STOP_S = 60.0
+"""Seconds for a server to end."""
+
+POLL_S = 1.0
+"""Seconds between two requests for a model that is loading."""
+
+_MODULES = (
+    "__init__",
+    "node/__init__",
+    "node/engine_metrics",
+    "node/http",
+    "node/nvidia_smi",
+    "node/model_loader/__init__",
+    "node/model_loader/haproxy",
+    "node/model_loader/load_queue",
+    "node/model_loader/main",
+    "node/model_loader/policy",
+    "node/model_loader/servers",
+    "node/supervision/__init__",
+    "node/supervision/look",
+)
+"""All that the program imports of this package; a test runs it with nothing else."""
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+_START = """\
+import sys
+
+sys.path.insert(0, __file__.rpartition("/")[0])
+from spark_cluster.node.model_loader.main import main
+
+sys.exit(main(sys.argv[1]))
+"""
+
+
+def program() -> dict[str, str]:
+    """Return path on the node to content of the program's files."""
+    found = {START: _START}
+    for module in _MODULES:
+        text = (_PACKAGE / f"{module}.py").read_text()
+        found[f"{FOLDER}/spark_cluster/{module}.py"] = text
+    return found
+
+
+def configuration(servers: Sequence[ModelServer], ready_s: float) -> dict[str, Any]:
+    """Return what the program is told.
+
+    Args:
+        servers: all models of the endpoint, in the order of its backends.
+        ready_s: seconds until a server that was started must answer.
+    """
+    known = supervision.configuration({})
+    return {
+        **{name: known[name] for name in ("unit_folder", "declared", "requests")},
+        "labels": {**known["labels"], "needs": NEEDS},
+        "socket": proxy.LOADER,
+        "header": proxy.HEADER,
+        "admin": proxy.ADMIN_SOCKET,
+        "drop_caches": "/proc/sys/vm/drop_caches",
+        "reserve_gib": RESERVE_GIB,
+        "answer_s": ANSWER_S,
+        "models": [
+            {
+                "program": server.program,
+                "names": list(server.names),
+                "backend": f"model-{number}",
+                "ready_s": ready_s,
+            }
+            for number, server in enumerate(servers, 1)
+            if server.on_request
+        ],
+    }
+
+
+def settings(found: Sequence[Member], endpoint: Endpoint) -> dict[str, Any]:
+    """Return the settings of the role `model_loader`."""
+    waits = [one.plan.recipe.ready_timeout_s for one in found if one.plan.deployment.on_request]
+    return {"servers": endpoint.models, "ready_s": max(waits, default=0.0)}
+
+
+def unload(play: Play, found: Sequence[Member]) -> None:
+    """Unload what was loaded on request, before memory is counted on by what is started."""
+    running = [one for one in found if one.plan.deployment.on_request and one.running.running]
+    if play.check or not running:
+        return
+    session = play.session(play.head)
+    session.run(["systemctl", "stop", proxy.LOADER_UNIT])  # or it loads them; the role starts it
+    for one in running:
+        session.run(runtime.RUNTIMES["docker"].stop(one.plan.server), timeout=STOP_S)
+    stays = [one.plan.server for one in found if not one.plan.deployment.on_request]
+    nodes = [node.name for node in play.nodes]
+    vram.until_free(play.sessions, ignored=admission.our_processes(play, nodes, stays))
+
+
+def load(play: Play, endpoint: Endpoint, one: Member) -> None:
+    """Have a model loaded as a user would: by a request for it.
+
+    Raises:
+        VerificationFailed: it does not answer in time, or its load fails: the loader says why.
+    """
+    recipe = one.plan.recipe
+    few = recipe.probe.model_copy(update={"max_tokens": 1})
+    asked = replace(endpoint, model=one.plan.endpoint.model)
+    deadline = time.monotonic() + recipe.ready_timeout_s
+    session = play.session(play.head)
+    while True:
+        reply = probe_once(session, asked, recipe.kind, few, timeout=ANSWER_S)
+        if reply.status == 200 and not reply.why:
+            return
+        failed = "could not be loaded" in reply.why
+        if failed or time.monotonic() > deadline:
+            raise VerificationFailed(
+                f"{asked.model} is not loaded when it is asked for: {reply.why or 'no answer'}",
+                where=play.head.name,
+                hint=f"journalctl -u {proxy.LOADER_UNIT} there, and `spark-cluster logs`",
+            )
+        time.sleep(POLL_S)
