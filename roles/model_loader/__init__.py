@@ -29,6 +29,12 @@ class Settings(BaseModel):
     ready_s: float = Field(
         default=1800, ge=0, description="seconds until a server that was started must answer"
     )
+    stays_s: float = Field(
+        default=60,
+        ge=0,
+        description="seconds that a model stays after it was loaded, so that who asked for it can "
+        "ask again, and two models that are asked for in turns do not only load",
+    )
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:
@@ -45,7 +51,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     yield from (Directory(folder) for folder in folders if folder != model_loading.FOLDER)
     yield from program
     yield Directory(str(Path(model_loading.CONFIG).parent), mode=0o755)
-    told = model_loading.configuration(settings.servers, settings.ready_s)
+    told = model_loading.configuration(settings.servers, settings.ready_s, settings.stays_s)
     config = File(model_loading.CONFIG, content=json.dumps(told, indent=2) + "\n")
     unit = File(
         UNIT_FILE,

@@ -72,12 +72,13 @@ def program() -> dict[str, str]:
     return found
 
 
-def configuration(servers: Sequence[ModelServer], ready_s: float) -> dict[str, Any]:
+def configuration(servers: Sequence[ModelServer], ready_s: float, stays_s: float) -> dict[str, Any]:
     """Return what the program is told.
 
     Args:
         servers: all models of the endpoint, in the order of its backends.
         ready_s: seconds until a server that was started must answer.
+        stays_s: seconds that a model stays after it was loaded.
     """
     known = supervision.configuration({})
     return {
@@ -89,6 +90,7 @@ def configuration(servers: Sequence[ModelServer], ready_s: float) -> dict[str, A
         "drop_caches": "/proc/sys/vm/drop_caches",
         "reserve_gib": RESERVE_GIB,
         "answer_s": ANSWER_S,
+        "stays_s": stays_s,
         "models": [
             {
                 "program": server.program,

@@ -93,7 +93,8 @@ class Loader:
         deadline = time.monotonic() + ROOM_S
         freed, told = time.monotonic(), ""
         while True:
-            room = make_room(need, available_gib(), self.servers.loaded(name))
+            loaded, stays = self.servers.loaded(name), float(self.servers.config["stays_s"])
+            room = make_room(need, available_gib(), loaded, stays)
             if not (room.unload or room.why_not):
                 return
             for other in room.unload:

@@ -8,10 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-STAYS_S = 60.0
-"""Seconds that a model stays after it was loaded: who asked for it asks again after Retry-After,
-and two models that take turns would only load otherwise."""
-
 SHORTEST_S = 2
 """Seconds of a Retry-After at least."""
 
@@ -45,12 +41,11 @@ class Loaded:
     idle_s: float
     loaded_s: float
 
-    @property
-    def busy(self) -> str:
-        """Why it is not unloaded now; empty when it can be."""
+    def busy(self, stays_s: float) -> str:
+        """Return why it is not unloaded now; empty when it can be."""
         if self.requests:
             return f"{self.program} has {self.requests} requests"
-        if self.loaded_s < STAYS_S:
+        if self.loaded_s < stays_s:
             return f"{self.program} was loaded {self.loaded_s:.0f} s ago"
         return ""
 
@@ -70,27 +65,32 @@ class Room:
     later: bool = False
 
 
-def make_room(need_gib: float, available_gib: float, loaded: Sequence[Loaded]) -> Room:
+def make_room(
+    need_gib: float, available_gib: float, loaded: Sequence[Loaded], stays_s: float
+) -> Room:
     """Decide what is unloaded, so that so much memory is available: as few as will do.
 
+    Args:
+        stays_s: seconds that a model stays after it was loaded.
+
     >>> a, b = Loaded("a", 10, 0, 300, 900), Loaded("b", 10, 0, 100, 900)
-    >>> make_room(12, 5, [b, a])
+    >>> make_room(12, 5, [b, a], 60)
     Room(unload=('a',), why_not='', later=False)
-    >>> make_room(12, 5, [Loaded("a", 10, 2, 0, 900)]).why_not
+    >>> make_room(12, 5, [Loaded("a", 10, 2, 0, 900)], 60).why_not
     'a has 2 requests'
     """
     if available_gib >= need_gib:
         return Room()
-    free = sorted((one for one in loaded if not one.busy), key=lambda one: -one.idle_s)
+    free = sorted((one for one in loaded if not one.busy(stays_s)), key=lambda one: -one.idle_s)
     chosen: list[str] = []
     for one in free:
         chosen.append(one.program)
         available_gib += one.frees_gib
         if available_gib >= need_gib:
             return Room(tuple(chosen))
-    busy = [one for one in loaded if one.busy]
+    busy = [one for one in loaded if one.busy(stays_s)]
     if busy and available_gib + sum(one.frees_gib for one in busy) >= need_gib:
-        return Room((), "; ".join(one.busy for one in busy), later=True)
+        return Room((), "; ".join(one.busy(stays_s) for one in busy), later=True)
     total = available_gib + sum(one.frees_gib for one in busy)
     return Room(
         (),

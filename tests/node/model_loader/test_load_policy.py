@@ -23,17 +23,17 @@ NEWER = Loaded("newer", 10, requests=0, idle_s=100, loaded_s=900)
     ],
 )
 def test_the_least_recently_used_go_and_no_more_than_needed(available, loaded, unload):
-    assert make_room(20, available, loaded).unload == unload
+    assert make_room(20, available, loaded, 60).unload == unload
 
 
 def test_one_with_requests_stays_and_is_waited_for():
-    room = make_room(20, 12, [Loaded("a", 10, 2, 0, 900), Loaded("b", 10, 0, 9, 9)])
+    room = make_room(20, 12, [Loaded("a", 10, 2, 0, 900), Loaded("b", 10, 0, 9, 9)], 60)
     assert (room.unload, room.later) == ((), True)
     assert room.why_not == "a has 2 requests; b was loaded 9 s ago"
 
 
 def test_memory_that_another_program_has_is_not_waited_for():
-    room = make_room(40, 12, [OLD, NEWER])
+    room = make_room(40, 12, [OLD, NEWER], 60)
     assert (room.unload, room.later) == ((), False)
     assert "it needs 40.0 GiB, and with every other model unloaded 32.0 are" in room.why_not
 

@@ -92,7 +92,7 @@ class Node:
         ]
         always = ModelServer("h", "127.0.0.1", port, names=("chat",), program="chat")
         self.config = {
-            **model_loading.configuration([always, *servers], 20.0),
+            **model_loading.configuration([always, *servers], 20.0, 60.0),
             "unit_folder": str(folder),
             "socket": str(folder / "http.sock"),
             "admin": admin.server_address,
