@@ -25,7 +25,7 @@ ONE, TWO = "spark-vllm-lab-words", "spark-vllm-lab-words-2"
 
 SHORT_KIB = 17_250_000
 """Available without any server, of which each holds half a GiB: one on request fits next to the one
-that is always there, two do not. Each needs 15.7 GiB: 6.1, 5.6 in addition, and the system keeps 4."""
+that is always there, and two do not. One needs 15.7 GiB: 6.1, 5.6 in addition, 4 that stay free."""
 
 
 @pytest.fixture(scope="module")
