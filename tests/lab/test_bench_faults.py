@@ -17,7 +17,7 @@ from small_disk import small_disk
 from spark_cluster.bench.on_node import FOLDER
 from spark_cluster.lab import LabNode
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.soak]
 
 ROOM = "80m"
 """Of the disk that becomes full: with less than 64 MiB free no cell is begun."""
@@ -60,7 +60,6 @@ def started(node: LabNode) -> dict[str, float]:
     return {Path(path).stem: json.loads(text)["started"] for path, text in pairs}
 
 
-@pytest.mark.soak
 def test_a_full_disk_ends_the_run_and_it_continues_with_room(user, spark1):
     """The server stays up when a run fails, so the next run needs no start."""
     with small_disk(spark1, FOLDER, ROOM):
@@ -123,7 +122,6 @@ def test_the_record_has_what_a_repetition_needs(user):
     assert all(len(text) <= 1 << 20 for text in logs.values())
 
 
-@pytest.mark.soak
 def test_a_sweep_goes_on_after_a_variant_that_cannot_start(user):
     ran = user("bench", "run", "variants", "--out", "sweep", status=1)
     folder = user.home / "sweep"

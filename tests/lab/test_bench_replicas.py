@@ -15,7 +15,7 @@ from spark_cluster.bench.on_node import FOLDER
 from spark_cluster.config.ports import REPLICAS
 from spark_cluster.lab import LabNode
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.soak]
 
 SUITE = """\
 name: pair
@@ -103,7 +103,6 @@ def test_the_record_has_both_replicas(user):
     assert "2 replicas on spark1, spark2" in user("bench", "show", "one").printed
 
 
-@pytest.mark.soak
 def test_a_server_that_ends_is_no_half_a_result(user, spark1, spark2):
     """The replica on the second node is killed; then the run is gone on with, by both."""
     before = len(files(spark2, "raw/*.log"))
@@ -122,7 +121,6 @@ def test_a_server_that_ends_is_no_half_a_result(user, spark1, spark2):
     assert {id: after[id] for id in kept} == kept, "no cell was measured twice"
 
 
-@pytest.mark.soak
 def test_stopped_from_the_laptop(user, spark1, spark2):
     before = len(files(spark1, "raw/*.log"))
     run = user.start("bench", "run", "pair", "--out", "three")

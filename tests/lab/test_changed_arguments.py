@@ -54,7 +54,9 @@ def test_the_same_again_changes_nothing(user):
     assert user.json(*SHORT)["changed"] == 0
 
 
+@pytest.mark.soak
 def test_without_them_it_says_what_is_different(user, spark1):
+    user(*SHORT)
     ran = user(*ONE)
     assert f"the server runs with {CHANGES}" in ran.printed
     assert "--max-model-len 4096" in command_of(spark1)

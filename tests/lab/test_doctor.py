@@ -191,6 +191,7 @@ def test_a_node_that_is_off(ready: Lab) -> None:
         node.wait()
 
 
+@pytest.mark.soak
 def test_serving_nodes_give_no_alarm_and_one_that_stands_still_does(ready: Lab) -> None:
     done = spark("up", "--tp", "2", timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr

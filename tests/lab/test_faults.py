@@ -631,8 +631,9 @@ def test_fabric_cable_pulled_while_serving(user, spark2, detected):
     until(serving, what="it serves again", every=1)
 
 
+@pytest.mark.soak
 def test_both_nodes_rebooted_while_serving(user, spark1, spark2):
-    """Stands on those before: two nodes that serve."""
+    user("up", "--tp", "2")
     assert user.json("status")["state"] == "serving"
     for node in (spark1, spark2):
         node.reboot(wait=False)

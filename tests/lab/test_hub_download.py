@@ -136,6 +136,7 @@ def test_a_download_that_takes_longer_than_the_laptop_stays(
     assert user.json("playbook", play(user))["changed"] == 0
 
 
+@pytest.mark.soak
 def test_at_its_limit_a_download_ends_with_its_container(
     user: CommandLine, spark1: LabNode
 ) -> None:

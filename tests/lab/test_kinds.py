@@ -41,6 +41,7 @@ def test_an_embedding_model_is_verified_by_its_vectors(user: CommandLine) -> Non
     assert user.json(*UP)["changed"] == 0
 
 
+@pytest.mark.soak
 def test_the_same_model_reranks_by_cosine(user: CommandLine) -> None:
     write(user, "reranking")
     document = user.json(*UP)
@@ -49,6 +50,7 @@ def test_the_same_model_reranks_by_cosine(user: CommandLine) -> None:
     assert user.json("status")["kind"] == "reranking"
 
 
+@pytest.mark.soak
 def test_a_chat_model_that_is_none_says_so(user: CommandLine) -> None:
     write(user, "chat")
     assert "kind: chat, and the flags are of embedding" in user("lint", NAME, status=1).out

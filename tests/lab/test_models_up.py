@@ -116,9 +116,11 @@ def test_a_dead_one_is_seen_and_repaired_alone(user: CommandLine, spark1: LabNod
     assert user.json("status")["state"] == "serving"
 
 
+@pytest.mark.soak
 def test_one_recipe_takes_their_place_and_they_take_it_back(
     user: CommandLine, spark1: LabNode
 ) -> None:
+    user("up")
     ran = user("up", "--recipe", "lab-paris", "--tp", "1")
     assert (
         "the endpoint has 2 models (paris, words), and lab-paris takes their place" in ran.printed

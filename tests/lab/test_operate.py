@@ -84,9 +84,11 @@ def supervised(user: CommandLine) -> CommandLine:
     return user.with_inventory("supervised", change)
 
 
+@pytest.mark.soak
 def test_an_engine_that_hangs_serves_again(serving, spark1):
     """It answers /health, its process is there, and no completion comes."""
     user = supervised(serving)
+    user("up", "--tp", "1", "--recipe", "lab-paris")
     user("supervise", "install")
     assert user.json("supervise", "install")["changed"] == 0
 
@@ -107,6 +109,8 @@ def phase(user: CommandLine) -> str:
 def test_an_engine_that_is_killed_serves_again(serving, spark1, detected):
     """Nothing is done on the laptop."""
     user = supervised(serving)
+    user("supervise", "install")
+    until(lambda: phase(user) == "serving", what="the supervision has seen an answer")
     with detected("engine-killed") as fault:
         spark1.run(["pkill", "-KILL", "-f", "VLLM::EngineCor"])
         until(lambda: phase(user) != "serving", what="the supervision has noticed")

@@ -82,8 +82,10 @@ def test_again_changes_nothing(user):
     assert user.json("up", "--tp", "2", "--recipe", NAME)["changed"] == 0
 
 
-def test_a_neighbour_reaches_the_endpoint_and_nothing_else(spark1, spark2):
+@pytest.mark.soak
+def test_a_neighbour_reaches_the_endpoint_and_nothing_else(user, spark1, spark2):
     """Ranks without Ray have no passwords at all."""
+    user("up", "--tp", "2", "--recipe", NAME)
     with exposure(spark1, spark2) as seen:
         assert {(node, port) for node, _, port in seen.open()} == {("spark1", 8000)}
 
@@ -129,8 +131,10 @@ def test_verify_of_a_server_without_a_tool_parser(user):
     assert (document["tp"], document["recipe"]) == (2, NAME)
 
 
+@pytest.mark.soak
 def test_a_rank_that_was_killed(user, spark2):
     """All ranks begin anew: one does not join others that have begun."""
+    user("up", "--tp", "2", "--recipe", NAME)
     spark2.run(["docker", "kill", "spark-vllm"])
     found = user.json("status", status=5)
     assert "the rank's container on spark2 is exited" in found["problems"]

@@ -95,7 +95,9 @@ def test_no_password_is_in_what_others_may_read(spark1, spark2):
         assert token not in shown
 
 
-def test_a_neighbour_reaches_the_endpoint_and_nothing_else(spark1, spark2):
+@pytest.mark.soak
+def test_a_neighbour_reaches_the_endpoint_and_nothing_else(user, spark1, spark2):
+    user(*UP)
     with exposure(spark1, spark2) as seen:
         assert {(node, port) for node, _, port in seen.open()} == {("spark1", 8000)}
 
