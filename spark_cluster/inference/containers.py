@@ -24,6 +24,8 @@ RECIPE = "spark-cluster.recipe"
 """Label of the recipe that a program was started with."""
 OVERRIDES = "spark-cluster.overrides"
 """Label of the engine arguments that are not the recipe's own; absent without any."""
+NEEDS = "spark-cluster.needs-gib"
+"""Label of a server that is loaded on request: GiB that must be available before it is started."""
 
 _TP = re.compile(r"--(?:tensor-parallel-size|tp|nnodes)[= ](\d+)|-tp[= ]?(\d+)")
 _SERVERS = ("vllm serve", "vllm.entrypoints", "sglang.launch_server", "sglang serve")
@@ -85,6 +87,11 @@ class ContainerState:
     def ours(self) -> bool:
         """True when `up` started it."""
         return any(name.startswith("spark-cluster.") for name in self.labels)
+
+    @property
+    def unloaded(self) -> bool:
+        """True for a server that is loaded on request, and is not loaded now."""
+        return NEEDS in self.labels and not self.error and self.status in ("created", "exited")
 
     @property
     def is_ray(self) -> bool:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spark_cluster.errors import DoesNotFit, InvalidFile, Refused, UsageError
+from spark_cluster.inference.containers import NEEDS
 from spark_cluster.inference.process import PROGRAMS
 from spark_cluster.models.memory import RESERVE_GIB
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import admission, model_lookup, vram
-from spark_cluster.serving.model_loading import NEEDS
 from spark_cluster.serving.models import ServedModel, placed
 from spark_cluster.serving.replicas import Member
 

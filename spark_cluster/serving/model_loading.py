@@ -10,6 +10,7 @@ from typing import Any
 
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.inference import runtime
+from spark_cluster.inference.containers import NEEDS
 from spark_cluster.models.memory import RESERVE_GIB
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import admission, proxy, supervision, vram
@@ -21,9 +22,6 @@ from spark_cluster.serving.replicas import Member
 FOLDER = "/var/lib/spark-cluster/model-loader"
 CONFIG = "/etc/spark-cluster/model-loader.json"
 START = f"{FOLDER}/start.py"
-
-NEEDS = "spark-cluster.needs-gib"
-"""Label of a container: GiB that must be available before it is started."""
 
 ANSWER_S = 30.0
 """Seconds for an answer of a server that has just come up."""

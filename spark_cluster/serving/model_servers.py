@@ -10,6 +10,7 @@ from functools import partial
 
 from spark_cluster.errors import Refused, VerificationFailed
 from spark_cluster.inference import replies, runtime
+from spark_cluster.inference.containers import NEEDS
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import (
@@ -24,7 +25,6 @@ from spark_cluster.serving import (
 from spark_cluster.serving.endpoint import Endpoint
 from spark_cluster.serving.kind_probe import ANSWERS, probe_once
 from spark_cluster.serving.model_admission import Admitted
-from spark_cluster.serving.model_loading import NEEDS
 from spark_cluster.serving.proxy import ModelServer, Replica, models_of
 from spark_cluster.serving.replicas import BEHIND_PROXY_S, Group, Member, behind
 from spark_cluster.serving.start import end_dead_server

@@ -143,7 +143,7 @@ def _of_server(
     if container is None:
         return "unreachable", "not asked: the node does not answer"
     if container.status != "running":
-        if server.on_request and container.status in ("created", "exited"):
+        if container.unloaded:
             return "on request", ""  # asked for an answer, it would be loaded
         gone = container.status == "absent"
         return "failed", f"its server is {'gone' if gone else container.status}"

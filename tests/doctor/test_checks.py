@@ -566,6 +566,16 @@ def test_containers_of_others() -> None:
     assert found("serving.gpu-dead", containers=other, logs=error).status == "warn"
 
 
+def test_a_model_that_is_loaded_on_request_need_not_run() -> None:
+    labels = {"spark-cluster.recipe": "r", "spark-cluster.needs-gib": "15.7"}
+    for status, error, expected in (("exited", "", "ok"), ("created", "no memory", "fail")):
+        one = inspected(
+            1, "spark-vllm", Config__Labels=labels, State__Status=status, State__ExitCode=137,
+            State__Error=error,
+        )  # fmt: skip
+        assert found("serving.containers", containers=one).status == expected
+
+
 def test_the_earliest_error_of_a_container_that_ended() -> None:
     down = inspected(1, "spark-vllm", State__Status="exited", State__ExitCode=1)
     text = "==> spark-vllm\n2026-11-20T14:05:00Z RuntimeError: No CUDA GPUs are available\n"

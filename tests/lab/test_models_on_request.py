@@ -105,6 +105,8 @@ def test_one_that_is_asked_for_is_loaded_and_another_goes_for_it(
         assert "Paris" in complete(URL, 60), "the others go on"
         answers("words")
         assert states(user) == {"paris": "serving", "words": "serving", "words-2": "on request"}
+        checks = user.json("doctor", "--only", "serving.containers")["checks"]
+        assert {check["status"] for check in checks} == {"ok"}
         time.sleep(2)  # for so long it stays (stays_s)
         refused("words-2")
         spark1.run(["systemctl", "kill", "--signal", "KILL", LOADER])

@@ -18,6 +18,7 @@ import pytest
 from factories import put
 from waiting import until
 
+from spark_cluster.inference.containers import NEEDS
 from spark_cluster.node.model_loader import main as program
 from spark_cluster.node.model_loader.load_queue import Queue
 from spark_cluster.node.model_loader.main import Loader
@@ -79,7 +80,7 @@ class Node:
         labels = {
             "spark-cluster.endpoint": f"http://127.0.0.1:{port}/v1",
             "spark-cluster.model": "m",
-            model_loading.NEEDS: "14",
+            NEEDS: "14",
         }
         made = {"Id": "1", "RestartCount": 0, "Config": {"Labels": labels}}
         self.known: dict[str, Any] = {"acts": [], "fails": []}
@@ -229,7 +230,7 @@ def asked(path: str, program: str, model: str = "m") -> http.client.HTTPResponse
 
 def test_the_installed_files_answer_and_load_by_themselves(node, tmp_path):
     """Run as on the node: by its own interpreter, with nothing of this checkout."""
-    node.known["a"]["Config"]["Labels"][model_loading.NEEDS] = "0.001"
+    node.known["a"]["Config"]["Labels"][NEEDS] = "0.001"
     node.write()
     put(tmp_path / "config.json", json.dumps(node.config))
     for path, text in model_loading.program().items():
