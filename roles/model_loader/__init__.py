@@ -51,8 +51,10 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     yield from (Directory(folder) for folder in folders if folder != model_loading.FOLDER)
     yield from program
     yield Directory(str(Path(model_loading.CONFIG).parent), mode=0o755)
-    told = model_loading.configuration(settings.servers, settings.ready_s, settings.stays_s)
-    config = File(model_loading.CONFIG, content=json.dumps(told, indent=2) + "\n")
+    told = model_loading.configuration(
+        node.name, settings.servers, settings.ready_s, settings.stays_s
+    )
+    config = File(model_loading.CONFIG, content=json.dumps(told, indent=2) + "\n", mode=0o600)
     unit = File(
         UNIT_FILE,
         content=render(

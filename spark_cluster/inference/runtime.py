@@ -84,7 +84,9 @@ class Docker:
             devices=(INFINIBAND,) if process.rdma else (),
             cap_add=("IPC_LOCK",),
             ulimits={"memlock": -1, "stack": STACK},
-            restart="unless-stopped",  # after status 0 too, with which vLLM ends when a rank died
+            # After status 0 too, with which vLLM ends when a rank died. The model loader starts its
+            # servers itself, when there is memory: not Docker, all of them when the node boots.
+            restart="no" if deployment.on_request else "unless-stopped",
             labels=dict(deployment.labels),
             stop_timeout_s=process.stop_timeout_s,
             state="created" if deployment.on_request else "running",

@@ -70,10 +70,13 @@ def program() -> dict[str, str]:
     return found
 
 
-def configuration(servers: Sequence[ModelServer], ready_s: float, stays_s: float) -> dict[str, Any]:
+def configuration(
+    head: str, servers: Sequence[ModelServer], ready_s: float, stays_s: float
+) -> dict[str, Any]:
     """Return what the program is told.
 
     Args:
+        head: name of the node that it runs on.
         servers: all models of the endpoint, in the order of its backends.
         ready_s: seconds until a server that was started must answer.
         stays_s: seconds that a model stays after it was loaded.
@@ -89,6 +92,7 @@ def configuration(servers: Sequence[ModelServer], ready_s: float, stays_s: float
         "reserve_gib": RESERVE_GIB,
         "answer_s": ANSWER_S,
         "stays_s": stays_s,
+        "always": [one.program for one in servers if not one.on_request and one.node == head],
         "models": [
             {
                 "program": server.program,
@@ -110,13 +114,14 @@ def settings(found: Sequence[Member], endpoint: Endpoint) -> dict[str, Any]:
 
 def unload(play: Play, found: Sequence[Member]) -> None:
     """Unload what was loaded on request, before memory is counted on by what is started."""
-    running = [one for one in found if one.plan.deployment.on_request and one.running.running]
-    if play.check or not running:
+    made = [one for one in found if one.plan.deployment.on_request]
+    there = [one.plan.server for one in made if one.running.status != "absent"]
+    if play.check or not there:
         return
     session = play.session(play.head)
     session.run(["systemctl", "stop", proxy.LOADER_UNIT])  # or it loads them; the role starts it
-    for one in running:
-        session.run(runtime.RUNTIMES["docker"].stop(one.plan.server), timeout=STOP_S)
+    for name in there:  # which of them run may have changed since they were looked at
+        session.run(runtime.RUNTIMES["docker"].stop(name), timeout=STOP_S)
     stays = [one.plan.server for one in found if not one.plan.deployment.on_request]
     nodes = [node.name for node in play.nodes]
     vram.until_free(play.sessions, ignored=admission.our_processes(play, nodes, stays))

@@ -17,10 +17,12 @@ class Use:
     Attributes:
         requests: that it has now.
         idle_s: seconds since its last one began; None where it has had none.
+        up: its own /health is fine.
     """
 
     requests: int = 0
     idle_s: float | None = None
+    up: bool = False
 
 
 def command(path: str, text: str) -> str:
@@ -50,6 +52,8 @@ def uses(printed: str) -> dict[str, Use]:
             found[server] = Use(
                 requests=sum(max(0, _number(row.get(name)) or 0) for name in ("scur", "qcur")),
                 idle_s=float(idle) if idle is not None and idle >= 0 else None,
+                # "UP 1/3" is one whose checks begin to fail.
+                up=(row.get("status") or "").startswith("UP"),
             )
     return found
 

@@ -60,7 +60,8 @@ class Queue:
         if program == self._loading:
             elapsed = now - self._since
             return Answer(
-                f"it is loading since {elapsed:.0f} s: {self._doing}", retry_after(elapsed, usual)
+                f"it has been loading for {elapsed:.0f} s: {self._doing}",
+                retry_after(elapsed, usual),
             )
         before = self._waiting.index(program) + bool(self._loading)
         ahead = f", {before} before it" if before else ""

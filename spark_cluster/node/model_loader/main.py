@@ -3,8 +3,11 @@ and loads them one after the other."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import socketserver
+import struct
 import subprocess
 import threading
 import time
@@ -14,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.model_loader.load_queue import Answer, Queue
-from spark_cluster.node.model_loader.policy import make_room
-from spark_cluster.node.model_loader.servers import Failed, Servers, available_gib
+from spark_cluster.node.model_loader.policy import Room, make_room
+from spark_cluster.node.model_loader.servers import Failed, ProxyAway, Servers, available_gib
 
 LOOK_S = 1.0
 """Seconds between two looks at a server that is loading, and at the memory."""
@@ -23,17 +26,22 @@ LOOK_S = 1.0
 ROOM_S = 300.0
 """Seconds that a model waits for others to have no requests, and for their memory."""
 
-CRASHES = 2
-"""Times that Docker starts a server again before it answers, after which it is stopped."""
-
 RETURN_S = 30.0
-"""Seconds in which the memory of a server that was stopped comes back."""
+"""Seconds in which the memory of a server that was stopped comes back: no other one is unloaded
+meanwhile."""
 
 REQUEST_S = 30.0
-"""Seconds for a request to come in whole."""
+"""Seconds in which a further piece of a request must come."""
 
-BODY_BYTES = 4 * 2**20
-"""Bytes of a request's body that are read, to be thrown away: the proxy sends it first."""
+BODY_S = 120.0
+"""Seconds for the whole body of a request."""
+
+PIECE = 65536
+"""Bytes of a body that are read at a time, to be thrown away."""
+
+
+PEER = struct.Struct("3i")
+"""Process, user and group at the other end of a Unix socket."""
 
 
 class Loader:
@@ -62,16 +70,18 @@ class Loader:
             return
         began = time.monotonic()
         try:
-            self._load(name)
+            loaded = self._load(name)
         except (Failed, OSError, subprocess.SubprocessError) as error:
             print(f"{name}: not loaded: {error}", flush=True)
             self.queue.done(str(error))
             return
-        print(f"{name}: loaded in {time.monotonic() - began:.0f} s", flush=True)
+        what = f"loaded in {time.monotonic() - began:.0f} s" if loaded else "it was being unloaded"
+        print(f"{name}: {what}", flush=True)
         self.queue.done()
 
-    def _load(self, name: str) -> None:
-        if not self.servers.program(name).running:
+    def _load(self, name: str) -> bool:
+        starts = not self.servers.program(name).running
+        if starts:
             self._wait_for_room(name)
             self._do(name, "its server is started")
             self.servers.start(name)
@@ -79,9 +89,12 @@ class Loader:
         try:
             self._wait_for_answer(name)
         except Failed:
+            if not (starts or self.servers.program(name).running):
+                return False  # its stop began before this program: the next request loads it
             self.servers.stop(name)
             raise
         self.servers.came_up(name)
+        return True
 
     def _wait_for_room(self, name: str) -> None:
         """Unload others until the memory is there.
@@ -91,36 +104,44 @@ class Loader:
         """
         need = self.servers.need_gib(self.servers.program(name))
         deadline = time.monotonic() + ROOM_S
-        freed, told = time.monotonic(), ""
+        began = time.monotonic()
+        freed, told = began - RETURN_S, ""
         while True:
-            loaded, stays = self.servers.loaded(name), float(self.servers.config["stays_s"])
-            room = make_room(need, available_gib(), loaded, stays)
+            room = self._room(name, need)
             if not (room.unload or room.why_not):
                 return
-            for other in room.unload:
+            now = time.monotonic()
+            # The one before this program's start may have been stopped a moment ago, too.
+            settled = now - max(began, freed) >= RETURN_S and not room.later
+            if now > deadline or (room.why_not and settled):
+                raise Failed(room.why_not or f"{need:.1f} GiB did not become available")
+            for other in room.unload if now - freed >= RETURN_S else ():
                 self._do(name, f"{other} is unloaded for it")
                 if not self.servers.unload(other):
                     break
                 freed = time.monotonic()
-            returned = time.monotonic() - freed > RETURN_S
-            if time.monotonic() > deadline or (room.why_not and returned and not room.later):
-                raise Failed(room.why_not or f"{need:.1f} GiB did not become available")
-            if room.later and room.why_not != told:
+            if room.why_not and room.why_not != told:
                 told = room.why_not
                 self._do(name, f"it waits for memory: {told}")
             time.sleep(LOOK_S)
 
+    def _room(self, name: str, need_gib: float) -> Room:
+        """Look at the memory; what the proxy does not tell now it may tell a moment later."""
+        try:
+            missing = self.servers.missing()
+            if missing:
+                return Room((), f"memory is kept for {', '.join(missing)}, which is not up", True)
+            loaded = self.servers.loaded(name)
+        except ProxyAway as error:
+            return Room((), str(error), later=True)
+        return make_room(need_gib, available_gib(), loaded, float(self.servers.config["stays_s"]))
+
     def _wait_for_answer(self, name: str) -> None:
-        first = self.servers.program(name)
         deadline = time.monotonic() + float(self.servers.models[name]["ready_s"])
         while True:
             now = self.servers.program(name)
             if not now.running:
                 raise Failed(f"its server has ended: `docker logs {name}` on the head says why")
-            if now.crashes - first.crashes >= CRASHES:
-                raise Failed(
-                    f"its server ends again and again: `docker logs {name}` on the head says why"
-                )
             why = self.servers.answers(now)
             if not why:
                 return
@@ -142,10 +163,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         """Answer 503 with what is done, in the form of OpenAI's errors."""
-        length = self.headers.get("Content-Length", "0")
-        left = min(int(length) if length.isdecimal() else 0, BODY_BYTES)
-        while left > 0 and (part := self.rfile.read(min(left, 65536))):
-            left -= len(part)
+        self._read_body()
         program = self.headers.get(self.server.header, "")
         model = self.server.models.get(program)
         if model is None:
@@ -155,13 +173,32 @@ class Handler(BaseHTTPRequestHandler):
         name = model["names"][0]
         self._send(503, f"{name} is not loaded: {told.text}", "model_loading", told.retry_s)
 
+    def _read_body(self) -> None:
+        """Read the body whole: a close with a part unread would take the answer with it."""
+        until = time.monotonic() + BODY_S
+        if "chunked" not in self.headers.get("Transfer-Encoding", "").lower():
+            length = self.headers.get("Content-Length", "0")
+            self._skip(int(length) if length.isdecimal() else 0, until)
+            return
+        with contextlib.suppress(ValueError):  # the end of the connection is no length either
+            while size := int(self.rfile.readline(1024).partition(b";")[0], 16):
+                self._skip(size + len("\r\n"), until)
+            while self.rfile.readline(PIECE).strip():
+                pass
+
+    def _skip(self, left: int, until: float) -> None:
+        while left > 0 and (part := self.rfile.read1(min(left, PIECE))):
+            left -= len(part)
+            if time.monotonic() > until:
+                raise TimeoutError
+
     do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = do_OPTIONS = answer  # noqa: N815
 
     def _send(self, status: int, message: str, code: str, retry_s: int) -> None:
         kind = "server_error" if status == 503 else "invalid_request_error"
         error = {"message": message, "type": kind, "param": "model", "code": code}
         body = json.dumps({"error": error}).encode()
-        self.send_response(status)
+        self.send_response_only(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         if retry_s:
@@ -186,11 +223,23 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, path: str, header: str, models: Mapping[str, Any], queue: Queue) -> None:
-        Path(path).unlink(missing_ok=True)
-        self.header, self.models, self.queue = header, models, queue
-        super().__init__(path, Handler)
-        Path(path).chmod(0o666)  # the proxy has a user of its own, made when it starts
+    def __init__(self, read: Mapping[str, Any], models: Mapping[str, Any], queue: Queue) -> None:
+        path = Path(read["socket"])
+        path.unlink(missing_ok=True)
+        self.header, self.models, self.queue = str(read["header"]), models, queue
+        self._proxy = Path(read["admin"])
+        super().__init__(str(path), Handler)
+        path.chmod(0o666)  # the proxy has a user of its own, made when it starts
+
+    def verify_request(self, request: Any, _client: object) -> bool:
+        """Take requests of root and of the proxy's user only: other users of the node have shown
+        no key."""
+        peer = request.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+        user = PEER.unpack(peer)[1]
+        try:
+            return user in (0, self._proxy.stat().st_uid)
+        except OSError:  # the proxy is down
+            return False
 
     def handle_error(self, _request: object, _client: object) -> None:
         """A client that is gone is none of our concern."""
@@ -201,7 +250,7 @@ def main(config: str) -> int:
     read = json.loads(Path(config).read_text())
     servers, queue = Servers(read), Queue(time.monotonic)
     loader = Loader(servers, queue)
-    server = Server(read["socket"], read["header"], servers.models, queue)
+    server = Server(read, servers.models, queue)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     loader.go_on()
     while True:

@@ -30,6 +30,10 @@ class Failed(Exception):
     """A server that could not be stopped or started; the text says why."""
 
 
+class ProxyAway(Failed):
+    """The proxy does not answer now, as while it is started again."""
+
+
 def available_gib() -> float:
     """Return MemAvailable of the node."""
     found = _AVAILABLE.search(Path("/proc/meminfo").read_text())
@@ -56,12 +60,31 @@ class Servers:
         Raises:
             Failed: Docker does not answer, or there is none.
         """
-        found = look.program(name, self.config)
-        if found is None:
-            raise Failed("Docker does not answer")
+        found = self._look(name)
         if not found.id:
             raise Failed(f"there is no container {name}: `spark-cluster up` makes it")
         return found
+
+    def _look(self, name: str) -> Program:
+        found = look.program(name, self.config)
+        if found is None:
+            raise Failed("Docker does not answer")
+        return found
+
+    def missing(self) -> list[str]:
+        """Return the servers of this node that are always to be there, and are not.
+
+        Raises:
+            ProxyAway: the proxy, which looks at them, does not answer.
+        """
+        uses = self._uses()
+        return [name for name in self.config["always"] if not uses.get(name, haproxy.Use()).up]
+
+    def _uses(self) -> dict[str, haproxy.Use]:
+        try:
+            return haproxy.uses(haproxy.command(self.config["admin"], "show stat"))
+        except OSError as error:
+            raise ProxyAway(f"the proxy does not answer: {error}") from None
 
     def need_gib(self, one: Program) -> float:
         """Return the memory that must be available before a server is started."""
@@ -73,17 +96,15 @@ class Servers:
         """Return the others that are loaded, with their use.
 
         Raises:
-            Failed: the proxy or Docker does not answer: whether one has requests is not known then.
+            ProxyAway: the proxy does not answer: whether one has requests is not known then.
+            Failed: Docker does not.
         """
-        try:
-            uses = haproxy.uses(haproxy.command(self.config["admin"], "show stat"))
-        except OSError as error:
-            raise Failed(f"the proxy does not answer: {error}") from None
+        uses = self._uses()
         now, found = time.monotonic(), []
         for name in self.models:
             if name == but:
                 continue
-            program = self.program(name)
+            program = self._look(name)  # one that someone removed holds no memory
             if program.running:
                 use = uses.get(name, haproxy.Use())
                 since = now - self._loaded_at.get(name, float("-inf"))
@@ -101,15 +122,14 @@ class Servers:
         self.tell_proxy(name, "state drain")  # no request comes between the look and the stop
         try:
             time.sleep(LEAVE_S)
-            uses = haproxy.uses(haproxy.command(self.config["admin"], "show stat"))
-            if uses.get(name, haproxy.Use()).requests:
+            if self._uses().get(name, haproxy.Use()).requests:
                 return False
             if look.output(["docker", "stop", "-t", str(STOP_S), name], ACT_S) is None:
                 raise Failed(f"docker stop {name} failed")
             self.tell_proxy(name, "health down")
             return True
-        except OSError as error:
-            raise Failed(f"the proxy does not answer: {error}") from None
+        except ProxyAway:
+            return False  # it is looked at again
         finally:
             self.tell_proxy(name, "state ready")
 

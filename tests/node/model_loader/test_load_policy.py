@@ -64,7 +64,7 @@ def test_each_model_waits_once_in_the_order_in_which_they_were_asked_for():
     queue.doing("its server reads the model")
     clock.now = 30
     told = queue.ask("a")
-    assert told.text == "it is loading since 30 s: its server reads the model"
+    assert told.text == "it has been loading for 30 s: its server reads the model"
     assert told.retry_s == 60
     queue.done()
     assert queue.take(0) == "b"
@@ -98,18 +98,18 @@ def test_a_failure_is_told_and_not_tried_again_at_once():
 
 
 STAT = """\
-# pxname,svname,qcur,qmax,scur,smax,slim,stot,lastsess,
-endpoint,FRONTEND,,,3,3,256,9,,
-model-1,spark-vllm-a,0,0,2,3,,9,0,
-model-1,BACKEND,0,0,2,3,26,9,0,
-model-2,spark-vllm-b,1,0,0,0,,0,-1,
+# pxname,svname,qcur,qmax,scur,smax,slim,stot,lastsess,status,
+endpoint,FRONTEND,,,3,3,256,9,,OPEN,
+model-1,spark-vllm-a,0,0,2,3,,9,0,UP,
+model-1,BACKEND,0,0,2,3,26,9,0,UP,
+model-2,spark-vllm-b,1,0,0,0,,0,-1,DOWN 1/2,
 
 """
 
 
 def test_the_proxy_says_who_has_requests():
     assert haproxy.uses(STAT) == {
-        "spark-vllm-a": haproxy.Use(requests=2, idle_s=0),
+        "spark-vllm-a": haproxy.Use(requests=2, idle_s=0, up=True),
         "spark-vllm-b": haproxy.Use(requests=1, idle_s=None),
     }
     assert haproxy.uses("") == haproxy.uses("Unknown command.\n") == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import socketserver
 import subprocess
@@ -66,13 +67,14 @@ class Admin(socketserver.StreamRequestHandler):
         asked = self.rfile.readline().decode().strip()
         server.asked.append(asked)
         if asked == "show stat":
-            rows = [f"m,{name},0,{scur},{idle}" for name, (scur, idle) in server.use.items()]
-            text = "\n".join(["# pxname,svname,qcur,scur,lastsess", *rows, ""])
+            rows = [f"m,{name},0,{scur},{idle},UP" for name, (scur, idle) in server.use.items()]
+            rows.append(f"m,chat,0,0,5,{server.chat}")
+            text = "\n".join(["# pxname,svname,qcur,scur,lastsess,status", *rows, ""])
             self.wfile.write(text.encode())
 
 
 class Node:
-    """A head with two models on request, `a` and `b`, and what is needed to load them."""
+    """A head with three models on request, `a`, `b` and `c`, and what is needed to load them."""
 
     def __init__(self, folder: Path, port: int, admin: Any) -> None:
         self.folder, self.admin = folder, admin
@@ -84,16 +86,16 @@ class Node:
         }
         made = {"Id": "1", "RestartCount": 0, "Config": {"Labels": labels}}
         self.known: dict[str, Any] = {"acts": [], "fails": []}
-        for name in ("a", "b"):
+        for name in ("a", "b", "c"):
             self.known[name] = {**made, "State": {"Status": "created", "StartedAt": "t"}}
         self.write()
         servers = [
             ModelServer("h", "127.0.0.1", port, names=(f"model-{n}",), program=n, on_request=True)
-            for n in ("a", "b")
+            for n in ("a", "b", "c")
         ]
         always = ModelServer("h", "127.0.0.1", port, names=("chat",), program="chat")
         self.config = {
-            **model_loading.configuration([always, *servers], 20.0, 60.0),
+            **model_loading.configuration("h", [always, *servers], 20.0, 60.0),
             "unit_folder": str(folder),
             "socket": str(folder / "http.sock"),
             "admin": admin.server_address,
@@ -127,7 +129,7 @@ def engine() -> Iterator[Any]:
 @pytest.fixture
 def node(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     admin: Any = socketserver.ThreadingUnixStreamServer(str(tmp_path / "admin.sock"), Admin)
-    admin.asked, admin.use = [], {}
+    admin.asked, admin.use, admin.chat = [], {}, "UP 1/3"
     Thread(target=admin.serve_forever, args=(0.02,), daemon=True).start()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.setattr("spark_cluster.node.model_loader.servers.LEAVE_S", 0.0)
@@ -214,7 +216,78 @@ def test_after_a_restart_it_goes_on_with_a_load_and_leaves_no_server_drained(nod
     assert node.admin.asked == [
         "set server model-2/a state ready",
         "set server model-3/b state ready",
+        "set server model-4/c state ready",
     ]
+
+
+def test_no_other_is_unloaded_while_the_memory_of_one_comes_back(node, monkeypatch):
+    node.runs("b", "c")
+    node.admin.use = {"b": (0, 900), "c": (0, 400)}
+    loaded(node, "a", monkeypatch, [8, 8, 8, 20])
+    assert node.acts == ["stop b", "start a"]
+
+
+def test_the_memory_of_one_that_is_always_there_is_kept_for_it(node, monkeypatch):
+    node.admin.chat = "DOWN"
+    monkeypatch.setattr(program, "ROOM_S", -1.0)
+    queue = loaded(node, "a", monkeypatch, [100])
+    assert "could not be loaded: memory is kept for chat, which is not up" in queue.ask("a").text
+    assert node.acts == []
+
+
+def test_a_container_that_someone_removed_is_in_no_ones_way(node, monkeypatch):
+    del node.known["b"]
+    node.write()
+    loaded(node, "a", monkeypatch, [20])
+    assert node.acts == ["start a"]
+
+
+def test_a_proxy_that_is_started_again_is_waited_for(node, monkeypatch):
+    admin, node.config["admin"] = node.config["admin"], str(node.folder / "no.sock")
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        node.config["admin"] = admin
+
+    monkeypatch.setattr("time.sleep", sleep)
+    loaded(node, "a", monkeypatch, [20])
+    assert node.acts == ["start a"]
+    assert looks
+
+
+def test_a_stop_that_outlives_the_program_is_no_failure_of_a_load(node, engine, monkeypatch):
+    """SIGKILL in the middle of an unload: `docker stop` goes on."""
+    node.runs("a")
+    engine.alive = False
+    monkeypatch.setattr(program, "LOOK_S", 0.0)
+    queue = Queue(lambda: 0.0)
+    loader = Loader(Servers(node.config), queue)
+    loader.go_on()
+    node.known["a"]["State"]["Status"] = "exited"
+    look = Servers.answers
+
+    def answers(servers: Servers, one: Any) -> str:
+        node.write()  # now it has ended
+        return look(servers, one)
+
+    monkeypatch.setattr(Servers, "answers", answers)
+    loader.load_next(0)
+    assert queue.ask("a").text == "it is going to be loaded"
+    assert node.acts == []
+
+
+@pytest.mark.parametrize(("user", "taken"), [(0, True), (os.getuid(), True), (65534, False)])
+def test_other_users_of_the_node_have_no_say(node, user, taken):
+    class Peer:
+        def getsockopt(self, *_: int) -> bytes:
+            return program.PEER.pack(1, user, user)
+
+    server = program.Server(node.config, {}, Queue(lambda: 0.0))
+    try:
+        assert server.verify_request(Peer(), None) is taken
+    finally:
+        server.server_close()
 
 
 def asked(path: str, program: str, model: str = "m") -> http.client.HTTPResponse:
