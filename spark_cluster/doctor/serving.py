@@ -338,7 +338,7 @@ def _has_rdma(engine: ContainerState) -> bool:
 def _is_a_fault(engine: ContainerState) -> bool:
     """Return True unless it was unloaded, or stopped by hand (`down` removes ours)."""
     if engine.unloaded:
-        return False
+        return engine.exit_code not in STOPPED  # it ended by itself
     return engine.ours or bool(engine.error) or engine.exit_code not in STOPPED
 
 

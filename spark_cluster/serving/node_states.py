@@ -10,7 +10,7 @@ from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import firewall
-from spark_cluster.serving.proxy import DESCRIPTION, UNIT
+from spark_cluster.serving.proxy import DESCRIPTION, LOADER_UNIT, UNIT
 
 if TYPE_CHECKING:
     from spark_cluster.serving.launches import Asked, Upcoming
@@ -28,6 +28,7 @@ class NodeState:
     Attributes:
         firewall: what is wrong with it; nothing when it is in force.
         proxy: state of the proxy's unit, as systemd calls it.
+        loader: that of the unit that loads models on request.
         description: what the proxy's own file says of the endpoint; None without such a file.
         caches: what it was asked about the next launch; None where it was not.
     """
@@ -38,6 +39,7 @@ class NodeState:
     error: str = ""
     firewall: str = ""
     proxy: str = ""
+    loader: str = ""
     description: str | None = None
     caches: Asked | None = None
 
@@ -66,7 +68,7 @@ def ask(play: Play, upcoming: Upcoming | None) -> list[NodeState]:
             commands={
                 **{n: runtime.question(n) for n in (SERVER, RAY)},
                 "firewall": list(firewall.LIST),
-                UNIT: ["systemctl", "is-active", UNIT],
+                **{unit: ["systemctl", "is-active", unit] for unit in (UNIT, LOADER_UNIT)},
             },
             files={"firewall": firewall.KEPT, "endpoint": DESCRIPTION},
         )
@@ -86,6 +88,7 @@ def ask(play: Play, upcoming: Upcoming | None) -> list[NodeState]:
                 {n: unit_state.parse(outputs[n]) for n in (SERVER, RAY)},
                 firewall=firewall.wrong_with(commands["firewall"], files["firewall"]),
                 proxy=outputs[UNIT].strip(),
+                loader=outputs[LOADER_UNIT].strip(),
                 description=files["endpoint"],
                 caches=caches.get(name),
             )

@@ -22,6 +22,7 @@ from spark_cluster.serving.kind_probe import ANSWERS, kind_of, probe_once
 from spark_cluster.serving.model_state import ModelState
 from spark_cluster.serving.node_states import MANY_RESTARTS, NodeState
 from spark_cluster.serving.proxy import (
+    LOADER_UNIT,
     UNIT,
     Access,
     ModelServer,
@@ -234,6 +235,9 @@ def _with_models(
     if head.proxy != "active":
         unit_is = head.proxy or "not there"
         problems.append(f"the proxy in front of vLLM ({UNIT}) is {unit_is} on {head.name}")
+    if any(one.on_request for one in models) and head.loader != "active":
+        unit_is = head.loader or "not there"
+        problems.append(f"what loads models on request ({LOADER_UNIT}) is {unit_is}")
     found = model_state.look(play, models, known, ask)
     answer = any(one.state in ("serving", "on request") for one in found)
     loading = not problems and all(one.state == "loading" for one in found)

@@ -199,6 +199,12 @@ def running_server(play: Play, key: str | None, model: str | None = None) -> Run
     else:
         done = answer["commands"]["inspect"]
         state = unit_state.parse(done["stdout"] if done is not None else "")
+    if state.unloaded:
+        raise Failed(
+            f"{model} is loaded on request, and is not loaded now",
+            where=play.head.name,
+            hint="ask the endpoint for it first: it answers 503 until it is loaded",
+        )
     if state.status != "running":
         what = "nothing serves" if state.status == "absent" else f"the server is {state.status}"
         raise Failed(what, where=play.head.name, hint="spark-cluster up starts the server")

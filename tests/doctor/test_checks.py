@@ -568,9 +568,14 @@ def test_containers_of_others() -> None:
 
 def test_a_model_that_is_loaded_on_request_need_not_run() -> None:
     labels = {"spark-cluster.recipe": "r", "spark-cluster.needs-gib": "15.7"}
-    for status, error, expected in (("exited", "", "ok"), ("created", "no memory", "fail")):
+    for status, code, error, expected in (
+        ("created", 0, "", "ok"),
+        ("exited", 137, "", "ok"),
+        ("exited", 1, "", "fail"),
+        ("created", 137, "no memory", "fail"),
+    ):
         one = inspected(
-            1, "spark-vllm", Config__Labels=labels, State__Status=status, State__ExitCode=137,
+            1, "spark-vllm", Config__Labels=labels, State__Status=status, State__ExitCode=code,
             State__Error=error,
         )  # fmt: skip
         assert found("serving.containers", containers=one).status == expected

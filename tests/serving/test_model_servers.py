@@ -12,12 +12,12 @@ from factories import make_node, make_recipe
 from serve_plans import inventory_of
 
 from spark_cluster.errors import DoesNotFit, Refused
-from spark_cluster.inference.containers import ContainerState
+from spark_cluster.inference.containers import NEEDS, ContainerState
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.loader.project import Project
 from spark_cluster.planning.room import SPARK, NodeMemory
 from spark_cluster.planning.together import Placed
-from spark_cluster.serving import model_admission, model_servers
+from spark_cluster.serving import model_admission, model_loading, model_servers
 from spark_cluster.serving.model_admission import Admitted, Starting, admit
 from spark_cluster.serving.models import ServedModel, resolve_models
 from spark_cluster.serving.proxy import Replica
@@ -132,7 +132,7 @@ LOADS = f"spark-vllm-{EMBEDDING}"
 
 def made(needs: str, status: str = "exited") -> ContainerState:
     """The container of the model that is loaded on request."""
-    labels = {**GROUP.parts[1].deployment.labels, model_admission.NEEDS: needs}
+    labels = {**GROUP.parts[1].deployment.labels, NEEDS: needs}
     return ContainerState(status, labels=labels)
 
 
@@ -222,3 +222,21 @@ def test_what_has_no_place_next_to_them_is_ended_and_they_are_not(
     play.changed = 1
     model_servers.end_others(play, GROUP, former)  # type: ignore[arg-type]
     assert waited == [{"a": {7}}], "the memory of those that stay is not waited for"
+
+
+@pytest.mark.parametrize("status", ["created", "exited", "running"])
+def test_what_may_have_been_loaded_meanwhile_is_unloaded_too(monkeypatch, status):
+    """The loader goes on while images and models are fetched."""
+    ran: list[list[str]] = []
+    play: Any = FakePlay()
+    play.session = lambda _node: SimpleNamespace(run=lambda argv, **_: ran.append(argv))
+    monkeypatch.setattr(model_loading.admission, "our_processes", lambda *_: {})
+    monkeypatch.setattr(model_loading.vram, "until_free", lambda *_, **__: [])
+    group = resolve_models(ON_REQUEST, inventory_of(NODE, recipes=ENTRIES), [NODE])
+    states = (running(0), made("21.8", status))
+    found = [Member(play, plan, one, GONE) for plan, one in zip(group.parts, states, strict=True)]
+    model_loading.unload(play, found)
+    assert ran == [
+        ["systemctl", "stop", model_loading.proxy.LOADER_UNIT],
+        ["docker", "stop", "-t", "5", LOADS],
+    ]

@@ -12,14 +12,14 @@ import pytest
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.errors import Failed, Unreachable, VerificationFailed
 from spark_cluster.facts.model import Facts, Hca, Process
-from spark_cluster.inference.containers import ContainerState, parse_state
+from spark_cluster.inference.containers import NEEDS, ContainerState, parse_state
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import RayNode
 from spark_cluster.resources.nft_table import normalised
 from spark_cluster.runner.session import Answer, Output
 from spark_cluster.serving import logs, readiness, state, vram
 from spark_cluster.serving.endpoint import Endpoint
-from spark_cluster.serving.proxy import NOT_SERVED, UNIT
+from spark_cluster.serving.proxy import LOADER_UNIT, NOT_SERVED, UNIT
 from spark_cluster.serving.vram import NodeVram
 
 DATA = Path(__file__).parents[1] / "data"
@@ -165,10 +165,12 @@ class FakeSession:
         firewall=TABLE,
         description=None,
         proxy="active",
+        loader="active",
     ):
         self.containers, self.health, self.answer = containers or {}, health, answer
         self.firewall = firewall
         self.description, self.proxy, self.asked = description, proxy, []
+        self.loader = loader
 
     def submit(self, op, commands, files=()):
         assert op == "gather"
@@ -179,6 +181,7 @@ class FakeSession:
         found["firewall"] = {"status": 0 if self.firewall else 1, "stdout": self.firewall}
         if UNIT in commands:
             found[UNIT]["stdout"] = f"{self.proxy}\n"
+            found[LOADER_UNIT]["stdout"] = f"{self.loader}\n"
         kept = dict.fromkeys(files, self.description) | {"firewall": normalised(TABLE)}
         return SimpleNamespace(wait=lambda: {"commands": found, "files": kept})
 
@@ -506,6 +509,7 @@ MODELS = json.dumps(
 
 def model(name, server="running", **more):
     labels = {"spark-cluster.recipe": f"lab-{name}", "spark-cluster.firewall": "present"}
+    labels |= more.pop("labels", {})
     made = inspected(server, labels=labels, restarts=more.pop("restarts", 0))
     containers = {} if server == "absent" else {f"spark-vllm-{name}": made}
     return FakeSession(containers, **{"health": 200, "answer": "Paris", **more})
@@ -552,6 +556,27 @@ def test_a_model_that_does_not_serve(status, first, second, state_, states, prob
     found = status(play_of(spark1=head, spark2=model("words", **second)))
     assert (found.state, [one.state for one in found.models]) == (state_, states), found.problems
     assert any(problem in p for p in found.problems), found.problems
+
+
+@pytest.mark.parametrize(
+    ("loader", "server", "state_", "states"),
+    [
+        ("active", "created", "serving", ["serving", "on request"]),
+        ("active", "exited", "serving", ["serving", "on request"]),
+        ("active", "absent", "degraded", ["serving", "failed"]),
+        ("failed", "exited", "degraded", ["serving", "on request"]),
+        ("", "exited", "degraded", ["serving", "on request"]),
+    ],
+)
+def test_a_model_on_request_that_is_not_loaded(status, loader, server, state_, states):
+    known = json.loads(MODELS)
+    known["models"][1]["on_request"] = True
+    head = model("paris", description=json.dumps(known), loader=loader)
+    found = status(play_of(spark1=head, spark2=model("words", server, labels={NEEDS: "9"})))
+    assert (found.state, [one.state for one in found.models]) == (state_, states), found.problems
+    asked = [json.loads(o["body"])["model"] for _, o in head.asked if o.get("body")]
+    assert asked == ["paris"], "a request for the other one would load it"
+    assert loader == "active" or "what loads models on request" in found.problems[0]
 
 
 def test_the_node_of_a_model_that_does_not_answer(status):

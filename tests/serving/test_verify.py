@@ -19,6 +19,7 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.facts.model import Process
+from spark_cluster.inference.containers import NEEDS
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import verify, vram
 from spark_cluster.serving.checks import every
@@ -196,6 +197,15 @@ def test_one_of_several_models_is_asked_through_the_endpoint(name: str) -> None:
     found = verify.running_server(play, None, name)
     assert (found.recipe, found.program) == ("r", "spark-vllm-r")
     assert (found.endpoint.url, found.endpoint.model) == ("http://10.0.0.1:8000/v1", "gemma")
+
+
+@pytest.mark.parametrize("status", ["created", "exited"])
+def test_one_that_is_loaded_on_request_is_to_be_asked_for_first(status: str) -> None:
+    labels = {**LABELS, NEEDS: "15.7"}
+    play = head("", SEVERAL, spark2=inspected(status, **labels))
+    with pytest.raises(Failed, match="g is loaded on request, and is not loaded now") as caught:
+        verify.running_server(play, None, "g")
+    assert "ask the endpoint for it" in caught.value.hint
 
 
 @pytest.mark.parametrize(
