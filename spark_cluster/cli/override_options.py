@@ -19,6 +19,7 @@ NAMED = (
     "gpu-memory-utilization",
     "quantization",
     "kv-cache-dtype",
+    "data-parallel-size",
 )
 """Flags that have an option of their own; the others are given as -o KEY=VALUE."""
 
@@ -85,6 +86,13 @@ _OPTIONS = (
     ),
     click.option(
         "--kv-cache-dtype", metavar="TYPE", help="Type of the KV cache instead of the recipe's."
+    ),
+    click.option(
+        "--data-parallel",
+        "data_parallel_size",
+        metavar="N",
+        help="Number of nodes that each run a rank of one server with the whole model (vLLM's data "
+        "parallel mode over Ray); experts are divided among them.",
     ),
     click.option(
         "-o",

@@ -183,7 +183,7 @@ def _before(plan: Plan) -> str:
     from spark_cluster.planning.plan import times
 
     fit = plan.fit
-    size = disk_gib(fit.launch, fit.serving.geometry, fit.peak_gib)
+    size = disk_gib(fit.launch, fit.serving, fit.peak_gib)
     found = times(fit)
     copy = f", {_span(found['copy'])} to copy to the next node" if "copy" in found else ""
     return (

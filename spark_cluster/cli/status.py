@@ -49,7 +49,8 @@ def _show(app: App, found: Status) -> None:
     if found.model:
         kind = f"{found.kind}, " if found.kind not in (None, "chat") else ""
         number = len(found.replicas)
-        size = f"{number} replicas" if number else f"tp {found.tp}"
+        ranks = f", {found.data_parallel} data-parallel ranks" if found.data_parallel > 1 else ""
+        size = f"{number} replicas" if number else f"tp {found.tp}{ranks}"
         shown = (found.model, found.endpoint, kind, size)
         verdict += styled("  {} at {}  [dim]{}{}[/]", *shown)
         if found.overrides:
@@ -118,4 +119,5 @@ def _advice(found: Status) -> str:
     if found.replicas:
         count = len(found.replicas)
         return f"spark-cluster up --replicas {count} repairs it; spark-cluster logs shows more"
-    return "spark-cluster up repairs it; spark-cluster logs shows more"
+    command = f"spark-cluster up {found.overrides}".rstrip()
+    return f"{command} repairs it; spark-cluster logs shows more"

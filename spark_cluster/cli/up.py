@@ -118,6 +118,8 @@ def show_served(
     where = styled("\n[bold]{}[/] at [bold cyan]{}[/]", endpoint.model, endpoint.url)
     behind = [replica.node for replica in endpoint.replicas]
     size = f"replicas on {', '.join(behind)}" if behind else f"tp {served.plan.tp}"
+    if recipe.data_parallel > 1:
+        size += f", {recipe.data_parallel} data-parallel ranks"
     console.print(where + styled("  [dim]{}{}, recipe {}[/]", kind, size, recipe.name))
     console.print(painted(str(served.access), "dim"), soft_wrap=True)
     if served.answer and recipe.kind != "chat":

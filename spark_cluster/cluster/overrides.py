@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
+
+from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.config.launch import Launch
@@ -44,7 +47,37 @@ def changed(recipe: Recipe, changes: Changes) -> Recipe:
         return recipe
     from spark_cluster.config.overrides import apply
 
-    return apply(recipe, _read(changes, recipe.engine, set(recipe.engine_args)))
+    found = _read(changes, recipe.engine, set(recipe.engine_args))
+    return apply(recipe, _with_whole_experts(recipe, found))
+
+
+def _with_whole_experts(recipe: Recipe, given: Overrides) -> Overrides:
+    """Return overrides to data-parallel ranks with --enable-expert-parallel for experts.
+
+    Without it vLLM cuts every expert into as many pieces as there are ranks. A dense model does not
+    start with it (0.32, `ModelConfig.verify_with_parallel_config`), so it is left out where nothing
+    at hand says that the model has experts, and where the user or the recipe names it.
+    """
+    from spark_cluster.config.overrides import DATA_PARALLEL, EXPERT_PARALLEL
+
+    ranks = given.get(DATA_PARALLEL)
+    named = {*given, *recipe.engine_args} & {EXPERT_PARALLEL, f"no-{EXPERT_PARALLEL}"}
+    if not isinstance(ranks, int) or ranks < 2 or named or not _has_experts(recipe):
+        return given
+    return {**given, EXPERT_PARALLEL: True}
+
+
+def _has_experts(recipe: Recipe) -> bool:
+    """True if the shape of the model says so, as far as it is known without asking the hub."""
+    from spark_cluster.errors import InvalidFile
+    from spark_cluster.models import find
+
+    model = recipe.model
+    with contextlib.suppress(UsageError, InvalidFile):
+        if model.directory is not None:
+            return find(model.directory).is_moe
+        return find(model.name, base=model.base, revision=model.revision or "main").is_moe
+    return False
 
 
 def changed_launch(launch: Launch, changes: Changes) -> Launch:

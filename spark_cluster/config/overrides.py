@@ -19,6 +19,7 @@ from spark_cluster.config import container_overrides, recipe_checks
 from spark_cluster.config.container_overrides import ENV, IMAGE
 from spark_cluster.config.engines import Dialect, dialect
 from spark_cluster.config.launch import Launch
+from spark_cluster.config.parallelism import MOST_NODES
 from spark_cluster.config.recipe_schema import (
     LARGEST,
     EngineValue,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 SHARE = "gpu-memory-utilization"
 DRAFTED = "num-speculative-tokens"
+DATA_PARALLEL = "data-parallel-size"
+EXPERT_PARALLEL = "enable-expert-parallel"
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
 _UNIT = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -103,7 +106,7 @@ def read(
 
 
 def _must_be_given_here(flag: str, spoken: Dialect, kinds: Mapping[str, str]) -> None:
-    if flag == spoken.own(SHARE) or flag == DRAFTED:
+    if flag in (spoken.own(SHARE), DRAFTED, spoken.own(DATA_PARALLEL)):
         return
     if flag in spoken.owned:
         raise UsageError(f"-o {flag}: not an engine argument here: {spoken.owned[flag]}")
@@ -125,6 +128,8 @@ def _value(flag: str, text: str, kind: str, spoken: Dialect) -> EngineValue | No
         return None
     if flag == spoken.own(SHARE):
         return _share(text)
+    if flag == spoken.own(DATA_PARALLEL):
+        return _ranks(text)
     if kind == "bare" and text.lower() not in _ON:
         raise UsageError(f"-o {flag}: found '{text}', expected true or false")
     if why := why_no_engine_value(text):
@@ -150,6 +155,14 @@ def _share(text: str) -> EngineValue:
     if not 0.05 <= share <= 0.95:
         raise UsageError(f"-o {SHARE}: found '{text}', expected 'auto' or 0.05 to 0.95")
     return share
+
+
+def _ranks(text: str) -> EngineValue:
+    size = int(text) if text.isascii() and text.isdecimal() and len(text) < 4 else 0
+    if not 1 <= size <= MOST_NODES:
+        expected = f"expected a whole number from 1 to {MOST_NODES}"
+        raise UsageError(f"-o {DATA_PARALLEL}: found '{text}', {expected}")
+    return size
 
 
 def _number(flag: str, text: str, kind: str) -> EngineValue:
@@ -221,6 +234,9 @@ def _put(
         share = None if value in ("auto", None) else value
         changed["gpu_memory_utilization"] = share
         return share != recipe.gpu_memory_utilization
+    if flag == recipe.dialect.own(DATA_PARALLEL):
+        changed["data_parallel"] = value or 1
+        return changed["data_parallel"] != recipe.data_parallel
     if args.get(flag) == value:
         return False
     if value is None:
@@ -271,4 +287,6 @@ def apply_to_launch(launch: Launch, overrides: Overrides) -> Launch:
     if "quantization" in overrides:
         named = _quantization(launch.quantization, overrides["quantization"])
         changed = replace(changed, quantization=named, weights_gib=None)
+    if changed.dp != launch.dp:
+        changed = replace(changed, nodes=changed.ranks)
     return changed

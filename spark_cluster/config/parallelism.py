@@ -8,13 +8,33 @@ from spark_cluster.config.schema import Schema
 
 MOST_NODES = 64
 
-REPLICAS_REFUSED = (
-    "data_parallel: {}: the executors here join the ranks of one replica, and a Spark has one GPU"
-)
 REPLICAS_INSTEAD = (
-    "remove data_parallel, and serve one replica on each Spark (`up --replicas 2`), or share the "
-    "model with --tp"
+    "leave data_parallel (--data-parallel) out, and serve one replica on each Spark (`up --replicas "
+    "2`), or share the model with --tp"
 )
+
+
+def why_not_data_parallel(
+    data_parallel: int, *, engine: str, executor: str | None, tp: int, stages: int
+) -> str:
+    """Return why so many data-parallel ranks cannot be started here; empty when they can.
+
+    Args:
+        executor: None where it is not known.
+        tp: tensor-parallel size.
+        stages: of layers.
+    """
+    if data_parallel == 1:
+        return ""
+    if engine != "vllm":
+        why = "only vLLM's data parallel mode is started here"
+    elif executor not in (None, "ray"):
+        why = f"Ray joins its ranks, and the executor is {executor}"
+    elif tp * stages > 1:
+        why = f"each rank is on one node here, and the recipe shares the model over {tp * stages}"
+    else:
+        return ""
+    return f"data_parallel: {data_parallel}: {why}"
 
 
 class TensorParallel(Schema):

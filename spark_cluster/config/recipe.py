@@ -93,7 +93,8 @@ class Recipe(Schema):
         default=1,
         ge=1,
         le=MOST_NODES,
-        description="replicas in one server; planned, and not started here across nodes",
+        description="ranks of vLLM's data parallel mode in one server over Ray, each on a "
+        "node of its own with the whole model; experts are divided among them",
     )
     engine: Annotated[str, AfterValidator(_engine)] = Field(
         default=engines.DEFAULT, description="the inference engine: vllm or sglang (experimental)"
@@ -268,6 +269,8 @@ class Recipe(Schema):
 
     def size_for(self, nodes: int) -> int:
         """Return the tensor-parallel size on so many nodes when none is asked for; at least 1."""
+        if self.data_parallel > 1:
+            return self.tensor_parallel.min  # a rank is on one node
         return self.tensor_parallel.size_for(nodes // self.nodes_for(1))
 
     def check_size(self, tp: int) -> None:

@@ -66,10 +66,10 @@ _FIELDS = {"pipeline-parallel-size": "pipeline_parallel", "data-parallel-size": 
 """Flags that are a field of the recipe, for numbers above 1."""
 
 _PARALLEL = {
-    "data-parallel-size-local": "one recipe is one replica; serve it once for each Spark",
-    "data-parallel-address": "one recipe is one replica",
+    "data-parallel-size-local": "`up` puts one rank on each Spark",
+    "data-parallel-address": "it follows from the inventory",
     "data-parallel-rpc-port": "one recipe is one replica",
-    "data-parallel-backend": "one recipe is one replica",
+    "data-parallel-backend": "it follows from the executor",
     "data-parallel-rank": "one recipe is one replica",
     "data-parallel-start-rank": "one recipe is one replica",
     "uds": "the endpoint is a port: serve.port in the inventory",

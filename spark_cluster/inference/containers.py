@@ -20,6 +20,8 @@ _EARLY = timedelta(milliseconds=50)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 NODES = "spark-cluster.nodes"
 """Label of how many nodes serve together, where that is not the tensor-parallel size."""
+DATA_PARALLEL = "spark-cluster.data-parallel"
+"""Label of how many data-parallel ranks the server has, where there are several."""
 RECIPE = "spark-cluster.recipe"
 """Label of the recipe that a program was started with."""
 OVERRIDES = "spark-cluster.overrides"

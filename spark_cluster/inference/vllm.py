@@ -37,7 +37,10 @@ OWNED = {
     "api-key": "it is serve.api_key in the inventory; a key is never written into a recipe",
     "tensor-parallel-size": "it is --tp on the command line, within tensor_parallel",
     "pipeline-parallel-size": "it is the recipe's pipeline_parallel",
-    "data-parallel-size": "it is the recipe's data_parallel",
+    "data-parallel-size": "it is the recipe's data_parallel, or --data-parallel",
+    "data-parallel-size-local": "`up` puts one rank on each node",
+    "data-parallel-address": "it follows from the inventory",
+    "data-parallel-backend": "it follows from the recipe's executor",
     "speculative-config": "it is the recipe's drafter",
     "gpu-memory-utilization": "it is the recipe's gpu_memory_utilization",
     "distributed-executor-backend": "it is the recipe's executor",
@@ -104,7 +107,11 @@ class Vllm:
         or it hangs for ever; and the head's address.
         """
         variables, secrets = authentication(deployment)
-        command = (*command, "--distributed-executor-backend=ray")
+        command = (
+            *command,
+            "--distributed-executor-backend=ray",
+            *_ranks_over_ray(node, deployment),
+        )
         made = self._process(node, deployment, _answering(command, deployment))
         env = {
             **made.env,
@@ -138,6 +145,21 @@ class Vllm:
         return Process(
             server_name(deployment.instance), command, env, rdma=needs_rdma(node, deployment)
         )
+
+
+def _ranks_over_ray(node: Node, deployment: Deployment) -> tuple[str, ...]:
+    """Return how data-parallel ranks are spread: one actor of Ray on each node, the head's first.
+
+    Without a size of its own, vLLM puts all of them on the head, which has one GPU (0.32,
+    `EngineArgs.create_engine_config` and `CoreEngineActorManager.create_dp_placement_groups`).
+    """
+    if "data-parallel-size" not in deployment.flags:
+        return ()
+    return (
+        "--data-parallel-backend=ray",
+        "--data-parallel-size-local=1",
+        f"--data-parallel-address={node.fabric_ip}",
+    )
 
 
 def _answering(command: tuple[str, ...], deployment: Deployment) -> tuple[str, ...]:

@@ -263,6 +263,13 @@ def memory_bytes(geometry: Geometry, quantization: Quantization) -> float:
     return weights_of(geometry, quantization).memory_bytes()
 
 
+def experts_fraction(geometry: Geometry, quantization: Quantization) -> float:
+    """Return the share of the weights that is experts, 0 to 1."""
+    stored = weights_of(geometry, quantization)
+    whole = stored.memory_bytes()
+    return stored.part("experts").bytes / whole if whole else 0.0
+
+
 def load_peak_bytes(geometry: Geometry, quantization: Quantization) -> float:
     """Most that the weights take while they are loaded, on all nodes together.
 

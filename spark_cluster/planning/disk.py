@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from spark_cluster.config.launch import Launch
-from spark_cluster.models import Geometry
 from spark_cluster.models.memory import GIB
 from spark_cluster.models.weights import tables_bytes
+from spark_cluster.planning import data_parallel
 from spark_cluster.planning.room import NodeMemory
+from spark_cluster.planning.speed.serving import Serving
 
 
-def disk_gib(launch: Launch, geometry: Geometry, peak_gib: float) -> float:
+def disk_gib(launch: Launch, serving: Serving, peak_gib: float) -> float:
     """Return the size of the model's files: what is loaded at first, less tables of positions.
 
     Args:
         peak_gib: most that is loaded on one node.
     """
-    return (peak_gib - tables_bytes(geometry) / GIB) * launch.tp * launch.pp
+    loaded = (peak_gib - tables_bytes(serving.geometry) / GIB) * launch.tp * launch.pp
+    return loaded / data_parallel.held(launch, serving)
 
 
 def lacking_disk(rooms: Iterable[NodeMemory], size_gib: float) -> list[str]:

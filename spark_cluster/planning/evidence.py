@@ -129,6 +129,7 @@ def _is_alike(run: MeasuredRun, case: Case) -> bool:
         and not run.excluded
         and len(formats) == 1
         and run.tp == serving.tp
+        and serving.data_parallel == 1
         and run.engine == serving.engine
         and bool(run.drafted) == bool(case.drafted)
         and set(run.mxfp4_layers) == set(serving.mxfp4_layers)

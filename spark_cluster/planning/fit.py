@@ -11,7 +11,7 @@ from spark_cluster.config.launch import Launch, finite
 from spark_cluster.models import Geometry, memory
 from spark_cluster.models.memory import GIB
 from spark_cluster.models.weights import load_peak_bytes, tables_bytes
-from spark_cluster.planning import kv, stages
+from spark_cluster.planning import data_parallel, kv, stages
 from spark_cluster.planning.disk import disk_gib, lacking_disk
 from spark_cluster.planning.kv.drafter import DrafterLayers, drafter_layers
 from spark_cluster.planning.room import NodeMemory
@@ -102,10 +102,11 @@ def fit(
             divided over so many nodes.
     """
     serving = of_launch(launch, geometry)
-    weights = stages.share(geometry, launch.pp, weights_gib) / launch.tp
+    held = data_parallel.held(launch, serving)
+    weights = held * stages.share(geometry, launch.pp, weights_gib) / launch.tp
     loading = load_peak_bytes(geometry, serving.quantization) / GIB
     tables = tables_bytes(geometry) / GIB
-    peak = max(weights, stages.share(geometry, launch.pp, loading) / launch.tp + tables)
+    peak = max(weights, held * stages.share(geometry, launch.pp, loading) / launch.tp + tables)
     runtime = runtime_gib + for_batch_gib(batched_tokens(launch))
     highest = min(memory.utilization(room.memory) for room in rooms)
     smallest = min(room.total_gib for room in rooms)
@@ -131,7 +132,7 @@ def fit(
         reasons=(),
         remarks=(),
     )
-    size = disk_gib(launch, geometry, peak)
+    size = disk_gib(launch, serving, peak)
     reasons = (*_shape(launch, geometry, rooms), *_memory(fitted), *lacking_disk(rooms, size))
     fitted = replace(fitted, reasons=reasons)
     return replace(fitted, remarks=tuple(_remarks(fitted)))
@@ -259,7 +260,7 @@ def _layout(launch: Launch) -> str:
     """The parallel sizes in words."""
     parts = [f"tensor-parallel size {launch.tp}"]
     parts += [f"{launch.pp} pipeline stages"] if launch.pp > 1 else []
-    parts += [f"{launch.dp} data-parallel replicas"] if launch.dp > 1 else []
+    parts += [f"{launch.dp} data-parallel ranks"] if launch.dp > 1 else []
     return " with ".join([parts[0], " and ".join(parts[1:])] if parts[1:] else parts)
 
 
@@ -377,10 +378,7 @@ def _parallel_remarks(fitted: Fit) -> list[str]:
             "speed that of one node after the other, without what several requests overlap"
         )
     if launch.dp > 1:
-        found.append(
-            f"{launch.dp} data-parallel replicas: the figures are those of one of them"
-            + (", with all experts, which vLLM divides" if fitted.serving.geometry.is_moe else "")
-        )
+        found.append(data_parallel.remark(launch, fitted.serving.geometry))
     return found
 
 

@@ -131,7 +131,7 @@ class Plan:
             "max_model_len": fit.max_model_len,
             **self.speed.to_dict(fits=not fit.reasons, generates=fit.launch.kind == "chat"),
             "times_s": {name: round(value) for name, value in times(fit).items()},
-            "disk_gib": round(disk_gib(fit.launch, fit.serving.geometry, fit.peak_gib), 1),
+            "disk_gib": round(disk_gib(fit.launch, fit.serving, fit.peak_gib), 1),
             "nodes": [
                 {
                     **room.to_dict(),
@@ -188,7 +188,7 @@ def speed(
 
 def times(fit: Fit) -> dict[str, float]:
     """Predict how long it takes before it serves, seconds; downloads at an assumed rate."""
-    gb = disk_gib(fit.launch, fit.serving.geometry, fit.peak_gib) * 1.0737
+    gb = disk_gib(fit.launch, fit.serving, fit.peak_gib) * 1.0737
     found = {"download": gb / DOWNLOAD_GB_S}
     if fit.launch.ranks > 1:
         found["copy"] = gb / COPY_GB_S

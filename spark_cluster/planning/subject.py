@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.model_kind import must_be_served
 from spark_cluster.config.overrides import Overrides
-from spark_cluster.config.parallelism import MOST_NODES, REPLICAS_REFUSED
+from spark_cluster.config.parallelism import MOST_NODES, why_not_data_parallel
 from spark_cluster.config.yamlfile import described
 from spark_cluster.errors import Refused, UsageError
 
@@ -46,8 +46,16 @@ class Subject:
     def obstacles(self) -> tuple[str, ...]:
         """The reasons, besides memory, why it cannot be started as it is."""
         found = [str(entry) for entry in self.not_carried_over if entry.blocks]
-        if self.launch.origin == "recipe" and self.launch.dp > 1:
-            found.append(REPLICAS_REFUSED.format(self.launch.dp))
+        launch = self.launch
+        why = why_not_data_parallel(
+            launch.dp,
+            engine=launch.engine,
+            executor=launch.executor,
+            tp=launch.tp,
+            stages=launch.pp,
+        )
+        if launch.origin == "recipe" and why:
+            found.append(why)
         return tuple(found)
 
     @property

@@ -201,7 +201,7 @@ def _plan(planner: Planner, placed: Sequence[Placed], question: Question) -> Pla
     for index, one in enumerate(placed):
         others = [sizes[other] + OUTSIDE_GIB for other in _next_to(placed, index)]
         taken_disk = sum(
-            disk_gib(plan.fit.launch, plan.fit.serving.geometry, plan.fit.peak_gib)
+            disk_gib(plan.fit.launch, plan.fit.serving, plan.fit.peak_gib)
             for before, plan in zip(placed, plans, strict=False)
             if before.room.name == one.room.name and not before.room.has_model
         )

@@ -36,7 +36,11 @@ def serving(nodes: Iterable[M], tp: int, count: int | None = None) -> tuple[list
     wanted = tp if count is None else count
     if len(chosen) < wanted:
         names = ", ".join(node.name for node in chosen)
-        what = f"--tp {tp}" if wanted == tp else f"--tp {tp} with pipeline stages"
+        what = (
+            f"--tp {tp}"
+            if wanted == tp
+            else f"--tp {tp} with pipeline stages or data-parallel ranks"
+        )
         halved = 1 << (len(chosen).bit_length() - 1)  # of three nodes two: heads divide by it
         smaller = f", or use --tp {halved}" if wanted == tp else ""
         raise Refused(

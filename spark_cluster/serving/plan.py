@@ -12,10 +12,10 @@ from spark_cluster.config.allowance_checks import must_be_allowed
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.model_kind import must_be_served
-from spark_cluster.config.parallelism import REPLICAS_INSTEAD, REPLICAS_REFUSED
+from spark_cluster.config.parallelism import REPLICAS_INSTEAD, why_not_data_parallel
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import Refused
-from spark_cluster.inference.containers import NODES, OVERRIDES, RECIPE
+from spark_cluster.inference.containers import DATA_PARALLEL, NODES, OVERRIDES, RECIPE
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import engine
 from spark_cluster.inference.process import server_name
@@ -118,7 +118,7 @@ def resolve(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int
     """
     must_be_served(recipe.kind, f"recipe {recipe.name}")
     recipe.check_size(tp)
-    _must_start(recipe)
+    _must_start(recipe, tp)
     _must_climb(recipe)
     must_be_allowed(recipe)
     patches = mounted_patches(recipe)
@@ -158,13 +158,17 @@ def resolve(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int
     )
 
 
-def _must_start(recipe: Recipe) -> None:
-    """Raise Refused for replicas in one server: a Spark has one GPU, so they are on several."""
-    if recipe.data_parallel > 1:
-        raise Refused(
-            f"recipe {recipe.name}: {REPLICAS_REFUSED.format(recipe.data_parallel)}",
-            hint=REPLICAS_INSTEAD,
-        )
+def _must_start(recipe: Recipe, tp: int) -> None:
+    """Raise Refused for data-parallel ranks that cannot be joined here."""
+    why = why_not_data_parallel(
+        recipe.data_parallel,
+        engine=recipe.engine,
+        executor=recipe.executor,
+        tp=tp,
+        stages=recipe.pipeline_parallel,
+    )
+    if why:
+        raise Refused(f"recipe {recipe.name}: {why}", hint=REPLICAS_INSTEAD)
 
 
 def _must_climb(recipe: Recipe) -> None:
@@ -194,6 +198,7 @@ def _labels(recipe: Recipe, tp: int, endpoint: Endpoint) -> dict[str, str]:
     nodes = recipe.nodes_for(tp)
     return {
         **({NODES: str(nodes)} if nodes != tp else {}),
+        **({DATA_PARALLEL: str(recipe.data_parallel)} if recipe.data_parallel > 1 else {}),
         **({OVERRIDES: overrides.text(recipe.overrides)} if recipe.overrides else {}),
         RECIPE: recipe.name,
         "spark-cluster.model": endpoint.model,

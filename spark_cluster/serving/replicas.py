@@ -99,7 +99,7 @@ def resolve_group(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], c
         raise Refused(
             f"recipe {recipe.name} takes {recipe.nodes_for(1)} nodes for one server, and a replica "
             "has one",
-            hint="pipeline_parallel of the recipe is the reason; serve it without --replicas",
+            hint="pipeline_parallel or data_parallel is the reason; serve it without --replicas",
         )
     head_first = sorted(nodes, key=lambda node: not node.is_head)
     alone = resolve(recipe, inventory, head_first, 1)

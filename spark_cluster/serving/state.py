@@ -10,7 +10,7 @@ from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.inference.containers import NODES, OVERRIDES, ContainerState
+from spark_cluster.inference.containers import DATA_PARALLEL, NODES, OVERRIDES, ContainerState
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import RayNode, RayState
 from spark_cluster.runner.parallel import in_parallel
@@ -69,6 +69,7 @@ class Status:
         overrides: engine arguments that `up` was given in place of the recipe's, as options.
         caches: whether the next launch of the inventory's recipe is warm; None without a recipe.
         replicas: the servers behind the endpoint, where there are several of one model.
+        data_parallel: ranks of the server, each on a node of its own.
         models: the models, where the endpoint has several; `model`, `tp` and `kind` are None then.
         tuned: files with tuned parameters of kernels that the server was started with.
     """
@@ -87,6 +88,7 @@ class Status:
     replicas: tuple[ReplicaState, ...] = ()
     models: tuple[ModelState, ...] = ()
     tuned: tuple[str, ...] = ()
+    data_parallel: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `status --json` prints it."""
@@ -99,6 +101,7 @@ class Status:
             "model": self.model,
             "kind": self.kind,
             "tp": self.tp,
+            "data_parallel": self.data_parallel,
             "overrides": self.overrides,
             "tuned": list(self.tuned),
             "replicas": [replica.to_dict() for replica in self.replicas],
@@ -197,6 +200,7 @@ def _serving_state(
         overrides=server.labels.get(OVERRIDES, ""),
         replicas=replicas,
         tuned=tuple(server.labels.get(tuned.LABEL, "").split()),
+        data_parallel=_number(server.labels, DATA_PARALLEL, 1),
     )
     if access is None:
         return found

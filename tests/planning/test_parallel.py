@@ -66,13 +66,39 @@ def test_more_stages_than_layers() -> None:
         stages.stage(find(LLAMA), 81)
 
 
-def test_replicas_are_planned_and_not_started(tmp_path: Path) -> None:
-    recipe = recipe_of(data_parallel=2, model={"name": "Qwen/Qwen3-8B", "served_name": "q"})
-    plan = plan_of(tmp_path, recipe, 1)
-    assert plan.to_dict()["fits"]
+def test_ranks_of_a_dense_model_hold_all_of_it(tmp_path: Path) -> None:
+    model = {"name": "Qwen/Qwen3-8B", "served_name": "q"}
+    one = plan_of(tmp_path, recipe_of(model=model), 1)
+    ranks = plan_of(tmp_path, recipe_of(data_parallel=2, model=model), 1)
+    assert ranks.feasible
+    assert (len(one.fit.rooms), len(ranks.fit.rooms)) == (1, 2)
+    assert ranks.fit.weights_gib == one.fit.weights_gib
+    assert ranks.fit.kv_gib == one.fit.kv_gib
+    alone, several = (plan.speed.decode.request for plan in (one, ranks))
+    assert several.low < alone.low
+    assert several.expected == alone.expected
+    said = next(remark for remark in ranks.fit.remarks if "data-parallel" in remark)
+    assert "not measured on Sparks" in said
+    assert "`up --replicas` does without Ray" in said
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_ranks_divide_the_experts(tmp_path: Path, whole: bool) -> None:
+    model = {"name": "openai/gpt-oss-20b", "served_name": "o", "quantization": "mxfp4"}
+    flags = {"max-model-len": 8192, **({"enable-expert-parallel": True} if whole else {})}
+    one = plan_of(tmp_path, recipe_of(model=model), 1)
+    ranks = plan_of(tmp_path, recipe_of(data_parallel=2, model=model, engine_args=flags), 1)
+    assert one.fit.weights_gib / 2 < ranks.fit.weights_gib < 0.7 * one.fit.weights_gib
+    assert ranks.to_dict()["disk_gib"] == one.to_dict()["disk_gib"], "every node has all files"
+    said = next(remark for remark in ranks.fit.remarks if "data-parallel" in remark)
+    assert ("whole ones, --enable-expert-parallel" in said) is whole
+
+
+def test_ranks_that_cannot_be_joined_are_said(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, recipe_of(data_parallel=2, executor="mp"), 2)
     assert not plan.feasible
-    assert plan.obstacles[0].startswith("data_parallel: 2: ")
-    assert len(plan.fit.rooms) == 2
+    why = "data_parallel: 2: Ray joins its ranks, and the executor is mp"
+    assert plan.obstacles == (why,)
 
 
 def test_of_a_command(tmp_path: Path) -> None:

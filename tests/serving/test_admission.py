@@ -308,14 +308,10 @@ def test_stages_take_nodes():
     assert (plan.tp, plan.deployment.size) == (1, 2)
     assert "--pipeline-parallel-size" in plan.deployment.args
     assert plan.deployment.labels["spark-cluster.nodes"] == "2"
-    with pytest.raises(Refused, match="--tp 2 with pipeline stages needs 4 nodes"):
+    with pytest.raises(
+        Refused, match="--tp 2 with pipeline stages or data-parallel ranks needs 4 nodes"
+    ):
         plan_for(make_recipe(pipeline_parallel=2), *nodes, tp=2)
-
-
-def test_replicas_in_one_server_are_refused():
-    with pytest.raises(Refused, match="data_parallel: 2: the executors here") as caught:
-        plan_for(make_recipe(data_parallel=2), make_node("a"), make_node("b", head=False), tp=1)
-    assert "one replica on each Spark" in caught.value.hint
 
 
 def test_an_import_that_lacks_a_part_is_refused_also_when_its_shape_is_not_known():

@@ -110,5 +110,7 @@ def family(serving: Serving, doubt: Uncertainty) -> None:
         doubt.more("its latent attention", 0.10)
     if serving.expert_parallel and serving.tp > 1:
         doubt.more("--enable-expert-parallel", 0.10)
+    if serving.data_parallel > 1:
+        doubt.more("data-parallel ranks, not measured on Sparks", 0.40)
     if serving.tp > MEASURED:
         doubt.more("more than two nodes", 0.15)

@@ -39,6 +39,7 @@ class Serving:
         mxfp4_layers: words of `--mxfp4-layers`, which some images take: what is quantized to MXFP4
             when it is loaded.
         expert_parallel: experts are spread over the nodes instead of divided.
+        data_parallel: ranks that divide the experts; their own steps are not predicted.
         unpacked: quantized weights are unpacked to BF16 for every product (Marlin), also where the
             chip has a format of its own.
         batched_tokens: tokens of a prompt that are computed at once.
@@ -54,6 +55,7 @@ class Serving:
     engine: str = DEFAULT
     mxfp4_layers: tuple[str, ...] = ()
     expert_parallel: bool = False
+    data_parallel: int = 1
     unpacked: bool = False
     batched_tokens: int = BATCHED_TOKENS
     sockets: bool = False
@@ -121,6 +123,7 @@ def of_launch(launch: Launch, geometry: Geometry) -> Serving:
         engine=launch.engine,
         mxfp4_layers=tuple(word.strip() for word in layers.split(",") if word.strip()),
         expert_parallel=launch.args.get("enable-expert-parallel") is True,
+        data_parallel=launch.dp,
         unpacked=_unpacked(launch),
         batched_tokens=max(1, int(launch.number("max-num-batched-tokens") or BATCHED_TOKENS)),
         sockets=str(launch.env.get("NCCL_IB_DISABLE", "0")) == "1",

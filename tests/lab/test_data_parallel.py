@@ -1,0 +1,82 @@
+"""vLLM's data parallel mode over Ray: one server, a rank of real vLLM on each of two nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from commandline import CommandLine
+from exposure import exposure
+
+from spark_cluster.inference.process import RAY
+from spark_cluster.lab import LabNode
+
+pytestmark = [pytest.mark.lab, pytest.mark.soak]
+
+UP = ("up", "--data-parallel", "2")
+BODY = '{"model": "paris", "prompt": "What is the capital of France?", "max_tokens": 32}'
+ASK = ["curl", "-s", "-H", "Content-Type: application/json", "-d", BODY]
+
+
+@pytest.fixture(scope="module")
+def user(lab: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    made = CommandLine(tmp_path_factory.mktemp("data-parallel"))
+    made("down")
+    yield made
+    made("down")
+
+
+def ranks(node: LabNode) -> int:
+    return sum("RayWorkerProc" in process.title for process in node.processes_memory())
+
+
+def answered(head: LabNode) -> dict[str, float]:
+    """Return the tokens that each rank has generated, as the server counts them."""
+    shown = head.run(["curl", "-s", "http://10.89.0.11:8000/metrics"]).stdout
+    found = re.findall(r'^vllm:generation_tokens_total{engine="(\d+)".*} (\S+)$', shown, re.M)
+    return {rank: float(count) for rank, count in found}
+
+
+def test_a_rank_on_each_node_serves(user: CommandLine, spark1: LabNode, spark2: LabNode) -> None:
+    document = user.json(*UP)
+    assert document["tp"] == 1
+    assert "Paris" in document["answer"]
+    assert (ranks(spark1), ranks(spark2)) == (1, 1)
+    assert user.json(*UP)["changed"] == 0
+    found = user.json("status")
+    assert (found["state"], found["problems"]) == ("serving", [])
+    assert (found["tp"], found["data_parallel"]) == (1, 2)
+    assert found["overrides"] == "-o data-parallel-size=2"
+    assert found["ray"] == {"nodes": 2, "gpus": 2}
+    with ThreadPoolExecutor(8) as pool:
+        list(
+            pool.map(
+                lambda _: spark1.run([*ASK, "http://10.89.0.11:8000/v1/completions"]), range(8)
+            )
+        )
+    counted = answered(spark1)
+    assert sorted(counted) == ["0", "1"]
+    assert all(counted.values()), "both ranks have answered"
+    nodes = user.json("vram")["nodes"]
+    assert all(node["processes"] for node in nodes)
+    with exposure(spark1, spark2) as seen:
+        assert seen.open() == {("spark1", "haproxy", 8000)}
+
+
+def test_a_rank_that_is_lost_is_repaired(
+    user: CommandLine, spark1: LabNode, spark2: LabNode
+) -> None:
+    spark2.run(["docker", "rm", "-f", RAY])
+    problems = user.json("status", status=5)["problems"]
+    assert "Ray's container on spark2 is gone" in problems
+    assert "Paris" in user.json(*UP)["answer"]
+    assert (ranks(spark1), ranks(spark2)) == (1, 1)
+    assert user.json("status")["state"] == "serving"
+
+
+def test_nothing_is_left_after_down(user: CommandLine, spark1: LabNode, spark2: LabNode) -> None:
+    user("down")
+    assert user.json("status")["state"] == "stopped"
+    assert (ranks(spark1), ranks(spark2)) == (0, 0)
