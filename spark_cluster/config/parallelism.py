@@ -9,8 +9,8 @@ from spark_cluster.config.schema import Schema
 MOST_NODES = 64
 
 REPLICAS_INSTEAD = (
-    "leave data_parallel (--data-parallel) out, and serve one replica on each Spark (`up --replicas "
-    "2`), or share the model with --tp"
+    "leave data_parallel (--data-parallel) out, and serve one replica on each Spark "
+    "(`up --replicas 2`), or share the model with --tp"
 )
 
 

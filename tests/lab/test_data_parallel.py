@@ -15,6 +15,7 @@ from spark_cluster.lab import LabNode
 
 pytestmark = [pytest.mark.lab, pytest.mark.soak]
 
+URL = "http://10.89.0.11:8000"
 UP = ("up", "--data-parallel", "2")
 BODY = '{"model": "paris", "prompt": "What is the capital of France?", "max_tokens": 32}'
 ASK = ["curl", "-s", "-H", "Content-Type: application/json", "-d", BODY]
@@ -34,7 +35,7 @@ def ranks(node: LabNode) -> int:
 
 def answered(head: LabNode) -> dict[str, float]:
     """Return the tokens that each rank has generated, as the server counts them."""
-    shown = head.run(["curl", "-s", "http://10.89.0.11:8000/metrics"]).stdout
+    shown = head.run(["curl", "-s", f"{URL}/metrics"]).stdout
     found = re.findall(r'^vllm:generation_tokens_total{engine="(\d+)".*} (\S+)$', shown, re.M)
     return {rank: float(count) for rank, count in found}
 
