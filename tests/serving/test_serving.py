@@ -331,6 +331,21 @@ def test_what_is_wrong(status, play, ray, state_, problem):
     json.dumps(found.to_dict())
 
 
+def test_data_parallel_ranks_need_every_node_of_ray(status):
+    """Each is on a node of its own, although the tensor-parallel size is 1."""
+    labels = {"spark-cluster.nodes": "2", "spark-cluster.data-parallel": "2"}
+    containers = {SERVER: inspected(tp=1, labels=labels), RAY: inspected()}
+    head = FakeSession(containers, 200, "Paris")
+    found = status(play_of(spark1=head, spark2=WORKER), TWO)
+    assert (found.state, found.problems) == ("serving", ())
+    shown = found.to_dict()
+    assert (shown["tp"], shown["data_parallel"]) == (1, 2)
+    lost = status(play_of(spark1=head, spark2=FakeSession()), TWO[:1])
+    assert lost.state == "degraded"
+    assert "Ray's container on spark2 is gone" in lost.problems
+    assert "Ray shows 1 of 2 nodes" in lost.problems
+
+
 def test_an_engine_that_hangs_is_not_taken_for_healthy(status):
     """A worker that is stopped leaves /health at 200 for 40 s, and no completion comes."""
 
