@@ -88,7 +88,7 @@ from spark_cluster.serving.client_target import ClientTarget
 from spark_cluster.serving.memory_phases import MemoryOfNode
 from spark_cluster.serving.named_keys import NamedKey
 from spark_cluster.serving.result import Served, ServedTogether
-from spark_cluster.serving.state import Status
+from spark_cluster.serving.status import Status
 from spark_cluster.serving.stopped import Stopped
 from spark_cluster.serving.supervision import Supervision
 from spark_cluster.serving.tuning import Tuning

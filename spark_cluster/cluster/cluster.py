@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from spark_cluster.cluster.vram import VramResult
     from spark_cluster.config.recipe_schema import EngineValue
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving.state import Status
+    from spark_cluster.serving.status import Status
     from spark_cluster.serving.verify import Verification
 
 P = ParamSpec("P")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.config.recipe_schema import Probe
     from spark_cluster.serving.launches import Upcoming
-    from spark_cluster.serving.state import Status
+    from spark_cluster.serving.status import Status
 
 
 def status(opened: Opened) -> Status:

@@ -16,7 +16,7 @@ from spark_cluster.cli.console import Console
 from spark_cluster.errors import Refused
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.serving.state import Status
+from spark_cluster.serving.status import Status
 
 TEXT = """\
 name: r
