@@ -17,7 +17,7 @@ KEPT = DATA / "main_job"
 
 LATER: dict[str, dict[str, Any]] = {
     "up": {"memory_plot": None, "vram": {"under_load": []}, "memory": [{"under_load": None}]},
-    "status": {"tuned": [], "caches": {"tuned": []}},
+    "status": {"tuned": [], "caches": {"tuned": []}, "data_parallel": 1},
 }
 """Fields that were added since that run, as they are where there is nothing to say."""
 

@@ -58,6 +58,7 @@ def test_payload_holds_agent_node_and_resources_only():
         "spark_cluster",
         "spark_cluster/agent",
         "spark_cluster/node",
+        "spark_cluster/node/model_loader",
         "spark_cluster/node/store",
         "spark_cluster/node/supervision",
         "spark_cluster/resources",
