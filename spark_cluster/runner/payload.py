@@ -30,11 +30,16 @@ ROOT_FOLDER = "/var/lib/spark-cluster/agent"
 USER_FOLDER = "~/.cache/spark-cluster/agent"
 
 
+UNITS = ("supervision", "model_loader")
+"""Folders of `node` with programs of units, whose files roles put on the nodes themselves."""
+
+
 @cache
 def _shipped() -> dict[str, bytes]:
     paths = [PACKAGE / "__init__.py"]
     for folder in ("agent", "node", "resources"):
         paths += (PACKAGE / folder).rglob("*.py")
+    paths = [path for path in paths if path.parent.name not in UNITS]
     return {str(path.relative_to(PACKAGE.parent)): path.read_bytes() for path in sorted(paths)}
 
 
