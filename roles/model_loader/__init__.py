@@ -45,10 +45,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
             yield File(path, state="absent")
         yield Directory(model_loading.FOLDER, state="absent", keep=False)
         return
-    program = [File(path, content=text) for path, text in model_loading.program().items()]
-    folders = sorted({str(Path(file.path).parent) for file in program})
-    yield Directory(model_loading.FOLDER, mode=0o700)
-    yield from (Directory(folder) for folder in folders if folder != model_loading.FOLDER)
+    program = model_loading.PROGRAM.resources()
     yield from program
     yield Directory(str(Path(model_loading.CONFIG).parent), mode=0o755)
     told = model_loading.configuration(
@@ -60,7 +57,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
         content=render(
             TEMPLATES,
             "model-loader.service.j2",
-            program=model_loading.START,
+            program=model_loading.PROGRAM.start,
             config=model_loading.CONFIG,
             runtime=LOADER_UNIT,
             proxy=UNIT,

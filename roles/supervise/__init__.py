@@ -55,10 +55,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
             yield File(path, state="absent")
         yield Directory(supervision.FOLDER, state="absent", keep=False)
         return
-    program = [File(path, content=text) for path, text in supervision.program().items()]
-    folders = sorted({str(Path(file.path).parent) for file in program})
-    yield Directory(supervision.FOLDER, mode=0o700)
-    yield from (Directory(folder) for folder in folders if folder != supervision.FOLDER)
+    program = supervision.PROGRAM.resources()
     yield from program
     yield Directory(str(Path(supervision.CONFIG).parent), mode=0o755)
     config = File(supervision.CONFIG, content=json.dumps(_config(settings), indent=2) + "\n")
@@ -67,7 +64,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
         content=render(
             TEMPLATES,
             "supervise.service.j2",
-            program=supervision.START,
+            program=supervision.PROGRAM.start,
             config=supervision.CONFIG,
         ),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from spark_cluster.errors import VerificationFailed
@@ -18,10 +17,10 @@ from spark_cluster.serving.endpoint import Endpoint
 from spark_cluster.serving.kind_probe import probe_once
 from spark_cluster.serving.proxy import ModelServer
 from spark_cluster.serving.replicas import Member
+from spark_cluster.serving.unit_program import UnitProgram
 
 FOLDER = "/var/lib/spark-cluster/model-loader"
 CONFIG = "/etc/spark-cluster/model-loader.json"
-START = f"{FOLDER}/start.py"
 
 ANSWER_S = 30.0
 """Seconds for an answer of a server that has just come up."""
@@ -32,42 +31,25 @@ STOP_S = 60.0
 POLL_S = 1.0
 """Seconds between two requests for a model that is loading."""
 
-_MODULES = (
-    "__init__",
-    "node/__init__",
-    "node/engine_metrics",
-    "node/http",
-    "node/nvidia_smi",
-    "node/model_loader/__init__",
-    "node/model_loader/haproxy",
-    "node/model_loader/load_queue",
-    "node/model_loader/main",
-    "node/model_loader/policy",
-    "node/model_loader/servers",
-    "node/supervision/__init__",
-    "node/supervision/look",
+PROGRAM = UnitProgram(
+    FOLDER,
+    "spark_cluster.node.model_loader.main",
+    (
+        "__init__",
+        "node/__init__",
+        "node/engine_metrics",
+        "node/http",
+        "node/nvidia_smi",
+        "node/model_loader/__init__",
+        "node/model_loader/haproxy",
+        "node/model_loader/load_queue",
+        "node/model_loader/main",
+        "node/model_loader/policy",
+        "node/model_loader/servers",
+        "node/supervision/__init__",
+        "node/supervision/look",
+    ),
 )
-"""All that the program imports of this package; a test runs it with nothing else."""
-
-_PACKAGE = Path(__file__).resolve().parents[1]
-
-_START = """\
-import sys
-
-sys.path.insert(0, __file__.rpartition("/")[0])
-from spark_cluster.node.model_loader.main import main
-
-sys.exit(main(sys.argv[1]))
-"""
-
-
-def program() -> dict[str, str]:
-    """Return path on the node to content of the program's files."""
-    found = {START: _START}
-    for module in _MODULES:
-        text = (_PACKAGE / f"{module}.py").read_text()
-        found[f"{FOLDER}/spark_cluster/{module}.py"] = text
-    return found
 
 
 def configuration(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent.operations import LOCK_FILE
@@ -20,6 +19,7 @@ from spark_cluster.resources.unit import DECLARED
 from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
 from spark_cluster.runner.session import Session
 from spark_cluster.serving import endpoint, kind_probe, proxy
+from spark_cluster.serving.unit_program import UnitProgram
 
 UNIT = "spark-cluster-supervise"
 """Its systemd unit."""
@@ -28,44 +28,27 @@ FOLDER = "/var/lib/spark-cluster/supervise"
 """Its program and its state."""
 
 CONFIG = "/etc/spark-cluster/supervise.json"
-START = f"{FOLDER}/start.py"
 STATE = f"{FOLDER}/state/state.json"
 
 QUESTION = "Answer with one word: what is the capital of France?"
 TOKENS = 8
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-_MODULES = (
-    "__init__",
-    "node/__init__",
-    "node/durable",
-    "node/engine_metrics",
-    "node/http",
-    "node/nvidia_smi",
-    "node/supervision/__init__",
-    "node/supervision/look",
-    "node/supervision/main",
-    "node/supervision/policy",
+PROGRAM = UnitProgram(
+    FOLDER,
+    "spark_cluster.node.supervision.main",
+    (
+        "__init__",
+        "node/__init__",
+        "node/durable",
+        "node/engine_metrics",
+        "node/http",
+        "node/nvidia_smi",
+        "node/supervision/__init__",
+        "node/supervision/look",
+        "node/supervision/main",
+        "node/supervision/policy",
+    ),
 )
-"""All that the program imports of this package; a test runs it with nothing else."""
-
-_START = """\
-import sys
-
-sys.path.insert(0, __file__.rpartition("/")[0])
-from spark_cluster.node.supervision.main import main
-
-sys.exit(main(sys.argv[1]))
-"""
-
-
-def program() -> dict[str, str]:
-    """Return path on the node to content of the program's files."""
-    found = {START: _START}
-    for module in _MODULES:
-        text = (_PACKAGE / f"{module}.py").read_text()
-        found[f"{FOLDER}/spark_cluster/{module}.py"] = text
-    return found
 
 
 def configuration(limits: Mapping[str, Any]) -> dict[str, Any]:

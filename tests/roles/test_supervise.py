@@ -18,7 +18,10 @@ def test_on_the_head(role):
     assert Limits(**config["limits"]).misses == 3
     assert set(config["requests"]) == {"chat", "embedding", "reranking", "transcription"}
     unit = one(resources, "File", "/etc/systemd/system/").content
-    assert f"ExecStart=/usr/bin/python3 -I -S -B {supervision.START} {supervision.CONFIG}" in unit
+    assert (
+        f"ExecStart=/usr/bin/python3 -I -S -B {supervision.PROGRAM.start} {supervision.CONFIG}"
+        in unit
+    )
     service = one(resources, "Service")
     assert (service.running, service.enabled) == (True, False)
     assert f"File:{supervision.CONFIG}" in service.triggers()

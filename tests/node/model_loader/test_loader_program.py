@@ -306,9 +306,9 @@ def test_the_installed_files_answer_and_load_by_themselves(node, tmp_path):
     node.known["a"]["Config"]["Labels"][NEEDS] = "0.001"
     node.write()
     put(tmp_path / "config.json", json.dumps(node.config))
-    for path, text in model_loading.program().items():
+    for path, text in model_loading.PROGRAM.files().items():
         put(tmp_path / path.removeprefix("/"), text)
-    start = tmp_path / model_loading.START.removeprefix("/")
+    start = tmp_path / model_loading.PROGRAM.start.removeprefix("/")
     argv = [sys.executable, "-I", "-S", "-B", str(start), str(tmp_path / "config.json")]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:

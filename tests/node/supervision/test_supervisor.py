@@ -297,9 +297,9 @@ def test_a_unit_of_the_runtime_venv(node, monkeypatch):
 def test_the_installed_files_are_all_that_it_needs(node, tmp_path):
     """Run as on the node: by its own interpreter, with nothing of this checkout."""
     put(tmp_path / "config.json", json.dumps({**node.config, "folder": str(tmp_path / "kept")}))
-    for path, text in supervision.program().items():
+    for path, text in supervision.PROGRAM.files().items():
         put(tmp_path / path.removeprefix("/"), text)
-    start = tmp_path / supervision.START.removeprefix("/")
+    start = tmp_path / supervision.PROGRAM.start.removeprefix("/")
     argv = [sys.executable, "-I", "-S", "-B", str(start), str(tmp_path / "config.json")]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
