@@ -480,7 +480,7 @@ def test_tokens_come_one_by_one(keyed):
     body = {
         "model": "paris",
         "messages": [{"role": "user", "content": "Tell a long story."}],
-        "max_tokens": 200,
+        "max_tokens": 2000,
         "stream": True,
     }
     request = urllib.request.Request(
