@@ -73,9 +73,10 @@ def show_plan(console: Console, plan: PlanTogether) -> None:
     for node in plan.nodes:
         console.print()
         _show_node(console, node)
-    if len(plan.on_request) > 1:
-        each = ", ".join(f"{one.title} {one.reserved_gib:.1f}" for one in plan.on_request)
-        console.print(f"on request, of which the largest is above (GiB): {each}", soft_wrap=True)
+    if plan.on_request:
+        each = ", ".join(f"{one.title} {one.reserved_gib:.1f} GiB" for one in plan.on_request)
+        largest = "; the largest of them is above" if len(plan.on_request) > 1 else ""
+        console.print(f"loaded on request: {each}{largest}", soft_wrap=True)
     for one in plan.plans:
         console.print(painted("\n" + "─" * 78, "dim"))
         show(console, one)
