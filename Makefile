@@ -18,6 +18,9 @@ SLOWEST := --durations=10 --durations-min=1
 WORKERS := -n $(shell echo $$((2 * $$(nproc 2>/dev/null || echo 2))))
 # What hangs in C code does not see the tests' own limit: the worker is ended, the others go on.
 HANGS := -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
+# A test waits for its nodes most of the time: two labs, each with the tests of one file at a time.
+LABS ?= 2
+SHARED := $(if $(filter-out 1,$(LABS)),-n $(LABS) --dist loadfile --no-loadscope-reorder)
 NONE_IS_FINE := || test $$? = 5
 
 .PHONY: demo demo-bench test check pure lab-tests gpu soak bench docs env tools clean help
@@ -55,7 +58,7 @@ pure: check tools
 	@$(PYTEST) -m "not lab and not soak and not gpu" $(WORKERS) $(SLOWEST) $(HANGS)
 
 lab-tests: env tools
-	@$(PYTEST) -m "lab and not soak" $(SLOWEST)
+	@$(PYTEST)/lab -m "lab and not soak" $(SHARED) $(SLOWEST)
 
 gpu: env
 	@$(PYTEST) -m gpu -v $(SLOWEST) $(NONE_IS_FINE)
@@ -63,7 +66,7 @@ gpu: env
 soak: env tools
 	@$(PYTEST) -m "hypothesis and not lab and not soak" --hypothesis-profile=soak $(WORKERS)
 	@$(PYTEST) -m "soak and not lab" -v -s $(NONE_IS_FINE)
-	@$(PYTEST) -m "soak and lab" -v -s $(NONE_IS_FINE)
+	@$(PYTEST)/lab -m "soak and lab" -v $(SHARED) $(NONE_IS_FINE)
 
 check: env
 	@$(VENV)/bin/ruff check .

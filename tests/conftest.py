@@ -61,6 +61,13 @@ def pytest_runtestloop() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Leave what there is alone: pytest goes through all of it five times at the end."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give each worker tests that stand together, so that what a module's tests share (a site, a

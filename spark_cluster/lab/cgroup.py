@@ -12,9 +12,10 @@ import signal
 import time
 from pathlib import Path
 
+from spark_cluster.lab.layout import Layout
+
 TREE = Path("/sys/fs/cgroup")
 HYBRID = ("unified", "systemd", "pids")
-PREFIX = "spark-cluster-lab-"
 
 
 def trees() -> list[Path]:
@@ -25,7 +26,9 @@ def trees() -> list[Path]:
 
 
 def groups(name: str) -> list[Path]:
-    return [tree / f"{PREFIX}{name}" for tree in trees()]
+    """A node's groups; labs whose states are in folders of different names have their own."""
+    lab = Layout.default().state.name
+    return [tree / f"spark-cluster-{lab}-{name}" for tree in trees()]
 
 
 def join(name: str) -> None:

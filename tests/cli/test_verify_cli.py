@@ -58,7 +58,7 @@ def docker(
 def test_a_healthy_server(run: Run, project: Path, docker: object) -> None:
     status, out, _ = run("verify")
     assert status == 0, out
-    assert out.startswith("18 ok")
+    assert "18 ok" in [line[:5] for line in out.splitlines()]
     assert "HTML in tool arguments" in out
     kept = json.loads((project / "state/spark-cluster/verify/lab-paris.tp1.json").read_text())
     assert kept["answers"]["answer"] == "Paris."

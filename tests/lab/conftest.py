@@ -7,15 +7,55 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import pytest
+from beside import Beside, Place
 from detection import Detection, detection
 
 from spark_cluster.lab import Lab, LabNode
 
+LONGEST_FIRST = (
+    "doctor", "faults", "main_job", "operate", "provision", "first_up", "models_up",
+    "changed_arguments", "bench_replicas", "venv_runtime",
+)  # fmt: skip
+"""Files whose tests take minutes: where labs share the tests, none of these is left to the end."""
+
 WHY_NOT = (
     "" if sys.platform == "linux" and os.geteuid() == 0 else "the lab needs root on Linux: skipped"
 )
+
+
+BESIDE = pytest.StashKey[Beside]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each worker a lab (make lab-tests); alone, and in the first one, it is the machine's."""
+    if number := getattr(config, "workerinput", {}).get("lab"):
+        Place(number).enter()
+    workers = config.getoption("numprocesses", None) or 0
+    if workers > 1 and not WHY_NOT and "not lab" not in config.getoption("-m"):
+        config.stash[BESIDE] = Beside(workers)
+        config.stash[BESIDE].make()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker which lab is its own."""
+    number = int(node.gateway.id.removeprefix("gw")) + 1
+    if BESIDE in node.config.stash and number > 1:
+        node.workerinput["lab"] = number
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if beside := config.stash.get(BESIDE, None):
+        beside.remove()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first."""
+    order = {f"test_{name}": place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

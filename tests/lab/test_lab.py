@@ -16,7 +16,7 @@ from waiting import until
 
 from spark_cluster.errors import Failed
 from spark_cluster.lab import Lab, LabNode, power
-from spark_cluster.lab.layout import BRIDGE, RULE_COMMENT
+from spark_cluster.lab.layout import BRIDGE, RULE_COMMENT, Layout
 
 pytestmark = pytest.mark.lab
 
@@ -327,15 +327,17 @@ def test_processes_memory_lists_all_of_the_node(spark1: LabNode) -> None:
 
 
 def network_of_the_machine() -> dict[str, str]:
-    """Links, namespaces, rules, mounts, forwarding of this machine, as text to compare."""
+    """Links, namespaces, rules, mounts, forwarding of this machine, as text to compare; of groups
+    and processes the lab's own, for another one may be up beside it (beside.py)."""
+    state = Layout.default().state
     commands = {
         "links": "ip -o -br link | awk '{print $1}'",
         "namespaces": "ip netns list",
         "rules": "iptables-save | grep -v '^[#:]'",
         "mounts": "awk '{print $5}' /proc/self/mountinfo | sort",
         "forwarding": "grep . /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv4/conf/*/forwarding",
-        "groups": "find /sys/fs/cgroup -name 'spark-cluster-lab*'",
-        "processes": "pgrep -f 'machine=spar[k]|lab.superviso[r]'",
+        "groups": f"find /sys/fs/cgroup -name 'spark-cluster-{state.name}-spark*'",
+        "processes": f"pgrep -f 'directory={state}/node[s]|superviso[r] {state} '",
         "leftovers": "ls /run/systemd/nspawn/propagate 2>/dev/null | grep ^spark",
     }
     return {
