@@ -181,7 +181,9 @@ def test_a_models_own_config_comes_first(tmp_path):
 
 def test_one_speed_for_one_thing_whichever_command_tells_it():
     def told(*words):
-        return json.loads(invoke(*words, "--json").stdout)
+        result = invoke(*words, "--json")
+        assert result.exit_code == 0, (result.output, result.exception)
+        return json.loads(result.stdout)
 
     for recipe in told("recipes", "list")["recipes"]:
         for tp, expected in recipe["expected_tok_s"].items():

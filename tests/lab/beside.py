@@ -100,7 +100,8 @@ class Place:
     def enter(self) -> None:
         """Put this process, and what it starts from now on, into the place.
 
-        What the lab keeps in /run, and what /sys says of the network, is the place's own.
+        What the lab keeps in /run, and what /sys says of the network, is the place's own. Its state
+        is also where that of the machine's lab is for others, for inventories and recipes name it.
         """
         libc = ctypes.CDLL(None, use_errno=True)
         with (NETNS / self.name).open() as network:
@@ -117,6 +118,7 @@ class Place:
         run(["mount", "--rbind", cgroup.TREE, groups])
         run(["mount", "-t", "sysfs", "sysfs", "/sys"])
         run(["mount", "--rbind", groups, cgroup.TREE])
+        run(["mount", "--rbind", self.state, DEFAULT_STATE])
         os.environ[STATE_VARIABLE] = str(self.state)
 
 
