@@ -227,7 +227,7 @@ def test_a_gpu_with_memory_of_its_own_has_no_page_cache():
     node = make_node("a", 12)
     gpu = Gpu("NVIDIA H200", "9.0", "580", memory=Memory(140 * GIB, 140 * GIB, of_gpu=True))
     node = replace(node, facts=replace(node.facts, gpu=gpu))
-    assert share(Play(node), make_recipe()) == 0.21
+    assert share(Play(node), make_recipe()) == 0.38
     session = SimpleNamespace(run=lambda *_, **__: pytest.fail("it takes nothing of the GPU's"))
     admission.drop_caches(SimpleNamespace(session=lambda _: session), node)
 
