@@ -23,8 +23,6 @@ NOT_OF_SIZE = {
 }  # fmt: skip
 """Keys of config.json that no plan reads and the engine does."""
 
-SPECIAL = {"pad_token": f"{WORD}0", "eos_token": f"{WORD}1", "bos_token": f"{WORD}2"}
-
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}" + f"{WORD}7"
 
 
@@ -38,7 +36,7 @@ def make_model(folder: Path, shape: str = "gemma4-26b", **changes: Any) -> Path:
     folder.mkdir(parents=True)
     known: Mapping[str, Any] = json.loads(RUNS.read_text())["models"][shape]
     config = {**known, **NOT_OF_SIZE, **changes}
-    settings = {**SPECIAL, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 10**6}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 10**6}
     files = {
         "config.json": config,
         "tokenizer.json": _tokenizer(config["vocab_size"]),
@@ -52,13 +50,8 @@ def make_model(folder: Path, shape: str = "gemma4-26b", **changes: Any) -> Path:
 
 def _tokenizer(size: int) -> dict[str, Any]:
     words = {f"{WORD}{number}": number for number in range(size)}
-    special = [
-        {"id": words[word], "content": word, "single_word": False, "lstrip": False,
-         "rstrip": False, "normalized": False, "special": True}
-        for word in SPECIAL.values()
-    ]  # fmt: skip
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special,
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
         "normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None,
         "decoder": None,
         "model": {"type": "WordLevel", "vocab": words, "unk_token": f"{WORD}3"},
