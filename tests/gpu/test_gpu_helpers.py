@@ -10,7 +10,7 @@ from engine_log import logged
 from gemma4_shape import WORD, make_model
 from gpu_recipes import changed
 from gpu_runs import DATA, runs
-from test_gpu_failures import FAILURES
+from test_gpu_explain import FAILURES
 
 from spark_cluster.known_issues.entries import catalogue
 from spark_cluster.models import find
