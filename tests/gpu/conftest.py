@@ -26,6 +26,9 @@ KEPT = "SPARK_CLUSTER_GPU_OUT"
 PAIR = "SPARK_CLUSTER_GPU_PAIR"
 """An inventory, file or name, of two nodes that have a GPU each."""
 
+LAB = "lab-gpus"
+"""The inventory of `lab up --gpus`."""
+
 NEEDED_MIB = 70_000
 """Of a GPU's memory, for the weights of a Gemma 4 26B-A4B in BF16 and a cache."""
 
@@ -38,10 +41,17 @@ def why_not() -> str:
         return "systemd does not run this machine"
     if os.geteuid() != 0:
         return "root is needed"
-    found = shutil.which("nvidia-smi") and subprocess.run(
+    return "" if gpus() else "nvidia-smi shows no GPU"
+
+
+def gpus() -> list[str]:
+    """Return a line for each GPU of this machine."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    found = subprocess.run(
         ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False
     )
-    return "" if found and found.stdout.startswith("GPU 0") else "nvidia-smi shows no GPU"
+    return [line for line in found.stdout.splitlines() if line.startswith("GPU ")]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -85,7 +95,8 @@ def recipe_text(environment: str, model: Path) -> str:
         "enforce-eager": True, "kv-cache-memory-bytes": "1G",
     }  # fmt: skip
     about = "The lab's model on a real GPU"
-    document = recipe(RECIPE, model, environment, description=about, engine_args=arguments)
+    parts = {"engine_args": arguments, "ray": {"object_store_memory": 200_000_000}}
+    document = recipe(RECIPE, model, environment, description=about, **parts)
     return json.dumps(document, indent=1)  # which is YAML too
 
 
@@ -140,16 +151,24 @@ def user(environment: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     made("down")
 
 
-@pytest.fixture(scope="session")
-def pair(user: Recorded) -> Iterator[Recorded]:
-    """The same project with two nodes, which may send the model; at the end nothing serves."""
+@pytest.fixture(scope="module")
+def pair(user: Recorded, environment: str) -> Iterator[Recorded]:
+    """The same project with two nodes that have a GPU each; at the end nothing serves.
+
+    They are those of the inventory that is named, else of the lab on this machine's GPUs.
+    """
     inventory = os.environ.get(PAIR)
-    if not inventory:
-        pytest.skip(f"set {PAIR} to an inventory of two nodes that have a GPU each (docs/gpu.md)")
+    if not inventory and len(gpus()) < 2:
+        pytest.skip(f"two GPUs are needed, or {PAIR} (docs/gpu.md)")
     user("down")
-    made = Recorded(user.home, inventory, user.environment)
-    made.allowed = ("--allow-venv", "--allow-file", str(user.home / "paris"))
+    made = Recorded(user.home, inventory or LAB, user.environment)
+    model = str(user.home / "paris")
+    made.allowed = ("--allow-venv", "--allow-file", model)
     made.out = user.out / "pair"
     made.out.mkdir(exist_ok=True)
-    yield made
-    made("down")
+    if not inventory:
+        made("lab", "up", "--gpus", "--nodes", "2", "--share", environment, "--share", model)
+    try:
+        yield made
+    finally:
+        made(*(("down",) if inventory else ("lab", "down")))
