@@ -129,7 +129,7 @@ def messages(plan: ServePlan, folder: Path) -> dict[int, Use]:
     """
     found: dict[int, Use] = dict.fromkeys(SWEEP, "")
     # Late: formulas are not imported for looking that a server is up.
-    from spark_cluster.planning.fit import batched_tokens
+    from spark_cluster.planning.batch import batched_tokens
     from spark_cluster.planning.speed.of_recipe import serving_of
 
     try:

@@ -16,6 +16,9 @@ from spark_cluster.planning.speed.constants import Constants
 EXPECTED_GB_S = (22.0, 24.0)
 """Bus bandwidth of NCCL over both twins, 10^9 bytes/s (source: measured-on-two-sparks)."""
 
+SPARK_GPU = "GB10"
+"""In the name of the device for which the figures are expected."""
+
 TWINS = 2
 """Paths of about 100 Gb/s that one cable has."""
 
@@ -47,10 +50,10 @@ class Cause:
 def judged(record: FabricRecord) -> FabricRecord:
     """Return the document with its verdict, reasons and known issues.
 
-    Figures of gloo are of CPUs, and are not judged.
+    Figures of gloo are of CPUs, and are not judged; nor are those of other GPUs than a Spark's.
     """
-    if record.backend != "nccl":
-        why = "gloo on CPUs: nothing of it is what GPUs and RDMA do"
+    why = _why_not(record)
+    if why:
         return record.model_copy(update={"verdict": "not judged", "reasons": (why,)})
     reasons = [*_of_link(record), *_of_memory(record.nodes)]
     # Sockets make it slow whatever the figures are: the next model may have larger messages.
@@ -66,6 +69,14 @@ def judged(record: FabricRecord) -> FabricRecord:
     return record.model_copy(
         update={"verdict": verdict, "reasons": tuple(reasons), "issues": issues}
     )
+
+
+def _why_not(record: FabricRecord) -> str:
+    """Return why nothing is expected of such nodes; empty where they are Sparks."""
+    if record.backend != "nccl":
+        return "gloo on CPUs: nothing of it is what GPUs and RDMA do"
+    others = sorted({node.device for node in record.nodes if SPARK_GPU not in node.device})
+    return f"{', '.join(others)}: what to expect is known of Sparks only" if others else ""
 
 
 def _issue(cause: Cause, nodes: str) -> FabricIssue:

@@ -132,7 +132,7 @@ def _links(found: FabricRecord) -> Table:
     from spark_cluster.cli.bench_format import figures_table
 
     low, high = EXPECTED_GB_S
-    expected = f"GB/s ({low:g}-{high:g})" if found.backend == "nccl" else "GB/s"
+    expected = f"GB/s ({low:g}-{high:g})" if found.verdict != "not judged" else "GB/s"
     table = figures_table("all-reduce of", "us", "fastest", "slowest", expected, "", text=(0, 5))
     for row in found.allreduce:
         fast, slow = min(row.values_us), max(row.values_us)
@@ -149,7 +149,8 @@ def _memory(found: FabricRecord) -> Table:
     from spark_cluster.cli.bench_format import figures_table
     from spark_cluster.planning.speed.constants import Constants
 
-    whole = f" (of {Constants().bandwidth / 1e9:.0f})" if found.backend == "nccl" else ""
+    bandwidth = f" (of {Constants().bandwidth / 1e9:.0f})"
+    whole = bandwidth if found.verdict != "not judged" else ""
     table = figures_table(
         "memory of", f"copy GB/s{whole}", f"triad GB/s{whole}", "device", text=(0, 3)
     )

@@ -11,6 +11,7 @@ from spark_cluster.cli.app import App
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from spark_cluster.facts.model import Gpu
     from spark_cluster.topology import Node
 
 
@@ -42,6 +43,11 @@ def _show(app: App, nodes: Sequence[Node]) -> None:
     app.console.print(table)
 
 
+def _gpu(gpu: Gpu) -> str:
+    own = f", {gpu.memory.total_kib / 2**20:.1f} GiB of its own" if gpu.memory else ""
+    return f"{gpu.name}{own}, driver {gpu.driver}"
+
+
 def _rows(node: Node) -> dict[str, str]:
     facts, gib = node.facts, 2**20
     gpu = facts.gpu
@@ -60,7 +66,7 @@ def _rows(node: Node) -> dict[str, str]:
         f"{facts.memory.total_kib / gib:.1f} GiB available",
         "disk": f"{facts.disk_free_bytes / 2**30:.0f} of "
         f"{facts.disk_total_bytes / 2**30:.0f} GiB free",
-        "GPU": f"{gpu.name}, driver {gpu.driver}" if gpu else facts.nvml_error or "none",
+        "GPU": _gpu(gpu) if gpu else facts.nvml_error or "none",
         "fabric": "\n".join(links) or "no ConnectX-7 link is up",
         "Docker": facts.docker or "not running",
     }

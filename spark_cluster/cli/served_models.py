@@ -86,7 +86,6 @@ def _show_node(console: Console, node: NodeTogether) -> None:
     from rich.table import Table
 
     from spark_cluster.cli.console import painted
-    from spark_cluster.models.memory import OUTSIDE_GIB, RESERVE_GIB
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column(node.room.name, overflow="fold")
@@ -94,11 +93,12 @@ def _show_node(console: Console, node: NodeTogether) -> None:
     table.add_row("available", f"{node.room.available_gib:.1f}")
     for one in node.models:
         table.add_row(one.title, f"-{one.reserved_gib:.1f}")
-    in_addition = f"taken by {len(node.models)} servers in addition, {OUTSIDE_GIB:g} each"
-    table.add_row(in_addition, f"-{OUTSIDE_GIB * len(node.models):.1f}")
+    kept, count = node.margins, len(node.models)
+    in_addition = f"taken by {count} servers in addition, {kept.outside_gib:g} each"
+    table.add_row(in_addition, f"-{kept.outside_gib * count:.1f}")
     style = "green" if not node.reason else "red"
     table.add_row(
-        painted(f"left (the system keeps {RESERVE_GIB:g})", style),
+        painted(f"left (the system keeps {kept.reserve_gib:g})", style),
         painted(f"{node.left_gib:.1f}", style),
     )
     console.print(table)

@@ -10,7 +10,9 @@ from spark_cluster.facts import parsers
 from spark_cluster.facts.model import Facts, Memory, Process
 from spark_cluster.node import nvidia_smi
 
-GPU_QUERY = "name,compute_cap,driver_version,temperature.gpu,power.draw,clocks.sm"
+GPU_QUERY = (
+    "name,compute_cap,driver_version,temperature.gpu,power.draw,clocks.sm,memory.used,memory.free"
+)
 COMPUTE_APPS = nvidia_smi.APPS
 
 PACKAGES = (

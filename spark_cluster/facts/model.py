@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface
 
 from spark_cluster.config.ports import EPHEMERAL
 
 
 @dataclass(frozen=True)
+class Memory:
+    """The memory, from /proc/meminfo, KiB. On a Spark this is the GPU's memory too.
+
+    Attributes:
+        cached_kib: the page cache; available to programs, but not to CUDA before it is dropped.
+        of_gpu: it is a GPU's own, as nvidia-smi reports it, and nothing else lives in it.
+    """
+
+    total_kib: int = 0
+    available_kib: int = 0
+    cached_kib: int = 0
+    of_gpu: bool = False
+
+
+@dataclass(frozen=True)
 class Gpu:
-    """The GPU, as nvidia-smi reports it. A Spark's memory is unified: it has no figure of its own.
+    """The GPU, as nvidia-smi reports it.
 
     Attributes:
         temperature_c: degrees Celsius; None when not reported.
         power_w: watts; None when not reported.
         sm_clock_mhz: MHz; None when not reported.
+        memory: its own; None when not reported, as of a Spark, whose memory is unified.
     """
 
     name: str
@@ -25,6 +41,7 @@ class Gpu:
     temperature_c: float | None = None
     power_w: float | None = None
     sm_clock_mhz: float | None = None
+    memory: Memory | None = None
 
     @property
     def shares_memory(self) -> bool:
@@ -71,19 +88,6 @@ class Process:
     pid: int
     name: str
     used_mib: int | None
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The memory, from /proc/meminfo, KiB. On a Spark this is the GPU's memory too.
-
-    Attributes:
-        cached_kib: the page cache; available to programs, but not to CUDA before it is dropped.
-    """
-
-    total_kib: int = 0
-    available_kib: int = 0
-    cached_kib: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,3 +140,14 @@ class Facts:
 
     def interface(self, name: str) -> Interface | None:
         return next((i for i in self.interfaces if i.name == name), None)
+
+    @property
+    def gpu_memory(self) -> Memory:
+        """The memory that a program on the GPU is given: the GPU's own, else the machine's."""
+        return (self.gpu.memory if self.gpu else None) or self.memory
+
+    def with_gpu_memory(self, memory: Memory) -> Facts:
+        """Return the facts with another `gpu_memory` of the same kind."""
+        if memory.of_gpu and self.gpu:
+            return replace(self, gpu=replace(self.gpu, memory=memory))
+        return replace(self, memory=memory)

@@ -45,7 +45,8 @@ def meminfo(text: str) -> Memory:
     """/proc/meminfo, KiB."""
     found = {m[1]: int(m[2]) for m in re.finditer(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
     names = ("MemTotal", "MemAvailable", "Cached")
-    return Memory(*(found.get(name, 0) for name in names))
+    total, available, cached = (found.get(name, 0) for name in names)
+    return Memory(total, available, cached)
 
 
 def compute_apps(text: str) -> tuple[Process, ...]:
@@ -58,13 +59,31 @@ def compute_apps(text: str) -> tuple[Process, ...]:
 
 
 def gpu(text: str) -> Gpu | None:
-    """`--query-gpu=name,compute_cap,driver_version,temperature.gpu,power.draw,clocks.sm`, bare."""
+    """Return the GPU in a bare line of `--query-gpu` with the fields of `gather.GPU_QUERY`.
+
+    The last two, of its memory, may be missing.
+    """
     cells = [cell.strip() for cell in text.partition("\n")[0].split(",")]
     if len(cells) < 6:
         return None
     name, compute_cap, driver, *figures = cells
     temperature, power, clock = (_figure(cell) for cell in figures[:3])
-    return Gpu(name, compute_cap, driver, temperature, power, clock)
+    memory = _own_memory(*figures[3:5]) if len(figures) >= 5 else None
+    return Gpu(name, compute_cap, driver, temperature, power, clock, memory)
+
+
+def _own_memory(used: str, free: str) -> Memory | None:
+    """Return the memory of a GPU that has its own; None for `[N/A]`, as a GB10 says.
+
+    CUDA has what is used and free; `memory.total` has what the driver keeps for itself, too (0.6 of
+    140.4 GiB; source: measured-on-h200).
+
+    Args:
+        used, free: MiB.
+    """
+    found = [re.fullmatch(r"([0-9]{1,9})(?: MiB)?", cell) for cell in (used, free)]
+    held, left = (1024 * int(cell[1]) if cell else None for cell in found)
+    return None if held is None or left is None else Memory(held + left, left, of_gpu=True)
 
 
 def _figure(cell: str) -> float | None:

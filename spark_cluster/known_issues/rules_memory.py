@@ -1,4 +1,4 @@
-"""Rules on memory, which GPU and system share."""
+"""Rules on memory, which GPU and system of a Spark share."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from spark_cluster.models.memory import (
     GIB,
     GIB_KIB,
     HIGHEST,
-    RESERVE_GIB,
     gate_gib,
+    margins,
     utilization,
 )
 from spark_cluster.models.weights import load_peak_bytes
@@ -34,9 +34,9 @@ def share_too_high(about: RuleContext, case: Case) -> RuleResult:
     if share is None or not case.on_gpu:
         return None
     for facts in case.facts:
-        if facts.memory.total_kib and share > utilization(facts.memory):
+        if facts.gpu_memory.total_kib and share > utilization(facts.gpu_memory):
             return _more_than_there_is(about, share, facts)
-    if share <= HIGHEST:
+    if share <= HIGHEST or any(facts.gpu_memory.of_gpu for facts in case.facts):
         return None
     wanted = share * TOTAL_GIB
     found = f"--gpu-memory-utilization {share:g} is {wanted:.1f} of {TOTAL_GIB:.1f} GiB"
@@ -49,9 +49,10 @@ def share_too_high(about: RuleContext, case: Case) -> RuleResult:
 
 def _more_than_there_is(about: RuleContext, share: float, facts: Facts) -> RuleResult:
     """Compare a share with the memory of the nodes that were asked."""
-    memory, can = facts.memory, utilization(facts.memory)
+    memory = facts.gpu_memory
+    can = utilization(memory)
     total, available = memory.total_kib / GIB_KIB, memory.available_kib / GIB_KIB
-    refused = share * total > gate_gib(available)
+    refused = share * total > gate_gib(memory)
     fix = f"--gpu-memory-utilization {can:g}, with which the node still answers when it is loaded"
     return about.found(
         f"--gpu-memory-utilization {share:g} wants {share * total:.1f} GiB, "
@@ -67,11 +68,14 @@ def share_not_given(about: RuleContext, case: Case) -> RuleResult:
     if not case.is_command or "gpu-memory-utilization" in case.flags or not case.on_gpu:
         return None
     for facts in case.facts:
-        total, free = facts.memory.total_kib / GIB_KIB, facts.memory.available_kib / GIB_KIB
-        if total and DEFAULT * total > gate_gib(free):
+        memory = facts.gpu_memory
+        total, free = memory.total_kib / GIB_KIB, memory.available_kib / GIB_KIB
+        if total and DEFAULT * total > gate_gib(memory):
             name = facts.hostname or "the node"
             found = f"{DEFAULT:g} of {total:.1f} GiB, {name} has {free:.1f} available"
             return about.found(found, severity="error")
+    if any(facts.gpu_memory.of_gpu for facts in case.facts):
+        return None
     return about.found("no --gpu-memory-utilization")
 
 
@@ -84,8 +88,9 @@ def online_fp8_load_peak(about: RuleContext, case: Case) -> RuleResult:
     part = load_peak_bytes(case.geometry, "fp8-online") / GIB / case.launch.tp
     found = f"{part:.1f} GiB of BF16 weights on each node while loading"
     for facts in case.facts:
-        available = facts.memory.available_kib / GIB_KIB
-        if facts.memory.total_kib and part + RESERVE_GIB > available:
+        memory = facts.gpu_memory
+        available = memory.available_kib / GIB_KIB
+        if memory.total_kib and part + margins(memory).reserve_gib > available:
             name = facts.hostname or "the node"
             return about.found(f"{found}, {name} has {available:.1f} available", severity="error")
     return about.found(found)

@@ -1,8 +1,12 @@
-"""The right --gpu-memory-utilization where the GPU shares its memory with everything else."""
+"""The right --gpu-memory-utilization, where the GPU shares its memory with everything else.
+
+And on a GPU that has memory of its own, which no Spark is.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from spark_cluster.facts.model import Memory
 
@@ -27,14 +31,44 @@ LOWEST = 0.10
 """A smaller share than this holds no model worth serving."""
 
 
-def gate_gib(available_gib: float) -> float:
+@dataclass(frozen=True)
+class Margins:
+    """The memory that a server is not given, by the kind of memory, GiB.
+
+    Attributes:
+        hidden_gib: vLLM's start gate sees so much less free.
+        outside_gib: a server takes it in addition to its reserved share.
+        reserve_gib: the operating system keeps it.
+        highest: share that is safe.
+    """
+
+    hidden_gib: float
+    outside_gib: float
+    reserve_gib: float
+    highest: float
+
+
+UNIFIED = Margins(HIDDEN_GIB, OUTSIDE_GIB, RESERVE_GIB, HIGHEST)
+
+OWN = Margins(hidden_gib=0.5, outside_gib=2.0, reserve_gib=0.0, highest=0.90)
+"""Of a GPU with memory of its own. CUDA itself takes 0.5 before the gate; a server held 0.6 more
+than its share with TP=1, 1.3 with mp and 2.0 with Ray at TP=2 (source: measured-on-h200)."""
+
+
+def margins(memory: Memory) -> Margins:
+    """Return the margins of this kind of memory."""
+    return OWN if memory.of_gpu else UNIFIED
+
+
+def gate_gib(memory: Memory) -> float:
     """Return what vLLM's start gate lets it reserve: `free >= share * total`, as it sees free."""
-    return available_gib - HIDDEN_GIB
+    return memory.available_kib / GIB_KIB - margins(memory).hidden_gib
 
 
-def safe_gib(available_gib: float) -> float:
+def safe_gib(memory: Memory) -> float:
     """Return what a server may reserve so that the node still responds under load."""
-    return available_gib - OUTSIDE_GIB - RESERVE_GIB
+    kept = margins(memory)
+    return memory.available_kib / GIB_KIB - kept.outside_gib - kept.reserve_gib
 
 
 def share_of(gib: float, total_gib: float) -> float:
@@ -47,16 +81,16 @@ def share_of(gib: float, total_gib: float) -> float:
 def utilization(memory: Memory) -> float:
     """The highest share of all memory that vLLM may reserve, two decimals, rounded down.
 
-    vLLM starts only when `free >= share * total`, where total is all of MemTotal and free is about
-    2.7 GiB below MemAvailable; its default of 0.92 fails on a Spark. What it takes on top of it
-    is more than that, so that the gate is no limit here. Call it before the server starts: what
-    runs already is part of what is not available.
+    vLLM starts only when `free >= share * total`, where on a Spark total is all of MemTotal and
+    free is about 2.7 GiB below MemAvailable; its default of 0.92 fails there. What it takes on top
+    of it is more than that, so that the gate is no limit here. Call it before the server starts:
+    what runs already is part of what is not available.
 
     Returns:
         0.0 when the node tells no memory.
     """
-    available = memory.available_kib / GIB_KIB
-    return min(HIGHEST, share_of(safe_gib(available), memory.total_kib / GIB_KIB))
+    safe = share_of(safe_gib(memory), memory.total_kib / GIB_KIB)
+    return min(margins(memory).highest, safe)
 
 
 def least(needed_gib: float, total_gib: float) -> float:

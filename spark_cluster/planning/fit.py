@@ -11,26 +11,17 @@ from spark_cluster.config.launch import Launch, finite
 from spark_cluster.models import Geometry, memory
 from spark_cluster.models.memory import GIB
 from spark_cluster.models.weights import load_peak_bytes, tables_bytes
-from spark_cluster.planning import data_parallel, kv, stages
+from spark_cluster.planning import batch, data_parallel, kv, stages
 from spark_cluster.planning.disk import disk_gib, lacking_disk
 from spark_cluster.planning.kv.drafter import DrafterLayers, drafter_layers
 from spark_cluster.planning.room import NodeMemory
-from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.serving import Serving, of_launch
-
-RUNTIME_GIB_PER_TOKEN = 0.6 / (65536 - 2048)
-"""What the runtime grows by with each token of a batch above 2,048."""
 
 SPARE_GIB = 1.0
 """Added to what is needed before a share is chosen: the runtime is an estimate."""
 
 BUSY_GIB = 8.0
 """More than this in use before the start means a desktop or another program, GiB."""
-
-BATCHED_TOKENS = 2048
-"""vLLM's default on GB10. GPUs of 70 GiB and more get 8,192, but it asks NVML what they have, which
-does not answer on GB10 (source: vllm-57378). The KV tokens that 0.19 logged fit this and not 8,192,
-too (source: muninn-gemma4-31b)."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +67,13 @@ class Fit:
         return context_length(self.launch, self.serving.geometry)
 
 
-def for_batch_gib(tokens: int) -> float:
-    """Return what a batch of so many tokens adds to the runtime at 2,048."""
-    return RUNTIME_GIB_PER_TOKEN * max(0, tokens - 2048)
-
-
 def fit(
     launch: Launch,
     geometry: Geometry,
     rooms: Sequence[NodeMemory],
     weights_gib: float,
     *,
-    runtime_gib: float = Constants.runtime_gib,
+    runtime_gib: float | None = None,
 ) -> Fit:
     """Compute what a launch takes on nodes like these.
 
@@ -95,19 +81,21 @@ def fit(
         launch: with a --gpu-memory-utilization or --kv-cache-memory-bytes of its own, or without.
         rooms: the nodes that would serve.
         weights_gib: of the whole model and its drafter.
-        runtime_gib: neither weights nor cache, at a batch of 2,048 tokens.
+        runtime_gib: neither weights nor cache, at a batch of 2,048 tokens; None for what others
+            measured on such GPUs.
 
     Raises:
         UsageError: a quantization or a type of KV cache that is not known, or heads that cannot be
             divided over so many nodes.
     """
+    launch = batch.with_default_batch(launch, rooms)
     serving = of_launch(launch, geometry)
     held = data_parallel.held(launch, serving)
     weights = held * stages.share(geometry, launch.pp, weights_gib) / launch.tp
     loading = load_peak_bytes(geometry, serving.quantization) / GIB
     tables = tables_bytes(geometry) / GIB
     peak = max(weights, held * stages.share(geometry, launch.pp, loading) / launch.tp + tables)
-    runtime = runtime_gib + for_batch_gib(batched_tokens(launch))
+    runtime = batch.runtime_gib(launch, rooms, runtime_gib)
     highest = min(memory.utilization(room.memory) for room in rooms)
     smallest = min(room.total_gib for room in rooms)
     asked = _asked_gib(launch, serving)
@@ -147,11 +135,6 @@ def context_length(launch: Launch, geometry: Geometry) -> int:
 def takes_what_fits(launch: Launch) -> bool:
     """`--max-model-len auto`, or -1: the longest request that the cache holds."""
     return launch.args.get("max-model-len") in ("auto", -1, "-1")
-
-
-def batched_tokens(launch: Launch) -> int:
-    """--max-num-batched-tokens, or the default."""
-    return int(launch.number("max-num-batched-tokens") or BATCHED_TOKENS)
 
 
 def _asked_gib(launch: Launch, serving: Serving) -> float:
@@ -206,7 +189,7 @@ def _rule(launch: Launch, serving: Serving) -> kv.Options:
     block = launch.number("block-size")
     return kv.Options(
         kv_dtype=serving.kv_dtype,
-        max_num_batched_tokens=batched_tokens(launch),
+        max_num_batched_tokens=batch.batched_tokens(launch),
         tp=launch.tp,
         vllm=launch.vllm,
         block_size=int(block) if block is not None else None,
@@ -276,26 +259,32 @@ def _on_node(fitted: Fit, room: NodeMemory) -> list[str]:
     """Return what a node has too little of, the first reason only."""
     held = f"; {room.held_gib:.1f} GiB are held by {_names(room)}" if room.held else ""
     reserved = fitted.reserved_gib if fitted.share is None else fitted.share * room.total_gib
-    gate = memory.gate_gib(room.available_gib)
-    if fitted.peak_gib + memory.RESERVE_GIB > room.available_gib:
+    margins = memory.margins(room.memory)
+    gate = memory.gate_gib(room.memory)
+    if fitted.peak_gib + margins.reserve_gib > room.available_gib:
         how = " while loading" if fitted.peak_gib > fitted.weights_gib else ""
+        kept = margins.reserve_gib
+        keeps = f", of which the system keeps {kept:g}" if kept else ""
         return [
             f"{room.name}: the weights take {fitted.peak_gib:.1f} GiB{how}, and "
-            f"{room.available_gib:.1f} are available, of which the system keeps "
-            f"{memory.RESERVE_GIB:g}{held}"
+            f"{room.available_gib:.1f} are available{keeps}{held}"
         ]
     if reserved > gate:
         return [
             f"{room.name}: {reserved:.1f} GiB are asked for and vLLM would see {gate:.1f} free, so "
             f"it would not start{held}"
         ]
-    if reserved > memory.safe_gib(room.available_gib):
-        left = room.available_gib - reserved - memory.OUTSIDE_GIB
+    if reserved > memory.safe_gib(room.memory):
+        left = room.available_gib - reserved - margins.outside_gib
+        end = (
+            f"would leave {max(left, 0):.1f} for everything else; below {margins.reserve_gib:g} a "
+            "Spark stops answering"
+        )
+        if room.memory.of_gpu:
+            end = f"are {-left:.1f} too much"
         return [
             f"{room.name}: {reserved:.1f} of {room.available_gib:.1f} GiB available, and "
-            f"{memory.OUTSIDE_GIB:g} that vLLM takes in addition, would leave "
-            f"{max(left, 0):.1f} for everything else; below {memory.RESERVE_GIB:g} a Spark stops "
-            f"answering{held}"
+            f"{margins.outside_gib:g} that vLLM takes in addition, {end}{held}"
         ]
     return []
 
@@ -331,6 +320,7 @@ def _remarks(fitted: Fit) -> list[str]:
         found.append(
             "it is made for the CPU build of vLLM, and the speeds are those of a Spark's GPU"
         )
+    found += _other_gpus(fitted)
     if fitted.share is None:
         return found
     if fitted.launch.number("gpu-memory-utilization") and fitted.share > fitted.highest:
@@ -344,6 +334,14 @@ def _remarks(fitted: Fit) -> list[str]:
             "vLLM does not measure what they leave"
         )
     return found
+
+
+def _other_gpus(fitted: Fit) -> list[str]:
+    """Say where the speeds are not those of the GPUs that there are."""
+    names = sorted({room.gpu for room in fitted.rooms if room.memory.of_gpu})
+    if not names:
+        return []
+    return [f"memory is that of {' and '.join(names)}; the speeds are those of a Spark's GPU"]
 
 
 def _drafter(launch: Launch, geometry: Geometry) -> DrafterLayers:

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from spark_cluster.config.launch import Launch
 from spark_cluster.errors import UsageError
 from spark_cluster.models import Geometry
-from spark_cluster.planning.fit import BATCHED_TOKENS, Fit, batched_tokens, fit, for_batch_gib
+from spark_cluster.planning.batch import (
+    BATCHED_TOKENS,
+    batched_tokens,
+    for_batch_gib,
+    has_own_memory,
+)
+from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.room import NodeMemory
 
 SHARE = "gpu-memory-utilization"
@@ -59,7 +65,8 @@ def nearest(
         whole_gib: weights of the whole model, where they are not those of all nodes.
     """
     whole = fitted.weights_gib * fitted.launch.tp if whole_gib is None else whole_gib
-    runtime = fitted.runtime_gib - for_batch_gib(batched_tokens(fitted.launch))
+    own = has_own_memory(fitted.rooms)
+    runtime = fitted.runtime_gib - for_batch_gib(batched_tokens(fitted.launch), own=own)
 
     def tried(launch: Launch) -> Fit | None:
         try:

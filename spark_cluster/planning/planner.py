@@ -157,7 +157,7 @@ class Planner:
     def _fit(self, subject: Subject, geometry: shapes.Geometry, rooms: Sequence[NodeMemory]) -> Fit:
         launch = subject.launch
         weights = self.weights_gib(subject, geometry)
-        runtime = self.constants.runtime_gib
+        runtime = self.constants.measured_runtime_gib
         return fit(launch, geometry, rooms[: launch.ranks], weights, runtime_gib=runtime)
 
     def plan(

@@ -166,7 +166,7 @@ def advise(
     roomy = launch.without_flags(*LIMITS)
 
     def topology(name: str, title: str, tp: int, nodes: Sequence[NodeMemory]) -> Topology:
-        runtime = constants.runtime_gib
+        runtime = constants.measured_runtime_gib
         fitted = fit(roomy.at_size(tp), geometry, nodes, weights_gib, runtime_gib=runtime)
         fast = speed(
             fitted,

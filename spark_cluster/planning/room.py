@@ -18,11 +18,12 @@ class NodeMemory:
     """The memory of one node.
 
     Attributes:
-        memory: of the whole machine, the GPU's too.
+        memory: what is for programs on the GPU: the GPU's own, or as on a Spark the machine's.
         held: processes that hold GPU memory now.
         disk_free_gib: of the root file system; None when it is not known.
         has_model: the model's files are there already.
         assumed: no node was asked.
+        gpu: its name; empty when it is not known.
     """
 
     name: str
@@ -31,6 +32,7 @@ class NodeMemory:
     disk_free_gib: float | None = None
     has_model: bool = False
     assumed: bool = False
+    gpu: str = ""
 
     @property
     def total_gib(self) -> float:
@@ -69,8 +71,9 @@ def of_facts(name: str, facts: Facts, held: Iterable[Process], *, has_model: boo
     """A node that was asked."""
     return NodeMemory(
         name,
-        facts.memory,
+        facts.gpu_memory,
         tuple(held),
         facts.disk_free_bytes / GIB if facts.disk_free_bytes else None,
         has_model,
+        gpu=facts.gpu.name if facts.gpu else "",
     )

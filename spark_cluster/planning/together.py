@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.facts.model import Facts
-from spark_cluster.models.memory import GIB_KIB, OUTSIDE_GIB, RESERVE_GIB
+from spark_cluster.models.memory import GIB_KIB, Margins, margins
 from spark_cluster.planning.disk import disk_gib
 from spark_cluster.planning.fit import Fit, kv_bytes_given
 from spark_cluster.planning.plan import Plan
@@ -46,15 +46,17 @@ class ModelMemory:
     Attributes:
         reserved_gib: weights, KV cache and runtime: the least that does what is asked where the
             plan does not fit, otherwise what is planned.
+        outside_gib: what its server takes in addition.
     """
 
     title: str
     reserved_gib: float
+    outside_gib: float
 
     @property
     def whole_gib(self) -> float:
         """What it reserves, and what its server takes in addition."""
-        return self.reserved_gib + OUTSIDE_GIB
+        return self.reserved_gib + self.outside_gib
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ class NodeTogether:
 
     room: NodeMemory
     models: tuple[ModelMemory, ...]
+
+    @property
+    def margins(self) -> Margins:
+        """What the servers and the system take in addition."""
+        return margins(self.room.memory)
 
     @property
     def taken_gib(self) -> float:
@@ -78,21 +85,22 @@ class NodeTogether:
     def reason(self) -> str:
         """Why they do not fit next to each other; empty when they do."""
         # Shares are in hundredths of the memory, and sums of floats are not exact.
-        if self.left_gib >= RESERVE_GIB - 1e-6:
+        reserve = self.margins.reserve_gib
+        if self.left_gib >= reserve - 1e-6:
             return ""
         parts = " + ".join(
-            f"{one.reserved_gib:.1f} for {one.title} and {OUTSIDE_GIB:g} that vLLM takes in "
+            f"{one.reserved_gib:.1f} for {one.title} and {one.outside_gib:g} that vLLM takes in "
             "addition"
             for one in self.models
         )
-        needed = f"{self.taken_gib + RESERVE_GIB:.1f} GiB"
+        needed = f"{self.taken_gib + reserve:.1f} GiB"
         count = len(self.models)
         who = f"{self.models[0].title} needs {needed}"
         if count > 1:
             who = f"{count} models need {needed} together"
+        keeps = f" + {reserve:g} that the system keeps" if reserve else ""
         return (
-            f"{self.room.name}: {who} ({parts} "
-            f"+ {RESERVE_GIB:g} that the system keeps), and {self.room.available_gib:.1f} are "
+            f"{self.room.name}: {who} ({parts}{keeps}), and {self.room.available_gib:.1f} are "
             "available"
         )
 
@@ -101,7 +109,7 @@ class NodeTogether:
         return {
             **self.room.to_dict(),
             "models": [*map(_memory, self.models)],
-            "outside_gib": OUTSIDE_GIB,
+            "outside_gib": self.margins.outside_gib,
             "taken_gib": round(self.taken_gib, 2),
             "left_gib": round(self.left_gib, 2),
         }
@@ -199,7 +207,8 @@ def _plan(planner: Planner, placed: Sequence[Placed], question: Question) -> Pla
     sizes = [_least(_fitted(planner, one), one.room) for one in placed]
     plans: list[Plan] = []
     for index, one in enumerate(placed):
-        others = [sizes[other] + OUTSIDE_GIB for other in _next_to(placed, index)]
+        outside = margins(one.room.memory).outside_gib
+        others = [sizes[other] + outside for other in _next_to(placed, index)]
         taken_disk = sum(
             disk_gib(plan.fit.launch, plan.fit.serving, plan.fit.peak_gib)
             for before, plan in zip(placed, plans, strict=False)
@@ -257,7 +266,7 @@ def _nodes(placed: Sequence[Placed], sizes: Sequence[float]) -> Iterator[NodeTog
     rooms = {one.room.name: one.room for one in placed}
     for name, room in rooms.items():
         models = [
-            ModelMemory(one.subject.title, size)
+            ModelMemory(one.subject.title, size, margins(room.memory).outside_gib)
             for one, size in zip(placed, sizes, strict=True)
             if one.room.name == name
         ]

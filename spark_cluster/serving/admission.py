@@ -17,7 +17,7 @@ from spark_cluster.inference import runtime
 from spark_cluster.inference.containers import OVERRIDES, ContainerState
 from spark_cluster.inference.process import PROGRAMS, RAY, SERVER
 from spark_cluster.models.memory import LOWEST, utilization
-from spark_cluster.planning.room import NodeMemory
+from spark_cluster.planning.room import NodeMemory, of_facts
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import vram
 from spark_cluster.serving.plan import ServePlan
@@ -86,7 +86,7 @@ def must_work(
     if running.status == "running" or ended:
         ours = our_processes(play, [room.name for room in rooms], (*PROGRAMS, *ended))
         rooms = [without_ours(room, ours[room.name]) for room in rooms]
-        facts = [replace(fact, memory=room.memory) for fact, room in zip(facts, rooms, strict=True)]
+        facts = [f.with_gpu_memory(room.memory) for f, room in zip(facts, rooms, strict=True)]
     try:
         hub = model_lookup.hub_for(play, plan.subject, offline=offline)
         known = planner.Planner(play.project, hub)
@@ -157,10 +157,10 @@ def share(play: Play, plan: ServePlan, running: ContainerState) -> float | None:
     known = {node.name: node for node in play.nodes}
     now = [known[node.name] for node in plan.nodes]
     name, highest = min(
-        ((node.name, utilization(node.facts.memory)) for node in now), key=lambda item: item[1]
+        ((node.name, utilization(node.facts.gpu_memory)) for node in now), key=lambda item: item[1]
     )
     if highest < LOWEST:
-        memory = known[name].facts.memory
+        memory = known[name].facts.gpu_memory
         raise Refused(
             f"only {memory.available_kib / 2**20:.1f} of {memory.total_kib / 2**20:.1f} GiB are "
             "available",
@@ -189,7 +189,7 @@ def _planned(play: Play, plan: ServePlan, nodes: list[Node], highest: float) -> 
     """The share that the plan chooses: what is asked for, or all that is safe."""
     from spark_cluster.planning import planner
 
-    rooms = [NodeMemory(node.name, node.facts.memory) for node in nodes]
+    rooms = [of_facts(node.name, node.facts, (), has_model=True) for node in nodes]
     try:
         fitted = planner.Planner(play.project).fit(plan.subject, rooms)
     except (UsageError, InvalidFile):  # a shape that no one knows
@@ -233,6 +233,8 @@ def without_ours(room: NodeMemory, ours: set[int]) -> NodeMemory:
 
 
 def drop_caches(play: Play, node: Node) -> None:
-    """Give the page cache back, as vLLM's start gate does not count it as free."""
+    """Give the page cache back, as vLLM's start gate does not count it as free on a Spark."""
+    if node.facts.gpu_memory.of_gpu:
+        return
     play.session(node).run(["sync"], timeout=300)
     play.session(node).run(["sysctl", "-q", "-w", "vm.drop_caches=3"], timeout=300)

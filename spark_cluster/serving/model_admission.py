@@ -128,7 +128,7 @@ def _planned(
         replace(one, room=admission.without_ours(one.room, ours[one.room.name])) for one in asked
     ]
     asked = [
-        replace(one, facts=replace(one.facts, memory=one.room.memory)) if one.facts else one
+        replace(one, facts=one.facts.with_gpu_memory(one.room.memory)) if one.facts else one
         for one in asked
     ]
     for one in asked:  # what the hub says of them is kept on this machine

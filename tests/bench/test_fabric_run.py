@@ -128,6 +128,16 @@ def test_figures_of_cpus_are_not_judged():
     assert not found.issues
 
 
+def test_figures_of_other_gpus_are_not_judged():
+    """Of two H100s over sockets nothing is known that they could be compared with."""
+    nodes = tuple(node(name, SOCKETS, device="NVIDIA H100 80GB HBM3") for name in ("a", "b"))
+    found = judged(measured(1.0, nodes=nodes))
+    assert (found.verdict, found.issues) == ("not judged", ())
+    assert found.reasons == ("NVIDIA H100 80GB HBM3: what to expect is known of Sparks only",)
+    sparks = measured(nodes=(node("a", device="NVIDIA GB10"), node("b")))
+    assert judged(sparks).verdict == "as expected"
+
+
 @pytest.mark.parametrize(
     ("lines", "rdma", "devices"),
     [

@@ -12,18 +12,25 @@ from pathlib import Path
 
 import pytest
 from commandline import CHECKOUT, CommandLine, Ran, ended
-from lab_model import QUESTION
+from gemma4_shape import make_model
+from gpu_recipes import PARIS as RECIPE
+from gpu_recipes import recipe
 
 ENVIRONMENT = "SPARK_CLUSTER_GPU_VENV"
 """A virtual environment in which vLLM for CUDA is installed."""
 
-CHANGES = "SPARK_CLUSTER_GPU_RECIPE"
-"""JSON that is merged into the recipe: `env` and `engine_args` that this machine needs."""
-
 KEPT = "SPARK_CLUSTER_GPU_OUT"
 """Folder for the transcript and the JSON documents."""
 
-RECIPE = "gpu-paris"
+
+PAIR = "SPARK_CLUSTER_GPU_PAIR"
+"""An inventory, file or name, of two nodes that have a GPU each."""
+
+LAB = "lab-gpus"
+"""The inventory of `lab up --gpus`."""
+
+NEEDED_MIB = 70_000
+"""Of a GPU's memory, for the weights of a Gemma 4 26B-A4B in BF16 and a cache."""
 
 
 def why_not() -> str:
@@ -34,10 +41,17 @@ def why_not() -> str:
         return "systemd does not run this machine"
     if os.geteuid() != 0:
         return "root is needed"
-    found = shutil.which("nvidia-smi") and subprocess.run(
+    return "" if gpus() else "nvidia-smi shows no GPU"
+
+
+def gpus() -> list[str]:
+    """Return a line for each GPU of this machine."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    found = subprocess.run(
         ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False
     )
-    return "" if found and found.stdout.startswith("GPU 0") else "nvidia-smi shows no GPU"
+    return [line for line in found.stdout.splitlines() if line.startswith("GPU ")]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -50,11 +64,17 @@ class Recorded(CommandLine):
     """The command line, of which everything that it prints is kept as a transcript."""
 
     out: Path
+    allowed: tuple[str, ...] = ()
+    """Options for a recipe that the inventory does not allow."""
 
     def __call__(self, *words: str, status: int | None = 0, timeout: float = 600.0) -> Ran:
         ran = ended(self.start(*words), status, timeout)
         self.keep(ran)
         return ran
+
+    def save(self, name: str, document: object) -> None:
+        """Keep a document that a test has made of what it saw."""
+        (self.out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
 
     def keep(self, ran: Ran) -> None:
         number = len(list(self.out.glob("*.json"))) + 1
@@ -70,29 +90,13 @@ class Recorded(CommandLine):
 
 def recipe_text(environment: str, model: Path) -> str:
     """The lab's model on a GPU: no image, no mounts, and what this machine needs."""
-    document = {
-        "name": RECIPE,
-        "description": "The lab's model on a real GPU",
-        "model": {
-            "name": "paris", "source": "directory", "directory": str(model),
-            "path": "/srv/models/paris", "served_name": "paris",
-        },
-        "runtime": "venv",
-        "venv": {"path": environment},
-        "tensor_parallel": {"min": 1, "max": 2},
-        "engine_args": {
-            "dtype": "bfloat16", "max-model-len": 4096, "max-num-seqs": 8,
-            "enforce-eager": True, "kv-cache-memory-bytes": "1G",
-        },
-        "env": {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},
-        "probe": {
-            "question": QUESTION, "expect": "Paris", "max_tokens": 5,
-        },
-        "readiness": {"rungs": ["answer"], "log_expect": ["Application startup complete"]},
-        "ready_timeout_s": 300,
+    arguments = {
+        "dtype": "bfloat16", "max-model-len": 4096, "max-num-seqs": 8,
+        "enforce-eager": True, "kv-cache-memory-bytes": "1G",
     }  # fmt: skip
-    for name, more in json.loads(os.environ.get(CHANGES, "{}")).items():
-        document[name] = {**document.get(name, {}), **more}  # type: ignore[dict-item]
+    about = "The lab's model on a real GPU"
+    parts = {"engine_args": arguments, "ray": {"object_store_memory": 200_000_000}}
+    document = recipe(RECIPE, model, environment, description=about, **parts)
     return json.dumps(document, indent=1)  # which is YAML too
 
 
@@ -111,11 +115,26 @@ def made_model(folder: Path, environment: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    """The command line in a project whose one node is this machine; at the end nothing serves."""
+def environment() -> str:
+    """The environment with vLLM; skips where these tests cannot run."""
     if why := why_not():
         pytest.skip(why)
-    environment = os.environ[ENVIRONMENT]
+    return os.environ[ENVIRONMENT]
+
+
+@pytest.fixture(scope="session")
+def gemma4(user: Recorded) -> Path:
+    """The folder of a Gemma 4 26B-A4B without weights; skips where they would not fit."""
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    printed = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout
+    if int(printed.splitlines()[0]) < NEEDED_MIB:
+        pytest.skip(f"the GPU has {printed.splitlines()[0]} MiB, and {NEEDED_MIB} are needed")
+    return make_model(user.home / "gemma4-26b")
+
+
+@pytest.fixture(scope="session")
+def user(environment: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    """The command line in a project whose one node is this machine; at the end nothing serves."""
     home = tmp_path_factory.mktemp("gpu")
     (home / "recipes").mkdir()
     model = made_model(home, environment)
@@ -130,3 +149,26 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     made.out.mkdir(parents=True, exist_ok=True)
     yield made
     made("down")
+
+
+@pytest.fixture(scope="module")
+def pair(user: Recorded, environment: str) -> Iterator[Recorded]:
+    """The same project with two nodes that have a GPU each; at the end nothing serves.
+
+    They are those of the inventory that is named, else of the lab on this machine's GPUs.
+    """
+    inventory = os.environ.get(PAIR)
+    if not inventory and len(gpus()) < 2:
+        pytest.skip(f"two GPUs are needed, or {PAIR} (docs/gpu.md)")
+    user("down")
+    made = Recorded(user.home, inventory or LAB, user.environment)
+    model = str(user.home / "paris")
+    made.allowed = ("--allow-venv", "--allow-file", model)
+    made.out = user.out / "pair"
+    made.out.mkdir(exist_ok=True)
+    if not inventory:
+        made("lab", "up", "--gpus", "--nodes", "2", "--share", environment, "--share", model)
+    try:
+        yield made
+    finally:
+        made(*(("down",) if inventory else ("lab", "down")))

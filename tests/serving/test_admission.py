@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from serve_plans import plan_for
 from spark_cluster.config import overrides
 from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.errors import DoesNotFit, Refused
-from spark_cluster.facts.model import Process
+from spark_cluster.facts.model import Gpu, Memory, Process
 from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.models.checkpoint import Checkpoint
@@ -220,6 +221,15 @@ def test_the_share_is_that_of_the_node_with_least_room():
     play = Play(make_node("a", 100), make_node("b", 60, head=False))
     assert share(play, open_end) == 0.41
     assert play.done == ["dropped 2", "refreshed 2"], "page cache is given back first"
+
+
+def test_a_gpu_with_memory_of_its_own_has_no_page_cache():
+    node = make_node("a", 12)
+    gpu = Gpu("NVIDIA H200", "9.0", "580", memory=Memory(140 * GIB, 140 * GIB, of_gpu=True))
+    node = replace(node, facts=replace(node.facts, gpu=gpu))
+    assert share(Play(node), make_recipe()) == 0.38
+    session = SimpleNamespace(run=lambda *_, **__: pytest.fail("it takes nothing of the GPU's"))
+    admission.drop_caches(SimpleNamespace(session=lambda _: session), node)
 
 
 def test_the_share_is_no_more_than_what_is_asked_for():
