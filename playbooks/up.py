@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.inference.process import SERVER
@@ -88,7 +89,8 @@ def main(
         share = admission.share(play, plan, running)
         if running.status == "running":
             end_dead_server(play, plan)
-        start(play, plan, share, guarded)
+        begin = partial(start, play, plan, share, guarded)
+        started = begin()
     if play.check:
         play.note("check mode: nothing was started, so nothing was verified")
         return None
@@ -96,7 +98,7 @@ def main(
     if left_out and readiness.container_state(play, SERVER).status == "absent":
         play.note("the server was left out, so nothing was verified")
         return None
-    return _verified(play, plan, before, load=load)
+    return _verified(play, plan, before, None if started else begin, load=load)
 
 
 def with_replicas(
@@ -134,12 +136,12 @@ def with_replicas(
         found = replicas.with_plans(found, group)
     with play.stage("start"):
         model_servers.end(play, former)
-        replicas.start(play, group, found, guarded)
+        again = replicas.start(play, group, found, guarded)
     if play.check or play.options.selection.partial:
         play.note("not all was started, so nothing was verified")
         return None
     with play.stage("load"):
-        peak = replicas.healthy(play, group, found)
+        peak = replicas.healthy(play, group, found, again)
     with play.stage("verify"):
         startup_log.must_fit(play, group.whole.nodes, recipe.readiness)
         answer = replicas.verify(play, group, found)
@@ -158,11 +160,18 @@ def _must_find_free_ports(play: Play, plan: ServePlan, ended: Sequence[str]) -> 
         taken_ports.must_be_free(play, plan)
 
 
-def _verified(play: Play, plan: ServePlan, before: list[vram.NodeVram], *, load: bool) -> Served:
-    """Wait for the server, and verify it."""
+def _verified(
+    play: Play,
+    plan: ServePlan,
+    before: list[vram.NodeVram],
+    again: Callable[[], object] | None,
+    *,
+    load: bool,
+) -> Served:
+    """Wait for the server, and verify it; `again` as in `readiness.healthy`."""
     with play.stage("load"):
-        limit = plan.recipe.ready_timeout_s
-        peak = readiness.healthy(play, plan.endpoint, limit, plan.ranks, plan.recipe.engine)
+        limit, engine = plan.recipe.ready_timeout_s, plan.recipe.engine
+        peak = readiness.healthy(play, plan.endpoint, limit, plan.ranks, engine, again=again)
     with play.stage("verify"):
         startup_log.must_fit(play, plan.nodes, plan.recipe.readiness)
         answer = rungs.climb(play, plan)

@@ -169,7 +169,8 @@ def _start_one(one: Member, guarded: str, admitted: Admitted) -> list[vram.NodeV
         end_dead_server(play, plan)
     if not play.check and not admission.serves(one.running, plan):
         admission.drop_caches(play, one.node)  # page cache is not free memory to CUDA
-    play.apply(one.node, play.role("vllm", deployment=made))
+    server = partial(play.apply, one.node, play.role("vllm", deployment=made))
+    started = runtime.changed(server().changes(one.node.name), plan.server)
     if play.check or play.options.selection.partial:
         return []
     recipe = plan.recipe
@@ -179,6 +180,7 @@ def _start_one(one: Member, guarded: str, admitted: Admitted) -> list[vram.NodeV
         recipe.ready_timeout_s,
         engine_name=recipe.engine,
         server=plan.server,
+        again=None if started else server,
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from spark_cluster.config.engines import DEFAULT
 from spark_cluster.config.recipe_schema import Probe
@@ -87,6 +88,10 @@ def ray_asks_for_its_token(play: Play, port: int) -> None:
         )
 
 
+class ServerEnded(Failed):
+    """The server, or a rank of it, ended before it was healthy."""
+
+
 def healthy(
     play: Play,
     endpoint: Endpoint,
@@ -95,6 +100,7 @@ def healthy(
     engine_name: str = DEFAULT,
     *,
     server: str = SERVER,
+    again: Callable[[], object] | None = None,
 ) -> list[vram.NodeVram]:
     """Wait until the engine is healthy, at most `timeout` seconds.
 
@@ -102,14 +108,38 @@ def healthy(
         ranks: names of the nodes other than the head that have a rank of their own (executor mp).
         engine_name: of the engine that is waited for.
         server: name of its program.
+        again: starts a server that this run found running and left as it was. Its engine may have
+            died a moment ago, and its API ends only now: it is started again, once.
 
     Returns:
         The largest VRAM seen meanwhile.
 
     Raises:
-        Failed: the server or a rank ended; with the earliest real error over all ranks.
+        ServerEnded: the server or a rank ended; with the earliest real error over all ranks.
         VerificationFailed: it is not healthy in time.
     """
+    wait = partial(
+        _until_healthy, play, endpoint, timeout, ranks, engine_name=engine_name, server=server
+    )
+    try:
+        return wait()
+    except ServerEnded as error:
+        if again is None:
+            raise
+        play.note(f"the server that ran already has ended: {error.message}; it is started again")
+    again()
+    return wait()
+
+
+def _until_healthy(
+    play: Play,
+    endpoint: Endpoint,
+    timeout: float,
+    ranks: Sequence[str],
+    *,
+    engine_name: str,
+    server: str,
+) -> list[vram.NodeVram]:
     serving = engine(engine_name)
     session = play.session(play.head)
     sessions = {node.name: play.session(node) for node in play.nodes}
@@ -214,7 +244,7 @@ def container_state(play: Play, name: str, node: str | None = None) -> Container
     return unit_state.parse(done["stdout"] if done is not None else "")
 
 
-def _ended(play: Play, state: ContainerState, name: str, server: str) -> Failed:
+def _ended(play: Play, state: ContainerState, name: str, server: str) -> ServerEnded:
     fault = logs.first_error(program_logs(play, server) | program_logs(play, RAY))
     session = play.connections.session(name)
     last = logs.last_line(logs.read(session, server, lines=20))
@@ -222,7 +252,7 @@ def _ended(play: Play, state: ContainerState, name: str, server: str) -> Failed:
     what = "restarted" if state.status == "running" else f"is {state.status}"
     # Docker would start it again and again; what it said stays to be read.
     session.run(runtime.RUNTIMES[state.runtime].stop(server))
-    return Failed(
+    return ServerEnded(
         f"{who} {what} while loading: {fault.text if fault else last or state.error}",
         where=fault.where if fault else f"{name} {server}",
         hint=logs.advice(fault, f"{who} was stopped, its log stays: spark-cluster logs shows more"),

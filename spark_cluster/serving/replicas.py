@@ -7,7 +7,7 @@ verified by itself: what the proxy answers says nothing of the replica that it d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -212,7 +212,11 @@ def must_work(
             raise
 
 
-def start(play: Play, group: Group, found: Sequence[Member], guarded: str) -> None:
+Again = Callable[[], object] | None
+"""What starts a replica that was left as it ran; None for one that was started."""
+
+
+def start(play: Play, group: Group, found: Sequence[Member], guarded: str) -> list[Again]:
     """Start each replica that is not as it should be, then the proxy in front of all.
 
     The proxy is there before they are loaded, so that one that does not come up keeps none of the
@@ -220,19 +224,25 @@ def start(play: Play, group: Group, found: Sequence[Member], guarded: str) -> No
 
     Args:
         guarded: whether there is a firewall, for the containers' label.
+
+    Returns:
+        For each, what `healthy` may start again.
     """
     _end_others(play, found)
 
-    def start_one(one: Member) -> None:
+    def start_one(one: Member) -> Again:
         launches.before_start(one.play, one.plan, one.running)
         share = admission.share(one.play, one.plan, one.running)
         made = one.plan.starting(share=share, guarded=guarded, ray_token=None)
         role = partial(one.play.role, deployment=made)
-        one.play.apply(one.node, role("ray"), role("vllm"))
+        begin = partial(one.play.apply, one.node, role("ray"), role("vllm"))
+        started = runtime.changed(begin().changes(one.node.name), SERVER)
+        return None if started else begin
 
-    play.together(*[partial(start_one, one) for one in found])
+    again: list[Again] = play.together(*[partial(start_one, one) for one in found])
     nodes = group.whole.nodes
     play.apply(nodes, play.role("endpoint", **group.whole.endpoint.proxy_settings()))
+    return again
 
 
 def _end_others(play: Play, found: Sequence[Member]) -> None:
@@ -246,8 +256,13 @@ def _end_others(play: Play, found: Sequence[Member]) -> None:
     vram.until_free({node.name: play.session(node) for node in nodes})
 
 
-def healthy(play: Play, group: Group, found: Sequence[Member]) -> list[vram.NodeVram]:
+def healthy(
+    play: Play, group: Group, found: Sequence[Member], again: Sequence[Again]
+) -> list[vram.NodeVram]:
     """Wait until every replica is healthy, and the proxy sees one of them.
+
+    Args:
+        again: as `start` returns it.
 
     Returns:
         The largest VRAM of each node seen meanwhile.
@@ -258,7 +273,12 @@ def healthy(play: Play, group: Group, found: Sequence[Member]) -> list[vram.Node
     """
     recipe = group.whole.recipe
     wait = partial(readiness.healthy, timeout=recipe.ready_timeout_s, engine_name=recipe.engine)
-    peaks = play.together(*[partial(wait, one.play, one.plan.endpoint) for one in found])
+    peaks = play.together(
+        *[
+            partial(wait, one.play, one.plan.endpoint, again=begin)
+            for one, begin in zip(found, again, strict=True)
+        ]
+    )
     readiness.healthy(play, group.whole.endpoint, BEHIND_PROXY_S, engine_name=recipe.engine)
     return [reading for peak in peaks for reading in peak]
 

@@ -33,23 +33,26 @@ def guard(play: Play, plan: ServePlan) -> RoleCall:
     return play.role("firewall", **plan.firewall)
 
 
-def start(play: Play, plan: ServePlan, share: float | None, guarded: str) -> None:
+def start(play: Play, plan: ServePlan, share: float | None, guarded: str) -> bool:
     """Start Ray on all nodes, head first; then the server, and the proxy in front of it.
 
     Args:
         share: the --gpu-memory-utilization that was computed; None keeps the recipe's.
         guarded: whether there is a firewall, for the containers' label.
+
+    Returns:
+        Whether the server was started; else it ran as it should.
     """
     nodes = plan.nodes
     ray_token = token(play.session(nodes[0])) if plan.deployment.on_ray else None
     deployment = plan.starting(share=share, guarded=guarded, ray_token=ray_token)
     _start_ray(play, nodes, deployment)
     with logs.explained():
-        _start_server(play, plan, deployment)
+        return _start_server(play, plan, deployment)
 
 
-def _start_server(play: Play, plan: ServePlan, deployment: Deployment) -> None:
-    """Start the server and the proxy in front of it."""
+def _start_server(play: Play, plan: ServePlan, deployment: Deployment) -> bool:
+    """Start the server and the proxy in front of it; return whether the server was started."""
     nodes = plan.nodes
     server = play.role("vllm", deployment=deployment)
     proxy = play.role("endpoint", **plan.endpoint.proxy_settings())
@@ -61,6 +64,7 @@ def _start_server(play: Play, plan: ServePlan, deployment: Deployment) -> None:
         # A rank does not join others that have begun already.
         play.apply(nodes, [_runtime(deployment).absent(SERVER, 5)])
         play.apply(nodes, server)
+    return bool(changed)
 
 
 def end_dead_server(play: Play, plan: ServePlan) -> None:

@@ -68,8 +68,8 @@ def test_a_damaged_file_alone_is_fetched_again(user, spark1, spark2):
     largest = f"$(ls -S {FOLDER}/blobs/* | head -1)"
     flip = f'printf X | dd of="{largest}" seek=9999 bs=1 conv=notrunc'
     spark2.run(["sh", "-c", flip])
-    found = user("models", "verify", "--json", status=5).document["models"]
+    found = user("models", "verify", "org/tiny", "--json", status=5).document["models"]
     assert {one["node"]: len(one["damaged"]) for one in found} == {"spark1": 0, "spark2": 1}
     repaired = user("models", "repair", "org/tiny")
     assert "spark1" in repaired.out
-    assert user("models", "verify").out.count("sound") == 2
+    assert user("models", "verify", "org/tiny").out.count("sound") == 2

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.lab
 PREPARE = """\
 def main(play):
     image = Image("spark-vllm:lab", archive="/srv/images/spark-vllm.tar")
-    play.apply(play.nodes, "containers", [image])
+    play.apply(play.nodes, "network", "containers", [image])  # the fabric is scanned, too
 """
 UP = ("up", "--tp", "1", "--recipe", NAME)
 

@@ -56,7 +56,7 @@ class FakePlay:
                 self.log.append((made.instance, made.flags.get("gpu-memory-utilization")))
             else:
                 self.log.append(sorted({r.name for r in one}))
-        return SimpleNamespace(changed=self.changed)
+        return SimpleNamespace(changed=self.changed, changes=lambda _name: ())
 
     def together(self, *jobs: Any) -> list[Any]:
         return [job() for job in jobs]

@@ -127,6 +127,7 @@ class FakePlay:
     """A play that notes what it is given, and does nothing."""
 
     check = False
+    changes: tuple[str, ...] = ()
 
     def __init__(self, *nodes: Node, log: list[Any] | None = None) -> None:
         self.nodes, self.head = list(nodes), nodes[0]
@@ -138,11 +139,12 @@ class FakePlay:
     def role(self, name: str, **given: Any) -> tuple[str, dict[str, Any]]:
         return name, given
 
-    def apply(self, nodes: Any, *what: Any) -> None:
+    def apply(self, nodes: Any, *what: Any) -> Any:
         names = [node.name for node in (nodes if isinstance(nodes, list | tuple) else [nodes])]
         for one in what:
             said = one[0] if isinstance(one, tuple) else sorted({r.name for r in one})
             self.log.append((said, names))
+        return SimpleNamespace(changes=lambda _name: self.changes)
 
     def together(self, *jobs: Any) -> list[Any]:
         return [job() for job in jobs]

@@ -671,6 +671,25 @@ def test_a_rank_that_ends_while_loading(states, text, monkeypatch):
     assert worker.stopped, "Docker would start it again and again"
 
 
+def test_a_server_that_ran_already_and_ends_now_is_started_again_once():
+    """Its engine had died a moment before the run, and its API ended while it was waited for."""
+    head = Loading(inspected("restarting"))
+    play, notes = loading(spark1=head), []
+    play.note = notes.append
+    endpoint = Endpoint("10.0.0.1", 8000, "paris")
+
+    def begin():
+        assert head.stopped, "nothing else may start it meanwhile"
+        head.health = 200
+
+    assert readiness.healthy(play, endpoint, 60, again=begin)
+    (note,) = notes
+    assert "has ended: the server is restarting while loading: ValueError: no room" in note
+    head.health = 0
+    with pytest.raises(Failed, match="is restarting while loading"):
+        readiness.healthy(play, endpoint, 60, again=lambda: None)
+
+
 def test_healthy_at_last():
     play = loading(spark1=Loading(inspected(), health=200))
     assert readiness.healthy(play, Endpoint("10.0.0.1", 8000, "paris"), 60)
