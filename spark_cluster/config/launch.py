@@ -97,6 +97,12 @@ class Launch:
         return count
 
     @property
+    def drafts_itself(self) -> bool:
+        """True if drafts come from the model's own MTP layers."""
+        config = self.speculative
+        return "mtp" in str(config.get("method", "")) and not config.get("model")
+
+    @property
     def pp(self) -> int:
         """Pipeline-parallel size: stages of layers."""
         return max(1, int(self.number("pipeline-parallel-size") or 1))
