@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import (
@@ -21,10 +21,10 @@ from spark_cluster.serving import (
     tuned,
     vram,
 )
-from spark_cluster.serving.nodes import serving
-from spark_cluster.serving.plan import ServePlan, resolve
+from spark_cluster.serving.plan import ServePlan
 from spark_cluster.serving.prepare import announce, prepare
 from spark_cluster.serving.proxy import models_of, replicas_of
+from spark_cluster.serving.replicas import Group, Member
 from spark_cluster.serving.result import Served, served
 from spark_cluster.serving.start import end_dead_server, start
 from spark_cluster.transfer.fetch import fetch, must_be_there
@@ -48,96 +48,80 @@ def main(
     a `count` of replicas, each on one node. With `load` a server that was started is put under a
     short load, for its GPU memory.
     """
-    if count > 1:
-        return with_replicas(play, recipe, count, force=force, offline=offline)
-    nodes, _ = serving(play.nodes, tp, recipe.nodes_for(tp))
-    running, before, models, text, kernels = play.together(
-        lambda: readiness.container_state(play, SERVER),
-        lambda: [] if play.check else vram.sample(play.sessions),
-        lambda: stored(play, recipe, nodes),
-        lambda: replicas.behind(play),
-        lambda: tuned.look(play, recipe, nodes),
-    )
-    if note := replicas.taken_away(replicas_of(text), tp):
-        play.note(note)
-    former = models_of(text)
-    if note := model_servers.taken_away(former, recipe.name):
-        play.note(note)
-    if offline:
-        must_be_there(recipe, models)
-    plan = resolve(recipe.located(models.folders()), play.inventory, play.nodes, tp)
-    announce(play, plan)
-    vram.record(play.bus, "before", before)
-    if note := admission.overrides_changed(running, plan):
-        play.note(note)
-    ended = [one.program for one in former]
-    there = models.there(recipe.model.name)
-    admission.must_work(play, plan, running, there, force=force, offline=offline, ended=ended)
-    if running.status != "running":
-        _must_find_free_ports(play, plan, ended)
-    with play.stage("prepare"):
-        guarded = prepare(play, plan)
-    with play.stage("fetch"):
-        fetched = fetch(play, plan, models)
-        if fetched is not plan.recipe:
-            plan = resolve(fetched, play.inventory, play.nodes, tp)
-    with play.stage("start"):
-        model_servers.end(play, former)
-        plan = tuned.applied(play, plan, kernels)
-        launches.before_start(play, plan, running)
-        share = admission.share(play, plan, running)
-        if running.status == "running":
-            end_dead_server(play, plan)
-        start(play, plan, share, guarded)
-    if play.check:
-        play.note("check mode: nothing was started, so nothing was verified")
-        return None
-    left_out = play.options.selection.partial
-    if left_out and readiness.container_state(play, SERVER).status == "absent":
-        play.note("the server was left out, so nothing was verified")
-        return None
-    return _verified(play, plan, before, load=load)
-
-
-def with_replicas(
-    play: Play, recipe: Recipe, count: int, *, force: bool, offline: bool
-) -> Served | None:
-    """Serve `recipe` on each of so many nodes, behind one endpoint; None as in `main`."""
-    group = replicas.resolve_group(recipe, play.inventory, play.nodes, count)
-    announce(play, group.whole)
+    group = replicas.resolve_servers(recipe, play.inventory, play.nodes, tp, count)
     found, before, models, text, kernels = play.together(
         lambda: replicas.members(play, group),
         lambda: [] if play.check else vram.sample(play.sessions),
         lambda: stored(play, recipe, group.whole.nodes),
         lambda: replicas.behind(play),
-        lambda: tuned.look(play, recipe, group.whole.nodes),
+        lambda: tuned.look(play, group.whole, group.whole.nodes),
     )
+    if group.is_one and (note := replicas.taken_away(replicas_of(text), tp)):
+        play.note(note)
     former = models_of(text)
     if note := model_servers.taken_away(former, recipe.name):
         play.note(note)
     if offline:
         must_be_there(recipe, models)
+    group = group.located(models.folders())
+    found = replicas.with_plans(found, group)
+    announce(play, group.whole)
     vram.record(play.bus, "before", before)
-    there = models.there(recipe.model.name)
     ended = [one.program for one in former]
+    there = models.there(recipe.model.name)
     replicas.must_work(found, there, force=force, offline=offline, ended=ended)
-    if any(one.running.status != "running" for one in found):
-        _must_find_free_ports(play, group.whole, ended)
+    if not ended and any(one.running.status != "running" for one in found):
+        # What will be ended frees ports of its own.
+        taken_ports.must_be_free(play, group.whole)
     with play.stage("prepare"):
         guarded = prepare(play, group.whole)
     with play.stage("fetch"):
-        fetched = fetch(play, group.whole, models).located(models.folders())
-        group = replicas.resolve_group(fetched, play.inventory, play.nodes, count)
-        group = replace(
-            group, parts=tuple(tuned.applied(play, part, kernels) for part in group.parts)
-        )
-        found = replicas.with_plans(found, group)
+        group = group.located(fetch(play, group.whole, models))
     with play.stage("start"):
         model_servers.end(play, former)
-        replicas.start(play, group, found, guarded)
-    if play.check or play.options.selection.partial:
-        play.note("not all was started, so nothing was verified")
+        group = group.with_parts(tuned.applied(play, part, kernels) for part in group.parts)
+        found = replicas.with_plans(found, group)
+        if not group.is_one:
+            replicas.start(play, group, found, guarded)
+        else:
+            _start(play, group.whole, found[0].running, guarded)
+    if not _is_started(play, group):
         return None
+    if not group.is_one:
+        return _verified_replicas(play, group, found, before)
+    return _verified(play, group.whole, before, load=load)
+
+
+def _start(play: Play, plan: ServePlan, running: ContainerState, guarded: str) -> None:
+    """Start one server over all of its nodes."""
+    launches.before_start(play, plan, running)
+    share = admission.share(play, plan, running)
+    if running.status == "running":
+        end_dead_server(play, plan)
+    start(play, plan, share, guarded)
+
+
+def _is_started(play: Play, group: Group) -> bool:
+    """Return whether there is something to be verified; say it where there is not."""
+    left_out = play.options.selection.partial
+    if not group.is_one:
+        why = "not all was started, so nothing was verified" if play.check or left_out else ""
+    elif play.check:
+        why = "check mode: nothing was started, so nothing was verified"
+    elif left_out and readiness.container_state(play, SERVER).status == "absent":
+        why = "the server was left out, so nothing was verified"
+    else:
+        why = ""
+    if why:
+        play.note(why)
+    return not why
+
+
+def _verified_replicas(
+    play: Play, group: Group, found: Sequence[Member], before: list[vram.NodeVram]
+) -> Served:
+    """Wait for all replicas, and verify each of them."""
+    recipe = group.whole.recipe
     with play.stage("load"):
         peak = replicas.healthy(play, group, found)
     with play.stage("verify"):
@@ -152,17 +136,11 @@ def with_replicas(
     return result
 
 
-def _must_find_free_ports(play: Play, plan: ServePlan, ended: Sequence[str]) -> None:
-    """Refuse ports that another program has; what will be ended may be that, and frees its own."""
-    if not ended:
-        taken_ports.must_be_free(play, plan)
-
-
 def _verified(play: Play, plan: ServePlan, before: list[vram.NodeVram], *, load: bool) -> Served:
     """Wait for the server, and verify it."""
     with play.stage("load"):
         limit = plan.recipe.ready_timeout_s
-        peak = readiness.healthy(play, plan.endpoint, limit, plan.ranks, plan.recipe.engine)
+        peak = readiness.healthy(play, plan.endpoint, plan.engine, limit, plan.ranks)
     with play.stage("verify"):
         startup_log.must_fit(play, plan.nodes, plan.recipe.readiness)
         answer = rungs.climb(play, plan)

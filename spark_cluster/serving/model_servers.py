@@ -172,12 +172,11 @@ def _start_one(one: Member, guarded: str, admitted: Admitted) -> list[vram.NodeV
     play.apply(one.node, play.role("vllm", deployment=made))
     if play.check or play.options.selection.partial:
         return []
-    recipe = plan.recipe
     return readiness.healthy(
         play,
         plan.endpoint,
-        recipe.ready_timeout_s,
-        engine_name=recipe.engine,
+        plan.engine,
+        plan.recipe.ready_timeout_s,
         server=plan.server,
     )
 

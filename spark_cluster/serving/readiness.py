@@ -7,12 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spark_cluster.config.engines import DEFAULT
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.errors import Failed, VerificationFailed
 from spark_cluster.inference import replies, runtime, unit_state
 from spark_cluster.inference.containers import ContainerState
-from spark_cluster.inference.engine import engine
+from spark_cluster.inference.engine import Engine
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import TOKENS_SINCE, RayNode, RayState
 from spark_cluster.runner.events import Progress
@@ -90,17 +89,17 @@ def ray_asks_for_its_token(play: Play, port: int) -> None:
 def healthy(
     play: Play,
     endpoint: Endpoint,
+    serving: Engine,
     timeout: float,
     ranks: Sequence[str] = (),
-    engine_name: str = DEFAULT,
     *,
     server: str = SERVER,
 ) -> list[vram.NodeVram]:
     """Wait until the engine is healthy, at most `timeout` seconds.
 
     Args:
+        serving: the engine that is waited for.
         ranks: names of the nodes other than the head that have a rank of their own (executor mp).
-        engine_name: of the engine that is waited for.
         server: name of its program.
 
     Returns:
@@ -110,7 +109,6 @@ def healthy(
         Failed: the server or a rank ended; with the earliest real error over all ranks.
         VerificationFailed: it is not healthy in time.
     """
-    serving = engine(engine_name)
     session = play.session(play.head)
     sessions = {node.name: play.session(node) for node in play.nodes}
     deadline = time.monotonic() + timeout

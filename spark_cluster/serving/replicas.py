@@ -7,7 +7,7 @@ verified by itself: what the proxy answers says nothing of the replica that it d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,11 +17,10 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import Refused, SparkClusterError, VerificationFailed
 from spark_cluster.inference import runtime
 from spark_cluster.inference.containers import ContainerState
-from spark_cluster.inference.engine import engine
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.node.launch_records import LaunchRecord
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import admission, caches, firewall, launches, readiness, rungs, vram
+from spark_cluster.serving import admission, caches, launches, readiness, rungs, vram
 from spark_cluster.serving.endpoint import LABEL, Endpoint
 from spark_cluster.serving.nodes import groups
 from spark_cluster.serving.plan import ServePlan, resolve
@@ -36,31 +35,49 @@ NO_LINK = "add the cable, then `spark-cluster provision`; `spark-cluster doctor 
 
 @dataclass(frozen=True)
 class Group:
-    """The plan of several replicas.
+    """The plan of what is behind an endpoint: one server, or several replicas.
 
     Attributes:
         whole: what all share: every serving node, the endpoint, image and models, the firewall.
-        parts: the replicas' own plans, the head's first; their endpoint is the engine's own.
+        parts: the replicas' own plans, the head's first; their endpoint is the engine's own. Of
+            one server over all of the nodes the whole itself.
     """
 
     whole: ServePlan
     parts: tuple[ServePlan, ...]
 
+    @property
+    def is_one(self) -> bool:
+        """True for one server over all of the nodes."""
+        return self.parts[0] is self.whole
+
+    def with_parts(self, parts: Iterable[ServePlan]) -> Group:
+        """Return the group with other plans of its servers."""
+        changed = tuple(parts)
+        return Group(changed[0] if self.is_one else self.whole, changed)
+
+    def located(self, folders: Mapping[str, str]) -> Group:
+        """Return the group with the folders of what is in the nodes' hub cache."""
+        if self.is_one:
+            return self.with_parts([self.whole.located(folders)])
+        parts = tuple(part.located(folders) for part in self.parts)
+        return Group(self.whole.located(folders), parts)
+
 
 @dataclass(frozen=True)
 class Member:
-    """A replica while it is brought up.
+    """A server while it is brought up.
 
     Attributes:
-        play: over its node alone.
+        play: of a replica over its node alone.
         running: its server as it was found.
-        ray: Ray on its node as it was found.
+        ray: Ray on a replica's node as it was found.
     """
 
     play: Play
     plan: ServePlan
     running: ContainerState
-    ray: ContainerState
+    ray: ContainerState | None = None
 
     @property
     def node(self) -> Node:
@@ -84,6 +101,20 @@ def taken_away(now: Sequence[Replica], tp: int) -> str:
         f"the endpoint has {len(now)} replicas ({nodes}), and one server (--tp {tp}) takes their "
         f"place; `up --replicas {len(now)}` keeps them"
     )
+
+
+def resolve_servers(
+    recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int, count: int
+) -> Group:
+    """Resolve what serves a recipe: one server over `tp` nodes, or so many replicas.
+
+    Raises:
+        SparkClusterError: as `resolve` and `resolve_group`.
+    """
+    if count > 1:
+        return resolve_group(recipe, inventory, nodes, count)
+    alone = resolve(recipe, inventory, nodes, tp)
+    return Group(alone, (alone,))
 
 
 def resolve_group(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], count: int) -> Group:
@@ -114,13 +145,15 @@ def resolve_group(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], c
             hint="give serve.engine_port another number",
         )
     behind = tuple(Replica(node.name, address_of(node), port) for node in serving)
-    guarded = firewall.settings(inventory, recipe, serving[:1])
+    guarded = alone.firewall
     if guarded["state"] == "present":
         guarded = {**guarded, "peers": tuple(names), "ports": (*guarded["ports"], (port, port))}
+    root = caches.root_of_all(inventory.nodes[node.name] for node in serving)
     whole = replace(
         alone,
         nodes=tuple(serving),
         idle=tuple(idle),
+        deployment=replace(alone.deployment, cache_root=root),
         endpoint=replace(alone.endpoint, engine_port=port, replicas=behind),
         firewall=guarded,
     )
@@ -160,7 +193,9 @@ def part(whole: ServePlan, inventory: Inventory, node: Node, behind: Replica) ->
 
 
 def members(play: Play, group: Group) -> list[Member]:
-    """Look at each replica's node: what runs there of ours."""
+    """Look at each server, and at Ray on a replica's node: what runs there of ours."""
+    if group.is_one:
+        return [Member(play, group.whole, readiness.container_state(play, SERVER))]
 
     def look(plan: ServePlan) -> Member:
         part = play.part(plan.deployment.nodes)
@@ -185,6 +220,8 @@ def must_work(
 ) -> None:
     """Refuse what cannot work on one of the nodes, unless forced; each is asked for its memory.
 
+    Of replicas what is said names the node.
+
     Args:
         there: as `admission.must_work` takes it.
         offline: the hub is not asked for the model's shape.
@@ -194,9 +231,10 @@ def must_work(
         DoesNotFit: with the node.
         Refused: the recipe lacks what its source needed.
     """
+    several = len(found) > 1
     for one in found:
         if note := admission.overrides_changed(one.running, one.plan):
-            one.play.note(note, node=one.node)
+            one.play.note(note, node=one.node if several else None)
         try:
             admission.must_work(
                 one.play,
@@ -208,7 +246,7 @@ def must_work(
                 ended=ended,
             )
         except SparkClusterError as error:
-            error.where = error.where or one.node.name
+            error.where = error.where or (one.node.name if several else "")
             raise
 
 
@@ -237,7 +275,7 @@ def start(play: Play, group: Group, found: Sequence[Member], guarded: str) -> No
 
 def _end_others(play: Play, found: Sequence[Member]) -> None:
     """End what was started for several nodes together, before memory is counted on any."""
-    stale = [one for one in found if one.ray.status != "absent"]
+    stale = [one for one in found if one.ray is not None and one.ray.status != "absent"]
     if not stale or play.check:
         return
     nodes = [one.node for one in stale]
@@ -256,10 +294,14 @@ def healthy(play: Play, group: Group, found: Sequence[Member]) -> list[vram.Node
         Failed: a replica ended; with the first real error of its log.
         VerificationFailed: one is not healthy in time.
     """
-    recipe = group.whole.recipe
-    wait = partial(readiness.healthy, timeout=recipe.ready_timeout_s, engine_name=recipe.engine)
-    peaks = play.together(*[partial(wait, one.play, one.plan.endpoint) for one in found])
-    readiness.healthy(play, group.whole.endpoint, BEHIND_PROXY_S, engine_name=recipe.engine)
+    whole, limit = group.whole, group.whole.recipe.ready_timeout_s
+    peaks = play.together(
+        *[
+            partial(readiness.healthy, one.play, one.plan.endpoint, whole.engine, limit)
+            for one in found
+        ]
+    )
+    readiness.healthy(play, whole.endpoint, whole.engine, BEHIND_PROXY_S)
     return [reading for peak in peaks for reading in peak]
 
 
@@ -274,7 +316,7 @@ def verify(play: Play, group: Group, found: Sequence[Member]) -> str:
     """
     answers: list[str] = play.together(*[partial(rungs.climb, one.play, one.plan) for one in found])
     whole = group.whole
-    asked = whole.endpoint.request(play.session(play.head), engine(whole.recipe.engine).models)
+    asked = whole.endpoint.request(play.session(play.head), whole.engine.models)
     if asked.status != 200:
         raise VerificationFailed(
             f"each replica answers, but the endpoint {whole.endpoint.url} does not: status "

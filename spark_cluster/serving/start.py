@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from spark_cluster.inference import runtime
 from spark_cluster.inference.deployment import Deployment
-from spark_cluster.inference.engine import engine
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import token
 from spark_cluster.runner.play import Play, RoleCall
@@ -69,7 +68,7 @@ def end_dead_server(play: Play, plan: ServePlan) -> None:
     Its API goes on for up to 40 s and ends with status 0 (source: make gpu). Who waited for it
     would see it end, and take that for a fault of what was started.
     """
-    serving = engine(plan.recipe.engine)
+    serving = plan.engine
     left_out = play.check or play.options.selection.partial  # it may not be started again
     if left_out or serving.died is None:
         return

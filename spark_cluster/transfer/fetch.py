@@ -20,11 +20,11 @@ ROLE = "models"
 """Its name stands for all models in `--tags` and `--skip-tags`."""
 
 
-def fetch(play: Play, plan: ServePlan, stored: Stored) -> Recipe:
+def fetch(play: Play, plan: ServePlan, stored: Stored) -> dict[str, str]:
     """Fetch image, models and patches, side by side where one does not need the other.
 
     Returns:
-        The recipe, with the folders of the models.
+        Repository to its folder, for what is kept in the hub cache.
 
     Raises:
         Refused: a patch is missing; nothing is started then.
@@ -50,12 +50,12 @@ def fetch(play: Play, plan: ServePlan, stored: Stored) -> Recipe:
             _bring_folder(play, plan, given)
         return _hub_models(play, plan, stored)
 
+    places: dict[str, str]
     _, places = play.together(image, models)
-    recipe = plan.recipe if places == stored.folders() else plan.recipe.located(places)
     if plan.patches and not play.check:
-        mounted = patches.mounted_patches(recipe)
+        mounted = plan.located(places).patches
         patches.require_patches(play, plan.nodes, plan.deployment.image, mounted)
-    return recipe
+    return places
 
 
 def _is_large(given: Mapping[str, Any]) -> bool:
