@@ -37,7 +37,7 @@ def main(
         play.apply(plan.nodes, "containers", "caches")
         play.refresh(plan.nodes)
     with play.stage("fetch"):
-        plan = plan.located(fetch(play, plan, models))
+        plan = fetch(play, plan, models)
     shape = tuning.shape_of(play, plan)
     low, high = tuning.estimate(shape, sizes)
     play.note(

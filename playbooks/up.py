@@ -5,28 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import (
-    admission,
-    launches,
     model_servers,
     readiness,
     replicas,
-    rungs,
     short_load,
     startup_log,
     taken_ports,
     tuned,
     vram,
 )
-from spark_cluster.serving.plan import ServePlan
 from spark_cluster.serving.prepare import announce, prepare
 from spark_cluster.serving.proxy import models_of, replicas_of
 from spark_cluster.serving.replicas import Group, Member
 from spark_cluster.serving.result import Served, served
-from spark_cluster.serving.start import end_dead_server, start
+from spark_cluster.serving.start import bring_up
 from spark_cluster.transfer.fetch import fetch, must_be_there
 from spark_cluster.transfer.hub_models import mark_used
 from spark_cluster.transfer.stored import stored
@@ -63,7 +58,7 @@ def main(
         play.note(note)
     if offline:
         must_be_there(recipe, models)
-    group = group.located(models.folders())
+    group = replicas.group_of(group.whole.located(models.folders()), play.inventory)
     found = replicas.with_plans(found, group)
     announce(play, group.whole)
     vram.record(play.bus, "before", before)
@@ -76,29 +71,20 @@ def main(
     with play.stage("prepare"):
         guarded = prepare(play, group.whole)
     with play.stage("fetch"):
-        group = group.located(fetch(play, group.whole, models))
+        fetched = fetch(play, group.whole, models)
     with play.stage("start"):
         model_servers.end(play, former)
-        group = group.with_parts(tuned.applied(play, part, kernels) for part in group.parts)
+        parts = replicas.group_of(fetched, play.inventory).parts
+        parts = tuple(tuned.applied(play, part, kernels) for part in parts)
+        group = Group(parts[0] if group.is_one else fetched, parts)
         found = replicas.with_plans(found, group)
-        if not group.is_one:
-            replicas.start(play, group, found, guarded)
+        if group.is_one:
+            bring_up(play, group.whole, found[0].running, guarded)
         else:
-            _start(play, group.whole, found[0].running, guarded)
+            replicas.start(play, group, found, guarded)
     if not _is_started(play, group):
         return None
-    if not group.is_one:
-        return _verified_replicas(play, group, found, before)
-    return _verified(play, group.whole, before, load=load)
-
-
-def _start(play: Play, plan: ServePlan, running: ContainerState, guarded: str) -> None:
-    """Start one server over all of its nodes."""
-    launches.before_start(play, plan, running)
-    share = admission.share(play, plan, running)
-    if running.status == "running":
-        end_dead_server(play, plan)
-    start(play, plan, share, guarded)
+    return _verified(play, group, found, before, load=load)
 
 
 def _is_started(play: Play, group: Group) -> bool:
@@ -117,41 +103,25 @@ def _is_started(play: Play, group: Group) -> bool:
     return not why
 
 
-def _verified_replicas(
-    play: Play, group: Group, found: Sequence[Member], before: list[vram.NodeVram]
+def _verified(
+    play: Play, group: Group, found: Sequence[Member], before: list[vram.NodeVram], *, load: bool
 ) -> Served:
-    """Wait for all replicas, and verify each of them."""
-    recipe = group.whole.recipe
+    """Wait for the server, or for all replicas, and verify it or each of them."""
+    plan = group.whole
     with play.stage("load"):
         peak = replicas.healthy(play, group, found)
     with play.stage("verify"):
-        startup_log.must_fit(play, group.whole.nodes, recipe.readiness)
-        answer = replicas.verify(play, group, found)
-        result = served(play, group.whole, answer, before, peak)
-        made = replicas.unrecorded(play, found)
-    if any(one is not None for one in made):
-        result = short_load.under_load(play, group.whole, result)
-    replicas.record(play, found, made, result.versions.get(recipe.engine, ""))
-    mark_used(play, group.whole)
-    return result
-
-
-def _verified(play: Play, plan: ServePlan, before: list[vram.NodeVram], *, load: bool) -> Served:
-    """Wait for the server, and verify it."""
-    with play.stage("load"):
-        limit = plan.recipe.ready_timeout_s
-        peak = readiness.healthy(play, plan.endpoint, plan.engine, limit, plan.ranks)
-    with play.stage("verify"):
         startup_log.must_fit(play, plan.nodes, plan.recipe.readiness)
-        answer = rungs.climb(play, plan)
+        answer = replicas.verify(play, group, found)
         result: Served
         result, made = play.together(
             lambda: served(play, plan, answer, before, peak),
-            lambda: launches.unrecorded(play, plan),
+            lambda: replicas.unrecorded(play, found),
         )
-    if load and made is not None:
+    new = any(one is not None for one in made)
+    if load and new:
         result = short_load.under_load(play, plan, result)
-    launches.record(play, plan, made, result.versions.get(plan.recipe.engine, ""))
-    if made is not None:
+    replicas.record(play, found, made, result.versions.get(plan.recipe.engine, ""))
+    if new or not group.is_one:
         mark_used(play, plan)
     return result

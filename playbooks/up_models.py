@@ -85,8 +85,7 @@ def _fetched(
 ) -> replicas.Group:
     """Fetch what each model needs, and return the group with the folders of the models."""
     recipes = [
-        plan.recipe.located(fetch(play, plan, there))
-        for plan, there in zip(group.parts, stores, strict=True)
+        fetch(play, plan, there).recipe for plan, there in zip(group.parts, stores, strict=True)
     ]
     located = [replace(m, recipe=r) for m, r in zip(models, recipes, strict=True)]
     return resolve_models(located, play.inventory, play.nodes)

@@ -29,11 +29,13 @@ def checkpoint_quantization(geometry: Geometry) -> Quantization:
     Raises:
         UsageError: it says something that is not known here.
     """
-    if geometry.stored is not None:
-        return must_be_known(geometry.stored.quantization)
+    stored = geometry.stored
+    name = geometry.quantization or "bf16" if stored is None else stored.quantization
     try:
-        return must_be_known(geometry.quantization or "bf16")
+        return must_be_known(name)
     except UsageError:
+        if stored is not None:
+            raise
         said = f"the config of {geometry.name} says its quantization is '{geometry.quantization}'"
         if geometry.quantization == NOT_SAID:
             said = f"the name {geometry.name} says that its weights are quantized, but not how"

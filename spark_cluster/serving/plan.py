@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.config.at_size import AtSize, at_size, mounts_of
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.patches import MountedPatch, mounted_patches
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.sized_recipe import SizedRecipe, mounts_of, sized_recipe
 from spark_cluster.inference.containers import DATA_PARALLEL, NODES, OVERRIDES, RECIPE
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import Engine, engine
@@ -134,7 +134,7 @@ def resolve(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int
         Failed: the address of the endpoint is not one of the head's own.
     """
     serves = engine(recipe.engine)
-    asked = at_size(recipe, tp, serves.rungs)
+    asked = sized_recipe(recipe, tp, serves.rungs)
     chosen, idle = serving(nodes, tp, asked.nodes)
     root = caches.root_of_all(inventory.nodes[node.name] for node in chosen)
     endpoint = endpoint_of(inventory.serve, chosen[0], recipe.model.served_name)
@@ -170,7 +170,7 @@ def resolve(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int
     )
 
 
-def _labels(recipe: Recipe, asked: AtSize, endpoint: Endpoint) -> dict[str, str]:
+def _labels(recipe: Recipe, asked: SizedRecipe, endpoint: Endpoint) -> dict[str, str]:
     """Labels of the containers, by which `status` and a later `up` know what runs."""
     tp = asked.launch.tp
     return {

@@ -7,7 +7,7 @@ verified by itself: what the proxy answers says nothing of the replica that it d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -50,18 +50,6 @@ class Group:
     def is_one(self) -> bool:
         """True for one server over all of the nodes."""
         return self.parts[0] is self.whole
-
-    def with_parts(self, parts: Iterable[ServePlan]) -> Group:
-        """Return the group with other plans of its servers."""
-        changed = tuple(parts)
-        return Group(changed[0] if self.is_one else self.whole, changed)
-
-    def located(self, folders: Mapping[str, str]) -> Group:
-        """Return the group with the folders of what is in the nodes' hub cache."""
-        if self.is_one:
-            return self.with_parts([self.whole.located(folders)])
-        parts = tuple(part.located(folders) for part in self.parts)
-        return Group(self.whole.located(folders), parts)
 
 
 @dataclass(frozen=True)
@@ -113,8 +101,16 @@ def resolve_servers(
     """
     if count > 1:
         return resolve_group(recipe, inventory, nodes, count)
-    alone = resolve(recipe, inventory, nodes, tp)
-    return Group(alone, (alone,))
+    return group_of(resolve(recipe, inventory, nodes, tp), inventory)
+
+
+def group_of(whole: ServePlan, inventory: Inventory) -> Group:
+    """Return one server, or the replicas that the whole plan has behind its endpoint."""
+    behind = whole.endpoint.replicas
+    if not behind:
+        return Group(whole, (whole,))
+    parts = [part(whole, inventory, *pair) for pair in zip(whole.nodes, behind, strict=True)]
+    return Group(whole, tuple(parts))
 
 
 def resolve_group(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], count: int) -> Group:
@@ -157,8 +153,7 @@ def resolve_group(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], c
         endpoint=replace(alone.endpoint, engine_port=port, replicas=behind),
         firewall=guarded,
     )
-    parts = [part(whole, inventory, *pair) for pair in zip(serving, behind, strict=True)]
-    return Group(whole, tuple(parts))
+    return group_of(whole, inventory)
 
 
 def address_of(node: Node) -> str:
@@ -285,36 +280,41 @@ def _end_others(play: Play, found: Sequence[Member]) -> None:
 
 
 def healthy(play: Play, group: Group, found: Sequence[Member]) -> list[vram.NodeVram]:
-    """Wait until every replica is healthy, and the proxy sees one of them.
+    """Wait until every server is healthy, and the proxy of replicas sees one of them.
 
     Returns:
         The largest VRAM of each node seen meanwhile.
 
     Raises:
-        Failed: a replica ended; with the first real error of its log.
+        Failed: a server or a rank ended; with the first real error of its log.
         VerificationFailed: one is not healthy in time.
     """
     whole, limit = group.whole, group.whole.recipe.ready_timeout_s
     peaks = play.together(
         *[
-            partial(readiness.healthy, one.play, one.plan.endpoint, whole.engine, limit)
+            partial(
+                readiness.healthy, one.play, one.plan.endpoint, whole.engine, limit, one.plan.ranks
+            )
             for one in found
         ]
     )
-    readiness.healthy(play, whole.endpoint, whole.engine, BEHIND_PROXY_S)
+    if not group.is_one:
+        readiness.healthy(play, whole.endpoint, whole.engine, BEHIND_PROXY_S)
     return [reading for peak in peaks for reading in peak]
 
 
 def verify(play: Play, group: Group, found: Sequence[Member]) -> str:
-    """Climb the recipe's rungs on every replica, and ask the endpoint as a user would.
+    """Climb the recipe's rungs on every server, and ask the proxy of replicas as a user would.
 
     Returns:
-        The answer of the head's replica.
+        The answer of the head's server.
 
     Raises:
         VerificationFailed: at the first rung that does not hold.
     """
     answers: list[str] = play.together(*[partial(rungs.climb, one.play, one.plan) for one in found])
+    if group.is_one:
+        return answers[0]
     whole = group.whole
     asked = whole.endpoint.request(play.session(play.head), whole.engine.models)
     if asked.status != 200:
@@ -328,7 +328,7 @@ def verify(play: Play, group: Group, found: Sequence[Member]) -> str:
 
 
 def unrecorded(play: Play, found: Sequence[Member]) -> list[LaunchRecord | None]:
-    """Return the record of each replica's launch; None for one that its node has already."""
+    """Return the record of each server's launch; None for one that its node has already."""
     return play.together(*[partial(launches.unrecorded, one.play, one.plan) for one in found])
 
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from spark_cluster.inference import runtime
+from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import token
 from spark_cluster.runner.play import Play, RoleCall
-from spark_cluster.serving import firewall, logs, readiness
+from spark_cluster.serving import admission, firewall, launches, logs, readiness
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.topology import Node
 
@@ -30,6 +31,20 @@ def guard(play: Play, plan: ServePlan) -> RoleCall:
         play.note(firewall.ALONE_AND_OPEN, warning=True, node=plan.nodes[0])
         return play.role("firewall", state="absent")
     return play.role("firewall", **plan.firewall)
+
+
+def bring_up(play: Play, plan: ServePlan, running: ContainerState, guarded: str) -> None:
+    """Start one server over all of its nodes, with the share of their memory that is safe now.
+
+    Args:
+        running: the server as it was found.
+        guarded: whether there is a firewall, for the containers' label.
+    """
+    launches.before_start(play, plan, running)
+    share = admission.share(play, plan, running)
+    if running.status == "running":
+        end_dead_server(play, plan)
+    start(play, plan, share, guarded)
 
 
 def start(play: Play, plan: ServePlan, share: float | None, guarded: str) -> None:

@@ -130,7 +130,7 @@ def of_launch(launch: Launch, geometry: Geometry) -> Serving:
         UsageError: its quantization, or the type of its cache, is not known here.
     """
     quantization = quantization_of(launch, geometry)
-    kv_dtype = launch.text("kv-cache-dtype") or "auto"
+    kv_dtype = launch.kv_dtype
     if kv_dtype == "auto":
         kv_dtype = checkpoint_kv_dtype(launch.model, quantization, geometry)
     layers = launch.text("mxfp4-layers")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AtSize:
+class SizedRecipe:
     """A recipe at a tensor-parallel size.
 
     Attributes:
@@ -33,9 +33,9 @@ class AtSize:
         secret_env: values of the laptop's variables that the containers are given.
         overrides: engine arguments that the command line gave, in words.
         patches: files mounted over the image's own.
-        mounts: of the containers, `SOURCE:TARGET[:ro]`.
         image: settings of the role `images`.
         models: settings of the role `models`, for a model and a drafter with folders of their own.
+        mounts: of the containers, `SOURCE:TARGET[:ro]`.
     """
 
     nodes: int
@@ -44,12 +44,12 @@ class AtSize:
     secret_env: Mapping[str, str]
     overrides: str
     patches: tuple[MountedPatch, ...]
-    mounts: tuple[str, ...]
     image: Mapping[str, Any]
     models: tuple[Mapping[str, Any], ...]
+    mounts: tuple[str, ...]
 
 
-def at_size(recipe: Recipe, tp: int, rungs: Collection[Rung]) -> AtSize:
+def sized_recipe(recipe: Recipe, tp: int, rungs: Collection[Rung]) -> SizedRecipe:
     """Return what a recipe says at a size, once it is clear that it may be served so.
 
     Args:
@@ -65,16 +65,16 @@ def at_size(recipe: Recipe, tp: int, rungs: Collection[Rung]) -> AtSize:
     _must_climb(recipe, rungs)
     must_be_allowed(recipe)
     patches = mounted_patches(recipe)
-    return AtSize(
+    return SizedRecipe(
         nodes=recipe.nodes_for(tp),
         launch=of_recipe(recipe, tp),
         flags=recipe.flags(tp),
         secret_env=secrets_of_laptop(recipe),
         overrides=overrides.text(recipe.overrides),
         patches=patches,
-        mounts=mounts_of(recipe, patches),
         image=_image(recipe),
         models=_models(recipe),
+        mounts=mounts_of(recipe, patches),
     )
 
 
