@@ -17,7 +17,7 @@ from spark_cluster.planning.builds import builds
 from spark_cluster.planning.evidence import Evidence
 from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.nearest import Nearest, nearest
-from spark_cluster.planning.plan import Plan, speed
+from spark_cluster.planning.plan import Feasibility, Plan, speed
 from spark_cluster.planning.purpose import Advice, Purpose, Users, advise
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.constants import Constants, load_constants
@@ -131,14 +131,10 @@ class Planner:
         launch, runtime = subject.launch, self.constants.measured_runtime_gib
         return fit(launch, geometry, rooms[: launch.ranks], runtime_gib=runtime)
 
-    def plan(
-        self,
-        subject: Subject,
-        rooms: Sequence[NodeMemory],
-        question: Question,
-        facts: Sequence[Facts] = (),
-    ) -> Plan:
-        """The plan of a launch on the first of the nodes.
+    def feasibility(
+        self, subject: Subject, rooms: Sequence[NodeMemory], facts: Sequence[Facts] = ()
+    ) -> Feasibility:
+        """Return whether a launch can work on the first of the nodes, and what would instead.
 
         Args:
             rooms: all nodes that there are, the head first; at least one.
@@ -157,6 +153,39 @@ class Planner:
         fitted = self._fit(subject, geometry, rooms)
         if fitted.share is not None and launch.origin == "recipe":  # by hand no one computes it
             launch = launch.with_flags({"gpu-memory-utilization": fitted.share})
+        wrong = wrong_size(subject)
+        near = self._nearest(subject, fitted, rooms, facts) if fitted.reasons else []
+        if wrong and not fitted.reasons:
+            near = self._known_size(subject, rooms)
+        from spark_cluster.known_issues.rules import lint
+
+        return Feasibility(
+            launch=launch,
+            fit=fitted,
+            issues=tuple(lint(launch, geometry, facts)),
+            nearest=tuple(near),
+            reasons=(*wrong, *fitted.reasons),
+            obstacles=subject.obstacles,
+        )
+
+    def plan(
+        self,
+        subject: Subject,
+        rooms: Sequence[NodeMemory],
+        question: Question,
+        facts: Sequence[Facts] = (),
+    ) -> Plan:
+        """The plan of a launch on the first of the nodes: whether it can work, and how fast.
+
+        Args:
+            rooms, facts: as `feasibility` takes them.
+
+        Raises:
+            UsageError: as `fit`.
+            Refused: models of this kind are not served.
+        """
+        found = self.feasibility(subject, rooms, facts)
+        launch, fitted = found.launch, found.fit
         fast = speed(
             fitted,
             self.constants,
@@ -166,26 +195,13 @@ class Planner:
             acceptance=subject.acceptance,
             own=self.measured(launch, question.concurrency, question.context),
         )
-        more = (*_waiting(fitted, question), *self._of_hub(launch), *subject.all_remarks)
-        fitted = replace(fitted, remarks=(*fitted.remarks, *more))
+        more = [*_waiting(fitted, question), *self._of_hub(launch), *subject.all_remarks]
         if launch.kind != "chat":
-            remark = f"a model of kind {launch.kind} generates nothing: no tokens/s apply to it"
-            fitted = replace(fitted, remarks=(*fitted.remarks, remark))
-        reasons = (*wrong_size(subject), *fitted.reasons)
-        near = self._nearest(subject, fitted, rooms, facts) if fitted.reasons else []
-        if not fitted.reasons and wrong_size(subject):
-            near = self._known_size(subject, rooms)
-        from spark_cluster.known_issues.rules import lint
-
-        found = lint(launch, geometry, facts)
+            more.append(f"a model of kind {launch.kind} generates nothing: no tokens/s apply to it")
         return Plan(
-            subject.title,
-            fitted,
-            fast,
-            tuple(found),
-            tuple(near),
-            reasons,
-            obstacles=subject.obstacles,
+            **{**vars(found), "fit": replace(fitted, remarks=(*fitted.remarks, *more))},
+            title=subject.title,
+            speed=fast,
             not_carried_over=subject.not_carried_over,
             overrides=subject.overrides,
         )
