@@ -91,7 +91,8 @@ def end_dead_server(play: Play, plan: ServePlan) -> None:
     health = plan.endpoint.of_engine.request(session, serving.health, timeout=HEALTH_S)
     if health.status == serving.died:
         play.note("the engine of the server that runs has died; it is started again")
-        play.apply(plan.nodes, [_runtime(plan.deployment).absent(plan.server, 5)])
+        gone = _runtime(plan.deployment).absent(plan.server, 5)
+        play.apply(plan.nodes, [gone])
 
 
 def start_ray_alone(
