@@ -43,7 +43,7 @@ def main(
     a `count` of replicas, each on one node. With `load` a server that was started is put under a
     short load, for its GPU memory.
     """
-    group = replicas.resolve_servers(recipe, play.inventory, play.nodes, tp, count)
+    group = replicas.resolve_group(recipe, play.inventory, play.nodes, count, tp)
     found, before, models, text, kernels = play.together(
         lambda: replicas.members(play, group),
         lambda: [] if play.check else vram.sample(play.sessions),

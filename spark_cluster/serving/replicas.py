@@ -91,19 +91,6 @@ def taken_away(now: Sequence[Replica], tp: int) -> str:
     )
 
 
-def resolve_servers(
-    recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int, count: int
-) -> Group:
-    """Resolve what serves a recipe: one server over `tp` nodes, or so many replicas.
-
-    Raises:
-        SparkClusterError: as `resolve` and `resolve_group`.
-    """
-    if count > 1:
-        return resolve_group(recipe, inventory, nodes, count)
-    return group_of(resolve(recipe, inventory, nodes, tp), inventory)
-
-
 def group_of(whole: ServePlan, inventory: Inventory) -> Group:
     """Return one server, or the replicas that the whole plan has behind its endpoint."""
     behind = whole.endpoint.replicas
@@ -113,15 +100,21 @@ def group_of(whole: ServePlan, inventory: Inventory) -> Group:
     return Group(whole, tuple(parts))
 
 
-def resolve_group(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], count: int) -> Group:
-    """Resolve what serves a recipe as so many replicas, each on one node.
+def resolve_group(
+    recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], count: int, tp: int = 1
+) -> Group:
+    """Resolve what serves a recipe: one server over `tp` nodes, or replicas on one node each.
+
+    Args:
+        count: of servers.
 
     Raises:
-        Refused: there are too few nodes, the recipe needs several for one server, or there is no
-            link between them.
-        UsageError: a variable, the key or the certificate cannot be read.
-        Failed: the address of the endpoint is not one of the head's own.
+        Refused: there are too few nodes, or of replicas the recipe needs several for one server, or
+            there is no link between them.
+        SparkClusterError: as `resolve`.
     """
+    if count == 1:
+        return group_of(resolve(recipe, inventory, nodes, tp), inventory)
     if recipe.nodes_for(1) != 1:
         raise Refused(
             f"recipe {recipe.name} takes {recipe.nodes_for(1)} nodes for one server, and a replica "

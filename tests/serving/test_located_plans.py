@@ -11,7 +11,7 @@ from serve_plans import inventory_of, located, snapshot_of
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Drafter
 from spark_cluster.serving.plan import resolve
-from spark_cluster.serving.replicas import group_of, resolve_servers
+from spark_cluster.serving.replicas import group_of, resolve_group
 from spark_cluster.topology import Link, Node
 
 NODES = tuple(
@@ -56,10 +56,10 @@ def test_the_drafters_folder_is_in_flags_launch_and_mounts(engine: str) -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_servers_of_a_plan_have_its_folders(count: int) -> None:
     recipe, inventory = make_recipe("gemma4-26b-a4b-nvfp4"), inventory_of(*NODES)
-    found = resolve_servers(recipe, inventory, NODES, 1, count)
+    found = resolve_group(recipe, inventory, NODES, count)
     assert found.is_one == (count == 1)
     later = group_of(found.whole.located(folders(recipe)), inventory)
-    assert later == resolve_servers(located(recipe), inventory, NODES, 1, count)
+    assert later == resolve_group(located(recipe), inventory, NODES, count)
     assert len(later.parts) == count
     for part in later.parts:
         assert part.deployment.model_path == snapshot_of(recipe.model.name)
