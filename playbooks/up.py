@@ -44,12 +44,13 @@ def main(
     short load, for its GPU memory.
     """
     group = replicas.resolve_group(recipe, play.inventory, play.nodes, count, tp)
+    plan = group.whole
     found, before, models, text, kernels = play.together(
         lambda: replicas.members(play, group),
         lambda: [] if play.check else vram.sample(play.sessions),
-        lambda: stored(play, recipe, group.whole.nodes),
+        lambda: stored(play, recipe, plan.nodes),
         lambda: replicas.behind(play),
-        lambda: tuned.look(play, group.whole, group.whole.nodes),
+        lambda: tuned.look(play, plan, plan.nodes),
     )
     if group.is_one and (note := replicas.taken_away(replicas_of(text), tp)):
         play.note(note)
@@ -58,25 +59,26 @@ def main(
         play.note(note)
     if offline:
         must_be_there(recipe, models)
-    group = replicas.group_of(group.whole.located(models.folders()), play.inventory)
+    plan = plan.located(models.folders())
+    group = replicas.group_of(plan, play.inventory)
     found = replicas.with_plans(found, group)
-    announce(play, group.whole)
+    announce(play, plan)
     vram.record(play.bus, "before", before)
     ended = [one.program for one in former]
     there = models.there(recipe.model.name)
     replicas.must_work(found, there, force=force, offline=offline, ended=ended)
     if not ended and any(one.running.status != "running" for one in found):
         # What will be ended frees ports of its own.
-        taken_ports.must_be_free(play, group.whole)
+        taken_ports.must_be_free(play, plan)
     with play.stage("prepare"):
-        guarded = prepare(play, group.whole)
+        guarded = prepare(play, plan)
     with play.stage("fetch"):
-        fetched = fetch(play, group.whole, models)
+        plan = fetch(play, plan, models)
     with play.stage("start"):
         model_servers.end(play, former)
-        parts = replicas.group_of(fetched, play.inventory).parts
+        parts = replicas.group_of(plan, play.inventory).parts
         parts = tuple(tuned.applied(play, part, kernels) for part in parts)
-        group = Group(parts[0] if group.is_one else fetched, parts)
+        group = Group(parts[0] if group.is_one else plan, parts)
         found = replicas.with_plans(found, group)
         if group.is_one:
             bring_up(play, group.whole, found[0].running, guarded)
@@ -90,17 +92,16 @@ def main(
 def _is_started(play: Play, group: Group) -> bool:
     """Return whether there is something to be verified; say it where there is not."""
     left_out = play.options.selection.partial
-    if not group.is_one:
-        why = "not all was started, so nothing was verified" if play.check or left_out else ""
+    if not group.is_one and (play.check or left_out):
+        why = "not all was started, so nothing was verified"
     elif play.check:
         why = "check mode: nothing was started, so nothing was verified"
     elif left_out and readiness.container_state(play, SERVER).status == "absent":
         why = "the server was left out, so nothing was verified"
     else:
-        why = ""
-    if why:
-        play.note(why)
-    return not why
+        return True
+    play.note(why)
+    return False
 
 
 def _verified(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config import overrides
@@ -28,9 +28,9 @@ class SizedRecipe:
 
     Attributes:
         nodes: how many serve.
+        secret_env: values of the laptop's variables that the containers are given.
         launch: what plans and rules look at.
         flags: the engine's, without dashes.
-        secret_env: values of the laptop's variables that the containers are given.
         overrides: engine arguments that the command line gave, in words.
         patches: files mounted over the image's own.
         image: settings of the role `images`.
@@ -39,9 +39,9 @@ class SizedRecipe:
     """
 
     nodes: int
+    secret_env: Mapping[str, str] = field(repr=False)
     launch: Launch
     flags: Mapping[str, EngineValue]
-    secret_env: Mapping[str, str]
     overrides: str
     patches: tuple[MountedPatch, ...]
     image: Mapping[str, Any]
@@ -67,9 +67,9 @@ def sized_recipe(recipe: Recipe, tp: int, rungs: Collection[Rung]) -> SizedRecip
     patches = mounted_patches(recipe)
     return SizedRecipe(
         nodes=recipe.nodes_for(tp),
+        secret_env=secrets_of_laptop(recipe),
         launch=of_recipe(recipe, tp),
         flags=recipe.flags(tp),
-        secret_env=secrets_of_laptop(recipe),
         overrides=overrides.text(recipe.overrides),
         patches=patches,
         image=_image(recipe),
