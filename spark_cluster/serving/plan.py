@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.launch import Launch, of_recipe
+from spark_cluster.config.overrides import text
 from spark_cluster.config.patches import MountedPatch, mounted_patches
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.sized_recipe import SizedRecipe, mounts_of, sized_recipe
+from spark_cluster.config.recipe_settings import (
+    image_settings,
+    model_settings,
+    mounts_of,
+    must_be_servable,
+)
+from spark_cluster.config.secret_env import secrets_of_laptop
 from spark_cluster.inference.containers import DATA_PARALLEL, NODES, OVERRIDES, RECIPE
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import Engine, engine
@@ -134,23 +141,27 @@ def resolve(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int
         Failed: the address of the endpoint is not one of the head's own.
     """
     serves = engine(recipe.engine)
-    asked = sized_recipe(recipe, tp, serves.rungs)
-    chosen, idle = serving(nodes, tp, asked.nodes)
+    must_be_servable(recipe, tp, serves.rungs)
+    patches, secrets = mounted_patches(recipe), secrets_of_laptop(recipe)
+    launch, flags, changed = of_recipe(recipe, tp), recipe.flags(tp), text(recipe.overrides)
+    image, models = image_settings(recipe), model_settings(recipe)
+    mounts = mounts_of(recipe, patches)
+    chosen, idle = serving(nodes, tp, launch.nodes)
     root = caches.root_of_all(inventory.nodes[node.name] for node in chosen)
     endpoint = endpoint_of(inventory.serve, chosen[0], recipe.model.served_name)
     deployment = Deployment(
         image=recipe.image.ref,
         model_path=recipe.model.node_path,
         nodes=tuple(node.name for node in chosen),
-        flags=asked.flags,
+        flags=flags,
         executor=recipe.executor,
         ray=recipe.ray,
         port=endpoint.engine_port or endpoint.port,
-        mounts=asked.mounts,
-        env=asked.launch.env,
-        secret_env=asked.secret_env,
+        mounts=mounts,
+        env=launch.env,
+        secret_env=secrets,
         cache_root=root,
-        labels=_labels(recipe, asked, endpoint),
+        labels=_labels(recipe, launch, endpoint, changed),
         engine=recipe.engine,
         runtime=recipe.runtime,
         venv=recipe.venv.path if recipe.venv else "",
@@ -159,24 +170,24 @@ def resolve(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int
         recipe=recipe,
         nodes=tuple(chosen),
         idle=tuple(idle),
-        launch=asked.launch,
+        launch=launch,
         engine=serves,
         endpoint=endpoint,
         deployment=deployment,
-        image=asked.image,
-        models=asked.models,
-        patches=asked.patches,
+        image=image,
+        models=models,
+        patches=patches,
         firewall=firewall.settings(inventory, deployment, chosen),
     )
 
 
-def _labels(recipe: Recipe, asked: SizedRecipe, endpoint: Endpoint) -> dict[str, str]:
+def _labels(recipe: Recipe, launch: Launch, endpoint: Endpoint, changed: str) -> dict[str, str]:
     """Labels of the containers, by which `status` and a later `up` know what runs."""
-    tp = asked.launch.tp
+    tp, count = launch.tp, launch.nodes
     return {
-        **({NODES: str(asked.nodes)} if asked.nodes != tp else {}),
+        **({NODES: str(count)} if count != tp else {}),
         **({DATA_PARALLEL: str(recipe.data_parallel)} if recipe.data_parallel > 1 else {}),
-        **({OVERRIDES: asked.overrides} if recipe.overrides else {}),
+        **({OVERRIDES: changed} if recipe.overrides else {}),
         RECIPE: recipe.name,
         "spark-cluster.model": endpoint.model,
         "spark-cluster.tp": str(tp),
