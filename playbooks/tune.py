@@ -37,8 +37,7 @@ def main(
         play.apply(plan.nodes, "containers", "caches")
         play.refresh(plan.nodes)
     with play.stage("fetch"):
-        fetched = fetch(play, plan, models).located(models.folders())
-        plan = resolve(fetched, play.inventory, play.nodes, tp)
+        plan = fetch(play, plan, models)
     shape = tuning.shape_of(play, plan)
     low, high = tuning.estimate(shape, sizes)
     play.note(
@@ -54,7 +53,7 @@ def main(
         return None
     found = [
         entry
-        for entry in tuned.look(play, recipe, plan.nodes[:1])[plan.nodes[0].name]
+        for entry in tuned.look(play, plan, plan.nodes[:1])[plan.nodes[0].name]
         if (entry["tp"], entry["gpu"]) == (tp, wanted.gpu)
     ]
     if not found:

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import (
-    admission,
-    launches,
     model_servers,
     readiness,
     replicas,
-    rungs,
     short_load,
     startup_log,
     taken_ports,
     tuned,
     vram,
 )
-from spark_cluster.serving.nodes import serving
-from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.serving.prepare import announce, prepare
 from spark_cluster.serving.proxy import models_of, replicas_of
+from spark_cluster.serving.replicas import Group, Member
 from spark_cluster.serving.result import Served, served
-from spark_cluster.serving.start import end_dead_server, start
+from spark_cluster.serving.start import bring_up
 from spark_cluster.transfer.fetch import fetch, must_be_there
 from spark_cluster.transfer.hub_models import mark_used
 from spark_cluster.transfer.stored import stored
@@ -49,140 +43,92 @@ def main(
     a `count` of replicas, each on one node. With `load` a server that was started is put under a
     short load, for its GPU memory.
     """
-    if count > 1:
-        return with_replicas(play, recipe, count, force=force, offline=offline)
-    nodes, _ = serving(play.nodes, tp, recipe.nodes_for(tp))
-    running, before, models, text, kernels = play.together(
-        lambda: readiness.container_state(play, SERVER),
-        lambda: [] if play.check else vram.sample(play.sessions),
-        lambda: stored(play, recipe, nodes),
-        lambda: replicas.behind(play),
-        lambda: tuned.look(play, recipe, nodes),
-    )
-    if note := replicas.taken_away(replicas_of(text), tp):
-        play.note(note)
-    former = models_of(text)
-    if note := model_servers.taken_away(former, recipe.name):
-        play.note(note)
-    if offline:
-        must_be_there(recipe, models)
-    plan = resolve(recipe.located(models.folders()), play.inventory, play.nodes, tp)
-    announce(play, plan)
-    vram.record(play.bus, "before", before)
-    if note := admission.overrides_changed(running, plan):
-        play.note(note)
-    ended = [one.program for one in former]
-    there = models.there(recipe.model.name)
-    admission.must_work(play, plan, running, there, force=force, offline=offline, ended=ended)
-    if running.status != "running":
-        _must_find_free_ports(play, plan, ended)
-    with play.stage("prepare"):
-        guarded = prepare(play, plan)
-    with play.stage("fetch"):
-        fetched = fetch(play, plan, models)
-        if fetched is not plan.recipe:
-            plan = resolve(fetched, play.inventory, play.nodes, tp)
-    with play.stage("start"):
-        model_servers.end(play, former)
-        plan = tuned.applied(play, plan, kernels)
-        launches.before_start(play, plan, running)
-        share = admission.share(play, plan, running)
-        if running.status == "running":
-            end_dead_server(play, plan)
-        begin = partial(start, play, plan, share, guarded)
-        started = begin()
-    if play.check:
-        play.note("check mode: nothing was started, so nothing was verified")
-        return None
-    left_out = play.options.selection.partial
-    if left_out and readiness.container_state(play, SERVER).status == "absent":
-        play.note("the server was left out, so nothing was verified")
-        return None
-    return _verified(play, plan, before, None if started else begin, load=load)
-
-
-def with_replicas(
-    play: Play, recipe: Recipe, count: int, *, force: bool, offline: bool
-) -> Served | None:
-    """Serve `recipe` on each of so many nodes, behind one endpoint; None as in `main`."""
-    group = replicas.resolve_group(recipe, play.inventory, play.nodes, count)
-    announce(play, group.whole)
+    group = replicas.resolve_group(recipe, play.inventory, play.nodes, count, tp)
+    plan = group.whole
     found, before, models, text, kernels = play.together(
         lambda: replicas.members(play, group),
         lambda: [] if play.check else vram.sample(play.sessions),
-        lambda: stored(play, recipe, group.whole.nodes),
+        lambda: stored(play, recipe, plan.nodes),
         lambda: replicas.behind(play),
-        lambda: tuned.look(play, recipe, group.whole.nodes),
+        lambda: tuned.look(play, plan, plan.nodes),
     )
+    if group.is_one and (note := replicas.taken_away(replicas_of(text), tp)):
+        play.note(note)
     former = models_of(text)
     if note := model_servers.taken_away(former, recipe.name):
         play.note(note)
     if offline:
         must_be_there(recipe, models)
+    plan = plan.located(models.folders())
+    group = replicas.group_of(plan, play.inventory)
+    found = replicas.with_plans(found, group)
+    announce(play, plan)
     vram.record(play.bus, "before", before)
-    there = models.there(recipe.model.name)
     ended = [one.program for one in former]
+    there = models.there(recipe.model.name)
     replicas.must_work(found, there, force=force, offline=offline, ended=ended)
-    if any(one.running.status != "running" for one in found):
-        _must_find_free_ports(play, group.whole, ended)
+    if not ended and any(one.running.status != "running" for one in found):
+        # What will be ended frees ports of its own.
+        taken_ports.must_be_free(play, plan)
     with play.stage("prepare"):
-        guarded = prepare(play, group.whole)
+        guarded = prepare(play, plan)
     with play.stage("fetch"):
-        fetched = fetch(play, group.whole, models).located(models.folders())
-        group = replicas.resolve_group(fetched, play.inventory, play.nodes, count)
-        group = replace(
-            group, parts=tuple(tuned.applied(play, part, kernels) for part in group.parts)
-        )
-        found = replicas.with_plans(found, group)
+        plan = fetch(play, plan, models)
     with play.stage("start"):
         model_servers.end(play, former)
-        again = replicas.start(play, group, found, guarded)
-    if play.check or play.options.selection.partial:
-        play.note("not all was started, so nothing was verified")
+        parts = replicas.group_of(plan, play.inventory).parts
+        parts = tuple(tuned.applied(play, part, kernels) for part in parts)
+        group = Group(parts[0] if group.is_one else plan, parts)
+        found = replicas.with_plans(found, group)
+        if group.is_one:
+            again = [bring_up(play, group.whole, found[0].running, guarded)]
+        else:
+            again = replicas.start(play, group, found, guarded)
+    if not _is_started(play, group):
         return None
-    with play.stage("load"):
-        peak = replicas.healthy(play, group, found, again)
-    with play.stage("verify"):
-        startup_log.must_fit(play, group.whole.nodes, recipe.readiness)
-        answer = replicas.verify(play, group, found)
-        result = served(play, group.whole, answer, before, peak)
-        made = replicas.unrecorded(play, found)
-    if any(one is not None for one in made):
-        result = short_load.under_load(play, group.whole, result)
-    replicas.record(play, found, made, result.versions.get(recipe.engine, ""))
-    mark_used(play, group.whole)
-    return result
+    return _verified(play, group, found, before, again, load=load)
 
 
-def _must_find_free_ports(play: Play, plan: ServePlan, ended: Sequence[str]) -> None:
-    """Refuse ports that another program has; what will be ended may be that, and frees its own."""
-    if not ended:
-        taken_ports.must_be_free(play, plan)
+def _is_started(play: Play, group: Group) -> bool:
+    """Return whether there is something to be verified; say it where there is not."""
+    left_out = play.options.selection.partial
+    if not group.is_one and (play.check or left_out):
+        why = "not all was started, so nothing was verified"
+    elif play.check:
+        why = "check mode: nothing was started, so nothing was verified"
+    elif left_out and readiness.container_state(play, SERVER).status == "absent":
+        why = "the server was left out, so nothing was verified"
+    else:
+        return True
+    play.note(why)
+    return False
 
 
 def _verified(
     play: Play,
-    plan: ServePlan,
+    group: Group,
+    found: Sequence[Member],
     before: list[vram.NodeVram],
-    again: Callable[[], object] | None,
+    again: Sequence[readiness.Again],
     *,
     load: bool,
 ) -> Served:
-    """Wait for the server, and verify it; `again` as in `readiness.healthy`."""
+    """Wait for the server, or for all replicas, and verify it or each of them."""
+    plan = group.whole
     with play.stage("load"):
-        limit, engine = plan.recipe.ready_timeout_s, plan.recipe.engine
-        peak = readiness.healthy(play, plan.endpoint, limit, plan.ranks, engine, again=again)
+        peak = replicas.healthy(play, group, found, again)
     with play.stage("verify"):
         startup_log.must_fit(play, plan.nodes, plan.recipe.readiness)
-        answer = rungs.climb(play, plan)
+        answer = replicas.verify(play, group, found)
         result: Served
         result, made = play.together(
             lambda: served(play, plan, answer, before, peak),
-            lambda: launches.unrecorded(play, plan),
+            lambda: replicas.unrecorded(play, found),
         )
-    if load and made is not None:
+    new = any(one is not None for one in made)
+    if load and new:
         result = short_load.under_load(play, plan, result)
-    launches.record(play, plan, made, result.versions.get(plan.recipe.engine, ""))
-    if made is not None:
+    replicas.record(play, found, made, result.versions.get(plan.recipe.engine, ""))
+    if new or not group.is_one:
         mark_used(play, plan)
     return result

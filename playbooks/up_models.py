@@ -15,7 +15,7 @@ from spark_cluster.serving.proxy import models_of, replicas_of
 from spark_cluster.serving.result import ServedTogether, served_together
 from spark_cluster.transfer.fetch import fetch, must_be_there
 from spark_cluster.transfer.hub_models import mark_used
-from spark_cluster.transfer.stored import Stored, stored
+from spark_cluster.transfer.stored import stored
 
 
 def main(
@@ -53,7 +53,8 @@ def main(
     with play.stage("prepare"):
         guarded = prepare(play, group.whole)
     with play.stage("fetch"):
-        group = _fetched(play, group, models, stores)
+        parts = [fetch(play, *pair) for pair in zip(group.parts, stores, strict=True)]
+        group = replace(group, parts=tuple(parts))
         found = replicas.with_plans(found, group)
     with play.stage("start"):
         model_servers.end_others(play, group, former)
@@ -78,15 +79,3 @@ def main(
     for plan in group.parts:
         mark_used(play, plan)
     return result
-
-
-def _fetched(
-    play: Play, group: replicas.Group, models: Sequence[ServedModel], stores: Sequence[Stored]
-) -> replicas.Group:
-    """Fetch what each model needs, and return the group with the folders of the models."""
-    recipes = [
-        fetch(play, plan, there).located(there.folders())
-        for plan, there in zip(group.parts, stores, strict=True)
-    ]
-    located = [replace(m, recipe=r) for m, r in zip(models, recipes, strict=True)]
-    return resolve_models(located, play.inventory, play.nodes)

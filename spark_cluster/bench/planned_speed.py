@@ -11,7 +11,6 @@ from spark_cluster.bench.expansion import PlannedSetup
 from spark_cluster.bench.record import CellKey, MetricName, Prediction
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.loader.project import Project
-from spark_cluster.models.weights import step_bytes
 from spark_cluster.planning.speed import of_recipe
 from spark_cluster.planning.speed.constants import load_constants
 from spark_cluster.planning.speed.estimate import SMALLEST, Estimate
@@ -103,7 +102,7 @@ def _serving(setup: PlannedSetup, project: Project) -> Serving | None:
         return None
     try:
         found = of_recipe.serving_of(setup.served, setup.tp, project.folder)
-        is_toy = step_bytes(found.geometry, found.quantization) < SMALLEST
+        is_toy = found.weights.step_bytes() < SMALLEST
     except SparkClusterError:  # the model's shape is not known, say
         return None
     return None if is_toy else found

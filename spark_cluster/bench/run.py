@@ -44,7 +44,6 @@ from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.bench.sampling import rows_of
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.errors import InvalidFile, Refused, SparkClusterError
-from spark_cluster.inference.engine import engine
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 from spark_cluster.serving import vram
@@ -288,7 +287,7 @@ def job_of(
         tokenizer=plan.recipe.model.node_path,
     )
     settings = run.suite.settings
-    health = base + engine(plan.recipe.engine).health
+    health = base + plan.engine.health
     if not generators.is_llama_benchy(run.suite):
         left = tuple(cell for cell in step.cells if not cell.skip)
         at = {"health": health, "folder": folder, "user": play.head.user}

@@ -16,13 +16,12 @@ def about_model(path: Path, project: Project, hub: Hub) -> str:
     """Return one line about the model of a recipe; what is read of it is kept for `plan`."""
     from spark_cluster.loader.recipes import load_recipe
     from spark_cluster.models.memory import GIB
-    from spark_cluster.models.weights import weights_of
     from spark_cluster.planning.speed.of_recipe import serving_of
 
     try:
         recipe = load_recipe(path, project)
         serving = serving_of(recipe, recipe.tensor_parallel.min, project.folder, hub=hub)
-        weights = weights_of(serving.geometry, serving.quantization)
+        weights = serving.weights
     except SparkClusterError as error:
         return f"the model's size is not known: {error.message}"
     source = "counted from its tensors" if weights.counted else "computed from its shape"

@@ -29,13 +29,10 @@ def served_by(
     """
     from spark_cluster import models as shapes
     from spark_cluster.loader.recipes import load_recipe
+    from spark_cluster.models.as_served import checkpoint_kv_dtype, checkpoint_quantization
     from spark_cluster.models.weights import must_be_known
     from spark_cluster.planning.speed.of_recipe import serving_of
-    from spark_cluster.planning.speed.serving import (
-        Serving,
-        checkpoint_kv_dtype,
-        checkpoint_quantization,
-    )
+    from spark_cluster.planning.speed.serving import Serving
 
     recipe, model, tp = given.get("recipe"), given.get("model"), int(given["tp"] or 1)
     asked, kv_dtype = given.get("quantization"), given.get("kv_dtype")
@@ -80,12 +77,10 @@ def evidence_of(
 def too_large(serving: Serving) -> str:
     """Return why the weights do not fit an idle Spark; empty when they do."""
     from spark_cluster.models.memory import GIB, RESERVE_GIB
-    from spark_cluster.models.weights import weights_of
     from spark_cluster.planning.room import assumed
 
     (room,) = assumed(1)
-    stored = weights_of(serving.geometry, serving.quantization)
-    size = stored.memory_bytes(serving.tp) / GIB
+    size = serving.weights.memory_bytes(serving.tp) / GIB
     if size + RESERVE_GIB <= room.available_gib:
         return ""
     each = " a node" if serving.tp > 1 else ""

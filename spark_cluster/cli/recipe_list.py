@@ -67,7 +67,6 @@ def expected(recipe: Recipe, project: Project) -> dict[int, Estimate]:
         InvalidFile: the project's own calibration is wrong.
     """
     from spark_cluster.cli.predict_options import too_large
-    from spark_cluster.models.weights import step_bytes
     from spark_cluster.planning.speed import of_recipe
     from spark_cluster.planning.speed.constants import load_constants
     from spark_cluster.planning.speed.estimate import SMALLEST
@@ -79,7 +78,7 @@ def expected(recipe: Recipe, project: Project) -> dict[int, Estimate]:
     for tp in sizes(recipe):
         with contextlib.suppress(SparkClusterError):  # the model's shape is not known, say
             serving = of_recipe.serving_of(recipe, tp, project.folder)
-            if step_bytes(serving.geometry, serving.quantization) < SMALLEST or too_large(serving):
+            if serving.weights.step_bytes() < SMALLEST or too_large(serving):
                 continue
             found[tp] = of_recipe.expected(recipe, serving, constants=constants)
     return found

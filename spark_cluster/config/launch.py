@@ -97,6 +97,17 @@ class Launch:
         return count
 
     @property
+    def kv_dtype(self) -> str:
+        """`--kv-cache-dtype`; `auto` when it is not given."""
+        return self.text("kv-cache-dtype") or "auto"
+
+    @property
+    def drafts_itself(self) -> bool:
+        """True if drafts come from the model's own MTP layers."""
+        config = self.speculative
+        return "mtp" in str(config.get("method", "")) and not config.get("model")
+
+    @property
     def pp(self) -> int:
         """Pipeline-parallel size: stages of layers."""
         return max(1, int(self.number("pipeline-parallel-size") or 1))
@@ -165,6 +176,7 @@ def of_recipe(recipe: Recipe, tp: int, gpu_memory_utilization: float | None = No
     revisions = {recipe.model.name: recipe.model.revision} if recipe.model.source == "hub" else {}
     if recipe.drafter is not None and recipe.drafter.name:
         revisions[recipe.drafter.name] = recipe.drafter.revision
+    flags = recipe.flags(tp, gpu_memory_utilization)
     return Launch(
         revisions=revisions,
         model=recipe.model.name,
@@ -175,7 +187,7 @@ def of_recipe(recipe: Recipe, tp: int, gpu_memory_utilization: float | None = No
         digest=recipe.image.digest or "",
         dockerfile=recipe.image.build.text if recipe.image.build else "",
         vllm=recipe.vllm.version,
-        args=recipe.dialect.common(recipe.flags(tp, gpu_memory_utilization)),
+        args=recipe.dialect.common(flags),
         env=recipe.plain_env,
         volumes=tuple(volumes),
         drafter=(recipe.drafter.name or recipe.drafter.path) if recipe.drafter else None,

@@ -165,3 +165,10 @@ class Geometry:
     def is_moe(self) -> bool:
         """True if the model has experts."""
         return self.experts is not None
+
+    @property
+    def tables_bytes(self) -> float:
+        """Bytes of the tables of rotary positions, which each rank holds in full, in 16 bits: as
+        many rows as the model has positions, whatever --max-model-len is. 384 MiB for Gemma 4.
+        """
+        return 2.0 * self.max_positions * self.rotary_width

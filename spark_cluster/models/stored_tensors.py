@@ -94,6 +94,12 @@ class StoredWeights:
         """A part; an empty one when the model has none of that name."""
         return next((part for part in self.parts if part.name == name), StoredPart(name, 0, 0))
 
+    @property
+    def experts_fraction(self) -> float:
+        """The share of the weights that is experts, 0 to 1."""
+        whole = self.memory_bytes()
+        return self.part("experts").bytes / whole if whole else 0.0
+
     def memory_bytes(self, tp: int = 1, *, drafter: bool = False) -> float:
         """Bytes that one rank holds.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -170,7 +171,7 @@ def must_be_known(quantization: str) -> Quantization:
 def weights_of(geometry: Geometry, quantization: Quantization) -> StoredWeights:
     """The weights in memory, by part: from the checkpoint's tensors where they are at hand and lie
     in this quantization (or become it while they are loaded), else from the shape. With what vLLM
-    loads twice, without the tables of positions (`tables_bytes`).
+    loads twice, without the tables of positions (`Geometry.tables_bytes`).
 
     Raises:
         UsageError: the tensors are not at hand, and the shape does not say it either: its config
@@ -206,13 +207,6 @@ def _with_copied_keys(geometry: Geometry, weights: StoredWeights) -> StoredWeigh
         for part in weights.parts
     )
     return replace(weights, parts=tuple(parts))
-
-
-def tables_bytes(geometry: Geometry) -> float:
-    """Bytes of the tables of rotary positions, which each rank holds in full, in 16 bits: as many
-    rows as the model has positions, whatever --max-model-len is. 384 MiB for Gemma 4.
-    """
-    return 2.0 * geometry.max_positions * geometry.rotary_width
 
 
 def _computed(geometry: Geometry, quantization: Quantization) -> StoredWeights:
@@ -263,11 +257,14 @@ def memory_bytes(geometry: Geometry, quantization: Quantization) -> float:
     return weights_of(geometry, quantization).memory_bytes()
 
 
-def experts_fraction(geometry: Geometry, quantization: Quantization) -> float:
-    """Return the share of the weights that is experts, 0 to 1."""
-    stored = weights_of(geometry, quantization)
-    whole = stored.memory_bytes()
-    return stored.part("experts").bytes / whole if whole else 0.0
+def drafter_bytes(drafter: Geometry | None) -> float:
+    """Return the bytes of a drafter's weights; an unknown one is left out: they are small."""
+    if drafter is None:
+        return 0.0
+    quantization = drafter.stored.quantization if drafter.stored else "bf16"
+    with contextlib.suppress(UsageError):
+        return memory_bytes(drafter, must_be_known(quantization))
+    return 0.0
 
 
 def load_peak_bytes(geometry: Geometry, quantization: Quantization) -> float:
@@ -286,14 +283,3 @@ def experts_read(count: int, top_k: int, tokens: float) -> float:
     """
     spared = math.pow(1.0 - top_k / count, tokens)
     return count * (1.0 - spared)
-
-
-def step_bytes(geometry: Geometry, quantization: Quantization, tokens: float = 1) -> float:
-    """Bytes of weights that one step over `tokens` tokens reads, on all nodes together.
-
-    The embedding is looked up, not read, but as output layer it is read whole; vision is not.
-
-    Args:
-        tokens: in the step: one a request, more with drafted ones or in a prefill.
-    """
-    return weights_of(geometry, quantization).step_bytes(tokens)

@@ -7,11 +7,7 @@ from collections.abc import Sequence
 from spark_cluster.config.launch import Launch
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.constants import Constants
-
-BATCHED_TOKENS = 2048
-"""vLLM's default on GB10. GPUs of 70 GiB and more get 8,192, but it asks NVML what they have, which
-does not answer on GB10 (source: vllm-57378). The KV tokens that 0.19 logged fit this and not 8,192,
-too (source: muninn-gemma4-31b)."""
+from spark_cluster.planning.speed.serving import BATCHED_TOKENS
 
 LARGE_GPUS = ((160.0, 16_384), (70.0, 8192))
 """GiB of a GPU's own memory, and the default from there on (source: vllm-source)."""
@@ -38,7 +34,7 @@ def batched_tokens(launch: Launch) -> int:
 
 def with_default_batch(launch: Launch, rooms: Sequence[NodeMemory]) -> Launch:
     """Return the launch with the batch that vLLM takes on these GPUs where it is told none."""
-    if launch.number("max-num-batched-tokens") or not has_own_memory(rooms):
+    if not has_own_memory(rooms) or launch.number("max-num-batched-tokens"):
         return launch
     least = min(room.total_gib for room in rooms)
     for gib, tokens in LARGE_GPUS:

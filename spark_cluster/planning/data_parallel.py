@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.models import Geometry
-from spark_cluster.models.weights import experts_fraction
 from spark_cluster.planning.speed.serving import Serving
 
 
@@ -19,8 +18,7 @@ def held(launch: Launch, serving: Serving) -> float:
     """
     if launch.dp == 1 or not serving.geometry.is_moe:
         return 1.0
-    experts = experts_fraction(serving.geometry, serving.quantization)
-    return 1 - experts * (1 - 1 / launch.dp)
+    return 1 - serving.weights.experts_fraction * (1 - 1 / launch.dp)
 
 
 def remark(launch: Launch, geometry: Geometry) -> str:

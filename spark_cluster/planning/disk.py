@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.models.memory import GIB
-from spark_cluster.models.weights import tables_bytes
 from spark_cluster.planning import data_parallel
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.serving import Serving
@@ -18,7 +17,7 @@ def disk_gib(launch: Launch, serving: Serving, peak_gib: float) -> float:
     Args:
         peak_gib: most that is loaded on one node.
     """
-    loaded = (peak_gib - tables_bytes(serving.geometry) / GIB) * launch.tp * launch.pp
+    loaded = (peak_gib - serving.geometry.tables_bytes / GIB) * launch.tp * launch.pp
     return loaded / data_parallel.held(launch, serving)
 
 

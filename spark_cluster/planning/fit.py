@@ -6,16 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spark_cluster.config import engines
 from spark_cluster.config.launch import Launch, finite
 from spark_cluster.models import Geometry, memory
 from spark_cluster.models.memory import GIB
-from spark_cluster.models.weights import load_peak_bytes, tables_bytes
 from spark_cluster.planning import batch, data_parallel, kv, stages
 from spark_cluster.planning.disk import disk_gib, lacking_disk
 from spark_cluster.planning.kv.drafter import DrafterLayers, drafter_layers
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.serving import Serving, of_launch
+from spark_cluster.planning.whole_model import whole_gib
 
 SPARE_GIB = 1.0
 """Added to what is needed before a share is chosen: the runtime is an estimate."""
@@ -29,6 +28,7 @@ class Fit:
     """The memory that a launch takes on each of its nodes, GiB a node unless said otherwise.
 
     Attributes:
+        whole_gib: weights of the whole model and its drafter, on all nodes together.
         weights_gib: when loaded; `peak_gib` is the most while loading.
         share: --gpu-memory-utilization; None when the cache's size is given instead.
         highest: the largest safe share; `needed` the smallest that does what was asked.
@@ -41,6 +41,7 @@ class Fit:
     launch: Launch
     serving: Serving
     rooms: tuple[NodeMemory, ...]
+    whole_gib: float
     weights_gib: float
     peak_gib: float
     runtime_gib: float
@@ -71,7 +72,7 @@ def fit(
     launch: Launch,
     geometry: Geometry,
     rooms: Sequence[NodeMemory],
-    weights_gib: float,
+    weights_gib: float | None = None,
     *,
     runtime_gib: float | None = None,
 ) -> Fit:
@@ -80,7 +81,7 @@ def fit(
     Args:
         launch: with a --gpu-memory-utilization or --kv-cache-memory-bytes of its own, or without.
         rooms: the nodes that would serve.
-        weights_gib: of the whole model and its drafter.
+        weights_gib: of the whole model and its drafter, where they are known already.
         runtime_gib: neither weights nor cache, at a batch of 2,048 tokens; None for what others
             measured on such GPUs.
 
@@ -91,10 +92,10 @@ def fit(
     launch = batch.with_default_batch(launch, rooms)
     serving = of_launch(launch, geometry)
     held = data_parallel.held(launch, serving)
-    weights = held * stages.share(geometry, launch.pp, weights_gib) / launch.tp
-    loading = load_peak_bytes(geometry, serving.quantization) / GIB
-    tables = tables_bytes(geometry) / GIB
-    peak = max(weights, held * stages.share(geometry, launch.pp, loading) / launch.tp + tables)
+    whole = whole_gib(launch, serving) if weights_gib is None else weights_gib
+    weights = held * stages.share(geometry, launch.pp, whole) / launch.tp
+    loading = stages.share(geometry, launch.pp, serving.load_peak_bytes / GIB)
+    peak = max(weights, held * loading / launch.tp + geometry.tables_bytes / GIB)
     runtime = batch.runtime_gib(launch, rooms, runtime_gib)
     highest = min(memory.utilization(room.memory) for room in rooms)
     smallest = min(room.total_gib for room in rooms)
@@ -104,11 +105,12 @@ def fit(
     cache = _cache(launch, serving, kv_gib)
     if cache and takes_what_fits(launch) and cache.max_concurrency < 1 <= cache.max_model_len:
         shorter = launch.with_flags({"max-model-len": cache.max_model_len})
-        return fit(shorter, geometry, rooms, weights_gib, runtime_gib=runtime_gib)
+        return fit(shorter, geometry, rooms, whole, runtime_gib=runtime_gib)
     fitted = Fit(
         launch,
         serving,
         tuple(rooms),
+        whole_gib=whole,
         weights_gib=weights,
         peak_gib=peak,
         runtime_gib=runtime,
@@ -314,7 +316,7 @@ def _remarks(fitted: Fit) -> list[str]:
             dropped = f"{cached:.1f} GiB of page cache are dropped before the start"
             found.append(f"{room.name}: {dropped}")
     found += _drafter_remarks(fitted)
-    found += _engine_remarks(fitted.launch)
+    found += _engine_remarks(fitted.serving)
     found += _parallel_remarks(fitted)
     if _on_cpu(fitted.launch):
         found.append(
@@ -356,14 +358,13 @@ def _drafter_remarks(fitted: Fit) -> list[str]:
     return ["the KV cache of the drafter's own layers is not counted: somewhat fewer tokens fit"]
 
 
-def _engine_remarks(launch: Launch) -> list[str]:
+def _engine_remarks(serving: Serving) -> list[str]:
     """Say where figures are carried over from vLLM to another engine."""
-    dialect = engines.dialect(launch.engine)
-    if dialect.planned:
+    if serving.dialect.planned:
         return []
     return [
-        f"{dialect.title} is experimental here: memory other than weights, KV cache and speeds are "
-        "computed as for vLLM, so their ranges are wider"
+        f"{serving.dialect.title} is experimental here: memory other than weights, KV cache and "
+        "speeds are computed as for vLLM, so their ranges are wider"
     ]
 
 

@@ -8,14 +8,10 @@ from dataclasses import dataclass, field
 from spark_cluster.config.launch import Launch
 from spark_cluster.errors import UsageError
 from spark_cluster.models import Geometry
-from spark_cluster.planning.batch import (
-    BATCHED_TOKENS,
-    batched_tokens,
-    for_batch_gib,
-    has_own_memory,
-)
+from spark_cluster.planning.batch import batched_tokens, for_batch_gib, has_own_memory
 from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.room import NodeMemory
+from spark_cluster.planning.speed.serving import BATCHED_TOKENS
 
 SHARE = "gpu-memory-utilization"
 AUTO = "gpu_memory_utilization: auto"
@@ -52,7 +48,6 @@ def nearest(
     rooms: Sequence[NodeMemory],
     largest_tp: int,
     *,
-    whole_gib: float | None = None,
     smallest_tp: int = 1,
 ) -> list[Nearest]:
     """The smallest changes that make it fit, each tried; nothing when none does.
@@ -62,15 +57,15 @@ def nearest(
     Args:
         rooms: all nodes that there are.
         largest_tp: what the recipe can be split over; `smallest_tp` the fewest nodes.
-        whole_gib: weights of the whole model, where they are not those of all nodes.
     """
-    whole = fitted.weights_gib * fitted.launch.tp if whole_gib is None else whole_gib
     own = has_own_memory(fitted.rooms)
     runtime = fitted.runtime_gib - for_batch_gib(batched_tokens(fitted.launch), own=own)
 
     def tried(launch: Launch) -> Fit | None:
         try:
-            return fit(launch, geometry, rooms[: launch.ranks], whole, runtime_gib=runtime)
+            return fit(
+                launch, geometry, rooms[: launch.ranks], fitted.whole_gib, runtime_gib=runtime
+            )
         except UsageError:  # its heads or layers cannot be divided so
             return None
 

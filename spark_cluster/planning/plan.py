@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from spark_cluster.config.launch import Launch
 from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.overrides import Overrides
 from spark_cluster.known_issues.match import KnownIssueMatch
@@ -72,29 +73,24 @@ class Speed:
         }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The result of `plan`.
+@dataclass(frozen=True, kw_only=True)
+class Feasibility:
+    """Whether a launch can work.
 
     Attributes:
-        title: the recipe's name, or the model of a command line.
+        launch: with the share of the memory that was computed for it.
         issues: known issues, the worst first.
         nearest: configurations near this one that would work; empty when it does.
         reasons: why it does not fit, or is not known to run at this size.
         obstacles: why `up` refuses it all the same.
-        not_carried_over: what the recipe lacks of its source.
-        overrides: engine arguments that are not those of the recipe's file.
     """
 
-    title: str
+    launch: Launch
     fit: Fit
-    speed: Speed
     issues: tuple[KnownIssueMatch, ...]
     nearest: tuple[Nearest, ...]
     reasons: tuple[str, ...]
     obstacles: tuple[str, ...] = ()
-    not_carried_over: tuple[NotCarriedOver, ...] = ()
-    overrides: Overrides = field(default_factory=dict)
 
     @property
     def feasible(self) -> bool:
@@ -102,6 +98,22 @@ class Plan:
         return not (self.reasons or self.obstacles) and not any(
             i.severity == "error" for i in self.issues
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Feasibility):
+    """The result of `plan`.
+
+    Attributes:
+        title: the recipe's name, or the model of a command line.
+        not_carried_over: what the recipe lacks of its source.
+        overrides: engine arguments that are not those of the recipe's file.
+    """
+
+    title: str
+    speed: Speed
+    not_carried_over: tuple[NotCarriedOver, ...] = ()
+    overrides: Overrides = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `plan --json` prints it."""

@@ -13,24 +13,17 @@ from spark_cluster.config.model_kind import inferred, must_be_served
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.facts.model import Facts
 from spark_cluster.models.hub import DocumentSource, Hub, cached
-from spark_cluster.models.memory import GIB
-from spark_cluster.models.weights import (
-    memory_bytes,
-    must_be_known,
-    tables_bytes,
-    weights_of,
-)
 from spark_cluster.planning.builds import builds
 from spark_cluster.planning.evidence import Evidence
 from spark_cluster.planning.fit import Fit, fit
-from spark_cluster.planning.kv.drafter import is_mtp
 from spark_cluster.planning.nearest import Nearest, nearest
-from spark_cluster.planning.plan import Plan, speed
+from spark_cluster.planning.plan import Feasibility, Plan, speed
 from spark_cluster.planning.purpose import Advice, Purpose, Users, advise
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.constants import Constants, load_constants
 from spark_cluster.planning.speed.serving import of_launch
 from spark_cluster.planning.subject import Subject, allowed, must_generate, wrong_size
+from spark_cluster.planning.whole_model import whole_gib
 
 if TYPE_CHECKING:
     from spark_cluster.loader.project import Project
@@ -106,26 +99,6 @@ class Planner:
             revision=launch.revisions.get(launch.model) or "main",
         )
 
-    def weights_gib(self, subject: Subject, geometry: shapes.Geometry) -> float:
-        """Return the weights of the whole model and its drafter, GiB: of the tensors where they
-        are known and lie in the format that is served, else as a server logged it, else computed;
-        with the tables of positions of every rank.
-
-        Raises:
-            UsageError: nothing says it.
-        """
-        launch = subject.launch
-        quantization = of_launch(launch, geometry).quantization
-        tables = launch.tp * launch.pp * tables_bytes(geometry) / GIB
-        if geometry.stored is not None:
-            found = weights_of(geometry, quantization)
-            if found.counted:
-                mtp = is_mtp(launch.speculative, launch.model)
-                whole = found.memory_bytes(drafter=mtp) / GIB + tables
-                return whole + _drafter_gib(geometry.drafter)
-        whole = launch.weights_gib or memory_bytes(geometry, quantization) / GIB + tables
-        return whole + _drafter_gib(geometry.drafter)
-
     def _of_hub(self, launch: Launch) -> list[str]:
         """Say where figures are less sure because the hub could not be asked."""
         problem = self.hub.problem(launch.model)
@@ -155,19 +128,13 @@ class Planner:
         return self._fit(subject, self.geometry(subject), rooms)
 
     def _fit(self, subject: Subject, geometry: shapes.Geometry, rooms: Sequence[NodeMemory]) -> Fit:
-        launch = subject.launch
-        weights = self.weights_gib(subject, geometry)
-        runtime = self.constants.measured_runtime_gib
-        return fit(launch, geometry, rooms[: launch.ranks], weights, runtime_gib=runtime)
+        launch, runtime = subject.launch, self.constants.measured_runtime_gib
+        return fit(launch, geometry, rooms[: launch.ranks], runtime_gib=runtime)
 
-    def plan(
-        self,
-        subject: Subject,
-        rooms: Sequence[NodeMemory],
-        question: Question,
-        facts: Sequence[Facts] = (),
-    ) -> Plan:
-        """The plan of a launch on the first of the nodes.
+    def feasibility(
+        self, subject: Subject, rooms: Sequence[NodeMemory], facts: Sequence[Facts] = ()
+    ) -> Feasibility:
+        """Return whether a launch can work on the first of the nodes, and what would instead.
 
         Args:
             rooms: all nodes that there are, the head first; at least one.
@@ -186,6 +153,39 @@ class Planner:
         fitted = self._fit(subject, geometry, rooms)
         if fitted.share is not None and launch.origin == "recipe":  # by hand no one computes it
             launch = launch.with_flags({"gpu-memory-utilization": fitted.share})
+        wrong = wrong_size(subject)
+        near = self._nearest(subject, fitted, rooms, facts) if fitted.reasons else []
+        if wrong and not fitted.reasons:
+            near = self._known_size(subject, rooms)
+        from spark_cluster.known_issues.rules import lint
+
+        return Feasibility(
+            launch=launch,
+            fit=fitted,
+            issues=tuple(lint(launch, geometry, facts)),
+            nearest=tuple(near),
+            reasons=(*wrong, *fitted.reasons),
+            obstacles=subject.obstacles,
+        )
+
+    def plan(
+        self,
+        subject: Subject,
+        rooms: Sequence[NodeMemory],
+        question: Question,
+        facts: Sequence[Facts] = (),
+    ) -> Plan:
+        """The plan of a launch on the first of the nodes: whether it can work, and how fast.
+
+        Args:
+            rooms, facts: as `feasibility` takes them.
+
+        Raises:
+            UsageError: as `fit`.
+            Refused: models of this kind are not served.
+        """
+        found = self.feasibility(subject, rooms, facts)
+        launch, fitted = found.launch, found.fit
         fast = speed(
             fitted,
             self.constants,
@@ -195,26 +195,13 @@ class Planner:
             acceptance=subject.acceptance,
             own=self.measured(launch, question.concurrency, question.context),
         )
-        more = (*_waiting(fitted, question), *self._of_hub(launch), *subject.all_remarks)
-        fitted = replace(fitted, remarks=(*fitted.remarks, *more))
+        more = [*_waiting(fitted, question), *self._of_hub(launch), *subject.all_remarks]
         if launch.kind != "chat":
-            remark = f"a model of kind {launch.kind} generates nothing: no tokens/s apply to it"
-            fitted = replace(fitted, remarks=(*fitted.remarks, remark))
-        reasons = (*wrong_size(subject), *fitted.reasons)
-        near = self._nearest(subject, fitted, rooms, facts) if fitted.reasons else []
-        if not fitted.reasons and wrong_size(subject):
-            near = self._known_size(subject, rooms)
-        from spark_cluster.known_issues.rules import lint
-
-        found = lint(launch, geometry, facts)
+            more.append(f"a model of kind {launch.kind} generates nothing: no tokens/s apply to it")
         return Plan(
-            subject.title,
-            fitted,
-            fast,
-            tuple(found),
-            tuple(near),
-            reasons,
-            obstacles=subject.obstacles,
+            **{**vars(found), "fit": replace(fitted, remarks=(*fitted.remarks, *more))},
+            title=subject.title,
+            speed=fast,
             not_carried_over=subject.not_carried_over,
             overrides=subject.overrides,
         )
@@ -233,7 +220,6 @@ class Planner:
         from spark_cluster.known_issues.rules import lint
 
         geometry, (low, high) = fitted.serving.geometry, subject.sizes
-        whole = self.weights_gib(subject, geometry)
 
         def prevented(launch: Launch, shape: shapes.Geometry) -> set[str]:
             if launch.origin == "command":  # a line for one node is another one for two
@@ -241,7 +227,7 @@ class Planner:
             return {i.id for i in lint(launch, shape, facts) if i.severity == "error"}
 
         had = prevented(subject.launch, geometry)
-        found = nearest(fitted, geometry, rooms, high, whole_gib=whole, smallest_tp=low)
+        found = nearest(fitted, geometry, rooms, high, smallest_tp=low)
         able = [
             near
             for near in found
@@ -285,7 +271,7 @@ class Planner:
         """
         must_generate(subject)
         geometry = self.geometry(subject)
-        weights = self.weights_gib(subject, geometry)
+        weights = whole_gib(subject.launch, of_launch(subject.launch, geometry))
         own = {
             tp: evidence
             for tp in (1, 2)
@@ -307,16 +293,6 @@ class Planner:
             sizes=subject.sizes,
             own=own,
         )
-
-
-def _drafter_gib(drafter: shapes.Geometry | None) -> float:
-    """The weights of a drafter, GiB; one that is not known is left out: they are small."""
-    if drafter is None:
-        return 0.0
-    quantization = drafter.stored.quantization if drafter.stored else "bf16"
-    with contextlib.suppress(UsageError):
-        return memory_bytes(drafter, must_be_known(quantization)) / GIB
-    return 0.0
 
 
 def _waiting(fitted: Fit, question: Question) -> list[str]:

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from spark_cluster.errors import UsageError
 from spark_cluster.logs.memory_account import MemoryAccount
-from spark_cluster.planning.batch import BATCHED_TOKENS, for_batch_gib
+from spark_cluster.planning.batch import for_batch_gib
 from spark_cluster.planning.calibrate import Calibration
 from spark_cluster.planning.speed.constants import LIMITS, Constants
+from spark_cluster.planning.speed.serving import BATCHED_TOKENS
 
 UNFITTED = Calibration(Constants(), (), {}, 0, 0.0, 0.0, None)
 """Where only memory was measured."""

@@ -89,8 +89,7 @@ def must_work(
         facts = [f.with_gpu_memory(room.memory) for f, room in zip(facts, rooms, strict=True)]
     try:
         hub = model_lookup.hub_for(play, plan.subject, offline=offline)
-        known = planner.Planner(play.project, hub)
-        found = known.plan(plan.subject, rooms, planner.Question(), facts)
+        found = planner.Planner(play.project, hub).feasibility(plan.subject, rooms, facts)
     except (UsageError, InvalidFile) as error:
         play.note(f"not planned: {error.message}")
         return

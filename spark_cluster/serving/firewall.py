@@ -21,6 +21,7 @@ from spark_cluster.resources.nft_table import normalised
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory
     from spark_cluster.config.recipe import Recipe
+    from spark_cluster.inference.deployment import Deployment
     from spark_cluster.topology import Node
 
 TABLE = "spark_cluster"
@@ -54,27 +55,27 @@ OPEN = (
 )
 
 
-def settings(inventory: Inventory, recipe: Recipe, nodes: Sequence[Node]) -> dict[str, Any]:
+def settings(inventory: Inventory, deployment: Deployment, nodes: Sequence[Node]) -> dict[str, Any]:
     """Return what the playbook gives the role `firewall` while these nodes serve together.
 
     Raises:
         Refused: the endpoint has a port of Ray's.
     """
-    _must_not_clash(inventory, recipe)
+    _must_not_clash(inventory, deployment.ray.ports.spans)
     if inventory.trusted_network:
         return {"state": "absent"}
     return {
         "state": "present",
         "peers": tuple(node.name for node in nodes) if len(nodes) > 1 else (),
-        "ports": closed(inventory, recipe, nodes),
+        "ports": closed(inventory, deployment, nodes),
         "endpoint_port": inventory.serve.port if inventory.serve.bind != "loopback" else None,
     }
 
 
-def _must_not_clash(inventory: Inventory, recipe: Recipe) -> None:
+def _must_not_clash(inventory: Inventory, of_ray: Sequence[Span]) -> None:
     serve = inventory.serve
     for name, port in (("serve.port", serve.port), ("serve.engine_port", serve.engine_port)):
-        if any(first <= port <= last for first, last in recipe.ray.ports.spans):
+        if any(first <= port <= last for first, last in of_ray):
             raise Refused(
                 f"{name}: {port} is a port of Ray's",
                 where=str(inventory.path),
@@ -82,7 +83,7 @@ def _must_not_clash(inventory: Inventory, recipe: Recipe) -> None:
             )
 
 
-def closed(inventory: Inventory, recipe: Recipe, nodes: Sequence[Node]) -> tuple[Span, ...]:
+def closed(inventory: Inventory, deployment: Deployment, nodes: Sequence[Node]) -> tuple[Span, ...]:
     """The ports that are chosen; the kernel's own range is closed besides.
 
     A rank adds its number to a port that a recipe names, so one port is closed for each node.
@@ -91,10 +92,10 @@ def closed(inventory: Inventory, recipe: Recipe, nodes: Sequence[Node]) -> tuple
     given = inventory.head.settings_for("vllm").data.get("master_port", master)
     addresses = {node.address for node in nodes}
     addresses |= {str(link.address.ip) for node in nodes for link in node.links}
-    named = recipe_ports(recipe.flags(len(nodes)), recipe.plain_env, addresses)
+    own = engine(deployment.engine).ports(int(given))
+    named = recipe_ports(deployment.flags, deployment.env, addresses)
     ranks = {(port, min(port + len(nodes) - 1, 65535)) for port in named}
-    spans = {*recipe.ray.ports.spans, *vllm_ports(recipe.plain_env), *ranks}
-    return tuple(sorted({*spans, *engine(recipe.engine).ports(int(given))}))
+    return tuple(sorted({*deployment.ray.ports.spans, *vllm_ports(deployment.env), *ranks, *own}))
 
 
 def remarks(inventory: Inventory | None, recipe: Recipe, tp: int) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -167,10 +167,12 @@ def before_start(play: Play, plan: ServePlan, running: ContainerState) -> None:
         return
     if warmth.without_nodes(launch) is not None:
         return
-    folders = dict.fromkeys(plan.deployment.nodes, plan.deployment.cache_root)
-    told = _ask(play, plan.nodes, launch, folders, plan.recipe)
+    image = plan.deployment.image if plan.deployment.runtime == "docker" else ""
+    folder, model = plan.deployment.cache_root, plan.recipe.model.name
+    asked = [(node, ask(play.session(node), folder, image, model)) for node in plan.nodes]
+    found = {node.name: one.answer(replace(launch, gpu=_gpu(node))) for node, one in asked}
     whose = f"{plan.recipe.name}: " if plan.deployment.instance else ""
-    play.note(f"{whose}{shown(told)}")
+    play.note(f"{whose}{shown(warmth.whole(launch.recipe, found))}")
 
 
 def of_recipe(play: Play, recipe: Recipe, tp: int) -> Warmth | None:
@@ -179,23 +181,11 @@ def of_recipe(play: Play, recipe: Recipe, tp: int) -> Warmth | None:
     nodes = sorted(play.nodes, key=lambda node: not node.is_head)[:count]
     if len(nodes) < count:
         return None
-    folders = {node.name: root_on(play.inventory.nodes[node.name]) for node in nodes}
-    return _ask(play, nodes, wanted(recipe, tp), folders, recipe)
-
-
-def _ask(
-    play: Play,
-    nodes: Sequence[Node],
-    launch: LaunchRecord,
-    folders: Mapping[str, str],
-    recipe: Recipe,
-) -> Warmth:
-    reference, model = _reference(recipe), recipe.model.name
-    asked = [
-        (node, ask(play.session(node), folders[node.name], reference, model)) for node in nodes
-    ]
-    found = {node.name: one.answer(replace(launch, gpu=_gpu(node))) for node, one in asked}
-    return warmth.whole(launch.recipe, found)
+    next_one = Upcoming(
+        recipe, {node.name: root_on(play.inventory.nodes[node.name]) for node in nodes}
+    )
+    asked = {node.name: next_one.ask(node.name, play.session(node)) for node in nodes}
+    return next_one.judge(asked, tp, {node.name: _gpu(node) for node in nodes})
 
 
 def shown(told: Warmth) -> str:

@@ -173,12 +173,11 @@ def _start_one(one: Member, guarded: str, admitted: Admitted) -> list[vram.NodeV
     started = runtime.changed(server().changes(one.node.name), plan.server)
     if play.check or play.options.selection.partial:
         return []
-    recipe = plan.recipe
     return readiness.healthy(
         play,
         plan.endpoint,
-        recipe.ready_timeout_s,
-        engine_name=recipe.engine,
+        plan.engine,
+        plan.recipe.ready_timeout_s,
         server=plan.server,
         again=None if started else server,
     )

@@ -15,7 +15,6 @@ from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.model_kind import must_be_served
 from spark_cluster.errors import Refused
 from spark_cluster.inference.process import server_name
-from spark_cluster.serving import firewall
 from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.serving.proxy import ModelServer
 from spark_cluster.serving.replicas import Group, address_of, part
@@ -183,7 +182,7 @@ def resolve_models(
         nodes=tuple(serving),
         idle=tuple(node for node in head_first if node not in serving),
         endpoint=replace(alone[0].endpoint, engine_port=ports[0], models=servers),
-        firewall=_firewall(inventory, models, serving, ports),
+        firewall=_firewall([one.firewall for one in alone], serving, ports),
     )
     parts = [
         _named(part(replace(one, endpoint=whole.endpoint), inventory, node, server), server)
@@ -220,13 +219,9 @@ def _named(plan: ServePlan, server: ModelServer) -> ServePlan:
 
 
 def _firewall(
-    inventory: Inventory,
-    models: Sequence[ServedModel],
-    serving: Sequence[Node],
-    ports: Iterable[int],
-) -> dict[str, Any]:
+    each: Sequence[Mapping[str, Any]], serving: Sequence[Node], ports: Iterable[int]
+) -> Mapping[str, Any]:
     """Settings of the role `firewall`: the ports of all of them, open to the serving nodes only."""
-    each = [firewall.settings(inventory, model.recipe, serving[:1]) for model in models]
     if each[0]["state"] != "present":
         return each[0]
     closed = reduce(lambda found, one: found | set(one["ports"]), each, set[Any]())

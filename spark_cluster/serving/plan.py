@@ -7,25 +7,26 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.config import overrides
-from spark_cluster.config.allowance_checks import must_be_allowed
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.launch import Launch, of_recipe
-from spark_cluster.config.model_kind import must_be_served
-from spark_cluster.config.parallelism import REPLICAS_INSTEAD, why_not_data_parallel
+from spark_cluster.config.overrides import text
+from spark_cluster.config.patches import MountedPatch, mounted_patches
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.errors import Refused
+from spark_cluster.config.recipe_settings import (
+    image_settings,
+    model_settings,
+    mounts_of,
+    must_be_servable,
+)
+from spark_cluster.config.secret_env import secrets_of_laptop
 from spark_cluster.inference.containers import DATA_PARALLEL, NODES, OVERRIDES, RECIPE
 from spark_cluster.inference.deployment import Deployment
-from spark_cluster.inference.engine import engine
+from spark_cluster.inference.engine import Engine, engine
 from spark_cluster.inference.process import server_name
-from spark_cluster.node.store.layout import whole_folder
-from spark_cluster.serving import caches, firewall, secret_env
-from spark_cluster.serving.build_steps import build_settings
+from spark_cluster.serving import caches, firewall
 from spark_cluster.serving.endpoint import LABEL, Endpoint, endpoint_of
 from spark_cluster.serving.kind_probe import KIND_LABEL
 from spark_cluster.serving.nodes import serving
-from spark_cluster.serving.patches import MountedPatch, mounted_patches
 from spark_cluster.topology import Node
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class ServePlan:
         nodes: those that serve, the head first.
         idle: the other nodes, on which nothing of the engine is left.
         launch: what plans and rules look at.
+        engine: the inference engine.
         endpoint: where it answers.
         deployment: what the engine is started with.
         image: settings of the role `images`.
@@ -53,6 +55,7 @@ class ServePlan:
     nodes: tuple[Node, ...]
     idle: tuple[Node, ...]
     launch: Launch
+    engine: Engine
     endpoint: Endpoint
     deployment: Deployment
     image: Mapping[str, Any]
@@ -94,6 +97,27 @@ class ServePlan:
         """The engine's own name of --gpu-memory-utilization, without dashes."""
         return self.recipe.dialect.own("gpu-memory-utilization")
 
+    def located(self, folders: Mapping[str, str]) -> ServePlan:
+        """Return the plan with the folders of what is in the nodes' hub cache.
+
+        Args:
+            folders: repository to the folder of its revision; others keep what they have.
+        """
+        recipe, made = self.recipe.located(folders), self.deployment
+        if recipe == self.recipe:
+            return self
+        ours = all(patch.upload for patch in self.patches)  # none comes with the model
+        patches = self.patches if ours else mounted_patches(recipe)
+        drafting = recipe.dialect.drafter(recipe.drafter) if recipe.drafter is not None else {}
+        deployment = replace(
+            made,
+            model_path=recipe.model.node_path,
+            flags={**made.flags, **drafting},
+            mounts=mounts_of(recipe, patches),
+        )
+        launch = of_recipe(recipe, self.tp)
+        return replace(self, recipe=recipe, launch=launch, deployment=deployment, patches=patches)
+
     def starting(self, *, share: float | None, guarded: str, ray_token: str | None) -> Deployment:
         """Return the deployment with what is known only when it starts.
 
@@ -116,30 +140,28 @@ def resolve(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int
         UsageError: a variable, the key or the certificate cannot be read.
         Failed: the address of the endpoint is not one of the head's own.
     """
-    must_be_served(recipe.kind, f"recipe {recipe.name}")
-    recipe.check_size(tp)
-    _must_start(recipe, tp)
-    _must_climb(recipe)
-    must_be_allowed(recipe)
-    patches = mounted_patches(recipe)
-    secrets = secret_env.secrets_of_laptop(recipe)
-    chosen, idle = serving(nodes, tp, recipe.nodes_for(tp))
+    serves = engine(recipe.engine)
+    must_be_servable(recipe, tp, serves.rungs)
+    patches, secrets = mounted_patches(recipe), secrets_of_laptop(recipe)
+    launch, flags, changed = of_recipe(recipe, tp), recipe.flags(tp), text(recipe.overrides)
+    image, models = image_settings(recipe), model_settings(recipe)
+    mounts = mounts_of(recipe, patches)
+    chosen, idle = serving(nodes, tp, launch.nodes)
     root = caches.root_of_all(inventory.nodes[node.name] for node in chosen)
     endpoint = endpoint_of(inventory.serve, chosen[0], recipe.model.served_name)
-    launch = of_recipe(recipe, tp)
     deployment = Deployment(
         image=recipe.image.ref,
         model_path=recipe.model.node_path,
         nodes=tuple(node.name for node in chosen),
-        flags=recipe.flags(tp),
+        flags=flags,
         executor=recipe.executor,
         ray=recipe.ray,
         port=endpoint.engine_port or endpoint.port,
-        mounts=_mounts(recipe, patches),
-        env=recipe.plain_env,
+        mounts=mounts,
+        env=launch.env,
         secret_env=secrets,
         cache_root=root,
-        labels=_labels(recipe, tp, endpoint),
+        labels=_labels(recipe, launch, endpoint, changed),
         engine=recipe.engine,
         runtime=recipe.runtime,
         venv=recipe.venv.path if recipe.venv else "",
@@ -149,57 +171,23 @@ def resolve(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int
         nodes=tuple(chosen),
         idle=tuple(idle),
         launch=launch,
+        engine=serves,
         endpoint=endpoint,
         deployment=deployment,
-        image=_image(recipe),
-        models=_models(recipe),
+        image=image,
+        models=models,
         patches=patches,
-        firewall=firewall.settings(inventory, recipe, chosen),
+        firewall=firewall.settings(inventory, deployment, chosen),
     )
 
 
-def _must_start(recipe: Recipe, tp: int) -> None:
-    """Raise Refused for data-parallel ranks that cannot be joined here."""
-    why = why_not_data_parallel(
-        recipe.data_parallel,
-        engine=recipe.engine,
-        executor=recipe.executor,
-        tp=tp,
-        stages=recipe.pipeline_parallel,
-    )
-    if why:
-        raise Refused(f"recipe {recipe.name}: {why}", hint=REPLICAS_INSTEAD)
-
-
-def _must_climb(recipe: Recipe) -> None:
-    """Raise Refused for a rung of readiness that the engine cannot do."""
-    known = engine(recipe.engine).rungs
-    for rung in recipe.readiness.rungs:
-        if rung not in known:
-            raise Refused(
-                f"recipe {recipe.name}: {recipe.dialect.title} has no rung '{rung}'",
-                hint=f"readiness.rungs: {', '.join(sorted(known))}",
-            )
-
-
-def _mounts(recipe: Recipe, patches: Sequence[MountedPatch]) -> tuple[str, ...]:
-    path = recipe.drafter.node_path if recipe.drafter else None
-    drafter = whole_folder(path) if path else ""
-    found = (
-        *(mount.volume for mount in recipe.mounts),
-        *((f"{drafter}:{drafter}:ro",) if drafter else ()),
-        *(patch.volume for patch in patches),
-    )
-    return tuple(dict.fromkeys(found))
-
-
-def _labels(recipe: Recipe, tp: int, endpoint: Endpoint) -> dict[str, str]:
+def _labels(recipe: Recipe, launch: Launch, endpoint: Endpoint, changed: str) -> dict[str, str]:
     """Labels of the containers, by which `status` and a later `up` know what runs."""
-    nodes = recipe.nodes_for(tp)
+    tp, count = launch.tp, launch.nodes
     return {
-        **({NODES: str(nodes)} if nodes != tp else {}),
+        **({NODES: str(count)} if count != tp else {}),
         **({DATA_PARALLEL: str(recipe.data_parallel)} if recipe.data_parallel > 1 else {}),
-        **({OVERRIDES: overrides.text(recipe.overrides)} if recipe.overrides else {}),
+        **({OVERRIDES: changed} if recipe.overrides else {}),
         RECIPE: recipe.name,
         "spark-cluster.model": endpoint.model,
         "spark-cluster.tp": str(tp),
@@ -211,33 +199,3 @@ def _labels(recipe: Recipe, tp: int, endpoint: Endpoint) -> dict[str, str]:
         # Of chat models none: a server that was started without the label keeps running.
         **({KIND_LABEL: recipe.kind} if recipe.kind != "chat" else {}),
     }
-
-
-def _image(recipe: Recipe) -> dict[str, Any]:
-    """Settings of the role `images`.
-
-    Raises:
-        Refused: a file of a step is not the one that the recipe was made with.
-    """
-    image, build = recipe.image, recipe.image.build
-    given = {"ref": image.ref, "digest": image.digest, "archive": image.archive}
-    if build is None:
-        return given
-    given["dockerfile"] = build.text
-    return {**given, **build_settings(build)} if build.steps else given
-
-
-def _models(recipe: Recipe) -> tuple[Mapping[str, Any], ...]:
-    """Settings of the role `models`, for what has a folder of its own."""
-    model, drafter = recipe.model, recipe.drafter
-    mounts = tuple(mount.volume for mount in recipe.mounts)
-    venv = recipe.venv.path if recipe.venv else ""
-    common = {"image": recipe.image.ref, "mounts": mounts, "venv": venv}
-    found = []
-    if not model.in_hub_cache:
-        chosen = model.model_dump(include={"name", "revision", "source", "directory"})
-        found.append({**common, **chosen, "path": model.node_path})
-    if drafter is not None and drafter.name is not None and not drafter.in_hub_cache:
-        chosen = drafter.model_dump(include={"name", "revision"})
-        found.append({**common, **chosen, "source": "hub", "path": drafter.node_path})
-    return tuple(found)

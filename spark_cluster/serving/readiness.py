@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from spark_cluster.config.engines import DEFAULT
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.errors import Failed, VerificationFailed
 from spark_cluster.inference import replies, runtime, unit_state
 from spark_cluster.inference.containers import ContainerState
-from spark_cluster.inference.engine import engine
+from spark_cluster.inference.engine import Engine
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import TOKENS_SINCE, RayNode, RayState
 from spark_cluster.runner.events import Progress
@@ -88,6 +87,10 @@ def ray_asks_for_its_token(play: Play, port: int) -> None:
         )
 
 
+Again = Callable[[], object] | None
+"""What starts a server that was left as it ran; None for one that was started."""
+
+
 class ServerEnded(Failed):
     """The server, or a rank of it, ended before it was healthy."""
 
@@ -95,18 +98,18 @@ class ServerEnded(Failed):
 def healthy(
     play: Play,
     endpoint: Endpoint,
+    serving: Engine,
     timeout: float,
     ranks: Sequence[str] = (),
-    engine_name: str = DEFAULT,
     *,
     server: str = SERVER,
-    again: Callable[[], object] | None = None,
+    again: Again = None,
 ) -> list[vram.NodeVram]:
     """Wait until the engine is healthy, at most `timeout` seconds.
 
     Args:
+        serving: the engine that is waited for.
         ranks: names of the nodes other than the head that have a rank of their own (executor mp).
-        engine_name: of the engine that is waited for.
         server: name of its program.
         again: starts a server that this run found running and left as it was. Its engine may have
             died a moment ago, and its API ends only now: it is started again, once.
@@ -118,9 +121,7 @@ def healthy(
         ServerEnded: the server or a rank ended; with the earliest real error over all ranks.
         VerificationFailed: it is not healthy in time.
     """
-    wait = partial(
-        _until_healthy, play, endpoint, timeout, ranks, engine_name=engine_name, server=server
-    )
+    wait = partial(_until_healthy, play, endpoint, serving, timeout, ranks=ranks, server=server)
     try:
         return wait()
     except ServerEnded as error:
@@ -134,13 +135,12 @@ def healthy(
 def _until_healthy(
     play: Play,
     endpoint: Endpoint,
+    serving: Engine,
     timeout: float,
-    ranks: Sequence[str],
     *,
-    engine_name: str,
+    ranks: Sequence[str],
     server: str,
 ) -> list[vram.NodeVram]:
-    serving = engine(engine_name)
     session = play.session(play.head)
     sessions = {node.name: play.session(node) for node in play.nodes}
     deadline = time.monotonic() + timeout

@@ -7,7 +7,7 @@ verified by itself: what the proxy answers says nothing of the replica that it d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,11 +17,10 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import Refused, SparkClusterError, VerificationFailed
 from spark_cluster.inference import runtime
 from spark_cluster.inference.containers import ContainerState
-from spark_cluster.inference.engine import engine
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.node.launch_records import LaunchRecord
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import admission, caches, firewall, launches, readiness, rungs, vram
+from spark_cluster.serving import admission, caches, launches, readiness, rungs, vram
 from spark_cluster.serving.endpoint import LABEL, Endpoint
 from spark_cluster.serving.nodes import groups
 from spark_cluster.serving.plan import ServePlan, resolve
@@ -36,31 +35,37 @@ NO_LINK = "add the cable, then `spark-cluster provision`; `spark-cluster doctor 
 
 @dataclass(frozen=True)
 class Group:
-    """The plan of several replicas.
+    """The plan of what is behind an endpoint: one server, or several replicas.
 
     Attributes:
         whole: what all share: every serving node, the endpoint, image and models, the firewall.
-        parts: the replicas' own plans, the head's first; their endpoint is the engine's own.
+        parts: the replicas' own plans, the head's first; their endpoint is the engine's own. Of
+            one server over all of the nodes the whole itself.
     """
 
     whole: ServePlan
     parts: tuple[ServePlan, ...]
 
+    @property
+    def is_one(self) -> bool:
+        """True for one server over all of the nodes."""
+        return self.parts[0] is self.whole
+
 
 @dataclass(frozen=True)
 class Member:
-    """A replica while it is brought up.
+    """A server while it is brought up.
 
     Attributes:
-        play: over its node alone.
+        play: of a replica over its node alone.
         running: its server as it was found.
-        ray: Ray on its node as it was found.
+        ray: Ray on a replica's node as it was found.
     """
 
     play: Play
     plan: ServePlan
     running: ContainerState
-    ray: ContainerState
+    ray: ContainerState | None = None
 
     @property
     def node(self) -> Node:
@@ -86,15 +91,30 @@ def taken_away(now: Sequence[Replica], tp: int) -> str:
     )
 
 
-def resolve_group(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], count: int) -> Group:
-    """Resolve what serves a recipe as so many replicas, each on one node.
+def group_of(whole: ServePlan, inventory: Inventory) -> Group:
+    """Return one server, or the replicas that the whole plan has behind its endpoint."""
+    behind = whole.endpoint.replicas
+    if not behind:
+        return Group(whole, (whole,))
+    parts = [part(whole, inventory, *pair) for pair in zip(whole.nodes, behind, strict=True)]
+    return Group(whole, tuple(parts))
+
+
+def resolve_group(
+    recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], count: int, tp: int = 1
+) -> Group:
+    """Resolve what serves a recipe: one server over `tp` nodes, or replicas on one node each.
+
+    Args:
+        count: of servers.
 
     Raises:
-        Refused: there are too few nodes, the recipe needs several for one server, or there is no
-            link between them.
-        UsageError: a variable, the key or the certificate cannot be read.
-        Failed: the address of the endpoint is not one of the head's own.
+        Refused: there are too few nodes, or of replicas the recipe needs several for one server, or
+            there is no link between them.
+        SparkClusterError: as `resolve`.
     """
+    if count == 1:
+        return group_of(resolve(recipe, inventory, nodes, tp), inventory)
     if recipe.nodes_for(1) != 1:
         raise Refused(
             f"recipe {recipe.name} takes {recipe.nodes_for(1)} nodes for one server, and a replica "
@@ -114,18 +134,19 @@ def resolve_group(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], c
             hint="give serve.engine_port another number",
         )
     behind = tuple(Replica(node.name, address_of(node), port) for node in serving)
-    guarded = firewall.settings(inventory, recipe, serving[:1])
+    guarded = alone.firewall
     if guarded["state"] == "present":
         guarded = {**guarded, "peers": tuple(names), "ports": (*guarded["ports"], (port, port))}
+    root = caches.root_of_all(inventory.nodes[node.name] for node in serving)
     whole = replace(
         alone,
         nodes=tuple(serving),
         idle=tuple(idle),
+        deployment=replace(alone.deployment, cache_root=root),
         endpoint=replace(alone.endpoint, engine_port=port, replicas=behind),
         firewall=guarded,
     )
-    parts = [part(whole, inventory, *pair) for pair in zip(serving, behind, strict=True)]
-    return Group(whole, tuple(parts))
+    return group_of(whole, inventory)
 
 
 def address_of(node: Node) -> str:
@@ -160,7 +181,9 @@ def part(whole: ServePlan, inventory: Inventory, node: Node, behind: Replica) ->
 
 
 def members(play: Play, group: Group) -> list[Member]:
-    """Look at each replica's node: what runs there of ours."""
+    """Look at each server, and at Ray on a replica's node: what runs there of ours."""
+    if group.is_one:
+        return [Member(play, group.whole, readiness.container_state(play, SERVER))]
 
     def look(plan: ServePlan) -> Member:
         part = play.part(plan.deployment.nodes)
@@ -185,6 +208,8 @@ def must_work(
 ) -> None:
     """Refuse what cannot work on one of the nodes, unless forced; each is asked for its memory.
 
+    Of replicas what is said names the node.
+
     Args:
         there: as `admission.must_work` takes it.
         offline: the hub is not asked for the model's shape.
@@ -194,9 +219,10 @@ def must_work(
         DoesNotFit: with the node.
         Refused: the recipe lacks what its source needed.
     """
+    several = len(found) > 1
     for one in found:
         if note := admission.overrides_changed(one.running, one.plan):
-            one.play.note(note, node=one.node)
+            one.play.note(note, node=one.node if several else None)
         try:
             admission.must_work(
                 one.play,
@@ -208,15 +234,11 @@ def must_work(
                 ended=ended,
             )
         except SparkClusterError as error:
-            error.where = error.where or one.node.name
+            error.where = error.where or (one.node.name if several else "")
             raise
 
 
-Again = Callable[[], object] | None
-"""What starts a replica that was left as it ran; None for one that was started."""
-
-
-def start(play: Play, group: Group, found: Sequence[Member], guarded: str) -> list[Again]:
+def start(play: Play, group: Group, found: Sequence[Member], guarded: str) -> list[readiness.Again]:
     """Start each replica that is not as it should be, then the proxy in front of all.
 
     The proxy is there before they are loaded, so that one that does not come up keeps none of the
@@ -230,7 +252,7 @@ def start(play: Play, group: Group, found: Sequence[Member], guarded: str) -> li
     """
     _end_others(play, found)
 
-    def start_one(one: Member) -> Again:
+    def start_one(one: Member) -> readiness.Again:
         launches.before_start(one.play, one.plan, one.running)
         share = admission.share(one.play, one.plan, one.running)
         made = one.plan.starting(share=share, guarded=guarded, ray_token=None)
@@ -239,7 +261,7 @@ def start(play: Play, group: Group, found: Sequence[Member], guarded: str) -> li
         started = runtime.changed(begin().changes(one.node.name), SERVER)
         return None if started else begin
 
-    again: list[Again] = play.together(*[partial(start_one, one) for one in found])
+    again: list[readiness.Again] = play.together(*[partial(start_one, one) for one in found])
     nodes = group.whole.nodes
     play.apply(nodes, play.role("endpoint", **group.whole.endpoint.proxy_settings()))
     return again
@@ -247,7 +269,7 @@ def start(play: Play, group: Group, found: Sequence[Member], guarded: str) -> li
 
 def _end_others(play: Play, found: Sequence[Member]) -> None:
     """End what was started for several nodes together, before memory is counted on any."""
-    stale = [one for one in found if one.ray.status != "absent"]
+    stale = [one for one in found if one.ray is not None and one.ray.status != "absent"]
     if not stale or play.check:
         return
     nodes = [one.node for one in stale]
@@ -257,9 +279,9 @@ def _end_others(play: Play, found: Sequence[Member]) -> None:
 
 
 def healthy(
-    play: Play, group: Group, found: Sequence[Member], again: Sequence[Again]
+    play: Play, group: Group, found: Sequence[Member], again: Sequence[readiness.Again]
 ) -> list[vram.NodeVram]:
-    """Wait until every replica is healthy, and the proxy sees one of them.
+    """Wait until every server is healthy, and the proxy of replicas sees one of them.
 
     Args:
         again: as `start` returns it.
@@ -268,33 +290,37 @@ def healthy(
         The largest VRAM of each node seen meanwhile.
 
     Raises:
-        Failed: a replica ended; with the first real error of its log.
+        Failed: a server or a rank ended; with the first real error of its log.
         VerificationFailed: one is not healthy in time.
     """
-    recipe = group.whole.recipe
-    wait = partial(readiness.healthy, timeout=recipe.ready_timeout_s, engine_name=recipe.engine)
-    peaks = play.together(
-        *[
-            partial(wait, one.play, one.plan.endpoint, again=begin)
-            for one, begin in zip(found, again, strict=True)
-        ]
-    )
-    readiness.healthy(play, group.whole.endpoint, BEHIND_PROXY_S, engine_name=recipe.engine)
+    whole, limit = group.whole, group.whole.recipe.ready_timeout_s
+
+    def wait(one: Member, begin: readiness.Again) -> list[vram.NodeVram]:
+        plan = one.plan
+        return readiness.healthy(
+            one.play, plan.endpoint, whole.engine, limit, plan.ranks, again=begin
+        )
+
+    peaks = play.together(*[partial(wait, *pair) for pair in zip(found, again, strict=True)])
+    if not group.is_one:
+        readiness.healthy(play, whole.endpoint, whole.engine, BEHIND_PROXY_S)
     return [reading for peak in peaks for reading in peak]
 
 
 def verify(play: Play, group: Group, found: Sequence[Member]) -> str:
-    """Climb the recipe's rungs on every replica, and ask the endpoint as a user would.
+    """Climb the recipe's rungs on every server, and ask the proxy of replicas as a user would.
 
     Returns:
-        The answer of the head's replica.
+        The answer of the head's server.
 
     Raises:
         VerificationFailed: at the first rung that does not hold.
     """
     answers: list[str] = play.together(*[partial(rungs.climb, one.play, one.plan) for one in found])
+    if group.is_one:
+        return answers[0]
     whole = group.whole
-    asked = whole.endpoint.request(play.session(play.head), engine(whole.recipe.engine).models)
+    asked = whole.endpoint.request(play.session(play.head), whole.engine.models)
     if asked.status != 200:
         raise VerificationFailed(
             f"each replica answers, but the endpoint {whole.endpoint.url} does not: status "
@@ -306,7 +332,7 @@ def verify(play: Play, group: Group, found: Sequence[Member]) -> str:
 
 
 def unrecorded(play: Play, found: Sequence[Member]) -> list[LaunchRecord | None]:
-    """Return the record of each replica's launch; None for one that its node has already."""
+    """Return the record of each server's launch; None for one that its node has already."""
     return play.together(*[partial(launches.unrecorded, one.play, one.plan) for one in found])
 
 

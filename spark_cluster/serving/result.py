@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from spark_cluster.inference import replies
-from spark_cluster.inference.engine import engine
 from spark_cluster.inference.ray import RayState
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer
@@ -199,7 +198,7 @@ def versions(play: Play, plan: ServePlan) -> tuple[Answer, dict[str, str]]:
     dashboard = plan.deployment.ray.dashboard_port if plan.deployment.on_ray else None
     session = play.session(play.head)
     name = plan.deployment.engine
-    path, key = engine(name).version
+    path, key = plan.engine.version
     in_container = plan.deployment.runtime == "docker"
     image = ["docker", "container", "inspect", "-f", "{{.Image}}", plan.server]
     asked, ray, image = play.together(

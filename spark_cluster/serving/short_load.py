@@ -16,7 +16,6 @@ from typing import Any
 
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.inference import replies
-from spark_cluster.inference.engine import engine
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import kind_probe, logs, readiness, vram
@@ -132,7 +131,7 @@ def _must_be_there(play: Play, plan: ServePlan, sent: Sequence[_Sent]) -> None:
     if not failed:
         return
     session, why = play.session(play.head), failed[0].reason or f"status {failed[0].status}"
-    health = plan.endpoint.request(session, engine(plan.recipe.engine).health, timeout=10)
+    health = plan.endpoint.request(session, plan.engine.health, timeout=10)
     if health.status == 200:
         play.note(
             f"{len(failed)} of {len(sent)} requests of a short load were not answered: {why}; "

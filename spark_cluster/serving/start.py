@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from spark_cluster.inference import runtime
+from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.deployment import Deployment
-from spark_cluster.inference.engine import engine
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import token
 from spark_cluster.runner.play import Play, RoleCall
-from spark_cluster.serving import firewall, logs, readiness
+from spark_cluster.serving import admission, firewall, launches, logs, readiness
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.topology import Node
 
@@ -31,6 +32,24 @@ def guard(play: Play, plan: ServePlan) -> RoleCall:
         play.note(firewall.ALONE_AND_OPEN, warning=True, node=plan.nodes[0])
         return play.role("firewall", state="absent")
     return play.role("firewall", **plan.firewall)
+
+
+def bring_up(play: Play, plan: ServePlan, running: ContainerState, guarded: str) -> readiness.Again:
+    """Start one server over all of its nodes, with the share of their memory that is safe now.
+
+    Args:
+        running: the server as it was found.
+        guarded: whether there is a firewall, for the containers' label.
+
+    Returns:
+        What `readiness.healthy` may start again.
+    """
+    launches.before_start(play, plan, running)
+    share = admission.share(play, plan, running)
+    if running.status == "running":
+        end_dead_server(play, plan)
+    begin = partial(start, play, plan, share, guarded)
+    return None if begin() else begin
 
 
 def start(play: Play, plan: ServePlan, share: float | None, guarded: str) -> bool:
@@ -73,7 +92,7 @@ def end_dead_server(play: Play, plan: ServePlan) -> None:
     Its API goes on for up to 40 s and ends with status 0 (source: make gpu). Who waited for it
     would see it end, and take that for a fault of what was started.
     """
-    serving = engine(plan.recipe.engine)
+    serving = plan.engine
     left_out = play.check or play.options.selection.partial  # it may not be started again
     if left_out or serving.died is None:
         return
@@ -81,7 +100,8 @@ def end_dead_server(play: Play, plan: ServePlan) -> None:
     health = plan.endpoint.of_engine.request(session, serving.health, timeout=HEALTH_S)
     if health.status == serving.died:
         play.note("the engine of the server that runs has died; it is started again")
-        play.apply(plan.nodes, [_runtime(plan.deployment).absent(plan.server, 5)])
+        gone = _runtime(plan.deployment).absent(plan.server, 5)
+        play.apply(plan.nodes, [gone])
 
 
 def start_ray_alone(

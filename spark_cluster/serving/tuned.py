@@ -7,10 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.node.tuned_kernels import VARIABLE, folder_of
-from spark_cluster.serving.caches import root_on
 
 if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
     from spark_cluster.runner.play import Play
     from spark_cluster.serving.plan import ServePlan
     from spark_cluster.topology import Node
@@ -22,14 +20,13 @@ Found = Mapping[str, Sequence[Mapping[str, Any]]]
 """Node to what is tuned there."""
 
 
-def look(play: Play, recipe: Recipe, nodes: Sequence[Node]) -> Found:
-    """Ask the nodes for what is tuned for a recipe's model; nothing is asked where it cannot be."""
+def look(play: Play, plan: ServePlan, nodes: Sequence[Node]) -> Found:
+    """Ask the nodes for what is tuned for a plan's model; nothing is asked where it cannot be."""
+    recipe, folder = plan.recipe, plan.deployment.cache_root
     if recipe.engine != "vllm" or recipe.venv is not None or VARIABLE in recipe.env:
         return {}
     waiting = {
-        node.name: play.session(node).submit(
-            "caches", what="tuned", folder=root_on(play.inventory.nodes[node.name])
-        )
+        node.name: play.session(node).submit("caches", what="tuned", folder=folder)
         for node in nodes
     }
     answers = {name: pending.wait()["tuned"] for name, pending in waiting.items()}

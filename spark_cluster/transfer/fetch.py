@@ -20,11 +20,11 @@ ROLE = "models"
 """Its name stands for all models in `--tags` and `--skip-tags`."""
 
 
-def fetch(play: Play, plan: ServePlan, stored: Stored) -> Recipe:
+def fetch(play: Play, plan: ServePlan, stored: Stored) -> ServePlan:
     """Fetch image, models and patches, side by side where one does not need the other.
 
     Returns:
-        The recipe, with the folders of the models.
+        The plan, with the folders of the models.
 
     Raises:
         Refused: a patch is missing; nothing is started then.
@@ -35,10 +35,10 @@ def fetch(play: Play, plan: ServePlan, stored: Stored) -> Recipe:
     uploads = patches.uploads(plan.patches)
 
     def image() -> None:
-        if plan.recipe.venv is not None:
-            play.apply(plan.nodes, play.role("venv", **plan.recipe.venv.model_dump()))
-        else:
+        if plan.recipe.venv is None:
             images.bring(play, plan.nodes, plan.image, stored.images)
+        else:
+            play.apply(plan.nodes, play.role("venv", **plan.recipe.venv.model_dump()))
         if by_image:
             play.apply(plan.nodes, *plain)
 
@@ -51,11 +51,10 @@ def fetch(play: Play, plan: ServePlan, stored: Stored) -> Recipe:
         return _hub_models(play, plan, stored)
 
     _, places = play.together(image, models)
-    recipe = plan.recipe if places == stored.folders() else plan.recipe.located(places)
-    if plan.patches and not play.check:
-        mounted = patches.mounted_patches(recipe)
-        patches.require_patches(play, plan.nodes, plan.deployment.image, mounted)
-    return recipe
+    fetched = plan.located(places)
+    if fetched.patches and not play.check:
+        patches.require_patches(play, plan.nodes, plan.deployment.image, fetched.patches)
+    return fetched
 
 
 def _is_large(given: Mapping[str, Any]) -> bool:

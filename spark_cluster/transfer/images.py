@@ -20,6 +20,7 @@ from spark_cluster.transfer.in_run import current, showing
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe_schema import Image
+    from spark_cluster.runner.pending import Pending
     from spark_cluster.runner.play import Play
     from spark_cluster.topology import Node
 
@@ -66,19 +67,28 @@ Images = Mapping[str, ImageOnNode | None]
 
 
 def images_on(play: Play, nodes: Sequence[Node], ref: str) -> dict[str, ImageOnNode | None]:
-    """Ask nodes for the image of this name, all at once.
+    """Ask nodes for the image of this name, all at once; raises as `read_images`."""
+    return read_images(ask_images(play, nodes, ref))
 
-    Raises:
-        Failed: an answer cannot be used.
-        Unreachable: a node is lost.
-    """
-    waiting = {
+
+def ask_images(play: Play, nodes: Sequence[Node], ref: str) -> dict[str, Pending]:
+    """Ask nodes for the image of this name without waiting; `read_images` waits."""
+    return {
         node.name: play.session(node).submit(
             "image", what="state", ref=ref, hub=HUB, repository=repository_of(ref)
         )
         for node in nodes
     }
-    return {name: _read(name, pending.wait()["image"]) for name, pending in waiting.items()}
+
+
+def read_images(asked: Mapping[str, Pending]) -> dict[str, ImageOnNode | None]:
+    """Wait for what `ask_images` asked.
+
+    Raises:
+        Failed: an answer cannot be used.
+        Unreachable: a node is lost.
+    """
+    return {name: _read(name, pending.wait()["image"]) for name, pending in asked.items()}
 
 
 def _read(node: str, found: Any) -> ImageOnNode | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.node.store.layout import snapshot_folder
 from spark_cluster.serving.caches import root_of_all
-from spark_cluster.transfer.images import Images, images_on
+from spark_cluster.transfer.images import Images, ask_images, read_images
 from spark_cluster.transfer.state import Have, Wanted, all_models_on, hub_folder
 
 if TYPE_CHECKING:
@@ -104,14 +104,10 @@ def stored(play: Play, recipe: Recipe, nodes: Sequence[Node]) -> Stored:
         Refused: the nodes have their caches in different places.
         SparkClusterError: a node cannot say what it has.
     """
-    if recipe.venv is not None or recipe.image.archive:
-        return stored_models(play, recipe, nodes)
-    models: Stored
-    models, images = play.together(
-        lambda: stored_models(play, recipe, nodes),
-        lambda: images_on(play, nodes, recipe.image.ref),
-    )
-    return replace(models, images=images)
+    copied = recipe.venv is None and not recipe.image.archive
+    asked = ask_images(play, nodes, recipe.image.ref) if copied else {}
+    models = stored_models(play, recipe, nodes)  # in the same turn of the network
+    return replace(models, images=read_images(asked))
 
 
 def stored_models(play: Play, recipe: Recipe, nodes: Sequence[Node]) -> Stored:

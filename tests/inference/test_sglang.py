@@ -188,13 +188,14 @@ def test_up_waits_asks_and_reads_the_version(port: int, monkeypatch: pytest.Monk
         bus=SimpleNamespace(emit=events.append),
     )
     endpoint = Endpoint("127.0.0.1", port, "m")
-    (vram,) = readiness.healthy(play, endpoint, 60, (), "sglang")  # type: ignore[arg-type]
+    (vram,) = readiness.healthy(play, endpoint, SGLANG, 60)  # type: ignore[arg-type]
     assert vram.used_mib == 1024
     assert [e.resource for e in events if isinstance(e, Progress)] == ["SGLang", "SGLang"]
     recipe = sglang_recipe()
     plan = SimpleNamespace(
         endpoint=endpoint,
         recipe=recipe,
+        engine=SGLANG,
         launch=of_recipe(recipe, 1),
         deployment=deployment("spark1"),
         server=SERVER,

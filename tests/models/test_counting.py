@@ -15,7 +15,7 @@ from spark_cluster.models.quantization import bits, quantization
 from spark_cluster.models.stored_tensors import StoredWeights
 from spark_cluster.models.tables import table
 from spark_cluster.models.tensor_parts import part_of
-from spark_cluster.models.weights import load_peak_bytes, memory_bytes, step_bytes, weights_of
+from spark_cluster.models.weights import load_peak_bytes, memory_bytes, weights_of
 
 GIB = 1 << 30
 GB = 1e9
@@ -59,7 +59,7 @@ def test_a_dense_model_in_every_style(style: str, label: str, gigabytes: float) 
     assert found.memory_bytes(2) == pytest.approx(found.memory_bytes() / 2, rel=1e-3)
     # and this is what plans use
     assert memory_bytes(shape, label) == found.memory_bytes()  # type: ignore[arg-type]
-    assert step_bytes(shape, label) == found.step_bytes()  # type: ignore[arg-type]
+    assert weights_of(shape, label).step_bytes() == found.step_bytes()  # type: ignore[arg-type]
 
 
 def test_int8_is_known_by_its_size() -> None:

@@ -8,7 +8,7 @@ from gpu_runs import GpuRun, runs
 
 from spark_cluster.known_issues.explain import explain
 from spark_cluster.models import find
-from spark_cluster.models.weights import memory_bytes, must_be_known, tables_bytes, weights_of
+from spark_cluster.models.weights import memory_bytes, must_be_known, weights_of
 
 GIB = 1024**3
 RUNS = {run.name: run for run in runs() if run.lines and run.geometry.name != "paris"}
@@ -16,7 +16,7 @@ RUNS = {run.name: run for run in runs() if run.lines and run.geometry.name != "p
 
 def predicted(run: GpuRun) -> float:
     whole = memory_bytes(run.geometry, must_be_known(run.quantization))
-    return (whole / run.tp + tables_bytes(run.geometry)) / GIB
+    return (whole / run.tp + run.geometry.tables_bytes) / GIB
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -30,7 +30,7 @@ def test_what_was_loaded_is_predicted_within_one_percent(name: str) -> None:
 
 def test_the_tables_of_positions_of_gemma_4() -> None:
     """262,144 positions, 512 numbers for full layers and 256 for sliding ones, 2 bytes each."""
-    assert tables_bytes(find("google/gemma-4-31B-it")) == 384 * 1024**2
+    assert find("google/gemma-4-31B-it").tables_bytes == 384 * 1024**2
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_the_tables_of_positions_of_gemma_4() -> None:
     ],
 )
 def test_the_tables_of_other_models_are_small(model: str, mib: int) -> None:
-    assert tables_bytes(find(model)) == mib * 1024**2
+    assert find(model).tables_bytes == mib * 1024**2
 
 
 def test_keys_that_are_the_values_too_are_loaded_twice() -> None:

@@ -17,7 +17,7 @@ from spark_cluster.models import find
 from spark_cluster.models.config import from_config
 from spark_cluster.models.find import _table
 from spark_cluster.models.stored_weights import stored_tensors
-from spark_cluster.models.weights import step_bytes
+from spark_cluster.models.weights import weights_of
 from spark_cluster.planning import kv
 
 CONFIGS = [entry["config"] for entry in _table()]
@@ -90,7 +90,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 def test_any_config(config: dict[str, Any], tp: int, vllm: str | None) -> None:
     try:
         shape = from_config(config, "org/model")
-        step_bytes(shape, "bf16")
+        weights_of(shape, "bf16").step_bytes()
         kv.cache(shape, kv_gib=4.0, max_model_len=4096, tp=tp, vllm=vllm)
     except SparkClusterError as error:
         assert len(str(error)) < 2000

@@ -15,7 +15,7 @@ from spark_cluster.facts.model import Facts, Gpu, Memory, Process
 from spark_cluster.known_issues.rules import lint
 from spark_cluster.models import find
 from spark_cluster.models.memory import GIB, GIB_KIB, utilization
-from spark_cluster.models.weights import memory_bytes, must_be_known, tables_bytes
+from spark_cluster.models.weights import memory_bytes, must_be_known
 from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.room import NodeMemory, assumed, of_facts
 from spark_cluster.serving.admission import without_ours
@@ -78,7 +78,7 @@ def fitted(run: GpuRun, share: float) -> Fit:
     }
     launch = Launch(run.name, quantization=run.quantization, tp=run.tp, vllm=run.vllm, args=args)
     whole = memory_bytes(run.geometry, must_be_known(run.quantization)) / GIB
-    whole += run.tp * tables_bytes(run.geometry) / GIB
+    whole += run.tp * run.geometry.tables_bytes / GIB
     facts = Facts(memory=Memory(1, 1), gpu=H200)
     rooms = [of_facts(f"gpu{n}", facts, (), has_model=True) for n in range(run.tp)]
     return fit(launch, run.geometry, rooms, whole)

@@ -21,7 +21,7 @@ from spark_cluster.models.weights import (
     must_be_known,
     parameters,
     part_bytes,
-    step_bytes,
+    weights_of,
 )
 
 GIB = 1 << 30
@@ -127,9 +127,9 @@ def test_a_layer_that_borrows_its_cache_has_no_keys_of_its_own():
 
 def test_a_step_reads_the_output_layer_once_and_no_vision():
     parts = part_bytes(GEMMA_31B, "bf16")
-    assert step_bytes(GEMMA_31B, "bf16") == sum(parts.values()) - parts["other"]
+    assert weights_of(GEMMA_31B, "bf16").step_bytes() == sum(parts.values()) - parts["other"]
     parts = part_bytes(LLAMA_70B, "fp8")
-    assert step_bytes(LLAMA_70B, "fp8") == sum(parts.values()) - parts["embedding"]
+    assert weights_of(LLAMA_70B, "fp8").step_bytes() == sum(parts.values()) - parts["embedding"]
 
 
 def test_experts_that_are_read():
@@ -142,7 +142,7 @@ def test_experts_that_are_read():
 @given(models, quantizations, st.integers(1, 4096), st.integers(1, 4096))
 def test_reading(model, quantization, few, more):
     few, more = sorted((few, more))
-    one, many = (step_bytes(model, quantization, n) for n in (few, more))
+    one, many = (weights_of(model, quantization).step_bytes(n) for n in (few, more))
     assert 0 < one <= many * (1 + 1e-12)
     assert many <= memory_bytes(model, quantization) * (1 + 1e-12)
     if not model.is_moe:

@@ -10,6 +10,7 @@ import pytest
 from chat_server import ChatServer, Node
 from factories import make_node
 
+from spark_cluster.inference.engine import engine as engine_named
 from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.options import Options, Selection
 from spark_cluster.serving import start
@@ -44,7 +45,7 @@ def server() -> Iterator[ChatServer]:
 def ended(endpoint: Endpoint, engine: str = "vllm", selection: Selection | None = None) -> FakePlay:
     play = FakePlay(selection or Selection())
     plan = SimpleNamespace(
-        recipe=SimpleNamespace(engine=engine),
+        engine=engine_named(engine),
         endpoint=endpoint,
         nodes=[make_node("spark1"), make_node("spark2")],
         deployment=SimpleNamespace(runtime="docker"),

@@ -10,8 +10,10 @@ from factories import make_recipe
 
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.ports import EPHEMERAL, EnginePorts, recipe_ports, vllm_ports
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Ray, Vllm
 from spark_cluster.errors import Refused, UsageError
+from spark_cluster.inference.deployment import Deployment
 from spark_cluster.serving import firewall
 from spark_cluster.topology import Node
 
@@ -19,6 +21,13 @@ NODES = "nodes:\n  a: {address: 10.0.0.1, roles: [head]}\n  b: {address: 10.0.0.
 
 
 NODES_A_B = (Node("a", "10.0.0.1", is_head=True), Node("b", "10.0.0.2"))
+
+
+def started(recipe: Recipe | None = None) -> Deployment:
+    """Return what the engine is started with, as far as it opens ports."""
+    asked = recipe or make_recipe()
+    flags, env = asked.flags(2), asked.plain_env
+    return Deployment("", "", ("a", "b"), flags=flags, env=env, ray=asked.ray, engine=asked.engine)
 
 
 def inventory(folder: Path, more: str = "") -> Inventory:
@@ -53,12 +62,12 @@ def test_ports_that_cannot_be(ports: EnginePorts, words: str) -> None:
 
 
 def test_what_a_recipe_and_an_inventory_choose_is_closed(tmp_path: Path) -> None:
-    plain = firewall.closed(inventory(tmp_path), make_recipe(), NODES_A_B)
+    plain = firewall.closed(inventory(tmp_path), started(), NODES_A_B)
     assert (29501, 29501) in plain
     assert (6379, 6379) in plain
     other = inventory(tmp_path, "settings: {vllm: {master_port: 29777}}\n")
     chosen = make_recipe(ray=Ray(port=6400, first_port=19001), env={"VLLM_PORT": "21000"})
-    found = firewall.closed(other, chosen, NODES_A_B)
+    found = firewall.closed(other, started(chosen), NODES_A_B)
     assert {(29777, 29777), (6400, 6400), (19001, 19009), (21000, 21099)} <= set(found)
     assert vllm_ports({"VLLM_PORT": "tcp://10.0.0.1:80"}) == ()
     assert vllm_ports({"VLLM_PORT": "65530"}) == ((65530, 65535),)
@@ -101,28 +110,28 @@ def test_ports_of_a_recipe_are_closed_for_each_rank(tmp_path: Path) -> None:
     chosen = make_recipe(
         engine_args=events, env={"VLLM_NIXL_SIDE_CHANNEL_PORT": "5700", "A_PORT": "x"}
     )
-    two = firewall.closed(inventory(tmp_path), chosen, NODES_A_B)
+    two = firewall.closed(inventory(tmp_path), started(chosen), NODES_A_B)
     assert {(5557, 5558), (6557, 6558), (5700, 5701)} <= set(two)
-    one = firewall.closed(inventory(tmp_path), chosen, NODES_A_B[:1])
+    one = firewall.closed(inventory(tmp_path), started(chosen), NODES_A_B[:1])
     assert {(5557, 5557), (6557, 6557), (5700, 5700)} <= set(one)
 
 
 def test_the_endpoint_stays_reachable_where_the_inventory_wants_it(tmp_path: Path) -> None:
     reached = inventory(tmp_path, "serve: {bind: management, open: true, port: 40000}\n")
-    told = firewall.settings(reached, make_recipe(), NODES_A_B)
+    told = firewall.settings(reached, started(), NODES_A_B)
     assert told == {
         "state": "present",
         "peers": ("a", "b"),
-        "ports": firewall.closed(reached, make_recipe(), NODES_A_B),
+        "ports": firewall.closed(reached, started(), NODES_A_B),
         "endpoint_port": 40000,
     }
     assert (6379, 6379) in told["ports"]
     local = inventory(tmp_path, "serve: {port: 40000}\n")
-    assert firewall.settings(local, make_recipe(), NODES_A_B) == {**told, "endpoint_port": None}
+    assert firewall.settings(local, started(), NODES_A_B) == {**told, "endpoint_port": None}
 
 
 def test_one_node_alone_is_guarded_too(tmp_path: Path) -> None:
-    told = firewall.settings(inventory(tmp_path), make_recipe(), NODES_A_B[:1])
+    told = firewall.settings(inventory(tmp_path), started(), NODES_A_B[:1])
     assert (told["state"], told["peers"]) == ("present", ())
     assert (6379, 6379) in told["ports"]
 
@@ -130,12 +139,12 @@ def test_one_node_alone_is_guarded_too(tmp_path: Path) -> None:
 def test_an_endpoint_on_a_port_of_rays(tmp_path: Path) -> None:
     taken = inventory(tmp_path, "serve: {port: 6379}\n")
     with pytest.raises(Refused, match=r"serve\.port: 6379 is a port of Ray's"):
-        firewall.settings(taken, make_recipe(), ())
+        firewall.settings(taken, started(), ())
 
 
 def test_a_trusted_network_is_said_to_be_open(tmp_path: Path) -> None:
     trusted = inventory(tmp_path, "trusted_network: true\n")
-    assert firewall.settings(trusted, make_recipe(), NODES_A_B) == {"state": "absent"}
+    assert firewall.settings(trusted, started(), NODES_A_B) == {"state": "absent"}
     (remark,) = firewall.remarks(trusted, make_recipe(), 2)
     assert "there is no firewall" in remark
     assert firewall.remarks(trusted, make_recipe(), 1) == ()

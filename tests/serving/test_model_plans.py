@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from factories import make_node, make_recipe
-from serve_plans import inventory_of
+from serve_plans import inventory_of, snapshot_of
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import Refused
@@ -21,6 +21,7 @@ from spark_cluster.topology import Link, Node
 
 CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
 NAMES = [CHAT, EMBEDDING]
+DRAFTER = "google/gemma-4-26B-A4B-it-assistant"
 
 
 def linked(name: str, number: int) -> Node:
@@ -59,6 +60,15 @@ def test_its_server_knows_the_aliases_that_the_proxy_sends_it() -> None:
     words = list(embedding.args)
     at = words.index("--served-model-name")
     assert words[at + 1 : at + 3] == ["qwen3-embedding", "text-embedding-3-small"]
+
+
+def test_folders_that_are_known_later_change_what_they_would_have_changed() -> None:
+    aliased = served(EMBEDDING, "b", "text-embedding-3-small")
+    models = (served("gemma4-26b-a4b-fp8-mtp"), aliased)
+    repositories = [models[0].recipe.model.name, DRAFTER, aliased.recipe.model.name]
+    folders = {name: snapshot_of(name) for name in repositories}
+    known = [replace(model, recipe=model.recipe.located(folders)) for model in models]
+    assert [part.located(folders) for part in group(*models).parts] == list(group(*known).parts)
 
 
 def test_each_part_knows_its_own_model_and_address() -> None:

@@ -15,6 +15,7 @@ from spark_cluster.facts.model import Facts, Hca, Process
 from spark_cluster.inference.containers import NEEDS, ContainerState, parse_state
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import RayNode
+from spark_cluster.inference.vllm import VLLM
 from spark_cluster.resources.nft_table import normalised
 from spark_cluster.runner.session import Answer, Output
 from spark_cluster.serving import logs, readiness, state, vram
@@ -667,7 +668,7 @@ def test_a_rank_that_ends_while_loading(states, text, monkeypatch):
     play = loading(spark1=Loading(inspected()), spark2=worker)
     endpoint = Endpoint("10.0.0.1", 8000, "paris")
     with pytest.raises(Failed, match=f"{text}: ValueError: no room"):
-        readiness.healthy(play, endpoint, 60, ["spark2"])
+        readiness.healthy(play, endpoint, VLLM, 60, ["spark2"])
     assert worker.stopped, "Docker would start it again and again"
 
 
@@ -682,17 +683,17 @@ def test_a_server_that_ran_already_and_ends_now_is_started_again_once():
         assert head.stopped, "nothing else may start it meanwhile"
         head.health = 200
 
-    assert readiness.healthy(play, endpoint, 60, again=begin)
+    assert readiness.healthy(play, endpoint, VLLM, 60, again=begin)
     (note,) = notes
     assert "has ended: the server is restarting while loading: ValueError: no room" in note
     head.health = 0
     with pytest.raises(Failed, match="is restarting while loading"):
-        readiness.healthy(play, endpoint, 60, again=lambda: None)
+        readiness.healthy(play, endpoint, VLLM, 60, again=lambda: None)
 
 
 def test_healthy_at_last():
     play = loading(spark1=Loading(inspected(), health=200))
-    assert readiness.healthy(play, Endpoint("10.0.0.1", 8000, "paris"), 60)
+    assert readiness.healthy(play, Endpoint("10.0.0.1", 8000, "paris"), VLLM, 60)
 
 
 # -- the answer --------------------------------------------------------------------------------

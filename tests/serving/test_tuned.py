@@ -11,6 +11,7 @@ import pytest
 from factories import make_node, make_recipe
 from serve_plans import plan_for
 
+from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.facts.model import Gpu, Process
 from spark_cluster.node.tuned_kernels import VARIABLE
@@ -38,15 +39,12 @@ class Play:
     def __init__(self, **there: list[dict[str, Any]]) -> None:
         self.nodes = [spark("a"), spark("b", head=False)]
         self.there, self.notes, self.asked = there, list[str](), list[str]()
-        settings = SimpleNamespace(data={"root": "/srv/caches"})
-        one = SimpleNamespace(settings_for=lambda _role: settings)
-        self.inventory = SimpleNamespace(nodes={"a": one, "b": one})
         self.files: dict[str, str] = {}
 
     def session(self, node: Any) -> Any:
         def submit(op: str, **what: str) -> Any:
             self.asked.append(op)
-            assert what == {"what": "tuned", "folder": "/srv/caches"}
+            assert what == {"what": "tuned", "folder": CACHE_ROOT}
             return SimpleNamespace(wait=lambda: {"tuned": self.there.get(node.name, [])})
 
         def request(_op: str, **what: Any) -> Any:
@@ -63,7 +61,7 @@ class Play:
 def started(play: Play, tp: int = 2) -> Any:
     recipe, given = make_recipe(), cast("Any", play)
     plan = plan_for(recipe, *play.nodes, tp=tp)
-    found = tuned.look(given, recipe, plan.nodes)
+    found = tuned.look(given, plan, plan.nodes)
     return tuned.applied(given, plan, found).deployment
 
 
@@ -102,7 +100,7 @@ def test_another_image_is_another_version() -> None:
 def test_a_recipe_with_a_folder_of_its_own_keeps_it() -> None:
     play: Any = Play(a=[entry()])
     recipe = make_recipe(env={VARIABLE: "/nothing"})
-    assert tuned.look(play, recipe, play.nodes) == {}
+    assert tuned.look(play, plan_for(recipe, *play.nodes), play.nodes) == {}
     assert play.asked == []
 
 

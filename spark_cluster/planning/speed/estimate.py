@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from spark_cluster.config.engines import dialect
-from spark_cluster.models.weights import step_bytes
 from spark_cluster.planning.speed.allreduce import MEASURED
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.serving import Serving
@@ -102,9 +100,9 @@ def family(serving: Serving, doubt: Uncertainty) -> None:
     geometry = serving.geometry
     if not geometry.known:
         doubt.more("a family that is guessed by its shape", 0.15)
-    if not dialect(serving.engine).planned:
-        doubt.more(f"another engine ({dialect(serving.engine).title})", 0.20)
-    if step_bytes(geometry, serving.quantization) < SMALLEST:
+    if not serving.dialect.planned:
+        doubt.more(f"another engine ({serving.dialect.title})", 0.20)
+    if serving.weights.step_bytes() < SMALLEST:
         doubt.more("a model so small that reading it takes no time", 0.50)
     if geometry.latent:
         doubt.more("its latent attention", 0.10)

@@ -12,7 +12,6 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from spark_cluster.models.weights import weights_of
 from spark_cluster.planning.speed.serving import Serving
 
 NAME = "fitted.json"
@@ -43,8 +42,9 @@ def layout(serving: Serving) -> str:
     Builds that lie alike have one name, whoever made them.
     """
     geometry, experts = serving.geometry, serving.geometry.experts
-    stored = weights_of(geometry, serving.quantization)
-    formats = [stored.part(name).format for name in ("attention", "mlp", "recurrent", "experts")]
+    formats = [
+        serving.weights.part(name).format for name in ("attention", "mlp", "recurrent", "experts")
+    ]
     kinds = sorted({each.replace("-online", "") for each in (*formats, *serving.mxfp4_layers)})
     count = f"-{experts.count}x{experts.top_k}" if experts else ""
     shape = f"{geometry.layers}x{geometry.hidden}{count}"

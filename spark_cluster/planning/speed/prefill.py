@@ -9,7 +9,7 @@ from typing import cast
 from spark_cluster.errors import UsageError
 from spark_cluster.models import Geometry
 from spark_cluster.models.stored_tensors import Part
-from spark_cluster.models.weights import LINEAR, weights_of
+from spark_cluster.models.weights import LINEAR
 from spark_cluster.planning.speed import allreduce
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import known, step
@@ -151,10 +151,9 @@ def work(serving: Serving, prompt: int, cached: int = 0) -> Work:
 def _products(serving: Serving, prompt: int) -> dict[str, float]:
     """Operations of matrix products, by the field of `Work`."""
     chosen = serving.geometry.experts
-    stored = weights_of(serving.geometry, serving.quantization)
     found = dict.fromkeys(("fast", "slow", "unpacked", "unpacked_fp8", "experts"), 0.0)
     for name in LINEAR:
-        part = stored.part(cast("Part", name))
+        part = serving.weights.part(cast("Part", name))
         share = chosen.top_k / chosen.count if chosen and name == "experts" else 1.0
         kind = "experts" if name == "experts" else _kind(part.format, unpacked=serving.unpacked)
         found[kind] += 2 * part.parameters * prompt * share

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from spark_cluster.models.stored_tensors import EVERY_TOKEN, Part, StoredPart, StoredWeights
-from spark_cluster.models.weights import BYTES, weights_of
+from spark_cluster.models.weights import BYTES
 from spark_cluster.planning.speed.serving import Serving
 
 FP4 = ("nvfp4", "mxfp4")
@@ -46,7 +46,7 @@ def weights_read(serving: Serving, tokens: float = 1, sharing: float = 1.0) -> R
         tokens: in the step: one a request, more with drafted ones.
         sharing: tokens to this power are as many as choose their experts independently.
     """
-    stored = weights_of(serving.geometry, serving.quantization)
+    stored = serving.weights
     dense = fp4 = 0.0
     for name in (*EVERY_TOKEN, _output(stored)):
         part = _as_served(stored.part(name), serving)
@@ -73,7 +73,7 @@ def draft_read(serving: Serving) -> float:
     """
     if not serving.own_head:
         return 0.0
-    stored, layers = weights_of(serving.geometry, serving.quantization), serving.geometry.layers
+    stored, layers = serving.weights, serving.geometry.layers
     chosen = stored.experts_share(1) if stored.experts else 0.0
     layer = sum(stored.part(name).bytes for name in EVERY_TOKEN)
     layer += stored.part("experts").bytes * chosen

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from spark_cluster.config.engines import DEFAULT
+from spark_cluster.config.engines import DEFAULT, Dialect, dialect
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe_schema import Quantization
 from spark_cluster.errors import UsageError
 from spark_cluster.models import Geometry
-from spark_cluster.models.naming import NOT_SAID
-from spark_cluster.models.weights import BYTES, must_be_known
+from spark_cluster.models.as_served import checkpoint_kv_dtype, quantization_of
+from spark_cluster.models.stored_tensors import StoredWeights
+from spark_cluster.models.weights import load_peak_bytes, weights_of
 from spark_cluster.planning.kv.dtypes import (
     FP8_DS_MLA,
     FP8_DS_MLA_BYTES,
@@ -74,6 +76,25 @@ class Serving:
                 hint="a tensor-parallel size must divide them without a remainder",
             )
 
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How its engine writes flags; whether plans are made for it."""
+        return dialect(self.engine)
+
+    @cached_property
+    def weights(self) -> StoredWeights:
+        """The weights in memory, by part.
+
+        Raises:
+            UsageError: neither tensors nor shape say them.
+        """
+        return weights_of(self.geometry, self.quantization)
+
+    @cached_property
+    def load_peak_bytes(self) -> float:
+        """Most that the weights take while they are loaded, on all nodes together."""
+        return load_peak_bytes(self.geometry, self.quantization)
+
     def kv_bytes(self, context: float) -> float:
         """Bytes of cache that one node reads in a step for one request.
 
@@ -108,9 +129,8 @@ def of_launch(launch: Launch, geometry: Geometry) -> Serving:
     Raises:
         UsageError: its quantization, or the type of its cache, is not known here.
     """
-    quantization = _of_tensors(launch, geometry) or launch.quantization
-    quantization = quantization or _quantization(launch, geometry)
-    kv_dtype = launch.text("kv-cache-dtype") or "auto"
+    quantization = quantization_of(launch, geometry)
+    kv_dtype = launch.kv_dtype
     if kv_dtype == "auto":
         kv_dtype = checkpoint_kv_dtype(launch.model, quantization, geometry)
     layers = launch.text("mxfp4-layers")
@@ -127,64 +147,10 @@ def of_launch(launch: Launch, geometry: Geometry) -> Serving:
         unpacked=_unpacked(launch),
         batched_tokens=max(1, int(launch.number("max-num-batched-tokens") or BATCHED_TOKENS)),
         sockets=str(launch.env.get("NCCL_IB_DISABLE", "0")) == "1",
-        own_head=_own_head(launch),
+        own_head=launch.drafts_itself,
     )
-
-
-def _own_head(launch: Launch) -> bool:
-    config = launch.speculative or {}
-    return "mtp" in str(config.get("method", "")) and not config.get("model")
 
 
 def _unpacked(launch: Launch) -> bool:
     flags = any(launch.text(flag) == value for flag, value in MARLIN.items())
     return flags or str(launch.env.get(MARLIN_VARIABLE, "")) == "1"
-
-
-def _of_tensors(launch: Launch, geometry: Geometry) -> Quantization | None:
-    """Return the quantization by the checkpoint's own tensors, which know better than names."""
-    if geometry.stored is None:
-        return None
-    stored = must_be_known(geometry.stored.quantization)
-    asked = launch.quantization == "fp8-online" or launch.text("quantization") == "fp8"
-    return "fp8-online" if stored == "bf16" and asked else stored
-
-
-def _quantization(launch: Launch, geometry: Geometry) -> Quantization:
-    if launch.text("quantization") == "fp8" and geometry.quantization is None:
-        return "fp8-online"
-    return checkpoint_quantization(geometry)
-
-
-def checkpoint_quantization(geometry: Geometry) -> Quantization:
-    """Return the quantization by the model's own config; BF16 when it names none.
-
-    Raises:
-        UsageError: it says something that is not known here.
-    """
-    if geometry.stored is not None:
-        return must_be_known(geometry.stored.quantization)
-    try:
-        return must_be_known(geometry.quantization or "bf16")
-    except UsageError:
-        said = f"the config of {geometry.name} says its quantization is '{geometry.quantization}'"
-        if geometry.quantization == NOT_SAID:
-            said = f"the name {geometry.name} says that its weights are quantized, but not how"
-        raise UsageError(
-            f"{said}: their size and speed are not known here",
-            hint="its tensors would tell: without --offline they are read from the hub; or give "
-            f"the nearest with --quantization: {', '.join(BYTES)}",
-        ) from None
-
-
-def checkpoint_kv_dtype(name: str, quantization: Quantization, geometry: Geometry) -> str:
-    """Return what `--kv-cache-dtype auto` becomes.
-
-    The checkpoint decides where its config is at hand. NVIDIA's NVFP4 builds ask for FP8 (seen in
-    the log of Gemma-4-31B NVFP4 on a single DGX Spark), also when only the model that they are
-    built from is known.
-    """
-    nvidia = quantization == "nvfp4" and name.startswith("nvidia/")
-    if geometry.kv_dtype is None and geometry.quantization is None and nvidia:
-        return "fp8"
-    return geometry.kv_dtype or "auto"
