@@ -78,6 +78,11 @@ class NodeEntry(SshEntry):
         default="ssh",
         description="how it is reached: local where it is the machine on which spark-cluster runs",
     )
+    namespaces_of: LaptopPath | None = Field(
+        default=None,
+        description="with connection: local, a file with the number of a process of this machine, "
+        "whose namespaces are the node: a container, or a node of `lab up --gpus`",
+    )
     roles: list[NodeRole] = Field(
         default=[], max_length=1, description="[head] or [worker]; worker when not given"
     )
