@@ -41,6 +41,12 @@ def environment() -> dict[str, str]:
     return {"PATH": PATH, **{name: os.environ[name] for name in KEPT if name in os.environ}}
 
 
+def environment_of_root() -> dict[str, str]:
+    """Return the environment of an agent in namespaces, where the caller has no home."""
+    root = pwd.getpwuid(0)
+    return {**environment(), "HOME": root.pw_dir, "LOGNAME": root.pw_name, "USER": root.pw_name}
+
+
 class LocalChannel:
     """An agent's pipes; see `spark_cluster.runner.channel.Channel`.
 
@@ -158,7 +164,7 @@ class LocalConnection:
         password = self._sudo_password() if become and not is_root else None
         argv = agent_argv(run, user, become=become, password=password is not None, enter=enter)
         try:
-            channel = LocalChannel(argv, environment())
+            channel = LocalChannel(argv, environment_of_root() if enter else environment())
         except OSError as error:
             raise Unreachable(
                 f"{argv[0]} cannot be started on this machine: {error.strerror}",

@@ -105,22 +105,27 @@ class GpuLab:
         chosen = devices.assign(devices.gpus()[:MAX_NODES], nodes, share=share_gpu)
         with self._lock.held(progress):
             wanted = self._describe(chosen, shares)
-            now = [read(node.description) for node in self.nodes]
-            if not fresh and self.state() == "up" and now == wanted:
+            state = self.state()
+            same = not fresh and [read(node.description) for node in self.nodes] == wanted
+            if same and state == "up":
                 return False
-            if self.state() == "broken":
+            if state == "broken":
                 progress("cleaning up after a lab that did not end in order")
-            if self.state() != "down":
+            if state != "down" and not (same and state == "partly up"):
                 self.down(progress=progress)
             if wanted[0].in_memory:
-                progress(f"what nodes write is kept in memory: {self.layout.state} is on overlayfs")
+                kind = "a file system that overlayfs cannot write to"
+                progress(f"what nodes write is kept in memory: {self.layout.state} is on {kind}")
             self._switch_on(wanted, fresh=fresh)
             return True
 
     def _switch_on(self, wanted: list[Description], *, fresh: bool) -> None:
-        network.raise_bridges()
+        """Boot the nodes that are off."""
+        if BRIDGE not in links():
+            network.raise_bridges()
         layouts = self.layout.nodes(len(wanted))
-        for node, described in zip(layouts, wanted, strict=True):
+        off = [pair for pair in zip(layouts, wanted, strict=True) if power.state(pair[0]) == "off"]
+        for node, described in off:
             if fresh:
                 wipe(node)
             described.write(node)

@@ -25,6 +25,9 @@ NOT_THE_MACHINES = (UNITS, "etc/systemd/system.control", "etc/systemd/system.att
                     "var/lib/spark-cluster")  # fmt: skip
 """Folders of which a fresh node has empty ones."""
 
+PROGRAMS = ("usr/bin", "usr/local/bin")
+"""Folders of which Docker's client is taken out: its daemon would not start on an overlay."""
+
 MARK = "etc/spark-cluster-gpu-lab"
 """The file that a node has which has been filled before."""
 
@@ -58,7 +61,7 @@ def fill(root: Path, node: GpuNodeLayout, found: Description) -> None:
 
 
 def forget_machine(root: Path) -> None:
-    """Take out what the machine is: its units, disks, and its own life as a node."""
+    """Take out what the machine is: its units, disks, keys, and its own life as a node."""
     for folder in NOT_THE_MACHINES:
         shutil.rmtree(root / folder, ignore_errors=True)
     (root / UNITS).mkdir(parents=True)
@@ -66,7 +69,10 @@ def forget_machine(root: Path) -> None:
     link(root / UNITS / "default.target", f"/{units}/multi-user.target")
     for file in ("etc/fstab", "etc/crypttab"):
         write(root / file, "")
-    (root / "var/lib/dbus/machine-id").unlink(missing_ok=True)
+    docker = (root / folder / "docker" for folder in PROGRAMS)
+    keys = (root / "etc/ssh").glob("ssh_host_*")
+    for path in (*docker, *keys, root / "var/lib/dbus/machine-id"):
+        path.unlink(missing_ok=True)
 
 
 def stop_from_starting(root: Path) -> None:
