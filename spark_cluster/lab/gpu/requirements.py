@@ -45,21 +45,27 @@ def require() -> None:
             "/usr/lib/systemd/systemd",
             hint="apt-get install --no-install-recommends systemd dbus; it need not run here",
         )
-    if "\toverlay\n" not in Path("/proc/filesystems").read_text():
-        run(["modprobe", "overlay"], check=False)
-    if "\toverlay\n" not in Path("/proc/filesystems").read_text():
+    if not has_overlay():
         raise UsageError(
             "a lab of GPUs needs overlayfs, which this kernel has not",
             hint="`grep overlay /proc/filesystems` must show it",
         )
-    if not _unified():
+    if not has_groups():
         raise UsageError(
             "a lab of GPUs needs control groups, version 2, and none are mounted",
             hint=f"mount -t cgroup2 cgroup2 {cgroup.TREE}",
         )
 
 
-def _unified() -> bool:
+def has_overlay() -> bool:
+    """Return whether the kernel has overlayfs, perhaps as a module."""
+    known = Path("/proc/filesystems")
+    if "\toverlay\n" not in known.read_text() and (modprobe := which("modprobe")):
+        run([modprobe, "overlay"], check=False)
+    return "\toverlay\n" in known.read_text()
+
+
+def has_groups() -> bool:
     """Return whether processes can be put into groups of version 2."""
     return any((tree / "cgroup.controllers").exists() for tree in cgroup.trees())
 
