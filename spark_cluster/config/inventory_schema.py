@@ -51,6 +51,11 @@ class FabricInterface(Schema):
 
     name: str = Field(min_length=1, max_length=15, description="interface name such as enp1s0f1np1")
     address: IPv4Interface = Field(description="address with prefix such as 192.168.177.11/24")
+    configure: bool = Field(
+        default=True,
+        description="whether spark-cluster gives it the address; false where it has it by the "
+        "node's own configuration",
+    )
 
 
 class FabricEntry(Schema):

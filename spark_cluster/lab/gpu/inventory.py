@@ -13,7 +13,7 @@ NODE = """  {name}:
     roles: [{role}]
 """
 LINK = """    fabric:
-      interfaces: [{{name: {interface}, address: {address}/{prefix}}}]
+      interfaces: [{{name: {interface}, address: {address}/{prefix}, configure: false}}]
 """
 TEXT = """# The nodes of `spark-cluster lab up --gpus`, as they are now.
 
