@@ -1,4 +1,4 @@
-"""The node whose GPU is tested: this machine, or where systemd does not run it, one of the lab's."""
+"""The node whose GPU is tested: this machine, or one of the lab where it runs no systemd."""
 
 from __future__ import annotations
 
