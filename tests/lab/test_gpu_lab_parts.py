@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,27 @@ def test_a_node_gets_its_gpu_and_what_is_of_all(tmp_path: Path) -> None:
 
 def test_a_missing_device_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "which", lambda _name: None)
+    monkeypatch.setattr(devices, "make_uvm", lambda _dev: None)
     (tmp_path / "nvidia0").touch()
     (tmp_path / "nvidiactl").touch()
     with pytest.raises(Failed, match=r"there is no .*/nvidia-uvm") as caught:
         devices.device_files(gpu(0), tmp_path)
     assert "nvidia-modprobe" in caught.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root is needed")
+def test_the_files_of_unified_memory_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "which", lambda _name: None)
+    known = factories.put(tmp_path / "devices", "  1 mem\n195 nvidia\n510 nvidia-uvm\n")
+    devices.make_uvm(tmp_path, known)
+    made = [(tmp_path / name).stat().st_rdev for name in ("nvidia-uvm", "nvidia-uvm-tools")]
+    assert made == [os.makedev(510, 0), os.makedev(510, 1)]
+    known.write_text("  1 mem\n")
+    (tmp_path / "other").mkdir()
+    devices.make_uvm(tmp_path / "other", known)
+    assert not any((tmp_path / "other").iterdir())
 
 
 def test_nodes_share_gpus_in_turns() -> None:
@@ -156,6 +173,7 @@ MOUNTINFO = """\
 31 22 254:32 / /srv/my\\040models rw - xfs /dev/vdc rw
 32 31 254:48 / /srv/my\\040models/big rw - xfs /dev/vdd rw
 33 22 0:40 / /mnt/tools ro - tmpfs tools rw
+38 22 0:41 / /tmp rw - tmpfs tmp rw
 34 22 254:0 /x /etc/resolv.conf rw - ext4 /dev/vda rw
 35 22 0:44 / /var/lib/docker/overlay2/x/merged rw - overlay overlay rw
 36 22 0:45 / /var/cache/spark-cluster/lab/nodes/spark1/root rw - overlay overlay rw
@@ -166,7 +184,8 @@ MOUNTINFO = """\
 def test_mounts_that_nodes_see() -> None:
     found = mounts.shown(mounts.parse(MOUNTINFO), [Path("/var/cache/spark-cluster/lab")])
     assert found == [
-        Path("/srv/my models"), Path("/usr/local/nvidia"), Path("/srv/my models/big"),
+        Path("/srv/my models"), Path("/mnt/tools"), Path("/usr/local/nvidia"),
+        Path("/srv/my models/big"),
     ]  # fmt: skip
 
 

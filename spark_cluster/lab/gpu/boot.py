@@ -10,6 +10,7 @@ import ctypes
 import os
 import socket
 import sys
+import uuid
 from pathlib import Path
 
 from spark_cluster.errors import Failed
@@ -18,6 +19,7 @@ from spark_cluster.lab.gpu import seed
 from spark_cluster.lab.gpu.description import Description, read
 from spark_cluster.lab.gpu.layout import GpuLayout, GpuNodeLayout
 from spark_cluster.lab.machine import SYSTEM_PATH, which
+from spark_cluster.lab.network import BOOT_ID
 from spark_cluster.lab.shell import run
 
 CLONE_NEWCGROUP = 0x02000000
@@ -84,7 +86,10 @@ def assemble(layout: GpuLayout, node: GpuNodeLayout, found: Description, termina
     overlay(node, found)
     own_file_systems(root)
     for point in found.mounts:
-        bind(Path(point), root, read_only=True)
+        try:
+            bind(Path(point), root, read_only=True)
+        except (Failed, OSError) as error:  # such as that of a server which does not answer
+            print(f"{point} is not shown: {error}", flush=True)
     hide(root, layout.state)
     for share in found.shares:
         bind(Path(share), root, read_only=True)
@@ -133,6 +138,7 @@ def own_file_systems(root: Path) -> None:
     mount("mqueue", "mqueue", dev / "mqueue", "nosuid,nodev,noexec")
     for name, target in LINKS.items():
         (dev / name).symlink_to(target)
+    put(root, "boot-id", f"{uuid.uuid4()}\n", BOOT_ID)
 
 
 def only_its_devices(root: Path) -> None:
@@ -140,10 +146,16 @@ def only_its_devices(root: Path) -> None:
     params = root / "proc/driver/nvidia/params"
     if not params.exists():
         return
-    changed = root / "run/nvidia-params"
-    changed.write_text(params.read_text().replace(MODIFY, MODIFY.replace("1", "0")))
-    changed.chmod(0o444)
-    bind(changed, root, Path("/proc/driver/nvidia/params"), read_only=True)
+    text = params.read_text().replace(MODIFY, MODIFY.replace("1", "0"))
+    put(root, "nvidia-params", text, Path("/proc/driver/nvidia/params"))
+
+
+def put(root: Path, name: str, text: str, target: Path) -> None:
+    """Have a file of the kernel's read as a text of the node's."""
+    file = root / "run" / name
+    file.write_text(text)
+    file.chmod(0o444)
+    bind(file, root, target, read_only=True)
 
 
 def hide(root: Path, folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from spark_cluster.lab.shell import run
 
 QUERY = ("index", "uuid", "pci.bus_id", "name", "memory.total")
 DEV = Path("/dev")
+DEVICES = Path("/proc/devices")
 DRIVER = Path("/proc/driver/nvidia/gpus")
 OWN_FILE = re.compile(r"nvidia\d+")
 """The device file of one GPU; the other nvidia* files are of all."""
@@ -124,14 +127,28 @@ def assign(found: list[Gpu], nodes: int | None, *, share: bool = False) -> list[
     return [found[number % len(found)] for number in range(count)]
 
 
+def make_uvm(dev: Path, known: Path = DEVICES) -> None:
+    """Make the files of unified memory, as the first program that uses CUDA would; nodes cannot.
+
+    Their major number is the kernel's choice.
+    """
+    if program := which("nvidia-modprobe"):
+        run([program, "-u", "-c", "0"], check=False, timeout=ANSWERS_WITHIN_S)
+    found = re.search(r"^\s*(\d+) nvidia-uvm$", known.read_text(), re.MULTILINE)
+    for minor, name in enumerate(("nvidia-uvm", "nvidia-uvm-tools")):
+        if found and not (dev / name).exists():
+            os.mknod(dev / name, stat.S_IFCHR, os.makedev(int(found[1]), minor))
+            (dev / name).chmod(0o666)
+
+
 def device_files(gpu: Gpu, dev: Path = DEV) -> list[str]:
     """Return the names in /dev that a node with that GPU gets.
 
     Raises:
         Failed: one that it cannot do without is not there.
     """
-    if not (dev / "nvidia-uvm").exists() and (program := which("nvidia-modprobe")):
-        run([program, "-u", "-c", "0"], check=False, timeout=ANSWERS_WITHIN_S)
+    if not (dev / "nvidia-uvm").exists():
+        make_uvm(dev)
     for name in (gpu.device, *NEEDED):
         if not (dev / name).exists():
             raise Failed(

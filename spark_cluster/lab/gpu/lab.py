@@ -122,7 +122,7 @@ class GpuLab:
     def _switch_on(self, wanted: list[Description], *, fresh: bool) -> None:
         """Boot the nodes that are off."""
         if BRIDGE not in links():
-            network.raise_bridges()
+            network.raise_bridges(self.layout)
         layouts = self.layout.nodes(len(wanted))
         off = [pair for pair in zip(layouts, wanted, strict=True) if power.state(pair[0]) == "off"]
         for node, described in off:
@@ -178,7 +178,7 @@ class GpuLab:
 
             with ThreadPoolExecutor(MAX_NODES) as pool:
                 list(pool.map(take_down, layouts))
-            network.lower_bridges()
+            network.lower_bridges(self.layout)
             self.layout.inventory.unlink(missing_ok=True)
             self._must_be_gone()
             return there

@@ -84,6 +84,11 @@ class GpuLayout:
         return self.state / "lock"
 
     @property
+    def forwarding(self) -> Path:
+        """The file with the machine's forwarding settings from before the lab came up."""
+        return self.state / "forwarding.json"
+
+    @property
     def inventory(self) -> Path:
         """The inventory of the nodes that are up, whatever their number."""
         return self.state / "inventory.yaml"

@@ -8,17 +8,14 @@ from pathlib import Path
 
 KERNEL = {
     "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts",
-    "devtmpfs", "efivarfs", "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "ramfs",
-    "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tmpfs", "tracefs",
+    "devtmpfs", "efivarfs", "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore",
+    "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs",
 }  # fmt: skip
-"""Kinds of file systems that a node has its own of, or none. A tmpfs is the machine's own work;
-`--share` shows a folder of one."""
+"""Kinds of file systems that a node has its own of, or none."""
 
 OWN = ("/boot", "/dev", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/proc", "/run", "/sys",
        "/tmp", "/var/lib/containers", "/var/lib/docker")  # fmt: skip  # noqa: S108
 """Places where a node has its own, or must not see the machine's."""
-
-CONTAINERS_NETWORK = "/etc/resolv.conf"
 
 
 @dataclass(frozen=True)

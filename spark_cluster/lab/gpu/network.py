@@ -18,23 +18,39 @@ from spark_cluster.lab.gpu.layout import (
     MTU,
     PREFIX,
     SUBNET,
+    GpuLayout,
     GpuNodeLayout,
 )
 from spark_cluster.lab.machine import which
-from spark_cluster.lab.network import CONF, default_interface, ip, links, namespaces
+from spark_cluster.lab.network import (
+    default_interface,
+    forward,
+    ip,
+    links,
+    namespaces,
+    restore_forwarding,
+)
 from spark_cluster.lab.shell import output, run
 
 RULE_COMMENT = "spark-cluster-gpu-lab"
 TABLES = ("nat", "filter")
 
 
+def has_firewall() -> bool:
+    """Return whether this machine has iptables, with rules of its own or not."""
+    return bool(which("iptables") and which("iptables-save"))
+
+
 def has_way_out() -> bool:
     """Return whether nodes can reach what this machine reaches."""
-    return bool(which("iptables") and which("iptables-save") and default_interface())
+    return has_firewall() and bool(default_interface())
 
 
 def rules() -> list[tuple[str, str]]:
-    """(table, rule) of what lets nodes reach out, and answers in."""
+    """(table, rule) of what lets nodes reach out, answers in, and what is between them pass.
+
+    Docker has the firewall see what crosses a bridge, too, and drop it.
+    """
     comment = f"-m comment --comment {RULE_COMMENT}"
     answers = "-m conntrack --ctstate RELATED,ESTABLISHED"
     network = f"{SUBNET}.0/{PREFIX}"
@@ -42,6 +58,7 @@ def rules() -> list[tuple[str, str]]:
         ("nat", f"POSTROUTING -s {network} ! -d {network} {comment} -j MASQUERADE"),
         ("filter", f"FORWARD -i {BRIDGE} {comment} -j ACCEPT"),
         ("filter", f"FORWARD -o {BRIDGE} {answers} {comment} -j ACCEPT"),
+        ("filter", f"FORWARD -i {FABRIC_BRIDGE} {comment} -j ACCEPT"),
     ]
 
 
@@ -53,7 +70,7 @@ def saved_rules(table: str) -> list[str]:
     return [line for line in lines if line.startswith("-A") and RULE_COMMENT in line]
 
 
-def raise_bridges() -> None:
+def raise_bridges(layout: GpuLayout) -> None:
     """Make both bridges, and the nodes' way out where there can be one."""
     plain = "type bridge forward_delay 0 mcast_snooping 0"
     ip(
@@ -64,17 +81,18 @@ def raise_bridges() -> None:
         f"link set {FABRIC_BRIDGE} up",
     )
     if has_way_out():
-        (CONF / BRIDGE / "forwarding").write_text("1")
-        (CONF / default_interface() / "forwarding").write_text("1")
+        forward(layout.forwarding, BRIDGE, default_interface())
+    if has_firewall():
         for table, rule in rules():
             run(["iptables", "-w", "-t", table, "-I", *rule.split()])
 
 
-def lower_bridges() -> None:
+def lower_bridges(layout: GpuLayout) -> None:
     """Take away all of the machine's side, however much of it is there."""
     for table in TABLES:
         for rule in saved_rules(table):
             run(["iptables", "-w", "-t", table, "-D", *shlex.split(rule)[1:]], check=False)
+    restore_forwarding(layout.forwarding)
     for bridge in links() & {BRIDGE, FABRIC_BRIDGE}:
         ip(f"link delete {bridge}")
 
