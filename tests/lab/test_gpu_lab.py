@@ -18,6 +18,7 @@ from spark_cluster.lab import cgroup, power
 from spark_cluster.lab.gpu import GpuLab, network, requirements
 from spark_cluster.lab.gpu.lab import inside
 from spark_cluster.lab.gpu.layout import GpuNodeLayout
+from spark_cluster.lab.network import BOOT_ID
 
 pytestmark = pytest.mark.lab
 
@@ -25,6 +26,12 @@ UNIT = """\
 def main(play):
     unit = Unit("greeting", ("sh", "-c", "echo hello from $(hostname); exec sleep 600"))
     play.apply(play.nodes, [unit])
+"""
+
+REBOOT = """\
+def main(play):
+    reboot = Reboot("a test", pending_when=("/run/wanted",), allowed=True)
+    play.apply(play.nodes, [reboot, Directory("/srv/after")])
 """
 
 
@@ -86,6 +93,7 @@ def test_each_node_has_namespaces_and_a_gpu_of_its_own(user, machine):
     assert len({*links.values(), *own.values()}) == len(links) + len(own)
     ids = {in_node(number, "cat", "/etc/machine-id") for number in (1, 2)}
     assert len(ids) == 2
+    assert len({boot_id(1), boot_id(2), BOOT_ID.read_text().strip()}) == 3
 
 
 def test_nodes_reach_each_other_and_the_machine_reaches_them(user):
@@ -138,6 +146,19 @@ def test_a_unit_runs_and_survives_a_reboot(user):
     until(lambda: power.leader(node(2)) not in (0, before), what="it boots again")
     until(lambda: "hello from gpu2" in journal(2, "--boot"), what="its disk is kept")
     assert in_node(2, "systemctl", "is-active", "greeting") == "active"
+
+
+def test_a_run_reboots_a_node_and_goes_on(user):
+    in_node(2, "touch", "/run/wanted")
+    before = boot_id(2)
+    ran = user("playbook", user.playbook(REBOOT))
+    assert "gpu2" in ran.printed
+    assert boot_id(2) != before
+    assert in_node(2, "ls", "/srv/after") == "/srv/after"
+
+
+def boot_id(number: int) -> str:
+    return in_node(number, "cat", "/proc/sys/kernel/random/boot_id")
 
 
 def journal(number: int, *words: str) -> str:
