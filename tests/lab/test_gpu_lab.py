@@ -154,7 +154,7 @@ def test_a_run_reboots_a_node_and_goes_on(user):
     ran = user("playbook", user.playbook(REBOOT))
     assert "gpu2" in ran.printed
     assert boot_id(2) != before
-    assert in_node(2, "ls", "/srv/after") == "/srv/after"
+    assert in_node(2, "ls", "-d", "/srv/after") == "/srv/after"
 
 
 def boot_id(number: int) -> str:
