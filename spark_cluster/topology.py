@@ -138,19 +138,19 @@ def links(inventory: Inventory, node: InventoryNode, facts: Facts) -> tuple[Link
 
     With `fabric: detect` a twin keeps an address that it already has, so that what a user
     configured is never fought; without one, or with one that an earlier run gave (the pool may be
-    another one now), it gets its place in the inventory's pool.
+    another one now), it gets its place in the inventory's pool. Named interfaces get what the
+    inventory says, unless it says that they have it already (`configure: false`).
     """
     from spark_cluster.config.inventory import fabric_addresses
 
-    wanted = fabric_addresses(inventory, node)
     if node.fabric != "detect":
-        names = [interface.name for interface in node.fabric]
         hcas = {h.interface: h.name for h in facts.hcas}
         return tuple(
-            Link(name, address, hcas.get(name)) for name, address in zip(names, wanted, strict=True)
+            Link(one.name, one.address, hcas.get(one.name), ours=one.configure)
+            for one in node.fabric
         )
     found = []
-    for hca, address in zip(cabled_port(facts), wanted, strict=False):
+    for hca, address in zip(cabled_port(facts), fabric_addresses(inventory, node), strict=False):
         interface = facts.interface(hca.interface)
         present = interface.addresses if interface is not None else ()
         theirs = [one for one in present if one not in facts.given_addresses]

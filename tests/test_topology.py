@@ -134,6 +134,13 @@ def test_addresses_of_the_inventory(inventory):
         ]
 
 
+def test_an_address_that_the_node_has_by_itself(inventory):
+    fabric = "{interfaces: [{name: fabric0, address: 10.9.0.2/24, configure: false}]}"
+    made = inventory(fabric, pool="[10.9.0.0/24]")
+    found = links(made, made.nodes["spark2"], facts(PORT_1))
+    assert told(found) == [("fabric0", "10.9.0.2/24", None, False)]
+
+
 def test_sparks_know_each_other(inventory):
     made = inventory()
     known = topology_of(

@@ -274,6 +274,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "history-run": ("history RUN", RunDetails),
     "revert": ("revert", {**_RUN, "run": str, "nodes": dict[str, RevertedNode]}),
     "lab-up": ("lab up", (lab.LabStatus, {"changed": bool})),
+    "lab-up-gpus": ("lab up --gpus", (lab.GpuLabStatus, {"changed": bool})),
     "lab-down": ("lab down", lab.Ended),
     "lab-status": ("lab status", lab.LabStatus),
     "lab-prepare": ("lab prepare", lab.PreparedFiles),

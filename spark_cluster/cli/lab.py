@@ -1,70 +1,69 @@
-"""`spark-cluster lab`: two to four simulated Sparks on this machine."""
+"""`spark-cluster lab`: simulated Sparks on this machine, or a node for each of its GPUs."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
 
 import click
 
-from spark_cluster.cli.app import App
+from spark_cluster.cli import lab_gpu
 from spark_cluster.cli.groups import Group
+from spark_cluster.cli.lab_output import Clock, say
+from spark_cluster.errors import UsageError
 from spark_cluster.lab import Lab, documents
-from spark_cluster.lab.layout import DEFAULT_NODES, MAX_NODES
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-
-class Clock:
-    """Progress lines with the seconds since the start, on standard error."""
-
-    def __init__(self) -> None:
-        self.started = time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        click.echo(f"[{time.monotonic() - self.started:6.1f} s] {text}", err=True)
-
-
-def wants_json(here: bool = False) -> bool:
-    """Return whether --json was given, to the command or to the program."""
-    app = click.get_current_context().find_object(App)
-    return here or (app is not None and app.as_json)
-
-
-def say(document: DataclassInstance, text: str, *, as_json: bool = False, **more: bool) -> None:
-    """Print one result, for people or as a JSON document.
-
-    Args:
-        more: keys of the JSON document next to those of `document`.
-    """
-    found = {**asdict(document), **more}
-    click.echo(json.dumps(found, indent=2) if wants_json(as_json) else text)
+from spark_cluster.lab.gpu.layout import MAX_NODES as GPU_NODES
+from spark_cluster.lab.layout import DEFAULT_NODES
 
 
 @click.group(cls=Group)
 def command() -> None:
-    """Run simulated Sparks on this machine: two, or up to four (Linux, root)."""
+    """Run simulated Sparks on this machine, or a node for each of its GPUs (Linux, root)."""
 
 
 @command.command()
 @click.option(
     "--nodes",
-    type=click.IntRange(1, MAX_NODES),
-    default=DEFAULT_NODES,
-    show_default=True,
-    help="How many nodes to boot: two have a cable between them, three and four a switch. Their "
-    "inventories are lab, lab3 and lab4.",
+    type=click.IntRange(1, GPU_NODES),
+    metavar="NUMBER",
+    help="How many nodes to boot. Simulated Sparks: 1 to 4, by default 2; two have a cable "
+    "between them, three and four a switch; their inventories are lab, lab3 and lab4. With "
+    "--gpus: by default one for each GPU; the inventory of one is lab-gpu, that of two lab-gpus.",
 )
-@click.option("--fresh", is_flag=True, help="Boot the nodes as fresh Sparks, with new disks.")
-def up(nodes: int, fresh: bool) -> None:
+@click.option("--fresh", is_flag=True, help="Boot the nodes as fresh ones, with new disks.")
+@click.option(
+    "--gpus",
+    is_flag=True,
+    help="Make a node of each NVIDIA GPU of this machine, instead of simulated Sparks.",
+)
+@click.option(
+    "--share",
+    "shares",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    metavar="PATH",
+    help="With --gpus: a file or folder of this machine that nodes see too, read-only, although "
+    "it is in /tmp, /run or another place of which they have their own. May be repeated.",
+)
+@click.option(
+    "--share-gpu",
+    is_flag=True,
+    help="With --gpus: allow more nodes than GPUs; they share a GPU and its memory.",
+)
+def up(
+    nodes: int | None, fresh: bool, gpus: bool, shares: tuple[Path, ...], share_gpu: bool
+) -> None:
     """Boot the nodes; the first time, build what they need."""
-    lab, clock = Lab.default(), Clock()
-    changed = lab.up(nodes, fresh=fresh, progress=clock)
+    clock = Clock()
+    if gpus:
+        lab_gpu.up(nodes, shares, clock, share_gpu=share_gpu, fresh=fresh)
+        return
+    if shares or share_gpu:
+        raise UsageError("--share and --share-gpu are for nodes with a GPU", hint="add --gpus")
+    lab = Lab.default()
+    changed = lab.up(nodes or DEFAULT_NODES, fresh=fresh, progress=clock)
     text = "\n".join(f"{node.name}  {node.address}  answers ssh" for node in lab.nodes)
     if changed:
         clock("the lab is up")
@@ -75,9 +74,13 @@ def up(nodes: int, fresh: bool) -> None:
 
 @command.command()
 @click.option("--wipe", is_flag=True, help="Also delete the nodes' disks.")
-def down(wipe: bool) -> None:
-    """Switch the nodes off and remove the lab's networks."""
-    changed = Lab.default().down(wipe=wipe, progress=Clock())
+@click.option("--gpus", is_flag=True, help="Only the nodes of `lab up --gpus`.")
+def down(wipe: bool, gpus: bool) -> None:
+    """Switch all nodes off, simulated ones and those with a GPU, and remove their networks."""
+    clock = Clock()
+    changed = lab_gpu.down(clock, wipe=wipe)
+    if not gpus:
+        changed = Lab.default().down(wipe=wipe, progress=clock) or changed
     text = "the lab is down" if changed else "the lab was down already"
     say(documents.Ended("down", changed), text)
 
@@ -86,12 +89,14 @@ def down(wipe: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(as_json: bool) -> None:
     """Show what is up."""
-    found = Lab.default().status()
+    found = replace(Lab.default().status(), gpus=lab_gpu.status())
     lines = [f"lab: {found.state}  ({found.directory})"]
     lines += [f"  {node.name}  {node.address}  {node.state}" for node in found.nodes]
     missing = [name for name, ready in found.prepared.items() if not ready]
     if missing:
         lines.append(f"  not prepared yet: {', '.join(missing)}")
+    if found.gpus and found.gpus.state != "down":
+        lines += lab_gpu.lines(found.gpus)
     say(found, "\n".join(lines), as_json=as_json)
 
 

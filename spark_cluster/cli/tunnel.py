@@ -55,9 +55,13 @@ def command(
     app.port = remote_port
     head = app.inventory.head
     if head.is_local:
+        here = "this machine" if head.is_this_machine else "on this machine"
+        process = f"$(cut -d' ' -f1 {head.namespaces_of})"
         raise UsageError(
-            f"{head.name} is this machine: there is nothing to tunnel to",
-            hint="`spark-cluster status` shows the endpoint's address",
+            f"{head.name} is {here}: there is nothing to tunnel to",
+            hint="`spark-cluster status` shows the endpoint's address"
+            if head.is_this_machine
+            else f"`nsenter --net --target {process} PROGRAM` runs a program in its network",
         )
     port = port or app.inventory.serve.port
     if install or remove:

@@ -136,7 +136,7 @@ def show_served(
     if others:
         console.print(styled("{} also verified: {}", mark("ok"), ", ".join(others)))
     console.print(painted(_versions(served.versions), "dim"), soft_wrap=True)
-    if endpoint.host == "127.0.0.1":
+    if endpoint.host == "127.0.0.1" and not app.inventory.head.is_local:
         text = "it is bound to the head's loopback; from here: spark-cluster tunnel"
         console.print(painted(text, "dim"), soft_wrap=True)
 

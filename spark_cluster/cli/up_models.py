@@ -53,6 +53,6 @@ def _show(app: App, served: ServedTogether, memory: Iterable[MemoryOfNode]) -> N
             console.print(styled("  it answers: [bold]{}[/]", part.answer), soft_wrap=True)
         if part.plan.deployment.on_request:
             console.print("  it is loaded when it is asked for")
-    if served.endpoint.host == "127.0.0.1":
+    if served.endpoint.host == "127.0.0.1" and not app.inventory.head.is_local:
         text = "it is bound to the head's loopback; from here: spark-cluster tunnel"
         console.print(painted(text, "dim"), soft_wrap=True)

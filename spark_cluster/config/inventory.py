@@ -36,6 +36,8 @@ class InventoryNode:
         role: head or worker.
         groups: the groups it is in, `all` and its role included.
         connection: `ssh`, or `local` where it is the machine on which this runs.
+        namespaces_of: file with the number of a process, whose namespaces on this machine are the
+            node; None: the node is the machine itself.
         identity_file, known_hosts: files on the laptop, absolute.
         jump: `[user@]host[:port]`.
         connect_timeout_s: longest wait for a connection, seconds.
@@ -49,6 +51,7 @@ class InventoryNode:
     role: Literal["head", "worker"]
     groups: frozenset[str] = frozenset()
     connection: Literal["ssh", "local"] = "ssh"
+    namespaces_of: Path | None = None
     user: str | None = None
     port: int | None = None
     identity_file: Path | None = None
@@ -68,8 +71,13 @@ class InventoryNode:
 
     @property
     def is_local(self) -> bool:
-        """True if it is the machine on which this runs."""
+        """True if it is on the machine on which this runs, and is reached without SSH."""
         return self.connection == "local"
+
+    @property
+    def is_this_machine(self) -> bool:
+        """True if it is the machine on which this runs, itself."""
+        return self.is_local and self.namespaces_of is None
 
     @property
     def is_head(self) -> bool:
@@ -208,6 +216,7 @@ def _node(
         role="head" if name in groups["head"] else "worker",
         groups=frozenset(member_of),
         connection=own.connection,
+        namespaces_of=local(own.namespaces_of, folder) if own.namespaces_of else None,
         user=ssh.user,
         port=ssh.port,
         identity_file=ssh.identity_file,

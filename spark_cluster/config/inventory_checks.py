@@ -85,15 +85,34 @@ def _addresses(entry: InventoryFile) -> Iterator[Problem]:
 
 def _connections(entry: InventoryFile) -> Iterator[Problem]:
     """One node at most is this machine, and SSH settings of its own would have no effect."""
-    here = [name for name, node in entry.nodes.items() if node.connection == "local"]
+    local = [name for name, node in entry.nodes.items() if node.connection == "local"]
+    here = [name for name in local if entry.nodes[name].namespaces_of is None]
     for name in here[1:]:
-        message = f"two nodes cannot be this machine; '{here[0]}' has connection: local already"
+        message = (
+            f"two nodes cannot be this machine; '{here[0]}' has connection: local already "
+            "(namespaces_of makes a node of a container)"
+        )
         yield Problem(("nodes", name, "connection"), message)
-    for name in here:
+    yield from _namespaces(entry)
+    for name in local:
         for setting in sorted(entry.nodes[name].model_fields_set & SshEntry.model_fields.keys()):
             yield Problem(
                 ("nodes", name, setting), f"{setting} is for SSH, and connection is local"
             )
+
+
+def _namespaces(entry: InventoryFile) -> Iterator[Problem]:
+    """Namespaces are entered on this machine only, and each node has its own."""
+    seen: dict[object, str] = {}
+    for name, node in entry.nodes.items():
+        if node.namespaces_of is None:
+            continue
+        at: Key = ("nodes", name, "namespaces_of")
+        if node.connection != "local":
+            yield Problem(at, "namespaces_of is for connection: local, and connection is ssh")
+        if node.namespaces_of in seen:
+            yield Problem(at, f"'{seen[node.namespaces_of]}' has the same namespaces already")
+        seen.setdefault(node.namespaces_of, name)
 
 
 def _serve(entry: InventoryFile) -> Iterator[Problem]:

@@ -51,6 +51,11 @@ class FabricInterface(Schema):
 
     name: str = Field(min_length=1, max_length=15, description="interface name such as enp1s0f1np1")
     address: IPv4Interface = Field(description="address with prefix such as 192.168.177.11/24")
+    configure: bool = Field(
+        default=True,
+        description="whether spark-cluster gives it the address; false where it has it by the "
+        "node's own configuration",
+    )
 
 
 class FabricEntry(Schema):
@@ -77,6 +82,11 @@ class NodeEntry(SshEntry):
     connection: Literal["ssh", "local"] = Field(
         default="ssh",
         description="how it is reached: local where it is the machine on which spark-cluster runs",
+    )
+    namespaces_of: LaptopPath | None = Field(
+        default=None,
+        description="with connection: local, a file with the number of a process of this machine, "
+        "whose namespaces are the node: a container, or a node of `lab up --gpus`",
     )
     roles: list[NodeRole] = Field(
         default=[], max_length=1, description="[head] or [worker]; worker when not given"

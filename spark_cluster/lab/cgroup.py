@@ -12,8 +12,6 @@ import signal
 import time
 from pathlib import Path
 
-from spark_cluster.lab.layout import Layout
-
 TREE = Path("/sys/fs/cgroup")
 HYBRID = ("unified", "systemd", "pids")
 
@@ -26,9 +24,8 @@ def trees() -> list[Path]:
 
 
 def groups(name: str) -> list[Path]:
-    """A node's groups; labs whose states are in folders of different names have their own."""
-    lab = Layout.default().state.name
-    return [tree / f"spark-cluster-{lab}-{name}" for tree in trees()]
+    """A node's groups; `name` is `NodeLayout.group`."""
+    return [tree / f"spark-cluster-{name}" for tree in trees()]
 
 
 def join(name: str) -> None:

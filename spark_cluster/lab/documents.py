@@ -21,6 +21,42 @@ class NodeStatus:
 
 
 @dataclass(frozen=True)
+class GpuNodeStatus:
+    """A node of the lab of GPUs.
+
+    Attributes:
+        name: of the node.
+        address: its IPv4 address on the lab's bridge.
+        state: `running`, `off`, or `orphaned` (running with nothing to start it again).
+        gpu: the name of its GPU.
+        uuid: of its GPU.
+    """
+
+    name: str
+    address: str
+    state: str
+    gpu: str
+    uuid: str
+
+
+@dataclass(frozen=True)
+class GpuLabStatus:
+    """The lab of GPUs (`lab up --gpus`, and `gpus` of `lab status`).
+
+    Attributes:
+        state: `up`, `partly up` (a node is off), `down`, or `broken` (to be cleaned away).
+        nodes: those that are up or off.
+        directory: the lab's state directory.
+        inventory: an inventory of the nodes that are up.
+    """
+
+    state: str
+    nodes: list[GpuNodeStatus]
+    directory: str
+    inventory: str
+
+
+@dataclass(frozen=True)
 class LabStatus:
     """The lab (`lab status`).
 
@@ -31,6 +67,7 @@ class LabStatus:
         directory: the lab's state directory.
         key: the private key that the nodes accept.
         known_hosts: the file with the nodes' host keys.
+        gpus: the nodes of `lab up --gpus`, which are a lab of their own.
     """
 
     state: str
@@ -39,6 +76,7 @@ class LabStatus:
     directory: str
     key: str
     known_hosts: str
+    gpus: GpuLabStatus | None = None
 
 
 @dataclass(frozen=True)

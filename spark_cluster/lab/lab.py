@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.lab import cgroup, disk, network, power
 from spark_cluster.lab.artefact import mounts_below
 from spark_cluster.lab.documents import LabStatus, NodeStatus
 from spark_cluster.lab.layout import BRIDGE, CABLES, DEFAULT_NODES, MAX_NODES, Layout, NodeLayout
+from spark_cluster.lab.lock import LabLock
 from spark_cluster.lab.machine import Progress, install_missing_tools, require_root_on_linux
 from spark_cluster.lab.node import LabNode
 from spark_cluster.lab.prepare import Prepared, prepare
@@ -42,9 +39,7 @@ class Lab:
     def __init__(self, layout: Layout) -> None:
         require_root_on_linux()
         self.layout = layout
-        self._held = threading.RLock()
-        self._depth = 0
-        self._lock: Any = None
+        self._lock = LabLock(layout.lock)
 
     @classmethod
     def default(cls) -> Lab:
@@ -119,33 +114,9 @@ class Lab:
 
     # --- one at a time ----------------------------------------------------------------------
 
-    @contextmanager
-    def locked(self, progress: Progress = silent) -> Iterator[None]:
+    def locked(self, progress: Progress = silent) -> AbstractContextManager[None]:
         """Lock the lab against changes by others; a second one waits."""
-        with self._held:
-            if self._depth == 0:
-                self._lock = self._acquire(progress)
-            self._depth += 1
-            try:
-                yield
-            finally:
-                self._depth -= 1
-                if self._depth == 0:
-                    self._lock.close()
-
-    def _acquire(self, progress: Progress) -> Any:
-        self.layout.state.mkdir(parents=True, exist_ok=True)
-        lock = self.layout.lock.open("a+")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            progress(f"waiting: process {lock.read() or '?'} is changing the lab")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        return lock
+        return self._lock.held(progress)
 
     # --- up and down ------------------------------------------------------------------------
 
@@ -233,7 +204,7 @@ class Lab:
         nodes = self.layout.nodes()
         left = network.leftovers(nodes) + disk.leftovers(self.layout)
         left += [f"mount {point}" for point in mounts_below(self.layout.state / "nodes")]
-        left += [str(g) for node in nodes for g in cgroup.groups(node.name) if g.exists()]
+        left += [str(g) for node in nodes for g in cgroup.groups(node.group) if g.exists()]
         if left:
             raise Failed(f"the lab left behind: {'; '.join(left)}")
 

@@ -47,6 +47,11 @@ class NodeLayout:
         return f"{GATEWAY.rsplit('.', 1)[0]}.{10 + self.number}"
 
     @property
+    def group(self) -> str:
+        """Its name among control groups: labs in folders of different names have their own."""
+        return f"{self.state.name}-{self.name}"
+
+    @property
     def directory(self) -> Path:
         return self.state / "nodes" / self.name
 

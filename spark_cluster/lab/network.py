@@ -92,7 +92,7 @@ def raise_bridge(layout: Layout) -> None:
         f"addr add {GATEWAY}/{SUBNET.split('/')[1]} dev {BRIDGE}",
         f"link set {BRIDGE} up",
     )
-    forward(layout, default_interface())
+    forward(layout.forwarding, BRIDGE, default_interface())
     for table, rule in rules():
         run(["iptables", "-w", "-t", table, "-I", *rule.split()])
     run(["ip", "netns", "add", CABLES])
@@ -106,17 +106,29 @@ def raise_bridge(layout: Layout) -> None:
         )
 
 
-def forward(layout: Layout, outside: str) -> None:
-    """Let packets pass between the bridge and the outside; what it was is written down first."""
-    (CONF / BRIDGE / "forwarding").write_text("1")
+def forward(record: Path, bridge: str, outside: str) -> None:
+    """Let packets pass between a bridge and the outside; what it was is written down first."""
+    (CONF / bridge / "forwarding").write_text("1")
     if not outside:
         return
     setting = CONF / outside / "forwarding"
     if setting.read_text().strip() == "1":
         return
     before = {"boot": BOOT_ID.read_text(), "settings": {outside: setting.read_text().strip()}}
-    layout.forwarding.write_text(json.dumps(before))
+    record.write_text(json.dumps(before))
     setting.write_text("1")
+
+
+def restore_forwarding(record: Path) -> None:
+    """Set back what `forward` has changed, unless the machine has booted since."""
+    if not record.exists():
+        return
+    before = json.loads(record.read_text())
+    if before["boot"] == BOOT_ID.read_text():
+        for interface, value in before["settings"].items():
+            if (CONF / interface).exists():
+                (CONF / interface / "forwarding").write_text(value)
+    record.unlink()
 
 
 def lower_bridge(layout: Layout) -> None:
@@ -124,13 +136,7 @@ def lower_bridge(layout: Layout) -> None:
     for table in ("nat", "filter"):
         for rule in saved_rules("-t", table):
             run(["iptables", "-w", "-t", table, "-D", *shlex.split(rule)[1:]], check=False)
-    if layout.forwarding.exists():
-        before = json.loads(layout.forwarding.read_text())
-        if before["boot"] == BOOT_ID.read_text():
-            for interface, value in before["settings"].items():
-                if (CONF / interface).exists():
-                    (CONF / interface / "forwarding").write_text(value)
-        layout.forwarding.unlink()
+    restore_forwarding(layout.forwarding)
     detach_neighbour()
     if CABLES in namespaces():
         run(["ip", "netns", "delete", CABLES])

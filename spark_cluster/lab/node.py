@@ -281,7 +281,7 @@ class LabNode:
     def processes_memory(self) -> list[ProcessMemory]:
         """Every process of the node with its proportional share of memory, largest first."""
         found = []
-        for pid in cgroup.processes(self.layout.name):
+        for pid in cgroup.processes(self.layout.group):
             try:
                 status = Path(f"/proc/{pid}/status").read_text()
                 numbers = next(x for x in status.splitlines() if x.startswith("NSpid:")).split()

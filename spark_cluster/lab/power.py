@@ -47,7 +47,7 @@ def state(node: NodeLayout) -> str:
     """running, off, or orphaned (it runs, but nothing would start it again)."""
     if supervisor(node):
         return "running"
-    return "orphaned" if cgroup.processes(node.name) else "off"
+    return "orphaned" if cgroup.processes(node.group) else "off"
 
 
 def insert(
@@ -95,12 +95,18 @@ def insert(
 
 def on(layout: Layout, node: NodeLayout, count: int) -> None:
     """Start the node's supervisor, which boots it and outlives this process."""
+    start(node, [*SUPERVISOR, str(layout.state), str(node.number), str(count)])
+
+
+def start(node: NodeLayout, argv: list[str]) -> None:
+    """Start a program of this package as a node's supervisor."""
     node.lock.touch()
     node.powered.unlink(missing_ok=True)  # left there if this machine was switched off meanwhile
-    # the supervisor must find this package, installed or not
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE_PARENT), "PYTHONSAFEPATH": "1"}
-    arguments = [str(layout.state), str(node.number), str(count)]
-    run(["setsid", "--fork", *SUPERVISOR, *arguments], env=environment, log=node.console)
+    # the supervisor must find this package, installed or not, and what it imports
+    paths = [str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = os.pathsep.join(paths)
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    run(["setsid", "--fork", *argv], env=environment, log=node.console)
 
 
 def off(node: NodeLayout, *, orderly: bool = True) -> bool:
@@ -110,11 +116,11 @@ def off(node: NodeLayout, *, orderly: bool = True) -> bool:
     if pid > 0 and orderly:
         os.kill(pid, signal.SIGTERM)
         went = wait_for_end(node, ORDERLY)
-    if supervisor(node) or cgroup.processes(node.name):
+    if supervisor(node) or cgroup.processes(node.group):
         went = went and not orderly
         force_off(node)
     node.powered.unlink(missing_ok=True)
-    cgroup.remove(node.name)
+    cgroup.remove(node.group)
     return went
 
 
@@ -124,25 +130,25 @@ def force_off(node: NodeLayout) -> None:
     if pid > 0:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    cgroup.kill(node.name)
+    cgroup.kill(node.group)
     if not wait_for_end(node, FORCED):
         raise Failed("does not switch off", where=node.name)
 
 
 def cut(node: NodeLayout) -> None:
     """Cut the power of a node with a disk of its own: what it has not synced is lost."""
-    cgroup.freeze(node.name)
+    cgroup.freeze(node.group)
     disk.cut(node)
     force_off(node)
     node.powered.unlink(missing_ok=True)
-    cgroup.remove(node.name)
+    cgroup.remove(node.group)
     unmount(node.root)
     disk.detach(node)
 
 
 def wait_for_end(node: NodeLayout, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while supervisor(node) or cgroup.processes(node.name):
+    while supervisor(node) or cgroup.processes(node.group):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
@@ -166,7 +172,7 @@ def wipe(node: NodeLayout) -> None:
 
 def leader(node: NodeLayout) -> int:
     """The node's process 1, by the machine's numbers; 0 when it does not run."""
-    for pid in cgroup.processes(node.name):
+    for pid in cgroup.processes(node.group):
         try:
             status = Path(f"/proc/{pid}/status").read_text()
         except OSError:

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import FrameType
 
@@ -49,38 +50,86 @@ def command(node: NodeLayout) -> list[str]:
     ]
 
 
-class Supervisor:
-    """The power supply of one node."""
+class Supervisor(ABC):
+    """The power supply of one node.
 
-    def __init__(self, layout: Layout, node: NodeLayout, nodes: list[NodeLayout]) -> None:
-        self.layout, self.node, self.nodes = layout, node, nodes
+    Args:
+        restart: exit status of the node's system when it reboots.
+    """
+
+    def __init__(self, node: NodeLayout, restart: int) -> None:
+        self.node, self.restart = node, restart
         self.stopping = False
         self.machine: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def attach(self) -> None:
+        """Give the node a fresh network."""
+
+    @abstractmethod
+    def start(self) -> subprocess.Popen[bytes]:
+        """Boot the node."""
+
+    @abstractmethod
+    def power_off(self) -> None:
+        """Ask the node's system to power off."""
+
+    @abstractmethod
+    def power(self, on: bool) -> None:
+        """Note that the node has power, or none."""
 
     def stop(self, _signal: int, _frame: FrameType | None) -> None:
         self.stopping = True
         if self.machine:
-            self.machine.send_signal(signal.SIGTERM)
+            self.power_off()
 
     def run(self) -> None:
-        cgroup.join(self.node.name)
-        environment = {**os.environ, **NSPAWN_ENVIRONMENT}
+        cgroup.join(self.node.group)
         while not self.stopping:
-            network.attach(self.node)
+            self.attach()
             self.power(True)
-            self.machine = subprocess.Popen(
-                command(self.node), env=environment, stdin=subprocess.DEVNULL
-            )
+            self.machine = self.start()
             if self.stopping:
-                self.machine.send_signal(signal.SIGTERM)
+                self.power_off()
             status = self.machine.wait()
             print(f"-- ended with status {status}", flush=True)
             self.power(False)
-            if status != REBOOT:
+            if status != self.restart:
                 break
         cgroup.leave()
-        cgroup.kill(self.node.name)
-        cgroup.remove(self.node.name)
+        cgroup.kill(self.node.group)
+        cgroup.remove(self.node.group)
+
+    def hold(self) -> None:
+        """Run it, with the node's lock held and SIGTERM as an orderly power-off."""
+        os.chdir("/")
+        with self.node.lock.open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock.truncate()
+            lock.write(str(os.getpid()))
+            lock.flush()
+            signal.signal(signal.SIGTERM, self.stop)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            self.run()
+
+
+class SparkSupervisor(Supervisor):
+    """That of a simulated Spark, which systemd-nspawn boots."""
+
+    def __init__(self, layout: Layout, node: NodeLayout, nodes: list[NodeLayout]) -> None:
+        super().__init__(node, REBOOT)
+        self.layout, self.nodes = layout, nodes
+
+    def attach(self) -> None:
+        network.attach(self.node)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, **NSPAWN_ENVIRONMENT}
+        return subprocess.Popen(command(self.node), env=environment, stdin=subprocess.DEVNULL)
+
+    def power_off(self) -> None:
+        if self.machine:
+            self.machine.send_signal(signal.SIGTERM)
 
     def power(self, on: bool) -> None:
         if on:
@@ -92,20 +141,10 @@ class Supervisor:
 
 def main() -> None:
     """Entry point: the state directory, the node's number, how many nodes there are."""
-    os.chdir("/")
     state, number, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     layout = Layout(state)
     nodes = layout.nodes(count)
-    node = nodes[number - 1]
-    with node.lock.open("r+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        lock.truncate()
-        lock.write(str(os.getpid()))
-        lock.flush()
-        supervisor = Supervisor(layout, node, nodes)
-        signal.signal(signal.SIGTERM, supervisor.stop)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        supervisor.run()
+    SparkSupervisor(layout, nodes[number - 1], nodes).hold()
 
 
 if __name__ == "__main__":

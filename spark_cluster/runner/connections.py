@@ -63,7 +63,7 @@ def ssh(node: InventoryNode) -> NodeConnection:
     if node.is_local:
         from spark_cluster.runner.local_connection import LocalConnection
 
-        return LocalConnection(node.name, found.sudo_password)
+        return LocalConnection(node.name, found.sudo_password, namespaces_of=node.namespaces_of)
     from spark_cluster.runner import head_start
 
     return head_start.connection(found)

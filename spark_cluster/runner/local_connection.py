@@ -1,4 +1,4 @@
-"""The machine itself as a node: agents as child processes over pipes (`connection: local`)."""
+"""The machine itself, or namespaces on it, as a node: agents over pipes (`connection: local`)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from spark_cluster.errors import Unreachable
+from spark_cluster.runner import namespaces
 from spark_cluster.runner.agent_errors import why_no_agent
 from spark_cluster.runner.channel import TAKES_NOTHING_S
 from spark_cluster.runner.node_connection import agent_argv
@@ -38,6 +39,12 @@ finishes what must be finished."""
 def environment() -> dict[str, str]:
     """Return the environment of an agent on this machine."""
     return {"PATH": PATH, **{name: os.environ[name] for name in KEPT if name in os.environ}}
+
+
+def environment_of_root() -> dict[str, str]:
+    """Return the environment of an agent in namespaces, where the caller has no home."""
+    root = pwd.getpwuid(0)
+    return {**environment(), "HOME": root.pw_dir, "LOGNAME": root.pw_name, "USER": root.pw_name}
 
 
 class LocalChannel:
@@ -127,6 +134,8 @@ class LocalConnection:
     Args:
         node: its name in the inventory.
         sudo_password: asks for what sudo may want; None: it wants none.
+        namespaces_of: file with the number of the process whose namespaces are the node; None:
+            the node is the machine itself.
         root: where the node's file system begins; "/" but in tests.
     """
 
@@ -135,10 +144,12 @@ class LocalConnection:
         node: str,
         sudo_password: Callable[[], str | None] = lambda: None,
         *,
+        namespaces_of: Path | None = None,
         root: str = "/",
     ) -> None:
         self.node = node
         self._sudo_password = sudo_password
+        self._namespaces_of = namespaces_of
         self._root = root
 
     @property
@@ -148,10 +159,12 @@ class LocalConnection:
     def session(self, run: str, *, become: bool = True) -> Session:
         user = self.user
         is_root = user == "root"
+        enter = self._enter()
+        become = become or bool(enter)
         password = self._sudo_password() if become and not is_root else None
-        argv = agent_argv(run, user, become=become, password=password is not None)
+        argv = agent_argv(run, user, become=become, password=password is not None, enter=enter)
         try:
-            channel = LocalChannel(argv, environment())
+            channel = LocalChannel(argv, environment_of_root() if enter else environment())
         except OSError as error:
             raise Unreachable(
                 f"{argv[0]} cannot be started on this machine: {error.strerror}",
@@ -166,6 +179,12 @@ class LocalConnection:
             password=password,
             explain=partial(why_no_agent, self.node, user),
         )
+
+    def _enter(self) -> list[str]:
+        """Return what runs an agent in the node's namespaces; nothing where it has none."""
+        if self._namespaces_of is None:
+            return []
+        return namespaces.enter(namespaces.leader(self.node, self._namespaces_of))
 
     def host_key(self) -> bytes | None:
         return None

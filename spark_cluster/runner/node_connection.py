@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from spark_cluster.runner import payload
@@ -28,15 +29,18 @@ class NodeConnection(Protocol):
         """End the connection and all agents on it."""
 
 
-def agent_argv(run: str, user: str, *, become: bool, password: bool) -> list[str]:
+def agent_argv(
+    run: str, user: str, *, become: bool, password: bool, enter: Sequence[str] = ()
+) -> list[str]:
     """Return the command line of an agent, through sudo where it has to become root.
 
     Args:
         user: who starts it.
         password: sudo is given one.
+        enter: what runs the agent in another place; only root can.
     """
-    if not become or user == "root":
-        return payload.argv(run)
+    if user == "root" or not (become or enter):
+        return [*enter, *payload.argv(run)]
     if password:
-        return ["sudo", "-S", "-p", PROMPT, "--", *payload.argv(run, says_ready=True)]
-    return ["sudo", "-n", "--", *payload.argv(run)]
+        return ["sudo", "-S", "-p", PROMPT, "--", *enter, *payload.argv(run, says_ready=True)]
+    return ["sudo", "-n", "--", *enter, *payload.argv(run)]

@@ -39,7 +39,7 @@ def reboot(connections: Connections, name: str, wanted: Mapping[str, Any], tell:
         NotBack: it did not come back in time.
         Failed: it cannot be rebooted now, or another run has taken its lock.
     """
-    if connections.nodes[name].is_local:
+    if connections.nodes[name].is_this_machine:
         raise Failed(
             f"{wanted['id']}: this machine has to be rebooted, which would end this run",
             where=name,

@@ -12,6 +12,10 @@ from spark_cluster.config.ssh_settings import unchecked
 from spark_cluster.config.yamlfile import load
 
 HERE = "nodes:\n  a: {address: 10.0.0.1, roles: [head], connection: local}\n"
+INSIDE = (
+    "nodes:\n  {0}: {{address: 10.0.0.{1}, connection: local, namespaces_of: pid, roles: [head]}}\n"
+)
+TWICE = INSIDE.format("a", 1) + "  b: {address: 10.0.0.2, connection: local, namespaces_of: pid}\n"
 BOTH = HERE + "  b: {address: 10.0.0.2}\n"
 
 
@@ -25,16 +29,31 @@ def test_one_node_is_this_machine(tmp_path: Path) -> None:
     [
         (HERE + "  b: {address: 10.0.0.2, connection: local}\n",
          "3: nodes.b.connection: two nodes cannot be this machine; 'a' has connection: local "
-         "already"),
+         "already (namespaces_of makes a node of a container)"),
         ("nodes:\n  a: {address: 10.0.0.1, connection: local, port: 22}\n",
          "2: nodes.a.port: port is for SSH, and connection is local"),
         ("nodes:\n  a: {address: 10.0.0.1, connection: here}\n",
          "2: nodes.a.connection: found 'here', expected 'ssh' or 'local'"),
+        ("nodes:\n  a: {address: 10.0.0.1, namespaces_of: pid}\n",
+         "2: nodes.a.namespaces_of: namespaces_of is for connection: local, and connection is ssh"),
+        (TWICE,
+         "3: nodes.b.namespaces_of: 'a' has the same namespaces already"),
     ],
 )  # fmt: skip
 def test_what_cannot_be(tmp_path: Path, text: str, message: str) -> None:
     found = factories.error_of(make_inventory, tmp_path, text, folder=tmp_path)
     assert found.replace("inventory.yaml:", "") == message
+
+
+def test_nodes_in_namespaces_of_this_machine(tmp_path: Path) -> None:
+    text = (
+        INSIDE.format("a", 1) + "  b: {address: 10.0.0.2, connection: local, namespaces_of: /p}\n"
+    )
+    found = make_inventory(tmp_path, text + "  c: {address: 10.0.0.3, connection: local}\n").nodes
+    assert [node.is_local for node in found.values()] == [True] * 3
+    assert [node.is_this_machine for node in found.values()] == [False, False, True]
+    assert found["a"].namespaces_of == tmp_path / "pid"
+    assert found["b"].namespaces_of == Path("/p")
 
 
 def test_defaults_of_all_nodes_may_be_for_the_others(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from playbooks.provision import Provisioned
 from spark_cluster.cluster import provision
 from spark_cluster.errors import Unreachable
 from spark_cluster.lab import Lab, breakage
+from spark_cluster.lab.gpu import GpuLab
+from spark_cluster.lab.gpu.layout import STATE_VARIABLE
 from spark_cluster.lab.layout import Layout
 from spark_cluster.link_check import Bandwidth, Hop
 from spark_cluster.runner.events import Recap, RunStarted
@@ -173,6 +175,8 @@ def lab(tmp_path, monkeypatch) -> Lab:
     monkeypatch.setattr(breakage, "repair", lambda *_: ["mtu on spark1"])
     monkeypatch.setattr(breakage, "break_", lambda *_: SimpleNamespace(name="spark1"))
     monkeypatch.setattr(Lab, "node", lambda *_: SimpleNamespace(reset=lambda **_options: None))
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "lab-gpus"))
+    monkeypatch.setattr(GpuLab, "up", lambda *_, **_options: True)
     return lab
 
 
@@ -180,6 +184,7 @@ def lab(tmp_path, monkeypatch) -> Lab:
     ("name", "args"),
     [
         ("lab-up", ["up"]),
+        ("lab-up-gpus", ["up", "--gpus"]),
         ("lab-down", ["down"]),
         ("lab-status", ["status"]),
         ("lab-prepare", ["prepare"]),

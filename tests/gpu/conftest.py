@@ -1,4 +1,4 @@
-"""This machine with its GPU as a node, and an environment with vLLM: what `make gpu` needs."""
+"""A node with a GPU of this machine, and an environment with vLLM: what `make gpu` needs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 from commandline import CHECKOUT, CommandLine, Ran, ended
 from gemma4_shape import make_model
+from gpu_node import GpuNode, machine_is_booted, why_no_lab
 from gpu_recipes import PARIS as RECIPE
 from gpu_recipes import recipe
+
+from spark_cluster.lab.gpu.layout import GpuLayout
 
 ENVIRONMENT = "SPARK_CLUSTER_GPU_VENV"
 """A virtual environment in which vLLM for CUDA is installed."""
@@ -22,12 +25,11 @@ ENVIRONMENT = "SPARK_CLUSTER_GPU_VENV"
 KEPT = "SPARK_CLUSTER_GPU_OUT"
 """Folder for the transcript and the JSON documents."""
 
-
 PAIR = "SPARK_CLUSTER_GPU_PAIR"
 """An inventory, file or name, of two nodes that have a GPU each."""
 
-LAB = "lab-gpus"
-"""The inventory of `lab up --gpus`."""
+SHARE = "SPARK_CLUSTER_GPU_SHARE"
+"""Set to 1, two nodes of the lab may share the machine's one GPU."""
 
 NEEDED_MIB = 70_000
 """Of a GPU's memory, for the weights of a Gemma 4 26B-A4B in BF16 and a cache."""
@@ -37,11 +39,11 @@ def why_not() -> str:
     """Return why these tests cannot run here; empty when they can."""
     if not os.environ.get(ENVIRONMENT):
         return f"set {ENVIRONMENT} to an environment with vLLM (docs/gpu.md)"
-    if not Path("/run/systemd/system").is_dir():
-        return "systemd does not run this machine"
     if os.geteuid() != 0:
         return "root is needed"
-    return "" if gpus() else "nvidia-smi shows no GPU"
+    if not gpus():
+        return "nvidia-smi shows no GPU"
+    return "" if machine_is_booted() else why_no_lab()
 
 
 def gpus() -> list[str]:
@@ -64,6 +66,7 @@ class Recorded(CommandLine):
     """The command line, of which everything that it prints is kept as a transcript."""
 
     out: Path
+    node: GpuNode
     allowed: tuple[str, ...] = ()
     """Options for a recipe that the inventory does not allow."""
 
@@ -71,6 +74,12 @@ class Recorded(CommandLine):
         ran = ended(self.start(*words), status, timeout)
         self.keep(ran)
         return ran
+
+    def run_there(self, *words: str) -> str:
+        """Run a program on the first node without any of our code; returns what it printed."""
+        argv = self.node.argv(words)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout
 
     def save(self, name: str, document: object) -> None:
         """Keep a document that a test has made of what it saw."""
@@ -134,41 +143,72 @@ def gemma4(user: Recorded) -> Path:
 
 @pytest.fixture(scope="session")
 def user(environment: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    """The command line in a project whose one node is this machine; at the end nothing serves."""
+    """The command line in a project whose one node has a GPU; at the end nothing serves.
+
+    The node is this machine, or where systemd does not run it, the first of the lab on its GPUs.
+    """
     home = tmp_path_factory.mktemp("gpu")
     (home / "recipes").mkdir()
     model = made_model(home, environment)
     (home / f"recipes/{RECIPE}.yaml").write_text(recipe_text(environment, model))
+    made = Recorded(home, str(home / "inventory.yaml"))
+    made.node = GpuNode(lab=not machine_is_booted())
     (home / "inventory.yaml").write_text(
-        "nodes:\n  gpu1: {address: 127.0.0.1, connection: local, roles: [head]}\n"
+        f"nodes:\n  {made.node.entry()}\n"
         f"serve: {{recipe: {RECIPE}, allow_venv: true, allow_files: [{model}]}}\n"
     )
-    made = Recorded(home, str(home / "inventory.yaml"))
     made.environment["PYTHONPATH"] = os.pathsep.join([str(CHECKOUT), *sys.path])
     made.out = Path(os.environ.get(KEPT) or home / "kept")
     made.out.mkdir(parents=True, exist_ok=True)
-    yield made
+    if made.node.lab:
+        lab_up(made, environment, 1, "--fresh")
+    with made.node.endpoint():
+        yield made
     made("down")
+    if made.node.lab:
+        made("lab", "down", "--gpus")
+
+
+def lab_up(user: Recorded, environment: str, nodes: int, *words: str) -> None:
+    """Have so many nodes on this machine's GPUs, which see the environment and the project."""
+    shares = ("--share", environment, "--share", str(user.home))
+    user("lab", "up", "--gpus", "--nodes", str(nodes), *shares, *words)
 
 
 @pytest.fixture(scope="module")
 def pair(user: Recorded, environment: str) -> Iterator[Recorded]:
     """The same project with two nodes that have a GPU each; at the end nothing serves.
 
-    They are those of the inventory that is named, else of the lab on this machine's GPUs.
+    They are those of the inventory that is named, else of the lab on this machine's GPUs, where
+    they share one if that is allowed. Afterwards the first one is as before.
     """
-    inventory = os.environ.get(PAIR)
-    if not inventory and len(gpus()) < 2:
-        pytest.skip(f"two GPUs are needed, or {PAIR} (docs/gpu.md)")
+    inventory, shared = os.environ.get(PAIR), os.environ.get(SHARE) == "1"
+    if not inventory and len(gpus()) < 2 and not shared:
+        pytest.skip(f"two GPUs are needed, or {PAIR}, or {SHARE}=1 (docs/gpu.md)")
+    if not inventory and (why := why_no_lab()):
+        pytest.skip(why)
     user("down")
-    made = Recorded(user.home, inventory or LAB, user.environment)
-    model = str(user.home / "paris")
-    made.allowed = ("--allow-venv", "--allow-file", model)
+    made = Recorded(user.home, inventory or str(user.home / "pair.yaml"), user.environment)
+    made.node = user.node
+    made.allowed = ("--allow-venv", "--allow-file", str(user.home / "paris"))
     made.out = user.out / "pair"
     made.out.mkdir(exist_ok=True)
     if not inventory:
-        made("lab", "up", "--gpus", "--nodes", "2", "--share", environment, "--share", model)
+        lab_up(made, environment, 2, *(["--share-gpu"] if shared else []))
+        (user.home / "pair.yaml").write_text(pair_inventory())
     try:
         yield made
     finally:
-        made(*(("down",) if inventory else ("lab", "down")))
+        made("down")
+        if not inventory and user.node.lab:
+            lab_up(user, environment, 1)
+        elif not inventory:
+            made("lab", "down", "--gpus")
+
+
+def pair_inventory() -> str:
+    """The inventory that the lab has written; without nftables the engine's ports are open on the
+    lab's bridges, which nobody else is on.
+    """
+    text = GpuLayout.default().inventory.read_text()
+    return text if shutil.which("nft") else f"{text}\ntrusted_network: true\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def clean_environment(recipe_env: dict[str, str]) -> dict[str, str]:
 def holder(user, environment) -> Iterator[int]:
     """Another process that holds most of the GPU's memory; its id."""
     user("down")
-    argv = [f"{environment}/bin/python3", "-c", HOLD, str(LEFT_GIB)]
+    argv = user.node.argv([f"{environment}/bin/python3", "-c", HOLD, str(LEFT_GIB)])
     process = subprocess.Popen(
         argv, stdout=subprocess.PIPE, text=True, env=clean_environment({}), start_new_session=True
     )
@@ -84,7 +85,7 @@ def holder(user, environment) -> Iterator[int]:
         assert line, "it could not take the memory"
         yield int(line)
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=60)
 
 
@@ -106,7 +107,7 @@ def logs(user, environment, gemma4, holder) -> dict[str, Path]:
             log.write(f"$ vllm {' '.join(argv[1:])}\n")
             log.flush()
             started[name] = subprocess.Popen(
-                argv,
+                user.node.argv(argv),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=clean_environment(document["env"]),
@@ -127,7 +128,7 @@ def failed(log: Path, process: subprocess.Popen[bytes]) -> Path:
     try:
         status = process.wait(timeout=FAIL_S)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=60)
         raise AssertionError(f"no failure after {FAIL_S} s:\n{log.read_text()[-2000:]}") from None
     assert status != 0, log.read_text()[-2000:]

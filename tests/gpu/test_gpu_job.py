@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,17 +20,17 @@ SLACK_MIB = 64
 """Between two readings of a server that has no requests."""
 
 
-def compute_apps() -> dict[int, int]:
+def compute_apps(user: Any) -> dict[int, int]:
     """PID to MiB, read without any of our code."""
-    printed = subprocess.run(QUERY, capture_output=True, text=True, check=True, timeout=60).stdout
+    printed = user.run_there(*QUERY)
     rows = [line.split(",") for line in printed.splitlines() if line.strip()]
     return {int(pid): int(used) for pid, used in rows}
 
 
-def engine_core() -> int:
+def engine_core(user: Any) -> int:
     """The process of the engine that holds the GPU."""
-    (pid,) = compute_apps()
-    title = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    (pid,) = compute_apps(user)
+    title = user.run_there("cat", f"/proc/{pid}/cmdline").replace("\0", " ")
     assert "VLLM::EngineCor" in title
     return pid
 
@@ -57,7 +53,7 @@ def test_its_memory_is_that_of_nvidia_smi(user):
     user("vram")
     (node,) = user.json("vram")["nodes"]
     found = {process["pid"]: process["used_mib"] for process in node["processes"]}
-    expected = compute_apps()
+    expected = compute_apps(user)
     assert found.keys() == expected.keys()
     assert all(abs(found[pid] - used) <= SLACK_MIB for pid, used in expected.items())
     assert any("VLLM::EngineCor" in process["name"] for process in node["processes"])
@@ -75,8 +71,8 @@ def test_again_nothing_is_changed(user):
 
 
 def test_a_killed_engine_is_told_and_repaired(user):
-    pid = engine_core()
-    os.kill(pid, signal.SIGKILL)
+    pid = engine_core(user)
+    user.run_there("kill", "-9", str(pid))
     begun = time.monotonic()
     document = until(lambda: fault(user), what="status sees it")
     told = f"status told of the killed engine after {time.monotonic() - begun:.1f} s\n"
@@ -85,7 +81,7 @@ def test_a_killed_engine_is_told_and_repaired(user):
     shown(user, "status")
     user("up", "--tp", "1")
     assert ask() == "Paris"
-    assert engine_core() != pid
+    assert engine_core(user) != pid
 
 
 def shown(user: Any, *words: str) -> None:
@@ -112,10 +108,10 @@ def test_a_length_that_the_model_has_not_is_explained(user):
 
 
 def test_down_gives_the_memory_back(user):
-    (used,) = compute_apps().values()
+    (used,) = compute_apps(user).values()
     assert used > 1024
     ran = user("down")
-    assert compute_apps() == {}
+    assert compute_apps(user) == {}
     assert "gpu1" in ran.printed
     shown(user, "doctor")
     assert user.json("vram")["nodes"][0]["processes"] == []

@@ -78,8 +78,8 @@ class Place:
         """Take away whatever there is of it, also of a run that was killed."""
         with self.chosen():
             for node in Layout.default().nodes():
-                cgroup.kill(node.name)
-                cgroup.remove(node.name)
+                cgroup.kill(node.group)
+                cgroup.remove(node.group)
         for table in ("nat", "filter"):
             for line in output(["iptables-save", "-t", table]).splitlines():
                 if line.startswith("-A") and f"--comment {self.name} " in line:

@@ -21,6 +21,7 @@ from spark_cluster.errors import Failed, UsageError
 from spark_cluster.lab import cgroup, machine, network
 from spark_cluster.lab.artefact import Artefact
 from spark_cluster.lab.build_progress import BuildProgress
+from spark_cluster.lab.gpu import requirements
 
 PACKAGE = Path(machine.__file__).parent
 TESTS = Path(__file__).parents[1]
@@ -40,6 +41,9 @@ ALWAYS_THERE = {"apt-get", "apt-config", "systemctl", "systemd-analyze", "sh"} |
 }  # fmt: skip
 """apt is asked for by name where it is missing; systemd's two are looked for; dash and coreutils
 are essential packages."""
+
+OF_A_GPU = {"ldconfig", "modprobe", "nft", "nvidia-modprobe", "nvidia-smi"}
+"""What the lab of GPUs and tests/gpu look for and do without, or are skipped without."""
 
 OF_A_NODE = {"lab-hardware"}
 """What a LabNode runs on itself, by `self.run`."""
@@ -67,6 +71,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).mkdir()
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setenv("SPARK_CLUSTER_LAB", str(tmp_path / "lab"))
+    monkeypatch.setenv("SPARK_CLUSTER_LAB_GPUS", str(tmp_path / "lab-gpus"))
     monkeypatch.setattr(machine, "SYSTEM_PATH", str(folder))
     monkeypatch.setattr(network, "NETNS", tmp_path / "netns")
     monkeypatch.setattr(network, "SYS_NET", tmp_path / "net")
@@ -133,14 +138,14 @@ def test_every_program_of_the_lab_is_in_the_list() -> None:
     """Whatever the lab's modules run on this machine is installed, or always there."""
     called = programs_of(PACKAGE)
     assert {"ip", "mmdebstrap", "iptables", "nsenter", "systemd-nspawn"} <= called, "it finds them"
-    assert called - set(machine.TOOLS) - ALWAYS_THERE - OF_A_NODE == set()
+    known = set(machine.TOOLS | requirements.TOOLS)
+    assert called - known - ALWAYS_THERE - OF_A_NODE - OF_A_GPU == set()
 
 
 def test_every_program_of_the_tests_is_in_the_list() -> None:
     called = programs_of(TESTS)
     assert {"haproxy", "openssl", "ssh-keygen", "ip"} <= called, "it finds them"
-    of_a_gpu = {"nvidia-smi"}  # tests/gpu is skipped without one
-    assert called - set(machine.TOOLS | machine.TEST_TOOLS) - ALWAYS_THERE - of_a_gpu == set()
+    assert called - set(machine.TOOLS | machine.TEST_TOOLS) - ALWAYS_THERE - OF_A_GPU == set()
 
 
 @pytest.mark.parametrize(

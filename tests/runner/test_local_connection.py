@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,13 +16,14 @@ from program import invoke
 from waiting import until
 
 from spark_cluster.config.inventory import InventoryNode
-from spark_cluster.errors import Failed, Unreachable
+from spark_cluster.errors import Failed, InvalidFile, Unreachable
 from spark_cluster.resources import File
-from spark_cluster.runner import local_connection, payload, reconnect
+from spark_cluster.runner import local_connection, namespaces, payload, reconnect
 from spark_cluster.runner.connections import Connections, ssh
 from spark_cluster.runner.document import document
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.local_connection import LocalConnection
+from spark_cluster.runner.node_connection import agent_argv
 
 SUDO = """#!{python} -IS
 import os, sys
@@ -205,3 +207,56 @@ def test_commands_need_no_ssh(home: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert json.loads(done.output)["nodes"][0]["stdout"] == "hello\n"
     done = invoke("--inventory", file, "trust", project=tmp_path)
     assert done.exit_code == 0, done.output
+
+
+# --- namespaces ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A process, and a file with its number and its start."""
+    started = subprocess.Popen(["sleep", "600"])
+    stat = Path(f"/proc/{started.pid}/stat").read_text().rpartition(")")[2].split()
+    file = tmp_path / "leader"
+    file.write_text(f"{started.pid} {stat[19]}\n")
+    yield started, file
+    started.kill()
+    started.wait()
+
+
+def test_an_agent_is_started_in_namespaces(process) -> None:
+    started, file = process
+    enter = namespaces.enter(namespaces.leader("gpu1", file))
+    assert enter[:2] == ["nsenter", f"--target={started.pid}"]
+    assert {"--net", "--mount", "--pid"} <= set(enter)
+    words = agent_argv("r1", "root", become=True, password=False, enter=enter)
+    assert words[: len(enter)] == enter
+    for become in (True, False):  # nobody but root can enter them
+        words = agent_argv("r1", "me", become=become, password=False, enter=enter)
+        assert words[: len(enter) + 3] == ["sudo", "-n", "--", *enter]
+    words = agent_argv("r1", "me", become=True, password=True, enter=enter)
+    assert words[5 : 5 + len(enter)] == enter
+
+
+def test_a_process_that_has_the_number_of_another_is_not_entered(process) -> None:
+    started, file = process
+    file.write_text(f"{started.pid}\n")
+    assert namespaces.leader("gpu1", file) == started.pid, "where no start is known"
+    file.write_text(f"{started.pid} 1\n")
+    with pytest.raises(Unreachable, match="is not running"):
+        namespaces.leader("gpu1", file)
+
+
+def test_a_node_that_is_off(process, tmp_path: Path) -> None:
+    started, file = process
+    started.kill()
+    started.wait()
+    for path in (file, tmp_path / "nothing"):
+        connection = LocalConnection("gpu1", namespaces_of=path)
+        with pytest.raises(Unreachable, match="is not running") as caught:
+            connection.session("r1")
+        assert caught.value.where == "gpu1"
+        assert "lab up --gpus" in caught.value.hint
+    file.write_text("gpu1\n")
+    with pytest.raises(InvalidFile, match="found 'gpu1', expected the number of a process"):
+        namespaces.leader("gpu1", file)

@@ -25,7 +25,10 @@ def test_reboot_and_the_remainder_of_the_document_in_one_recap(start, nodes):
     for name, node in nodes.items():
         assert events.verdicts(name) == verdicts("change", "change", "change")
         assert list(applied.results[name]) == [BEFORE.id, reboot().id, AFTER.id]
-        assert node.text("calls") == ("--quiet --no-ask-password --on-active=1 systemctl reboot\n")
+        assert node.text("calls") == (
+            "--quiet --no-ask-password --on-active=1 --timer-property=AccuracySec=100ms "
+            "systemctl reboot\n"
+        )
         assert node.dialled == 4, "one at first, two in vain, one that was let in"
         assert play.connections.facts[name].boot_id == node.text(BOOT_ID)
         journal = node.text("var/lib/spark-cluster/journal/r1/changes.jsonl")

@@ -1,0 +1,56 @@
+"""What a node is: its GPU, and what it sees of the machine. Written by `up`, read by its boot."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.lab.gpu.devices import Gpu
+from spark_cluster.lab.gpu.layout import GpuNodeLayout
+
+
+@dataclass(frozen=True)
+class Description:
+    """A node.
+
+    Attributes:
+        gpu: its GPU.
+        devices: names in /dev that it gets.
+        mounts: mount points of the machine that it sees, outer ones first.
+        shares: files and folders that the user wants it to see.
+        in_memory: what it writes is kept in memory, and gone when it is off.
+        way_out: it reaches what the machine reaches.
+        name_servers: addresses for /etc/resolv.conf.
+        hosts: address to name of all nodes.
+        links: program to the machine's own, for those that are not in the usual folders.
+        libraries: folders of the driver's libraries that ldconfig does not know.
+    """
+
+    gpu: Gpu
+    devices: tuple[str, ...]
+    mounts: tuple[str, ...] = ()
+    shares: tuple[str, ...] = ()
+    in_memory: bool = False
+    way_out: bool = False
+    name_servers: tuple[str, ...] = ()
+    hosts: dict[str, str] | None = None
+    links: dict[str, str] | None = None
+    libraries: tuple[str, ...] = ()
+
+    def write(self, node: GpuNodeLayout) -> None:
+        """Keep it in the node's folder."""
+        node.directory.mkdir(parents=True, exist_ok=True)
+        node.description.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+def read(path: Path) -> Description | None:
+    """Return what `write` has kept; None without it."""
+    try:
+        data: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    lists = ("devices", "mounts", "shares", "name_servers", "libraries")
+    data.update({name: tuple(data[name]) for name in lists})
+    return Description(**{**data, "gpu": Gpu(**data["gpu"])})

@@ -1,0 +1,309 @@
+"""The parts of the lab of GPUs that need no node: devices, mounts, refusals, what is seeded."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import factories
+import pytest
+from click.testing import CliRunner
+
+from spark_cluster.cli.lab import command
+from spark_cluster.config.inventory import fabric_addresses, read_inventory
+from spark_cluster.errors import Failed, UsageError
+from spark_cluster.lab.gpu import devices, mounts, requirements, seed, supervisor
+from spark_cluster.lab.gpu.description import Description, read
+from spark_cluster.lab.gpu.devices import Gpu
+from spark_cluster.lab.gpu.inventory import inventory
+from spark_cluster.lab.gpu.layout import BRIDGE, DEFAULT_STATE, FABRIC, FABRIC_BRIDGE, GpuLayout
+from spark_cluster.lab.layout import Layout
+
+H100 = "0, GPU-1, 00000000:18:00.0, NVIDIA H100 80GB HBM3, 81559\n"
+GB10 = "0, GPU-2, 0000000F:01:00.0, NVIDIA GB10, [N/A]\n"
+INVENTORIES = Path(__file__).parents[2] / "inventories"
+
+
+def gpu(index: int) -> Gpu:
+    return Gpu(index, index, f"GPU-{index}", f"00000000:0{index}:00.0", "NVIDIA H100", 81559)
+
+
+# --- GPUs and their device files -------------------------------------------------------------
+
+
+def test_gpus_of_what_nvidia_smi_prints(tmp_path: Path) -> None:
+    (found,) = devices.parse(H100, tmp_path)
+    assert (found.name, found.memory_mib, found.device) == (
+        "NVIDIA H100 80GB HBM3",
+        81559,
+        "nvidia0",
+    )
+    assert devices.parse(GB10, tmp_path)[0].memory_mib is None
+    assert devices.parse("No devices were found\n", tmp_path) == []
+
+
+def test_a_device_has_the_drivers_number(tmp_path: Path) -> None:
+    """nvidia-smi counts by PCI address, the driver as it has found them."""
+    folder = tmp_path / "0000:18:00.0"
+    folder.mkdir()
+    (folder / "information").write_text("Model: \t\t H100\nDevice Minor: \t 3\n")
+    assert devices.parse(H100, tmp_path)[0].device == "nvidia3"
+
+
+def test_a_node_gets_its_gpu_and_what_is_of_all(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia12", "nvidiactl", "nvidia-uvm", "nvidia-modeset"):
+        (tmp_path / name).touch()
+    (tmp_path / "nvidia-caps").mkdir()
+    found = devices.device_files(gpu(1), tmp_path)
+    assert found == ["nvidia-caps", "nvidia-modeset", "nvidia-uvm", "nvidia1", "nvidiactl"]
+
+
+def test_a_missing_device_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "which", lambda _name: None)
+    monkeypatch.setattr(devices, "make_uvm", lambda _dev: None)
+    (tmp_path / "nvidia0").touch()
+    (tmp_path / "nvidiactl").touch()
+    with pytest.raises(Failed, match=r"there is no .*/nvidia-uvm") as caught:
+        devices.device_files(gpu(0), tmp_path)
+    assert "nvidia-modprobe" in caught.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root is needed")
+def test_the_files_of_unified_memory_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "which", lambda _name: None)
+    known = factories.put(tmp_path / "devices", "  1 mem\n195 nvidia\n510 nvidia-uvm\n")
+    devices.make_uvm(tmp_path, known)
+    made = [(tmp_path / name).stat().st_rdev for name in ("nvidia-uvm", "nvidia-uvm-tools")]
+    assert made == [os.makedev(510, 0), os.makedev(510, 1)]
+    known.write_text("  1 mem\n")
+    (tmp_path / "other").mkdir()
+    devices.make_uvm(tmp_path / "other", known)
+    assert not any((tmp_path / "other").iterdir())
+
+
+def test_nodes_share_gpus_in_turns() -> None:
+    both = [gpu(0), gpu(1)]
+    assert devices.assign(both, None) == both
+    assert devices.assign(both, 1) == both[:1]
+    assert devices.assign(both, 3, share=True) == [both[0], both[1], both[0]]
+    with pytest.raises(UsageError, match="--nodes 2: this machine has 1 GPU, and each") as caught:
+        devices.assign(both[:1], 2)
+    assert "--share-gpu" in caught.value.hint
+
+
+# --- what the machine has to have ------------------------------------------------------------
+
+
+def test_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "which", lambda _name: None)
+    with pytest.raises(UsageError, match="this machine has no nvidia-smi"):
+        devices.gpus()
+
+
+def test_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho No devices were found\nexit 6\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(devices, "which", lambda _name: str(program))
+    with pytest.raises(UsageError, match=r"nvidia-smi shows none \(No devices were found\)"):
+        devices.gpus()
+
+
+@pytest.fixture
+def able(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has everything."""
+    monkeypatch.setattr(requirements, "require_root_on_linux", lambda: None)
+    monkeypatch.setattr(requirements, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(requirements, "has_overlay", lambda: True)
+    monkeypatch.setattr(requirements, "has_groups", lambda: True)
+    monkeypatch.setattr(seed, "systemd", lambda: Path("/usr/lib/systemd/systemd"))
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "value", "said"),
+    [
+        (requirements, "which", lambda n: None if n == "unshare" else n, "needs util-linux"),
+        (requirements, "has_overlay", lambda: False, "needs overlayfs"),
+        (requirements, "has_groups", lambda: False, "control groups, version 2"),
+        (seed, "systemd", lambda: None, "boots systemd in each node"),
+    ],
+)
+def test_what_is_missing_is_said(
+    able: None, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, value: Any, said: str
+) -> None:
+    requirements.require()
+    monkeypatch.setattr(module, name, value)
+    with pytest.raises(UsageError, match=said) as caught:
+        requirements.require()
+    assert caught.value.hint
+
+
+def test_shares_are_of_nodes_with_gpus(tmp_path: Path) -> None:
+    ran = CliRunner().invoke(command, ["up", "--share", str(tmp_path)])
+    assert isinstance(ran.exception, UsageError)
+    assert ran.exception.hint == "add --gpus"
+
+
+def test_the_drivers_libraries_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where containers have them, which no cache of ldconfig knows."""
+    folder = tmp_path / "nvidia/lib64"
+    folder.mkdir(parents=True)
+    (folder / "libcuda.so.1").touch()
+    (tmp_path / "nvidia/bin").mkdir()
+    program = tmp_path / "nvidia/bin/nvidia-smi"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"relative:{folder}")
+    monkeypatch.setattr(requirements, "which", lambda _name: None)
+    assert requirements.libraries() == [str(folder)]
+    assert requirements.links()["nvidia-smi"] == str(program)
+
+
+# --- mounts ----------------------------------------------------------------------------------
+
+MOUNTINFO = """\
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+23 22 0:5 / /proc rw - proc proc rw
+30 22 254:16 / /usr/local/nvidia ro,relatime shared:1 - ext4 /dev/vdb ro
+31 22 254:32 / /srv/my\\040models rw - xfs /dev/vdc rw
+32 31 254:48 / /srv/my\\040models/big rw - xfs /dev/vdd rw
+33 22 0:40 / /mnt/tools ro - tmpfs tools rw
+38 22 0:41 / /tmp rw - tmpfs tmp rw
+34 22 254:0 /x /etc/resolv.conf rw - ext4 /dev/vda rw
+35 22 0:44 / /var/lib/docker/overlay2/x/merged rw - overlay overlay rw
+36 22 0:45 / /var/cache/spark-cluster/lab/nodes/spark1/root rw - overlay overlay rw
+37 22 254:0 /y /run/netns rw - ext4 /dev/vda rw
+"""
+
+
+def test_mounts_that_nodes_see() -> None:
+    found = mounts.shown(mounts.parse(MOUNTINFO), [Path("/var/cache/spark-cluster/lab")])
+    assert found == [
+        Path("/srv/my models"), Path("/mnt/tools"), Path("/usr/local/nvidia"),
+        Path("/srv/my models/big"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/var/cache", "ext4"), ("/srv/my models/big/x", "xfs"), ("/mnt/tools/x", "tmpfs"),
+     ("/srv/my modelsX", "ext4")],
+)  # fmt: skip
+def test_the_file_system_of_a_path(path: str, kind: str) -> None:
+    assert mounts.file_system(mounts.parse(MOUNTINFO), Path(path)) == kind
+
+
+def test_the_topmost_mount_counts() -> None:
+    text = "22 1 254:0 / / rw - rootfs rootfs rw\n23 22 0:5 / / rw - overlay overlay rw\n"
+    assert mounts.file_system(mounts.parse(text), Path("/var")) == "overlay"
+
+
+def test_memory_takes_what_an_overlay_cannot(tmp_path: Path) -> None:
+    root = mounts.parse("22 1 254:0 / / rw - overlay overlay rw\n")
+    assert requirements.keeps_in_memory(root, tmp_path / "state")
+    assert not requirements.keeps_in_memory(mounts.parse(MOUNTINFO), tmp_path / "state")
+
+
+# --- names, addresses, files -----------------------------------------------------------------
+
+
+def test_names_fit_and_collide_with_nothing(tmp_path: Path) -> None:
+    ordinary = {name for node in Layout(tmp_path).nodes() for name in (node.name, node.port)}
+    for node in GpuLayout(tmp_path).nodes():
+        for name in (node.port, node.fabric_port, BRIDGE, FABRIC_BRIDGE):
+            assert len(name) <= 15
+        assert not {node.name, node.port, node.fabric_port} & ordinary
+
+
+@pytest.mark.parametrize(("name", "count"), [("lab-gpu", 1), ("lab-gpus", 2)])
+def test_inventories_that_ship_are_of_the_lab(name: str, count: int, tmp_path: Path) -> None:
+    nodes = GpuLayout(DEFAULT_STATE).nodes(count)
+    written = factories.put(tmp_path / "inventory.yaml", inventory(nodes))
+    shipped, made = read_inventory(INVENTORIES / f"{name}.yaml"), read_inventory(written)
+    assert shipped.nodes == made.nodes
+    for node in nodes if count > 1 else ():
+        found = shipped.nodes[node.name]
+        assert [str(a.ip) for a in fabric_addresses(shipped, found)] == [node.fabric_address]
+        assert found.fabric[0].name == FABRIC  # type: ignore[union-attr]
+
+
+def test_a_description_survives_its_file(tmp_path: Path) -> None:
+    node = GpuLayout(tmp_path).nodes(1)[0]
+    described = Description(
+        gpu(0), ("nvidia0",), ("/usr/local/nvidia",), hosts={"10.90.0.11": "gpu1"}
+    )
+    described.write(node)
+    assert read(node.description) == described
+    assert json.loads(node.description.read_text())["gpu"]["name"] == "NVIDIA H100"
+    node.description.write_text("{")
+    assert read(node.description) is None
+
+
+def test_the_command_makes_every_namespace(tmp_path: Path) -> None:
+    words = supervisor.command(GpuLayout(tmp_path).nodes(2)[1], "/dev/pts/3")
+    assert words[:3] == ["nsenter", "--net=/run/netns/gpu2", "--"]
+    assert {"--mount", "--uts", "--ipc", "--pid", "--fork"} <= set(words)
+    assert words[-3:] == [str(tmp_path), "2", "/dev/pts/3"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A machine's file system, as a node sees it at first."""
+    units = tmp_path / "usr/lib/systemd/system"
+    for wanted in ("sysinit.target.wants/systemd-journald.service",
+                   "sysinit.target.wants/systemd-udevd.service",
+                   "multi-user.target.wants/ssh.service"):  # fmt: skip
+        factories.put(units / wanted, "")
+    for path in ("etc/systemd/system/multi-user.target.wants/docker.service", "etc/fstab",
+                 "etc/ssh/ssh_host_rsa_key", "usr/bin/docker", "var/lib/spark-cluster/run",
+                 "usr/lib/systemd/system-generators/systemd-fstab-generator"):  # fmt: skip
+        factories.put(tmp_path / path, "the machine's\n")
+    (tmp_path / "etc/resolv.conf").symlink_to("/run/systemd/resolve/stub-resolv.conf")
+    return tmp_path
+
+
+def seeded(root: Path, **parts: Any) -> Path:
+    node = GpuLayout(Path("/state")).nodes(1)[0]
+    hosts = {"10.90.0.11": "gpu1", "10.90.0.12": "gpu2"}
+    seed.fill(root, node, Description(gpu(0), ("nvidia0",), hosts=hosts, **parts))
+    return root
+
+
+def test_a_node_starts_nothing_of_the_machines(root: Path) -> None:
+    seeded(root)
+    units = root / "usr/lib/systemd/system"
+    assert [path.name for path in units.glob("*.wants/*")] == ["systemd-journald.service"]
+    assert [path.name for path in (root / "etc/systemd/system").iterdir()] == ["default.target"]
+    generator = root / "etc/systemd/system-generators/systemd-fstab-generator"
+    assert generator.readlink() == Path("/dev/null")
+    assert (root / "etc/fstab").read_text() == ""
+    gone = ("etc/ssh/ssh_host_rsa_key", "usr/bin/docker", "var/lib/spark-cluster")
+    assert not any((root / path).exists() for path in gone)
+
+
+def test_a_node_has_names_of_its_own(root: Path) -> None:
+    seeded(
+        root, links={"nvidia-smi": "/usr/local/nvidia/bin/nvidia-smi"}, name_servers=("9.9.9.9",)
+    )
+    assert (root / "etc/hostname").read_text() == "gpu1\n"
+    assert "10.90.0.12 gpu2\n" in (root / "etc/hosts").read_text()
+    assert (root / "etc/resolv.conf").read_text() == "nameserver 9.9.9.9\n"
+    link = root / "usr/local/bin/nvidia-smi"
+    assert link.readlink() == Path("/usr/local/nvidia/bin/nvidia-smi")
+
+
+def test_what_a_node_has_become_stays(root: Path) -> None:
+    seeded(root)
+    identity = (root / "etc/machine-id").read_text()
+    assert len(identity.strip()) == 32
+    factories.put(root / "etc/systemd/system/multi-user.target.wants/spark-vllm.service", "")
+    factories.put(root / "etc/ssh/ssh_host_rsa_key", "the node's")
+    seeded(root)
+    assert (root / "etc/machine-id").read_text() == identity
+    assert (root / "etc/systemd/system/multi-user.target.wants/spark-vllm.service").exists()
+    assert (root / "etc/ssh/ssh_host_rsa_key").exists()
