@@ -16,7 +16,8 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
@@ -25,34 +26,40 @@ from typing import Any, NoReturn
 import pytest
 
 NONE = -1
+WHOLE = 20
+"""So many tests of one file are not shared between forks: what they have in common may be dear."""
 LEAVE_S = 10.0
 """Seconds for the forks to end after Ctrl-C, before they are killed."""
 
 
 class Shares:
     """The tests that each fork has yet to run, as two numbers in memory that all of them share; and
-    the one that it runs, and the one after that."""
+    the one that it runs, and the one after that.
 
-    def __init__(self, tests: int, forks: int) -> None:
+    Args:
+        files: the file of each test, in their order.
+    """
+
+    def __init__(self, files: Sequence[object], forks: int) -> None:
         self._numbers = memoryview(mmap.mmap(-1, 8 * 4 * forks)).cast("q")
         self._lock = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this process
+        self._begins = [i for i, file in enumerate(files) if i and file != files[i - 1]]
         self.forks = forks
+        first = 0
         for fork in range(forks):
-            self._set(fork, tests * fork // forks, tests * (fork + 1) // forks)
+            end = self._cut(first, len(files), len(files) * (fork + 1) // forks)
+            self._set(fork, first, end)
             self.mark(fork, NONE, NONE)
+            first = end
 
     def take(self, fork: int) -> int:
         """Return a test of this fork, else of the one with the most left, else NONE."""
         with self._locked():
             first, end = self._left(fork)
             if first == end:
-                _, most = max((self._size(other), other) for other in range(self.forks))
-                first, end = self._left(most)
+                first, end = self._taken_over()
                 if first == end:
                     return NONE
-                middle = (first + end) // 2
-                self._set(most, first, middle)
-                first = middle
             self._set(fork, first + 1, end)
             return first
 
@@ -68,6 +75,24 @@ class Shares:
 
     def marked(self, fork: int) -> tuple[int, int]:
         return self._numbers[4 * fork + 2], self._numbers[4 * fork + 3]
+
+    def _taken_over(self) -> tuple[int, int]:
+        """Take the second half of another's tests, the first that can be divided; or nothing."""
+        by_size = sorted(range(self.forks), key=lambda fork: -self._size(fork))
+        for other in by_size:
+            first, end = self._left(other)
+            middle = self._cut(first, end, (first + end) // 2)
+            if middle < end:
+                self._set(other, first, middle)
+                return middle, end
+        return 0, 0
+
+    def _cut(self, first: int, end: int, wanted: int) -> int:
+        """Return where to divide tests: between two files, else within one that has many."""
+        begins = self._begins[bisect_right(self._begins, first) : bisect_left(self._begins, end)]
+        if begins:
+            return min(begins, key=lambda begin: abs(begin - wanted))
+        return wanted if end - first > WHOLE else end
 
     def _left(self, fork: int) -> tuple[int, int]:
         return self._numbers[4 * fork], self._numbers[4 * fork + 1]
@@ -91,7 +116,7 @@ class Shares:
 
 @dataclass(eq=False)  # pytest keeps plugins in sets
 class Sender:
-    """The plugin of a fork that sends what pytest's own process is to show: the reports of each test
+    """The plugin of a fork that sends what pytest's own process is to show: all reports of a test
     at once, so that its lines stand together there."""
 
     config: pytest.Config
@@ -123,7 +148,7 @@ class Forks:
 
     def __init__(self, session: pytest.Session, forks: int) -> None:
         self.session = session
-        self.shares = Shares(len(session.items), forks)
+        self.shares = Shares([item.path for item in session.items], forks)
         self.pids: dict[Connection, tuple[int, int]] = {}
         self.base = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         self.started = 0
