@@ -152,6 +152,7 @@ class Forks:
         self.pids: dict[Connection, tuple[int, int]] = {}
         self.base = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         self.started = 0
+        self.shown: set[int] = set()
 
     def run(self) -> None:
         for fork in range(self.shares.forks):
@@ -165,6 +166,13 @@ class Forks:
             self.shares.stop()
             self.end_all()
             raise
+        if not self.ending and len(self.shown) < len(self.session.items):
+            raise RuntimeError("the forks have ended before all tests were run")
+
+    @property
+    def ending(self) -> bool:
+        """Whether no more tests are to be begun."""
+        return bool(self.session.shouldfail or self.session.shouldstop)
 
     def start(self, fork: int, first: int = NONE) -> None:
         """Start one; `first` is a test that another has taken and not begun."""
@@ -195,7 +203,7 @@ class Forks:
             hook.pytest_warning_recorded.call_historic(kwargs=said)
         else:
             raise RuntimeError(f"pytest failed in a fork:\n{what[0]}")
-        if self.session.shouldfail or self.session.shouldstop:
+        if self.ending:
             self.shares.stop()
 
     def report(self, data: dict[str, Any]) -> pytest.TestReport:
@@ -203,6 +211,7 @@ class Forks:
         return config.hook.pytest_report_from_serializable(config=config, data=data)  # type: ignore[no-any-return]
 
     def log(self, index: int, reports: list[pytest.TestReport]) -> None:
+        self.shown.add(index)
         item = self.session.items[index]
         hook = self.session.config.hook
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -222,7 +231,7 @@ class Forks:
             self.log(running, [pytest.TestReport(
                 item.nodeid, item.location, {}, "failed", text, "call",
             )])  # fmt: skip
-        if running != NONE and not (self.session.shouldfail or self.session.shouldstop):
+        if running != NONE and not self.ending:
             self.start(fork, following)
 
     def end_all(self) -> None:
