@@ -47,7 +47,9 @@ class Shares:
         self.forks = forks
         first = 0
         for fork in range(forks):
-            end = self._cut(first, len(files), len(files) * (fork + 1) // forks)
+            end = len(files)
+            if fork < forks - 1:
+                end = self._cut(first, end, end * (fork + 1) // forks)
             self._set(fork, first, end)
             self.mark(fork, NONE, NONE)
             first = end
