@@ -27,7 +27,7 @@ import pytest
 
 NONE = -1
 WHOLE = 20
-"""So many tests of one file are not shared between forks: what they have in common may be dear."""
+"""So many tests of one file are not shared between forks: what they share may be expensive."""
 LEAVE_S = 10.0
 """Seconds for the forks to end after Ctrl-C, before they are killed."""
 
@@ -66,7 +66,7 @@ class Shares:
             return first
 
     def stop(self) -> None:
-        """Leave what nobody has begun."""
+        """Leave what has not begun."""
         with self._locked():
             for fork in range(self.forks):
                 self._set(fork, 0, 0)
@@ -270,7 +270,7 @@ def in_fork(forks: Forks, to: Connection, fork: int, first: int) -> NoReturn:
     except KeyboardInterrupt:
         status = 130
     except BrokenPipeError:
-        pass  # nobody listens any more
+        pass  # no one listens any more
     except BaseException:  # noqa: BLE001 - this process must not go on as pytest's own
         to.send(("error", traceback.format_exc()))
     finally:
