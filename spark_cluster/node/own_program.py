@@ -22,12 +22,19 @@ HERE = str(Path(__file__).resolve().parents[2])
 """The folder or archive of the package."""
 
 
+def bytecode() -> list[str]:
+    """Return the interpreter's options for compiled modules: an agent's are kept, so that they are
+    compiled once in a boot (agent/bootstrap.py); elsewhere none are written."""
+    prefix = sys.pycache_prefix
+    return ["-X", f"pycache_prefix={prefix}"] if prefix else ["-B"]
+
+
 def argv(module: str, *words: str) -> list[str]:
     """Return the command that calls `main(*words)` of a module with this interpreter.
 
     Packages of the machine are left out; `in_environment` has those of a virtual environment.
     """
-    return [sys.executable, "-I", "-S", "-B", "-c", CODE, HERE, module, *words]
+    return [sys.executable, "-I", "-S", *bytecode(), "-c", CODE, HERE, module, *words]
 
 
 def in_environment(folder: str, module: str, *words: str, code: str = HERE) -> list[str]:

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from spark_cluster.node import moment, processes
 from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
+from spark_cluster.node.own_program import bytecode
 from spark_cluster.node.processes import Cancelled, Completed
 from spark_cluster.node.unit_output import Tail, text_of
 from spark_cluster.node.values import ResourceError
@@ -284,7 +285,7 @@ class _Unit:
             f"--unit={self.name}",
             *(f"--property={name}={value}" for name, value in properties.items()),
             "--",
-            *(sys.executable, "-I", "-S", "-B", "-c", CODE, code, str(self.folder)),
+            *(sys.executable, "-I", "-S", *bytecode(), "-c", CODE, code, str(self.folder)),
         ]
 
     def _abandon(self) -> NoReturn:

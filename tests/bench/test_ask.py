@@ -44,7 +44,7 @@ class Server(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     Server.asked = []
     yield f"http://127.0.0.1:{server.server_port}/v1"
     server.shutdown()

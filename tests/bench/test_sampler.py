@@ -22,6 +22,7 @@ from spark_cluster.node.gpu_readings import AppsReader, GpuReader
 from spark_cluster.node.nvidia_smi import THROTTLE
 from spark_cluster.node.system_readings import PAGE as PAGE_SIZE
 from spark_cluster.node.telemetry import File, Pipe, Sampler, Settings
+from spark_cluster.runner import payload
 
 QUICK = {"every": 0.1, "slowly": 0.1}
 
@@ -405,7 +406,7 @@ def test_the_agent_streams_it_and_ends_it(agent, tmp_path):
     assert first["rdma"]["rocep1s0f1"]["rx"] == 100
 
 
-def test_the_agent_starts_a_unit_for_it(agent, tmp_path):
+def test_the_agent_starts_a_unit_for_it(agent, agents_home, tmp_path):
     root = tmp_path / "spark1"
     calls = root / "calls"
     put(root / "usr/local/bin/systemctl", f"#!/bin/sh\ntest -e {calls}\n", 0o755)
@@ -417,6 +418,8 @@ def test_the_agent_starts_a_unit_for_it(agent, tmp_path):
     assert said.count("\n") == 1 + own_program.CODE.count("\n")
     assert "--unit=spark-cluster-telemetry-r1" in said
     assert '"file": "/var/lib/t.jsonl", "parent": 0' in said
+    kept = f"{agents_home}/.cache/spark-cluster/agent/{payload.digest()}/compiled/"
+    assert f"-I -S -X pycache_prefix={kept}" in said, "its modules are compiled once in a boot"
 
 
 def test_a_unit_of_another_name_is_refused(agent, tmp_path):

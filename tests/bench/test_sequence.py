@@ -352,6 +352,7 @@ def test_what_ended_the_cells_is_told_and_what_is_there_is_fetched(run, monkeypa
     job = SimpleNamespace(limit_s=1.0, resources=[], user="nvidia")
     monkeypatch.setattr(run_module, "job_of", lambda *_: job)
     monkeypatch.setattr(run_module, "Recording", Recording)
+    monkeypatch.setattr(Recording, "log", [])
     for name, answer in (("may_go_on", None), ("is_measuring", False)):
         monkeypatch.setattr(run_module.on_node, name, lambda *_, answer=answer: answer)
     play = LosingPlay()
@@ -376,6 +377,7 @@ def test_what_ended_the_cells_is_told_where_nothing_can_be_fetched(run, monkeypa
         monkeypatch.setattr(run_module, name, lambda *_, found=found: found)
     monkeypatch.setattr(run_module, "job_of", lambda *_: job)
     monkeypatch.setattr(run_module, "Recording", Recording)
+    monkeypatch.setattr(Recording, "log", [])
     monkeypatch.setattr(run_module.on_node, "may_go_on", lambda *_: None)
     monkeypatch.setattr(run_module.on_node, "is_measuring", lost)
     served: Any = SimpleNamespace(plan=SimpleNamespace(nodes=[]))

@@ -46,7 +46,7 @@ class Health(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def health() -> Iterator[str]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Health)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/health"
     Health.status = 200
     server.shutdown()

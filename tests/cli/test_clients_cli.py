@@ -37,7 +37,7 @@ class Models(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def engine():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Models)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server.server_address[1]
     server.shutdown()
     server.server_close()

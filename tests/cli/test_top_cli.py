@@ -16,9 +16,9 @@ nodes:
 
 
 @pytest.fixture
-def nodes(project):
-    """Two nodes with a GPU, and the folder of the project."""
-    put(project / "inventory.yaml", INVENTORY)
+def nodes(project, closed_port):
+    """Two nodes with a GPU and without an engine, and the folder of the project."""
+    put(project / "inventory.yaml", f"{INVENTORY}serve: {{bind: loopback, port: {closed_port}}}\n")
     for name in ("spark1", "spark2"):
         put_system(project / name)
         nvidia_smi(project / name)

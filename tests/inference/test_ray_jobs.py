@@ -97,7 +97,7 @@ def dashboard(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
     monkeypatch.setattr(ray, "TOKEN_FILE", str(tmp_path / "token"))
     monkeypatch.setattr(ray_jobs, "POLL_S", 0.001)
     with Dashboard() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server
         server.shutdown()
 

@@ -169,7 +169,7 @@ class Head:
 def port() -> Iterator[int]:
     StandIn.asked = 0
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), StandIn) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server.server_port
         server.shutdown()
 

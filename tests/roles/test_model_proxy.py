@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,18 +73,23 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+@contextmanager
+def serving(folder: Path) -> Iterator[Served]:
     engines = {name: Engine() for name in MODELS}
     servers = tuple(
         ModelServer("spark1", "127.0.0.1", engines[name].port, names, f"spark-vllm-{n}", kind)  # type: ignore[arg-type]
         for n, (name, (names, kind)) in enumerate(MODELS.items())
     )
-    folder = tmp_path_factory.mktemp("models")
     with proxied(folder, a_spark(), free_port(), api_key=KEY, models=servers) as port:
         yield Served(port, engines)
     for one in engines.values():
         one.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("models")) as found:
+        yield found
 
 
 CHAT = "/v1/chat/completions"
@@ -161,11 +168,12 @@ def test_nothing_is_told_without_the_key(served: Served) -> None:
         assert status(converse(served.port, head.encode())) == 401
 
 
-def test_the_endpoint_is_healthy_when_every_model_is(served: Served) -> None:
-    """The last test of this proxy: a server ends."""
-    assert status(served.ask("GET", "/health")) == 200
-    served.engines["org/words"].close()
-    until(lambda: status(served.ask("GET", "/health")) == 503, what="an unhealthy endpoint")
-    answer = served.ask("POST", CHAT, '{"model": "org/words"}')
-    assert (status(answer), content(answer)["error"]["code"]) == (503, proxy.NOT_SERVED)
-    assert served.reached("POST", CHAT, '{"model": "paris"}') == "paris"
+def test_the_endpoint_is_healthy_when_every_model_is(tmp_path: Path) -> None:
+    """In front of servers of its own: one ends."""
+    with serving(tmp_path) as served:
+        assert status(served.ask("GET", "/health")) == 200
+        served.engines["org/words"].close()
+        until(lambda: status(served.ask("GET", "/health")) == 503, what="an unhealthy endpoint")
+        answer = served.ask("POST", CHAT, '{"model": "org/words"}')
+        assert (status(answer), content(answer)["error"]["code"]) == (503, proxy.NOT_SERVED)
+        assert served.reached("POST", CHAT, '{"model": "paris"}') == "paris"

@@ -44,16 +44,15 @@ os.execv({python!r}, [{python!r}, *words[1:]])
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home for the agent's code, and a first folder of PATH."""
-    (tmp_path / "home").mkdir()
+def home(tmp_path: Path, agents_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home with the agent's code, and a first folder of PATH."""
     (tmp_path / "bin").mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOME", str(agents_home))
     python = tmp_path / "bin" / "python3"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     monkeypatch.setattr(local_connection, "PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    return tmp_path / "home"
+    return agents_home
 
 
 @pytest.fixture

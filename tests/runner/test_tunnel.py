@@ -54,7 +54,7 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
 def endpoint():
     Endpoint.go_on.clear()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield server.server_address[1]
     Endpoint.go_on.set()

@@ -75,7 +75,7 @@ class Server(http.server.BaseHTTPRequestHandler):
 def server():
     made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
     made.seen = []
-    threading.Thread(target=made.serve_forever, daemon=True).start()
+    threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True).start()
     yield made
     made.shutdown()
     made.server_close()

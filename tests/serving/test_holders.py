@@ -60,7 +60,7 @@ def ollama(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Ollama)
     server.loaded = [{"name": "gemma3:27b", "size": 17 * 2**30}, {"name": "embed", "size": "?"}]
     server.refusal = ""
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     monkeypatch.setattr(holders, "OLLAMA", f"http://127.0.0.1:{server.server_address[1]}")
     yield server
     server.shutdown()

@@ -67,7 +67,7 @@ class Head:
 @pytest.fixture
 def dashboard() -> Iterator[int]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Dashboard) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server.server_port
         server.shutdown()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import kept_docker
 import pytest
 from factories import put
 from waiting import until
@@ -26,24 +27,6 @@ from spark_cluster.node.model_loader.main import Loader
 from spark_cluster.node.model_loader.servers import Servers
 from spark_cluster.serving import model_loading, proxy
 from spark_cluster.serving.proxy import ModelServer
-
-DOCKER = """\
-#!{python} -IS
-import json, pathlib, sys
-file = pathlib.Path("{folder}/containers.json")
-known, words = json.loads(file.read_text()), sys.argv[1:]
-name = words[-1].replace("name=^/?", "").rstrip("$")
-if words[:2] == ["container", "ls"]:
-    print("1" if name in known else "")
-elif words[:2] == ["container", "inspect"]:
-    print(json.dumps([known[name]]))
-elif words[0] in ("stop", "start"):
-    if words[0] in known["fails"]:
-        sys.exit("no")
-    known[name]["State"]["Status"] = {{"stop": "exited", "start": "running"}}[words[0]]
-    known["acts"].append(words[0] + " " + name)
-    file.write_text(json.dumps(known))
-"""
 
 
 class Engine(BaseHTTPRequestHandler):
@@ -78,7 +61,6 @@ class Node:
 
     def __init__(self, folder: Path, port: int, admin: Any) -> None:
         self.folder, self.admin = folder, admin
-        put(folder / "bin/docker", DOCKER.format(python=sys.executable, folder=folder), 0o755)
         labels = {
             "spark-cluster.endpoint": f"http://127.0.0.1:{port}/v1",
             "spark-cluster.model": "m",
@@ -132,6 +114,7 @@ def node(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
     admin.asked, admin.use, admin.chat = [], {}, "UP 1/3"
     Thread(target=admin.serve_forever, args=(0.02,), daemon=True).start()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    kept_docker.install(tmp_path, monkeypatch)
     monkeypatch.setattr("spark_cluster.node.model_loader.servers.LEAVE_S", 0.0)
     yield Node(tmp_path, engine.server_address[1], admin)
     admin.shutdown()

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import kept_docker
 import pytest
 from factories import put
 
@@ -22,26 +23,6 @@ from spark_cluster.node.supervision.main import Supervisor
 from spark_cluster.node.supervision.policy import START, STOP
 from spark_cluster.serving import supervision
 
-DOCKER = """\
-#!{python}
-import json, pathlib, sys
-file = pathlib.Path("{folder}/containers.json")
-known, words = json.loads(file.read_text()), sys.argv[1:]
-if known.get("down"):
-    sys.exit("Cannot connect to the Docker daemon")
-name = words[-1].replace("name=^/?", "").rstrip("$")
-if words[:2] == ["container", "ls"]:
-    print("1" if name in known else "")
-elif words[:2] == ["container", "inspect"]:
-    print(json.dumps([known[name]]))
-elif words[0] == "top":
-    print("PID\\n7")
-elif words[0] in ("stop", "start"):
-    known[name]["State"]["Status"] = {{"stop": "exited", "start": "running"}}[words[0]]
-    known[name]["State"]["StartedAt"] += words[0]
-    known["acts"].append(words[0])
-    file.write_text(json.dumps(known))
-"""
 OWN = "--node-ip-address"
 SMI = '#!/bin/sh\ncat "{folder}/apps"\n'
 
@@ -79,7 +60,7 @@ def engine() -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
     server.alive, server.slow, server.tokens, server.ended = True, False, 0, Event()
     server.reply = {"choices": [{"message": {"content": "Paris"}}]}
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server
     server.ended.set()
     server.shutdown()
@@ -91,7 +72,6 @@ class Node:
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder
-        put(folder / "bin/docker", DOCKER.format(python=sys.executable, folder=folder), 0o755)
         put(folder / "bin/nvidia-smi", SMI.format(folder=folder), 0o755)
         self.holds("7, VLLM::EngineCor, 900")
         labels = {
@@ -139,6 +119,7 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    kept_docker.install(tmp_path, monkeypatch)
     return Node(tmp_path, engine.server_address[1])
 
 
@@ -153,7 +134,7 @@ def test_a_server_that_dies_is_stopped_and_started_when_its_memory_is_back(node,
     assert node.look() == START
     engine.alive = True
     assert (node.look(), node.phase) == ("", "serving")
-    assert node.containers["acts"] == ["stop", "start"]
+    assert node.containers["acts"] == ["stop spark-vllm", "start spark-vllm"]
     texts = [event["text"] for event in node.supervisor.events]
     assert texts[0] == "serving"
     assert texts[1].startswith("serving, 1 of 2 looks without an answer: /v1/chat/completions")
@@ -277,7 +258,7 @@ def free_rays() -> Iterator[int]:
             self.wfile.write(body)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Dashboard)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server.server_address[1]
     server.shutdown()
     server.server_close()

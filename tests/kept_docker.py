@@ -1,0 +1,70 @@
+"""A node's docker that keeps its containers in a file: a command, and the same within the tests'
+own process for programs that ask by `look.output`. An interpreter for each question would take most
+of the time of those tests."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+SCRIPT = """\
+#!{python} -IS
+import sys
+sys.path.insert(0, {here!r})
+from kept_docker import answer
+said = answer({folder!r}, sys.argv[1:])
+sys.exit("no") if said is None else print(said)
+"""
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the command into `bin` of a folder, and let this process ask without it."""
+    from factories import put
+
+    from spark_cluster.node.supervision import look
+
+    here = str(Path(__file__).parent)
+    script = SCRIPT.format(python=sys.executable, here=here, folder=str(folder))
+    put(folder / "bin/docker", script, 0o755)
+    run = look.output
+
+    def output(argv: Sequence[str], limit_s: float = look.COMMAND_S) -> str | None:
+        return answer(str(folder), argv[1:]) if argv[0] == "docker" else run(argv, limit_s)
+
+    monkeypatch.setattr(look, "output", output)
+
+
+def answer(folder: str, words: Sequence[str]) -> str | None:
+    """Return what docker prints, None where it fails.
+
+    Args:
+        folder: of `containers.json`: the containers by their names; `acts`, the stops and starts;
+            `fails`, those that fail; `down` where the daemon is.
+    """
+    file = Path(folder) / "containers.json"
+    known = json.loads(file.read_text())
+    if known.get("down"):
+        return None
+    name = words[-1].replace("name=^/?", "").rstrip("$")
+    if words[:2] == ["container", "ls"]:
+        return "1" if name in known else ""
+    if words[:2] == ["container", "inspect"]:
+        return json.dumps([known[name]])
+    if words[0] == "top":
+        return "PID\n7"
+    assert words[0] in ("stop", "start")
+    if words[0] in known.get("fails", ()):
+        return None
+    known[name]["State"]["Status"] = {"stop": "exited", "start": "running"}[words[0]]
+    known[name]["State"]["StartedAt"] += words[0]
+    known["acts"].append(f"{words[0]} {name}")
+    whole = file.with_suffix(".new")
+    whole.write_text(json.dumps(known))
+    whole.replace(file)
+    return ""
