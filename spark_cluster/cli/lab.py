@@ -95,6 +95,8 @@ def status(as_json: bool) -> None:
     missing = [name for name, ready in found.prepared.items() if not ready]
     if missing:
         lines.append(f"  not prepared yet: {', '.join(missing)}")
+    if found.not_possible:
+        lines.append(f"  not possible here: {found.not_possible}")
     if found.gpus and found.gpus.state != "down":
         lines += lab_gpu.lines(found.gpus)
     say(found, "\n".join(lines), as_json=as_json)

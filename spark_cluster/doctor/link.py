@@ -44,6 +44,7 @@ def connectx_present(seen: Observations) -> Verdict:
             "it is on the PCI bus, but there is no RDMA device",
             "connectx-without-driver",
         )
+    _must_be_a_spark(seen)
     return fail("no RDMA device, and none of its functions on the PCI bus", "connectx-off-the-bus")
 
 
@@ -57,6 +58,8 @@ def connectx_present(seen: Observations) -> Verdict:
 def port_up(seen: Observations) -> Verdict:
     up = [h.interface for h in seen.hcas if h.up]
     shown = ", ".join(up)
+    if not seen.hcas:
+        _must_be_a_spark(seen)
     if not up:
         every = f"all {len(seen.hcas)} functions" if seen.hcas else "no function is there"
         return fail(f"{every} (Down)" if seen.hcas else every, "link-down")
@@ -67,6 +70,17 @@ def port_up(seen: Observations) -> Verdict:
         "where one cable gives two and two give four",
         "link-half-up",
     )
+
+
+def _must_be_a_spark(seen: Observations) -> None:
+    """Leave open what only a Spark must have.
+
+    Raises:
+        NotSeen: the GPU is another one than a Spark's.
+    """
+    gpu = seen.facts.gpu
+    if gpu is not None and not gpu.shares_memory:
+        raise NotSeen(f"{gpu.name}: this is no Spark, and has no RDMA device")
 
 
 @check(

@@ -64,6 +64,7 @@ class LabStatus:
         state: `up`, `partly up` (a node is off), `down`, or `broken` (to be cleaned away).
         nodes: those whose file systems are mounted, on or off.
         prepared: what nodes are booted from, by name: whether it is there.
+        not_possible: why nothing can be prepared on this machine; empty when it can.
         directory: the lab's state directory.
         key: the private key that the nodes accept.
         known_hosts: the file with the nodes' host keys.
@@ -76,6 +77,7 @@ class LabStatus:
     directory: str
     key: str
     known_hosts: str
+    not_possible: str = ""
     gpus: GpuLabStatus | None = None
 
 

@@ -103,10 +103,16 @@ class Lab:
 
     def status(self) -> LabStatus:
         """Return the lab's state, its nodes, and what is prepared."""
+        prepared, why = {}, ""
+        try:
+            prepared = {artefact.name: artefact.ready for artefact in self.prepared().all}
+        except (Failed, UsageError) as error:  # the nodes of `lab up --gpus` need none of it
+            why = str(error)
         return LabStatus(
             state=self.state(),
             nodes=[NodeStatus(node.name, node.address, node.state) for node in self.nodes],
-            prepared={artefact.name: artefact.ready for artefact in self.prepared().all},
+            prepared=prepared,
+            not_possible=why,
             directory=str(self.layout.state),
             key=str(self.layout.key),
             known_hosts=str(self.layout.known_hosts),

@@ -468,6 +468,14 @@ def test_why_something_is_unknown() -> None:
     assert failing.found == "ibdev2netdev, rdma link: status 1: no permission"
 
 
+def test_a_machine_with_another_gpu_is_no_spark_without_its_link() -> None:
+    h100 = "NVIDIA H100 80GB HBM3, 9.0, 580.159.04, 33, 70.1, 345, 0, 81089\n"
+    for name in ("link.connectx-present", "link.port-up"):
+        result = found(name, hcas="", pci={}, gpu=h100)
+        assert result.status == "unknown"
+        assert result.found == "NVIDIA H100 80GB HBM3: this is no Spark, and has no RDMA device"
+
+
 JOURNAL = """\
 ==> spark-vllm
 2026-11-20T14:01:58.870211+00:00 spark1 spark-vllm[811]: RuntimeError: No CUDA GPUs are available

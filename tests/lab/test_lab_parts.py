@@ -32,6 +32,16 @@ from spark_cluster.lab.vllm_env import copy_named_files, local_directories, pars
 
 DEBIAN = Distribution("debian", "bookworm", "http://deb.example/debian", "http://sec.example")
 
+
+@pytest.mark.lab
+def test_status_where_nothing_can_be_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of `lab up --gpus` need no mirror of packages."""
+    monkeypatch.setattr(machine, "output", lambda _argv: "")
+    ran = CliRunner().invoke(command, ["status"])
+    assert ran.exit_code == 0, ran.output
+    assert "not possible here: /etc/apt: apt on this machine knows no mirror" in ran.output
+
+
 # --- where things are ------------------------------------------------------------------------
 
 
