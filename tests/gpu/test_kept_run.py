@@ -1,4 +1,4 @@
-"""What the main job printed on a real GPU, against what is published and planned today."""
+"""What `make gpu` printed on real GPUs, against what is published and planned today."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from spark_cluster.known_issues.explain import explain
 
 DATA = Path(__file__).parents[1] / "data/gpu"
 KEPT = DATA / "main_job"
+TWO_NODES = DATA / "two_nodes"
+"""TP=2 between two nodes of `lab up --gpus` that shared an H100 (2026-11-24)."""
 
 LATER: dict[str, dict[str, Any]] = {
     "up": {"memory_plot": None, "vram": {"under_load": []}, "memory": [{"under_load": None}]},
@@ -52,3 +54,66 @@ def test_the_memory_of_its_one_process() -> None:
     (node,) = json.loads((KEPT / "vram_serving.json").read_text())["nodes"]
     assert [process["name"] for process in node["processes"]] == ["VLLM::EngineCore"]
     assert json.loads((KEPT / "vram_after.json").read_text())["nodes"][0]["processes"] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "schema"),
+    [
+        *[(f"up_{executor}{run}", "up") for executor in ("ray", "mp")
+          for run in ("", "_again", "_repaired")],
+        *[("vram_ray", "vram"), ("vram_mp", "vram"), ("bench_fabric", "bench-fabric")],
+    ],
+)  # fmt: skip
+def test_the_documents_of_two_nodes_fit_their_schemas(file: str, schema: str) -> None:
+    document(schema, (TWO_NODES / f"{file}.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("executor", "titles"),
+    [
+        ("ray", ["ray::RayWorkerProc.run"] * 2),
+        ("mp", ["VLLM::Worker_TP0", "VLLM::Worker_TP1"]),
+    ],
+)
+def test_each_of_two_nodes_has_its_own_rank(executor: str, titles: list[str]) -> None:
+    nodes = json.loads((TWO_NODES / f"vram_{executor}.json").read_text())["nodes"]
+    assert [process["name"] for node in nodes for process in node["processes"]] == titles
+    again = json.loads((TWO_NODES / f"up_{executor}_again.json").read_text())
+    assert (again["answer"], again["changed"]) == ("Paris", 0)
+    repaired = json.loads((TWO_NODES / f"up_{executor}_repaired.json").read_text())
+    assert repaired["answer"] == "Paris"
+    assert repaired["changed"] > 0
+
+
+def test_nccl_of_two_nodes_went_over_their_sockets() -> None:
+    found = json.loads((TWO_NODES / "bench_fabric.json").read_text())["fabric"]
+    for node in found["nodes"]:
+        assert any("via NET/Socket/0" in line for line in node["nccl_log"])
+    rows = sorted(found["allreduce"], key=lambda row: row["bytes"])
+    assert rows[0]["latency_us"] < rows[-1]["latency_us"]
+
+
+@pytest.mark.parametrize(
+    ("file", "cause"),
+    [
+        ("folder", "model-path-missing"),
+        ("quantization", "quantization-unknown"),
+        ("value", "wrong-flag-value"),
+        ("gate", "start-gate"),
+        ("load", "memory-held-by-others"),
+    ],
+)
+def test_the_cause_of_each_provoked_failure(file: str, cause: str) -> None:
+    found = explain([log_of((DATA / f"failures/{file}.log").read_text(), "vllm")])
+    assert found.cause is not None
+    assert found.cause.finding.id == cause
+
+
+def test_the_plan_of_a_gemma_4_was_within_its_tolerances() -> None:
+    """The ones of test_gpu_plans.py, on an H100 and not on the H200 of runs.json."""
+    found = json.loads((DATA / "plan-gpu-gemma4-share.json").read_text())
+    for name, tolerance in (("weights_gib", 0.01), ("kv_cache_gib", 0.05), ("vram_mib", 0.01)):
+        logged = found[name]["logged"]
+        assert abs(found[name]["planned"] - logged) <= tolerance * logged, name
+    share = found["gpu_memory_utilization"]
+    assert share["planned"] == share["logged"]
