@@ -50,20 +50,6 @@ class Job:
         state: str = json.loads(out)["state"]
         return state
 
-    def repaired(self) -> dict[str, Any]:
-        """The document of `up` after a worker was killed.
-
-        Over mp a rank whose worker is dead goes on for some seconds. An `up` that comes then meets
-        it when it ends, says that, and stops it; the next one starts all ranks.
-        """
-        process = self.run.start(*self.up, "--json").process
-        out, _ = process.communicate(timeout=600)
-        document: dict[str, Any] = json.loads(out)
-        if process.returncode:
-            assert "died unexpectedly" in document["error"]["message"], document
-            document = self.run.json(*self.up)
-        return document
-
 
 @pytest.fixture(scope="module", params=EXECUTORS)
 def job(request: pytest.FixtureRequest, pair: Any) -> Job:
@@ -105,7 +91,7 @@ def test_a_killed_worker_is_told_and_repaired(job):
     node, pid = worker[0], str(next(iter(worker[1])))
     job.run("--limit", node, "exec", "--", "kill", "-9", pid)
     until(lambda: job.state() != "serving", what="status sees it")
-    assert "Paris" in job.repaired()["answer"]
+    assert "Paris" in job.run.json(*job.up)["answer"]
     assert job.state() == "serving"
 
 
