@@ -88,8 +88,8 @@ def test_a_signal_while_it_is_leaving_changes_nothing(start, tmp_path, capfd, nu
     """It waits for a command that ignores SIGTERM, which is told to end as the agent leaves."""
     agent = start(main__LEAVE_S=HANG_S, processes__TERM_GRACE=2.0)
     agent.lock()
-    script = (
-        f"trap 'touch {tmp_path}/told' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 1; done"
+    script = (  # without `touch`: a process that begins now is told to end, too
+        f"trap ': > {tmp_path}/told' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 1; done"
     )
     agent.send("run", req=1, argv=["sh", "-c", script], timeout=FAR_S)
     pid = pid_in(tmp_path / "pid")
