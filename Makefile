@@ -14,8 +14,8 @@ SHOW_PACKAGES = sed -un -e 's/^Collecting \([A-Za-z0-9._-]*\).*/  \1/p' -e 's/^I
 PIP = $(VENV)/bin/pip install --disable-pip-version-check --progress-bar off
 PYTEST := $(VENV)/bin/python -m pytest tests
 SLOWEST := --durations=10 --durations-min=1
-# Many tests wait for a process or a limit: three for each core. Frameworks of macOS end a fork.
-WORKERS := $(if $(filter Darwin,$(shell uname)),-n,--forks) $(shell echo $$((3 * $$(nproc 2>/dev/null || echo 2))))
+# Many tests wait for a process or a limit: three for each core.
+WORKERS := -n $(shell echo $$((3 * $$(nproc 2>/dev/null || echo 2))))
 # What hangs in C code does not see the tests' own limit: the worker is ended, the others go on.
 HANGS := -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 # A test waits for its nodes most of the time: two labs, each with the tests of one file at a time.

@@ -24,7 +24,7 @@ from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh_route import Target
 
-pytest_plugins = ["hang_limit", "forked_workers"]
+pytest_plugins = ["hang_limit"]
 
 # Each worker and hundreds of short processes import the same modules: they are compiled once, also
 # where the shell says otherwise. Here, for workers and processes that are started later inherit it.
@@ -53,7 +53,6 @@ settings.load_profile("spark")
 gc.disable()
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
     """Collect garbage from here on, without looking at what is there now, and less often than
     Python does: a tenth of the time of tests that read many files."""

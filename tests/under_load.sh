@@ -5,7 +5,7 @@
 #   tests/under_load.sh [RUNS [PYTEST ARGUMENTS...]]     RUNS: 3 by default
 #
 # PYTHON: the interpreter with the development environment (.venv/bin/python by default).
-# LEAVE_GIB: GiB of memory that are left to the tests (3 by default, which is enough for two forks
+# LEAVE_GIB: GiB of memory that are left to the tests (3 by default, which is enough for two workers
 #   of pytest; below half of it memory is given back, and the program is the first to be killed).
 set -u
 cd "$(dirname "$0")/.."
@@ -35,7 +35,7 @@ failed=0
 for run in $(seq "$runs"); do
   started=$SECONDS
   timeout -k 30 "$limit_s" "$python" -m pytest "${@:-tests}" -m "not lab and not soak" \
-    --forks "$(nproc)" -p no:cacheprovider &
+    -n auto -p no:cacheprovider &
   tests_pid=$! # waited for, so that a signal to this script ends it at once
   load_pids+=("$tests_pid")
   if wait "$tests_pid"; then
