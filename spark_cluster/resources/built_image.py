@@ -114,9 +114,10 @@ class BuiltImage(Resource):
             if _STEP.match(line):
                 host.progress(f"{self.ref}: {line}")
 
+        # BuildKit ignores --force-rm; the older builder leaves the container of a step that fails.
         done = docker(
             host,
-            *("build", "--network", self.network, "--label", f"{LABEL}={self.hash}"),
+            *("build", "--force-rm", "--network", self.network, "--label", f"{LABEL}={self.hash}"),
             *("--tag", self.ref),
             *(("--file", "-", str(host.path(self.context))) if self.files else ("-",)),
             stdin=self.dockerfile.encode(),

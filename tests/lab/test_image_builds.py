@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import CommandLine
+from commandline import CommandLine, until
 from factories import put
 from ruamel.yaml import YAML
 
@@ -109,6 +109,12 @@ def test_another_script_is_another_image(user: CommandLine, spark1: LabNode) -> 
     assert inside(spark1, "/etc/changed") == "again"
 
 
+def of_builds(node: LabNode) -> list[str]:
+    """Containers of build steps, running or not."""
+    names = node.run(["docker", "ps", "-a", "--format", "{{.Names}}"]).stdout.split()
+    return [name for name in names if not name.startswith("spark-")]
+
+
 def test_a_script_that_fails_or_never_ends(user: CommandLine, spark1: LabNode) -> None:
     before = built(spark1)
     script = user.home / f"recipes/{NAME}.mods/fix/run.sh"
@@ -117,7 +123,9 @@ def test_a_script_that_fails_or_never_ends(user: CommandLine, spark1: LabNode) -
     ran = user(*ALLOWED, status=1)
     assert "building spark-cluster/lab-mods:mods failed" in ran.printed
     assert "the patch does not apply" in ran.printed
+    assert of_builds(spark1) == []
     put(script, "sleep 600\n")
     write(user, timeout_s=20)
     assert "20 s" in user(*ALLOWED, status=1).printed
     assert built(spark1) == before, "the image that was there stays"
+    until(lambda: not of_builds(spark1), 60, "the step's container is gone")

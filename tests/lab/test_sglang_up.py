@@ -14,6 +14,7 @@ from exposure import exposure
 from sglang_recipe import NAME, recipe_text
 
 from spark_cluster.lab import Lab, LabNode
+from spark_cluster.lab.layout import DEFAULT_STATE
 
 pytestmark = pytest.mark.lab
 
@@ -26,7 +27,9 @@ UP = ("up", "--tp", "1", "--recipe", NAME)
 
 
 def write(user: CommandLine, lab: Lab, **changes: object) -> None:
-    text = recipe_text(str(lab.model_path), **changes)  # type: ignore[arg-type]
+    model = lab.model_path.relative_to(lab.layout.state)
+    # As the inventory's allow_files name it, in a second lab, too (beside.py).
+    text = recipe_text(str(DEFAULT_STATE / model), **changes)  # type: ignore[arg-type]
     (user.home / f"recipes/{NAME}.yaml").write_text(text)
 
 

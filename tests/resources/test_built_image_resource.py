@@ -108,6 +108,7 @@ def test_files_are_in_the_build_and_in_the_hash(docker):
     assert docker.apply(with_files()).verdict == "change"
     (argv,) = builds(docker)
     assert argv[argv.index("--network") + 1] == "none"
+    assert "--force-rm" in argv, "the container of a step that fails would stay"
     assert argv[-3:-1] == ["--file", "-"]
     assert argv[-1].endswith(CONTEXT)
     assert docker.apply(with_files()).verdict == "ok"

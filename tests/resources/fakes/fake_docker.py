@@ -92,7 +92,7 @@ def tag(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
 
 
 def build(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
-    found, (context,) = options(rest, (), ("--network", "--label", "--tag", "--file"))
+    found, (context,) = options(rest, ("--force-rm",), ("--network", "--label", "--tag", "--file"))
     assert context == "-" or found["--file"] == ["-"]
     base, *steps = sys.stdin.read().splitlines()
     name = base.split()[1]
