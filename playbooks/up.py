@@ -21,7 +21,7 @@ from spark_cluster.serving.prepare import announce, prepare
 from spark_cluster.serving.proxy import models_of, replicas_of
 from spark_cluster.serving.replicas import Group, Member
 from spark_cluster.serving.result import Served, served
-from spark_cluster.serving.start import bring_up
+from spark_cluster.serving.start import bring_up, end_server
 from spark_cluster.transfer.fetch import fetch, must_be_there
 from spark_cluster.transfer.hub_models import mark_used
 from spark_cluster.transfer.stored import stored
@@ -119,7 +119,7 @@ def _verified(
         peak = replicas.healthy(play, group, found, again)
     with play.stage("verify"):
         startup_log.must_fit(play, plan.nodes, plan.recipe.readiness)
-        answer = replicas.verify(play, group, found)
+        answer = _answer(play, group, found, again)
         result: Served
         result, made = play.together(
             lambda: served(play, plan, answer, before, peak),
@@ -132,3 +132,20 @@ def _verified(
     if new or not group.is_one:
         mark_used(play, plan)
     return result
+
+
+def _answer(
+    play: Play, group: Group, found: Sequence[Member], again: Sequence[readiness.Again]
+) -> str:
+    """Verify each server; one that ran already and whose engine has died is started again, once."""
+    try:
+        return replicas.verify(play, group, found)
+    except readiness.NoCompletion as error:
+        begin = again[0] if group.is_one else None
+        if begin is None:
+            raise
+        play.note(f"the server that ran already fails: {error.message}; it is started again")
+    end_server(play, group.whole)
+    begin()
+    replicas.healthy(play, group, found, [None])
+    return replicas.verify(play, group, found)

@@ -95,6 +95,10 @@ class ServerEnded(Failed):
     """The server, or a rank of it, ended before it was healthy."""
 
 
+class NoCompletion(VerificationFailed):
+    """The server says that it is healthy, and its engine fails: it may have died a moment ago."""
+
+
 def healthy(
     play: Play,
     endpoint: Endpoint,
@@ -176,13 +180,15 @@ def ask(play: Play, endpoint: Endpoint, probe: Probe, server: str = SERVER) -> s
     """The answer to the recipe's question; health is not readiness, a right answer is.
 
     Raises:
+        NoCompletion: the engine fails.
         VerificationFailed: no answer, or a wrong one.
     """
     reply = ask_once(play.session(play.head), endpoint, probe, timeout=120)
     if reply.status != 200:
         fault = logs.first_error(program_logs(play, server) | program_logs(play, RAY))
         cause = fault.text if fault else reply.why
-        raise VerificationFailed(
+        dead = reply.status == 0 or reply.status >= 500
+        raise (NoCompletion if dead else VerificationFailed)(
             f"/health is fine, but a completion is not (status {reply.status}): {cause}",
             where=fault.where if fault else play.head.name,
             hint=logs.advice(fault, "spark-cluster logs shows more"),

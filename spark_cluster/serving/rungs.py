@@ -65,10 +65,10 @@ def client_for(play: Play, endpoint: Endpoint, recipe: Recipe, server: str = SER
 
 
 def with_known(error: VerificationFailed, rung: str, launch: Launch) -> VerificationFailed:
-    """The error with the known issues of the launch that this rung shows."""
+    """Return the error with the known issues of the launch that this rung shows in its hint."""
     from spark_cluster.known_issues import live_issues
 
     known = live_issues.live(rungs={rung: error.message}, launch=launch)
     lines = [f"known: {f.title} ({f.id}): {f.fix}" for f in known]
-    hint = "\n  ".join([error.hint, *lines] if error.hint else lines)
-    return VerificationFailed(error.message, where=error.where, hint=hint)
+    error.hint = "\n  ".join([error.hint, *lines] if error.hint else lines)
+    return error

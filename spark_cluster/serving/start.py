@@ -49,7 +49,8 @@ def bring_up(play: Play, plan: ServePlan, running: ContainerState, guarded: str)
     if running.status == "running":
         end_dead_server(play, plan)
     begin = partial(start, play, plan, share, guarded)
-    return None if begin() else begin
+    started = begin()
+    return None if started or play.options.selection.partial else begin
 
 
 def start(play: Play, plan: ServePlan, share: float | None, guarded: str) -> bool:
@@ -100,8 +101,12 @@ def end_dead_server(play: Play, plan: ServePlan) -> None:
     health = plan.endpoint.of_engine.request(session, serving.health, timeout=HEALTH_S)
     if health.status == serving.died:
         play.note("the engine of the server that runs has died; it is started again")
-        gone = _runtime(plan.deployment).absent(plan.server, 5)
-        play.apply(plan.nodes, [gone])
+        end_server(play, plan)
+
+
+def end_server(play: Play, plan: ServePlan) -> None:
+    """End the server and its ranks; Ray stays."""
+    play.apply(plan.nodes, [_runtime(plan.deployment).absent(plan.server, 5)])
 
 
 def start_ray_alone(

@@ -15,12 +15,13 @@ from spark_cluster.config.caches import CACHES as UP_CACHES
 from spark_cluster.config.recipe_schema import FromLaptop, Venv
 from spark_cluster.config.secret import Secret
 from spark_cluster.config.tls import Tls
-from spark_cluster.errors import Failed, Refused, UsageError
+from spark_cluster.errors import Failed, Refused, UsageError, VerificationFailed
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.resources import Container, Directory, Unit
 from spark_cluster.serving.endpoint import Endpoint, management_ip
 from spark_cluster.serving.plan import resolve
+from spark_cluster.serving.readiness import NoCompletion
 from spark_cluster.serving.start import guard, start
 from spark_cluster.topology import Link, Node
 
@@ -315,3 +316,46 @@ def test_each_up_warns_of_an_endpoint_that_is_open(serve, warned):
     UP["announce"](play, resolve(located(make_recipe()), play.inventory, play.nodes, 1))
     assert [w for _, w in notes] == [True] * warned
     assert all("10.0.0.1" in text and "api_key" in text for text, _ in notes)
+
+
+class Failing:
+    """What `up` calls to verify a server whose engine is dead until it is started again."""
+
+    def __init__(self, monkeypatch, *answers, error):
+        self.done, self.answers, self.error = [], list(answers), error
+        for name in ("end_server", "replicas"):
+            monkeypatch.setitem(UP, name, self if name == "replicas" else self.end)
+
+    def end(self, _play, plan):
+        self.done.append(f"end {plan}")
+
+    def healthy(self, _play, _group, _found, again):
+        assert again == [None], "once"
+        self.done.append("healthy")
+
+    def verify(self, _play, _group, _found):
+        if not self.answers:
+            raise self.error
+        return self.answers.pop(0) or self.fail()
+
+    def fail(self):
+        raise self.error
+
+    def note(self, text):
+        self.done.append(text)
+
+
+def test_a_server_that_ran_already_and_whose_engine_is_dead_is_started_again_once(monkeypatch):
+    """Its API says that it is healthy for a moment after a worker was killed (executor mp)."""
+    dead = NoCompletion("a completion is not (status 500)")
+    group = SimpleNamespace(is_one=True, whole="plan")
+    up = Failing(monkeypatch, "", "Paris", error=dead)
+    answer = UP["_answer"](up, group, [], [lambda: up.done.append("begin")])
+    assert answer == "Paris"
+    assert up.done[0].endswith("a completion is not (status 500); it is started again")
+    assert up.done[1:] == ["end plan", "begin", "healthy"]
+    for begin, error in ((None, dead), (lambda: None, VerificationFailed("a wrong answer"))):
+        up = Failing(monkeypatch, error=error)
+        with pytest.raises(VerificationFailed, match=error.message.replace("(", r"\(")[:12]):
+            UP["_answer"](up, group, [], [begin])
+        assert up.done == [], "one that was started now, or answers wrongly, is left"
