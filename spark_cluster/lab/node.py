@@ -19,6 +19,7 @@ from spark_cluster.lab.layout import FABRIC, USER, Layout
 from spark_cluster.lab.prepare import Prepared
 from spark_cluster.lab.seed import make_host_keys, remember_host_keys
 from spark_cluster.lab.shell import run
+from spark_cluster.runner.namespaces import enter
 
 STATE_FILE = "var/lib/lab/state.json"
 BOOTED = ("running", "degraded", "maintenance")
@@ -124,8 +125,7 @@ class LabNode:
         leader = power.leader(self.layout)
         if not leader:
             raise Failed("is not running", where=self.name)
-        spaces = ["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"]
-        return run(["nsenter", f"--target={leader}", *spaces, "--", *argv], check=check)
+        return run([*enter(leader), *argv], check=check)
 
     def wait(self, timeout: float = READY_TIMEOUT) -> None:
         """Return when the node answers SSH and its systemd has finished booting."""

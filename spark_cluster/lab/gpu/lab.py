@@ -20,6 +20,7 @@ from spark_cluster.lab.lock import LabLock
 from spark_cluster.lab.machine import Progress, name_servers, require_root_on_linux
 from spark_cluster.lab.network import links, namespaces
 from spark_cluster.lab.shell import run
+from spark_cluster.runner.namespaces import enter
 
 SUPERVISOR = [power.SUPERVISOR[0], "-m", "spark_cluster.lab.gpu.supervisor"]
 BOOTED = ("running", "degraded", "maintenance")
@@ -224,9 +225,7 @@ def wait(node: GpuNodeLayout) -> None:
 
 def inside(leader: int, argv: Sequence[str]) -> str:
     """Run a program in a node, and return what it printed."""
-    spaces = ["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"]
-    words = ["nsenter", f"--target={leader}", *spaces, "--", *argv]
-    return run(words, check=False, timeout=READY_S).stdout.strip()
+    return run([*enter(leader), *argv], check=False, timeout=READY_S).stdout.strip()
 
 
 def last_words(node: GpuNodeLayout) -> str:
