@@ -61,7 +61,7 @@ lab-tests: env tools
 	@$(PYTEST)/lab -m "lab and not soak" $(SHARED) $(SLOWEST)
 
 gpu: env
-	@$(PYTEST) -m gpu -v $(SLOWEST) $(NONE_IS_FINE)
+	@$(PYTEST)/gpu -m gpu -v $(SLOWEST) $(NONE_IS_FINE)
 
 soak: env tools
 	@$(PYTEST) -m "hypothesis and not lab and not soak" --hypothesis-profile=soak $(WORKERS)

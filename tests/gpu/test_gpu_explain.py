@@ -55,6 +55,7 @@ class Failure:
 FAILURES = {
     "folder": Failure("model-path-missing", "/srv/models/not-there", ()),
     "quantization": Failure("quantization-unknown", "paris", ("--quantization", "nonesuch")),
+    "length": Failure("context-beyond-model", "paris", ("--max-model-len", "8192")),
     "value": Failure("wrong-flag-value", "paris", ("--kv-cache-dtype", "int3")),
     "gate": Failure("start-gate", "paris", ("--gpu-memory-utilization", "0.9", *EAGER)),
     "load": Failure(

@@ -99,14 +99,6 @@ def fault(user: Any) -> dict[str, Any]:
     return {} if document["state"] == "serving" else document
 
 
-def test_a_length_that_the_model_has_not_is_explained(user):
-    ran = user("up", "--tp", "1", "--max-model-len", "8192", "--force", status=None)
-    assert "4096" in ran.printed
-    assert "max-model-len" in ran.printed or "max_model_len" in ran.printed
-    user("up", "--tp", "1")
-    assert ask() == "Paris"
-
-
 def test_down_gives_the_memory_back(user):
     (used,) = compute_apps(user).values()
     assert used > 1024
