@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from spark_cluster.node import processes
 from spark_cluster.node.host import Host
@@ -17,6 +17,9 @@ from spark_cluster.node.values import ResourceError
 
 FILE_S = 5.0
 """Seconds that reading one file, or the files of one glob, may take."""
+
+PIECE = 64 * 1024
+"""Bytes of one reading: the kernel answers one of 4 MiB or more of /proc/sys with ENOMEM."""
 
 HTTP_S = 5.0
 """Seconds that an HTTP request may take, unless it says otherwise."""
@@ -150,10 +153,18 @@ class _Reader(threading.Thread):
 def _text(host: Host, path: str) -> str | None:
     try:
         with host.path(path).open("rb") as source:
-            data = source.read(TEXT_LIMIT + 1)
+            data = _start(source)
     except OSError:
         return None
     return shortened(data.decode(errors="replace"), TEXT_LIMIT)
+
+
+def _start(source: BinaryIO) -> bytes:
+    """Read up to a byte more than is sent."""
+    data = bytearray()
+    while len(data) <= TEXT_LIMIT and (piece := source.read(PIECE)):
+        data += piece
+    return bytes(data[: TEXT_LIMIT + 1])
 
 
 def _tree(host: Host, pattern: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from hung_processes import ended, frozen_disk, lives, pid_in, state
@@ -206,6 +207,15 @@ def test_the_remainder_of_the_facts_comes_when_one_program_hangs(tmp_path, given
     assert answer["commands"]["date"]["stdout"] == "today\n"
     assert "not even by SIGKILL" in answer["late"]["gpu"]
     assert set(answer["late"]) == {"gpu"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/sys is Linux's")
+def test_the_kernels_settings_are_read():
+    """At once the kernel reads less than 4 MiB of one; a node of the lab has files in their place."""
+    files = {"kernel": "/proc/sys/kernel/osrelease", "swappiness": "/proc/sys/vm/swappiness"}
+    answer = gathered(Path("/"), files=files)
+    assert answer["files"]["kernel"].strip() == os.uname().release
+    assert answer["files"]["swappiness"].strip().isdigit()
 
 
 def test_doctor_tells_a_program_that_hangs_from_one_that_is_missing(tmp_path):
