@@ -211,7 +211,7 @@ def test_the_remainder_of_the_facts_comes_when_one_program_hangs(tmp_path, given
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/sys is Linux's")
 def test_the_kernels_settings_are_read():
-    """At once the kernel reads less than 4 MiB of one; a node of the lab has files in their place."""
+    """The kernel reads less than 4 MiB of one at once; a lab's node has files in their place."""
     files = {"kernel": "/proc/sys/kernel/osrelease", "swappiness": "/proc/sys/vm/swappiness"}
     answer = gathered(Path("/"), files=files)
     assert answer["files"]["kernel"].strip() == os.uname().release
