@@ -31,6 +31,11 @@ LONGEST_NAME = 72
 """Characters of the readable part of a setup's id; a cell's id is also a file's name."""
 
 
+def cells_text(count: int) -> str:
+    """A number of cells, as it is printed."""
+    return "1 cell" if count == 1 else f"{count} cells"
+
+
 @dataclass(frozen=True)
 class PlannedCell:
     """A cell to measure.

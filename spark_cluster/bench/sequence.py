@@ -15,7 +15,7 @@ from spark_cluster.bench import (
     telemetry_parts,
     verification,
 )
-from spark_cluster.bench.expansion import Step
+from spark_cluster.bench.expansion import Step, cells_text
 from spark_cluster.bench.run import (
     BenchRun,
     StartedServer,
@@ -92,14 +92,17 @@ def go_on(
     left = sum(len(run.left(step)) for step in run.pending)
     run.end("failed" if left else "complete")
     if left:
-        raise Failed(f"{left} cells have no result", hint="`bench attach` measures them")
+        missing = f"no result: {cells_text(left)}"
+        raise Failed(missing, hint="`bench attach` measures what is missing")
 
 
 def _measure_steps(
     play: Play, run: BenchRun, steps: Sequence[Step], *, keep: bool, stop_at_first_failure: bool
 ) -> None:
     for number, step in enumerate(steps, 1):
-        play.note(f"server {number} of {len(steps)}: {step.setup.id}, {len(step.cells)} cells")
+        play.note(
+            f"server {number} of {len(steps)}: {step.setup.id}, {cells_text(len(step.cells))}"
+        )
         try:
             _measure_step(play, run, step)
         except start_failures.NotStarted as failure:

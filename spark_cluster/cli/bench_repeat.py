@@ -102,16 +102,17 @@ def _begin(app: App, original: Original, folder: Path, out: Path | None) -> Benc
 def _show(app: App, made: BenchRun, original: Original, foreign: list[str]) -> None:
     """Show what would be run: every recipe that is not the user's own is shown whole."""
     from spark_cluster.bench.describe import text_of
+    from spark_cluster.bench.expansion import cells_text
     from spark_cluster.cli.console import painted, styled
 
     console, record = app.console, original.record
-    when = f"{record.started:%Y-%m-%d}, {_cells(len(record.cells))}, spark-cluster"
+    when = f"{record.started:%Y-%m-%d}, {cells_text(len(record.cells))}, spark-cluster"
     title = styled("repeats [bold]{}[/] of suite {}", record.id, record.suite)
     console.print(title + styled(" [dim]({} {})[/]", when, record.spark_cluster), soft_wrap=True)
     for setup in made.expansion.setups:
         cells = [cell for cell in made.expansion.cells if cell.setup == setup.id and not cell.skip]
         recipe = original.recipes.get(setup.id)
-        about = f"{_cells(len(cells))}, tp {setup.tp}"
+        about = f"{cells_text(len(cells))}, tp {setup.tp}"
         if recipe is not None:
             about += f", model {recipe.model.name}, image {recipe.image.reference or 'none'}"
         line = styled("  [bold]{}[/]: {}", setup.id, about)
@@ -121,10 +122,6 @@ def _show(app: App, made: BenchRun, original: Original, foreign: list[str]) -> N
     for name in foreign:
         console.print(styled("[yellow]the record's own recipe of[/] {}:", name), soft_wrap=True)
         console.print(painted(text_of(original.recipes[name]), "dim"), soft_wrap=True)
-
-
-def _cells(count: int) -> str:
-    return "1 cell" if count == 1 else f"{count} cells"
 
 
 def _compare(play: Play, made: BenchRun, original: Original) -> None:

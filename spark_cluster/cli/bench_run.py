@@ -240,6 +240,7 @@ def _leave(app: App, found: BenchResult, options: Options, *, exit_code: bool) -
 
 
 def _show(app: App, made: BenchResult) -> None:
+    from spark_cluster.bench.expansion import cells_text
     from spark_cluster.cli.console import styled
 
     console, failed = app.console, made.failed
@@ -253,7 +254,7 @@ def _show(app: App, made: BenchResult) -> None:
         count = sum(cell.reason == reason for cell in skipped)
         console.print(styled("[yellow]{} left out:[/] {}", count, reason))
     measured = len(made.record.cells) - len(failed) - len(skipped)
-    console.print(styled("{} cells measured, in {}", measured, made.folder), soft_wrap=True)
+    console.print(styled("{} measured, in {}", cells_text(measured), made.folder), soft_wrap=True)
     if measured:
         command = f"spark-cluster bench report {made.folder}"
         console.print(styled("[bold]{}[/] makes the report", command), soft_wrap=True)

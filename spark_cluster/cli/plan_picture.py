@@ -185,10 +185,11 @@ def _before(plan: Plan) -> str:
     fit = plan.fit
     size = disk_gib(fit.launch, fit.serving, fit.peak_gib)
     found = times(fit)
+    low, high = _span(found["load_low"]), _span(found["load_high"])
+    load = low if low == high else f"{low} to {high}"
     copy = f", {_span(found['copy'])} to copy to the next node" if "copy" in found else ""
     return (
-        f"{size:.1f} GiB to download ({_span(found['download'])} at 100 MB/s){copy}, "
-        f"{_span(found['load_low'])} to {_span(found['load_high'])} to load"
+        f"{size:.1f} GiB to download ({_span(found['download'])} at 100 MB/s){copy}, {load} to load"
     )
 
 
