@@ -59,7 +59,8 @@ class Sampled:
     """What a sampler took and wrote, once it has ended.
 
     Attributes:
-        seconds: that it ran; `cpu_s` of the processor, with its start and the programs that it called.
+        seconds: that it ran.
+        cpu_s: of the processor, with its start and the programs that it called.
     """
 
     seconds: float = 0.0
