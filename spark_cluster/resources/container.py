@@ -16,6 +16,7 @@ from spark_cluster.resources import secret_files
 from spark_cluster.resources.base import Resource, State, absolute, differences, ids
 from spark_cluster.resources.docker import docker, inspect
 from spark_cluster.resources.program import check_program, need_paths, split_mount
+from spark_cluster.resources.unit import FOLDER
 
 if TYPE_CHECKING:
     from spark_cluster.node.host import Host
@@ -169,8 +170,10 @@ class Container(Resource):
             self._remove(host)
         # Only now, with no container left: otherwise a run that dies in between would leave one
         # that still reads the old secret while the file has the new one.
-        files = self.secret_files if self.state != "absent" else {}
-        secret_files.write(host, self.container, files)
+        if self.state != "absent":
+            secret_files.write(host, self.container, self.secret_files)
+        elif not self._units(host):
+            secret_files.write(host, self.container, {})
         if self.state != "absent":
             self._start(host)
 
@@ -229,7 +232,13 @@ class Container(Resource):
     # -- node ----------------------------------------------------------------------------------
 
     def _secrets(self, host: Host) -> str:
+        if self.state == "absent" and self._units(host):
+            return "none"
         return secret_files.compare(host, self.container, self.secret_files)
+
+    def _units(self, host: Host) -> bool:
+        """Return whether the secrets of this name are those of a unit, which may still run."""
+        return host.read(f"{FOLDER}/{self.container}.service") is not None
 
     def _image_id(self, host: Host) -> str:
         done = docker(host, "image", "inspect", "-f", "{{.Id}}", self.image)

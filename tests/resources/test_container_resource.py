@@ -196,6 +196,26 @@ def test_absent_without_docker(node):
     assert node.apply(Container("ray", state="absent")).verdict == "ok"
 
 
+def test_absent_leaves_the_secrets_of_a_unit_of_its_name(docker):
+    """The unit may still run and read them; its own resource takes them with it."""
+    secret = docker.path(KEYS) / "token"
+    secret.parent.mkdir(parents=True)
+    secret.write_text("hunter2")
+    unit = docker.path("/etc/systemd/system/ray.service")
+    unit.parent.mkdir(parents=True, exist_ok=True)
+    unit.write_text("[Service]\n")
+    gone = Container("ray", state="absent")
+    assert docker.apply(gone).verdict == "ok"
+    docker.apply(RAY)
+    secret.parent.mkdir(parents=True, exist_ok=True)
+    secret.write_text("hunter2")
+    assert docker.apply(gone).verdict == "change"
+    assert secret.read_text() == "hunter2"
+    unit.unlink()
+    assert docker.apply(gone).verdict == "change"
+    assert not secret.parent.exists()
+
+
 def test_diff_shows_the_arguments(docker):
     docker.apply(RAY)
     diff = docker.check(dataclasses.replace(RAY, env={"A": "7", "B": "2"})).diff
