@@ -8,6 +8,7 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import (
+    dead_engine,
     model_servers,
     readiness,
     replicas,
@@ -141,11 +142,10 @@ def _answer(
     try:
         return replicas.verify(play, group, found)
     except readiness.NoCompletion as error:
-        begin = again[0] if group.is_one else None
-        if begin is None:
+        if not group.is_one or not again[0] or not dead_engine.is_dead(play, group.whole):
             raise
         play.note(f"the server that ran already fails: {error.message}; it is started again")
     end_server(play, group.whole)
-    begin()
-    replicas.healthy(play, group, found, [None])
+    again[0].start()
+    replicas.healthy(play, group, found, again)
     return replicas.verify(play, group, found)

@@ -179,7 +179,7 @@ def _start_one(one: Member, guarded: str, admitted: Admitted) -> list[vram.NodeV
         plan.engine,
         plan.recipe.ready_timeout_s,
         server=plan.server,
-        again=None if started else server,
+        again=readiness.Again(None if started else server),
     )
 
 

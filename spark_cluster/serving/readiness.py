@@ -87,8 +87,20 @@ def ray_asks_for_its_token(play: Play, port: int) -> None:
         )
 
 
-Again = Callable[[], object] | None
-"""What starts a server that was left as it ran; None for one that was started."""
+class Again:
+    """What starts a server that was left as it ran, once; nothing for one that was started."""
+
+    def __init__(self, begin: Callable[[], object] | None = None) -> None:
+        self._begin = begin
+
+    def __bool__(self) -> bool:
+        return self._begin is not None
+
+    def start(self) -> None:
+        """Start it; there is no second time."""
+        begin, self._begin = self._begin, None
+        if begin is not None:
+            begin()
 
 
 class ServerEnded(Failed):
@@ -107,7 +119,7 @@ def healthy(
     ranks: Sequence[str] = (),
     *,
     server: str = SERVER,
-    again: Again = None,
+    again: Again | None = None,
 ) -> list[vram.NodeVram]:
     """Wait until the engine is healthy, at most `timeout` seconds.
 
@@ -129,10 +141,10 @@ def healthy(
     try:
         return wait()
     except ServerEnded as error:
-        if again is None:
+        if not again:
             raise
         play.note(f"the server that ran already has ended: {error.message}; it is started again")
-    again()
+    again.start()
     return wait()
 
 

@@ -1,8 +1,8 @@
-"""The state of each replica behind the endpoint: its program, and what its own /health says."""
+"""The state of each replica behind the endpoint: its program, its own /health and an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -10,11 +10,17 @@ from typing import Any, Literal
 from spark_cluster.inference.containers import ContainerState
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
 from spark_cluster.serving.node_states import MANY_RESTARTS
 from spark_cluster.serving.proxy import Replica
+from spark_cluster.serving.readiness import Reply
 
 HEALTH_S = 5.0
 """Seconds for the answer of /health: as long as the proxy waits for it."""
+
+
+Asking = Callable[[Session, Replica], Reply]
+"""Asks a replica itself for a completion: its API outlives an engine that has died."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +30,8 @@ class ReplicaState:
     Attributes:
         node: name of its node.
         url: its own OpenAI base URL, which the proxy asks.
-        state: `serving`, `loading` (its program runs, and does not take requests yet), `failed`
-            or `unreachable` (its node).
+        state: `serving` (it has answered itself), `loading` (its program runs, and does not take
+            requests yet), `failed` or `unreachable` (its node).
         problem: what is wrong, as text; empty when nothing is.
     """
 
@@ -40,14 +46,17 @@ class ReplicaState:
 
 
 def look(
-    play: Play, replicas: Sequence[Replica], servers: Mapping[str, ContainerState | None]
+    play: Play,
+    replicas: Sequence[Replica],
+    servers: Mapping[str, ContainerState | None],
+    ask: Asking,
 ) -> tuple[ReplicaState, ...]:
     """Look at every replica, each asked on its own node.
 
     Args:
         servers: node to the state of its server; None where the node did not answer.
     """
-    jobs = {r.node: partial(_state, play, r, servers.get(r.node)) for r in replicas}
+    jobs = {r.node: partial(_state, play, r, servers.get(r.node), ask) for r in replicas}
     found: dict[str, Any] = in_parallel(jobs)
     return tuple(
         value
@@ -57,7 +66,15 @@ def look(
     )
 
 
-def _state(play: Play, replica: Replica, server: ContainerState | None) -> ReplicaState:
+def _unanswered(reply: Reply) -> str:
+    """Return what is wrong with the answer to a completion; empty when nothing is."""
+    why = reply.why or f"status {reply.status}"
+    return "" if reply.text else f"/health is fine, but no answer comes: {why}"
+
+
+def _state(
+    play: Play, replica: Replica, server: ContainerState | None, ask: Asking
+) -> ReplicaState:
     node = replica.node
     made = partial(ReplicaState, node, replica.url)
     if server is None:
@@ -65,11 +82,11 @@ def _state(play: Play, replica: Replica, server: ContainerState | None) -> Repli
     if server.status != "running":
         what = "gone" if server.status == "absent" else f"{server.status} ({server.exit_code})"
         return made("failed", f"the replica on {node} is {what}; the endpoint does without it")
-    answer = play.connections.session(node).http(
-        f"http://{replica.address}:{replica.port}/health", timeout=HEALTH_S
-    )
+    session = play.connections.session(node)
+    answer = session.http(f"http://{replica.address}:{replica.port}/health", timeout=HEALTH_S)
     if answer.status == 200:
-        return made("serving")
+        why = _unanswered(ask(session, replica))
+        return made("failed", f"the replica on {node}: {why}") if why else made("serving")
     if answer.status == 0:
         if server.restarts >= MANY_RESTARTS:
             often = f"has been restarted {server.restarts} times and takes no requests"

@@ -259,7 +259,7 @@ def start(play: Play, group: Group, found: Sequence[Member], guarded: str) -> li
         role = partial(one.play.role, deployment=made)
         begin = partial(one.play.apply, one.node, role("ray"), role("vllm"))
         started = runtime.changed(begin().changes(one.node.name), SERVER)
-        return None if started else begin
+        return readiness.Again(None if started else begin)
 
     again: list[readiness.Again] = play.together(*[partial(start_one, one) for one in found])
     nodes = group.whole.nodes

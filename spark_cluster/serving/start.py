@@ -50,7 +50,8 @@ def bring_up(play: Play, plan: ServePlan, running: ContainerState, guarded: str)
         end_dead_server(play, plan)
     begin = partial(start, play, plan, share, guarded)
     started = begin()
-    return None if started or play.options.selection.partial else begin
+    left = not started and not play.options.selection.partial
+    return readiness.Again(begin if left else None)
 
 
 def start(play: Play, plan: ServePlan, share: float | None, guarded: str) -> bool:

@@ -105,10 +105,17 @@ def _serving_state(
     endpoint = running(server.labels, description, endpoint_key)
     session = play.connections.session(head)
     kind = kind_of(server.labels)
+
+    def ask(session: Session, replica: Replica) -> Reply:
+        asked = Endpoint(replica.address, replica.port, model)
+        return probe_once(session, asked, kind, _few(probe), timeout=COMPLETION_S)
+
     (ray, replicas), (health, answer, why, shown) = _together(
         lambda: (
             _ray(play, head, server) if on_ray and not dark else [],
-            replica_state.look(play, behind, {n.name: n.containers.get(SERVER) for n in nodes}),
+            replica_state.look(
+                play, behind, {n.name: n.containers.get(SERVER) for n in nodes}, ask
+            ),
         ),
         lambda: _probe(session, endpoint, probe, kind, dark),
     )
@@ -168,7 +175,7 @@ def _with_models(
         return Status("failed", nodes, [], problems=tuple(problems))
     whole = endpoint
     session = play.connections.session(head.name)
-    few = probe.model_copy(update={"max_tokens": min(probe.max_tokens, FEW_TOKENS)})
+    few = _few(probe)
 
     def ask(server: ModelServer) -> Reply:
         asked = replace(whole, model=server.model)
@@ -335,6 +342,11 @@ def _restarted(session: Session, head: str, times: int) -> str:
     return f"the server has been restarted {times} times{cause}{fix}"
 
 
+def _few(probe: Probe) -> Probe:
+    """The question with an answer that is short."""
+    return probe.model_copy(update={"max_tokens": min(probe.max_tokens, FEW_TOKENS)})
+
+
 def _probe(
     session: Session, endpoint: Endpoint | None, probe: Probe, kind: ModelKind, dark: list[str]
 ) -> tuple[int, str, str, str]:
@@ -353,9 +365,8 @@ def _probe(
     shown = health_answer.certificate
     if health != 200:
         return health, "", f"/health does not return 200 ({health or 'no answer'})", shown
-    few = probe.model_copy(update={"max_tokens": min(probe.max_tokens, FEW_TOKENS)})
     limit = WITHOUT_LINK_S if dark else COMPLETION_S
-    found = probe_once(session, endpoint, kind, few, timeout=limit)
+    found = probe_once(session, endpoint, kind, _few(probe), timeout=limit)
     if found.text:
         return health, found.text, "", shown
     if found.status == 401:

@@ -21,7 +21,7 @@ from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.resources import Container, Directory, Unit
 from spark_cluster.serving.endpoint import Endpoint, management_ip
 from spark_cluster.serving.plan import resolve
-from spark_cluster.serving.readiness import NoCompletion
+from spark_cluster.serving.readiness import Again, NoCompletion
 from spark_cluster.serving.start import guard, start
 from spark_cluster.topology import Link, Node
 
@@ -321,8 +321,9 @@ def test_each_up_warns_of_an_endpoint_that_is_open(serve, warned):
 class Failing:
     """What `up` calls to verify a server whose engine is dead until it is started again."""
 
-    def __init__(self, monkeypatch, *answers, error):
+    def __init__(self, monkeypatch, *answers, error, dead=True):
         self.done, self.answers, self.error = [], list(answers), error
+        monkeypatch.setitem(UP, "dead_engine", SimpleNamespace(is_dead=lambda _play, _plan: dead))
         for name in ("end_server", "replicas"):
             monkeypatch.setitem(UP, name, self if name == "replicas" else self.end)
 
@@ -330,7 +331,7 @@ class Failing:
         self.done.append(f"end {plan}")
 
     def healthy(self, _play, _group, _found, again):
-        assert again == [None], "once"
+        assert not again[0], "once"
         self.done.append("healthy")
 
     def verify(self, _play, _group, _found):
@@ -350,12 +351,18 @@ def test_a_server_that_ran_already_and_whose_engine_is_dead_is_started_again_onc
     dead = NoCompletion("a completion is not (status 500)")
     group = SimpleNamespace(is_one=True, whole="plan")
     up = Failing(monkeypatch, "", "Paris", error=dead)
-    answer = UP["_answer"](up, group, [], [lambda: up.done.append("begin")])
+    answer = UP["_answer"](up, group, [], [Again(lambda: up.done.append("begin"))])
     assert answer == "Paris"
     assert up.done[0].endswith("a completion is not (status 500); it is started again")
     assert up.done[1:] == ["end plan", "begin", "healthy"]
-    for begin, error in ((None, dead), (lambda: None, VerificationFailed("a wrong answer"))):
-        up = Failing(monkeypatch, error=error)
+    begins = Again(lambda: None)
+    wrong = VerificationFailed("a wrong answer")
+    for again, error, is_dead in (
+        (Again(), dead, True),
+        (begins, wrong, True),
+        (begins, dead, False),
+    ):
+        up = Failing(monkeypatch, error=error, dead=is_dead)
         with pytest.raises(VerificationFailed, match=error.message.replace("(", r"\(")[:12]):
-            UP["_answer"](up, group, [], [begin])
-        assert up.done == [], "one that was started now, or answers wrongly, is left"
+            UP["_answer"](up, group, [], [again])
+        assert up.done == [], "one that was started now, answers wrongly, or is busy is left"

@@ -465,7 +465,8 @@ def test_replicas_that_serve(status):
     second = replica()
     found = status(play_of(spark1=replica(description=REPLICAS), spark2=second))
     assert (found.state, found.problems) == ("serving", ())
-    assert [url for url, _ in second.asked] == ["http://192.168.177.12:18000/health"]
+    asked = "http://192.168.177.12:18000"
+    assert [url for url, _ in second.asked] == [f"{asked}/health", f"{asked}/v1/chat/completions"]
     assert found.to_dict()["replicas"] == [
         {"node": "spark1", "url": "http://127.0.0.1:18000/v1", "state": "serving"},
         {"node": "spark2", "url": "http://192.168.177.12:18000/v1", "state": "serving"},
@@ -482,6 +483,8 @@ def test_replicas_that_serve(status):
         ({}, {"health": 0}, "degraded", ["serving", "loading"], "it is loading"),
         ({}, {"health": 503}, "degraded", ["serving", "failed"],
          "the replica on spark2: /health does not return 200 (503)"),
+        ({}, {"answer": ""}, "degraded", ["serving", "failed"],
+         "the replica on spark2: /health is fine, but no answer comes"),
         ({"health": 0}, {"health": 0}, "starting", ["loading", "loading"], "it is loading"),
         ({"health": 0}, {"server": "exited"}, "failed", ["loading", "failed"], "is exited"),
         ({}, {"firewall": ""}, "serving", ["serving", "serving"], ""),
@@ -683,12 +686,14 @@ def test_a_server_that_ran_already_and_ends_now_is_started_again_once():
         assert head.stopped, "nothing else may start it meanwhile"
         head.health = 200
 
-    assert readiness.healthy(play, endpoint, VLLM, 60, again=begin)
+    again = readiness.Again(begin)
+    assert readiness.healthy(play, endpoint, VLLM, 60, again=again)
+    assert not again, "there is no second time"
     (note,) = notes
     assert "has ended: the server is restarting while loading: ValueError: no room" in note
     head.health = 0
     with pytest.raises(Failed, match="is restarting while loading"):
-        readiness.healthy(play, endpoint, VLLM, 60, again=lambda: None)
+        readiness.healthy(play, endpoint, VLLM, 60, again=again)
 
 
 def test_healthy_at_last():
