@@ -7,7 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from spark_cluster.known_issues.explanation import Explanation
-from spark_cluster.known_issues.log_matching import cleared, evidence_in, literals, recognise
+from spark_cluster.known_issues.log_matching import (
+    LONGEST,
+    cleared,
+    evidence_in,
+    literals,
+    recognise,
+)
 from spark_cluster.known_issues.match import KnownIssueMatch
 from spark_cluster.known_issues.seen import Seen, merged, with_last_cause
 from spark_cluster.logs import complaints, lines
@@ -166,7 +172,8 @@ class _Log:
         issues = recognise(f"{line.text} {error}" if error else line.text, trace, self._evident)
         echo = bool(error) and lines.is_echo(error)
         for issue in issues:
-            found = issue.match((error or line.text)[:SHOWN], self.reader.source.name, in_log=True)
+            said, name = error or line.text, self.reader.source.name
+            found = issue.match(said[:SHOWN], name, in_log=True, line=said[:LONGEST])
             rank = 0 if error and not echo else 2 if echo else 1
             kind = {name: getattr(issue, name) for name in ("follows", "broad", "last_cause")}
             yield self._keep(issue.id, found, candidate, before, rank, **kind)

@@ -8,13 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from spark_cluster.known_issues.entries import (
-    Issue,
-    LogPattern,
-    catalogue,
-    own_paths,
-    per_project,
-)
+from spark_cluster.known_issues.entries import Issue, catalogue, own_paths, per_project
+from spark_cluster.known_issues.log_pattern import LogPattern
 from spark_cluster.known_issues.match import KnownIssueMatch
 
 _DIGITS = re.compile(r"[0-9]+")
@@ -29,6 +24,7 @@ class Sign:
     must stand before."""
 
     issue: Issue
+    words: LogPattern
     has: str
     pattern: re.Pattern[str]
     unless: re.Pattern[str] | None
@@ -38,7 +34,9 @@ class Sign:
         """Return True when a line shows it; what stands before is not looked at."""
         if self.has not in text or not self.pattern.search(text):
             return False
-        return self.unless is None or not self.unless.search(text)
+        if self.unless is not None and self.unless.search(text):
+            return False
+        return self.words.holder_as_wanted(text)
 
 
 def _compiled(expression: str | None) -> re.Pattern[str] | None:
@@ -49,7 +47,7 @@ def _compiled(expression: str | None) -> re.Pattern[str] | None:
 def signs() -> tuple[Sign, ...]:
     """Return all signs of the catalogue; causes before what follows from them."""
     found = [
-        Sign(issue, words.has, words.regex, _compiled(words.unless), _compiled(words.trace))
+        Sign(issue, words, words.has, words.regex, _compiled(words.unless), _compiled(words.trace))
         for issue in catalogue().values()
         for words in issue.log
     ]

@@ -133,3 +133,68 @@ def test_the_error_of_a_process_that_inspects_the_model_is_the_decisive_line() -
     cause = of_run("model_not_inspected").cause
     assert cause is not None
     assert "requires the CUDA flash attention extensions" in cause.finding.found
+
+
+def out_of_memory(holders: str, allocated: str = "8.50 GiB", capacity: str = "79.18 GiB") -> str:
+    return (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a "
+        f"total capacity of {capacity} of which 19.12 MiB is free. {holders} Of the allocated "
+        f"memory {allocated} is allocated by PyTorch, and 94.66 MiB is reserved by PyTorch but "
+        "unallocated."
+    )
+
+
+NOT_ANOTHER = [
+    # In a container PyTorch does not know its own PID among NVML's.
+    out_of_memory("Process 8165 has 14.20 GiB memory in use.", "13.98 GiB", "14.74 GiB"),
+    out_of_memory("Process 14419 has 17179869184.00 GiB memory in use."),
+    out_of_memory(
+        "Process 14419 has 17179869184.00 GiB memory in use. Including non-PyTorch memory, this "
+        "process has 17179869184.00 GiB memory in use."
+    ),
+    out_of_memory("Process 1 has 78.00 GiB memory in use.", "77.50 GiB"),
+    "torch.OutOfMemoryError: CUDA out of memory. Process 14419 has 17179869184.00 GiB memory in "
+    "use. Including non-PyTorch memory, this process has 3.00 GiB memory in use.",
+    # Cut before what PyTorch has allocated: nothing tells whose PID that is.
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total "
+    "capacity of 14.74 GiB of which 19.12 MiB is free. Process 8165 has 14.20 GiB memory in use.",
+]
+
+
+@pytest.mark.parametrize("line", NOT_ANOTHER)
+def test_the_engine_itself_is_no_other_process(line: str) -> None:
+    explanation = of_line(line)
+    assert [seen.finding.id for seen in explanation.problems] == ["cuda-out-of-memory"]
+
+
+ANOTHER = [
+    ("Process 7 has 70.00 GiB memory in use. Process 8 has 8.90 GiB memory in use.", "7", "70.00"),
+    ("Process 8 has 8.90 GiB memory in use. Process 7 has 70.00 GiB memory in use.", "7", "70.00"),
+    (
+        "Process 5 has 60.00 GiB memory in use. Process 6 has 9.00 GiB memory in use. Including "
+        "non-PyTorch memory, this process has 9.10 GiB memory in use.",
+        "5",
+        "60.00",
+    ),
+    (
+        "Process 4 has 17179869184.00 GiB memory in use. Process 6 has 30.00 GiB memory in use. "
+        "Including non-PyTorch memory, this process has 40.00 GiB memory in use.",
+        "6",
+        "30.00",
+    ),
+]
+
+
+@pytest.mark.parametrize(("holders", "pid", "gib"), ANOTHER)
+def test_the_largest_of_the_other_processes_is_named(holders: str, pid: str, gib: str) -> None:
+    explanation = of_line(out_of_memory(holders))
+    assert [seen.finding.id for seen in explanation.problems] == ["memory-held-by-others"]
+    assert explanation.cause is not None
+    assert f"process {pid} holds {gib} GiB" in explanation.cause.finding.cause
+
+
+def test_who_holds_the_memory_is_named_in_the_log_of_a_load() -> None:
+    cause = of_run("failures/load").cause
+    assert cause is not None
+    assert cause.finding.id == "memory-held-by-others"
+    assert "process 99 holds 49.26 GiB" in cause.finding.cause
