@@ -15,7 +15,7 @@ from spark_cluster.known_issues.log_matching import (
     recognise,
 )
 from spark_cluster.known_issues.match import KnownIssueMatch
-from spark_cluster.known_issues.seen import Seen, merged, with_last_cause
+from spark_cluster.known_issues.seen import Seen, cause_of, merged, with_last_cause
 from spark_cluster.logs import complaints, lines
 from spark_cluster.logs.reading import Candidate, LogSource, Reader
 from spark_cluster.logs.start_patterns import ENGINES, SGLANG
@@ -47,6 +47,10 @@ ERRORS = (
 CHAINED = "above exception"
 """In the line between two exceptions of one traceback."""
 
+WORKERS = tuple(f"Worker_TP{rank}" for rank in range(4))
+"""Names of the ranks of up to four nodes. The first line of each is looked at, whatever it says:
+a log without its start may have no other line that tells that this rank is in it."""
+
 _RANK = re.compile(r"(?:Worker_TP|VllmWorker-|rank |^TP| TP)(\d{1,4})(?!\d)")
 
 
@@ -68,9 +72,12 @@ def explain(sources: Iterable[LogSource]) -> Explanation:
         if not any(one.finding.severity == "error" for one in seen) and len(last) < QUIET:
             last[source.name] = log.last_lines()
     problems = merged(found)
+    cause = cause_of(problems)
+    if start.is_whole(speakers, was_serving=cause is not None and cause.serving):
+        problems = with_last_cause(problems)
     return Explanation(
         engine=start.engine.name if start.engine else "",
-        problems=with_last_cause(problems) if start.is_whole(speakers) else problems,
+        problems=problems,
         facts=start.in_order(),
         missing=[*_nothing(read), *start.missing(speakers)],
         logs=read,
@@ -90,7 +97,7 @@ class _Log:
     def __init__(
         self, source: LogSource, index: int, start: Start, speakers: dict[str, int]
     ) -> None:
-        self.reader = Reader(source, {*ERRORS, CHAINED, *ANCHORS, *literals()})
+        self.reader = Reader(source, {*ERRORS, CHAINED, *WORKERS, *ANCHORS, *literals()})
         self.index = index
         self.start, self.speakers = start, speakers
         self._kept: dict[str, Seen] = {}
@@ -114,6 +121,7 @@ class _Log:
             for text in candidate.text.split("\r"):  # a progress bar may stand before
                 if text:
                     self._look(candidate, text)
+            self._drop_workers(candidate.text)
             if of_start.isdisjoint(candidate.anchors):
                 continue
             for anchor in self.start.take(candidate.text):
@@ -122,8 +130,16 @@ class _Log:
             self._stopped = self._stopped or self.start.says_end(candidate.text)
             if self.start.says_up(candidate.text):
                 self._came_up()
+            self._up = self._up or self.start.says_served(candidate.text)
         kept = [name for name in self._kept if name not in self._cleared]
         return [*self._past, *(self._counted(name) for name in kept)]
+
+    def _drop_workers(self, text: str) -> None:
+        """Look no more for the rank that a line is of."""
+        if "Worker_TP" in text:
+            for name in WORKERS:
+                if name in text:
+                    self.reader.drop(name)
 
     def _counted(self, name: str) -> Seen:
         """Return what is kept under a name, with how often it was seen."""

@@ -47,7 +47,7 @@ class EngineLog:
 
 
 _LINK = pattern("link", "NET/IB : Using", r"NET/IB : Using (\[0\].*?)(?:;|$)")
-_REQUESTS = pattern(
+REQUESTS = pattern(
     "requests", '"POST /v1/', r'"POST (/v1/\S+) HTTP/[\d.]+" 200', "{0} was answered"
 )
 
@@ -63,6 +63,8 @@ VLLM = EngineLog(
         pattern("vLLM", "Launching vLLM (", r"Launching vLLM \(v([^)\s]+)\)"),
         pattern("model", "Initializing a V", r"model='([^']+)'"),
         pattern("tensor parallel", "Initializing a V", r"tensor_parallel_size=(\d{1,9})"),
+        # Of an engine that ends: what a log without its start tells of the number of ranks.
+        pattern("tensor parallel", "Dumping input data", r"tensor_parallel_size=(\d{1,9})"),
         pattern("architecture", "Resolved architecture", r"Resolved architecture: (\S+)"),
         pattern("attention", "AttentionBackendEnum.", r"Using AttentionBackendEnum\.(\w+) backend"),
         pattern("attention", "orcing TRITON_ATTN", r"[Ff]orcing (TRITON_ATTN)", "{0}, forced"),
@@ -97,7 +99,7 @@ VLLM = EngineLog(
         pattern("link", " via P2P/", r"-> \S+ via (P2P)/", "{0}, within one host"),
         pattern("ranks", "in world size", r"rank \d+ in world size (\d{1,9})"),
         pattern("up", _VLLM_UP, f"({_VLLM_UP})"),
-        _REQUESTS,
+        REQUESTS,
         pattern(
             "end",
             _VLLM_END,
@@ -120,7 +122,7 @@ SGLANG = EngineLog(
         pattern("KV tokens", "max_total_num_tokens=", r"max_total_num_tokens=(\d+)"),
         _LINK,
         pattern("up", _SGLANG_UP, f"({_SGLANG_UP})"),
-        _REQUESTS,
+        REQUESTS,
     ),
     first="model",
     up=_SGLANG_UP,

@@ -198,3 +198,42 @@ def test_who_holds_the_memory_is_named_in_the_log_of_a_load() -> None:
     assert cause is not None
     assert cause.finding.id == "memory-held-by-others"
     assert "process 99 holds 49.26 GiB" in cause.finding.cause
+
+
+def end_of(run: str, begin: str) -> Explanation:
+    """Explain the end of a run's log, as `docker logs --tail` or rotation leaves it."""
+    text = (DATA / f"{run}.log").read_text()
+    return explain_module.explain([log_of(text[text.index(begin) :], "engine.log")])
+
+
+@pytest.mark.parametrize(
+    ("run", "begin"),
+    [
+        ("worker_killed_mp", '"POST /v1/'),
+        ("worker_killed_ray", "Application startup complete"),
+        ("worker_killed_ray", '"POST /v1/'),
+        ("engine_killed", '"POST /v1/'),
+    ],
+)
+def test_a_killed_worker_is_the_cause_in_a_log_without_its_start(run: str, begin: str) -> None:
+    explanation = end_of(run, begin)
+    assert explanation.verdict == "cause"
+    assert explanation.cause is not None
+    assert explanation.cause.finding.id == "worker-died"
+    assert "the server's start: the log begins later" in explanation.missing
+
+
+def test_a_log_that_begins_with_the_death_of_a_worker_does_not_tell_the_cause() -> None:
+    """What came before it may be in the part that is missing."""
+    begin = "(EngineCore pid=20268) ERROR 11-21 23:48:38"
+    assert end_of("worker_killed_mp", begin).verdict == "effects"
+
+
+def test_a_single_ranks_log_without_its_start_does_not_tell_the_cause() -> None:
+    text = (
+        '(APIServer pid=1) INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+        "(Worker_TP0 pid=2) WARNING 11-21 23:48:34 [jit_monitor.py:135] Triton kernel JIT\n"
+        "(EngineCore pid=1) ERROR 11-21 23:48:38 [multiproc_executor.py:284] Worker proc "
+        "VllmWorker-0 died unexpectedly (exit code: None), shutting down executor.\n"
+    )
+    assert explain_module.explain([log_of(text, "rank0.log")]).verdict == "effects"
