@@ -275,3 +275,29 @@ def test_scales_that_are_missing_of_any_model_are_not_taken_for_gemma(line):
     assert "gemma" not in issue["title"].lower()
     assert "31B" not in issue["title"]
     assert issue["fix"].startswith("a newer vLLM")
+
+
+FORM = "Repo id must be in the form 'repo_name' or 'namespace/repo_name': '{}'. Use `repo_type`"
+LETTERS = (
+    "Repo id must use alphanumeric chars, '-', '_' or '.'. The name cannot start or end with '-' "
+    "or '.' and the maximum length is 96: '{}'."
+)
+OLD_LETTERS = (
+    "Repo id must use alphanumeric chars or '-', '_', '.', '--' and '..' are forbidden, '-' and "
+    "'.' cannot start or end the name, max length is 96: '{}'."
+)
+HUB = "huggingface_hub.errors.HFValidationError: "
+
+
+@pytest.mark.parametrize("message", [FORM, LETTERS, OLD_LETTERS])
+@pytest.mark.parametrize(
+    "path", ["/models/none", "./models", "./models/none", "models/a/b", "~/models/x", "../m/x/y"]
+)
+def test_a_path_that_the_hub_refuses_is_a_missing_model(message, path):
+    assert explain(HUB + message.format(path)).cause.finding.id == "model-path-missing"
+
+
+@pytest.mark.parametrize("message", [FORM, LETTERS, OLD_LETTERS])
+@pytest.mark.parametrize("name", ["google/gemma 4", "gemma-4-", "a--b", "google/gemma~4"])
+def test_a_name_that_the_hub_refuses_is_no_path(message, name):
+    assert explain(HUB + message.format(name)).cause.finding.id != "model-path-missing"
