@@ -137,6 +137,9 @@ class Issue(Schema):
     cleared_by: LogPattern | None = Field(
         default=None, description="what shows, in the same log, that it came to nothing"
     )
+    confirmed_by: LogPattern | None = Field(
+        default=None, description="what shows, in the same log, that it did not, in spite of that"
+    )
     checks: list[str] = Field(
         default=[], description="checks of doctor whose verdict is explained by it"
     )
@@ -183,6 +186,8 @@ class Issue(Schema):
             raise ValueError("found `log` without `samples`, expected a line that was seen")
         if self.evidence and not self.log:
             raise ValueError("found `evidence` without `log`, expected the patterns it goes with")
+        if self.confirmed_by and not self.cleared_by:
+            raise ValueError("found `confirmed_by` without `cleared_by`, expected both")
         if self.last_cause and not self.follows:
             raise ValueError("found `last_cause` without `follows`, expected both")
         if self.log_check and not self.log:

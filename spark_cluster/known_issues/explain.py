@@ -10,6 +10,7 @@ from spark_cluster.known_issues.explanation import Explanation
 from spark_cluster.known_issues.log_matching import (
     LONGEST,
     cleared,
+    confirmed,
     evidence_in,
     literals,
     recognise,
@@ -106,6 +107,7 @@ class _Log:
         self._more: dict[str, int] = {}
         self._past: list[Seen] = []
         self._cleared: set[str] = set()
+        self._confirmed: set[str] = set()
         self._evident: set[str] = set()
         self._traces = 0
         self._weak = 0
@@ -131,7 +133,8 @@ class _Log:
             if self.start.says_up(candidate.text):
                 self._came_up()
             self._up = self._up or self.start.says_served(candidate.text)
-        kept = [name for name in self._kept if name not in self._cleared]
+        cleared_names = self._cleared - self._confirmed
+        kept = [name for name in self._kept if name not in cleared_names]
         return [*self._past, *(self._counted(name) for name in kept)]
 
     def _drop_workers(self, text: str) -> None:
@@ -163,6 +166,7 @@ class _Log:
         if CHAINED in line.text:
             self._chained = self._error
         self._cleared |= cleared(line.text)
+        self._confirmed |= confirmed(line.text)
         self._evident |= evidence_in(line.text)
         key = line.text[:SHOWN]
         names = self._names.get(key)

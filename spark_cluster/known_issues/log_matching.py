@@ -65,6 +65,17 @@ def cleared(text: str) -> set[str]:
     return {id for id, p in clearing().items() if p.has in text and p.regex.search(text)}
 
 
+@per_project
+def confirming() -> dict[str, LogPattern]:
+    """Return, by issue, the pattern that shows that it did not come to nothing."""
+    return {i.id: i.confirmed_by for i in catalogue().values() if i.confirmed_by is not None}
+
+
+def confirmed(text: str) -> set[str]:
+    """Return the issues that a line shows to be there, whatever clears them in this log."""
+    return {id for id, p in confirming().items() if p.has in text and p.regex.search(text)}
+
+
 @lru_cache(maxsize=1024)
 def _possible(shape: str, _own: tuple[Path, ...]) -> tuple[Sign, ...]:
     """Return the signs whose literals can be in a text of this shape.
@@ -90,7 +101,7 @@ def evidence_in(text: str) -> set[str]:
 
 def literals() -> set[str]:
     """Return a literal of every pattern of the catalogue."""
-    others = [*clearing().values(), *_evidence().values()]
+    others = [*clearing().values(), *confirming().values(), *_evidence().values()]
     return {sign.has for sign in signs()} | {pattern.has for pattern in others}
 
 

@@ -35,6 +35,7 @@ class Start:
     engine: EngineLog | None = None
     cpu: bool = False
     _found: dict[str, dict[str, str]] = field(default_factory=dict)
+    _provisional: set[tuple[str, str]] = field(default_factory=set)
 
     @property
     def facts(self) -> Mapping[str, str]:
@@ -49,9 +50,15 @@ class Start:
             self.cpu = self.cpu or "CPU KV cache" in text
             match = pattern.pattern.search(text)
             if match:
-                facts = self._found.setdefault(engine.name, {})
-                facts.setdefault(pattern.name, pattern.shown.format(*match.groups()))
+                self._keep(engine, pattern, pattern.shown.format(*match.groups()))
         return [a for a in ANCHORS if a in text and self._is_done(a)]
+
+    def _keep(self, engine: EngineLog, pattern: Pattern, said: str) -> None:
+        """Keep the first fact of a name; a provisional one until there is another."""
+        facts, key = self._found.setdefault(engine.name, {}), (engine.name, pattern.name)
+        if pattern.name not in facts or (key in self._provisional and not pattern.provisional):
+            facts[pattern.name] = said
+            (self._provisional.add if pattern.provisional else self._provisional.discard)(key)
 
     def says_up(self, text: str) -> bool:
         """Return True for the line with which the engine takes requests."""

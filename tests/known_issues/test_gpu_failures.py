@@ -106,6 +106,31 @@ def test_nccl_in_one_host_is_no_warning() -> None:
     assert not any("NCCL" in text for text in explanation.missing)
 
 
+P2P = "spark1:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n"
+SOCKET = "spark1:9:9 [0] NCCL INFO Channel 00/0 : 1[0] -> 2[0] [send] via NET/Socket/0\n"
+IB = "spark1:9:9 [0] NCCL INFO Channel 00/0 : 1[0] -> 2[0] [send] via NET/IB/0\n"
+
+
+@pytest.mark.parametrize("text", [P2P + SOCKET, SOCKET + P2P, IB + SOCKET, SOCKET])
+def test_a_channel_over_sockets_is_a_warning_whatever_the_other_channels_are(text: str) -> None:
+    explanation = explain_module.explain([log_of(text, "engine.log")])
+    assert [seen.finding.id for seen in explanation.problems] == ["nccl-sockets"]
+
+
+@pytest.mark.parametrize(
+    ("text", "link"),
+    [
+        (P2P, "P2P, within one host"),
+        (P2P + SOCKET, "NET/Socket, between hosts"),
+        (SOCKET + P2P, "NET/Socket, between hosts"),
+        (P2P + IB, "NET/IB, between hosts"),
+        (IB + P2P, "NET/IB, between hosts"),
+    ],
+)
+def test_the_link_is_what_joins_the_hosts(text: str, link: str) -> None:
+    assert explain_module.explain([log_of(text, "engine.log")]).facts["link"] == link
+
+
 def test_an_engine_that_was_stopped_has_no_error() -> None:
     """vLLM's server reports its own engine as dead while it shuts it down."""
     explanation = of_run("stopped_by_user")
