@@ -76,20 +76,25 @@ def explain(sources: Iterable[LogSource]) -> Explanation:
     cause = cause_of(problems)
     if start.is_whole(speakers, was_serving=cause is not None and cause.serving):
         problems = with_last_cause(problems)
-    return Explanation(
+    explanation = Explanation(
         engine=start.engine.name if start.engine else "",
         problems=problems,
         facts=start.in_order(),
-        missing=[*_nothing(read), *start.missing(speakers)],
+        missing=start.missing(speakers),
         logs=read,
         last={name: said for name, said in last.items() if said},
         unfinished=start.is_unfinished(speakers),
     )
+    explanation.missing[:0] = _nothing(explanation)
+    return explanation
 
 
-def _nothing(read: Iterable[tuple[str, int, int]]) -> Iterator[str]:
+def _nothing(explanation: Explanation) -> Iterator[str]:
     """Yield what is wrong with logs that say nothing at all."""
-    yield from (f"a single line: {name} is empty" for name, _, count in read if not count)
+    logs = explanation.logs
+    yield from (f"a single line: {name} is empty" for name, _, count in logs if not count)
+    if not explanation.recognised and any(count for _, _, count in logs):
+        yield "a start: no line of an engine was recognised"
 
 
 class _Log:

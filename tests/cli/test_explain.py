@@ -37,6 +37,11 @@ def test_an_effect_without_its_cause_says_so():
     assert "worker-died" in text
 
 
+def test_a_log_in_which_nothing_is_recognised_is_not_called_free_of_errors():
+    text = run("-", stdin="$ vllm serve /models/m --kv-cache-memory-bytes 1G\n")
+    assert text.startswith("no error, and nothing of a start was recognised")
+
+
 def test_all_ranks_are_fine():
     text = run(str(DATA / "vllm_mp_rank0.log"), str(DATA / "vllm_mp_rank1.log"))
     assert text.startswith("no error")

@@ -182,6 +182,7 @@ def test_a_log_without_an_error_shows_its_end():
     explanation = explain("first\nsecond\n\nthird\nnothing of vLLM\n")
     assert explanation.verdict == "no-error"
     assert explanation.last == {"log0": ["second", "third", "nothing of vLLM"]}
+    assert explanation.missing == ["a start: no line of an engine was recognised"]
 
 
 UP = "INFO:     Application startup complete.\n"

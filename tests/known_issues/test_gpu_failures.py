@@ -262,3 +262,12 @@ def test_a_single_ranks_log_without_its_start_does_not_tell_the_cause() -> None:
         "VllmWorker-0 died unexpectedly (exit code: None), shutting down executor.\n"
     )
     assert explain_module.explain([log_of(text, "rank0.log")]).verdict == "effects"
+
+
+def test_more_ranks_than_gpus_is_said_rightly_of_a_node_with_several_gpus() -> None:
+    cause = of_line(
+        "ValueError: World size (4) is larger than the number of available GPUs (2) in this node."
+    ).cause
+    assert cause is not None
+    assert cause.finding.id == "tp-without-executor"
+    assert "more GPUs than the node has" in cause.finding.title
