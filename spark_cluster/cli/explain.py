@@ -160,13 +160,17 @@ HEADLINES = {
 }
 
 
+NOT_RECOGNISED = ("no error, and nothing of a start was recognised", "yellow")
+
+
 def _verdict(explanation: Explanation) -> Text:
     from spark_cluster.cli.console import painted, styled
 
     lines = sum(count for _, _, count in explanation.logs)
     names = [name for name, _, _ in explanation.logs]
     named = ", ".join(names) if len(names) <= NAMED else f"{names[0]} and {len(names) - 1} more"
-    verdict = painted(*HEADLINES[explanation.verdict])
+    headline = HEADLINES[explanation.verdict] if explanation.recognised else NOT_RECOGNISED
+    verdict = painted(*headline)
     engine = f", {explanation.engine}" if explanation.engine else ""
     return styled(
         "{}  [dim]{}: {:,} line{}{}[/]", verdict, named, lines, "s" * (lines != 1), engine

@@ -8,6 +8,7 @@ from pathlib import Path
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.logs.memory_account import ANCHORS, MemoryAccount, account_in
 from spark_cluster.logs.reading import Reader, of_file
+from spark_cluster.planning.runtime_memory import implausible
 
 ENDINGS = (".log", ".log.gz")
 
@@ -33,6 +34,8 @@ def memory_accounts(paths: Sequence[Path]) -> tuple[list[MemoryAccount], list[st
                 f'{shown(path)}: no line "Actual usage is ..."; vLLM logs none where the cache is '
                 "given in bytes"
             )
+        elif why := implausible(account):
+            left_out.append(f"{shown(path)}: {why}")
         else:
             found.append(account)
     return found, left_out

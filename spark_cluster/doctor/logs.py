@@ -15,7 +15,8 @@ from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import Verdict, fail, ok, warn
 from spark_cluster.errors import InvalidFile
 from spark_cluster.inference.containers import ContainerState, LogLine
-from spark_cluster.known_issues.entries import Issue, LogCheck, LogPattern, shipped
+from spark_cluster.known_issues.entries import Issue, LogCheck, shipped
+from spark_cluster.known_issues.log_pattern import LogPattern
 from spark_cluster.known_issues.match import ORDER
 
 LONGEST = 240
@@ -74,10 +75,13 @@ def _patterns(issue: Issue) -> list[LogPattern]:
 def _of(issue: Issue, engine: ContainerState) -> Verdict | None:
     """Return the verdict on one issue in one container's log; None when it is not in it."""
     lines = [line for line in engine.log if any(p.regex.search(line.text) for p in issue.log)]
-    cleared = issue.cleared_by
-    if not lines or (cleared and any(cleared.regex.search(line.text) for line in engine.log)):
-        return None
-    return _verdict(issue, engine, lines)
+    cleared = _shows(issue.cleared_by, engine) and not _shows(issue.confirmed_by, engine)
+    return _verdict(issue, engine, lines) if lines and not cleared else None
+
+
+def _shows(pattern: LogPattern | None, engine: ContainerState) -> bool:
+    """Return True when a line of the container's log matches."""
+    return pattern is not None and any(pattern.regex.search(line.text) for line in engine.log)
 
 
 def _verdict(issue: Issue, engine: ContainerState, lines: list[LogLine]) -> Verdict:

@@ -17,11 +17,11 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from spark_cluster.config.engines import DEFAULT
-from spark_cluster.config.fields import Pattern
 from spark_cluster.config.model_kind import Rung
 from spark_cluster.config.recipe_schema import Versions
 from spark_cluster.config.schema import Schema
 from spark_cluster.errors import InvalidFile
+from spark_cluster.known_issues.log_pattern import LogPattern
 from spark_cluster.known_issues.match import EditKind, Effect, KnownIssueMatch, Severity
 from spark_cluster.loader.own_files import KNOWN_ISSUES, own_files
 
@@ -31,7 +31,6 @@ FOLDER = Path(__file__).parent / "catalogue"
 STEPS = FOLDER / "steps.toml"
 
 _STEP = re.compile(r"\{([a-z][a-z-]*)\}")
-_GROUP = re.compile(r"\{([a-z]+)\}")
 _PLACEHOLDER = re.compile(r"\b(?:NODE|PID|USER)\b")
 
 
@@ -65,38 +64,6 @@ class Change(Schema):
     kind: EditKind = "flag"
     name: str = ""
     to: bool | int | float | str | None = None
-
-
-class LogPattern(Schema):
-    """A text in a log.
-
-    `has` is a literal that every such line has: logs are searched for it first, which is what
-    makes a long one quick. `pattern` decides; by default `has` does.
-    """
-
-    has: str = Field(min_length=5)
-    pattern: Pattern | None = None
-    unless: Pattern | None = Field(default=None, description="must not match in the line")
-    trace: Pattern | None = Field(
-        default=None, description="must match in the lines just before, as a traceback has them"
-    )
-    cause: str = Field(
-        default="",
-        description="the cause where a line matches this; `{name}` is what the pattern's group "
-        "of that name matched",
-    )
-
-    @property
-    def regex(self) -> re.Pattern[str]:
-        return re.compile(self.pattern if self.pattern is not None else re.escape(self.has))
-
-    def cause_in(self, line: str) -> str:
-        """Return the cause that a line tells; empty where it tells none."""
-        found = self.regex.search(line) if self.cause else None
-        if found is None:
-            return ""
-        told = {name: text or "" for name, text in found.groupdict().items()}
-        return _GROUP.sub(lambda group: told.get(group[1], group[0]), self.cause)
 
 
 class LogCheck(Schema):
@@ -170,6 +137,9 @@ class Issue(Schema):
     cleared_by: LogPattern | None = Field(
         default=None, description="what shows, in the same log, that it came to nothing"
     )
+    confirmed_by: LogPattern | None = Field(
+        default=None, description="what shows, in the same log, that it did not, in spite of that"
+    )
     checks: list[str] = Field(
         default=[], description="checks of doctor whose verdict is explained by it"
     )
@@ -184,20 +154,24 @@ class Issue(Schema):
         """Return the fix for a node; NODE is its name."""
         return fill(self.fix, {"NODE": node})
 
-    def match(self, found: str, where: str = "", *, in_log: bool = False) -> KnownIssueMatch:
+    def match(
+        self, found: str, where: str = "", *, in_log: bool = False, line: str = ""
+    ) -> KnownIssueMatch:
         """Return a match of it in a log, on a node or in a rung.
 
         Args:
             in_log: it was seen in a log, where it may weigh less.
             found: what exactly was seen.
             where: the log or node in which it was seen.
+            line: the whole line, where `found` is its beginning.
         """
+        causes = (words.cause_in(line or found) for words in self.log)
         return KnownIssueMatch(
             id=self.id,
             severity=(self.log_severity or self.severity) if in_log else self.severity,
             title=self.title,
             found=found,
-            cause=next(filter(None, (words.cause_in(found) for words in self.log)), self.cause),
+            cause=next(filter(None, causes), self.cause),
             fix=self.fix,
             source=self.source,
             flag=self.flag,
@@ -212,6 +186,8 @@ class Issue(Schema):
             raise ValueError("found `log` without `samples`, expected a line that was seen")
         if self.evidence and not self.log:
             raise ValueError("found `evidence` without `log`, expected the patterns it goes with")
+        if self.confirmed_by and not self.cleared_by:
+            raise ValueError("found `confirmed_by` without `cleared_by`, expected both")
         if self.last_cause and not self.follows:
             raise ValueError("found `last_cause` without `follows`, expected both")
         if self.log_check and not self.log:

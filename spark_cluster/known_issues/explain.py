@@ -7,9 +7,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from spark_cluster.known_issues.explanation import Explanation
-from spark_cluster.known_issues.log_matching import cleared, evidence_in, literals, recognise
+from spark_cluster.known_issues.log_matching import (
+    LONGEST,
+    cleared,
+    confirmed,
+    evidence_in,
+    literals,
+    recognise,
+)
 from spark_cluster.known_issues.match import KnownIssueMatch
-from spark_cluster.known_issues.seen import Seen, merged, with_last_cause
+from spark_cluster.known_issues.seen import Seen, cause_of, merged, with_last_cause
 from spark_cluster.logs import complaints, lines
 from spark_cluster.logs.reading import Candidate, LogSource, Reader
 from spark_cluster.logs.start_patterns import ENGINES, SGLANG
@@ -41,6 +48,10 @@ ERRORS = (
 CHAINED = "above exception"
 """In the line between two exceptions of one traceback."""
 
+WORKERS = tuple(f"Worker_TP{rank}" for rank in range(4))
+"""Names of the ranks of up to four nodes. The first line of each is looked at, whatever it says:
+a log without its start may have no other line that tells that this rank is in it."""
+
 _RANK = re.compile(r"(?:Worker_TP|VllmWorker-|rank |^TP| TP)(\d{1,4})(?!\d)")
 
 
@@ -62,20 +73,28 @@ def explain(sources: Iterable[LogSource]) -> Explanation:
         if not any(one.finding.severity == "error" for one in seen) and len(last) < QUIET:
             last[source.name] = log.last_lines()
     problems = merged(found)
-    return Explanation(
+    cause = cause_of(problems)
+    if start.is_whole(speakers, was_serving=cause is not None and cause.serving):
+        problems = with_last_cause(problems)
+    explanation = Explanation(
         engine=start.engine.name if start.engine else "",
-        problems=with_last_cause(problems) if start.is_whole(speakers) else problems,
+        problems=problems,
         facts=start.in_order(),
-        missing=[*_nothing(read), *start.missing(speakers)],
+        missing=start.missing(speakers),
         logs=read,
         last={name: said for name, said in last.items() if said},
         unfinished=start.is_unfinished(speakers),
     )
+    explanation.missing[:0] = _nothing(explanation)
+    return explanation
 
 
-def _nothing(read: Iterable[tuple[str, int, int]]) -> Iterator[str]:
+def _nothing(explanation: Explanation) -> Iterator[str]:
     """Yield what is wrong with logs that say nothing at all."""
-    yield from (f"a single line: {name} is empty" for name, _, count in read if not count)
+    logs = explanation.logs
+    yield from (f"a single line: {name} is empty" for name, _, count in logs if not count)
+    if not explanation.recognised and any(count for _, _, count in logs):
+        yield "a start: no line of an engine was recognised"
 
 
 class _Log:
@@ -84,7 +103,7 @@ class _Log:
     def __init__(
         self, source: LogSource, index: int, start: Start, speakers: dict[str, int]
     ) -> None:
-        self.reader = Reader(source, {*ERRORS, CHAINED, *ANCHORS, *literals()})
+        self.reader = Reader(source, {*ERRORS, CHAINED, *WORKERS, *ANCHORS, *literals()})
         self.index = index
         self.start, self.speakers = start, speakers
         self._kept: dict[str, Seen] = {}
@@ -93,6 +112,7 @@ class _Log:
         self._more: dict[str, int] = {}
         self._past: list[Seen] = []
         self._cleared: set[str] = set()
+        self._confirmed: set[str] = set()
         self._evident: set[str] = set()
         self._traces = 0
         self._weak = 0
@@ -108,6 +128,7 @@ class _Log:
             for text in candidate.text.split("\r"):  # a progress bar may stand before
                 if text:
                     self._look(candidate, text)
+            self._drop_workers(candidate.text)
             if of_start.isdisjoint(candidate.anchors):
                 continue
             for anchor in self.start.take(candidate.text):
@@ -116,8 +137,17 @@ class _Log:
             self._stopped = self._stopped or self.start.says_end(candidate.text)
             if self.start.says_up(candidate.text):
                 self._came_up()
-        kept = [name for name in self._kept if name not in self._cleared]
+            self._up = self._up or self.start.says_served(candidate.text)
+        cleared_names = self._cleared - self._confirmed
+        kept = [name for name in self._kept if name not in cleared_names]
         return [*self._past, *(self._counted(name) for name in kept)]
+
+    def _drop_workers(self, text: str) -> None:
+        """Look no more for the rank that a line is of."""
+        if "Worker_TP" in text:
+            for name in WORKERS:
+                if name in text:
+                    self.reader.drop(name)
 
     def _counted(self, name: str) -> Seen:
         """Return what is kept under a name, with how often it was seen."""
@@ -141,6 +171,7 @@ class _Log:
         if CHAINED in line.text:
             self._chained = self._error
         self._cleared |= cleared(line.text)
+        self._confirmed |= confirmed(line.text)
         self._evident |= evidence_in(line.text)
         key = line.text[:SHOWN]
         names = self._names.get(key)
@@ -166,7 +197,8 @@ class _Log:
         issues = recognise(f"{line.text} {error}" if error else line.text, trace, self._evident)
         echo = bool(error) and lines.is_echo(error)
         for issue in issues:
-            found = issue.match((error or line.text)[:SHOWN], self.reader.source.name, in_log=True)
+            said, name = error or line.text, self.reader.source.name
+            found = issue.match(said[:SHOWN], name, in_log=True, line=said[:LONGEST])
             rank = 0 if error and not echo else 2 if echo else 1
             kind = {name: getattr(issue, name) for name in ("follows", "broad", "last_cause")}
             yield self._keep(issue.id, found, candidate, before, rank, **kind)

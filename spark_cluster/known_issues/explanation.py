@@ -43,6 +43,11 @@ class Explanation:
         return verdict_on(self.cause, unfinished=self.unfinished and "end" not in self.facts)
 
     @property
+    def recognised(self) -> bool:
+        """False where no line of these logs says anything of an engine."""
+        return bool(self.engine or self.facts or self.problems)
+
+    @property
     def next_steps(self) -> list[str]:
         """Where to look next; nothing where the cause is certain."""
         return steps_for(self.verdict, self.problems, self.missing, len(self.logs))

@@ -8,13 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from spark_cluster.known_issues.entries import (
-    Issue,
-    LogPattern,
-    catalogue,
-    own_paths,
-    per_project,
-)
+from spark_cluster.known_issues.entries import Issue, catalogue, own_paths, per_project
+from spark_cluster.known_issues.log_pattern import LogPattern
 from spark_cluster.known_issues.match import KnownIssueMatch
 
 _DIGITS = re.compile(r"[0-9]+")
@@ -29,6 +24,7 @@ class Sign:
     must stand before."""
 
     issue: Issue
+    words: LogPattern
     has: str
     pattern: re.Pattern[str]
     unless: re.Pattern[str] | None
@@ -38,7 +34,9 @@ class Sign:
         """Return True when a line shows it; what stands before is not looked at."""
         if self.has not in text or not self.pattern.search(text):
             return False
-        return self.unless is None or not self.unless.search(text)
+        if self.unless is not None and self.unless.search(text):
+            return False
+        return self.words.holder_as_wanted(text)
 
 
 def _compiled(expression: str | None) -> re.Pattern[str] | None:
@@ -49,7 +47,7 @@ def _compiled(expression: str | None) -> re.Pattern[str] | None:
 def signs() -> tuple[Sign, ...]:
     """Return all signs of the catalogue; causes before what follows from them."""
     found = [
-        Sign(issue, words.has, words.regex, _compiled(words.unless), _compiled(words.trace))
+        Sign(issue, words, words.has, words.regex, _compiled(words.unless), _compiled(words.trace))
         for issue in catalogue().values()
         for words in issue.log
     ]
@@ -65,6 +63,17 @@ def clearing() -> dict[str, LogPattern]:
 def cleared(text: str) -> set[str]:
     """Return the issues that a line shows to have come to nothing in this log."""
     return {id for id, p in clearing().items() if p.has in text and p.regex.search(text)}
+
+
+@per_project
+def confirming() -> dict[str, LogPattern]:
+    """Return, by issue, the pattern that shows that it did not come to nothing."""
+    return {i.id: i.confirmed_by for i in catalogue().values() if i.confirmed_by is not None}
+
+
+def confirmed(text: str) -> set[str]:
+    """Return the issues that a line shows to be there, whatever clears them in this log."""
+    return {id for id, p in confirming().items() if p.has in text and p.regex.search(text)}
 
 
 @lru_cache(maxsize=1024)
@@ -92,7 +101,7 @@ def evidence_in(text: str) -> set[str]:
 
 def literals() -> set[str]:
     """Return a literal of every pattern of the catalogue."""
-    others = [*clearing().values(), *_evidence().values()]
+    others = [*clearing().values(), *confirming().values(), *_evidence().values()]
     return {sign.has for sign in signs()} | {pattern.has for pattern in others}
 
 

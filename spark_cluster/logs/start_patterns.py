@@ -12,17 +12,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pattern:
-    """A line of the start: its name for people, a literal of it, what to read from it."""
+    """A line of the start: its name for people, a literal of it, what to read from it.
+
+    Attributes:
+        provisional: another pattern of the same name goes before it, although its line is later.
+    """
 
     name: str
     has: str
     pattern: re.Pattern[str]
     shown: str = "{0}"
+    provisional: bool = False
 
 
-def pattern(name: str, has: str, expression: str, shown: str = "{0}") -> Pattern:
+def pattern(
+    name: str, has: str, expression: str, shown: str = "{0}", *, provisional: bool = False
+) -> Pattern:
     """Return a pattern from the text of its regular expression."""
-    return Pattern(name, has, re.compile(expression), shown)
+    return Pattern(name, has, re.compile(expression), shown, provisional)
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,13 @@ class EngineLog:
     end: str = ""
 
 
-_LINK = pattern("link", "NET/IB : Using", r"NET/IB : Using (\[0\].*?)(?:;|$)")
-_REQUESTS = pattern(
+_LINKS = (
+    pattern("link", "NET/IB : Using", r"NET/IB : Using (\[0\].*?)(?:;|$)"),
+    pattern("link", " via NET/", r" via (NET/(?:IB|Socket))", "{0}, between hosts"),
+    # Hosts with several GPUs: what joins the hosts is in other lines.
+    pattern("link", " via P2P/", r"-> \S+ via (P2P)/", "{0}, within one host", provisional=True),
+)
+REQUESTS = pattern(
     "requests", '"POST /v1/', r'"POST (/v1/\S+) HTTP/[\d.]+" 200', "{0} was answered"
 )
 
@@ -63,6 +75,8 @@ VLLM = EngineLog(
         pattern("vLLM", "Launching vLLM (", r"Launching vLLM \(v([^)\s]+)\)"),
         pattern("model", "Initializing a V", r"model='([^']+)'"),
         pattern("tensor parallel", "Initializing a V", r"tensor_parallel_size=(\d{1,9})"),
+        # Of an engine that ends: what a log without its start tells of the number of ranks.
+        pattern("tensor parallel", "Dumping input data", r"tensor_parallel_size=(\d{1,9})"),
         pattern("architecture", "Resolved architecture", r"Resolved architecture: (\S+)"),
         pattern("attention", "AttentionBackendEnum.", r"Using AttentionBackendEnum\.(\w+) backend"),
         pattern("attention", "orcing TRITON_ATTN", r"[Ff]orcing (TRITON_ATTN)", "{0}, forced"),
@@ -93,11 +107,10 @@ VLLM = EngineLog(
             r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x",
             "{1} requests of {0} tokens",
         ),
-        _LINK,
-        pattern("link", " via P2P/", r"-> \S+ via (P2P)/", "{0}, within one host"),
+        *_LINKS,
         pattern("ranks", "in world size", r"rank \d+ in world size (\d{1,9})"),
         pattern("up", _VLLM_UP, f"({_VLLM_UP})"),
-        _REQUESTS,
+        REQUESTS,
         pattern(
             "end",
             _VLLM_END,
@@ -118,9 +131,9 @@ SGLANG = EngineLog(
         pattern("tensor parallel", "server_args=", r"tp_size=(\d{1,9})"),
         pattern("weights", "Load weight end.", r"mem usage=([\d.]+) GB", "{0} GB"),
         pattern("KV tokens", "max_total_num_tokens=", r"max_total_num_tokens=(\d+)"),
-        _LINK,
+        *_LINKS,
         pattern("up", _SGLANG_UP, f"({_SGLANG_UP})"),
-        _REQUESTS,
+        REQUESTS,
     ),
     first="model",
     up=_SGLANG_UP,

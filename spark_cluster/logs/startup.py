@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spark_cluster.logs.start_patterns import ENGINES, VLLM, EngineLog, Pattern
+from spark_cluster.logs.start_patterns import ENGINES, REQUESTS, VLLM, EngineLog, Pattern
 
 _BY_LITERAL = tuple(
     (pattern.has, engine, pattern) for engine in ENGINES for pattern in engine.patterns
@@ -35,6 +35,7 @@ class Start:
     engine: EngineLog | None = None
     cpu: bool = False
     _found: dict[str, dict[str, str]] = field(default_factory=dict)
+    _provisional: set[tuple[str, str]] = field(default_factory=set)
 
     @property
     def facts(self) -> Mapping[str, str]:
@@ -49,14 +50,24 @@ class Start:
             self.cpu = self.cpu or "CPU KV cache" in text
             match = pattern.pattern.search(text)
             if match:
-                facts = self._found.setdefault(engine.name, {})
-                facts.setdefault(pattern.name, pattern.shown.format(*match.groups()))
+                self._keep(engine, pattern, pattern.shown.format(*match.groups()))
         return [a for a in ANCHORS if a in text and self._is_done(a)]
+
+    def _keep(self, engine: EngineLog, pattern: Pattern, said: str) -> None:
+        """Keep the first fact of a name; a provisional one until there is another."""
+        facts, key = self._found.setdefault(engine.name, {}), (engine.name, pattern.name)
+        if pattern.name not in facts or (key in self._provisional and not pattern.provisional):
+            facts[pattern.name] = said
+            (self._provisional.add if pattern.provisional else self._provisional.discard)(key)
 
     def says_up(self, text: str) -> bool:
         """Return True for the line with which the engine takes requests."""
         engines = (self.engine,) if self.engine else ENGINES
         return any(engine.up in text for engine in engines)
+
+    def says_served(self, text: str) -> bool:
+        """Return True for a line of a request that was answered: the engine is up."""
+        return REQUESTS.pattern.search(text) is not None
 
     def says_end(self, text: str) -> bool:
         """Return True for the line with which the engine begins to stop because it was asked to."""
@@ -120,9 +131,17 @@ class Start:
         begun = engine.first in self.facts and "up" not in self.facts
         return begun and "requests" not in self.facts and not self._is_of_others(speakers)
 
-    def is_whole(self, speakers: Mapping[str, int]) -> bool:
-        """Return True where the logs begin with the start, and no rank's log is missing."""
-        return (self.engine or VLLM).first in self.facts and not self._ranks_missing(speakers)
+    def is_whole(self, speakers: Mapping[str, int], *, was_serving: bool) -> bool:
+        """Return True where the logs tell all that came before an end, and no rank's is missing.
+
+        Args:
+            was_serving: the logs show that the server was up before it ended; the start need not
+                be in them then (rotation, `docker logs --tail`).
+        """
+        if (self.engine or VLLM).first in self.facts:
+            return not self._ranks_missing(speakers, self.size)
+        # The start tells the number of ranks; an engine has workers from two on.
+        return was_serving and not self._ranks_missing(speakers, max(self.size, 2))
 
     def _is_of_others(self, speakers: Mapping[str, int]) -> bool:
         """Only later ranks speak: the first one logs the cache, and serves."""
@@ -133,13 +152,13 @@ class Start:
         missing = []
         if "link" not in self.facts and not self.cpu:
             missing.append("the transport of NCCL between the nodes (NCCL_DEBUG=INFO shows it)")
-        if lacking := self._ranks_missing(speakers):
+        if lacking := self._ranks_missing(speakers, self.size):
             missing.append(f"the log of {lacking} of {self.size} ranks: give all ranks' logs")
         return missing
 
-    def _ranks_missing(self, speakers: Mapping[str, int]) -> int:
-        """Return how many ranks of a launch do not speak in these logs, although others do."""
+    def _ranks_missing(self, speakers: Mapping[str, int], size: int) -> int:
+        """Return how many of a launch's ranks do not speak in these logs, although others do."""
         ranks = {name for name in speakers if name.startswith("rank ")}
         if not ranks or RAY in speakers:  # Ray shows all ranks in the head's log
             return 0
-        return max(0, self.size - len(ranks))
+        return max(0, size - len(ranks))

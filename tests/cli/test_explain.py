@@ -31,9 +31,15 @@ def test_the_cause_is_on_top():
 
 
 def test_an_effect_without_its_cause_says_so():
-    text = run(str(DATA / "vllm_worker_killed.log"))
+    killed = (DATA / "vllm_worker_killed.log").read_text()
+    text = run("-", stdin=killed[killed.index("(EngineCore pid=518)") :])
     assert text.startswith("only consequences are in these logs, not their cause")
     assert "worker-died" in text
+
+
+def test_a_log_in_which_nothing_is_recognised_is_not_called_free_of_errors():
+    text = run("-", stdin="$ vllm serve /models/m --kv-cache-memory-bytes 1G\n")
+    assert text.startswith("no error, and nothing of a start was recognised")
 
 
 def test_all_ranks_are_fine():

@@ -14,6 +14,8 @@ from spark_cluster.planning.speed.constants import read_constants
 
 RUNS = {run.name: run for run in runs() if run.lines}
 
+BF16 = "0.26.0 tp2-mp-g31-bf16"
+
 
 @pytest.fixture
 def ask(tmp_path: Path):
@@ -37,7 +39,7 @@ def runtime(ask) -> float:
 
 def test_plans_reserve_what_the_server_logged(ask, tmp_path: Path) -> None:
     before = runtime(ask)
-    said = ask("predict", "--calibrate", log(tmp_path, "0.26.0 tp2-mp-g31-bf16"))
+    said = ask("predict", "--calibrate", log(tmp_path, BF16))
     assert "runtime_gib" in said
     assert "0.33" in said
     constants = read_constants(tmp_path / "calibration.json")
@@ -59,4 +61,27 @@ def test_a_log_without_an_account_is_left_out(ask, tmp_path: Path) -> None:
     path = log(tmp_path, "0.26.0 g26-fp8-kvfp8-eager")
     with pytest.raises(UsageError, match="Actual usage is"):
         ask("predict", "--calibrate", path)
+    assert not (tmp_path / "calibration.json").exists()
+
+
+TINY = (
+    "Actual usage is 0.0 GiB for weight, 0.04 GiB for peak activation, 0.06 GiB for non-torch "
+    "memory, and 0.0 GiB for CUDAGraph memory.\nmax_num_batched_tokens=8192\n"
+)
+
+
+def test_a_tiny_models_memory_is_left_out(ask, tmp_path: Path) -> None:
+    tiny = tmp_path / "tiny.log"
+    tiny.write_text(TINY)
+    said = ask("predict", "--calibrate", str(tiny), "--calibrate", log(tmp_path, BF16))
+    assert "left out" in said
+    assert "tiny.log: runtime_gib: logged 0.042 GiB, expected 0.1 to 60" in said
+    assert read_constants(tmp_path / "calibration.json").runtime_gib == pytest.approx(0.33)
+
+
+def test_nothing_but_a_tiny_models_memory_is_no_calibration(ask, tmp_path: Path) -> None:
+    tiny = tmp_path / "tiny.log"
+    tiny.write_text(TINY)
+    with pytest.raises(UsageError, match=r"no usable figures in .*\n.*logged 0.042 GiB"):
+        ask("predict", "--calibrate", str(tiny))
     assert not (tmp_path / "calibration.json").exists()

@@ -562,6 +562,14 @@ def test_sockets_next_to_roce_channels_came_to_nothing() -> None:
     assert found("serving.nccl-sockets", logs=text).status == "ok"
 
 
+def test_a_channel_over_sockets_counts_next_to_channels_within_a_host() -> None:
+    line = "2026-11-20T14:05:30Z NCCL INFO Channel 00/0 : "
+    text = f"==> spark-vllm\n{line}0[0] -> 1[1] via P2P/CUMEM\n"
+    assert found("serving.nccl-sockets", logs=text).status == "ok"
+    text += f"{line}1[0] -> 2[0] [send] via NET/Socket/0\n"
+    assert found("serving.nccl-sockets", logs=text).status != "ok"
+
+
 def test_containers_of_others() -> None:
     """A stopped one is nobody's trouble; one that failed is worth a warning."""
     for code, status in ((0, "ok"), (137, "ok"), (1, "warn")):

@@ -47,10 +47,10 @@ def test_the_first_request_ends_the_engine():
 
 
 def test_a_worker_that_was_killed_from_outside():
-    """Nothing before it is an error: the first effect is shown, and that it is one."""
+    """Requests were answered before it, and Ray shows all ranks: nothing else explains it."""
     explanation = of_data("vllm_worker_killed.log")
     assert explanation.cause.finding.id == "worker-died"
-    assert explanation.cause.follows
+    assert not explanation.cause.follows
     assert explanation.cause.at == "11-20 14:14:29.000000"
 
 
@@ -182,6 +182,7 @@ def test_a_log_without_an_error_shows_its_end():
     explanation = explain("first\nsecond\n\nthird\nnothing of vLLM\n")
     assert explanation.verdict == "no-error"
     assert explanation.last == {"log0": ["second", "third", "nothing of vLLM"]}
+    assert explanation.missing == ["a start: no line of an engine was recognised"]
 
 
 UP = "INFO:     Application startup complete.\n"
@@ -275,3 +276,29 @@ def test_scales_that_are_missing_of_any_model_are_not_taken_for_gemma(line):
     assert "gemma" not in issue["title"].lower()
     assert "31B" not in issue["title"]
     assert issue["fix"].startswith("a newer vLLM")
+
+
+FORM = "Repo id must be in the form 'repo_name' or 'namespace/repo_name': '{}'. Use `repo_type`"
+LETTERS = (
+    "Repo id must use alphanumeric chars, '-', '_' or '.'. The name cannot start or end with '-' "
+    "or '.' and the maximum length is 96: '{}'."
+)
+OLD_LETTERS = (
+    "Repo id must use alphanumeric chars or '-', '_', '.', '--' and '..' are forbidden, '-' and "
+    "'.' cannot start or end the name, max length is 96: '{}'."
+)
+HUB = "huggingface_hub.errors.HFValidationError: "
+
+
+@pytest.mark.parametrize("message", [FORM, LETTERS, OLD_LETTERS])
+@pytest.mark.parametrize(
+    "path", ["/models/none", "./models", "./models/none", "models/a/b", "~/models/x", "../m/x/y"]
+)
+def test_a_path_that_the_hub_refuses_is_a_missing_model(message, path):
+    assert explain(HUB + message.format(path)).cause.finding.id == "model-path-missing"
+
+
+@pytest.mark.parametrize("message", [FORM, LETTERS, OLD_LETTERS])
+@pytest.mark.parametrize("name", ["google/gemma 4", "gemma-4-", "a--b", "google/gemma~4"])
+def test_a_name_that_the_hub_refuses_is_no_path(message, name):
+    assert explain(HUB + message.format(name)).cause.finding.id != "model-path-missing"

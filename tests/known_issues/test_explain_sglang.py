@@ -133,7 +133,7 @@ def test_causes_that_are_certain(issue: str, text: str):
 HEALTHY = [
     "[2025-03-29 18:18:34 TP0] max_total_tokens=131072 is larger than the profiled value 56198. "
     "Use the profiled value instead.",
-    "Repo id must be in the form 'repo_name' or 'namespace/repo_name': 'a/b/c'. Use `repo_type`",
+    "Repo id must be in the form 'repo_name' or 'namespace/repo_name': 'a b/c'. Use `repo_type`",
     "h100-15:132:132 [0] NCCL INFO Connected all rings, use ring PXN 0 GDR 1",
     '[2025-03-29 18:18:44] INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 503 Service Unavailable',
 ]

@@ -139,6 +139,7 @@ FOUND = [
      recipe(GEMMA, image="vllm/vllm-openai:gemma4-cu130")),
     ("gemma4-before-0.19", recipe(GEMMA, vllm="0.18.1"), recipe(GEMMA, vllm="0.19.0")),
     ("gemma4-transformers-5.15", recipe(GEMMA, vllm="0.27.1"), recipe(GEMMA, vllm="0.28.0")),
+    ("gemma4-transformers-5.15", recipe(GEMMA, vllm="0.26.0"), recipe(GEMMA, vllm="0.25.1")),
     ("gemma4-tie-weights",
      recipe(GEMMA, vllm="0.23.1rc1.dev309", quantization="nvfp4",
             args={"quantization": "modelopt"}),

@@ -74,6 +74,53 @@ def test_made_of_its_requirements_and_again_when_they_change(made):
     assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "2.0\n"
 
 
+UV = """\
+#!/bin/sh -e
+echo "$*" >> {calls}
+case "$1" in
+venv)
+  [ "$2 $3" = "--python python3" ]
+  mkdir -p "$4/bin"
+  touch "$4/bin/python"
+  chmod +x "$4/bin/python"
+  ;;
+pip)
+  [ "$2 $3 $5" = "install --python --requirement" ]
+  if grep -q demo==9.9 "$6"; then
+    echo "No solution found: there is no version of demo==9.9" >&2
+    exit 1
+  fi
+  cp "$6" "$(dirname "$4")/installed"
+  ;;
+*) exit 64 ;;
+esac
+"""
+"""A stand-in that takes the two commands as uv does, and keeps what it was to install."""
+
+
+def test_made_with_uv_where_the_node_has_it(node, tmp_path):
+    calls = tmp_path / "calls"
+    put(node.bin / "uv", UV.format(calls=calls), mode=0o755)
+    put(node.bin / "python3", "#!/bin/sh\nexit 70\n", mode=0o755)  # its venv is not wanted
+    broken = VirtualEnvironment(PATH, ("--no-index", "demo==9.9"))
+    result = node.apply(broken)
+    assert "making the virtual environment /opt/vllm" in result.error
+    assert "No solution found" in result.error, "uv's own words"
+    venv = VirtualEnvironment(PATH, ("--no-index", "demo==1.0"))
+    assert node.check(venv).verdict == "change", "what could not be made is made again"
+    assert node.apply(venv).verdict == "change"
+    assert node.path(f"{PATH}/bin/installed").read_text() == "--no-index\ndemo==1.0\n"
+    made = calls.read_text().splitlines()
+    folder = node.path(PATH)
+    assert made[-2] == f"venv --python python3 {folder}"
+    assert made[-1].startswith(f"pip install --python {folder}/bin/python --requirement ")
+    assert node.apply(venv).verdict == "ok"
+    assert len(calls.read_text().splitlines()) == len(made) == 4
+    other = VirtualEnvironment(PATH, ("demo==2.0",))
+    assert node.apply(other).verdict == "change"
+    assert node.path(f"{PATH}/bin/installed").read_text() == "demo==2.0\n"
+
+
 def test_someone_elses_is_used_and_not_touched(node):
     used = VirtualEnvironment(PATH)
     assert "there is no virtual environment in /opt/vllm" in node.apply(used).error
