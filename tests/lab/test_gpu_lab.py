@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,10 +116,24 @@ def test_the_machine_is_not_the_nodes_to_change(user):
     shared = user.home / "shared/model"
     assert in_node(1, "sh", "-c", f"echo x > {shared} || echo refused") == "refused"
     assert in_node(1, "sh", "-c", "ls /var/cache/spark-cluster/lab-gpus") == ""
-    dropped = in_node(
-        1, "systemd-run", "--quiet", "--pipe", "--wait", "grep", "CapBnd", "/proc/self/status"
-    )
-    assert not int(dropped.split()[1], 16) & 1 << 27, "CAP_MKNOD"
+    lost = sum(1 << bit for bit in (16, 17, 25, 27))  # sys_module, sys_rawio, sys_time, mknod
+    unit = ("systemd-run", "--quiet", "--pipe", "--wait")
+    for ways in (in_node(1, *unit, *CAPABILITIES), in_node(1, *CAPABILITIES)):
+        assert not bits(ways) & lost
+    printed = user("--limit", "gpu1", "exec", "--", *CAPABILITIES).out
+    assert not bits(printed) & lost
+    tried = user("--limit", "gpu1", "exec", "--", "sh", "-c", "mknod /x c 1 3 || echo refused").out
+    assert "refused" in tried
+
+
+CAPABILITIES = ("grep", "^Cap", "/proc/self/status")
+
+
+def bits(printed: str) -> int:
+    """All capabilities of a process, in any of its sets."""
+    found = re.findall(r"Cap(?:Inh|Prm|Eff|Bnd|Amb):\s*([0-9a-f]+)", printed)
+    assert len(found) == 5
+    return functools.reduce(int.__or__, (int(word, 16) for word in found))
 
 
 def test_commands_work_without_ssh(user):

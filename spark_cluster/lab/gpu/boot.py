@@ -211,7 +211,7 @@ def become_systemd() -> None:
     bounds = ",".join(f"-{name}" for name in DROPPED)
     environment = {"container": "spark-cluster-gpu-lab", "PATH": SYSTEM_PATH}
     program = str(seed.systemd())
-    words = ["setpriv", f"--bounding-set={bounds}", program]
+    words = ["setpriv", f"--bounding-set={bounds}", f"--inh-caps={bounds}", program]
     os.execve(which("setpriv") or "setpriv", words, environment)  # noqa: S606  it is systemd now
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from spark_cluster.errors import Failed
+from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.lab import cgroup, power
 from spark_cluster.lab.artefact import clear
 from spark_cluster.lab.documents import GpuLabStatus, GpuNodeStatus
@@ -224,8 +224,12 @@ def wait(node: GpuNodeLayout) -> None:
 
 
 def inside(leader: int, argv: Sequence[str]) -> str:
-    """Run a program in a node, and return what it printed."""
-    return run([*enter(leader), *argv], check=False, timeout=READY_S).stdout.strip()
+    """Run a program in a node, and return what it printed; nothing when the node has ended."""
+    try:
+        words = enter(leader)
+    except Unreachable:
+        return ""
+    return run([*words, *argv], check=False, timeout=READY_S).stdout.strip()
 
 
 def last_words(node: GpuNodeLayout) -> str:
