@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import factories
+import forwarding
 import pytest
 from click.testing import CliRunner
+from conftest import WHY_NOT
 
 from spark_cluster.cli.lab import command
 from spark_cluster.config.inventory import fabric_addresses, read_inventory
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.lab.gpu import devices, mounts, requirements, seed, supervisor
+from spark_cluster.lab import network as lab_network
+from spark_cluster.lab.gpu import devices, mounts, network, requirements, seed, supervisor
 from spark_cluster.lab.gpu.description import Description, read
 from spark_cluster.lab.gpu.devices import Gpu
 from spark_cluster.lab.gpu.inventory import inventory
 from spark_cluster.lab.gpu.layout import BRIDGE, DEFAULT_STATE, FABRIC, FABRIC_BRIDGE, GpuLayout
 from spark_cluster.lab.layout import Layout
+from spark_cluster.lab.network import restore_forwarding
 
 H100 = "0, GPU-1, 00000000:18:00.0, NVIDIA H100 80GB HBM3, 81559\n"
 GB10 = "0, GPU-2, 0000000F:01:00.0, NVIDIA GB10, [N/A]\n"
@@ -209,6 +217,52 @@ def test_memory_takes_what_an_overlay_cannot(tmp_path: Path) -> None:
     assert not requirements.keeps_in_memory(mounts.parse(MOUNTINFO), tmp_path / "state")
 
 
+# --- the network -----------------------------------------------------------------------------
+
+
+def test_what_lets_nodes_out_is_above_what_keeps_others_out() -> None:
+    """Each rule is inserted above the one before."""
+    verdicts = [rule.split()[-1] for table, rule in network.rules() if table == "filter"]
+    assert verdicts == ["DROP", "ACCEPT", "ACCEPT", "ACCEPT"]
+
+
+@pytest.mark.lab
+@pytest.mark.skipif(bool(WHY_NOT) or not shutil.which("iptables"), reason="root and iptables")
+def test_hosts_of_the_machines_network_do_not_reach_nodes() -> None:
+    script = [sys.executable, forwarding.__file__, forwarding.network_namespace()]
+    argv = ["unshare", "--net", "--mount", "--", *script]
+    paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=paths)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "machine to node": True,
+        "node to LAN": True,
+        "LAN to node": False,
+    }
+
+
+ROUTES = """[{"dst": "default", "gateway": "192.0.2.1", "dev": "eth0"},
+ {"dst": "0.0.0.0/1", "gateway": "198.51.100.1", "dev": "tun0"},
+ {"dst": "10.90.1.0/24", "dev": "eth1"}, {"dst": "10.89.0.0/24", "dev": "br-spark"},
+ {"type": "broadcast", "dst": "10.90.0.255", "dev": "br-spark-gpu", "table": "local"},
+ {"dst": "10.90.0.0/24", "dev": "br-spark-gpu"}]"""
+
+
+def test_a_network_that_is_in_use_is_named() -> None:
+    free = json.loads(ROUTES)
+    network.require_free(free)
+    for route, said in (
+        ({"dst": "10.88.0.0/14", "gateway": "192.0.2.7", "dev": "wg0", "table": "52"},
+         "10.88.0.0/14 via 192.0.2.7 dev wg0"),
+        ({"dst": "10.90.0.7", "dev": "eth1"}, "10.90.0.7 dev eth1"),
+        ({"type": "unreachable", "dst": "10.0.0.0/8"}, "unreachable 10.0.0.0/8"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=f"has a route to {re.escape(said)}, which") as caught:
+            network.require_free([*free, route])
+        assert "10.90.0.0/24" in caught.value.message
+        assert "ip route" in caught.value.hint
+
+
 # --- names, addresses, files -----------------------------------------------------------------
 
 
@@ -240,8 +294,34 @@ def test_a_description_survives_its_file(tmp_path: Path) -> None:
     described.write(node)
     assert read(node.description) == described
     assert json.loads(node.description.read_text())["gpu"]["name"] == "NVIDIA H100"
-    node.description.write_text("{")
-    assert read(node.description) is None
+    whole = json.loads(node.description.read_text())
+    other = {**whole, "gpu": {"index": 0}}
+    older = {name: value for name, value in whole.items() if name != "mounts"}
+    for data in (older, other, {**whole, "colour": "green"}, {**whole, "shares": None}, [], None):
+        node.description.write_text(json.dumps(data))
+        assert read(node.description) is None, data
+    for text in ("", "{"):
+        node.description.write_text(text)
+        assert read(node.description) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"boot": "now\\n"}', '{"settings": 1}'])
+def test_a_torn_record_of_forwarding_is_none(tmp_path: Path, text: str) -> None:
+    record = factories.put(tmp_path / "forwarding.json", text)
+    restore_forwarding(record)
+    assert not record.exists()
+    restore_forwarding(record)
+
+
+def test_forwarding_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_network, "CONF", tmp_path)
+    for name, value in (("br0", "0"), ("eth0", "0")):
+        factories.put(tmp_path / name / "forwarding", f"{value}\n")
+    record = tmp_path / "forwarding.json"
+    lab_network.forward(record, "br0", "eth0")
+    assert (tmp_path / "eth0/forwarding").read_text() == "1"
+    restore_forwarding(record)
+    assert (tmp_path / "eth0/forwarding").read_text() == "0"
 
 
 def test_the_command_makes_every_namespace(tmp_path: Path) -> None:

@@ -317,7 +317,7 @@ def test_a_process_in_a_user_namespace_is_not_entered(
     (proc / "7/ns/user").unlink()
     (proc / "7/ns/user").symlink_to("user:[2]")
     (proc / "7/uid_map").write_text("0 65534 1\n")
-    with pytest.raises(Refused, match="process 7, which .* is in a user namespace") as caught:
+    with pytest.raises(Refused, match=r"process 7, which .* is in a user namespace") as caught:
         namespaces.leader("gpu1", file, proc)
     assert "userns-remap" in caught.value.hint
 

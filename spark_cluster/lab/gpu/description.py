@@ -9,6 +9,7 @@ from typing import Any
 
 from spark_cluster.lab.gpu.devices import Gpu
 from spark_cluster.lab.gpu.layout import GpuNodeLayout
+from spark_cluster.node import durable
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,16 @@ class Description:
     def write(self, node: GpuNodeLayout) -> None:
         """Keep it in the node's folder."""
         node.directory.mkdir(parents=True, exist_ok=True)
-        node.description.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        text = json.dumps(asdict(self), indent=1) + "\n"
+        durable.write_file(node.description, text.encode(), 0o644)
 
 
 def read(path: Path) -> Description | None:
-    """Return what `write` has kept; None without it."""
+    """Return what `write` has kept; None without it, or where another version has written it."""
+    lists = ("devices", "mounts", "shares", "name_servers", "libraries")
     try:
         data: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
+        data.update({name: tuple(data[name]) for name in lists})
+        return Description(**{**data, "gpu": Gpu(**data["gpu"])})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    lists = ("devices", "mounts", "shares", "name_servers", "libraries")
-    data.update({name: tuple(data[name]) for name in lists})
-    return Description(**{**data, "gpu": Gpu(**data["gpu"])})

@@ -123,6 +123,7 @@ class GpuLab:
     def _switch_on(self, wanted: list[Description], *, fresh: bool) -> None:
         """Boot the nodes that are off."""
         if BRIDGE not in links():
+            network.require_free(network.routes())
             network.raise_bridges(self.layout)
         layouts = self.layout.nodes(len(wanted))
         off = [pair for pair in zip(layouts, wanted, strict=True) if power.state(pair[0]) == "off"]
