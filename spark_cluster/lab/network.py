@@ -27,7 +27,7 @@ from spark_cluster.lab.layout import (
     Layout,
     NodeLayout,
 )
-from spark_cluster.lab.shell import output, run
+from spark_cluster.lab.shell import QUICK_S, output, run
 from spark_cluster.node import durable
 
 FABRIC_MTU = 9216
@@ -46,7 +46,7 @@ IPTABLES = ("iptables", "-w", "30")
 def ip(*commands: str, namespace: str = "", check: bool = True) -> None:
     """Run several `ip` commands in one process; without `check`, all of them whatever happens."""
     argv = ["ip", *(["-n", namespace] if namespace else []), *([] if check else ["-force"])]
-    run([*argv, "-batch", "-"], stdin="\n".join(commands) + "\n", check=check)
+    run([*argv, "-batch", "-"], stdin="\n".join(commands) + "\n", check=check, timeout=QUICK_S)
 
 
 def namespaces() -> set[str]:
@@ -63,7 +63,7 @@ def saved_rules(*options: str) -> list[str]:
     """The lab's own firewall rules as `iptables-save` prints them; none without iptables."""
     if not shutil.which("iptables-save"):
         return []
-    lines = output(["iptables-save", *options]).splitlines()
+    lines = output(["iptables-save", *options], QUICK_S).splitlines()
     return [line for line in lines if line.startswith("-A") and RULE_COMMENT in line]
 
 
