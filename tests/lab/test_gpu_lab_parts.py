@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,23 @@ from spark_cluster.cli.lab import command
 from spark_cluster.config.inventory import fabric_addresses, read_inventory
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.lab import network as lab_network
-from spark_cluster.lab.gpu import devices, mounts, network, requirements, seed, supervisor
-from spark_cluster.lab.gpu.description import Description, read
+from spark_cluster.lab import power
+from spark_cluster.lab.gpu import (
+    boot,
+    devices,
+    mounts,
+    network,
+    owner,
+    requirements,
+    seed,
+    supervisor,
+)
+from spark_cluster.lab.gpu.description import (
+    Description,
+    asked_differently,
+    changed_since,
+    read,
+)
 from spark_cluster.lab.gpu.devices import Gpu
 from spark_cluster.lab.gpu.inventory import inventory
 from spark_cluster.lab.gpu.layout import BRIDGE, DEFAULT_STATE, FABRIC, FABRIC_BRIDGE, GpuLayout
@@ -198,6 +214,29 @@ def test_mounts_that_nodes_see() -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "point"),
+    [("/media/Müller", "/media/Müller"), ("/srv/a\\040b\\011c", "/srv/a b\tc"),
+     ("/srv/a\\134040b", "/srv/a\\040b"), ("/srv/\\xe4", "/srv/\\xe4")],
+)  # fmt: skip
+def test_the_name_of_a_mount_is_read_as_the_kernel_writes_it(written: str, point: str) -> None:
+    (found,) = mounts.parse(f"36 35 98:0 / {written} ro - ext4 /dev/vdb ro")
+    assert found.point == Path(point)
+
+
+def test_a_mount_that_does_not_answer_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    factories.put(tmp_path / "bin/stat", "#!/bin/sh\nexec sleep 60\n").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr(boot, "ANSWERS_WITHIN_S", 0.1)
+    boot.show(tmp_path / "dead", tmp_path / "root")
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == f"showing {tmp_path}/dead"
+    assert last.startswith(f"{tmp_path}/dead is not shown: stat -- {tmp_path}/dead did not end")
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize(
     ("path", "kind"),
     [("/var/cache", "ext4"), ("/srv/my models/big/x", "xfs"), ("/mnt/tools/x", "tmpfs"),
      ("/srv/my modelsX", "ext4")],
@@ -214,6 +253,9 @@ def test_the_topmost_mount_counts() -> None:
 def test_memory_takes_what_an_overlay_cannot(tmp_path: Path) -> None:
     root = mounts.parse("22 1 254:0 / / rw - overlay overlay rw\n")
     assert requirements.keeps_in_memory(root, tmp_path / "state")
+    for kind in ("fuse.sshfs", "fuseblk", "cifs"):
+        remote = mounts.parse(f"22 1 254:0 / / rw - {kind} x rw\n")
+        assert requirements.keeps_in_memory(remote, tmp_path / "state"), kind
     assert not requirements.keeps_in_memory(mounts.parse(MOUNTINFO), tmp_path / "state")
 
 
@@ -322,6 +364,55 @@ def test_forwarding_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (tmp_path / "eth0/forwarding").read_text() == "1"
     restore_forwarding(record)
     assert (tmp_path / "eth0/forwarding").read_text() == "0"
+
+
+def test_nodes_are_compared_by_what_the_user_asked_for() -> None:
+    hosts = {"10.90.0.11": "gpu1"}
+    was = Description(gpu(0), ("nvidia0",), shares=("/srv",), hosts=hosts)
+    later = replace(was, mounts=("/mnt",), name_servers=("9.9.9.9",), libraries=("/x",))
+    assert asked_differently([was], [later]) == []
+    assert changed_since([was], [was]) == []
+    assert changed_since([was], [later]) == ["mounts", "name servers", "folders of libraries"]
+    assert changed_since([None], [later]) == []
+    for new, said in (
+        (replace(was, gpu=gpu(1)), "gpu1 has GPU GPU-0, GPU-1 is asked for"),
+        (replace(was, shares=()), "gpu1 is shown /srv, --share asks for nothing"),
+        (replace(was, hosts={}), "gpu1 has other addresses"),
+    ):
+        assert asked_differently([was], [new]) == [said]
+    assert asked_differently([None], [was]) == ["gpu1 was made by another version of spark-cluster"]
+    assert asked_differently([was], [was, was]) == ["nodes: 1 exist, 2 are asked for"]
+
+
+def test_the_lab_that_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "RUN", tmp_path / "run")
+    monkeypatch.setattr(owner, "NETNS", tmp_path)
+    assert owner.recorded() is None
+    assert owner.other(tmp_path / "one") is None
+    owner.claim(tmp_path / "one")
+    assert owner.other(tmp_path / "one") is None
+    assert owner.other(tmp_path / "two") == tmp_path / "one"
+    owner.release()
+    assert owner.other(tmp_path / "two") is None
+    first = factories.put(tmp_path / "gpu1", "")
+    assert not owner.is_ours("gpu1")
+    owner.remember("gpu1")
+    assert owner.is_ours("gpu1")
+    first.rename(tmp_path / "kept")  # so that the next one gets another number
+    assert not owner.is_ours("gpu1")
+    factories.put(tmp_path / "gpu1", "")
+    assert not owner.is_ours("gpu1"), "another one of that name"
+
+
+def test_a_supervisor_keeps_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("SPARK_CLUSTER_LAB_GPUS", "/srv/lab")
+    monkeypatch.setenv("PYTHONPATH", "/srv/python")
+    found = power.supervisor_environment()
+    assert "HF_TOKEN" not in found
+    assert found["SPARK_CLUSTER_LAB_GPUS"] == "/srv/lab"
+    assert found["PYTHONPATH"].endswith(":/srv/python")
+    assert found["PATH"] == os.environ["PATH"]
 
 
 def test_the_command_makes_every_namespace(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from spark_cluster.errors import Failed
 from spark_cluster.lab import cgroup
-from spark_cluster.lab.gpu import seed
+from spark_cluster.lab.gpu import mounts, seed
 from spark_cluster.lab.gpu.description import Description, read
 from spark_cluster.lab.gpu.layout import GpuLayout, GpuNodeLayout
 from spark_cluster.lab.machine import SYSTEM_PATH, which
@@ -40,6 +40,9 @@ DROPPED = ("mknod", "sys_module", "sys_rawio", "sys_time")
 """What would change the machine's own clock, kernel or memory, or make another GPU's device."""
 
 MODIFY = "ModifyDeviceFiles: 1"
+
+ANSWERS_WITHIN_S = 5.0
+"""Seconds that a mount of the machine gets to answer: that of a server which is off never does."""
 
 
 def main() -> None:
@@ -86,10 +89,7 @@ def assemble(layout: GpuLayout, node: GpuNodeLayout, found: Description, termina
     overlay(node, found)
     own_file_systems(root)
     for point in found.mounts:
-        try:
-            bind(Path(point), root, read_only=True)
-        except (Failed, OSError) as error:  # such as that of a server which does not answer
-            print(f"{point} is not shown: {error}", flush=True)
+        show(Path(point), root)
     hide(root, layout.state)
     for share in found.shares:
         bind(Path(share), root, read_only=True)
@@ -158,6 +158,16 @@ def put(root: Path, name: str, text: str, target: Path) -> None:
     bind(file, root, target, read_only=True)
 
 
+def show(point: Path, root: Path) -> None:
+    """Show a mount of the machine in the node, unless it is one that does not answer."""
+    print(f"showing {point}", flush=True)  # the console's last words if even that hangs
+    try:
+        run(["stat", "--", point], timeout=ANSWERS_WITHIN_S)
+        bind(point, root, read_only=True, limit=ANSWERS_WITHIN_S)
+    except (Failed, OSError) as error:
+        print(f"{point} {mounts.NOT_SHOWN}: {' '.join(str(error).split())}", flush=True)
+
+
 def hide(root: Path, folder: Path) -> None:
     """Cover a folder of the machine with an empty one."""
     place = below(root, folder)
@@ -165,17 +175,28 @@ def hide(root: Path, folder: Path) -> None:
     mount("tmpfs", "tmpfs", place, "mode=755,size=1m")
 
 
-def bind(source: Path, root: Path, target: Path | None = None, *, read_only: bool = False) -> None:
-    """Show a file or folder of the machine in the node, at the same place by default."""
+def bind(
+    source: Path,
+    root: Path,
+    target: Path | None = None,
+    *,
+    read_only: bool = False,
+    limit: float | None = None,
+) -> None:
+    """Show a file or folder of the machine in the node, at the same place by default.
+
+    Args:
+        limit: seconds that each step may take.
+    """
     place = below(root, target or source)
     if source.is_dir():
         place.mkdir(parents=True, exist_ok=True)
     elif not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
         place.touch()
-    run(["mount", "--bind", source, place])
+    run(["mount", "--bind", source, place], timeout=limit)
     if read_only:
-        run(["mount", "-o", "remount,bind,ro", place])
+        run(["mount", "-o", "remount,bind,ro", place], timeout=limit)
 
 
 def below(root: Path, path: Path) -> Path:

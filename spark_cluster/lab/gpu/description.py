@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,13 @@ from typing import Any
 from spark_cluster.lab.gpu.devices import Gpu
 from spark_cluster.lab.gpu.layout import GpuNodeLayout
 from spark_cluster.node import durable
+
+OF_THE_MACHINE = {
+    "devices": "device files", "mounts": "mounts", "in_memory": "where disks are kept",
+    "way_out": "the way out", "name_servers": "name servers", "links": "programs",
+    "libraries": "folders of libraries",
+}  # fmt: skip
+"""Fields that follow from the machine and not from what the user has asked for."""
 
 
 @dataclass(frozen=True)
@@ -56,3 +64,34 @@ def read(path: Path) -> Description | None:
         return Description(**{**data, "gpu": Gpu(**data["gpu"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def asked_differently(
+    before: Sequence[Description | None], wanted: Sequence[Description]
+) -> list[str]:
+    """Return in what nodes that are there differ from those that the user asks for."""
+    if len(before) != len(wanted):
+        return [f"nodes: {len(before)} exist, {len(wanted)} are asked for"]
+    found = []
+    for number, (was, new) in enumerate(zip(before, wanted, strict=True), start=1):
+        if was is None:
+            found.append(f"gpu{number} was made by another version of spark-cluster")
+            continue
+        if was.gpu.uuid != new.gpu.uuid:
+            found.append(f"gpu{number} has GPU {was.gpu.uuid}, {new.gpu.uuid} is asked for")
+        if was.shares != new.shares:
+            seen, asked = (", ".join(shares) or "nothing" for shares in (was.shares, new.shares))
+            found.append(f"gpu{number} is shown {seen}, --share asks for {asked}")
+        if was.hosts != new.hosts:
+            found.append(f"gpu{number} has other addresses")
+    return found
+
+
+def changed_since(before: Sequence[Description | None], wanted: Sequence[Description]) -> list[str]:
+    """Return what of the machine has changed since nodes booted that are there."""
+    pairs = [(was, new) for was, new in zip(before, wanted, strict=True) if was]
+    return [
+        words
+        for name, words in OF_THE_MACHINE.items()
+        if any(getattr(was, name) != getattr(new, name) for was, new in pairs)
+    ]

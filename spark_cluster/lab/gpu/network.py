@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spark_cluster.errors import UsageError
+from spark_cluster.lab.gpu import owner
 from spark_cluster.lab.gpu.layout import (
     BRIDGE,
     FABRIC,
@@ -35,7 +36,7 @@ from spark_cluster.lab.network import (
     namespaces,
     restore_forwarding,
 )
-from spark_cluster.lab.shell import output, run
+from spark_cluster.lab.shell import QUICK_S, output, run
 
 RULE_COMMENT = "spark-cluster-gpu-lab"
 TABLES = ("nat", "filter")
@@ -110,7 +111,7 @@ def saved_rules(table: str) -> list[str]:
     """Return the GPU lab's rules in a table as `iptables-save` prints them."""
     if which("iptables-save") is None:
         return []
-    lines = output(["iptables-save", "-t", table]).splitlines()
+    lines = output(["iptables-save", "-t", table], QUICK_S).splitlines()
     return [line for line in lines if line.startswith("-A") and RULE_COMMENT in line]
 
 
@@ -145,6 +146,7 @@ def attach(node: GpuNodeLayout, *, way_out: bool) -> None:
     """Give a node a new network namespace with both ports, their addresses and routes."""
     detach(node)
     run(["ip", "netns", "add", node.name])
+    owner.remember(node.name)
     mac = f"4e:bb:48:00:{node.number:02x}"
     ip(
         f"link add {node.port} type veth peer name {MANAGEMENT} netns {node.name} address {mac}:00",
@@ -165,19 +167,38 @@ def attach(node: GpuNodeLayout, *, way_out: bool) -> None:
 
 
 def detach(node: GpuNodeLayout) -> None:
-    """Take a node's network away. The far ends go by name: a namespace alone goes later."""
+    """Take a node's network away. The far ends go by name: a namespace alone goes later.
+
+    A namespace of that name that the lab has not made stays.
+    """
     present = links()
     for port in (node.port, node.fabric_port):
         if port in present:
             ip(f"link delete {port}")
-    if node.name in namespaces():
+    if owner.is_ours(node.name):
         run(["ip", "netns", "delete", node.name])
+    owner.forget(node.name)
+
+
+def require_names(nodes: Iterable[GpuNodeLayout]) -> None:
+    """Raises:
+    UsageError: a node's network namespace is there, and the lab has not made it.
+    """
+    present = namespaces()
+    for node in nodes:
+        if node.name in present and not owner.is_ours(node.name):
+            raise UsageError(
+                f"there is a network namespace {node.name} that the lab of GPUs has not made; "
+                "expected none of that name",
+                hint=f"`ip netns exec {node.name} ip address` shows what is in it; "
+                f"ip netns delete {node.name}",
+            )
 
 
 def leftovers(nodes: Iterable[GpuNodeLayout]) -> list[str]:
     """Return those of the GPU lab's networks that exist on this machine."""
     nodes = list(nodes)
     ports = {port for node in nodes for port in (node.port, node.fabric_port)}
-    found = sorted(namespaces() & {node.name for node in nodes})
+    found = sorted(node.name for node in nodes if owner.is_ours(node.name))
     found += sorted(links() & {BRIDGE, FABRIC_BRIDGE, *ports})
     return found + [f"rule {rule}" for table in TABLES for rule in saved_rules(table)]
