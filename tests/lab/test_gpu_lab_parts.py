@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -150,7 +151,7 @@ def able(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "value", "said"),
     [
-        (requirements, "which", lambda n: None if n == "unshare" else n, "needs util-linux"),
+        (requirements, "which", lambda n: None if n == "setpriv" else n, "needs util-linux"),
         (requirements, "has_overlay", lambda: False, "needs overlayfs"),
         (requirements, "has_groups", lambda: False, "control groups, version 2"),
         (seed, "systemd", lambda: None, "boots systemd in each node"),
@@ -415,11 +416,21 @@ def test_a_supervisor_keeps_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["PATH"] == os.environ["PATH"]
 
 
-def test_the_command_makes_every_namespace(tmp_path: Path) -> None:
+def test_a_node_boots_in_its_network(tmp_path: Path) -> None:
     words = supervisor.command(GpuLayout(tmp_path).nodes(2)[1], "/dev/pts/3")
     assert words[:3] == ["nsenter", "--net=/run/netns/gpu2", "--"]
-    assert {"--mount", "--uts", "--ipc", "--pid", "--fork"} <= set(words)
-    assert words[-3:] == [str(tmp_path), "2", "/dev/pts/3"]
+    assert words[3:] == [*supervisor.BOOT, str(tmp_path), "2", "/dev/pts/3"]
+
+
+@pytest.mark.parametrize("status", [0, 3, -signal.SIGHUP, -signal.SIGKILL])
+def test_a_parent_ends_like_process_1(status: int) -> None:
+    """The supervisor takes SIGHUP, which it ignores itself, for a reboot."""
+    code = (
+        "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+        f"from spark_cluster.lab.gpu.boot import end_like; end_like({status})"
+    )
+    paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=paths).returncode == status
 
 
 @pytest.fixture

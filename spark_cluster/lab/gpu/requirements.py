@@ -18,7 +18,7 @@ from spark_cluster.lab.shell import run
 
 TOOLS = {
     "ip": "iproute2", "nsenter": "util-linux", "setpriv": "util-linux", "setsid": "util-linux",
-    "unshare": "util-linux", "pivot_root": "util-linux", "mount": "mount", "umount": "mount",
+    "pivot_root": "util-linux", "mount": "mount", "umount": "mount",
 }  # fmt: skip
 """Every program that the lab of GPUs calls on this machine, and the package that has it."""
 
