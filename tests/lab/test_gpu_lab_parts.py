@@ -17,7 +17,6 @@ import factories
 import forwarding
 import pytest
 from click.testing import CliRunner
-from conftest import WHY_NOT
 
 from spark_cluster.cli.lab import command
 from spark_cluster.config.inventory import fabric_addresses, read_inventory
@@ -270,7 +269,9 @@ def test_what_lets_nodes_out_is_above_what_keeps_others_out() -> None:
 
 
 @pytest.mark.lab
-@pytest.mark.skipif(bool(WHY_NOT) or not shutil.which("iptables"), reason="root and iptables")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("iptables"), reason="needs root on Linux and iptables"
+)
 def test_hosts_of_the_machines_network_do_not_reach_nodes() -> None:
     script = [sys.executable, forwarding.__file__, forwarding.network_namespace()]
     argv = ["unshare", "--net", "--mount", "--", *script]
