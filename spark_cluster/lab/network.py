@@ -27,7 +27,8 @@ from spark_cluster.lab.layout import (
     Layout,
     NodeLayout,
 )
-from spark_cluster.lab.shell import output, run
+from spark_cluster.lab.shell import QUICK_S, output, run
+from spark_cluster.node import durable
 
 FABRIC_MTU = 9216
 CABLED = 2
@@ -38,12 +39,14 @@ CONF = Path("/proc/sys/net/ipv4/conf")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 NETNS = Path("/run/netns")
 SYS_NET = Path("/sys/class/net")
+IPTABLES = ("iptables", "-w", "30")
+"""It waits 30 s at most for another program that changes the firewall."""
 
 
 def ip(*commands: str, namespace: str = "", check: bool = True) -> None:
     """Run several `ip` commands in one process; without `check`, all of them whatever happens."""
     argv = ["ip", *(["-n", namespace] if namespace else []), *([] if check else ["-force"])]
-    run([*argv, "-batch", "-"], stdin="\n".join(commands) + "\n", check=check)
+    run([*argv, "-batch", "-"], stdin="\n".join(commands) + "\n", check=check, timeout=QUICK_S)
 
 
 def namespaces() -> set[str]:
@@ -60,7 +63,7 @@ def saved_rules(*options: str) -> list[str]:
     """The lab's own firewall rules as `iptables-save` prints them; none without iptables."""
     if not shutil.which("iptables-save"):
         return []
-    lines = output(["iptables-save", *options]).splitlines()
+    lines = output(["iptables-save", *options], QUICK_S).splitlines()
     return [line for line in lines if line.startswith("-A") and RULE_COMMENT in line]
 
 
@@ -94,7 +97,7 @@ def raise_bridge(layout: Layout) -> None:
     )
     forward(layout.forwarding, BRIDGE, default_interface())
     for table, rule in rules():
-        run(["iptables", "-w", "-t", table, "-I", *rule.split()])
+        run([*IPTABLES, "-t", table, "-I", *rule.split()])
     run(["ip", "netns", "add", CABLES])
     off = "/proc/sys/net/ipv6/conf/default/disable_ipv6"
     run(["ip", "netns", "exec", CABLES, "sh", "-c", f"[ ! -e {off} ] || echo 1 > {off}"])
@@ -115,27 +118,33 @@ def forward(record: Path, bridge: str, outside: str) -> None:
     if setting.read_text().strip() == "1":
         return
     before = {"boot": BOOT_ID.read_text(), "settings": {outside: setting.read_text().strip()}}
-    record.write_text(json.dumps(before))
+    durable.write_file(record, json.dumps(before).encode())
     setting.write_text("1")
 
 
 def restore_forwarding(record: Path) -> None:
     """Set back what `forward` has changed, unless the machine has booted since."""
-    if not record.exists():
-        return
-    before = json.loads(record.read_text())
-    if before["boot"] == BOOT_ID.read_text():
-        for interface, value in before["settings"].items():
-            if (CONF / interface).exists():
-                (CONF / interface / "forwarding").write_text(value)
-    record.unlink()
+    for interface, value in _settings_before(record).items():
+        if (CONF / interface).exists():
+            (CONF / interface / "forwarding").write_text(value)
+    record.unlink(missing_ok=True)
+
+
+def _settings_before(record: Path) -> dict[str, str]:
+    """Return what `forward` has written down in this boot of the machine; a torn file is none."""
+    try:
+        before = json.loads(record.read_text())
+        same_boot = before["boot"] == BOOT_ID.read_text()
+        return dict(before["settings"]) if same_boot else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def lower_bridge(layout: Layout) -> None:
     """Take away all of the machine's side, however much of it is there."""
     for table in ("nat", "filter"):
         for rule in saved_rules("-t", table):
-            run(["iptables", "-w", "-t", table, "-D", *shlex.split(rule)[1:]], check=False)
+            run([*IPTABLES, "-t", table, "-D", *shlex.split(rule)[1:]], check=False)
     restore_forwarding(layout.forwarding)
     detach_neighbour()
     if CABLES in namespaces():

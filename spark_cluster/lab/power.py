@@ -13,7 +13,7 @@ from pathlib import Path
 from spark_cluster.errors import Failed
 from spark_cluster.lab import cgroup, disk, network
 from spark_cluster.lab.artefact import clear, mounts_below, unmount
-from spark_cluster.lab.layout import Layout, NodeLayout
+from spark_cluster.lab.layout import STATE_VARIABLE, Layout, NodeLayout
 from spark_cluster.lab.prepare import Prepared
 from spark_cluster.lab.seed import make_host_keys, seed
 from spark_cluster.lab.shell import run
@@ -23,6 +23,10 @@ from spark_cluster.lab.wheels import WHEELS
 SUPERVISOR = [sys.executable, "-m", "spark_cluster.lab.supervisor"]
 PACKAGE_PARENT = Path(__file__).parents[2]
 UNSAFE_DPKG = "etc/dpkg/dpkg.cfg.d/lab"
+KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TERM")
+"""Variables of the caller that a supervisor gets, next to those of the labs; Python itself may need
+the folders of libraries."""
+
 ORDERLY = 20.0
 """Seconds a node gets to power off by itself (Docker gives its containers 10)."""
 
@@ -102,11 +106,19 @@ def start(node: NodeLayout, argv: list[str]) -> None:
     """Start a program of this package as a node's supervisor."""
     node.lock.touch()
     node.powered.unlink(missing_ok=True)  # left there if this machine was switched off meanwhile
+    run(["setsid", "--fork", *argv], env=supervisor_environment(), log=node.console)
+
+
+def supervisor_environment() -> dict[str, str]:
+    """Return the environment of a supervisor: it outlives this process, and needs no secrets."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in KEPT or name.startswith(STATE_VARIABLE)
+    }
     # the supervisor must find this package, installed or not, and what it imports
     paths = [str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    path = os.pathsep.join(paths)
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
-    run(["setsid", "--fork", *argv], env=environment, log=node.console)
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
 
 
 def off(node: NodeLayout, *, orderly: bool = True) -> bool:

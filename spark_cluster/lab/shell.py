@@ -9,6 +9,11 @@ from pathlib import Path
 from spark_cluster.errors import Failed
 
 LAST_LINES = 12
+LIMIT_S = 3600.0
+"""Seconds that a program gets where nothing else is said: none is waited for for ever."""
+
+QUICK_S = 120.0
+"""Seconds for programs that ask or tell the kernel something, on a machine under load."""
 
 
 def run(
@@ -24,11 +29,14 @@ def run(
 
     Args:
         log: file that gets all its output, for long builds; quoted when it fails.
+        timeout: seconds; by default `LIMIT_S`, and none for what has a log.
 
     Raises:
         Failed: it ended with another status than 0 and `check` is set, or ran out of time.
     """
     command = [str(word) for word in argv]
+    if timeout is None and log is None:
+        timeout = LIMIT_S
     keywords: dict[str, object] = {"text": True, "env": env, "input": stdin or ""}
     try:
         if log is None:
@@ -55,6 +63,6 @@ def run(
     return result
 
 
-def output(argv: Sequence[str | Path]) -> str:
+def output(argv: Sequence[str | Path], timeout: float | None = None) -> str:
     """Return what a program printed, without the trailing newline."""
-    return run(argv).stdout.rstrip("\n")
+    return run(argv, timeout=timeout).stdout.rstrip("\n")

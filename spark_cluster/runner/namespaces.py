@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spark_cluster.errors import InvalidFile, Unreachable
+from spark_cluster.errors import InvalidFile, Refused, Unreachable
+from spark_cluster.loader import trust
 
 SPACES = ("mount", "uts", "ipc", "net", "pid", "cgroup")
 """Those that are entered; of the others the node has the machine's."""
@@ -14,44 +15,116 @@ START_IT = "start it; nodes of the lab of GPUs: spark-cluster lab up --gpus"
 START = 19
 """Place of a process's start among the fields of /proc/PID/stat after its name, proc(5)."""
 
+PROC = Path("/proc")
 
-def leader(node: str, file: Path, proc: Path = Path("/proc")) -> int:
+
+def leader(node: str, file: Path, proc: Path = PROC) -> int:
     """Return the process that a file names: its number and, after it, perhaps its start.
 
     The start, in clock ticks since the machine's as in /proc/PID/stat, tells it from another
-    process that has got the number since.
+    process that has got the number since. Root's programs run in the namespaces of that process,
+    so the file is one that no other user could have written, and the process has the user
+    namespace of this one: other user namespaces are made without being root.
 
     Raises:
         Unreachable: it does not run.
         InvalidFile: the file holds something else.
+        Refused: others can write the file, or the process is in a user namespace of its own.
     """
+    words = _words(node, file)
     try:
-        words = file.read_text().split()
-    except FileNotFoundError:
-        raise _is_off(node) from None
-    except OSError as error:
-        raise Unreachable(f"{file} cannot be read: {error.strerror}", where=node) from None
-    if not words:
-        raise _is_off(node)
-    if len(words) > 2 or not all(word.isdecimal() for word in words):
-        raise InvalidFile(
-            f"found {' '.join(words)[:60]!r}, expected the number of a process",
-            where=str(file),
-            hint=f"namespaces_of of {node} names this file",
-        )
-    try:
-        stat = (proc / words[0] / "stat").read_text()
+        stat = (proc / words[0] / "stat").read_text(errors="replace")
     except OSError:
         raise _is_off(node) from None
     if len(words) == 2 and stat.rpartition(")")[2].split()[START] != words[1]:
         raise _is_off(node)
+    try:
+        own_users = _has_own_users(words[0], proc)
+    except OSError:
+        raise _is_off(node) from None
+    if own_users:
+        raise Refused(
+            f"process {words[0]}, which {file} names, is in a user namespace of its own; "
+            "expected the machine's",
+            where=node,
+            hint="such namespaces are not entered as root: run that container without a user "
+            "namespace (not rootless, no userns-remap), or reach the node over SSH",
+        )
     return int(words[0])
 
 
-def enter(pid: int) -> list[str]:
-    """Return what runs a program in a process's namespaces, in front of the program's own words."""
-    return ["nsenter", f"--target={pid}", *(f"--{space}" for space in SPACES), "--"]
+def _words(node: str, file: Path) -> list[str]:
+    """Return one or two numbers, which no other user could have written."""
+    try:
+        real = file.resolve(strict=True)
+        for path in dict.fromkeys((real, file.absolute())):
+            if problem := trust.foreign(path, Path("/")):
+                found, advice = problem
+                message = f"namespaces_of is not used: {found}; root enters what that file names"
+                raise Refused(message, where=node, hint=advice)
+        words = real.read_text().split()
+    except FileNotFoundError:
+        raise _is_off(node) from None
+    except OSError as error:
+        raise Unreachable(f"{file} cannot be read: {error.strerror}", where=node) from None
+    except UnicodeDecodeError:
+        raise _no_number(node, file, "bytes that are no text") from None
+    if not words:
+        raise _is_off(node)
+    if len(words) > 2 or not all(word.isascii() and word.isdecimal() for word in words):
+        raise _no_number(node, file, repr(" ".join(words)[:60]))
+    return words
+
+
+def _has_own_users(pid: str, proc: Path) -> bool:
+    """Return whether a process is in another user namespace than this one.
+
+    Only root may look at the namespaces of another user's process. Others compare which users it
+    knows: all of the machine's are in no user namespace that was made without being root.
+    """
+    try:
+        return (proc / pid / "ns/user").readlink() != (proc / "self/ns/user").readlink()
+    except PermissionError:
+        return _users(pid, proc) != _users("self", proc)
+
+
+def _users(pid: str, proc: Path) -> list[str]:
+    return (proc / pid / "uid_map").read_text().split()
+
+
+def enter(pid: int, proc: Path = PROC) -> list[str]:
+    """Return what runs a program in a process's namespaces, in front of the program's own words.
+
+    What the process can no longer have of root's capabilities, the program cannot have either.
+
+    Raises:
+        Unreachable: it does not run.
+    """
+    words = ["nsenter", f"--target={pid}", *(f"--{space}" for space in SPACES), "--"]
+    try:
+        lost = _bounds("self", proc) & ~_bounds(str(pid), proc)
+    except OSError:
+        raise Unreachable(f"process {pid} has ended", hint=START_IT) from None
+    if lost:
+        dropped = ",".join(f"-cap_{bit}" for bit in range(lost.bit_length()) if lost >> bit & 1)
+        words += ["setpriv", f"--bounding-set={dropped}", f"--inh-caps={dropped}", "--"]
+    return words
+
+
+def _bounds(pid: str, proc: Path) -> int:
+    """Return the bounding set of a process's capabilities, a bit for each."""
+    status = (proc / pid / "status").read_text(errors="replace")
+    line = next(line for line in status.splitlines() if line.startswith("CapBnd:"))
+    return int(line.split()[1], 16)
 
 
 def _is_off(node: str) -> Unreachable:
     return Unreachable("is not running", where=node, hint=START_IT)
+
+
+def _no_number(node: str, file: Path, found: str) -> InvalidFile:
+    return InvalidFile(
+        f"found {found}, expected the number of a process",
+        where=str(file),
+        hint=f"namespaces_of of {node} names this file",
+    )

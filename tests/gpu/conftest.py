@@ -172,6 +172,8 @@ def user(environment: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def lab_up(user: Recorded, environment: str, nodes: int, *words: str) -> None:
     """Have so many nodes on this machine's GPUs, which see the environment and the project."""
     shares = ("--share", environment, "--share", str(user.home))
+    if "--fresh" not in words:  # nodes that run are not replaced by others
+        user("lab", "down", "--gpus")
     user("lab", "up", "--gpus", "--nodes", str(nodes), *shares, *words)
 
 

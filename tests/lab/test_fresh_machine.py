@@ -37,7 +37,7 @@ CALLS = re.compile(rf"\b(?:{'|'.join(RUNS)})\(")
 """What a module has to hold that runs a program; others are not parsed."""
 
 ALWAYS_THERE = {"apt-get", "apt-config", "systemctl", "systemd-analyze", "sh"} | {
-    "cat", "chroot", "cp", "echo", "env", "sleep", "sync", "true",
+    "cat", "chroot", "cp", "echo", "env", "sleep", "stat", "sync", "true",
 }  # fmt: skip
 """apt is asked for by name where it is missing; systemd's two are looked for; dash and coreutils
 are essential packages."""

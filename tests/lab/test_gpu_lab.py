@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +16,14 @@ from conftest import WHY_NOT
 from fake_gpus import fake_gpus, why_not
 from waiting import until
 
+from spark_cluster.errors import Failed, UsageError
 from spark_cluster.lab import cgroup, power
 from spark_cluster.lab.gpu import GpuLab, network, requirements
+from spark_cluster.lab.gpu import lab as lab_of_gpus
 from spark_cluster.lab.gpu.lab import inside
-from spark_cluster.lab.gpu.layout import GpuNodeLayout
-from spark_cluster.lab.network import BOOT_ID
+from spark_cluster.lab.gpu.layout import GpuLayout, GpuNodeLayout
+from spark_cluster.lab.network import BOOT_ID, namespaces
+from spark_cluster.lab.shell import run
 
 pytestmark = pytest.mark.lab
 
@@ -114,10 +119,24 @@ def test_the_machine_is_not_the_nodes_to_change(user):
     shared = user.home / "shared/model"
     assert in_node(1, "sh", "-c", f"echo x > {shared} || echo refused") == "refused"
     assert in_node(1, "sh", "-c", "ls /var/cache/spark-cluster/lab-gpus") == ""
-    dropped = in_node(
-        1, "systemd-run", "--quiet", "--pipe", "--wait", "grep", "CapBnd", "/proc/self/status"
-    )
-    assert not int(dropped.split()[1], 16) & 1 << 27, "CAP_MKNOD"
+    lost = sum(1 << bit for bit in (16, 17, 25, 27))  # sys_module, sys_rawio, sys_time, mknod
+    unit = ("systemd-run", "--quiet", "--pipe", "--wait")
+    for ways in (in_node(1, *unit, *CAPABILITIES), in_node(1, *CAPABILITIES)):
+        assert not bits(ways) & lost
+    printed = user("--limit", "gpu1", "exec", "--", *CAPABILITIES).out
+    assert not bits(printed) & lost
+    tried = user("--limit", "gpu1", "exec", "--", "sh", "-c", "mknod /x c 1 3 || echo refused").out
+    assert "refused" in tried
+
+
+CAPABILITIES = ("grep", "^Cap", "/proc/self/status")
+
+
+def bits(printed: str) -> int:
+    """All capabilities of a process, in any of its sets."""
+    found = re.findall(r"Cap(?:Inh|Prm|Eff|Bnd|Amb):\s*([0-9a-f]+)", printed)
+    assert len(found) == 5
+    return functools.reduce(int.__or__, (int(word, 16) for word in found))
 
 
 def test_commands_work_without_ssh(user):
@@ -166,6 +185,73 @@ def journal(number: int, *words: str) -> str:
     return in_node(number, "journalctl", "--unit=greeting", "--output=cat", *words)
 
 
+def test_nodes_that_run_are_not_replaced_by_others(user, machine, monkeypatch):
+    up(user, machine)
+    before = power.leader(node(1))
+    refused = user("lab", "up", "--gpus", "--nodes", "1", "--share", str(machine), status=2)
+    assert "nodes: 2 exist, 1 are asked for" in refused.err
+    assert "lab down --gpus" in refused.err
+    shared = user("lab", "up", "--gpus", "--share", str(machine), status=2)
+    assert f"--share asks for {machine}" in shared.err
+    monkeypatch.setenv("PATH", user.environment["PATH"])
+    monkeypatch.setattr(requirements, "libraries", lambda: ["/srv/other"])
+    told: list[str] = []
+    lab = GpuLab.default()
+    assert not lab.up(shares=[machine, user.home / "shared"], progress=told.append)
+    assert any("nodes were started: folders of libraries" in line for line in told)
+    assert power.leader(node(1)) == before
+
+
+def test_a_machine_has_one_lab_at_a_time(user, machine, monkeypatch, tmp_path):
+    """Another folder's has the same bridges, rules and namespaces."""
+    up(user, machine)
+    before = power.leader(node(1))
+    monkeypatch.setenv("PATH", user.environment["PATH"])
+    (tmp_path / "lab-gpus").mkdir()
+    other = GpuLab(GpuLayout(tmp_path / "lab-gpus"))  # and the same control groups
+    assert other.state() == "down"
+    with pytest.raises(UsageError, match=r"the lab of GPUs in .* is up, and") as caught:
+        other.up(1, shares=[machine])
+    assert f"SPARK_CLUSTER_LAB_GPUS={node(1).state} spark-cluster lab down" in caught.value.hint
+    told: list[str] = []
+    assert not other.down(progress=told.append)
+    assert any("is left alone" in line for line in told)
+    assert power.leader(node(1)) == before
+    assert GpuLab.default().state() == "up"
+    user("lab", "down", "--gpus")
+    assert other.up(1, shares=[machine])
+    assert GpuLab.default().state() == "down"
+    assert other.down()
+
+
+def test_a_namespace_of_somebody_elses_stays(user, machine):
+    user("lab", "down", "--gpus")
+    run(["ip", "netns", "add", "gpu2"])
+    try:
+        refused = user("lab", "up", "--gpus", "--share", str(machine), status=2)
+        assert "there is a network namespace gpu2 that the lab of GPUs has not made" in refused.err
+        user("lab", "down", "--gpus")
+        assert "gpu2" in namespaces()
+    finally:
+        run(["ip", "netns", "delete", "gpu2"])
+
+
+def test_up_looks_at_the_nodes_that_are_up(user, machine, monkeypatch):
+    up(user, machine)
+    GpuLab.default().layout.inventory.write_text("")
+    assert up(user, machine), "its inventory was written again"
+    assert "namespaces_of" in GpuLab.default().layout.inventory.read_text()
+    assert not up(user, machine)
+    monkeypatch.setattr(lab_of_gpus, "READY_S", 1.0)
+    monkeypatch.setenv("PATH", user.environment["PATH"])
+    in_node(1, "sh", "-c", "mount --bind /bin/false /usr/bin/systemctl")
+    shares = [machine, user.home / "shared"]
+    with pytest.raises(Failed, match=r"did not come up in 1 s \(no answer of its systemd\); its"):
+        GpuLab.default().up(shares=shares)
+    in_node(1, "umount", "/usr/bin/systemctl")
+    assert not GpuLab.default().up(shares=shares)
+
+
 def test_a_node_that_is_off_says_so(user, machine):
     in_node(2, "systemctl", "poweroff")
     until(lambda: power.state(node(2)) == "off", what="it is off")
@@ -198,6 +284,7 @@ def test_nodes_share_a_gpu_only_when_told_to(user, machine):
     refused = user("lab", "up", "--gpus", "--nodes", "3", status=2)
     assert "--nodes 3: this machine has 2 GPUs, and each node gets one" in refused.err
     assert "--share-gpu" in refused.err
+    user("lab", "down", "--gpus")
     assert up(user, machine, "--nodes", "3", "--share-gpu")
     devices = [in_node(n, "sh", "-c", "cd /dev; echo nvidia[0-9]*") for n in (1, 2, 3)]
     assert devices == ["nvidia0", "nvidia1", "nvidia0"]
@@ -211,6 +298,7 @@ def test_disks_in_memory_where_overlayfs_cannot_write(user, machine, monkeypatch
     monkeypatch.setenv("PATH", user.environment["PATH"])
     monkeypatch.setattr(requirements, "keeps_in_memory", lambda *_: True)
     told: list[str] = []
+    GpuLab.default().down()
     GpuLab.default().up(1, shares=[machine], progress=told.append)
     assert any("in memory" in line for line in told)
     assert "memory/upper" in in_node(1, "cat", "/proc/mounts")

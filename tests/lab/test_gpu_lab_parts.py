@@ -4,22 +4,46 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import factories
+import forwarding
 import pytest
 from click.testing import CliRunner
 
 from spark_cluster.cli.lab import command
 from spark_cluster.config.inventory import fabric_addresses, read_inventory
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.lab.gpu import devices, mounts, requirements, seed, supervisor
-from spark_cluster.lab.gpu.description import Description, read
+from spark_cluster.lab import network as lab_network
+from spark_cluster.lab import power
+from spark_cluster.lab.gpu import (
+    boot,
+    devices,
+    mounts,
+    network,
+    owner,
+    requirements,
+    seed,
+    supervisor,
+)
+from spark_cluster.lab.gpu.description import (
+    Description,
+    asked_differently,
+    changed_since,
+    read,
+)
 from spark_cluster.lab.gpu.devices import Gpu
 from spark_cluster.lab.gpu.inventory import inventory
 from spark_cluster.lab.gpu.layout import BRIDGE, DEFAULT_STATE, FABRIC, FABRIC_BRIDGE, GpuLayout
 from spark_cluster.lab.layout import Layout
+from spark_cluster.lab.network import restore_forwarding
 
 H100 = "0, GPU-1, 00000000:18:00.0, NVIDIA H100 80GB HBM3, 81559\n"
 GB10 = "0, GPU-2, 0000000F:01:00.0, NVIDIA GB10, [N/A]\n"
@@ -126,7 +150,7 @@ def able(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "value", "said"),
     [
-        (requirements, "which", lambda n: None if n == "unshare" else n, "needs util-linux"),
+        (requirements, "which", lambda n: None if n == "setpriv" else n, "needs util-linux"),
         (requirements, "has_overlay", lambda: False, "needs overlayfs"),
         (requirements, "has_groups", lambda: False, "control groups, version 2"),
         (seed, "systemd", lambda: None, "boots systemd in each node"),
@@ -190,6 +214,29 @@ def test_mounts_that_nodes_see() -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "point"),
+    [("/media/Müller", "/media/Müller"), ("/srv/a\\040b\\011c", "/srv/a b\tc"),
+     ("/srv/a\\134040b", "/srv/a\\040b"), ("/srv/\\xe4", "/srv/\\xe4")],
+)  # fmt: skip
+def test_the_name_of_a_mount_is_read_as_the_kernel_writes_it(written: str, point: str) -> None:
+    (found,) = mounts.parse(f"36 35 98:0 / {written} ro - ext4 /dev/vdb ro")
+    assert found.point == Path(point)
+
+
+def test_a_mount_that_does_not_answer_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    factories.put(tmp_path / "bin/stat", "#!/bin/sh\nexec sleep 60\n").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr(boot, "ANSWERS_WITHIN_S", 0.1)
+    boot.show(tmp_path / "dead", tmp_path / "root")
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == f"showing {tmp_path}/dead"
+    assert last.startswith(f"{tmp_path}/dead is not shown: stat -- {tmp_path}/dead did not end")
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize(
     ("path", "kind"),
     [("/var/cache", "ext4"), ("/srv/my models/big/x", "xfs"), ("/mnt/tools/x", "tmpfs"),
      ("/srv/my modelsX", "ext4")],
@@ -206,7 +253,58 @@ def test_the_topmost_mount_counts() -> None:
 def test_memory_takes_what_an_overlay_cannot(tmp_path: Path) -> None:
     root = mounts.parse("22 1 254:0 / / rw - overlay overlay rw\n")
     assert requirements.keeps_in_memory(root, tmp_path / "state")
+    for kind in ("fuse.sshfs", "fuseblk", "cifs"):
+        remote = mounts.parse(f"22 1 254:0 / / rw - {kind} x rw\n")
+        assert requirements.keeps_in_memory(remote, tmp_path / "state"), kind
     assert not requirements.keeps_in_memory(mounts.parse(MOUNTINFO), tmp_path / "state")
+
+
+# --- the network -----------------------------------------------------------------------------
+
+
+def test_what_lets_nodes_out_is_above_what_keeps_others_out() -> None:
+    """Each rule is inserted above the one before."""
+    verdicts = [rule.split()[-1] for table, rule in network.rules() if table == "filter"]
+    assert verdicts == ["DROP", "ACCEPT", "ACCEPT", "ACCEPT"]
+
+
+@pytest.mark.lab
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("iptables"), reason="needs root on Linux and iptables"
+)
+def test_hosts_of_the_machines_network_do_not_reach_nodes() -> None:
+    script = [sys.executable, forwarding.__file__, forwarding.network_namespace()]
+    argv = ["unshare", "--net", "--mount", "--", *script]
+    paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=paths)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "machine to node": True,
+        "node to LAN": True,
+        "LAN to node": False,
+    }
+
+
+ROUTES = """[{"dst": "default", "gateway": "192.0.2.1", "dev": "eth0"},
+ {"dst": "0.0.0.0/1", "gateway": "198.51.100.1", "dev": "tun0"},
+ {"dst": "10.90.1.0/24", "dev": "eth1"}, {"dst": "10.89.0.0/24", "dev": "br-spark"},
+ {"type": "broadcast", "dst": "10.90.0.255", "dev": "br-spark-gpu", "table": "local"},
+ {"dst": "10.90.0.0/24", "dev": "br-spark-gpu"}]"""
+
+
+def test_a_network_that_is_in_use_is_named() -> None:
+    free = json.loads(ROUTES)
+    network.require_free(free)
+    for route, said in (
+        ({"dst": "10.88.0.0/14", "gateway": "192.0.2.7", "dev": "wg0", "table": "52"},
+         "10.88.0.0/14 via 192.0.2.7 dev wg0"),
+        ({"dst": "10.90.0.7", "dev": "eth1"}, "10.90.0.7 dev eth1"),
+        ({"type": "unreachable", "dst": "10.0.0.0/8"}, "unreachable 10.0.0.0/8"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=f"has a route to {re.escape(said)}, which") as caught:
+            network.require_free([*free, route])
+        assert "10.90.0.0/24" in caught.value.message
+        assert "ip route" in caught.value.hint
 
 
 # --- names, addresses, files -----------------------------------------------------------------
@@ -240,15 +338,100 @@ def test_a_description_survives_its_file(tmp_path: Path) -> None:
     described.write(node)
     assert read(node.description) == described
     assert json.loads(node.description.read_text())["gpu"]["name"] == "NVIDIA H100"
-    node.description.write_text("{")
-    assert read(node.description) is None
+    whole = json.loads(node.description.read_text())
+    other = {**whole, "gpu": {"index": 0}}
+    older = {name: value for name, value in whole.items() if name != "mounts"}
+    for data in (older, other, {**whole, "colour": "green"}, {**whole, "shares": None}, [], None):
+        node.description.write_text(json.dumps(data))
+        assert read(node.description) is None, data
+    for text in ("", "{"):
+        node.description.write_text(text)
+        assert read(node.description) is None
 
 
-def test_the_command_makes_every_namespace(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"boot": "now\\n"}', '{"settings": 1}'])
+def test_a_torn_record_of_forwarding_is_none(tmp_path: Path, text: str) -> None:
+    record = factories.put(tmp_path / "forwarding.json", text)
+    restore_forwarding(record)
+    assert not record.exists()
+    restore_forwarding(record)
+
+
+def test_forwarding_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_network, "CONF", tmp_path)
+    for name, value in (("br0", "0"), ("eth0", "0")):
+        factories.put(tmp_path / name / "forwarding", f"{value}\n")
+    record = tmp_path / "forwarding.json"
+    lab_network.forward(record, "br0", "eth0")
+    assert (tmp_path / "eth0/forwarding").read_text() == "1"
+    restore_forwarding(record)
+    assert (tmp_path / "eth0/forwarding").read_text() == "0"
+
+
+def test_nodes_are_compared_by_what_the_user_asked_for() -> None:
+    hosts = {"10.90.0.11": "gpu1"}
+    was = Description(gpu(0), ("nvidia0",), shares=("/srv",), hosts=hosts)
+    later = replace(was, mounts=("/mnt",), name_servers=("9.9.9.9",), libraries=("/x",))
+    assert asked_differently([was], [later]) == []
+    assert changed_since([was], [was]) == []
+    assert changed_since([was], [later]) == ["mounts", "name servers", "folders of libraries"]
+    assert changed_since([None], [later]) == []
+    for new, said in (
+        (replace(was, gpu=gpu(1)), "gpu1 has GPU GPU-0, GPU-1 is asked for"),
+        (replace(was, shares=()), "gpu1 is shown /srv, --share asks for nothing"),
+        (replace(was, hosts={}), "gpu1 has other addresses"),
+    ):
+        assert asked_differently([was], [new]) == [said]
+    assert asked_differently([None], [was]) == ["gpu1 was made by another version of spark-cluster"]
+    assert asked_differently([was], [was, was]) == ["nodes: 1 exist, 2 are asked for"]
+
+
+def test_the_lab_that_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "RUN", tmp_path / "run")
+    monkeypatch.setattr(owner, "NETNS", tmp_path)
+    assert owner.recorded() is None
+    assert owner.other(tmp_path / "one") is None
+    owner.claim(tmp_path / "one")
+    assert owner.other(tmp_path / "one") is None
+    assert owner.other(tmp_path / "two") == tmp_path / "one"
+    owner.release()
+    assert owner.other(tmp_path / "two") is None
+    first = factories.put(tmp_path / "gpu1", "")
+    assert not owner.is_ours("gpu1")
+    owner.remember("gpu1")
+    assert owner.is_ours("gpu1")
+    first.rename(tmp_path / "kept")  # so that the next one gets another number
+    assert not owner.is_ours("gpu1")
+    factories.put(tmp_path / "gpu1", "")
+    assert not owner.is_ours("gpu1"), "another one of that name"
+
+
+def test_a_supervisor_keeps_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("SPARK_CLUSTER_LAB_GPUS", "/srv/lab")
+    monkeypatch.setenv("PYTHONPATH", "/srv/python")
+    found = power.supervisor_environment()
+    assert "HF_TOKEN" not in found
+    assert found["SPARK_CLUSTER_LAB_GPUS"] == "/srv/lab"
+    assert found["PYTHONPATH"].endswith(":/srv/python")
+    assert found["PATH"] == os.environ["PATH"]
+
+
+def test_a_node_boots_in_its_network(tmp_path: Path) -> None:
     words = supervisor.command(GpuLayout(tmp_path).nodes(2)[1], "/dev/pts/3")
     assert words[:3] == ["nsenter", "--net=/run/netns/gpu2", "--"]
-    assert {"--mount", "--uts", "--ipc", "--pid", "--fork"} <= set(words)
-    assert words[-3:] == [str(tmp_path), "2", "/dev/pts/3"]
+    assert words[3:] == [*supervisor.BOOT, str(tmp_path), "2", "/dev/pts/3"]
+
+
+@pytest.mark.parametrize("status", [0, 3, -signal.SIGHUP, -signal.SIGKILL])
+def test_a_parent_ends_like_process_1(status: int) -> None:
+    """The supervisor takes SIGHUP, which it ignores itself, for a reboot."""
+    code = (
+        "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+        f"from spark_cluster.lab.gpu.boot import end_like; end_like({status})"
+    )
+    paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=paths).returncode == status
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from program import invoke
 from waiting import until
 
 from spark_cluster.config.inventory import InventoryNode
-from spark_cluster.errors import Failed, InvalidFile, Unreachable
+from spark_cluster.errors import Failed, InvalidFile, Refused, Unreachable
 from spark_cluster.resources import File
 from spark_cluster.runner import local_connection, namespaces, payload, reconnect
 from spark_cluster.runner.connections import Connections, ssh
@@ -259,3 +259,77 @@ def test_a_node_that_is_off(process, tmp_path: Path) -> None:
     file.write_text("gpu1\n")
     with pytest.raises(InvalidFile, match="found 'gpu1', expected the number of a process"):
         namespaces.leader("gpu1", file)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidFile, match="found bytes that are no text, expected the number"):
+        namespaces.leader("gpu1", file)
+
+
+def test_a_file_that_others_can_write_names_no_process(process, tmp_path: Path) -> None:
+    """Its process's programs would be run as root."""
+    _, file = process
+    link = tmp_path / "link"
+    link.symlink_to(file)
+    for path, mode in ((file, 0o666), (tmp_path, 0o777)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        for name in (file, link):
+            with pytest.raises(Refused, match="is writable by everyone") as caught:
+                namespaces.leader("gpu1", name)
+            assert caught.value.where == "gpu1"
+            assert f"chmod o-w {path}" in caught.value.hint
+        path.chmod(before)
+    assert namespaces.leader("gpu1", link)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root is needed")
+def test_a_file_of_another_user_names_no_process(process) -> None:
+    _, file = process
+    os.chown(file, 65534, 65534)
+    with pytest.raises(Refused, match="belongs to another user"):
+        namespaces.leader("gpu1", file)
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A /proc with this process, and number 7 with the same users and fewer capabilities."""
+    for pid, bounds in (("self", "000001fffeffffff"), ("7", "000001fffefcffff")):
+        folder = tmp_path / "proc" / pid
+        factories.put(folder / "stat", f"{pid} (x) S" + " 0" * 30)
+        factories.put(folder / "uid_map", "0 0 4294967295\n")
+        factories.put(folder / "status", f"Name:\tx\nCapBnd:\t{bounds}\n")
+        (folder / "ns").mkdir()
+        (folder / "ns/user").symlink_to("user:[1]")
+    return tmp_path / "proc"
+
+
+@pytest.mark.parametrize("is_root", [True, False])
+def test_a_process_in_a_user_namespace_is_not_entered(
+    proc: Path, monkeypatch: pytest.MonkeyPatch, is_root: bool
+) -> None:
+    file = factories.put(proc.parent / "leader", "7\n")
+    if not is_root:
+
+        def denied(_path: Path) -> Path:
+            raise PermissionError
+
+        monkeypatch.setattr(Path, "readlink", denied)
+    assert namespaces.leader("gpu1", file, proc) == 7
+    (proc / "7/ns/user").unlink()
+    (proc / "7/ns/user").symlink_to("user:[2]")
+    (proc / "7/uid_map").write_text("0 65534 1\n")
+    with pytest.raises(Refused, match=r"process 7, which .* is in a user namespace") as caught:
+        namespaces.leader("gpu1", file, proc)
+    assert "userns-remap" in caught.value.hint
+
+
+def test_a_program_gets_no_capability_that_the_process_has_lost(proc: Path) -> None:
+    words = namespaces.enter(7, proc)
+    lost = "-cap_16,-cap_17"
+    assert words[words.index("--") + 1 :] == [
+        "setpriv", f"--bounding-set={lost}", f"--inh-caps={lost}", "--",
+    ]  # fmt: skip
+    (proc / "7/status").write_text((proc / "self/status").read_text())
+    assert "setpriv" not in namespaces.enter(7, proc)
+    (proc / "7/status").unlink()
+    with pytest.raises(Unreachable, match="process 7 has ended"):
+        namespaces.enter(7, proc)

@@ -1,29 +1,33 @@
 """A node's process 1 before it is systemd: it puts the node's file system together and enters it.
 
 `python -m spark_cluster.lab.gpu.boot STATE NUMBER TERMINAL`, started by the node's supervisor in
-new namespaces. All mounts are in the node's own mount namespace: they are gone when it is.
+the node's network. All mounts are in the node's own mount namespace: they are gone when it is.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import socket
 import sys
 import uuid
 from pathlib import Path
+from typing import NoReturn
 
 from spark_cluster.errors import Failed
 from spark_cluster.lab import cgroup
-from spark_cluster.lab.gpu import seed
+from spark_cluster.lab.gpu import mounts, seed
 from spark_cluster.lab.gpu.description import Description, read
 from spark_cluster.lab.gpu.layout import GpuLayout, GpuNodeLayout
 from spark_cluster.lab.machine import SYSTEM_PATH, which
 from spark_cluster.lab.network import BOOT_ID
 from spark_cluster.lab.shell import run
 
-CLONE_NEWCGROUP = 0x02000000
-MNT_DETACH = 2
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS = 0x00020000, 0x02000000, 0x04000000
+CLONE_NEWIPC, CLONE_NEWPID = 0x08000000, 0x20000000
+MS_REC, MS_PRIVATE, MNT_DETACH = 0x4000, 1 << 18, 2
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP = 1, 24
 OLD_ROOT = "run/machine"
 PAYLOAD = "payload"
 """The group of the node's systemd, below that of its supervisor."""
@@ -36,10 +40,13 @@ LINKS = {
 READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs")
 """Of /proc: they are the machine's and would change it. The network's settings are the node's."""
 
-DROPPED = ("mknod", "sys_module", "sys_rawio", "sys_time")
+DROPPED = {"sys_module": 16, "sys_rawio": 17, "sys_time": 25, "mknod": 27}
 """What would change the machine's own clock, kernel or memory, or make another GPU's device."""
 
 MODIFY = "ModifyDeviceFiles: 1"
+
+ANSWERS_WITHIN_S = 5.0
+"""Seconds that a mount of the machine gets to answer: that of a server which is off never does."""
 
 
 def main() -> None:
@@ -49,6 +56,7 @@ def main() -> None:
     described = read(node.description)
     if described is None:
         raise Failed("its description is missing", where=node.name)
+    isolate()
     own_cgroup(node)
     assemble(layout, node, described, Path(terminal))
     socket.sethostname(node.name)
@@ -56,8 +64,35 @@ def main() -> None:
         identity = process()
         change_root(node.root)
         seed.fill(Path("/"), node, described)
+        drop_capabilities()  # before others enter what they find in the file
         leader.write(identity)
     become_systemd()
+
+
+def isolate() -> None:
+    """Go on as process 1 of new namespaces; the process that was stays behind and ends like it.
+
+    Not with unshare(1): AppArmor's profile of that program takes the capabilities of what it starts
+    (`unshare-userns-restrict` of Ubuntu 25.04).
+    """
+    libc("unshare", CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID)
+    libc("mount", None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
+    child = os.fork()
+    if child == 0:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        return
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    end_like(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def end_like(status: int) -> NoReturn:
+    """End with an exit status, or by a signal if it is negative: that is how process 1 reboots."""
+    if status < 0:
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
 
 
 def own_cgroup(node: GpuNodeLayout) -> None:
@@ -86,10 +121,7 @@ def assemble(layout: GpuLayout, node: GpuNodeLayout, found: Description, termina
     overlay(node, found)
     own_file_systems(root)
     for point in found.mounts:
-        try:
-            bind(Path(point), root, read_only=True)
-        except (Failed, OSError) as error:  # such as that of a server which does not answer
-            print(f"{point} is not shown: {error}", flush=True)
+        show(Path(point), root)
     hide(root, layout.state)
     for share in found.shares:
         bind(Path(share), root, read_only=True)
@@ -158,6 +190,16 @@ def put(root: Path, name: str, text: str, target: Path) -> None:
     bind(file, root, target, read_only=True)
 
 
+def show(point: Path, root: Path) -> None:
+    """Show a mount of the machine in the node, unless it is one that does not answer."""
+    print(f"showing {point}", flush=True)  # the console's last words if even that hangs
+    try:
+        run(["stat", "--", point], timeout=ANSWERS_WITHIN_S)
+        bind(point, root, read_only=True, limit=ANSWERS_WITHIN_S)
+    except (Failed, OSError) as error:
+        print(f"{point} {mounts.NOT_SHOWN}: {' '.join(str(error).split())}", flush=True)
+
+
 def hide(root: Path, folder: Path) -> None:
     """Cover a folder of the machine with an empty one."""
     place = below(root, folder)
@@ -165,17 +207,28 @@ def hide(root: Path, folder: Path) -> None:
     mount("tmpfs", "tmpfs", place, "mode=755,size=1m")
 
 
-def bind(source: Path, root: Path, target: Path | None = None, *, read_only: bool = False) -> None:
-    """Show a file or folder of the machine in the node, at the same place by default."""
+def bind(
+    source: Path,
+    root: Path,
+    target: Path | None = None,
+    *,
+    read_only: bool = False,
+    limit: float | None = None,
+) -> None:
+    """Show a file or folder of the machine in the node, at the same place by default.
+
+    Args:
+        limit: seconds that each step may take.
+    """
     place = below(root, target or source)
     if source.is_dir():
         place.mkdir(parents=True, exist_ok=True)
     elif not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
         place.touch()
-    run(["mount", "--bind", source, place])
+    run(["mount", "--bind", source, place], timeout=limit)
     if read_only:
-        run(["mount", "-o", "remount,bind,ro", place])
+        run(["mount", "-o", "remount,bind,ro", place], timeout=limit)
 
 
 def below(root: Path, path: Path) -> Path:
@@ -206,13 +259,24 @@ def change_root(root: Path) -> None:
     place.rmdir()
 
 
+def drop_capabilities() -> None:
+    """Have no program from here on get what would change the machine."""
+    for number in DROPPED.values():
+        prctl(PR_CAPBSET_DROP, number)
+
+
 def become_systemd() -> None:
-    """Run systemd in place of this process, without what would change the machine."""
-    bounds = ",".join(f"-{name}" for name in DROPPED)
+    """Run systemd in place of this process; it inherits nothing of what was dropped either."""
+    dropped = ",".join(f"-{name}" for name in DROPPED)
     environment = {"container": "spark-cluster-gpu-lab", "PATH": SYSTEM_PATH}
     program = str(seed.systemd())
-    words = ["setpriv", f"--bounding-set={bounds}", program]
+    words = ["setpriv", f"--inh-caps={dropped}", program]
     os.execve(which("setpriv") or "setpriv", words, environment)  # noqa: S606  it is systemd now
+
+
+def prctl(option: int, value: int) -> None:
+    """Change a property of this process, prctl(2)."""
+    libc("prctl", option, *map(ctypes.c_ulong, (value, 0, 0, 0)))
 
 
 def libc(name: str, *arguments: object) -> None:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.lab.gpu.devices import Gpu
 from spark_cluster.lab.gpu.layout import GpuNodeLayout
+from spark_cluster.node import durable
+
+OF_THE_MACHINE = {
+    "devices": "device files", "mounts": "mounts", "in_memory": "where disks are kept",
+    "way_out": "the way out", "name_servers": "name servers", "links": "programs",
+    "libraries": "folders of libraries",
+}  # fmt: skip
+"""Fields that follow from the machine and not from what the user has asked for."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +51,47 @@ class Description:
     def write(self, node: GpuNodeLayout) -> None:
         """Keep it in the node's folder."""
         node.directory.mkdir(parents=True, exist_ok=True)
-        node.description.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        text = json.dumps(asdict(self), indent=1) + "\n"
+        durable.write_file(node.description, text.encode(), 0o644)
 
 
 def read(path: Path) -> Description | None:
-    """Return what `write` has kept; None without it."""
+    """Return what `write` has kept; None without it, or where another version has written it."""
+    lists = ("devices", "mounts", "shares", "name_servers", "libraries")
     try:
         data: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
+        data.update({name: tuple(data[name]) for name in lists})
+        return Description(**{**data, "gpu": Gpu(**data["gpu"])})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    lists = ("devices", "mounts", "shares", "name_servers", "libraries")
-    data.update({name: tuple(data[name]) for name in lists})
-    return Description(**{**data, "gpu": Gpu(**data["gpu"])})
+
+
+def asked_differently(
+    before: Sequence[Description | None], wanted: Sequence[Description]
+) -> list[str]:
+    """Return in what nodes that are there differ from those that the user asks for."""
+    if len(before) != len(wanted):
+        return [f"nodes: {len(before)} exist, {len(wanted)} are asked for"]
+    found = []
+    for number, (was, new) in enumerate(zip(before, wanted, strict=True), start=1):
+        if was is None:
+            found.append(f"gpu{number} was made by another version of spark-cluster")
+            continue
+        if was.gpu.uuid != new.gpu.uuid:
+            found.append(f"gpu{number} has GPU {was.gpu.uuid}, {new.gpu.uuid} is asked for")
+        if was.shares != new.shares:
+            seen, asked = (", ".join(shares) or "nothing" for shares in (was.shares, new.shares))
+            found.append(f"gpu{number} is shown {seen}, --share asks for {asked}")
+        if was.hosts != new.hosts:
+            found.append(f"gpu{number} has other addresses")
+    return found
+
+
+def changed_since(before: Sequence[Description | None], wanted: Sequence[Description]) -> list[str]:
+    """Return what of the machine has changed since nodes booted that are there."""
+    pairs = [(was, new) for was, new in zip(before, wanted, strict=True) if was]
+    return [
+        words
+        for name, words in OF_THE_MACHINE.items()
+        if any(getattr(was, name) != getattr(new, name) for was, new in pairs)
+    ]

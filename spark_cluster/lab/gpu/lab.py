@@ -7,19 +7,32 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from spark_cluster.errors import Failed
+from spark_cluster.errors import Failed, Unreachable, UsageError
 from spark_cluster.lab import cgroup, power
 from spark_cluster.lab.artefact import clear
 from spark_cluster.lab.documents import GpuLabStatus, GpuNodeStatus
-from spark_cluster.lab.gpu import devices, mounts, network, requirements
-from spark_cluster.lab.gpu.description import Description, read
+from spark_cluster.lab.gpu import devices, mounts, network, owner, requirements
+from spark_cluster.lab.gpu.description import (
+    Description,
+    asked_differently,
+    changed_since,
+    read,
+)
 from spark_cluster.lab.gpu.inventory import inventory
-from spark_cluster.lab.gpu.layout import BRIDGE, FABRIC_BRIDGE, MAX_NODES, GpuLayout, GpuNodeLayout
+from spark_cluster.lab.gpu.layout import (
+    BRIDGE,
+    FABRIC_BRIDGE,
+    MAX_NODES,
+    STATE_VARIABLE,
+    GpuLayout,
+    GpuNodeLayout,
+)
 from spark_cluster.lab.layout import Layout
 from spark_cluster.lab.lock import LabLock
 from spark_cluster.lab.machine import Progress, name_servers, require_root_on_linux
 from spark_cluster.lab.network import links, namespaces
 from spark_cluster.lab.shell import run
+from spark_cluster.node import durable
 from spark_cluster.runner.namespaces import enter
 
 SUPERVISOR = [power.SUPERVISOR[0], "-m", "spark_cluster.lab.gpu.supervisor"]
@@ -39,7 +52,7 @@ class GpuLab:
     def __init__(self, layout: GpuLayout) -> None:
         require_root_on_linux()
         self.layout = layout
-        self._lock = LabLock(layout.lock)
+        self._lock = LabLock(owner.lock())
 
     @classmethod
     def default(cls) -> GpuLab:
@@ -54,7 +67,12 @@ class GpuLab:
         return [node for node in self.layout.nodes() if node.description.exists()]
 
     def state(self) -> str:
-        """`up`, `partly up` (a node is off), `down`, or `broken` (to be cleaned away)."""
+        """`up`, `partly up` (a node is off), `down`, or `broken` (to be cleaned away).
+
+        Where the machine has the lab of another folder, this one's is down.
+        """
+        if owner.other(self.layout.state):
+            return "down"
         states = [power.state(node) for node in self.layout.nodes()]
         nodes = self.nodes
         running = states.count("running")
@@ -99,44 +117,100 @@ class GpuLab:
             fresh: throw away what the nodes have become.
 
         Raises:
-            UsageError: this machine cannot have them.
+            UsageError: this machine cannot have them, or other nodes are running.
             Failed: a node did not come up.
         """
         requirements.require()
         chosen = devices.assign(devices.gpus()[:MAX_NODES], nodes, share=share_gpu)
         with self._lock.held(progress):
+            self._require_machine()
             wanted = self._describe(chosen, shares)
             state = self.state()
-            same = not fresh and [read(node.description) for node in self.nodes] == wanted
-            if same and state == "up":
-                return False
+            if state in ("up", "partly up") and not fresh:
+                self._require_same(wanted, progress)
+            if state == "up" and not fresh:
+                return self._finish(len(wanted))
             if state == "broken":
                 progress("cleaning up after a lab that did not end in order")
-            if state != "down" and not (same and state == "partly up"):
+            if state == "broken" or (fresh and state != "down"):
                 self.down(progress=progress)
             if wanted[0].in_memory:
                 kind = "a file system that overlayfs cannot write to"
                 progress(f"what nodes write is kept in memory: {self.layout.state} is on {kind}")
-            self._switch_on(wanted, fresh=fresh)
+            self._switch_on(wanted, fresh=fresh, progress=progress)
             return True
 
-    def _switch_on(self, wanted: list[Description], *, fresh: bool) -> None:
+    def _require_machine(self) -> None:
+        """Raises:
+        UsageError: the machine has the lab of another folder, whose networks have these names.
+        """
+        other = owner.other(self.layout.state)
+        if other is None:
+            return
+        state = GpuLab(GpuLayout(other)).state()
+        if state != "down":
+            raise UsageError(
+                f"the lab of GPUs in {other} is {state}, and a machine has one at a time; "
+                f"{self.layout.state} is asked for",
+                hint=f"{STATE_VARIABLE}={other} spark-cluster lab down --gpus",
+            )
+        owner.release()
+
+    def _require_same(self, wanted: Sequence[Description], progress: Progress) -> None:
+        """Raises:
+        UsageError: the nodes that run are not those that the user asks for.
+        """
+        there = [read(node.description) for node in self.nodes]
+        if differences := asked_differently(there, wanted):
+            raise UsageError(
+                f"the lab of GPUs is running, and its nodes are left as they are: "
+                f"{'; '.join(differences)}",
+                hint="spark-cluster lab down --gpus first, which keeps what the nodes have "
+                "written; or --fresh, which discards it",
+            )
+        if changes := changed_since(there, wanted):
+            progress(
+                f"changed on this machine since the nodes were started: {', '.join(changes)}; "
+                "they see it after `lab down --gpus` and `lab up --gpus`"
+            )
+
+    def _switch_on(self, wanted: list[Description], *, fresh: bool, progress: Progress) -> None:
         """Boot the nodes that are off."""
-        if BRIDGE not in links():
-            network.raise_bridges(self.layout)
         layouts = self.layout.nodes(len(wanted))
         off = [pair for pair in zip(layouts, wanted, strict=True) if power.state(pair[0]) == "off"]
+        network.require_names(node for node, _ in off)
+        if BRIDGE not in links():
+            network.require_free(network.routes())
+        owner.claim(self.layout.state)
+        if BRIDGE not in links():
+            network.raise_bridges(self.layout)
+        before = {}
         for node, described in off:
             if fresh:
                 wipe(node)
             described.write(node)
+            before[node] = len(console(node))
             power.start(node, [*SUPERVISOR, str(node.state), str(node.number)])
-        self.layout.inventory.write_text(inventory(layouts))
+        self._finish(len(wanted))
+        for node, begin in before.items():
+            for line in console(node)[begin:].splitlines():
+                if mounts.NOT_SHOWN in line:
+                    progress(f"{node.name}: {line}")
+
+    def _finish(self, count: int) -> bool:
+        """Wait for the nodes, and have their inventory; returns whether it was not there."""
+        layouts = self.layout.nodes(count)
+        text = inventory(layouts)
+        path = self.layout.inventory
+        new = not path.exists() or path.read_text(errors="replace") != text
+        if new:
+            durable.write_file(path, text.encode(), 0o644)
         with ThreadPoolExecutor(MAX_NODES) as pool:
             list(pool.map(wait, layouts))
+        return new
 
     def _describe(self, chosen: Sequence[devices.Gpu], shares: Sequence[Path]) -> list[Description]:
-        machine = mounts.parse(Path("/proc/self/mountinfo").read_text())
+        machine = mounts.parse(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"))
         hidden = [self.layout.state, Layout.default().state]
         way_out = network.has_way_out()
         layouts = self.layout.nodes(len(chosen))
@@ -162,11 +236,16 @@ class GpuLab:
         Args:
             wipe_disks: also throw away what the nodes have become.
         """
-        if not self.layout.state.exists():
+        if not self.layout.state.exists() and owner.recorded() != self.layout.state.resolve():
             return False
         with self._lock.held(progress):
+            if other := owner.other(self.layout.state):
+                progress(f"the lab of GPUs in {other} is left alone: {STATE_VARIABLE} names it")
+                for node in self.layout.nodes() if wipe_disks else ():
+                    wipe(node)
+                return False
             there = self.state() != "down"
-            layouts = [node for node in self.layout.nodes() if node.directory.exists()]
+            layouts = self.layout.nodes()
 
             def take_down(node: GpuNodeLayout) -> None:
                 if not power.off(node):
@@ -182,6 +261,7 @@ class GpuLab:
             network.lower_bridges(self.layout)
             self.layout.inventory.unlink(missing_ok=True)
             self._must_be_gone()
+            owner.release()
             return there
 
     def _must_be_gone(self) -> None:
@@ -208,7 +288,7 @@ def wait(node: GpuNodeLayout) -> None:
     answer = "no answer of its systemd"
     while time.monotonic() < begun + READY_S:
         if power.state(node) == "off" and time.monotonic() > begun + STARTS_WITHIN_S:
-            answer = f"it is off: {last_words(node)}"
+            answer = "it is off"
             break
         if node.leader.exists() and (leader := power.leader(node)):
             done = inside(leader, ["systemctl", "is-system-running"])
@@ -217,24 +297,34 @@ def wait(node: GpuNodeLayout) -> None:
                 return
         time.sleep(0.05)
     raise Failed(
-        f"did not come up in {time.monotonic() - begun:.0f} s ({answer})",
+        f"did not come up in {time.monotonic() - begun:.0f} s ({answer}); "
+        f"its console ends with: {last_words(node)}",
         where=node.name,
-        hint=f"Its console: {node.console}",
+        hint=f"all of its console: {node.console}",
     )
 
 
 def inside(leader: int, argv: Sequence[str]) -> str:
-    """Run a program in a node, and return what it printed."""
-    return run([*enter(leader), *argv], check=False, timeout=READY_S).stdout.strip()
+    """Run a program in a node, and return what it printed; nothing when the node has ended."""
+    try:
+        words = enter(leader)
+    except Unreachable:
+        return ""
+    return run([*words, *argv], check=False, timeout=READY_S).stdout.strip()
+
+
+def console(node: GpuNodeLayout) -> str:
+    """Return what a node has printed since its disk was made."""
+    try:
+        return node.console.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
 
 
 def last_words(node: GpuNodeLayout) -> str:
     """Return the last line of a node's console."""
-    try:
-        lines = node.console.read_text(errors="replace").split("\n")
-    except FileNotFoundError:
-        return "it said nothing"
-    return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    lines = reversed(console(node).split("\n"))
+    return next((line for line in lines if line.strip()), "nothing")
 
 
 def _status(node: GpuNodeLayout) -> GpuNodeStatus:

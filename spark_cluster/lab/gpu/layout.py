@@ -80,10 +80,6 @@ class GpuLayout:
         return cls(Path(os.environ.get(STATE_VARIABLE) or DEFAULT_STATE))
 
     @property
-    def lock(self) -> Path:
-        return self.state / "lock"
-
-    @property
     def forwarding(self) -> Path:
         """The file with the machine's forwarding settings from before the lab came up."""
         return self.state / "forwarding.json"

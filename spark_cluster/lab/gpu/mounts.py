@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,14 @@ KERNEL = {
 OWN = ("/boot", "/dev", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/proc", "/run", "/sys",
        "/tmp", "/var/lib/containers", "/var/lib/docker")  # fmt: skip  # noqa: S108
 """Places where a node has its own, or must not see the machine's."""
+
+
+ESCAPED = re.compile(r"\\([0-7]{3})")
+"""A space, tab, newline or backslash, as the kernel writes it in octal."""
+
+
+NOT_SHOWN = "is not shown"
+"""After the name of a mount that a node cannot have, on its console."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,7 @@ def parse(mountinfo: str) -> list[Mount]:
     found = []
     for line in mountinfo.splitlines():
         fields, _, rest = line.partition(" - ")
-        point = fields.split()[4].encode().decode("unicode_escape")
+        point = ESCAPED.sub(lambda found: chr(int(found[1], 8)), fields.split()[4])
         found.append(Mount(Path(point), rest.split()[0]))
     return found
 

@@ -18,12 +18,15 @@ from spark_cluster.lab.shell import run
 
 TOOLS = {
     "ip": "iproute2", "nsenter": "util-linux", "setpriv": "util-linux", "setsid": "util-linux",
-    "unshare": "util-linux", "pivot_root": "util-linux", "mount": "mount", "umount": "mount",
+    "pivot_root": "util-linux", "mount": "mount", "umount": "mount",
 }  # fmt: skip
 """Every program that the lab of GPUs calls on this machine, and the package that has it."""
 
-NO_UPPER = {"overlay", "nfs", "nfs4", "9p", "virtiofs", "fuse", "vfat", "ecryptfs"}
-"""Kinds of file systems to which overlayfs cannot write, or not reliably."""
+NO_UPPER = {
+    "9p", "ceph", "cifs", "ecryptfs", "exfat", "fuse", "fuseblk", "nfs", "nfs4", "overlay", "smb3",
+    "vfat", "virtiofs",
+}  # fmt: skip
+"""Kinds of file systems to which overlayfs cannot write, or not reliably: `fuse.sshfs`, too."""
 
 DRIVER_LIBRARY = "libcuda.so.1"
 
@@ -82,7 +85,7 @@ def keeps_in_memory(mounts: list[Mount], state: Path) -> bool:
         raise Failed(
             f"the lab's folder cannot be made: {error.strerror}", where=str(state)
         ) from None
-    return file_system(mounts, state.resolve()) in NO_UPPER
+    return file_system(mounts, state.resolve()).partition(".")[0] in NO_UPPER
 
 
 def links() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Supervisor of a node with a GPU: `python -m spark_cluster.lab.gpu.supervisor STATE NUMBER`.
 
-As the ordinary lab's, but the node is made of namespaces by util-linux instead of systemd-nspawn:
+As the ordinary lab's, but the node is made of namespaces (boot.py) instead of systemd-nspawn:
 it must see the driver, its libraries and one GPU of this machine.
 """
 
@@ -33,25 +33,9 @@ AGAIN_S = 1.0
 
 
 def command(node: GpuNodeLayout, terminal: str) -> list[str]:
-    """Return the command that boots a node in namespaces of its own."""
-    return [
-        "nsenter",
-        f"--net=/run/netns/{node.name}",
-        "--",
-        "unshare",
-        "--mount",
-        "--propagation=private",
-        "--uts",
-        "--ipc",
-        "--pid",
-        "--fork",
-        "--kill-child=KILL",
-        "--",
-        *BOOT,
-        str(node.state),
-        str(node.number),
-        terminal,
-    ]
+    """Return the command that boots a node, in its network namespace."""
+    words = [*BOOT, str(node.state), str(node.number), terminal]
+    return ["nsenter", f"--net=/run/netns/{node.name}", "--", *words]
 
 
 class GpuSupervisor(Supervisor):
