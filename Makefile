@@ -20,7 +20,8 @@ WORKERS := -n $(shell echo $$((3 * $$(nproc 2>/dev/null || echo 2))))
 HANGS := -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 # A test waits for its nodes most of the time: two labs, each with the tests of one file at a time.
 LABS ?= 2
-SHARED := $(if $(filter-out 1,$(LABS)),-n $(LABS) --dist loadfile --no-loadscope-reorder)
+# A worker that has crashed is not replaced: its lab is in an unknown state, and the others report.
+SHARED := $(if $(filter-out 1,$(LABS)),-n $(LABS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0)
 NONE_IS_FINE := || test $$? = 5
 
 .PHONY: demo demo-bench test check pure lab-tests gpu soak bench docs env tools clean help
