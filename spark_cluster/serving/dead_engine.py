@@ -30,13 +30,13 @@ def is_dead(play: Play, plan: ServePlan) -> bool:
     completions fail at once, twice in turn.
     """
     nodes = (play.head.name, *plan.ranks)
-    first = {name: container_state(play, plan.server, name) for name in nodes}
+    restarts: dict[str, int] = {}
     deadline = time.monotonic() + LOOKS_S
     failed = 0
     while time.monotonic() < deadline:
         for name in nodes:
             now = container_state(play, plan.server, name)
-            if now.status != "running" or now.restarts > first[name].restarts:
+            if now.status != "running" or now.restarts > restarts.setdefault(name, now.restarts):
                 return True
         session, endpoint = play.session(play.head), plan.endpoint.of_engine
         health = endpoint.request(session, plan.engine.health, timeout=ANSWER_S)

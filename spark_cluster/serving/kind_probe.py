@@ -26,6 +26,9 @@ ANSWERS: Mapping[ModelKind, str] = {
 }
 """What a server of each kind answers with, in a sentence."""
 
+FEW_TOKENS = 16
+"""Tokens that show that answers come; `verify` and `up` wait for a whole one."""
+
 _TEXT = "Is anyone there?"
 
 
@@ -55,6 +58,11 @@ def probe_once(
         return Reply(200, _shown(kind, replies.decoded(answer.body)))
     except vector_checks.NotVectors as error:
         return Reply(200, why=str(error))
+
+
+def short(probe: Probe) -> Probe:
+    """Return the question with an answer of a few tokens."""
+    return probe.model_copy(update={"max_tokens": min(probe.max_tokens, FEW_TOKENS)})
 
 
 def request_of(kind: ModelKind, model: str) -> tuple[str, str | bytes, str]:

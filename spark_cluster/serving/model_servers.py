@@ -23,7 +23,7 @@ from spark_cluster.serving import (
     vram,
 )
 from spark_cluster.serving.endpoint import Endpoint
-from spark_cluster.serving.kind_probe import ANSWERS, probe_once
+from spark_cluster.serving.kind_probe import ANSWERS, probe_once, short
 from spark_cluster.serving.model_admission import Admitted
 from spark_cluster.serving.proxy import ModelServer, Replica, models_of
 from spark_cluster.serving.replicas import BEHIND_PROXY_S, Group, Member, behind
@@ -34,9 +34,6 @@ POLL_S = 0.5
 
 ANSWER_S = 120.0
 """Seconds that an answer through the proxy may take."""
-
-FEW_TOKENS = 16
-"""Tokens that show that a model answers through the proxy; its own rungs have judged it before."""
 
 
 def taken_away(now: Sequence[ModelServer], recipe: str) -> str:
@@ -258,8 +255,9 @@ def _must_reach(play: Play, endpoint: Endpoint, one: Member) -> None:
     """Raise VerificationFailed unless a request for a model is answered through the proxy."""
     recipe = one.plan.recipe
     asked = replace(endpoint, model=one.plan.endpoint.model)
-    few = recipe.probe.model_copy(update={"max_tokens": min(recipe.probe.max_tokens, FEW_TOKENS)})
-    reply = probe_once(play.session(play.head), asked, recipe.kind, few, timeout=ANSWER_S)
+    reply = probe_once(
+        play.session(play.head), asked, recipe.kind, short(recipe.probe), timeout=ANSWER_S
+    )
     if reply.status != 200 or reply.why:
         raise VerificationFailed(
             f"{asked.model} answers by itself, but through {endpoint.url} {ANSWERS[recipe.kind]} "

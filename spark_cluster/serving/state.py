@@ -18,7 +18,7 @@ from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 from spark_cluster.serving import firewall, logs, model_state, node_states, replica_state, tuned
 from spark_cluster.serving.endpoint import Endpoint, running
-from spark_cluster.serving.kind_probe import ANSWERS, kind_of, probe_once
+from spark_cluster.serving.kind_probe import ANSWERS, kind_of, probe_once, short
 from spark_cluster.serving.node_states import MANY_RESTARTS, NodeState
 from spark_cluster.serving.proxy import (
     LOADER_UNIT,
@@ -49,9 +49,6 @@ without, but who asks for the status waits."""
 
 WITHOUT_LINK_S = 2.0
 """The same when the link is down: ranks that were joined over it wait for each other for ever."""
-
-FEW_TOKENS = 16
-"""Tokens that show that completions come; `verify` and `up` wait for a whole answer."""
 
 
 def status(
@@ -108,7 +105,7 @@ def _serving_state(
 
     def ask(session: Session, replica: Replica) -> Reply:
         asked = Endpoint(replica.address, replica.port, model)
-        return probe_once(session, asked, kind, _few(probe), timeout=COMPLETION_S)
+        return probe_once(session, asked, kind, short(probe), timeout=COMPLETION_S)
 
     (ray, replicas), (health, answer, why, shown) = _together(
         lambda: (
@@ -175,7 +172,7 @@ def _with_models(
         return Status("failed", nodes, [], problems=tuple(problems))
     whole = endpoint
     session = play.connections.session(head.name)
-    few = _few(probe)
+    few = short(probe)
 
     def ask(server: ModelServer) -> Reply:
         asked = replace(whole, model=server.model)
@@ -342,11 +339,6 @@ def _restarted(session: Session, head: str, times: int) -> str:
     return f"the server has been restarted {times} times{cause}{fix}"
 
 
-def _few(probe: Probe) -> Probe:
-    """The question with an answer that is short."""
-    return probe.model_copy(update={"max_tokens": min(probe.max_tokens, FEW_TOKENS)})
-
-
 def _probe(
     session: Session, endpoint: Endpoint | None, probe: Probe, kind: ModelKind, dark: list[str]
 ) -> tuple[int, str, str, str]:
@@ -366,7 +358,7 @@ def _probe(
     if health != 200:
         return health, "", f"/health does not return 200 ({health or 'no answer'})", shown
     limit = WITHOUT_LINK_S if dark else COMPLETION_S
-    found = probe_once(session, endpoint, kind, _few(probe), timeout=limit)
+    found = probe_once(session, endpoint, kind, short(probe), timeout=limit)
     if found.text:
         return health, found.text, "", shown
     if found.status == 401:
